@@ -55,7 +55,7 @@ def main() -> int:
         config["port"] = listener.getsockname()[1]
         path.write_text(json.dumps(config), encoding="utf-8")
     guards = {_start_rank(config, path, request, local_rank) for local_rank in range(config["ranks"])}
-    if listener:  # after the forks, because a forked process does not get this thread
+    if listener:  # after the forks: a fork while another thread runs may copy a lock that is held
         serving = KeyServer(config["name"]).serve(listener)
         threading.Thread(target=lambda: asyncio.run(serving), name="store", daemon=True).start()
     code = _wait_for_ranks(guards)

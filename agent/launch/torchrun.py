@@ -27,8 +27,8 @@ from schemas.plans import Plan, PlannedHost
 from schemas.stages import CELL, GANG
 
 STORAGE = ("local_storage", "shared_storage")
-"""Keys of the request to the ranks, one for each kind of storage directory. A key is missing if the inventory names no directory of
-its kind."""
+"""Keys of the request to the ranks, one for each kind of storage directory. A key is missing if the inventory names no such
+directory."""
 LOOPBACK = "lo", "127.0.0.1"
 """Interface and address on which the ranks of a single host connect."""
 
@@ -60,7 +60,8 @@ def launcher_command(
     Raises:
         LaunchError: torch is needed and not installed, `host` has too few CPUs, or the name of the first member cannot be
             resolved.
-        GangError: only members may connect and the name of a member cannot be resolved, or an address is a loopback address.
+        GangError: the address of another member is a loopback address on this host; or only members may connect, and the address
+            of one of them cannot be resolved.
     """
     stage, members = request.stage, gang.members
     uses_torch = needs_torch(stage.benchmarks)

@@ -52,7 +52,7 @@ class Selection(NamedTuple):
     reads: int
     """How many samples were read, including those that were not kept."""
     gap_s: float
-    """Longest time in the window without a reading."""
+    """Longest time without a sample in the window. A group that is only partly in the window counts with its longest gap."""
 
 
 class SampleLog:

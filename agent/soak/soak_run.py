@@ -170,7 +170,7 @@ class SoakRun(HostRun):
         self.recorder.add_event(self.at_s(), "soak.cut", "host", "the supervisor ended during the round")
         self.append(observations=valid)
         self.clear_work(work)
-        return f"a round was interrupted; the {len(valid)} figures that it had measured are kept"
+        return f"a round was interrupted; its {len(valid)} valid observations are kept"
 
     def begin_round(self) -> int:
         """Return the number of the next round, and save it.

@@ -49,8 +49,8 @@ class Array:
         Args:
             slots: numbers of the empty slots. They become `slotN`. If some of them may be slots of failed members, they become
                 `empty1`, `empty2` …
-            failed: number of failed members whose slots are unknown. They are already listed by name, so that many of the slots
-                are not added.
+            failed: number of failed members whose slots are unknown. They are already listed by name, so this number of slots
+                is not added.
         """
         if failed:
             self.members |= {f"empty{number}": False for number in range(1, len(slots) - failed + 1)}

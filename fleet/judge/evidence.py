@@ -33,14 +33,14 @@ class Evidence:
     records: tuple[Record, ...] = ()
     """The host record and the gang record of the host, if they are valid."""
     foreign: tuple[Record, ...] = ()
-    """Gang records that another machine wrote than the one that wrote the host record (`duplicates`). They are not judged."""
+    """Gang records that were written by another machine than the host record (`duplicates`). They are not judged."""
     received: Mapping[str, float] = field(default_factory=dict)
     """Gang (empty: the host record) -> when the control node wrote the file of the record, in seconds since 1970. A record of a
     simulation is not in it."""
     problem: str = ""
     """Why there is no host record, or what went wrong as seen from the control node."""
     user: str = ""
-    """The user or job that occupies the GPUs of the host, if the host left no record for this reason; otherwise empty."""
+    """The user or job that occupied the GPUs of the host, if a play failed on the host for this reason; otherwise empty."""
     bmc: Record | None = None
     """The record of the host's BMC, which the control node read; None without a valid one."""
     bmc_problem: str = ""

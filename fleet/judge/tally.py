@@ -37,7 +37,7 @@ class Tally:
             self.row(verdict).add_repeated(verdict.value, verdict.limit, hosts, count, verdict.scope)
 
     def row(self, verdict: Verdict) -> TallyRow:
-        """Return the row of a verdict, which is added if it is new."""
+        """Return the row of a verdict. The row is added if the tally does not have it yet."""
         params = self._settings(verdict)
         stage = verdict.stage if from_benchmark(verdict.name) else ""
         key = (verdict.criterion, verdict.name, stage, *params.items())

@@ -46,7 +46,10 @@ class WatchedPage:
 
 @pytest.fixture
 def watched(browser: Browser) -> Iterator[WatchedPage]:
-    """Return a page of 1280 × 900 pixels. The test fails if the page writes to the console or requests other than local HTML."""
+    """Return a page of 1280 × 900 pixels.
+
+    The test fails if the page writes to the console, or requests anything that is not a local HTML file.
+    """
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     watched_page = WatchedPage(context.new_page())
     yield watched_page

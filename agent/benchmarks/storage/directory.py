@@ -91,7 +91,7 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
     Args:
         directory: the directory.
-        now: the time by the file system's clock. The clock of this host may be wrong, and directories in use would then look old.
+        now: the time by the file system's clock. By the clock of this host, if it is wrong, directories in use could look old.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:

@@ -127,7 +127,7 @@ class SharedRates:
         return results.get(clients.target.path)
 
     def _aggregate(self, op: str, rates: Sequence[float], is_last: bool) -> None:
-        """Keep the total bandwidth of these clients; of several rounds with the same clients, the best counts."""
+        """Keep the total of these rates. Of several rounds with the same number of clients, the highest total is kept."""
         if rates:
             count, rate = len(rates), sum(rates)
             self._ramp[op][count, is_last] = max(rate, self._ramp[op].get((count, is_last), 0.0))

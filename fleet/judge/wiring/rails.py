@@ -1,7 +1,7 @@
 """Compare the cables of hosts with each other, if no manifest describes them.
 
-The fastest ports in one slot of all hosts are a rail. Hosts that share at least half of their switches are peers. Among peers, a
-switch belongs to a rail under three conditions:
+The fastest ports in one slot of all hosts are a rail. The peers of a host are the hosts that use at least half of its switches,
+the host itself included. Among peers, a switch belongs to a rail under three conditions:
 - At least two peers use the switch in this rail.
 - Their number is at least a quarter of the number of peers that use the most used switch of the rail.
 - Their number is more than half of the number of peers that use the switch in any other rail.
@@ -194,7 +194,7 @@ def _judge_ports(ports: Sequence[PortLink], rails: Rails, names: Mapping[str, st
         used, total = rails.counts[port.slot]
         most = f"{used} of {total} hosts have {wanted} in this slot"
         if not port.switch_id:
-            if port.is_expected and port.has_link and not port.has_changed:  # a changed port has a verdict already
+            if port.is_expected and port.has_link and not port.has_changed:  # a changed switch has a verdict already
                 verdicts.append(_verdict(port, INCONCLUSIVE, f"{most}; here it was not read: {port.reason}", wanted))
         elif port not in moved:
             verdicts.append(_verdict(port, PASS, most, wanted))

@@ -167,7 +167,7 @@ def _strip(figure: Distribution) -> Strip:
 
 
 def drawn_limits(limits: Sequence[Limit]) -> list[float]:
-    """Return the limits to draw as lines: up to two are all drawn; of more, only the ends of the regions of `wrong_sides`."""
+    """Return the limits to draw as lines: all if there are one or two, else those at the edge of a region of `wrong_sides`."""
     if len(limits) <= 2:
         return [limit for _, limit in limits]
     by_operator: dict[str, list[float]] = {}

@@ -14,7 +14,7 @@ from schemas.scopes import Scope
 
 _MAX_VALUES = 16
 _SEVERAL_OPERATIONS = object()
-"""First element of the key of a group: its verdicts pass a minimum that judges several collective operations."""
+"""First element of the key of each group of verdicts that pass a minimum for several collective operations."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,7 +38,7 @@ def log(**fields: int) -> bytes:
 
 
 def space(path: Path) -> os.statvfs_result:
-    """Return what statvfs reports of 100 blocks of 4 KiB (40 free, 30 available to users) and 10 inodes (6 free, 5 available)."""
+    """Return what statvfs reports: 100 blocks of 4 KiB (40 free, 30 available to users) and 10 inodes (6 free, 5 available)."""
     observed = SimpleNamespace(
         f_frsize=4096, f_bsize=1 << 20, f_blocks=100, f_bfree=40, f_bavail=30, f_files=10, f_ffree=6, f_favail=5
     )

@@ -23,7 +23,7 @@ GUID = "infiniband.hca.node_guid"
 
 
 def delivered(record: Record, host: str) -> Record:
-    """Return the record as if `host` had delivered it: with this name of the host."""
+    """Return the record as if `host` had delivered it."""
     return replace(record, host=host)
 
 
