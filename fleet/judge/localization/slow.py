@@ -70,18 +70,24 @@ class SlowParts:
     """Share of the best edge of a typical end."""
 
     def of_rails(self) -> tuple[float, float]:
-        """Return the share of the best edge of a typical end, and the limit of that share."""
+        """Return the share of the best edge of a typical end, and the share below which a rail is slow."""
         return self.end_center, self.end_center - self.end_limit
 
     def of_ends(self, ends: Collection[End]) -> tuple[float, float]:
-        """Return the typical share with which these ends were compared, and its limit; for several rails the medians of both."""
+        """Return the typical share with which these ends were compared, and the share below which they are slow.
+
+        For several rails, both are medians.
+        """
         if all(end in self.partly_slow_ends for end in ends):
             return self.of_edges({rail for _, rail in ends})
         of_rails = statistics.median(self.rails.get(rail, 0.0) for _, rail in ends)
         return self.end_center + of_rails, self.end_center + of_rails - self.end_limit
 
     def of_edges(self, rails: Collection[int]) -> tuple[float, float]:
-        """Return the typical share of an edge on these rails, and its limit; for several rails the medians of both."""
+        """Return the typical share of an edge on these rails, and the share below which an edge is slow.
+
+        For several rails, both are medians.
+        """
         of_rails = statistics.median(self.rails.get(rail, 0.0) for rail in rails)
         return self.center + of_rails, self.center + of_rails - self.limit
 
@@ -217,8 +223,8 @@ def _find_slow_ends(
 ) -> None:
     """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
 
-    A level below `least` is slow, even if most rails have it. If all ends at one switch of a rail have normal speed, the rail is
-    not slow, but its other switches may be.
+    A level that is below `least` by more than the limit is slow, even if most rails have it. If all ends at one switch of a rail
+    have normal speed, the rail is not slow, but its other switches may be.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():
@@ -245,7 +251,8 @@ def _find_slow_ends(
 def _find_slow_links(slow_parts: SlowParts, edges: Sequence[Edge], min_limit: float, sigmas: float) -> None:
     """Find the slow edges between good ends.
 
-    If at least MIN_HOSTS edges of one end are slow, and these are at least half of its edges, that end is slow instead.
+    If at least MIN_HOSTS edges of one end are slow, and these are at least half of its edges, the end counts as slow
+    and these edges do not.
     """
     shares = {
         index: share - slow_parts.rails.get(edges[index].rail, 0.0)

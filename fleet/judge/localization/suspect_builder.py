@@ -240,7 +240,7 @@ class SuspectBuilder:
         hosts: tuple[str, ...] = (),
         rails: tuple[int, ...] = (),
     ) -> Suspect:
-        """Return a suspect with these edges. `compared_with` has the typical share, and the limit of the share."""
+        """Return a suspect with these edges. `compared_with`: the typical share, and the share below which a part is slow."""
         return Suspect(
             kind=kind,
             where=where,
