@@ -1,6 +1,6 @@
 """IMEX, the daemon by which the hosts of an NVLink domain share GPU memory: its state, and its connections to the other hosts.
 
-`nvidia-imex-ctl -N -j` asks the daemons of all hosts of the domain. Early R570 has no `-j`, and prints a table only.
+`nvidia-imex-ctl -N -j` asks the daemons of all hosts of the domain. Early R570 has no `-j`, and prints only a table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collectors.wiring.neighbor import clean_text
 
 PROGRAM = "nvidia-imex-ctl"
 PLACES = (*DIRECTORIES, "opt/nvidia/imex/bin", "usr/local/nvidia/imex/bin")
-"""Directories in which the program is searched. DCGM searches the last two as well."""
+"""Directories that are searched for the program. DCGM also searches the last two."""
 DEADLINE_S = 10.0
 """Time limit of the program. It is long, because the program waits for hosts that do not answer."""
 KINDS = {
@@ -124,7 +124,7 @@ def _output(process: Process | Absent, option: str) -> str | Absent:
 
 
 def own_number(files: Files, nodes: Mapping[int, ImexNode]) -> int | Absent:
-    """Return the number of the only node with an address or the name of this host; an `error` if none, or several, have one."""
+    """Return the number of the node with the name or an address of this host; an `error` if there is none, or more than one."""
     tables = (files.read("proc/net/fib_trie", _LOCAL.findall), files.read("proc/net/if_inet6", _ipv6_addresses))
     local = {address for table in tables if not isinstance(table, Absent) for address in table}
     name = files.read("proc/sys/kernel/hostname", str)

@@ -23,7 +23,7 @@ RECORD_SCHEMA = "rackproof.record/2"
 MEASURED, ERROR, SKIPPED, UNSUPPORTED = "measured", "error", "skipped", "unsupported"
 
 GPU_LABELS = ("gpu", "peer")
-"""Labels in a scope whose value is the index of a GPU."""
+"""Labels of a scope. The value of each of them is the index of a GPU."""
 
 UNABLE, RAISED, CUT_OFF = "rank_unable", "rank_raised", "cut_off"
 """Kinds of culprits that do not prove that the host is faulty."""
@@ -200,8 +200,8 @@ class Culprit:
     - `rank_silent`, `rank_ended`, `rank_absent`: a rank became silent, ended, or did not start.
     - `rank_behind`: a rank failed first, or the others wait for it.
     - `host_silent`, `host_absent`: a host became silent, or did not join the launch.
-    - `cut_off`: a host no longer receives the statuses of any host that sends them to it. A host to which all others send them
-      names itself. Any other host names the hosts that send to it.
+    - `cut_off`: a host no longer receives statuses of other hosts. If all other hosts should send their statuses to it, it names
+      itself. Otherwise it names the hosts that should send theirs to it.
     - `rank_unable`: a host reports that one of its ranks has no working device.
     - `rank_raised`: ranks ended with an exception that a device cannot cause, for example because a network interface does not
       exist.

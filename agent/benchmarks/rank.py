@@ -51,7 +51,7 @@ def run_to_end(context: RankContext, run: Callable[[], object]) -> None:
         run()
         context.save()
         context.begin("end")
-        context.host_barrier()  # until the other ranks have saved: if one fails, the launcher ends all ranks of the host
+        context.host_barrier()  # until the host's ranks have saved: if one fails while it exits, the launcher ends the others
     except Exception as error:
         context.heartbeat.record_failure(str(error))
         context.set_phase(f"failed: {describe_error(error)}"[:500], 1)

@@ -61,7 +61,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=Path,
         default=STATE,
         metavar="DIRECTORY",
-        help=f"Rackproof's own directory on this host; the run in it is exported too (default: {STATE})",
+        help=f"Rackproof's own directory on this host; metrics of the run in it are exported too (default: {STATE})",
     )
     parser.add_argument(
         "--sample-hz",
@@ -95,7 +95,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--json",
         action="store_true",
-        help="with --detach: print the process id, and whether the exporter was started now, as JSON",
+        help="with --detach: print the process id, and whether this command started the exporter (or it already ran), as JSON",
     )
     parser.add_argument(
         "--for-run",
@@ -162,7 +162,9 @@ class EndOfRun:
         self._state, self._had_run = state, False
 
     def is_reached(self, idle_s: float) -> bool:
-        """Return whether a run has held the host (docs/resume.md), none does now, and the last scrape is more than IDLE_S ago.
+        """Return whether a run has ended, and the last scrape is more than IDLE_S ago.
+
+        A run has ended if one has held the host (docs/resume.md) since the first call, and none holds it now.
 
         Args:
             idle_s: seconds since the last scrape.

@@ -1,7 +1,7 @@
 """Set torch's variables in a rank of `python -m agent.benchmarks` that mpirun or srun started; check those already set.
 
-torch reads RANK, WORLD_SIZE, MASTER_ADDR and others. mpirun and srun set the same values under other names. This module does
-not import torch, which takes seconds, so that wrong variables are reported at once.
+torch reads RANK, WORLD_SIZE, MASTER_ADDR and others. mpirun and srun set the same values under other names. Importing torch
+takes seconds. This module does not import it, so that wrong variables are reported at once.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class NotPossibleError(RackproofError):
 def prepare_environment(arguments: Sequence[str]) -> None:
     """Set the variables that torch reads, or exit with a message. Exit codes: 64 wrong usage, 2 not possible on this host.
 
-    Do nothing with `--request`: the supervisor that started this rank has set the variables.
+    With `--request`, do nothing: the supervisor that started this rank has set the variables.
     """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--request")
@@ -57,7 +57,9 @@ def prepare_environment(arguments: Sequence[str]) -> None:
 
 
 def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that torch needs and the launcher did not set; empty if none is missing or this process is alone.
+    """Return the variables that torch needs and the launcher did not set.
+
+    Empty if none is missing, if no launcher started this process, or if srun started only this process.
 
     Raises:
         PlacementError: variables are missing, contradict each other, or come from two launchers.
@@ -71,7 +73,7 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _missing_variables(environment: Mapping[str, str], placement: RankPlacement | None) -> dict[str, str]:
-    """Check torch's variables, given that RANK or WORLD_SIZE is set; return those that only the placement has."""
+    """Check torch's variables, of which RANK or WORLD_SIZE is set. Return those that are not set, with the placement's values."""
     missing = [name for name in REQUIRED if not environment.get(name)]
     if missing:
         given = ", ".join(name for name in REQUIRED if name in environment)

@@ -80,8 +80,8 @@ class OomWatch:
         """Describe how the kernel killed a process of this launch; empty if there is no sign of it.
 
         Args:
-            pids: processes of this launch. If only the counter of the machine exists, the kernel log must name one of them,
-                unless the log cannot be read.
+            pids: processes of this launch. If only the machine has a counter, a kill counts only if the kernel log names one of
+                these processes. If the log cannot be read, every kill counts.
         """
         kill = describe_kills_since(self._before, self._root)
         if not kill or self._before[0].path:
@@ -105,10 +105,10 @@ class OomWatch:
 def describe_kills_since(before: Sequence[ControlGroup], root: Path = Path("/")) -> str:
     """Describe the kills since the counters in `before` were read; empty if there are none.
 
-    The kills are those that the innermost group counts, among the groups that still exist.
+    Only the counter of one group is used: the innermost of the groups that still exist.
     """
     pairs = [(group, now) for group in before if (now := _read_again(group, root))]
-    # The machine's counter includes kills of any process, so it is used only if the process had no group that counts.
+    # The machine's counter includes kills of any process, so it is used only if no control group of this process counts kills.
     if not pairs or (not pairs[0][0].path and len(before) > 1):
         return ""
     nearest_before, nearest_now = pairs[0]

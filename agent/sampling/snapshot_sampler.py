@@ -13,7 +13,7 @@ PERIOD_S = 2.0
 
 
 Alarm = tuple[str, str]
-"""Name and scope of a reading."""
+"""Name and scope of a reading that failed, or of an active throttle reason."""
 
 
 class SnapshotSampler(LaunchThread):
@@ -38,8 +38,9 @@ class SnapshotSampler(LaunchThread):
 class SnapshotSelector:
     """Selects the snapshot under the highest load, and up to MAX_ALARMS others that together show every alarm, if possible.
 
-    A throttled GPU draws less power, so the snapshot under the highest load may not show it. If more than
-    MAX_ALARMS snapshots would be needed to show every alarm, the later ones are left out: one alarm already prevents acceptance.
+    The load of a snapshot is the total power of its GPUs. A throttled GPU draws less power, so the snapshot under the highest
+    load may not show that a GPU was throttled. If more than MAX_ALARMS snapshots would be needed to show every alarm, the later
+    ones are left out: one alarm already prevents acceptance.
     """
 
     MAX_ALARMS = 8

@@ -23,7 +23,7 @@ other benchmark figure is not fatal."""
 
 
 def read_known_packs(run: HostRun) -> tuple[Pack, ...]:
-    """Return the shipped criteria packs and those that the plan names; packs in files of the control node are left out.
+    """Return the shipped criteria packs and those that the plan names. Packs that are files on the control node are left out.
 
     If a named pack is not installed on this host, return only the shipped ones.
     """

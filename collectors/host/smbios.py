@@ -122,7 +122,7 @@ def _number(data: bytes, offset: int, size: int) -> int:
 
 
 def _unique(slots: list[MemorySlot]) -> list[MemorySlot]:
-    """Return the slots with unique names: some boards call every slot `DIMM 0` and distinguish the banks only."""
+    """Return the slots with unique names: some boards call every slot `DIMM 0` and distinguish only the banks."""
     in_banks = _renamed(slots, [f"{slot.bank} {slot.name}".strip() for slot in slots])
     return _renamed(in_banks, [f"{slot.name} {number}".strip() for number, slot in enumerate(in_banks)])
 

@@ -16,7 +16,7 @@ DEADLINE_S = 8.0
 _NO_TOOL = Absent.unsupported("no ethtool")
 _NO_JSON = "JSON output not available"
 _CANNOT = ("Operation not supported", "No such device", "no stats available")
-"""Messages of a driver that has no modules, FEC or counters, or whose interface was removed."""
+"""Messages for an interface whose driver has no modules, FEC or counters, and for an interface that was removed."""
 _NO_MODULE = (
     "Input/output error",
     "Invalid argument",
@@ -83,7 +83,7 @@ class Ethtool:
         return absent_port(absent, without=NOT_COUNTED | {"fec_mode"})
 
     def _run(self, *calls: tuple[str, ...]) -> CompletedProcess[str] | Absent:
-        """Run the calls in order until this version of ethtool knows the options of one, and return its output."""
+        """Run the calls in order, up to the first whose options this version of ethtool knows. Return the last output."""
         result: CompletedProcess[str] | Absent = _NO_TOOL
         for arguments in calls if self._path else ():
             result = run_program(self._path, *arguments, deadline_s=DEADLINE_S)  # type: ignore[arg-type]

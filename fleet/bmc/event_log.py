@@ -1,4 +1,7 @@
-"""Read the new entries of an event log, newest first. A log may have 100 000 entries, so the old ones are not read."""
+"""Read the new entries of an event log, newest first.
+
+A log may have 100 000 entries. Old ones are read only as far as needed to find the new ones.
+"""
 
 from __future__ import annotations
 
@@ -105,7 +108,9 @@ def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
     """
     count = next((position for position, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
     if entries and not count:
-        raise BmcError("the log lacks the newest entry of the previous reading, and all its entries are older")
+        raise BmcError(
+            "the log lacks the newest entry of the previous reading, and the newest entry that it has is older"
+        )
     number_of_mark = _number(mark.rpartition(" ")[0])
     for entry in entries[count:]:
         number = _number(entry.id)
@@ -144,7 +149,7 @@ def _newest_first(session: RedfishSession, first: Resource, total: int) -> Itera
 
 
 def _from_the_end(session: RedfishSession, first: Resource, members: list[object], total: int) -> Iterator[LogEntry]:
-    """Yield the entries of a log that lists the oldest first, the newest first.
+    """Yield the entries, newest first, of a log that lists its oldest entry first.
 
     Read pages from the end with `$skip`. If the service ignores `$skip`, follow the links through all pages.
     """
@@ -182,7 +187,8 @@ def _members(page: Resource | None) -> list[object]:
 def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
     """Return whether most entries are older than the entry that follows them.
 
-    If as many are newer, the first and the last entry are compared: by time, or by number if no time decides.
+    If as many are newer, the first and the last entry are compared: by time, or by number if their times do not differ or are not
+    known. If their numbers are not known either, the first entry is taken to be the older one.
     These two alone are not enough, because the clock of the BMC may have been wrong when one of them was written.
     """
     texts = [clean_text(item.get("Created", ""), 40) for item in members if isinstance(item, dict)]
@@ -222,7 +228,7 @@ def _is_older(created: str, mark: str) -> bool:
 
 
 def _time(text: str) -> datetime | None:
-    """Return the time of an entry; None for the times of a clock that is not set (1970, 2000, 9999)."""
+    """Return the time of an entry; None if `text` is no time, or is of a clock that is not set (years 1970, 2000, 9999)."""
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:

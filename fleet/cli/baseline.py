@@ -113,7 +113,7 @@ def _refuse_reduced_profile(run: Run) -> None:
 def _accepted(run: Run, baselines: Sequence[PartBaseline], directory: Path) -> str:
     gpus = sum(baseline.part == GPU for baseline in baselines)
     kind = baselines[0].kind if baselines else REAL
-    mark = "" if kind == REAL else f" ({kind.upper()}: compared only with such runs)"
+    mark = "" if kind == REAL else f" ({kind.upper()}: compared only with runs of this kind)"
     waived = sorted({text for baseline in baselines for text in baseline.runs[-1].waivers})
     outliers = sum(level.left_out for baseline in baselines for level in baseline.figures)
     path = baseline_store.kind_directory(directory, kind)

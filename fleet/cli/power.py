@@ -135,7 +135,7 @@ def pooled_markdown(runs: Sequence[Run], packs: Sequence[Pack], detections: Sequ
 
 
 def _profiles(runs: Sequence[Run]) -> dict[str, list[Stages]]:
-    """Return profile -> its stages. If the profile is scaled to a duration, add the stages in the plan of each run of it."""
+    """Return profile -> its stages. If it is scaled to a duration, add the stages of each run that was planned with it."""
     profiles: dict[str, list[Stages]] = {}
     for name in REPORTED_PROFILES:
         profile = read_profile(name)

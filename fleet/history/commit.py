@@ -1,8 +1,9 @@
 """Change the index of a history, so that no writer loses what another one added.
 
 Writers wait for each other with a file lock. That lock is not enough: on a network file system it may be local to each machine
-(NFS with `nolock`), or missing. So a writer commits version N + 1 of the index by renaming a directory to `index-<N + 1>`, which
-on every file system fails if that directory exists. The other writers read that version and make their change again.
+(NFS with `nolock`), or missing. So a writer commits version N + 1 of the index by renaming a directory to `index-<N + 1>`. On
+every file system this fails if another writer has created that version. This writer then reads that version and makes its change
+again.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def writer(directory: Path, kind: str) -> Iterator[Index]:
     """Yield the index, which the caller may change, and commit it. A second writer waits, at most LOCK_WAIT_S.
 
     The index is written when the block ends without an exception; then the files that it listed before and lists no longer are
-    removed. If the block fails, the files that it added are removed. Besides these, only temporary files older than STALE_S are
-    removed: other files may belong to another program, or to an index that was lost.
+    removed. If the block fails, the files that it added are removed. Besides these, only older versions of the index, and
+    temporary files older than STALE_S, are removed: other files may belong to another program, or to an index that was lost.
 
     Raises:
         IndexChangedError: another writer was faster; nothing was changed.

@@ -39,7 +39,7 @@ MAX_VALUES = 8
 SIZE = "size_bytes"
 _FORMER = 'nonce <> $nonce and "began" < $began::timestamp'
 _HOST = "case when serial = '' then host else '' end"
-"""With the serial, this SQL expression identifies a part: the name of its host if it has no serial, else empty."""
+"""SQL expression that, together with the serial, identifies a part: the name of its host if it has no serial, else empty."""
 _CAUSE_PART = "case when serial <> '' then 'serial ' || serial else 'host ' || host || ' ' || slot end"
 _GROUP = "name, settings, stage, model, driver"
 PartKey = tuple[str, str]
@@ -73,9 +73,9 @@ class _Figure:
 
 
 def with_history(directory: Path, plan: Plan, report: FleetReport) -> tuple[FleetReport, str]:
-    """Return the report with its comparison, and a line that says why it has none or lacks runs; empty if nothing is wrong.
+    """Return the report with its comparison, and a line that says why the comparison is missing or lacks runs.
 
-    Raises nothing.
+    The line is empty if nothing is wrong. Raises nothing.
     """
     try:
         history = open_history(directory, kind_of(plan))
@@ -245,12 +245,15 @@ def _shortened(value: float) -> float:
 
 
 def percentile(values: Sequence[float], value: float) -> float:
-    """Return the percent of sorted `values` below a value, equal ones counted half."""
+    """Return the percentage of the sorted `values` that are below `value`; each of them that equals `value` counts half."""
     return round(50 * (bisect_left(values, value) + bisect_right(values, value)) / len(values), 1)
 
 
 def _seen_before(history: History, report: FleetReport, former: Mapping[str, object]) -> Iterator[SeenBefore]:
-    """Yield the causes that the same parts had in former runs: by serial, and without serial by host and slot."""
+    """Yield the causes of the report that the same parts had in former runs.
+
+    A part is found by its serial or, if it has none, by host and slot.
+    """
     hosts = {host.name: host for host in report.hosts}
     asked = [
         (number, clean_text(cause.problem), _cause_part(part, hosts.get(part.host)))
@@ -279,7 +282,10 @@ def _seen_before(history: History, report: FleetReport, former: Mapping[str, obj
 
 
 def _cause_part(part: CausePart, host: HostReport | None) -> str:
-    """Return the part of a cause as _CAUSE_PART names it, so that both can be compared; the serial is the one `rows` stores."""
+    """Return the text that _CAUSE_PART gives for this part, so that the two can be compared.
+
+    If the cause has no serial, use the serial that the history would store for the part.
+    """
     if serial := part.serial or part_serial(host, part.scope):
         return f"serial {clean_text(serial)}"
     return f"host {clean_text(part.host)} {'' if part.scope == 'host' else clean_text(part.scope)}"

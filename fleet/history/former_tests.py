@@ -14,8 +14,8 @@ from fleet.planning.test_selection import Key, PastRun
 from schemas.baselines import REAL, REHEARSAL
 
 MAX_COSTS = 5
-"""Number of durations of a test (stage and benchmark) under a profile that are used, newest first. Old durations mislead, because
-the settings of a test change."""
+"""Maximum number of durations that are used for a test (stage and benchmark) of a profile: the newest ones. Old durations
+mislead, because the settings of a test change."""
 
 
 def is_history(directory: Path) -> bool:
@@ -24,9 +24,9 @@ def is_history(directory: Path) -> bool:
 
 
 def former_tests(directory: Path, hosts: Collection[str], *, rehearsal: bool) -> tuple[list[PastRun], str]:
-    """Return the runs that measured any of these hosts, newest first, and a warning of one line; empty if nothing is wrong.
+    """Return the runs that measured any of these hosts, newest first, and a warning of one line.
 
-    Without a history of this kind there are no runs and no warning. Raises nothing.
+    The warning is empty if nothing is wrong. Without a history of this kind there are no runs and no warning. Raises nothing.
 
     Args:
         directory: the history.

@@ -1,6 +1,7 @@
 """Compute the rate of a counter per hour: before the run (since it was cleared or the host started), and during the run.
 
-A counter that is high but does not move shows what happened earlier; only the time over which it counted gives it a meaning.
+A counter that is high but does not move shows what happened earlier. It can be judged only together with the time over which it
+counted.
 """
 
 from __future__ import annotations
@@ -50,7 +51,8 @@ def hours_of_run(view: HostView) -> float | None:
     """Return for how many hours the host was up between its first and its last snapshot, at least LEAST_RUN_S.
 
     If the host rebooted between two snapshots, only the uptime in the second one counts, because the counters started again at
-    the reboot too. None if the first or the last snapshot lacks the uptime.
+    the reboot too. None if the first or the last snapshot lacks the uptime, or if the uptime fell and the time of
+    a snapshot is not valid.
     """
     readings = view.observations.metrics.get(UPTIME, ())
     phases = [(snapshot.stage, snapshot.phase) for snapshot, _ in readings]

@@ -125,7 +125,7 @@ def detection(runs: Sequence[Run], packs: Sequence[Pack]) -> list[Detection]:
 
 
 def settings_text(benchmark: str, chosen: Mapping[str, object]) -> str:
-    """Return all settings of a benchmark as `GateKey.settings`, for a comparison."""
+    """Return all settings of a benchmark in the form of `GateKey.settings`, so that the two can be compared."""
     return json.dumps(settings(benchmark, chosen), sort_keys=True)
 
 

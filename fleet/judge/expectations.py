@@ -140,7 +140,9 @@ def missing_observations(view: HostView) -> Iterator[Verdict]:
             yield _unfinished(view, stage.name, f"{last[0].outcome}: {last[0].reason}")
         if measured and not last and not missing:
             yield _unfinished(
-                view, stage.name, "figures were measured, but the record has no launch: whether it finished is unknown"
+                view,
+                stage.name,
+                "figures were measured, but the record has no launch: whether the stage finished is unknown",
             )
     yield from _missing_last_snapshot(view)
 

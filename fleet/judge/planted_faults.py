@@ -183,7 +183,7 @@ def _of_stage(
             yield Comparison(
                 **common,
                 benchmark="digest",
-                case=f"{copy} to each other GPU",
+                case=f"{copy} to each of the other GPUs",
                 repetitions=rates[copy] * case_s if copy in rates else None,
                 elements=digest_elements("copy", chosen["size"]),
                 always_alone=1.0,

@@ -9,7 +9,7 @@ from __future__ import annotations
 NVLS_SPEEDUP = {"all_reduce": 473 / 365, "all_gather": 361 / 345, "reduce_scatter": 363 / 349}
 """Bus bandwidth of eight H200 with NVLink SHARP divided by that of four without it, at 8 GiB: stas00/ml-engineering."""
 DEFAULT_FABRIC_GBPS = 400.0
-"""Assumed line rate for each GPU if the inventory has none."""
+"""Assumed line rate of the fabric for each GPU, in Gb/s, if the inventory has none."""
 PORT_SHARE, PAIR_SHARE = (0.975, 0.01), (0.965, 0.012)
 """(median, assumed maximum deviation) of the bandwidth as a share of the port's rate: of a port that sends to itself, and of a
 pair of hosts.
@@ -27,6 +27,6 @@ GANG_LATENCY_S = 60e-6
 GANG_SPREAD = 0.006
 """Assumed maximum deviation of a collective between hosts from the median, as a share of the median."""
 SCALING_EFFICIENCY = 0.95
-"""Assumed throughput of a training on twice as many ranks, divided by twice the throughput on the original ones."""
+"""Assumed throughput of a training on twice as many ranks, divided by twice the throughput on the original number of ranks."""
 RUN_NOISE = 0.15
 """Standard deviation from run to run of one part, divided by that from part to part: five runs in docs/measurements/README.md."""

@@ -55,7 +55,7 @@ def _metric(name: str, values: Mapping[str, Any]) -> Doc:
 
 
 def verbs_seconds(plan: Plan, stage: str) -> float:
-    """Return the seconds that `verbs` takes on the host with the most ports; in the gang stage, in the gang of most rounds."""
+    """Return the seconds that `verbs` takes on the host with the most ports; in the stage gang, in the gang with most rounds."""
     chosen = settings(VERBS, plan.stage(stage).benchmarks[VERBS])
     in_gang = stage == GANG
     tests = {(figure.test, *figure.params.items()) for figure in planned_figures(chosen, chosen["sharings"])}

@@ -1,4 +1,4 @@
-"""Kill the control node at many points of real acceptance runs and resume them: `python -m tests.lab.kill_points 200`.
+"""Kill the playbook at many points of real acceptance runs and resume the runs: `python -m tests.lab.kill_points 200`.
 
 Each run is killed and resumed once, or as often as `--in-one-run` says. In the end its report must equal that of an
 undisturbed run, apart from numbers and the keys in `_VARYING_KEYS`, and every host must have launched every stage once. SIGKILL

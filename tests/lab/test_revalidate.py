@@ -125,7 +125,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
 
 @contextmanager
 def limited_links(lab: Lab, slow: str = "") -> Iterator[None]:
-    """Limit the links of the rack, that of the host `slow` most."""
+    """Limit the links of the rack; the link of the host `slow` gets the lowest limit."""
     with ExitStack() as stack:
         for host in HOSTS:
             stack.enter_context(links.limited(lab, host, SLOW_RATE if host == slow else RATE))

@@ -39,8 +39,8 @@ KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 no_timer_check clocksource=hpet
 The clock is the HPET, because the kernel cannot calibrate the TSC (a processor's cycle counter) of a busy emulator. Mitigations
 are off, because an emulated processor takes twice as long with them."""
 PORT_KBITS = 500
-"""Rate of each port in kbit/s. It takes a second to send the 64 packets that Soft-RoCE keeps in flight at this low rate, so a
-machine that waits up to a second for a processor loses no bandwidth."""
+"""Rate of each port in kbit/s. At this low rate, a port needs a second to send the 64 packets that Soft-RoCE keeps in
+flight, so a machine that waits up to a second for a processor loses no bandwidth."""
 LIMIT_RATE = "tbf rate {kbits}kbit burst 4kb latency 5s"
 """Arguments of tc(8). The queue holds what a port sends in 5 s, which is more than all packets in flight."""
 QP_TIMEOUT = 20

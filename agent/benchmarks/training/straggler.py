@@ -10,7 +10,7 @@ after the backward pass, and each rank times the two parts with its own clock:
 
 Two effects of DDP are not measured: that computing and communication overlap (so these steps take longer than DDP's), and that
 computing and communication slow each other down. The network is that of the benchmark `transformer`, with its tokens in device
-memory. As in real training, it is so large that the GPU limits the speed, and not the launch of kernels. On GPUs
+memory. As in real training, the network is so large that the GPU limits the speed, and not the launch of kernels. On GPUs
 `straggler.launch` reports how long the host needed to launch the kernels.
 
 The reported times are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance in every
@@ -121,7 +121,10 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _tested_replica(context: Context, shape: Shape) -> TimedReplica:
-    """Return the replica after one computation without other ranks, which fails if memory is short or the type unsupported."""
+    """Return the replica after one computation by this rank alone.
+
+    The computation fails if there is too little memory, or if the device does not support the data type.
+    """
     replica = TimedReplica(context, shape)
     replica.compute()
     context.synchronize()

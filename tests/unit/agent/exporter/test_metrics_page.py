@@ -96,7 +96,7 @@ def test_names_of_an_earlier_release_are_exported_on_request(machine: tuple[Path
 
 
 def specified() -> Iterator[Metric]:
-    """Yield a series for each metric of the exporter itself, some of which exist only during a run."""
+    """Yield a series for each metric of the exporter itself. In a scrape, some of them exist only during a run."""
     for spec in EVERY.values():
         labels = [label_name(label) for label in spec.labels]
         values = ["x"] * len(labels)

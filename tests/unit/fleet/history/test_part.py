@@ -20,7 +20,7 @@ Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def store(directory: Path, change: Callable[[int, HostRows], HostRows], months: int = 3) -> History:
-    """Add runs, with `change` (number of the run, host -> host) applied to each host."""
+    """Return a history of runs. `change` gets the number of a run and the rows of a host, and returns the rows to store."""
     for number, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=3, months=months).runs()):
         hosts = [change(number, host) for host in rows.hosts]
         add_run(directory, replace(rows, causes=(), hosts=tuple(hosts)))
@@ -80,7 +80,7 @@ def test_problem_is_gone_only_in_a_run_that_measured_what_had_failed(tmp_path: P
              "severity": "critical", "confidence": "certain", "waived": False}  # fmt: skip
     for number, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=3, months=4).runs()):
         copies = {"host": HOST, "stage": "benchmark", "benchmark": "peer_copy", "measured": True, "seconds": 1.0}
-        # Every host of the run brings this test of HOST; the repeated rows do not matter.
+        # This test of HOST is added to the rows of every host of the run; the repetitions do not matter.
         hosts = [
             replace(host, tests=(*host.tests, {**copies, "failed": number == 0})) if number in (0, 2) else host
             for host in rows.hosts

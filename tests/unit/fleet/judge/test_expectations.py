@@ -213,7 +213,7 @@ def launches(*outcomes: str, stage: str = "benchmark") -> tuple[Launch, ...]:
 
 
 NOT_STARTED = "the stage did not start on this host, or its record was not collected after the start"
-NO_LAUNCH = "figures were measured, but the record has no launch: whether it finished is unknown"
+NO_LAUNCH = "figures were measured, but the record has no launch: whether the stage finished is unknown"
 
 
 @pytest.mark.parametrize(

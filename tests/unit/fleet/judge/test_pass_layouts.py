@@ -1,6 +1,7 @@
-"""Passes are counted for a whole layout, or a criterion is evaluated on a host, or the criterion is left to `judge`.
+"""A criterion is counted for all hosts of a layout at once, or evaluated on one host, or left to `judge`.
 
-The counts must be those of all verdicts of the criteria that are not left.
+Hosts whose benchmarks made the same observations have one layout. The counts must be those of all verdicts of the criteria that
+are not left.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def test_repetitions_are_those_of_the_slowest_gpu_in_proportion_to_the_time_budg
     extended = measured("extended", gemm=1000)  # 120 s for 16 workloads and the copies between GPUs
     assert extended["digest gemm"].repetitions == pytest.approx(500 / (2 / 3) * 120 / 17 + 1)
     assert extended["digest sort"].repetitions is None
-    assert extended["digest round_trip to each other GPU"].repetitions is None
+    assert extended["digest round_trip to each of the other GPUs"].repetitions is None
 
 
 def test_fault_in_every_repetition_is_found_only_with_other_gpus_or_a_known_result() -> None:
@@ -59,7 +59,7 @@ def test_fault_in_every_repetition_is_found_only_with_other_gpus_or_a_known_resu
     for name, alone, compared in (
         ("digest gemm", 0.0, 1 - COLLISION),
         ("digest copy", 1.0, 1.0),
-        ("digest round_trip to each other GPU", 1.0, 1.0),
+        ("digest round_trip to each of the other GPUs", 1.0, 1.0),
         ("stress bf16", 0.0, 0.0),
         ("integrity 15 patterns", 0.9, 0.9),
     ):

@@ -299,7 +299,7 @@ PORT = "hca=mlx5_1,port=1"
 
 
 def readings(layer: str = "InfiniBand", *, is_active: bool = True) -> list[Metric]:
-    """Return the readings of the link of two ports."""
+    """Return the readings of the links of two ports."""
     ports = [f"hca=mlx5_{number},port=1" for number in range(2)]
     values = {"infiniband.link_layer": layer, "infiniband.active": is_active}
     return [Metric(name=name, unit="1", values=dict.fromkeys(ports, value)) for name, value in values.items()]

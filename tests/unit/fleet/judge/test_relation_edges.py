@@ -1,4 +1,4 @@
-"""Rules on the scope of a reading, and on readings that count its parts, list its parts, or are its upper bound."""
+"""Rules on the scopes of readings, and on readings that must agree: counts of parts, lists of parts, and upper bounds."""
 
 from __future__ import annotations
 

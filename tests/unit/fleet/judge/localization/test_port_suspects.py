@@ -61,7 +61,7 @@ def judged(
         of_h2: further figures of h2.
         rates: rail -> rate of its ports in B/s, which all hosts report.
         switches: returns ID and name of the switch, given the number of a host and a rail.
-        is_roce: whether the switch is a reading of the network interface of the port, instead of the port itself.
+        is_roce: whether the switch is a reading of the port's network interface, and not of the port itself.
         verdicts: verdicts of the criteria.
         packs: the criteria.
     """
