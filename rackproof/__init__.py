@@ -1,7 +1,7 @@
 """The command `rackproof`. Importing this package puts Rackproof's packages before others of the same names on the import path.
 
 Otherwise a PYTHONPATH could lead to other packages named `agent` or `schemas`, and in a checkout that is not installed, child
-processes would not find these packages at all. `sys.path[0]`, the directory of the script, stays first.
+processes would not find Rackproof's packages at all. `sys.path[0]`, the directory of the script, stays first.
 """
 
 import os

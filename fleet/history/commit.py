@@ -2,8 +2,8 @@
 
 Writers wait for each other with a file lock. That lock is not enough: on a network file system it may be local to each machine
 (NFS with `nolock`), or missing. So a writer commits version N + 1 of the index by renaming a directory to `index-<N + 1>`. On
-every file system this fails if another writer has created that version. This writer then reads that version and makes its change
-again.
+every file system this fails if another writer has created that version. A writer whose rename fails reads that version and makes
+its change again.
 """
 
 from __future__ import annotations

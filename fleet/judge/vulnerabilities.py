@@ -1,6 +1,6 @@
-"""Score each version by its published vulnerabilities, for a site whose criteria reject hosts with vulnerable versions.
+"""Score the product versions of a host by their published vulnerabilities, for a site whose criteria limit these scores.
 
-Without such a criterion, the report lists the vulnerabilities, and they change no decision.
+Without a criterion on a score, the report lists the vulnerabilities, and they change no decision.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SCORES = "vulnerability."
 
 
 def with_scores(evidence: Evidence, packs: Iterable[Pack]) -> Evidence:
-    """Return the evidence, with the score of each version in each snapshot if a criterion of the operator judges it.
+    """Return the evidence. If the operator has a criterion on any score, add the score of each version to each snapshot.
 
     The score is the highest CVSS base score of the vulnerabilities that the version has. A vulnerability whose advisory states no
     score counts as 10. The score of a version without vulnerabilities is 0.

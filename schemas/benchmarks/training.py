@@ -188,7 +188,7 @@ TRAINING: Mapping[str, Benchmark] = {
     "inference": Benchmark(
         group="training",
         title="Inference",
-        summary="a decoder with a full KV cache: prefill and decoding rates, latencies, and equal tokens in each round",
+        summary="a decoder with a full KV cache: prefill and decoding rates, latencies, and whether all rounds give equal tokens",
         settings={
             "layers": 8,
             "width": 4096,
@@ -246,7 +246,8 @@ TRAINING: Mapping[str, Benchmark] = {
     "overlap": Benchmark(
         group="collectives",
         title="Overlap",
-        summary="an all_reduce and matrix products at the same time: share of the shorter operation that is hidden, and slowdown",
+        summary="an all_reduce and matrix products at the same time: share of the shorter one that costs no extra time, and "
+        "slowdown of the longer one",
         settings={"size": 8192, "size_bytes": 1 << 30, "repetitions": 10},
         outputs=make_outputs("overlap", {"hidden_share": "1", "slowdown": "1"}, "world"),
         params={"dtype": ("bfloat16", "float32"), "size": int, "size_bytes": int, "world_size": int},
