@@ -1,4 +1,4 @@
-"""Counters of the Elastic Fabric Adapter (EFA) of AWS, which other adapters do not have.
+"""Counters that only adapters of the type Elastic Fabric Adapter (EFA) of AWS have.
 
 Names: Linux, drivers/infiniband/hw/efa/efa_verbs.c. Meaning: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-working-monitor.html
 """

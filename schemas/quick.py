@@ -33,7 +33,7 @@ _Entry = TypeVar("_Entry")
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))
 _LONG = b"0" * 20
 _LONG_NUMBER = re.compile(rb"[\s:,[-][0-9]{20}")
-"""A JSON number of 20 digits, with the character before it, so that digits in a string do not match. (A nonce has many.)"""
+"""The first 20 digits of a JSON number and the character before them. Digits within a word, such as a nonce, do not match."""
 
 
 def available() -> bool:

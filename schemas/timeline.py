@@ -46,7 +46,7 @@ class Event:
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """All series and events over time. All series have the same buckets."""
+    """All series and events over time. The buckets of all series have the same length, `bucket_s`."""
 
     bucket_s: float
     series: tuple[Series, ...] = ()
@@ -62,7 +62,7 @@ class Soak:
     began: str
     planned_s: float
     soaked_s: float
-    """Time in which the soak was running, without interruptions."""
+    """Seconds for which the soak ran; interruptions do not count."""
     finished: int = 0
     """Rounds that finished with valid results."""
     failed: int = 0

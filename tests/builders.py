@@ -397,7 +397,10 @@ def evidence(run_plan: Plan) -> dict[str, Evidence]:
 
 
 def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
-    """Return the evidence with snapshot `taken` in the last record, in place of its snapshots of the same stage and phase."""
+    """Return the evidence with snapshot `taken` in the last record, in place of its snapshots of the same stage and phase.
+
+    `taken` becomes the last snapshot, or the last but one if its phase is `during`.
+    """
     *others, last = evidence.records
     kept = [
         snapshot_ for snapshot_ in last.snapshots if (snapshot_.stage, snapshot_.phase) != (taken.stage, taken.phase)

@@ -33,14 +33,15 @@ FAST_PERIOD_S = 0.005
 RUNNING_S = 1.0
 """Time between two checks of which benchmarks are running."""
 RECENT_S = 10.0
-"""When such a check finds that a benchmark has begun, the samples of the last RECENT_S are added to the log of the benchmark."""
+"""When such a check finds that a benchmark has begun, the samples of the last RECENT_S seconds are added to its log."""
 SAMPLED = frozenset(name for name, item in BENCHMARKS.items() if any(output.sampled for output in item.outputs))
 """The benchmarks that request samples."""
 PULSE = "pulse"
 """The benchmark that switches its load on and off during a window."""
 MIN_HZ = 10.0
 MAX_GAP_S = 1.0
-"""A window with fewer samples per second, or a longer gap between two, is not used: a slowdown could fall between the samples."""
+"""A window with fewer than MIN_HZ samples per second, or with more than MAX_GAP_S seconds between two samples, is not used: a
+slowdown could fall between the samples."""
 
 
 class NvmlPoller(threading.Thread):
@@ -160,7 +161,7 @@ class Telemetry(NvmlPoller):
                     log.add(moment, recent)
 
     def trace(self, start_times: Mapping[str, float]) -> Trace | None:
-        """Return a short timeline of every GPU over the launch; None if the launch was too short for a sample.
+        """Return a short timeline of every GPU over the launch; None if a very short launch ended before the first sample.
 
         Args:
             start_times: benchmark -> when it began, by the clock of `time.monotonic()`.

@@ -51,7 +51,7 @@ def errors(files: Files) -> Iterable[Family]:
 
 
 def modules(files: Files) -> Iterable[Family]:
-    """Yield the errors and the slot of each memory module, if the EDAC driver distinguishes them."""
+    """Yield the errors and the slot of each memory module, if the EDAC driver distinguishes the modules."""
     families = {
         file: Family(name=name, unit="1", help=text, counter=counter) for file, (name, text, counter) in _DIMM.items()
     }

@@ -48,7 +48,7 @@ class Port:
 
 
 class OpticsCollector:
-    """Reads the ports under `root`; only for a full snapshot, because a module takes up to a second."""
+    """Reads the ports under `root`; only for a full snapshot, because reading one module takes up to a second."""
 
     name = "optics"
 
@@ -138,7 +138,10 @@ class OpticsCollector:
 
 
 def _best_module(modules: list[Module | Absent], *, has_link: bool) -> Readings:
-    """Return the readings of the first module with measurements of lanes, else of the first, else the most severe reason."""
+    """Return the readings of one of the modules: the first that has measurements of lanes, or else the first that was read.
+
+    If no module was read, the readings are absent: with the reason of an error if there was one, or else of the first module.
+    """
     known = [module for module in modules if isinstance(module, Module)]
     best = next((module for module in known if module.lanes), known[0] if known else None)
     if best:

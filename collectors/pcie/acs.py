@@ -82,6 +82,7 @@ def _is_redirected(paths: Sequence[tuple[str, ...]], bridges: Mapping[str, Value
     if any(value is True for value in values):
         return True
     absent = [value for value in values if isinstance(value, Absent)]
-    # A port without ACS redirects nothing. The result is absent only if no port has ACS, or if a port could not be read.
+    # No port redirects traffic as far as known. A port without ACS redirects nothing, so it only makes the result absent if no
+    # port has ACS. A port that could not be read always does.
     failed = [value for value in absent if value.status == "error"]
     return (failed or absent)[0] if failed or len(absent) == len(values) else False

@@ -52,7 +52,10 @@ class Board:
 def variable(
     name: str, label: str, series: str, *, many: bool = True, sort: dashboard.VariableSort | None = None
 ) -> dashboard.VariableModel:
-    """Return a variable whose choices are the values of a label in the time range. `many` allows several values, or all."""
+    """Return a variable whose choices are the values of the label `name` of `series` in the time range.
+
+    With `many`, several values can be chosen at once, or all.
+    """
     values = f"label_values({series}, {name})"
     model = dashboard.VariableModel(
         type_val=dashboard.VariableType.QUERY, name=name, label=label, datasource=SOURCE, multi=many, include_all=many,
@@ -164,7 +167,7 @@ def document(board: Board, runbook: str) -> str:
 
 
 def _normalize(model: dict[str, Any]) -> dict[str, Any]:
-    """Number the panels, and remove keys that the SDK adds but not every version of Grafana accepts.
+    """Number the panels, and remove keys that the SDK adds and that some versions of Grafana do not accept.
 
     `placement` is removed because Grafana 12 and later would show the links and annotations in a menu only.
     """

@@ -19,7 +19,7 @@ class Readings:
         self._absent: dict[str, dict[str, str]] = {name: {} for name in NAMES}
 
     def scope(self, name: str, *labels: str) -> str:
-        """Return a scope for the reading `name` of a part, which the reading has for no other part yet.
+        """Return a scope for the reading `name` of a part. No part that was added before has this scope in this reading.
 
         If the labels are those of an earlier part, the last label gets a number: `Fan:2`. The scope is empty if MAX_SCOPES parts
         have these labels.
@@ -34,7 +34,7 @@ class Readings:
         return ""
 
     def add(self, name: str, labels: tuple[str, ...], value: Value, reason: str = "") -> str:
-        """Add the value of an installed part. If it is None, add `reason` as an error, or nothing if `reason` is empty.
+        """Add the value of an installed part. If `value` is None, add `reason` as an error, or nothing if `reason` is empty.
 
         Return the scope of the part; empty if MAX_SCOPES parts have the reading already.
         """
@@ -54,7 +54,7 @@ class Readings:
             self._absent[name][scope] = f"{UNSUPPORTED}: {reason}"
 
     def fail(self, name: str, reason: str) -> None:
-        """Add, in the scope of the host, the reason why a reading failed."""
+        """Add, in the scope of the host, the reason why a reading failed. Only the first reason of a reading is kept."""
         self._absent[name].setdefault("host", f"{ERROR}: {reason}")
 
     def metrics(self) -> tuple[Metric, ...]:

@@ -13,7 +13,7 @@ from schemas.errors import UsageError
 
 MAX_KNOWN = 100_000
 _PART = "(serial = $id or (part = 'host' and host = $id))"
-"""The rows in `parts` of a part by its serial, or of a host by its name or by the serial of its chassis."""
+"""Condition for rows of `parts`: the part has the serial $id, or the host has the name or the chassis serial $id."""
 _HOST_RUNS = f"(select nonce, host from parts where part = 'host' and {_PART})"
 
 
@@ -115,7 +115,10 @@ def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any
 
 
 def _solved(history: History, name: str, causes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each problem the first later run that measured every benchmark that had failed and does not show the problem."""
+    """Return for each problem the first run without it that measured every benchmark that had failed.
+
+    Only runs after the last run with the problem count, and the benchmarks that failed on the host in that last run.
+    """
     result = []
     for problem in dict.fromkeys(item["problem"] for item in causes):
         last = [item for item in causes if item["problem"] == problem][-1]
@@ -180,7 +183,7 @@ def _notes(history: History, name: str) -> list[str]:
         {"id": name},
     )
     notes = [
-        f"run {run} has this serial in several places: {places}; its figures of that run are in no trend"
+        f"run {run} has this serial in several places: {places}; the figures of the serial in that run are in no trend"
         for run, places in twice
     ]
     overlapping = history.rows(

@@ -59,7 +59,7 @@ def _without_impossible_values(
 ) -> Verdict:
     """Judge a failed series once more, without its impossible values, and return the verdict.
 
-    It is inconclusive if the series does not fail without them: impossible values do not show a fault of the part.
+    The verdict is inconclusive if the series does not fail without these values: impossible values show no fault of the part.
     """
     problems = {
         id(item): problem
@@ -79,7 +79,8 @@ def _without_impossible_values(
 def is_applicable(view: HostView, criterion: Criterion) -> bool:
     """Return whether inventory, plan and datasheet give the criterion a limit. Without one, the report lists it as not judged.
 
-    NVLinks are not judged if a hypervisor gave the host one GPU without them.
+    NVLinks are not judged if a hypervisor gave the host one GPU without NVLinks. A criterion for new parts is only for the
+    acceptance of new parts (`is_acceptance`).
     """
     if criterion.name.startswith("gpu.nvlink.") and view.has_lone_gpu:
         return False
@@ -100,7 +101,8 @@ def is_acceptance(plan: Plan) -> bool:
 def inventory_value(view: HostView, variable: str) -> Value:
     """Return the value of a variable of the inventory; empty or zero if the inventory does not set it.
 
-    If the gang uses its fabric (`HostView.uses_fabric`), at least one InfiniBand port is wanted.
+    If the inventory does not set the number of InfiniBand ports, the value is 1 if the gang uses its fabric
+    (`HostView.uses_fabric`).
     """
     host = view.host
     if variable == "gpu_count":
@@ -200,8 +202,9 @@ def _judge_measured(
 ) -> Verdict | None:
     """Return the verdict on measured values: on one of them (`_deciding_observation`), or on the change over the run.
 
-    None if the criterion is optional and the fleet is too small to compare with, if it is for NVLinks and none joins the GPUs,
-    or if `_judge_against_baseline` returns none. If no other criterion judges the values, the report lists them as not judged.
+    None in three cases: the criterion is optional and the fleet has too few comparable parts; its limit is for NVLinks and no
+    NVLink joins the GPUs; `_judge_against_baseline` returns None. If no other criterion judges the values, the report lists
+    them as not judged.
     """
     if criterion.baseline is not None:
         return _judge_against_baseline(view, criterion, measured)
@@ -273,7 +276,8 @@ def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequ
 def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Verdict:
     """Return the verdict on the increase of a counter; if the limit is a floor, on its net change.
 
-    If the increase fails, the verdict names the stage with the largest share of it, or the stage of the newest event.
+    If the increase fails, the verdict names the stage in which the counter rose most. For a timestamp of the newest event, it
+    names the stage of this event.
     """
     last = measured[-1]
     phases = [(item.stage, item.params.get("phase")) for item in (measured[0], last)]

@@ -20,7 +20,7 @@ from schemas.scopes import Scope, pci_address
 
 DRIVER, BUS, BOUND_TO = "gpu.count", "gpu.pci_count", "pcie.driver"
 MIN_HOSTS = 2
-"""A single other host may itself be the exception."""
+"""Minimum number of hosts that must have GPUs in the same slots. A single host with this layout may itself be the exception."""
 LOG_CAUSES = {
     "message=fallen_off_the_bus": "fell off the bus",
     "xid=79": "fell off the bus (XID 79)",

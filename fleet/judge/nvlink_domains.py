@@ -33,9 +33,9 @@ class DomainMember:
     is_ready: bool | None
     """Whether the IMEX daemon of the host works; None if not reported."""
     broken: Mapping[str, str]
-    """Address of another host -> state of the connection to it, for those that are not connected."""
+    """Address of another host -> state of the connection to it, for each connection that IMEX reports as not connected."""
     peers: int
-    """Number of other hosts with a reading of the connection to them."""
+    """Number of other hosts for which this host has a reading of the connection."""
     unreported: int
     """Number of these hosts to which IMEX reports no connection; 0 if IMEX reports that the domain is up."""
     cliques: frozenset[tuple[Value, Value]]
@@ -139,9 +139,9 @@ def last_values(view: HostView, name: str) -> dict[str, Value]:
 def _attribute(members: Collection[DomainMember]) -> dict[str, dict[str, str]]:
     """Return the broken connections by the host at fault.
 
-    First, each host whose daemon does not work gets all its broken connections. Then the host with the most remaining connections
-    gets these, until none is left. A connection between two hosts that have no other one left is attributed to both, or only to
-    the host that is not in the run.
+    First, each host whose daemon does not work gets all its broken connections. Then the host with the most remaining broken
+    connections gets these, and so on until no connection is left. If both hosts of a connection have no other connection left,
+    it is attributed to both; but if one of them is not in the run, only to that one.
     """
     states: dict[Edge, str] = {}
     not_ready = []

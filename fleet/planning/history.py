@@ -46,12 +46,12 @@ def apply_budget(
         budget: seconds per host, as text or number; None: no budget.
         runs: directory of earlier runs; None: no history.
         run_dir: directory of this run; if it already has a plan, the selection of that plan is kept.
-        now: UTC, ISO 8601.
+        now: the present time in UTC, ISO 8601.
         stored: reads the runs of the history of the fleet, which take precedence over those in `runs`; None: there is no
             such history.
 
     Raises:
-        UsageError: the budget is invalid or too small for any test, or the profile is a burn-in.
+        UsageError: the budget is invalid or too small for even the cheapest test, or the profile is a burn-in.
     """
     if budget is None:
         return profile, None
@@ -199,7 +199,7 @@ def tests_with(verdicts: Iterable[Verdict], verdict: str) -> dict[str, set[Key]]
 
 
 def _hosts_with(report: Json, verdict: str, hosts: set[str]) -> dict[Key, set[str]]:
-    """Return test -> those of `hosts` on which it has this verdict."""
+    """Return test -> those of `hosts` that have this verdict on the test."""
     hosts_by_key: dict[Key, set[str]] = {}
     for item in report["verdicts"]:
         key = test_of(item["name"], item.get("stage", ""))

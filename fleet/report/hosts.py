@@ -43,10 +43,11 @@ LINK = "gpu.peer.link"
 MAX_BUCKETS = 40
 """Maximum number of buckets of a soak's timeline in the report."""
 FULL_HOSTS = 16
-"""Largest fleet for which the report lists every verdict; beyond it, only verdicts that do not pass are listed."""
+"""Largest fleet whose report lists every verdict by default. For a larger fleet, it lists only verdicts that do not pass."""
 MEASURED_HOSTS = 64
 """Largest fleet for which the report has the measurements of accepted hosts. The report of a larger fleet has the measurements
-of at most this many hosts, none of them accepted; rejected hosts come first."""
+of at most this many hosts, none of them accepted; rejected hosts come first. A report that lists every verdict has the
+measurements of all hosts."""
 
 Unit = tuple[str, ...]
 """Hosts that are judged together: a gang, or one host without a gang."""
@@ -90,7 +91,7 @@ def context_of(
 
 
 def units(plan: Plan, names: Iterable[str] | None = None) -> list[Unit]:
-    """Return the units that contain the hosts `names`; all units of the plan if it is None."""
+    """Return the units that contain the hosts `names`; all units of the plan if `names` is None."""
     gangs = plan.gangs()
     by_gang: dict[str, Unit] = {}
     for name in [host.name for host in plan.hosts] if names is None else names:
@@ -163,10 +164,14 @@ class HostJudge:
         return self._results
 
     def _report(self, view: HostView, evidence: Evidence, verdicts: Sequence[Verdict], rest: Remaining | None) -> None:
-        """Report on one host. In a large fleet, only some hosts that are not accepted keep their measurements."""
+        """Report on one host.
+
+        In a large fleet, only some of the hosts that are not accepted keep their measurements, unless the report lists every
+        verdict.
+        """
         name, events = view.host.name, tuple(self._context.events.get(view.host.name, ()))
         decision = decide(verdicts)
-        # Passes that were only counted are not in `verdicts`, so `decide` may have seen none.
+        # Passes that were only counted are not in `verdicts`, so `decide` may have seen no verdict at all.
         if rest and rest.passes and not any(verdict.blocks_acceptance for verdict in verdicts):
             decision = ACCEPTED
         report = HostReport(

@@ -64,7 +64,7 @@ class Fleet:
     nvlink_domains: bool = False
     """Whether the hosts of a rack are one NVLink domain."""
     storage: bool = False
-    """Whether the inventory names directories to measure: four disks of each host, and one that all share."""
+    """Whether the inventory names directories to measure: four on disks of each host, and one that all hosts share."""
     bmcs: bool = False
     """Whether the inventory names the BMC of each host."""
     hosts_per_leaf: int = HOSTS_PER_LEAF

@@ -110,8 +110,8 @@ def values_by_level(spread: Spread, shuffle: int = 0) -> list[float]:
 
     Args:
         spread: the measured values.
-        shuffle: 0: values increase with the level. Other numbers: a fixed random order, so that a part is not the best in two
-            figures at once.
+        shuffle: 0: the values increase with the level. Any other number is the seed of a random order, so that a part which is
+            the best in one figure is not also the best in all others.
     """
     median, minimum, maximum, sigma = spread
     order = list(range(PARTS))

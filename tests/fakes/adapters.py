@@ -1,4 +1,7 @@
-"""Readings and figures of two network adapters of a host. Captured outputs of ethtool and mlxlink give those of the modules."""
+"""Readings and figures of two network adapters of a host.
+
+The readings of the modules and of the physical layer come from captured outputs of ethtool and mlxlink.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: i
     """Return the readings of `mlx5_0` and `mlx5_1`, the PCIe paths of the GPUs to them, and the uptime of the host.
 
     Args:
-        host: number of the host. The GUIDs of its adapters and the ports of the switch are made of it.
+        host: number of the host. The GUIDs of its adapters contain it, and the host is connected to the switch port of this number.
         module: captured output of ethtool for the optical module of the first adapter: HEALTHY or DARK.
         gpus: number of GPUs of the host; half of them are below the PCIe switch of each adapter.
         symbol_errors: symbol errors of the port of the first adapter.
@@ -80,7 +83,7 @@ def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: i
 def with_adapters(evidence: Evidence, first: tuple[Metric, ...], last: tuple[Metric, ...]) -> Evidence:
     """Return the evidence with these readings in its snapshots: `last` in the last snapshot, `first` in the earlier ones.
 
-    The bandwidth of the ports is skipped, because perftest is missing.
+    In each stage, the host also reports `verbs.bandwidth` as skipped, because perftest is missing.
     """
 
     def extended(snapshot: Snapshot, readings: tuple[Metric, ...]) -> Snapshot:

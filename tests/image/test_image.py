@@ -208,7 +208,7 @@ def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys
         stderr=subprocess.DEVNULL,
     )
     try:
-        # Without the entry point, which would replace the stored command.
+        # The health check is run without the entry point, which would replace the stored command.
         healthy = ("run", container, "--", "/opt/rackproof/container/healthy.sh")
         ends = time.monotonic() + 30
         while code := buildah(*healthy, check=False).returncode:

@@ -23,7 +23,7 @@ STEPS = 3
 HEAD = 128
 """Size of an attention head, as in most large language models."""
 FP4_BLOCK = 16
-"""Elements that share a scale in NVIDIA's fp4 format (NVFP4)."""
+"""Number of elements that share one scale in NVIDIA's fp4 format (NVFP4)."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +49,13 @@ def unsupported_workload(workload: str, device: torch.device) -> str:
 
 
 def _random(size: int, device: torch.device, number: int) -> torch.Tensor:
-    """Return a random matrix (size, size) of standard normal numbers."""
+    """Return a matrix (size, size) of standard normal numbers. Each `number` gives a different matrix."""
     generator = torch.Generator().manual_seed(SEED + number)
     return torch.randn(size, size, generator=generator).to(device)
 
 
 def _random_words(rows: int, columns: int, number: int) -> torch.Tensor:
-    """Return a matrix (rows, columns) of int32 words of random bits, on the CPU."""
+    """Return a matrix (rows, columns) of int32 words of random bits, on the CPU. Each `number` gives a different matrix."""
     generator = torch.Generator().manual_seed(SEED + number)
     return torch.randint(-(1 << 31), 1 << 31, (rows, columns), generator=generator, dtype=torch.int64).to(torch.int32)
 
@@ -69,7 +69,10 @@ def _gemm(dtype: torch.dtype) -> Prepare:
 
 
 def _gemm_fp8(left_dtype: torch.dtype) -> Prepare:
-    """Return a function that prepares the product of a `left_dtype` and an e4m3 matrix: cuBLAS does not multiply e5m2 by e5m2."""
+    """Return a function that prepares the product of a matrix of `left_dtype` and a matrix of e4m3.
+
+    The right matrix is always e4m3, because cuBLAS does not multiply e5m2 by e5m2.
+    """
 
     def prepare(size: int, device: torch.device) -> Computation:
         left = _random(size, device, 0).to(left_dtype)
@@ -108,7 +111,10 @@ def _gemm_int8(size: int, device: torch.device) -> Computation:
 
 
 def _attention(size: int, device: torch.device) -> Computation:
-    """Prepare causal attention over `size` tokens with size // HEAD heads in fp16. It uses exponentials and shared memory."""
+    """Prepare causal attention in fp16 over `size` tokens with size // HEAD heads (one smaller head if `size` is below HEAD).
+
+    Attention exercises the GPU's units for exponentials, and its shared memory.
+    """
     head = min(HEAD, size)
     heads = size // head
     query, key, value = (
@@ -212,8 +218,8 @@ def peer_copy(size: int, device: torch.device, peer: torch.device) -> Computatio
 def _round_trip(size: int, device: torch.device, buffer: torch.Tensor) -> Computation:
     """Prepare copies of random words to `buffer` and back. The result has the words that were read back.
 
-    The inverted words are copied first, then the words. So each bit is copied as 0 and as 1. If a copy is not made, the
-    words of the copy before it remain in the buffer, and count as wrong.
+    The inverted words are copied first, then the words themselves. So each bit is copied once as 0 and once as 1. If a copy
+    is silently left out, the buffer still has the words of the previous copy, and all of these count as wrong.
     """
     words = _random_words(size, size, 14)
     expected = torch.stack([~words, words])

@@ -23,7 +23,7 @@ QUEUE = 256
 WARM_UP = 100
 """Untimed launches before the timed ones."""
 NODES, REPLAYS = 1000, 12
-"""Kernels in the graph, and timed replays of it."""
+"""Number of kernels in the graph, and number of its timed replays."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:

@@ -1,7 +1,7 @@
-"""Copies between each GPU and ordinary (pageable) memory of the host. The driver makes them through pinned memory of its own.
+"""Copies between each GPU and ordinary (pageable) memory of the host. The driver passes them through its own pinned memory.
 
-Many programs copy this way. Such a copy is slower than one of pinned memory (`host_copy`), and its rate also depends on the CPU
-and the host's memory.
+Many programs copy this way. A pageable copy is slower than a copy to or from pinned memory (`host_copy`), and its rate also
+depends on the CPU and the host's memory.
 """
 
 from __future__ import annotations

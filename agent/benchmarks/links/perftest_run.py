@@ -124,7 +124,11 @@ class PerftestRun:
     """One running side of a test."""
 
     def __init__(self, command: Sequence[str], cpus: Iterable[int] = ()) -> None:
-        """Start the command on those of `cpus` that this process may use; if there are none, on all. Raises OSError."""
+        """Start the command. It runs on those of `cpus` that this process may use; if there are none, where this process may run.
+
+        Raises:
+            OSError: the command could not be started.
+        """
         with contextlib.ExitStack() as files:
             self._stdout, self._stderr = (files.enter_context(tempfile.TemporaryFile()) for _ in range(2))
             self._process = subprocess.Popen(

@@ -17,7 +17,7 @@ from agent.sampling.statistics import SampleSeries, interval
 Work = Callable[[], object]
 
 SPAN_S = 1e-3
-"""Default length of a timed span. CUDA events have a resolution of half a microsecond."""
+"""Default length of a timed span: 2000 times the resolution of CUDA events, which is half a microsecond."""
 MAX_CALLS = 50
 """Maximum number of calls in one timed span."""
 BLOCK = 6
@@ -117,7 +117,7 @@ class Timing:
     def synchronize_devices(self, devices: Iterable[torch.device]) -> None:
         """Wait until each of these GPUs has finished the work of its current stream.
 
-        `synchronize` of torch would wait for a hanging device without end.
+        `torch.cuda.synchronize` would wait without end for a device that hangs.
 
         Raises:
             TimeoutError: a device did not finish within `timeout_s`.
@@ -131,7 +131,7 @@ class Timing:
     def wait_for(self, event: torch.cuda.Event, pause_s: float = 0.0001) -> None:
         """Wait until the device has reached an event, which is checked every `pause_s` (0: as often as possible).
 
-        `Event.synchronize` would wait for a device that hangs without end.
+        `Event.synchronize` would wait without end for a device that hangs.
 
         Raises:
             TimeoutError: the device did not reach the event within `timeout_s`.

@@ -25,7 +25,10 @@ _ROW = re.compile(r"\s*[1-9]\d*\s+\d+\s+[a-z]")
 
 
 def read_text(text: str, file: str) -> Imported:
-    """Return the figures in the printed table; raise NotThisTool if the text has none. Wrong results are left out."""
+    """Return the figures in the printed table; raise NotThisTool if the text is not from nccl-tests.
+
+    Figures of operations whose results were wrong are left out.
+    """
     lines = text.splitlines()
     if not any(line.startswith("#") and "nThread" in line and "minBytes" in line for line in lines):
         raise NotThisTool
@@ -74,7 +77,10 @@ def read_json(text: str, file: str) -> Imported:
 
 
 def _operation(text: str) -> str:
-    """Return the operation whose program is named in the text; empty if there is none."""
+    """Return the operation that the text names by its program (`all_reduce_perf`) or as a file name (`all_reduce.txt`).
+
+    The result is empty if the text names no operation of OPERATIONS.
+    """
     found = _PROGRAM.search(text.rpartition("/")[2].rpartition(": ")[2])
     name = found[1] if found else text.rpartition("/")[2].partition(".")[0]
     return OPERATIONS.get(name.removesuffix("_graph"), "")

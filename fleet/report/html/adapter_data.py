@@ -55,7 +55,7 @@ def add_adapter_pages(
     pages: dict[str, Any],
     budget: int,
 ) -> int:
-    """Add pages of network adapters to the existing pages of hosts, as far as the budget allows; return the remaining bytes."""
+    """Add pages of network adapters to the existing pages of hosts, in at most `budget` bytes; return the remaining bytes."""
     for number, host in enumerate(report.hosts):
         page = pages.get(str(number))
         if page is None or not host.adapters:
@@ -156,7 +156,7 @@ def _section(scope: str, readings: Sequence[AdapterReading], by_scope: Verdicts,
     """Return title, rows, counters that are 0, readings without a value, columns and rows of the lanes, and pictures.
 
     Args:
-        scope: of the adapter, or of one of its ports.
+        scope: of the adapter, of one of its ports, or of its network interface or PCI device.
         readings: the readings of this scope and of its lanes.
         by_scope: verdicts by name and scope.
         table: the texts of the page's data.

@@ -1,7 +1,7 @@
 """No altered run is accepted unless the change is allowed.
 
-The tests make 5 650 alterations of simulated runs and of runs on real GPUs. They reach every field of the schema. `make alter`
-makes a million.
+The first test makes 5 650 alterations of simulated runs and of runs on real GPUs. They reach every field of the schema.
+`make alter` makes a million.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from tests import ROOT, alterations
 from tests.alterations import DUPLICATE, NEGATE, REMOVE, SCALE, SHIFT, SWAP, UNIT
 
 COUNTS = {"one GPU": 5000, "two hosts": 300, "three hosts": 75, "h200x1": 200, "h200x2": 75}
-"""Run -> number of alterations. The first run is small and judged ten times faster than the others, so it gets most of them: each
-operation on each field of the schema at least once."""
+"""Run -> number of alterations. The first run is small and judged ten times faster than the others, so it gets most of the
+alterations: enough to apply each operation to each field of the schema at least once."""
 KINDS = {
     "identity of a GPU": {REMOVE, DUPLICATE, SWAP},
     "identity of the record": {REMOVE, SWAP},

@@ -95,7 +95,7 @@ def decision(evidence: dict[str, Evidence]) -> str:
 
 
 def test_bmc_that_was_first_read_after_a_launch_is_inconclusive() -> None:
-    """A BMC whose record was lost before the run is resumed gets a new record, to which all earlier log entries are old."""
+    """If the record of a BMC is lost before a run is resumed, a new record begins: earlier log entries do not count as new in it."""
     record = bmc_record("h2")
     late = tuple(replace(item, at=item.at.replace("T04", "T05")) for item in record.snapshots)
     record = replace(record, began=late[0].at, ended=late[-1].at, snapshots=late)
