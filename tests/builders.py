@@ -145,7 +145,7 @@ def inventory(*names: str, **variables: Any) -> dict[str, dict[str, Any]]:
 SIZES = {"benchmark": [8, 2 << 20, 8 << 30], "gang": [8, 64 << 20, 4 << 30]}
 """Sizes of the collectives in a plan: the smallest, one in the middle and the largest of the profile `standard`.
 
-With all of its sizes, four of five figures would be those of collectives, and judging would take twice as long.
+With all sizes of the profile, four fifths of the figures would be of collectives, and judging would take twice as long.
 """
 
 

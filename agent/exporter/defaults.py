@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 FRESH_S = 14.0
-"""Time for which a page is cached, just below the usual scrape interval of 15 s. The cache limits the cost of several scrapers,
-such as two redundant Prometheus servers: reading the hardware takes 10 ms of CPU time per GPU (measured, H200), so to read eight
-GPUs every second would use 8 % of a CPU."""
+"""Seconds for which a page is cached, just below the usual scrape interval of 15 s. The cache limits the cost of several scrapers
+(such as two redundant Prometheus servers) and of short scrape intervals. Reading the hardware takes 10 ms of CPU time per GPU
+(measured, H200): without the cache, one scrape of eight GPUs every second would use 8 % of a CPU."""
 SAMPLE_HZ, MAX_HZ = 10.0, 50.0
 """Default and largest number of samples of each GPU per second."""
 WINDOW_S = 30.0

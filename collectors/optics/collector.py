@@ -138,9 +138,10 @@ class OpticsCollector:
 
 
 def _best_module(modules: list[Module | Absent], *, has_link: bool) -> Readings:
-    """Return the readings of one of the modules: the first that has measurements of lanes, or else the first that was read.
+    """Return the readings of the module of one port. `modules`: what each tool read of this module, by precedence.
 
-    If no module was read, the readings are absent: with the reason of an error if there was one, or else of the first module.
+    The first tool with measurements of lanes is used, or else the first that could read the module. If none could, the readings
+    are absent, with the reason of a tool that failed, or else of the first tool.
     """
     known = [module for module in modules if isinstance(module, Module)]
     best = next((module for module in known if module.lanes), known[0] if known else None)

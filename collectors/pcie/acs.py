@@ -82,7 +82,7 @@ def _is_redirected(paths: Sequence[tuple[str, ...]], bridges: Mapping[str, Value
     if any(value is True for value in values):
         return True
     absent = [value for value in values if isinstance(value, Absent)]
-    # No port redirects traffic as far as known. A port without ACS redirects nothing, so it only makes the result absent if no
-    # port has ACS. A port that could not be read always does.
+    # Here no port that was read redirects traffic. A port that could not be read makes the result absent. A port without ACS
+    # redirects nothing: it makes the result absent only if no port has ACS.
     failed = [value for value in absent if value.status == "error"]
     return (failed or absent)[0] if failed or len(absent) == len(values) else False

@@ -115,9 +115,10 @@ def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any
 
 
 def _solved(history: History, name: str, causes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each problem the first run without it that measured every benchmark that had failed.
+    """Return for each problem the run that shows that the problem is gone.
 
-    Only runs after the last run with the problem count, and the benchmarks that failed on the host in that last run.
+    This is the first run, after the last run with the problem, that measured every benchmark that had failed on the host in that
+    last run.
     """
     result = []
     for problem in dict.fromkeys(item["problem"] for item in causes):

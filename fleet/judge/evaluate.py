@@ -79,8 +79,8 @@ def _without_impossible_values(
 def is_applicable(view: HostView, criterion: Criterion) -> bool:
     """Return whether inventory, plan and datasheet give the criterion a limit. Without one, the report lists it as not judged.
 
-    NVLinks are not judged if a hypervisor gave the host one GPU without NVLinks. A criterion for new parts is only for the
-    acceptance of new parts (`is_acceptance`).
+    NVLinks are not judged if a hypervisor gave the host one GPU without NVLinks. A criterion with `new_part` applies only if the
+    run accepts new parts (`is_acceptance`).
     """
     if criterion.name.startswith("gpu.nvlink.") and view.has_lone_gpu:
         return False

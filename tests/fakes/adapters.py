@@ -34,7 +34,7 @@ def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: i
     """Return the readings of `mlx5_0` and `mlx5_1`, the PCIe paths of the GPUs to them, and the uptime of the host.
 
     Args:
-        host: number of the host. The GUIDs of its adapters contain it, and the host is connected to the switch port of this number.
+        host: number of the host. The GUIDs of its adapters contain this number, and its ports are at the switch port `host`.
         module: captured output of ethtool for the optical module of the first adapter: HEALTHY or DARK.
         gpus: number of GPUs of the host; half of them are below the PCIe switch of each adapter.
         symbol_errors: symbol errors of the port of the first adapter.

@@ -124,7 +124,7 @@ class PerftestRun:
     """One running side of a test."""
 
     def __init__(self, command: Sequence[str], cpus: Iterable[int] = ()) -> None:
-        """Start the command. It runs on those of `cpus` that this process may use; if there are none, where this process may run.
+        """Start the command on those of `cpus` that this process may use; if there are none, on any processor that it may use.
 
         Raises:
             OSError: the command could not be started.

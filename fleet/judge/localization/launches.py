@@ -97,10 +97,10 @@ class Attempt:
 
     @property
     def culprit(self) -> Culprit | None:
-        """Return the culprit according to the heartbeats. If the hosts disagree, the most frequent one counts.
+        """Return the culprit according to the heartbeats; None if it is unknown.
 
-        If a host hears no other host, either side may have failed. If such hosts contradict each other or a record, no
-        culprit is known.
+        If the hosts disagree, the most frequent report counts. A report of a host that hears no other host does not show which
+        side failed. It is dropped if another such host names different hosts, or if a host that it names finished the launch.
         """
         culprits = self._reported_culprits
         if not culprits:
@@ -141,10 +141,11 @@ class Attempt:
     def is_certain(self, host: str) -> bool:
         """Return whether the fault is certainly on that host.
 
-        It is certain if one of the host's ranks ended, or if the host is in the smaller part of a split gang. It is not certain
-        if the rank ended with an exception that no device explains: a setting or the software of any host may cause that. Nor is
-        it certain if the host started no rank, is unable to take part, or left no record of the launch. Reports of hosts that
-        hear no other host are certain only if no other report differs and more than half of the gang agrees.
+        It is certain if one of the host's ranks ended, was silent, did not start, or stayed behind the others, or if the host is
+        in the smaller part of a split gang. It is not certain if the rank ended with an exception that no device explains: a
+        setting or the software of any host may cause that. Nor is it certain if the host started no rank, is unable to take part,
+        or is absent without a record of the launch. Reports of hosts that hear no other host are certain only if all reports
+        agree and come from more than half of the gang.
         """
         culprit = self.culprit
         if not culprit or culprit.kind == RAISED or host in self.start_failures or host in self.unable_ranks:

@@ -95,7 +95,7 @@ def decision(evidence: dict[str, Evidence]) -> str:
 
 
 def test_bmc_that_was_first_read_after_a_launch_is_inconclusive() -> None:
-    """If the record of a BMC is lost before a run is resumed, a new record begins: earlier log entries do not count as new in it."""
+    """If the record of a BMC is lost before a run is resumed, a new record begins, in which earlier log entries are not new."""
     record = bmc_record("h2")
     late = tuple(replace(item, at=item.at.replace("T04", "T05")) for item in record.snapshots)
     record = replace(record, began=late[0].at, ended=late[-1].at, snapshots=late)
@@ -530,7 +530,7 @@ def test_lost_redundancy_is_attributed_to_the_first_part_that_failed(verdict: di
         (("A-1", ""), ("A-1",), {"gpu=0": PASS}), (("000", "A-2"), ("000", "A-3"), {"gpu=1": FAIL}),
     ],
 )  # fmt: skip
-def test_serial_that_the_bmc_lacks_fails_only_if_the_bmc_reports_enough_serials_of_its_form(
+def test_gpu_whose_serial_the_bmc_lacks_fails_only_if_the_bmc_reports_enough_serials_of_that_form(
     serials: Sequence[str], reported: Sequence[str], expected: dict[str, str]
 ) -> None:
     values = {f"processor=GPU{at}": serial for at, serial in enumerate(reported)}
@@ -559,7 +559,7 @@ def test_serial_that_changes_during_the_run_is_inconclusive() -> None:
 
 
 @pytest.mark.parametrize("kind", ["system", "chassis"])
-def test_last_serial_that_the_host_could_read_is_compared_with_that_of_the_system_and_of_the_chassis(kind: str) -> None:
+def test_last_serial_that_the_host_could_read_is_compared_with_the_serial_of_system_or_chassis(kind: str) -> None:
     metrics = with_value(healthy("h1").metrics(), f"{kind}.serial", f"{kind}=1", "S2X")
     (judged,) = bmc_verdicts(metrics, metrics, metrics, serials=["S2X", ""])
     assert (judged.name, judged.verdict, judged.value) == ("bmc.system.serial", PASS, "S2X")

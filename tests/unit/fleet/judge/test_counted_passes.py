@@ -1,4 +1,4 @@
-"""Passes of hosts that share a layout are counted without evaluating each of them again."""
+"""Passes of hosts that share a layout (the same observations) are counted without evaluating the criteria on each host."""
 
 from __future__ import annotations
 

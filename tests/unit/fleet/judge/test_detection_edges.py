@@ -1,4 +1,4 @@
-"""Gates, each a criterion on one figure of one model: whether their values vary, how many there are, and the fault they find."""
+"""Gates (a gate is a criterion on one figure of one model): which values count, whether they vary, and which fault is found."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rule(**fields: Any) -> Criterion:
 
 
 def of(runs: Sequence[Run], *rules: Criterion) -> Detection:
-    """Return the only detection of these criteria; without any, of the floor of `rule`."""
+    """Return the only detection of these criteria, whose ID is `floor` or `c`; without `rules`, of the criterion `rule()`."""
     found = [item for item in detection(runs, [pack(*(rules or (rule(),)))]) if item.key.criterion in ("floor", "c")]
     (result,) = found
     return result
@@ -126,7 +126,7 @@ def test_relative_fault_is_a_share_of_the_mean() -> None:
 
 
 def test_spread_between_runs_adds_to_that_of_the_parts() -> None:
-    """Means 110, 111, 112; each part varies by ±1 between two runs: variance 2, half of which is in the means."""
+    """Means 110, 111, 112; each part varies by ±1 between two runs: variance 2. The variance of the means contains half of it."""
     found = of([run(109.0, 110.0, 111.0), run(111.0, 112.0, 113.0)])
     variance = 1 * (1 + 1 / 3) + 2 * (1 - 1 / 2)
     freedom = variance**2 / ((4 / 3) ** 2 / 2 + 1**2 / 3)

@@ -1,4 +1,4 @@
-"""Test the rendered report: its content, and that text from hosts is never read as HTML, Markdown or terminal control."""
+"""Test the rendered report: its content, and that no text from a host acts as HTML, Markdown or a terminal control sequence."""
 
 from __future__ import annotations
 
@@ -829,7 +829,7 @@ def test_page_with_every_benchmark_is_limited_in_size() -> None:
     report = merge(fleet_plan, builders.evidence(fleet_plan), read_packs([]))
     assert report.decision == "accepted"
     size = len(render_html(report)) / len(report.hosts)
-    print(f"{size / 1e3:.1f} kB of HTML a host of 8 GPUs")
+    print(f"{size / 1e3:.1f} kB of HTML per host of 8 GPUs")
     assert size < 31_000
     assert len(render_markdown(report)) < 60_000
 

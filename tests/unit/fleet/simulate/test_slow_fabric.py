@@ -1,4 +1,4 @@
-"""A NIC, cable, rail, host or fabric at half or at 2 % of its speed is the only cause. No GPU is reported as failed."""
+"""If a NIC, cable, rail, host or fabric has half or 2 % of its speed, only this part is named. No GPU is reported as failed."""
 
 from __future__ import annotations
 
