@@ -1,4 +1,4 @@
-"""Counters that only adapters of the type Elastic Fabric Adapter (EFA) of AWS have.
+"""Counters that only the Elastic Fabric Adapter (EFA) of AWS has.
 
 Names: Linux, drivers/infiniband/hw/efa/efa_verbs.c. Meaning: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/efa-working-monitor.html
 """

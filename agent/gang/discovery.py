@@ -127,7 +127,7 @@ def _receive_members(gang: Gang, channel: socket.socket, timeout_s: float) -> li
         channel.settimeout(max(0.001, end - time.monotonic()))  # 0 would mean: do not wait
         data = channel.recv(1 << 16)
         line += data
-        if not data or len(line) > MAX_BYTES:  # the other end is no member
+        if not data or len(line) > MAX_BYTES:  # the other end is no member of the gang
             return []
         if time.monotonic() > end:
             raise TimeoutError

@@ -18,10 +18,10 @@ _HOST_RUNS = f"(select nonce, host from parts where part = 'host' and {_PART})"
 
 
 def part_answer(history: History, name: str, *, values: bool = False) -> Answer:
-    """Return the life of a part by its serial, or of a host by its name.
+    """Return the life of the part with the serial `name`, or of the host with this name or chassis serial.
 
     Raises:
-        UsageError: the history has no such part.
+        UsageError: the history has no such part or host.
     """
     places = history.records(
         f"""

@@ -102,7 +102,7 @@ def inventory_value(view: HostView, variable: str) -> Value:
     """Return the value of a variable of the inventory; empty or zero if the inventory does not set it.
 
     If the inventory does not set the number of InfiniBand ports, the value is 1 if the gang uses its fabric
-    (`HostView.uses_fabric`).
+    (`HostView.uses_fabric`), and else 0.
     """
     host = view.host
     if variable == "gpu_count":
@@ -144,7 +144,7 @@ def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 
 
 def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
-    """Return `series` for readings. Apart from its stage, a criterion matches either all readings of a scope or none."""
+    """Return what `series` returns, for readings. Apart from the stage, a criterion matches all readings of a scope or none."""
     groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
     if criterion.stage:
         groups = [[item for item in group if item.stage == criterion.stage] for group in groups]
@@ -161,7 +161,7 @@ def with_matching_name(view: HostView, criterion: Criterion) -> list[Observation
 def _judge_series(
     view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures
 ) -> Verdict | None:
-    """Return the verdict on one series; None if there is nothing to compare it with, or another check reports its absence."""
+    """Return the verdict on one series; None if there is nothing to compare it with, or if another check reports it as absent."""
     benchmark = from_benchmark(criterion.name)
     measured = [item for item in group if item.status == MEASURED]
     absences = [item for item in group if item.status == ERROR]

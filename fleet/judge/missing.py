@@ -20,7 +20,7 @@ from schemas.scopes import Scope, pci_address
 
 DRIVER, BUS, BOUND_TO = "gpu.count", "gpu.pci_count", "pcie.driver"
 MIN_HOSTS = 2
-"""Minimum number of hosts that must have GPUs in the same slots. A single host with this layout may itself be the exception."""
+"""Minimum number of hosts with the most common layout for a slot to be named. A single such host may itself be the exception."""
 LOG_CAUSES = {
     "message=fallen_off_the_bus": "fell off the bus",
     "xid=79": "fell off the bus (XID 79)",
@@ -106,7 +106,7 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
     detail = "; ".join(filter(None, (verdict.detail, text)))
     settings = {cause for key, cause in LOG_CAUSES.items() if key not in HARDWARE_CAUSES}
     explained = len(bound) + sum(cause in settings for cause in causes.values())
-    # GPUs that are not planned, such as those of virtual machines, may be bound to another driver and explain no missing one.
+    # GPUs that are not planned, such as those of virtual machines, may be bound to another driver. They explain no missing GPU.
     silent = [count - verdict.value for count in _last(view, BUS).values() if isinstance(count, int)]
     is_setting = verdict.name == DRIVER and explained >= max([missing, *silent]) and missing > 0
     action = "configure" if is_setting else verdict.action

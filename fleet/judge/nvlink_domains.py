@@ -33,7 +33,7 @@ class DomainMember:
     is_ready: bool | None
     """Whether the IMEX daemon of the host works; None if not reported."""
     broken: Mapping[str, str]
-    """Address of another host -> state of the connection to it, for each connection that IMEX reports as not connected."""
+    """Address of another host -> state of the connection to it, if this state is neither `connected` nor `not_reported`."""
     peers: int
     """Number of other hosts for which this host has a reading of the connection."""
     unreported: int

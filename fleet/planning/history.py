@@ -20,8 +20,8 @@ from schemas.stages import BENCHMARK, SOAK
 from schemas.times import epoch_seconds
 
 MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
-"""The newest MAX_RUNS runs are read. Of the newest MAX_TIMED_RUNS of them, the records are read too, for the cost of benchmarks:
-at most MAX_TIMED_RECORDS records of hosts, as many of gangs, and as many of BMCs."""
+"""The reports of the newest MAX_RUNS runs are read. To know how long benchmarks take, records of the newest MAX_TIMED_RUNS of
+these runs are read too: of each run at most MAX_TIMED_RECORDS records of hosts, as many of gangs, and as many of BMCs."""
 REPORT_BYTES = 200_000_000
 """Maximum size of a report, plan or record that is read; a run with a larger one is skipped."""
 Json = Any

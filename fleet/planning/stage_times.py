@@ -58,7 +58,8 @@ def check_scaled_settings(profile: Mapping[str, Any], where: str) -> None:
 def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -> Plan:
     """Return the plan with the time budgets in `scaled` multiplied so that all stages take the planned duration together.
 
-    The slowest host decides. The deadlines change by the same time as the stages. A profile without `duration_s` is unchanged.
+    The slowest host decides the factor. The deadline of each stage changes by as many seconds as the stage. The plan of a profile
+    without `duration_s` is unchanged.
 
     Raises:
         UsageError: the duration is invalid; it is shorter than the tests take with their shortest time budgets; or the profile

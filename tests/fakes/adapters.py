@@ -34,7 +34,8 @@ def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: i
     """Return the readings of `mlx5_0` and `mlx5_1`, the PCIe paths of the GPUs to them, and the uptime of the host.
 
     Args:
-        host: number of the host. The GUIDs of its adapters contain this number, and its ports are at the switch port `host`.
+        host: number of the host. The GUIDs of its adapters contain this number. Its ports are connected to the switch port with
+            this number.
         module: captured output of ethtool for the optical module of the first adapter: HEALTHY or DARK.
         gpus: number of GPUs of the host; half of them are below the PCIe switch of each adapter.
         symbol_errors: symbol errors of the port of the first adapter.

@@ -85,7 +85,7 @@ class VerbsTest:
 
 
 class Installation:
-    """The perftest programs of this host, and what they were built for."""
+    """The perftest programs of this host, and their options for GPU memory."""
 
     def __init__(self) -> None:
         self.paths = {name: shutil.which(name) for name in (*PROGRAMS.values(), LATENCY_PROGRAM)}
@@ -135,11 +135,10 @@ class PerftestRun:
                 command, stdin=subprocess.DEVNULL, stdout=self._stdout, stderr=self._stderr
             )
             self._files = files.pop_all()
+        # The caller passes the processors near the adapter, so that the memory of the test is on the adapter's NUMA node.
         with contextlib.suppress(OSError):  # the processors may be outside this container's cpuset
             if wanted := set(cpus) & os.sched_getaffinity(0):
-                os.sched_setaffinity(
-                    self._process.pid, wanted
-                )  # so that the memory of the test is on the adapter's node
+                os.sched_setaffinity(self._process.pid, wanted)
 
     @property
     def is_running(self) -> bool:
@@ -169,7 +168,7 @@ def _read(file: IO[bytes]) -> str:
 
 
 def wait_until_listening(servers: Mapping[str, tuple[PerftestRun, int]], progress: Progress) -> dict[str, str]:
-    """Wait until each server listens on its port; return key -> reason for those that end or do not listen within LISTEN_S."""
+    """Wait until each server listens on its port; return key -> reason for each that ended or did not listen within LISTEN_S."""
     deadline, problems = time.monotonic() + LISTEN_S, {}
     waiting = dict(servers)
     while waiting and time.monotonic() < deadline:

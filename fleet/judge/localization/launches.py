@@ -100,7 +100,8 @@ class Attempt:
         """Return the culprit according to the heartbeats; None if it is unknown.
 
         If the hosts disagree, the most frequent report counts. A report of a host that hears no other host does not show which
-        side failed. It is dropped if another such host names different hosts, or if a host that it names finished the launch.
+        side failed. It gives no culprit if another such report names different hosts, or if a host that it names finished the
+        launch.
         """
         culprits = self._reported_culprits
         if not culprits:

@@ -80,7 +80,7 @@ class Tolerance:
     latency: float = 0.5
     """Share of 1 / latency that may be missing: 0.5 is twice the latency."""
     sigmas: float = 6
-    """Number of standard deviations of the noise. With 6, one in 4000 runs of 250 000 pairs has a false alarm."""
+    """Number of standard deviations of the noise. With 6, one of 4000 runs with 250 000 pairs each has a false alarm."""
 
 
 def rule_of_succession(agreeing: int, compared: int) -> float:

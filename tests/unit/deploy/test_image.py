@@ -60,7 +60,7 @@ def image(tmp_path: Path) -> dict[str, str]:
     shutil.copytree(HERE, tmp_path / "container")
     for path in (tmp_path, *tmp_path.rglob("*")):
         os.chown(path, UNPRIVILEGED_UID, 0)
-    for parent in tmp_path.parents:  # other users may not enter pytest's directories
+    for parent in tmp_path.parents:  # pytest creates its directories so that other users cannot enter them
         if parent.name.startswith(("pytest-", "popen-")):
             parent.chmod(0o755)
     return {

@@ -88,9 +88,8 @@ def test_every_catalogue_output_is_measured_once(measured: list[Observation]) ->
 
 
 def test_only_the_figures_of_an_unknown_variant_are_unmeasured(measured: list[Observation]) -> None:
-    required = [
-        item for item in measured if not item.name.startswith("straggler.cpu_")
-    ]  # some Linux kernels do not report these
+    # Some Linux kernels do not report the figures `straggler.cpu_…`.
+    required = [item for item in measured if not item.name.startswith("straggler.cpu_")]
     absent = {(item.name, item.params["variant"], item.status) for item in required if item.status != "measured"}
     assert absent == {(f"variants.{kind}", "fp1", "error") for kind in ("throughput", "loss_finite")}
 

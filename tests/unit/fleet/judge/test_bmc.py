@@ -611,7 +611,7 @@ def test_repeated_characters_and_placeholders_are_no_serial(text: str, expected:
 
 
 def altered_records() -> Iterator[tuple[str, Record]]:
-    """Yield records of a healthy BMC with one element removed, duplicated or changed, each after the name of its change."""
+    """Yield the name of a change and a changed record of a healthy BMC: one element is removed, duplicated, moved or changed."""
     record = bmc_record(
         "h1", healthy("h1").metrics(), healthy("h1").metrics(), with_event(healthy("h1").metrics(), "OK", "on")
     )
