@@ -2,7 +2,7 @@
 """Run Ansible modules on the control node: `command` in a process of its own, the others in forks of one server process.
 
 Commands that playbooks run look for the playbook among their parent processes, and some leave a process behind. Other modules
-do neither. In a fork of the server (`module_python.py`) they take a fifth of the time.
+do neither. In a fork of the server, which `module_python.py` requests, they take a fifth of the time.
 """
 
 import os
