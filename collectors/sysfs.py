@@ -23,7 +23,7 @@ def pci_addresses(target: str) -> list[str]:
 
 
 def parse_natural(text: str) -> int:
-    """Return a whole number that is not negative. Raises ValueError."""
+    """Return the number in a text. Raises ValueError if the text is not a whole number, or if the number is negative."""
     number = int(text)
     if number < 0:
         raise ValueError(f"{number} is negative")
@@ -31,6 +31,9 @@ def parse_natural(text: str) -> int:
 
 
 def parse_numa_node(text: str) -> Value | Absent:
-    """Return the NUMA node of a device; the kernel writes -1 if the firmware reports none. Raises ValueError."""
+    """Return the NUMA node of a device; the kernel writes -1 if the firmware reports none.
+
+    Raises ValueError if the text is not a whole number.
+    """
     number = int(text)
     return number if number >= 0 else Absent.unsupported("the firmware reports no NUMA node")

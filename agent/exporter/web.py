@@ -48,7 +48,7 @@ INDEX = b"<!doctype html><html><head><title>Rackproof exporter</title></head><bo
 
 
 class Page:
-    """The page /metrics. Clients that request it within `fresh_s` seconds get the same rendering, which a thread makes."""
+    """The page /metrics. A thread renders it. Each rendering is sent to all clients until it is `fresh_s` seconds old."""
 
     def __init__(self, registry: CollectorRegistry, fresh_s: float) -> None:
         self._registry = registry
@@ -212,7 +212,7 @@ class Server:
             writer.write(_response(431, b"the request is too long\n"))
             writer.close()
         except (OSError, EOFError, asyncio.TimeoutError, ssl.SSLError):
-            pass  # the client disconnected, or did not complete its request
+            pass  # the client disconnected, or was too slow to send its request or to read the answer
         finally:
             connection.abort()
             self._connections -= 1

@@ -58,7 +58,7 @@ def select_members(plan: Plan, host: PlannedHost, requested: str, placement: Ran
     if not members:
         raise PlacementError(
             f"host {host.name} is in no gang of the plan of run {plan.run_id}: make a plan with rackproof_gang=rack or all, "
-            "or run its own stage with `rackproof bench`"
+            "or measure this host alone with `rackproof bench`"
         )
     _check_requested(plan, host, members)
     if placement:
@@ -88,7 +88,8 @@ def _check_started_processes(plan: Plan, host: PlannedHost, members: Sequence[st
     started = [match_host(plan, name) or name for name in placement.hosts]
     if started and set(started) != set(members):
         raise PlacementError(
-            f"{program} started {', '.join(started)}, but the gang is {', '.join(members)}: plan those hosts, or give --members"
+            f"{program} started {', '.join(started)}, but the gang is {', '.join(members)}: plan the started hosts, "
+            "or give --members"
         )
     local_devices, all_devices = len(host.devices), sum(len(plan.host(name).devices) for name in members)
     one_per_host = placement.local_size == 1 and placement.size == len(members)
@@ -101,7 +102,7 @@ def _check_started_processes(plan: Plan, host: PlannedHost, members: Sequence[st
 
 
 def check_gpu_allocation(host: PlannedHost, environment: Mapping[str, str]) -> None:
-    """Raise PlacementError if the scheduler gave this job fewer GPUs than the plan has ranks."""
+    """Raise PlacementError if the scheduler gave this job fewer GPUs on this host than the plan has ranks on it."""
     visible = visible_devices(environment)
     if host.device != "gpu" or visible is None:
         return

@@ -26,7 +26,7 @@ Address = tuple[int, int, int]
 
 
 def peer_paths(index: int, gpus: Mapping[int, NvmlGpu]) -> Iterator[tuple[int, str | Absent]]:
-    """Yield the path from a GPU to each of the others: `NV18` for 18 NVLinks, or the PCIe path."""
+    """Yield the index of each other GPU and the path to it: `NV18` for 18 NVLinks, or the PCIe path."""
     gpu = gpus[index]
     ends = try_read(lambda: _link_ends(gpu))
     for peer_index, peer in gpus.items():

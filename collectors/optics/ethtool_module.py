@@ -19,7 +19,7 @@ _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?) (?:mW|degrees C|V|mA)\b")
 _CHANNEL = re.compile(r"\s*\(Chan(?:nel)? (\d+)\)$")
 _HEX_DUMP = re.compile(r"^Offset\s+Values|^0x[0-9a-f]{2,4}:", re.MULTILINE)
 _UNREADABLE_V = 6.55
-"""A voltage of 0xFFFF x 100 µV: the page of the module could not be read."""
+"""A voltage of at least this is 0xFFFF x 100 µV, the value of a page of the module that could not be read."""
 _MAX_LANES = 16
 IDENTITY = {
     "vendor_name": "vendor", "vendor_pn": "part_number", "vendor_sn": "serial", "identifier_description": "type",

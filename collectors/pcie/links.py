@@ -167,7 +167,7 @@ def parse_generation(speed: str) -> Value | Absent:
 
 
 def parse_total(text: str) -> int:
-    """Return the total in the last line of an AER counter file. Raises ValueError."""
+    """Return the total in the last line of an AER counter file. Raises ValueError if there is none."""
     for line in reversed(text.splitlines()):
         if line.startswith("TOTAL_ERR_"):
             return int(line.split()[-1])

@@ -133,7 +133,7 @@ HANDLING = {
     ),
     ("nvlink", "inspect_hardware", ""): Handling(
         "Drain the host and reboot it. If the link is still down, reseat the GPU.",
-        "return the GPU (RMA). If a new GPU shows the same, inspect the baseboard.",
+        "return the GPU (RMA). If a link of the new GPU is down, too, inspect the baseboard.",
     ),
     ("pcie-link", "reseat", "gpu"): Handling(
         "Drain the host and power it off. Reseat the GPU, and its riser or cable if it has one.",
@@ -173,7 +173,7 @@ HANDLING = {
     ),
     ("stopped-launch", "inspect_hardware", ""): Handling(
         "Read the kernel log of the host and the event log of its BMC. Then reboot the host and measure it again.",
-        "return the GPU (RMA) if the cause names the same GPU, otherwise inspect the host.",
+        "return the GPU (RMA) if both causes name the same GPU, otherwise inspect the host.",
     ),
     ("far-adapter", "inspect_hardware", ""): Handling(
         "Check that the network adapter next to the GPU is present and in its slot (nvidia-smi topo -m, lspci -t). The GPU is "

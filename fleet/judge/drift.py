@@ -236,5 +236,5 @@ def _series_name(series: Series) -> str:
 
 
 def rates_without_drift(soak: Soak) -> list[str]:
-    """Return the names of the rates with too few values to evaluate drift: expected in a soak of less than an hour."""
+    """Return the names of the rates with too few values to evaluate drift. In a soak of less than an hour this is no fault."""
     return sorted({series.name for series in soak.timeline.series if is_rate(series) and not rate_course(series, soak)})

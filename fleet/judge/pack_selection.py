@@ -32,9 +32,9 @@ _PORT_PACKS: BoundedCache[int, tuple[Pack, Pack]] = BoundedCache(8)
 
 
 def criteria_by_id(packs: list[Pack]) -> dict[str, Criterion]:
-    """Return the criteria of these packs by id, as `resolve` does.
+    """Return id -> criterion, for the criteria that `resolve` selects from these packs.
 
-    Limits that are fractions of a datasheet come from the first pack that has one: the pack of the host's GPU model.
+    Limits that are fractions of a datasheet use the first pack that has a datasheet: the pack of the host's GPU model.
     """
     key = tuple(map(id, packs))
     if key not in _CRITERIA:

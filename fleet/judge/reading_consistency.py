@@ -1,4 +1,4 @@
-"""Check that snapshots have the same readings, that constant readings do not change, and that counted times can be right.
+"""Check that snapshots have the same readings, that constant readings do not change, and that counted times are possible.
 
 Most readings of two snapshots are the same Python object (`schemas.quick`), so one pass over the record compares few values.
 """
@@ -47,9 +47,11 @@ RESIZED = ("host.memory.total", "host.numa.memory_total")
 RESIZED_BY = 20.0
 """Factor by which such a size may change. A larger change means a wrong unit."""
 COUNTING_DELAY_S = 120.0
-"""Drivers update the counter of throttled time late: on H100 and H200 up to 38 s at once."""
+"""Tolerance for the rise of a counted time, compared with the uptime. Drivers update the counter of throttled time late: on H100
+and H200 it rises by up to 38 s at once."""
 CLOCK_TOLERANCE_S = 300.0
-"""The system clock may be corrected during a run. The clock itself is judged by criteria."""
+"""Tolerance for the rise of a counted time, compared with the system clock, which may be corrected during a run. Criteria judge
+whether the clock is right."""
 UPTIME = "host.uptime"
 
 
@@ -64,7 +66,10 @@ def is_constant(name: str) -> bool:
 
 @cache
 def _is_time(name: str) -> bool:
-    """Return whether a reading counts seconds, and so grows at most as fast as time passes."""
+    """Return whether a reading counts seconds, and so grows at most as fast as time passes.
+
+    Times of disks are left out: a drive counts whole hours, so its time may grow by an hour at once.
+    """
     reading = READINGS.get(name)
     is_of_disk = "disk" in reading.labels if reading else False
     return name == UPTIME or (reading is not None and reading.counter and reading.unit == "s" and not is_of_disk)
@@ -107,7 +112,7 @@ def reading_problems(record: Record) -> Iterator[Problem]:
 
 
 def _differences(first: Snapshot, snapshots: Sequence[Snapshot]) -> tuple[dict[str, None], list[Snapshot]]:
-    """Return the readings whose values may differ from the first snapshot, and the snapshots with other readings or scopes."""
+    """Return the readings that may differ from those of `first`, and the snapshots with other readings or scopes than `first`."""
     changed: dict[str, None] = {}
     irregular = []
     fast: list[Metric] | None = None
@@ -174,7 +179,8 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
 def _is_there(name: str, scope: str, present: set[str], *, is_log_read: bool) -> bool:
     """Return whether the part of that scope was there when the snapshot was taken.
 
-    A remote volume or a virtual interface may disappear and return, with all its readings. An error code appears with its error.
+    A remote volume or a virtual interface may disappear and return, with all its readings. The scope of an error code
+    appears when the error first occurs.
     """
     parsed = Scope.parse(scope)
     if parsed.kind in EVENT_LABELS:
@@ -253,5 +259,5 @@ def _wrong_times(
 def _seconds_between(earlier: Snapshot, later: Snapshot) -> float:
     try:
         return epoch_seconds(later.at) - epoch_seconds(earlier.at)
-    except ValueError:  # reported elsewhere
+    except ValueError:  # another check reports a time that cannot be read
         return float("inf")

@@ -13,7 +13,7 @@ from schemas.reports import HostReport, LineKind, Replaced, SummaryLine
 
 _MAX_LINES = 10
 _TEXTS = frozenset({"id", "origin", "replaces", "source", "basis", "note"})
-"""Fields of a criterion without effect on a verdict."""
+"""Fields of a criterion that change neither whether a value passes nor what a failure means."""
 
 
 def replaced_criteria(packs: Sequence[Pack], hosts: Iterable[HostReport]) -> tuple[Replaced, ...]:

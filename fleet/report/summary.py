@@ -63,7 +63,7 @@ class SummaryInput:
     exceptions: Sequence[Verdict]
     """All verdicts that do not pass."""
     listed: Sequence[Verdict]
-    """The verdicts that the report has."""
+    """The verdicts that the report lists. A large report does not list all."""
     causes: Sequence[Cause]
     """Causes of the listed verdicts that do not pass."""
     manifest: Sequence[Verdict]
@@ -76,7 +76,7 @@ class SummaryInput:
     version_caveats: Sequence[SummaryLine] = ()
     """Versions with published vulnerabilities."""
     machines: Sequence[Sequence[str]] = ()
-    """For each machine that is several hosts of the run: these hosts."""
+    """For each machine that the inventory lists as several hosts: the names of these hosts."""
     compared: Collection[str] = ()
     """Benchmarks with figures that a criterion compares with the fleet."""
 
@@ -141,7 +141,7 @@ def allowances(hosts: Sequence[PlannedHost]) -> Iterator[SummaryLine]:
 
 
 def shared_machines(machines: Sequence[Sequence[str]]) -> Iterator[SummaryLine]:
-    """Yield a caveat if several hosts of the run are one machine; `machines`: for each such machine, these hosts."""
+    """Yield a caveat if several hosts of the run are one machine. `machines`: for each such machine, the names of its hosts."""
     if machines:
         more = f"; {counted(len(machines) - MAX_MACHINES, 'more machine')}" if len(machines) > MAX_MACHINES else ""
         groups = "; ".join(f"{_names(hosts, MAX_GANG_NAMES)} share the machine" for hosts in machines[:MAX_MACHINES])
@@ -252,7 +252,10 @@ def _affected(parts: Collection[tuple[str, str]], hosts: Sequence[HostReport]) -
 def _worst_state(
     states: Mapping[tuple[str, bool], Collection[tuple[str, str]]],
 ) -> tuple[str, str, Collection[tuple[str, str]]]:
-    """Return verdict, text and parts of the most severe state. `states`: (verdict, whether it is waived) -> parts."""
+    """Return verdict, text and parts of the most severe state; an empty verdict and UNJUDGED if there is no state.
+
+    `states`: (verdict, whether it is waived) -> parts.
+    """
     texts = {
         (FAIL, False): "FAIL",
         (INCONCLUSIVE, False): "INCOMPLETE",

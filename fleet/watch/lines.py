@@ -44,9 +44,9 @@ def _run_changes(old: View | None, new: View) -> Iterator[str]:
 
 
 def _state_changes(old: View | None, new: View) -> Iterator[str]:
-    """Yield a line for each host that failed with a known reason, and one line for all other hosts with the same change of state.
+    """Yield a line for each host that failed, left the run or needs attention, and why.
 
-    Hundreds of hosts can change at once.
+    All other hosts with the same change of state have one line, because hundreds of hosts can change at once.
     """
     before = {host.name: host for host in old.hosts} if old else {}
     hosts_by_change: dict[tuple[str, str], list[str]] = defaultdict(list)

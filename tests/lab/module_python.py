@@ -17,7 +17,7 @@ SOCKET, PROGRAM = 3, 4
 
 
 def connected():
-    """Return a connection to the server of this user that sees the same files and network; start it if there is none.
+    """Return a connection to the server of this user with the same mounts and network as this process; start it if there is none.
 
     The name of the abstract socket contains the mount namespace, because the control node and a host with systemd share a
     network namespace, in which such names must be unique.

@@ -1,7 +1,8 @@
 """Answer requests in a virtual machine that `machines.py` has started: `guest.py HOST DIRECTORY`.
 
 DIRECTORY is shared with the test and with the other machines. For each request N.json in DIRECTORY (0.json, 1.json …), the
-machine runs the shell command for HOST and writes the exit code to N.HOST.json. The request `null` ends the program.
+machine runs the shell command that the request has for HOST, and writes the exit code to N.HOST.json. The request `null` ends
+the program.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from agent.benchmarks.runtime.nccl import Communicator
 
 CHUNK = 1 << 24
-"""Elements that are filled or checked at once, so that the check of a large buffer does not need a second large buffer."""
+"""Maximum number of elements that are filled or checked at once. This limits the memory for the expected values."""
 PERIOD = 251
 """The elements of the pattern (see `pattern`) are 0 to 250, again and again."""
 
@@ -183,7 +183,7 @@ class CollectiveBuffers:
     def run_and_check(self) -> torch.Tensor:
         """Fill the send buffer, run once, and return the number of wrong elements in this rank's receive buffer.
 
-        The count stays on the device: reading it waits for the operation, which may hang.
+        The number is 0 on a rank that receives nothing. It stays on the device: reading it waits for the operation, which may hang.
         """
         self.receive.fill_(float("nan"))  # so that the result of an earlier run does not count as correct
         for index, chunk in enumerate(self.send.chunk(self._n if self._operation.sends_chunks else 1)):

@@ -29,7 +29,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `group_copy.bandwidth` of each pattern in B/s, the sum over all copies, and `.wrong_bytes` of each pair.
 
     - `one_to_all`: this GPU writes to all others; `all_to_one`: all others write to this GPU.
-    - `by_kernel`: a kernel on this GPU writes to the memory of the next one. torch has no copy kernel between GPUs for
+    - `by_kernel`: a kernel on this GPU writes to the memory of the next GPU. torch has no copy kernel between GPUs for
       contiguous data of one type, so this pattern converts int32 to fp32. Without peer access torch copies through a buffer.
     """
     if context.local_world_size == 1:  # there is no other GPU on this host
@@ -92,7 +92,7 @@ def _copy(
     """
     own = context.device
     source_device, target_device = (other, own) if pattern == "all_to_one" else (own, other)
-    # Different data for each pair, so that data from another GPU count as wrong.
+    # Each pair has different data, so that data of another pair count as wrong.
     generator = torch.Generator(source_device).manual_seed(1000 * source_device.index + target_device.index)
     source = torch.randint(0, LARGEST, (size // 4,), dtype=torch.int32, device=source_device, generator=generator)
     target = torch.empty(
@@ -115,7 +115,7 @@ def _copy(
         context.synchronize_devices((source_device, target_device))  # has a time-out, unlike reading the digests
         if digests[0].item() == digests[1].item():
             return 0
-        # Through the host, because the path between the GPUs is what is tested.
+        # Compare in the memory of the host, because the path between the GPUs is what is tested.
         return max(1, int((target.cpu().view(torch.uint8) != expected.cpu().view(torch.uint8)).sum()))
 
     return start, count_wrong

@@ -71,9 +71,9 @@ class Context(RankContext, Timing):
 
 @cache
 def _cublas_version(maps: Path) -> str:
-    """Return the version of the cuBLAS in the memory of this process; empty if there is none, or if it does not report a version.
+    """Return the version of the cuBLAS that this process has loaded; empty if it has none, or if cuBLAS reports no version.
 
-    torch has no function for this. It does not follow from the version of CUDA: packages and containers replace cuBLAS alone.
+    torch has no function for this. The version of CUDA does not determine it: packages and containers replace cuBLAS alone.
 
     Args:
         maps: list of the mapped files, `/proc/self/maps`.

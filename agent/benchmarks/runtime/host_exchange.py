@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 MARGIN_S = 10.0
-"""Additional time for which the other hosts wait for the collecting host: its limit begins only when it enters the step."""
+"""Additional time for which the other hosts wait for the collecting host: the limit for its collection begins only when it enters
+the step."""
 
 
 class ExchangeError(Exception):

@@ -1,8 +1,8 @@
 """A checkpoint in a shared directory: each host writes a shard for each of its ranks; another host reads and compares them.
 
-If bytes of a shard are wrong, the host that wrote the shard (its owner) and a third host read the shard, too. If all three hosts,
-or both hosts other than the owner, read wrong bytes, the file system stored the shard wrong. Otherwise the host that read wrong
-bytes is at fault.
+If bytes of a shard are wrong, the host that wrote the shard (its owner) and a third host, if there is one, read the shard, too.
+If every host that read the shard, or two hosts other than the owner, read wrong bytes, the file system stored the shard wrong.
+Otherwise each host that read wrong bytes is at fault.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from agent.benchmarks.storage.target import ACCESS_S, TargetReport, clean
 SLOWEST = 20e6
 """Rate in B/s of one host. If the host is slower, its reading or writing of shards is abandoned."""
 MOST_DISPUTED = 16
-"""Maximum number of wrong shards of one owner that a host reports, so that they are read again."""
+"""Maximum number of wrong shards of one owner that a host reports. Only reported shards are read again."""
 
 Readings = dict[tuple[str, int], dict[str, tuple[int, int]]]
 """Owner and number of a shard -> host that read it wrong -> number of wrong bytes, and offset of the first."""
@@ -35,7 +35,7 @@ class CheckpointShards:
         free = clients.target.free // 4 // max(1, len(clients.hosts)) // self._shards
         self._size = max(1, min(settings["shard_bytes"], free) // shard.BLOCK) * shard.BLOCK
         self._sizes: dict[str, tuple[int, int, bool]] = {}
-        """Host -> number and size of its shards, and whether they bypass the page cache."""
+        """Host -> number of its shards, bytes of each shard, and whether this host reads them without the page cache."""
         self._limit_s = ACCESS_S + self._size * self._shards / SLOWEST
 
     def run(self) -> None:
@@ -111,7 +111,11 @@ class CheckpointShards:
         return found[:MOST_DISPUTED]
 
     def _settle(self, first: Mapping[str, Sequence[Sequence[Any]]]) -> None:
-        """Report how many bytes of this host's shards are stored wrong, and how many bytes this host misread in any shard."""
+        """Report how many bytes of this host's shards are stored wrong, and how many bytes this host misread in any shard.
+
+        If this host read wrong bytes of another host's shard, and no other host could read that shard again, report a problem
+        of the target instead.
+        """
         clients, readings = self._clients, _by_shard(first)
         readers = self._read_again(readings) if readings else {}
         if any(found.keys() == readers[name] == {clients.host} != {name[0]} for name, found in readings.items()):

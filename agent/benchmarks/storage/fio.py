@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ENGINES = ("libaio", "io_uring", "psync")
-"""Engines in order of preference; RHEL packages libaio separately, and psync is always there."""
+"""Engines in order of preference. On RHEL, libaio is in a separate package. Every fio has psync."""
 PERCENTILES = {"p50": "50.000000", "p99": "99.000000", "p99_9": "99.900000"}
 SEQUENTIAL_BYTES, RANDOM_BYTES = 1 << 20, 4096
 DEPTHS = {"sequential": 16, "random": 32}

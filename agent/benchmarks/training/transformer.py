@@ -62,7 +62,8 @@ class Shape:
     def required_bytes(self, world_size: int) -> float:
         """Return an estimate of the device memory that the training needs, in bytes."""
         activations = ACTIVATION_BYTES * self.layers * self.width * self.batch_size * self.sequence
-        return activations + 4 * self.weights * (1 + STATE_BYTES / 4 / world_size)  # created unsharded, then sharded
+        # Each device first has all weights, because the model is created before it is sharded.
+        return activations + 4 * self.weights * (1 + STATE_BYTES / 4 / world_size)
 
 
 AnyShape = TypeVar("AnyShape", bound=Shape)
@@ -145,7 +146,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _report(context: Context, shape: Shape, times: Sequence[float], peak: float, losses: Sequence[float]) -> None:
-    """Report all figures; `peak` is the FLOP/s of a device's matrix product, 0 on CPUs."""
+    """Report all figures; `peak` is the mean FLOP/s of the devices in a matrix product, 0 on CPUs."""
     params = asdict(shape) | {"world_size": context.world_size, "dtype": "bf16", "data": "synthetic"}
     step_times = summarize(context.max_over_ranks(times))
     if context.device.type == "cuda":
@@ -181,7 +182,7 @@ def shard(context: Context, build: Callable[[], Transformer]) -> nn.Module:
 
 
 def _import_fsdp2() -> Any:
-    """Return the module that has `fully_shard`, which moved in PyTorch 2.6. Raises CannotMeasureError."""
+    """Return the module that has `fully_shard`, which moved in PyTorch 2.6. Raises CannotMeasureError if no module has it."""
     for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
         try:
             module = importlib.import_module(name)
@@ -222,7 +223,7 @@ def measure_gemm_rate(context: Context) -> float:
 
 
 def make_tokens(context: Context, shape: Shape) -> torch.Tensor:
-    """Return rows (batch, sequence + 1). The first token is random; after each token t comes (5·t + 3) mod VOCABULARY."""
+    """Return rows of tokens (batch, sequence + 1). Each first token is random; after token t comes (5·t + 3) mod VOCABULARY."""
     generator = torch.Generator().manual_seed(context.rank)
     rows = [torch.randint(VOCABULARY, (shape.batch_size,), generator=generator)]
     for _ in range(shape.sequence):

@@ -17,7 +17,7 @@ from schemas.scopes import Scope
 NAME = "pairs.bandwidth"
 BANDS = (0.5, 0.75, 0.9, 0.97)
 """Upper ends of the color bands, as shares of the median of the matrix. A rate in the first band suggests a lost link. A rate
-above the last end differs from the median only by noise."""
+above the last end counts as normal."""
 MAX_HOSTS = 256
 """A larger gang has no matrix, because its cells would be too small; its slowest pairs are still listed."""
 _MAX_SLOWEST = 8
@@ -43,6 +43,7 @@ class PairMatrix:
     """The pairs of one gang; a cell shows the slowest rail of a pair."""
 
     gang: str
+    """Names of its first and its last host: `h1 to h8`."""
     hosts: tuple[str, ...]
     suspicious: bool
     """Whether a pair has less than 90 % of the median, or could not be measured."""
@@ -150,7 +151,7 @@ def _rail_paths(
 ) -> Iterable[tuple[str, str]]:
     """Return the paths of a picture in which each cell is the fastest pair of a host on a rail.
 
-    A slow link between two hosts lowers no cell, because both hosts have faster pairs. So a slow cell points to a
+    A slow link between two hosts lowers no cell if both hosts also have faster pairs. So a slow cell points to a
     NIC, a slow row to a rail and a slow column to a host.
     """
     best: dict[tuple[int, int], float | None] = {}

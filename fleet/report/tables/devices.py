@@ -1,4 +1,4 @@
-"""Summarize figures of single devices: a row per figure with its range, limits and counts. `gpus` has a row per device."""
+"""Summarize figures of single devices: a row per figure with range, limits and counts. The module `gpus` has a row per device."""
 
 from __future__ import annotations
 

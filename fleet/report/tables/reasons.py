@@ -64,12 +64,13 @@ class Reason:
 
 
 def reasons(verdicts: Sequence[Verdict], causes: Iterable[Cause], seen: Mapping[int, str]) -> list[Reason]:
-    """Return one reason per cause, in their order: failures (critical first, then by action), then inconclusive, then waived.
+    """Return one reason per cause, in the order of `causes`.
 
     Args:
-        verdicts: of the report.
-        causes: some causes of the report, or all.
-        seen: from `seen_before`.
+        verdicts: the verdicts of the report.
+        causes: some causes of the report, or all. The report has them in this order: failures (critical first, then by action),
+            inconclusive causes, waived causes.
+        seen: position of the leading verdict of a cause -> in which former runs the cause was seen (`seen_before`).
     """
     return [
         _reason(cause, [verdicts[position] for position in cause.verdicts], seen.get(cause.verdicts[0], ""))

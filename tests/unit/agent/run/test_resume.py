@@ -659,7 +659,10 @@ def run_at_once(*commands: Sequence[str], stdin: str = "") -> list[str]:
 
 
 def test_resumed_run_keeps_its_first_snapshot(tmp_path: Path) -> None:
-    """Counters are compared with the first snapshot. A command of a killed playbook may still run beside that of the next one."""
+    """Counters are compared with the first snapshot.
+
+    A command of a killed playbook may still run while the next playbook starts the same command.
+    """
     directory = tmp_path / "runs" / "r1"
     directory.parent.mkdir()
     inspect = ["rackproof", "inspect", "--plan", "-", "--run-dir", str(directory), "--host", "h1"]
@@ -710,7 +713,7 @@ def test_exclusive_task_waits_for_the_end_of_the_same_task_in_another_process(tm
 
 
 def test_hosts_of_a_run_may_not_share_a_state_directory(tmp_path: Path) -> None:
-    """On a network file system, or if the inventory has a machine twice, they would overwrite each other's records."""
+    """On a network file system, or if the inventory has a machine twice, the hosts would overwrite each other's records."""
     plan = json.dumps(to_json(builders.plan("h1", "h2", profile="smoke")))
     with pytest.raises(documents.DocumentError, match="host h9 is not in the plan"):
         HostRun.begin(tmp_path / "r1", "h9", plan)
