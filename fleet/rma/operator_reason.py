@@ -16,7 +16,7 @@ _KINDS = {readings["serial"]: kind for kind, readings in IDENTITY_READINGS.items
 
 
 def parts_with_serial(evidence: Mapping[str, Evidence], hosts: Sequence[str], serial: str) -> list[FailedPart]:
-    """Return the part of these hosts that has the serial, without causes; several parts if the serial is not unique."""
+    """Return the part of these hosts that has the serial, without causes: none if no part has it, several if it is not unique."""
     return [
         FailedPart(host=host, scope=scope, serial=serial, causes=(), findings=(), open=())
         for host in hosts

@@ -10,7 +10,7 @@ SLOTS = tuple(f"dimm=P{socket}-DIMM{channel}1" for socket in (1, 2) for channel 
 FAULTY_SLOT = SLOTS[10]
 SIZE, SPEED, LOWER_SPEED = 64 << 30, 4_800_000_000, 4_400_000_000
 LESS_INTERLEAVED = 0.6
-"""Assumed share of the bandwidth that is left if one channel of a processor has no module."""
+"""Assumed memory bandwidth of a host that lacks the module of one channel, as a share of the bandwidth with all modules."""
 _USABLE_SHARE = 0.98
 _OF_SLOTS: dict[str, tuple[str, Any]] = {
     "host.dimm.populated": ("1", True),

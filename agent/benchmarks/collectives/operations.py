@@ -183,7 +183,8 @@ class CollectiveBuffers:
     def run_and_check(self) -> torch.Tensor:
         """Fill the send buffer, run once, and return the number of wrong elements in this rank's receive buffer.
 
-        The number is 0 on a rank that receives nothing. It stays on the device: reading it waits for the operation, which may hang.
+        The number is 0 on a rank that receives nothing. It stays on the device, because reading it waits for the operation,
+        which may hang.
         """
         self.receive.fill_(float("nan"))  # so that the result of an earlier run does not count as correct
         for index, chunk in enumerate(self.send.chunk(self._n if self._operation.sends_chunks else 1)):

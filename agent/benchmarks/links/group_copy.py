@@ -1,7 +1,7 @@
 """Copies between one GPU and all others of the host at the same time, and copies by a kernel instead of a copy engine.
 
-`peer_copy` measures one pair of GPUs at a time, so it can miss a faulty switch. A GPU that copies to or from all
-others uses all of its links.
+`peer_copy` measures one pair of GPUs at a time, so it can miss a fault that shows only if several copies pass a link or a switch
+at once. Here a GPU copies to or from all others at once.
 """
 
 from __future__ import annotations

@@ -120,7 +120,7 @@ class CheckpointShards:
         readers = self._read_again(readings) if readings else {}
         if any(found.keys() == readers[name] == {clients.host} != {name[0]} for name, found in readings.items()):
             clients.target.problem = (
-                "this host read wrong bytes, and no other host could read them again to confirm this"
+                "this host read wrong bytes, and no other host could read the same bytes to confirm that they are wrong"
             )
             return
         stored, misread = 0, 0

@@ -173,7 +173,7 @@ def _slow_pair(value: float, pair: HostPair, rail: str, median: float) -> SlowPa
 
 
 def _band(value: float | None, median: float) -> str:
-    """Return the CSS class of a rate: `b0` (link lost) to `b4` (normal); `lost` if it could not be measured."""
+    """Return the CSS class of a rate: `b0` (below half of the median) to `b4` (normal); `lost` if it could not be measured."""
     if value is None:
         return "lost"
     share = value / median if median else 0.0
