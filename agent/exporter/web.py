@@ -75,7 +75,7 @@ class Page:
 
 
 class Users:
-    """Basic authentication against bcrypt hashes. A correct password is remembered, so that bcrypt is not computed again."""
+    """Basic authentication against bcrypt hashes. A correct header is remembered by a fingerprint, to compute bcrypt only once."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = {name: text.encode() for name, text in hashes.items()}

@@ -40,7 +40,7 @@ class PowerSample(NamedTuple):
     power: float
     """W"""
     averaged_s: float
-    """Time over which it is averaged; 0: the power at that moment."""
+    """Time over which the power is averaged, in seconds; 0: it is the power at one moment."""
 
 
 class GpuLimits(NamedTuple):
@@ -135,9 +135,9 @@ class FastReader:
 
 
 def _power(gpu: Any) -> PowerSample:
-    """Return the power at this moment, or its mean if the driver has only that.
+    """Return the power at this moment. If the driver does not report it, return the value of `nvmlDeviceGetPowerUsage`.
 
-    From Ampere on, except GA100, `nvmlDeviceGetPowerUsage` is a mean over the last second.
+    From Ampere on, except GA100, that value is a mean over the last second.
     """
     fields = try_read(lambda: nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT]))
     if not isinstance(fields, Absent) and fields[0].nvmlReturn == nvml.NVML_SUCCESS and fields[0].value.uiVal:

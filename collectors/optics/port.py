@@ -43,7 +43,7 @@ PortReadings = dict[tuple[str, str], "Value | Absent"]
 
 
 def absent_port(absent: Absent, *, without: frozenset[str] = frozenset()) -> PortReadings:
-    """Return every reading of a port with the reason why there is none, except those named in `without`."""
+    """Return every reading of a port, except those named in `without`, with the reason why it has no value."""
     return {(name, ""): absent for name in (*LINK, *COUNTERS) if name not in without}
 
 

@@ -52,7 +52,7 @@ class Criterion:
     Exactly one kind of limit is set; `fleet_fraction` and `fleet_deviations` may be combined:
         value: the limit itself.
         expected, fraction: the limit is this fraction of the expected performance of the part.
-        datasheet, fraction: the same, with a figure of the datasheet of the host's GPU model (`with_datasheet`).
+        datasheet, fraction: the limit is this fraction of a figure in the datasheet of the host's GPU model (`with_datasheet`).
         variable, fraction: the limit is this fraction of an inventory variable.
         fleet_fraction: the limit is this fraction of the median of the same observation (name, stage, settings, kind of scope)
             over the fleet's GPUs, or hosts, of the same GPU model.
@@ -92,10 +92,10 @@ class Criterion:
     within: float = 0.0
     """With `same_as_fleet`: numbers that differ by at most this fraction count as the same."""
     prefer: Value = None
-    """With `same_as_fleet`: a value that always passes. If it ties with another as the most common value, the other one fails."""
+    """With `same_as_fleet`: a value that always passes. If another value is equally common, parts with that value fail."""
     among: str = ""
-    """With `same_as_fleet`: compare within the `device`, within the `host`, with all hosts of the same `rack`, or with those of
-    the same NVLink `domain` (hosts in none are not compared). Default: with the hosts of the same gang."""
+    """With `same_as_fleet`: compare within the `device`, within the `host`, with all hosts of the same `rack`, or with all hosts
+    of the same NVLink `domain` (hosts in no domain are not compared). Default: with the hosts of the same gang."""
     group_by: tuple[str, ...] = ()
     """With `same_as_fleet`: names of readings. If the parts of one host are compared (because of `among`, or because the host has
     no peers), only parts with equal values of these readings are compared with each other."""

@@ -45,7 +45,7 @@ CONSTANT_OF_OTHERS = (
 RESIZED = ("host.memory.total", "host.numa.memory_total")
 """Sizes that a hypervisor may change while the host runs."""
 RESIZED_BY = 20.0
-"""Factor by which such a size may change. A larger change means a wrong unit."""
+"""Factor by which a size in RESIZED may change. A larger change means that one of the values has a wrong unit."""
 COUNTING_DELAY_S = 120.0
 """Tolerance for the rise of a counted time, compared with the uptime. Drivers update the counter of throttled time late: on H100
 and H200 it rises by up to 38 s at once."""

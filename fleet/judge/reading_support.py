@@ -36,7 +36,7 @@ OF_SOME_HOSTS = (
 ON_EVERY_HOST = ("storage.state.read_only",)
 """Readings that Linux has on every host: the options of a mounted file system."""
 CLOCK = "clock.synchronized"
-"""Reading that every host has, except a virtual machine whose hypervisor may set the clock."""
+"""Reading that every host must have, except a virtual machine, because its hypervisor may set the clock."""
 SLOTS = "host.dimm.populated"
 """Reading that lists the memory slots. An empty slot has no module, and so no readings of one."""
 NOT_READ = "missing"
