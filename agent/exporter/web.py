@@ -75,7 +75,7 @@ class Page:
 
 
 class Users:
-    """Basic authentication against bcrypt hashes. A correct header is remembered by a fingerprint, to compute bcrypt only once."""
+    """Basic authentication against bcrypt hashes. Fingerprints of correct headers are kept, to compute bcrypt only once."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = {name: text.encode() for name, text in hashes.items()}

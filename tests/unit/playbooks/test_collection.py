@@ -126,7 +126,7 @@ def test_collection_and_package_require_the_same_minimum_of_ansible_core() -> No
 
 
 def test_requirements_of_the_collection_equal_the_requirements_of_the_package() -> None:
-    """Dependencies that only hosts need are left out. ansible-core is too: the execution environment chooses its version."""
+    """Dependencies that only hosts need are left out. So is ansible-core: the execution environment chooses its version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     of_the_package = {*project["dependencies"], *project["optional-dependencies"]["control"]}
     lines = (ROOT / "meta" / "requirements.txt").read_text(encoding="utf-8").splitlines()

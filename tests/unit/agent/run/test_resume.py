@@ -553,7 +553,7 @@ def test_process_that_ends_before_it_is_ready_is_an_error(tmp_path: Path) -> Non
 
 
 def start_and_wait(directory: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Start a Python program in the background from a process of its own, which waits until it is ready."""
+    """Let a new process start a Python program in the background and wait until the program is ready; return the new process."""
     start = "from pathlib import Path; from agent.run import background; "
     start += (
         f"print(background.start(['-c', {program!r}], Path({str(directory)!r}), 'exporter', wait_until_ready=True))"

@@ -56,7 +56,7 @@ def summarize(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
 
 
 def of_criterion(verdicts: list[Verdict]) -> list[Verdict]:
-    """Return the verdicts of criterion `c`, without those on stages that the plan does not have."""
+    """Return only the verdicts of criterion `c`. Others report that the plan does not have the stages of the snapshots."""
     return [item for item in verdicts if item.criterion == "c"]
 
 
@@ -1381,7 +1381,7 @@ def test_host_is_renumbered_if_an_index_has_another_serial_or_another_uuid(
 
 @pytest.mark.parametrize("address", ["zz:zz", "0.0.0.0", "", "\u0662\u0662", "0"])
 def test_address_of_another_form_does_not_identify_an_adapter(address: str) -> None:
-    """Such an address raises no error, and two hosts that have the same one do not fail."""
+    """Such an address raises no error, and two hosts with the same address do not fail as duplicates."""
     known = DuplicateSerials()
     evidence = {}
     for host in ("h1", "h2"):

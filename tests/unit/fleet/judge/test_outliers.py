@@ -139,7 +139,10 @@ MEMORY = criterion(name="memory.bandwidth", where={"op": "copy"}, unit="B/s", fl
 
 @pytest.mark.parametrize("hosts", [2, 3, 6, 40])
 def test_gpus_are_compared_with_those_of_their_part_number(hosts: int) -> None:
-    """GPUs with the second part number are 3 % slower. Among those of each number, one is 3 % slower than the others."""
+    """GPUs with the second part number are 3 % slower than GPUs with the first one.
+
+    One GPU with each part number is 3 % slower than the others with the same part number.
+    """
     first = normal_factors(hosts)
     second = {f"slower-{host}": (one * 0.97, two * 0.97) for host, (one, two) in first.items()}
     numbers = {**dict.fromkeys(first, "692-2G520-0282-001"), **dict.fromkeys(second, "692-2G520-0282-000")}

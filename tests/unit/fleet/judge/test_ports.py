@@ -160,7 +160,7 @@ def test_counter_that_increases_fails_in_the_stage_in_which_it_increased() -> No
     (failed,) = verdicts(evidence, RATE, RISING)
     assert (failed.criterion, failed.stage) == ("rising", "benchmark")
     reason = failed.reason.replace("\N{NARROW NO-BREAK SPACE}", " ")
-    # The run is shorter than five minutes, which is the least time that counts: 2000 errors in it are 24 000 an hour.
+    # The run takes 2 s, but the rate is computed over at least five minutes: 2000 errors in five minutes are 24 000 an hour.
     # Three standard deviations are subtracted.
     assert "changed by 22 422 an hour" in reason
     assert "2000 in stage benchmark; the rate is at least this, with a confidence of 99.87 %" in reason
