@@ -77,7 +77,7 @@ class SoftwareCollector:
 
 
 def module_version(text: str) -> str:
-    """Return the version in /proc/driver/nvidia/version. Raises ValueError."""
+    """Return the version in /proc/driver/nvidia/version. Raises ValueError if the text has none."""
     match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", text, re.MULTILINE)
     if not match:
         raise ValueError("no NVRM version")
@@ -85,13 +85,13 @@ def module_version(text: str) -> str:
 
 
 def is_open_module(text: str) -> bool:
-    """Return whether /proc/driver/nvidia/version names the open kernel module. Raises ValueError."""
+    """Return whether /proc/driver/nvidia/version names the open kernel module. Raises ValueError if the text has no version."""
     module_version(text)
     return "Open Kernel Module" in text
 
 
 def toolkit_version(text: str) -> str:
-    """Return the version in the CUDA toolkit's version.json. Raises ValueError."""
+    """Return the version in the CUDA toolkit's version.json. Raises ValueError if the text has none."""
     try:
         return str(json.loads(text)["cuda"]["version"])
     except (KeyError, TypeError, RecursionError) as error:
@@ -99,7 +99,7 @@ def toolkit_version(text: str) -> str:
 
 
 def release_field(text: str, key: str) -> str:
-    """Return one entry of os-release(5). Raises MissingError."""
+    """Return the value of `key` in os-release(5). Raises MissingError if the text lacks it."""
     match = re.search(rf"^{key}=([\"']?)(.+)\1\s*$", text, re.MULTILINE)
     if not match:
         raise MissingError(f"no {key}")

@@ -44,7 +44,8 @@ def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Se
     """Run a stage and return the exit code; 75 if another run holds the host.
 
     First wait until no other process runs this stage on this host. Afterwards, if the code is 0, copy the records to --results
-    (if given). With --detach, do neither, and only start the stage in the background; with --wait too, also wait for its end.
+    (if given). With --detach, neither wait nor copy, but start the stage in the background; with --detach and --wait, then wait
+    until the stage has ended.
     """
     task = BENCHMARK if stage == BENCHMARK else GANG
     try:

@@ -90,7 +90,7 @@ class GangListener:
 
         Args:
             receive: takes a message with a valid signature; returns False to drop the connection.
-            greeting: message to each new connection.
+            greeting: message that is sent on each new connection; None: no greeting.
         """
         self.connections: list[BufferedConnection] = []
         self._gang, self._listener, self._selector = gang, listener, selector

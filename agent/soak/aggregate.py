@@ -23,7 +23,7 @@ WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_
 """Last part of a name -> function that selects the value to keep from many rounds."""
 DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
 MEMORY_ERROR = "integrity.error"
-"""Observation of one wrong memory word. Of those with the same `number`, the one of the earliest round is kept."""
+"""Observation of one wrong memory word. Of the observations with the same parameter `number`, the earliest is kept."""
 THEN = ", then "
 """Joins the different values of a text that should be the same in all rounds."""
 ROUNDING = 1e-4
@@ -177,8 +177,9 @@ def _without_logs(launch: Launch) -> Launch:
 def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """Return the snapshots that the record keeps.
 
-    These are the first and the last, up to CHANGED_SNAPSHOTS with a changed state or a counter that fell, and the snapshots
-    before and after up to REBOOT_PAIRS reboots. Of the snapshots during rounds, SnapshotSelector selects some.
+    Of the snapshots between rounds, these are the first and the last, up to CHANGED_SNAPSHOTS with a changed state or a counter
+    that fell, and those before and after up to REBOOT_PAIRS reboots. Of the snapshots during rounds, SnapshotSelector selects
+    the one under the highest load and those that show alarms.
     """
     selector = SnapshotSelector()
     for snapshot in snapshots:
@@ -216,7 +217,10 @@ def _differs(earlier: Snapshot, later: Snapshot) -> bool:
 
 
 def _changed(before: Metric, after: Metric) -> bool:
-    """Return whether a flag or text changed, the parts without a value changed, or a counter fell. Other numbers may vary."""
+    """Return whether a flag or text changed, other parts than before have no value, or a counter fell.
+
+    A change of a number that is no counter does not matter.
+    """
     if before.absent.keys() != after.absent.keys():
         return True
     pairs = [(before.values[scope], value) for scope, value in after.values.items() if scope in before.values]

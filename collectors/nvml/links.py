@@ -27,7 +27,7 @@ LinkStates = dict[int, bool | Absent]
 
 
 class LinkKind(NamedTuple):
-    """A reading with one value per NVLink, from `error_counter` or, if the part lacks it, from the first of `fields` that it has.
+    """A reading with one value per NVLink, from `error_counter`. If the part lacks it, the first of `fields` that it has is read.
 
     Fields 161 to 163, which also have the error counters, are not read: in R580, reading them frees memory that was not
     allocated, and after a thousand reads the C library often aborts the process (measured on 2 and 4 H200, driver
@@ -74,7 +74,7 @@ def read_link_states(gpu: NvmlGpu) -> LinkStates:
         states: LinkStates = {}
         for link in range(nvml.NVML_NVLINK_MAX_LINKS):
             states[link] = try_read(lambda: bool(gpu.query("NvLinkState", link)))  # noqa: B023
-        # Links are numbered from 0. The numbers after the last link are no links.
+        # NVML numbers the links from 0, and reports each number after the last link as unsupported.
         while states and _is_unsupported(states[max(states)]):
             del states[max(states)]
         if not states:

@@ -53,7 +53,10 @@ def parse_statistics(output: str) -> PortReadings:
 
 
 def parse_fec(output: str) -> PortReadings:
-    """Return FEC mode and counters in the output of `ethtool -I --show-fec`, with `-j` or without."""
+    """Return FEC mode and counters in the output of `ethtool -I --show-fec`, with `-j` or without.
+
+    A counter that the output lacks is not in the result.
+    """
     if output.lstrip().startswith("["):
         try:
             document: Any = json.loads(output)[0]

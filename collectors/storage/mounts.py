@@ -31,7 +31,7 @@ class Mount:
 
 
 def parse_mounts(text: str) -> list[Mount]:
-    """Return every mount, in mount order. Raises ValueError."""
+    """Return every mount, in mount order. Raises ValueError if a line has too few fields."""
     return [_mount(line) for line in text.splitlines()]
 
 

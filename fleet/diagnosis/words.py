@@ -362,11 +362,11 @@ _SUSPECTS = {
     "loss_curve": "the GPU, its PCIe link, or the processor or memory of the host, which computes the reference,",
     "checkpoint": "a GPU, its PCIe link, the memory of the host or the storage",
 }
-"""Benchmark -> the parts that handle its data, if any of several may have changed them."""
+"""Benchmark -> the parts of which any one may have changed its data, if there are several."""
 
 
 def wrong_copies(other: str, suspects: str) -> str:
-    """Return that a GPU and the other end copy wrong data, and which parts may be at fault."""
+    """Return that a GPU and `other`, the other end of the copies, copy wrong data, and which parts may be at fault."""
     return f"and {other} copy wrong data between them: not known whether {suspects} is at fault"
 
 

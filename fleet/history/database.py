@@ -60,7 +60,7 @@ class History:
     def _remedy(self) -> str:
         others = [kind for kind in KINDS if kind != self.kind and read_index(self.directory, kind)]
         if others:
-            return f"it has {' and '.join(f'--kind {kind}' for kind in others)}"
+            return f"choose {' or '.join(f'--kind {kind}' for kind in others)}, of which it has runs"
         return f"add runs first: rackproof history import runs/* --history {self.directory}"
 
     def _undamaged(self, place: Path, index: Index, *, complete: bool) -> list[StoredFile]:
@@ -94,7 +94,11 @@ class History:
         )
 
     def _create_trends(self, place: Path, files: Sequence[StoredFile]) -> None:
-        """Create the views `series` (sums of the merged months and of the runs that are not merged) and `loose_figures`."""
+        """Create the views `series` and `loose_figures`.
+
+        `series` has the sums of the merged months and those of the runs that are not merged. `loose_figures` has the figures of
+        the runs that are not merged.
+        """
         loose = {
             table: [place / item.path for item in files if item.table == table and not item.month]
             for table in ("figures", "levels")
@@ -108,7 +112,7 @@ class History:
         self._database.execute(f"create view loose_figures as {loose_figures or tables.empty('figures')}")
 
     def rows(self, query: str, values: Sequence[object] | Mapping[str, object] = ()) -> Rows:
-        """Return the result of one of our own queries. If a file turns out to be damaged, it is left out.
+        """Return the result of a query that Rackproof itself makes. If a file turns out to be damaged, it is left out.
 
         Raises:
             RunError: the query fails although every file is undamaged.
@@ -116,7 +120,7 @@ class History:
         try:
             return list(self._database.execute(query, values).fetchall())
         except error_type():
-            self._open(complete=True)  # another process may have replaced files after the index was read, too
+            self._open(complete=True)  # also reads the index again: another process may have replaced files
         try:
             return list(self._database.execute(query, values).fetchall())
         except error_type() as error:

@@ -1,4 +1,5 @@
-"""Judge what needs no criterion: missing observations, wrong or changed identities, and gangs that did not launch together.
+"""Judge what needs no criterion: missing observations, wrong or changed identities, and gangs whose hosts did not all launch
+together.
 
 A gang is the hosts of one multi-node launch.
 """

@@ -1,4 +1,4 @@
-"""The readings of a layout that are equal on all hosts so far, so that their verdicts are computed only once."""
+"""The readings of a layout that are equal on all hosts judged so far, so that their verdicts are computed only once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Step = TypeVar("Step")
 
 
 class SharedReadings(Generic[Step]):
-    """The steps of the judge, such as criteria, whose readings are equal on all hosts of a layout so far."""
+    """The steps of the judge, such as criteria, whose readings are equal on all hosts of a layout judged so far."""
 
     def __init__(self, values: HostValues, names: Mapping[Step, tuple[str, ...]]) -> None:
         """Share each step of `names` (step -> names of its readings), unless one of its readings has no key on the first host."""

@@ -42,7 +42,7 @@ class Row:
 
     @property
     def is_unknown(self) -> bool:
-        """Return whether no model has enough parts."""
+        """Return whether too few parts were measured of every model."""
         return all(cell.startswith(TOO_FEW) for cell in self.cells.values())
 
 

@@ -60,10 +60,10 @@ RUNS: Sequence[PublishedRun] = (
 
 
 def closest_cell(run: PublishedRun, rows: Sequence[CellResult]) -> CellResult | None:
-    """Return the cell with the same epochs and batch on the closest number of hosts, then of GPUs; None if none was measured.
+    """Return the cell with the same epochs and batch on the closest number of hosts, then of GPUs; None if there is no such cell.
 
-    The cell must have trained in fp32 on all of Fashion-MNIST. Its CPUs must be limited if, and only if, the published run had
-    too few.
+    The cell must have trained in fp32 on all of Fashion-MNIST. A run on n1-standard-4, which has too few CPUs, is compared with a
+    cell with limited CPUs, and any other run with a cell without this limit.
     """
     has_few_cpus = run.machine == _FEW_CPUS
     comparable = [

@@ -94,7 +94,7 @@ def _end_launch(
     benchmarks = list(plan.stage(GANG).benchmarks)
     devices = plan.host(host).devices
     is_unable = effect.ended_by == "rank_unable"
-    gpu = devices[-1] if is_unable else gpu
+    gpu = devices[-1] if is_unable else gpu  # the driver numbers the remaining GPUs from 0: the last number is missing
     rank = launch_plan.members.index(host) * len(devices) + devices.index(gpu)
     phase = "readiness check" if is_unable else benchmarks[0]
     text = f'host {host} gpu={gpu} rank {rank} in phase "{phase}": '

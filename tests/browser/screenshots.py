@@ -37,7 +37,7 @@ FAULTS = (
 
 
 def pages(folder: Path, names: set[str]) -> dict[str, str]:
-    """Write the reports that these pictures show to `folder`. Return name of the picture -> URL of its report."""
+    """Write to `folder` the reports that the pictures `names` show. Return name of the picture -> URL of its report."""
     urls = {}
     if "lab" in names:
         urls["lab"] = _write_page(folder, "lab", render_html(fleets.lab()))
@@ -94,7 +94,7 @@ def shoot_print(browser: Browser, url: str, path: Path) -> None:
 
 
 def shoot_pulse(browser: Browser, url: str, path: Path) -> None:
-    """Take a picture of the last section of plots on a page of a host: those of the pulsed load."""
+    """Take a picture of the last section of plots on the page of a host: the plots of the pulsed load."""
     page = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme="light")
     page.goto(url)
     page.locator("section.trace").last.screenshot(path=path)
@@ -104,7 +104,7 @@ def shoot_pulse(browser: Browser, url: str, path: Path) -> None:
 
 
 def _reduce_colours(path: Path) -> None:
-    """Reduce the picture to 128 colours. Leave it as it is if Pillow is missing, which is installed with torchvision."""
+    """Reduce the picture to 128 colours. Without Pillow, which is installed with torchvision, leave the picture as it is."""
     try:
         from PIL import Image
     except ImportError:

@@ -35,7 +35,7 @@ VERBS = {
 """`size_bytes` is above 8 KiB: perftest counts such messages one by one, but smaller ones only by the hundred."""
 STAGE = {"deadline_s": 600, "collective_timeout_s": 120, "benchmarks": {"verbs": VERBS}}
 LIMIT_S, LLDP_S, ATTEMPTS = 1500.0, 60, 3
-"""Seconds for the commands of one request; seconds until lldpd must show a new neighbour; most runs for one report."""
+"""Seconds for the commands of one request; seconds until lldpd must show a new neighbour; maximum number of runs for a report."""
 NOT_CALIBRATED = "verbs.bandwidth is 0"
 """perftest reports 0 if it could not calibrate the cycle counter because the emulated machine was interrupted."""
 STATED_RATE, SET_RATE = 2.5e9, PORT_KBITS * 1e3

@@ -1,8 +1,9 @@
-"""An all_reduce at the same time as matrix products: the share of the shorter one that is hidden, and the slowdown.
+"""An all_reduce at the same time as matrix products: the hidden share and the slowdown.
 
 As in the backward pass of data-parallel training, NCCL's kernels take some of the multiprocessors and of the memory
-bandwidth. The number of products is chosen so that they take about as long as the all_reduce. The slowdown is the time of both
-together divided by that of the longer one alone.
+bandwidth. The number of products is chosen so that they take about as long as the all_reduce. The hidden share is the time that
+running both at once saves, divided by the time of the shorter operation alone. The slowdown is the time of both at once divided
+by the time of the longer operation alone.
 """
 
 from __future__ import annotations
@@ -62,9 +63,9 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def overlap_figures(computation: float, communication: float, both: float) -> tuple[float, float]:
-    """Return hidden share of the shorter operation and slowdown, given the seconds of each alone and of both at once.
+    """Return the hidden share and the slowdown, given the seconds of each operation alone and of both at once.
 
-    A share below 0 (slower than running them one after the other) is reported as 0, a share above 1 (noise) as 1. The
+    A share below 0 (both at once take longer than one after the other) is reported as 0, a share above 1 (noise) as 1. The
     slowdown is not limited.
     """
     shorter, longer = sorted((computation, communication))

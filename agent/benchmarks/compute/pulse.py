@@ -39,8 +39,8 @@ DEPTH = 2
 SPIN_S = 0.001
 """The host does not sleep in the last SPIN_S seconds before a period begins or the wave ends: a sleep may last too long."""
 TURN_S = 0.01
-"""When the GPUs are loaded one after the other: time from the beginning of a turn to its first period, and how often all
-ranks check whether the turn is over."""
+"""When the GPUs are loaded one after the other: seconds from the beginning of a GPU's turn to its first period, and seconds
+between two checks by the waiting ranks whether the turn is over."""
 IDLE_S = 0.2
 """Pause before the first period of each wave, so that this period begins at idle like the later ones."""
 
@@ -48,8 +48,8 @@ IDLE_S = 0.2
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report for each period length the number of products in a period, and how exactly the periods were kept.
 
-    Also report `pulse.wrong_products`, one number for the whole run. The last product of each period must be bit-identical to the
-    very first product.
+    Also report `pulse.wrong_products`, one number for all period lengths together. The last product of each period must be
+    bit-identical to the very first product.
     """
     dtype, size = settings["dtype"], settings["size"]
     if reason := unsupported_reason(dtype, context.device):
@@ -182,7 +182,7 @@ class Wave:
 
     @property
     def mean_work(self) -> float:
-        """Return the products per period. Not a median: in a short period the number is small."""
+        """Return the mean number of products per period. A median would be too coarse: a short period has few products."""
         return statistics.fmean(self.work)
 
 
@@ -251,7 +251,9 @@ def _report_share(context: Context, work: float, common: Mapping[str, Any]) -> N
         context.report("pulse.work_share", work / median, unit="1", devices=len(values), **common)
         return
     reason = (
-        "no GPU of this host finished a product" if len(values) > 1 else "no other GPU of this host to compare with"
+        "more than half of the GPUs of this host finished no product"
+        if len(values) > 1
+        else "no other GPU of this host to compare with"
     )
     context.report_absent("pulse.work_share", unit="1", status=UNSUPPORTED, reason=reason, **common)
 

@@ -35,8 +35,9 @@ from schemas import documents
 from schemas.records import ERROR
 
 MIN_STEPS = 60
-"""Fewest steps of a training, in all epochs together, unless `max_steps` allows fewer. With many ranks, an epoch of all images
-would have too few steps for the loss to fall, or none. Then each rank trains on its images several times in an epoch."""
+"""Fewest steps of a training, in all epochs together, unless `max_steps` (the limit for one epoch) allows fewer. With many
+ranks, an epoch of all images would have too few steps for the loss to fall, or none. Then each rank trains on its images
+several times in an epoch."""
 EDGE_DIVISOR = 10
 """The first loss is the mean over the first 1/EDGE_DIVISOR of the steps, the last loss the mean over the last 1/EDGE_DIVISOR."""
 
@@ -91,7 +92,7 @@ def _train(context: Context, name: str, settings: Mapping[str, Any]) -> None:
 
 
 def steps_per_epoch(images: int, settings: Mapping[str, Any]) -> int:
-    """Return the steps of an epoch on a rank that has this many images."""
+    """Return the number of steps in an epoch on a rank that has `images` images, at most `max_steps` (0: no limit)."""
     epochs, batch, most = int(settings["epochs"]), int(settings["batch_size"]), int(settings["max_steps"])
     return min(max(images // batch, -(-MIN_STEPS // epochs)), most or sys.maxsize)
 

@@ -39,7 +39,7 @@ class Curve:
     end: tuple[float, float] | None = None
     """Position of the dot that marks the end of the curve."""
     label: str = ""
-    """Text at the end, for a curve that fails or is far below the others."""
+    """Text at the end of the curve, if a value of the curve fails or the curve is far below the others."""
 
 
 class LineAxes:
@@ -80,7 +80,8 @@ class LineAxes:
 def axis_steps(top: float) -> tuple[float, float]:
     """Return the distance between ticks, and the end of an axis that begins at zero and reaches at least `top`.
 
-    The axis has three to five such distances of 1, 2, 2.5 or 5 times a power of ten. If `top` is not positive, it has one of 1.
+    The distance is 1, 2, 2.5 or 5 times a power of ten, so that the axis has three to five of them. If `top` is not positive,
+    distance and end are 1.
     """
     if top <= 0:
         return 1.0, 1.0

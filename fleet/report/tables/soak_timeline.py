@@ -72,6 +72,7 @@ class HostTimeline:
     complete: bool
     """Whether the soak ran for its planned time and every round finished."""
     ends: str
+    """Time at the right end of each sparkline, since the beginning of the soak."""
     columns: tuple[SparkColumn, ...]
     rows: tuple[PartRow, ...]
     rates: tuple[Rate, ...]

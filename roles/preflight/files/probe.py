@@ -184,8 +184,7 @@ def nccl_selection(wanted, known):
     """Return the known names that NCCL selects for `wanted`.
 
     `mlx5,ib` selects the names that begin with `mlx5` or `ib`, `=mlx5_0` only the name `mlx5_0`, `^ib` the names that do not
-    begin with `ib`, and `^=ib0` all names but `ib0`.
-    A `:PORT` after a name is ignored.
+    begin with `ib`, and `^=ib0` all names but `ib0`. A `:PORT` after a name is ignored.
     """
     others, whole = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
     parts = [part.partition(":")[0] for part in wanted.lstrip("^=").split(",")]

@@ -329,7 +329,7 @@ def test_launches_may_overlap_by_the_tolerance_of_the_clock(seconds: float, late
 
 
 @pytest.mark.parametrize(("seconds", "count"), [(60.0, 0), (60.1, 1)])
-def test_snapshot_during_a_launch_is_required_if_it_took_more_than_a_minute(seconds: float, count: int) -> None:
+def test_launch_of_more_than_a_minute_must_have_a_snapshot_during_it(seconds: float, count: int) -> None:
     long = launches(lambda item: replace(item, duration_s=seconds, timeline=Trace(bucket_s=2.0)))
     assert len(reasons(changed(long))) == count
 
@@ -426,7 +426,7 @@ def test_gpus_are_not_compared_if_the_records_have_different_gpus_at_an_index() 
 
 
 @pytest.mark.parametrize(("phases", "count"), [(("before", "after"), 0), (("during", "before"), 1), (("after",), 1)])
-def test_first_snapshot_of_a_soak_must_have_the_phase_named_before(phases: tuple[str, ...], count: int) -> None:
+def test_first_snapshot_of_a_soak_must_be_of_the_phase_before(phases: tuple[str, ...], count: int) -> None:
     def change(record: Record) -> Record:
         shots = tuple(replace(record.snapshots[0], stage="soak", phase=phase, at=LATER) for phase in phases)
         return replace(record, snapshots=(*record.snapshots, *shots))

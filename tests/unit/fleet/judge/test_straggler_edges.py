@@ -54,8 +54,8 @@ def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = N
 
     Args:
         verdict: the verdict without the cause; None: `slow_verdict()`.
-        peers: figures of its three peers that are not USUAL.
-        own: figures of the slow rank that are not USUAL; None omits one.
+        peers: figures of the three peers of the slow rank that differ from USUAL.
+        own: figures of the slow rank that differ from USUAL; None omits one.
     """
     views = [
         host_view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
