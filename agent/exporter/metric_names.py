@@ -96,8 +96,8 @@ BENCHMARK = (
         help="Bus bandwidth of a collective operation as nccl-tests defines it, at the largest size measured so far"),
     MetricSpec(name="rackproof_benchmark_bandwidth_bytes_per_second",
         labels=(*_AT, "(gpu)", "(cpu)", "(directory)", "(op)", "(direction)", "(sharing)", "(pattern)"),
-        help="Bandwidth of each device's memory, of copies between a device and the host or all other devices, of the host's memory, "
-        "and of file systems"),
+        help="Bandwidth of each device's memory, of copies between a device and the host or all other devices, of the "
+        "host's memory, and of file systems"),
     MetricSpec(name="rackproof_benchmark_flop_per_second", labels=(*_AT, "(gpu)", "(cpu)", "(dtype)", "(shape)"),
         help="Floating-point operations per second"),
     MetricSpec(name="rackproof_benchmark_step_time_seconds", labels=(*_AT, "(network)"),
@@ -117,7 +117,7 @@ BENCHMARK = (
     MetricSpec(name="rackproof_benchmark_unmeasured", labels=(*_AT, "status"),
         help="Observations without a value, by status: error, skipped or unsupported"),
     MetricSpec(name="rackproof_benchmark_series_left_out", labels=("stage",),
-        help="Number of series of the stage that are not exported, because at most 512 are"),
+        help="Number of series of the stage that are not exported, because a stage exports at most 512"),
 )  # fmt: skip
 
 _QUANTITIES = (

@@ -177,9 +177,9 @@ def _without_logs(launch: Launch) -> Launch:
 def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """Return the snapshots that the record keeps.
 
-    Of the snapshots between rounds, these are the first and the last, up to CHANGED_SNAPSHOTS with a changed state or a counter
-    that fell, and those before and after up to REBOOT_PAIRS reboots. Of the snapshots during rounds, SnapshotSelector selects
-    the one under the highest load and those that show alarms.
+    Of the snapshots before and after rounds, these are the first and the last, up to CHANGED_SNAPSHOTS with a changed state or a
+    counter that fell, and those before and after up to REBOOT_PAIRS reboots. Of the snapshots during rounds, SnapshotSelector
+    selects the one under the highest load and those that show alarms.
     """
     selector = SnapshotSelector()
     for snapshot in snapshots:

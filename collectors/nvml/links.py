@@ -27,7 +27,7 @@ LinkStates = dict[int, bool | Absent]
 
 
 class LinkKind(NamedTuple):
-    """A reading with one value per NVLink, from `error_counter`. If the part lacks it, the first of `fields` that it has is read.
+    """A reading with one value per NVLink, from `error_counter`, or else from the first of `fields` that the part has.
 
     Fields 161 to 163, which also have the error counters, are not read: in R580, reading them frees memory that was not
     allocated, and after a thousand reads the C library often aborts the process (measured on 2 and 4 H200, driver

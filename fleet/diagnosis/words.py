@@ -362,7 +362,7 @@ _SUSPECTS = {
     "loss_curve": "the GPU, its PCIe link, or the processor or memory of the host, which computes the reference,",
     "checkpoint": "a GPU, its PCIe link, the memory of the host or the storage",
 }
-"""Benchmark -> the parts of which any one may have changed its data, if there are several."""
+"""Benchmark -> the parts that may have changed its data, if there is more than one."""
 
 
 def wrong_copies(other: str, suspects: str) -> str:

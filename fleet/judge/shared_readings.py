@@ -12,7 +12,7 @@ Step = TypeVar("Step")
 
 
 class SharedReadings(Generic[Step]):
-    """The steps of the judge, such as criteria, whose readings are equal on all hosts of a layout judged so far."""
+    """The steps of the judge, such as criteria, whose readings are equal on the hosts of a layout that were judged so far."""
 
     def __init__(self, values: HostValues, names: Mapping[Step, tuple[str, ...]]) -> None:
         """Share each step of `names` (step -> names of its readings), unless one of its readings has no key on the first host."""

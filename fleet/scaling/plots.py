@@ -76,28 +76,28 @@ def _plot(
     for row in results.rows:
         value = figure(row)
         if row.throughput is not None and value is not None:
-            row_by_ranks = values.setdefault(row.cell.series, {})
-            # Of cells with the same ranks on different numbers of hosts, the highest value is drawn, as the page says.
-            if row.cell.ranks not in row_by_ranks or value > row_by_ranks[row.cell.ranks][0]:
-                row_by_ranks[row.cell.ranks] = value, row
-    ranks = sorted({rank for row_by_ranks in values.values() for rank in row_by_ranks})
+            points = values.setdefault(row.cell.series, {})
+            # Of cells with the same number of ranks on different numbers of hosts, the highest value is drawn, as the page says.
+            if row.cell.ranks not in points or value > points[row.cell.ranks][0]:
+                points[row.cell.ranks] = value, row
+    rank_counts = sorted({count for points in values.values() for count in points})
     axes = LineAxes(
-        FRAME, ranks[0], ranks[-1], max(value for row_by_ranks in values.values() for value, _ in row_by_ranks.values())
+        FRAME, rank_counts[0], rank_counts[-1], max(value for points in values.values() for value, _ in points.values())
     )
     curves, dots = [], []
-    for key, row_by_ranks in values.items():
+    for key, points in values.items():
         name, css = style_by_series[key]
-        series = {rank: row_by_ranks[rank][0] for rank in sorted(row_by_ranks)}
+        series = {count: points[count][0] for count in sorted(points)}
         curves.append(Curve(path=axes.path(series), css=f"line series {css}", title=name))
-        for rank, value in series.items():
-            cell = row_by_ranks[rank][1].cell
+        for count, value in series.items():
+            cell = points[count][1].cell
             tooltip = f"{name}, {cell.hosts} × {cell.gpus}: {number(value)} {unit}"
-            dots.append((axes.x(rank), axes.y(value), f"series {css}", tooltip))
+            dots.append((axes.x(count), axes.y(value), f"series {css}", tooltip))
     return Plot(
         title=title,
         unit=unit,
         note=note,
-        x_ticks=axes.x_ticks(ranks, str),
+        x_ticks=axes.x_ticks(rank_counts, str),
         y_ticks=axes.y_ticks(),
         curves=tuple(curves),
         dots=tuple(dots),
