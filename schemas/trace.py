@@ -38,7 +38,7 @@ class Trace:
     gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """NVML index -> name in FIGURES -> words."""
     began_s: Mapping[str, float] = field(default_factory=dict)
-    """Benchmark -> seconds from the start of the launch to the start of the benchmark on the first rank of this host."""
+    """Benchmark -> seconds from the start of the launch until the first of this host's ranks began the benchmark."""
     lost: Mapping[str, str] = field(default_factory=dict)
     """NVML index -> why samples of the GPU could not be taken."""
 
