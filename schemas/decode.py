@@ -42,7 +42,7 @@ def record_from_parts(
     """Return the record of a document that matches record.schema.json, without semantic validation.
 
     Args:
-        document: the record. Its snapshots and observations are ignored in favour of the other arguments.
+        document: the record. The other arguments replace its snapshots and observations.
         snapshots: each with its metrics.
         observations: those of the benchmarks.
     """

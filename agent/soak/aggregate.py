@@ -67,7 +67,7 @@ def aggregate_rounds(
             params = identifying_params(observation)
             recorder.add_value(at_s, observation.name, observation.scope, observation.unit, float(value), params)
             if old is None and recorder.series(observation.name, observation.scope, params) is None:
-                # Drop the samples within this round: `_samples_of_two` continues with one value per round.
+                # Drop the samples within this round: `_samples_with_one_more` continues with one value per round.
                 observation = replace(observation, samples=_one_round(float(value)))
         if counts_wrong_results(observation.name) and old is not None and MEASURED in (old.status, observation.status):
             # A count that is not 0 is a fault, whatever happened in the other rounds.
@@ -125,7 +125,7 @@ def _samples(observation: Observation, recorder: Recorder, old: Observation) -> 
     series = recorder.series(observation.name, observation.scope, identifying_params(observation))
     before = float(old.value or 0)
     if series is None:  # the recorder has no room for more series
-        return _samples_of_two(old, float(observation.value or 0))
+        return _samples_with_one_more(old, float(observation.value or 0))
     low, high, means, number = min(series.low), max(series.high), list(series.mean), sum(series.n)
     if before < low - ROUNDING * abs(low) or before > high + ROUNDING * abs(high):
         low, high, number = min(low, before), max(high, before), number + 1
@@ -140,7 +140,7 @@ def _samples(observation: Observation, recorder: Recorder, old: Observation) -> 
     )
 
 
-def _samples_of_two(old: Observation, new: float) -> Samples:
+def _samples_with_one_more(old: Observation, new: float) -> Samples:
     """Return the samples of all rounds, with the mean in place of the median, from the samples of `old` and one new value.
 
     Mean and variance are updated as by Welford (1962).

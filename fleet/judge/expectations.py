@@ -207,7 +207,7 @@ def _stage_problem(view: HostView, stage: str) -> str:
     if not launches:
         return "the stage did not start on this host, or its record was not collected after the start"
     reasons = [launch.reason for launch in launches if launch.outcome != "finished"]
-    return reasons[-1] if reasons else "the launch finished without it"
+    return reasons[-1] if reasons else "the launch finished, so the reason is not known"
 
 
 def unmeasured_gpus(view: HostView) -> Iterator[Verdict]:

@@ -785,7 +785,7 @@ def test_gpu_model_without_a_pack_is_inconclusive() -> None:
     ("launches", "reason"),
     [
         ((), "the stage did not start on this host, or its record was not collected after the start"),
-        ((benchmark_launch("finished"),), "the launch finished without it"),
+        ((benchmark_launch("finished"),), "the launch finished, so the reason is not known"),
         ((benchmark_launch("failed", "why"),), "why"),
         ((benchmark_launch("failed", "first"), benchmark_launch("deadline", "second")), "second"),
     ],
@@ -808,7 +808,7 @@ def test_partial_stage_reports_what_is_missing() -> None:
     plan = one_figure_plan()
     (verdict,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=()))
     assert (verdict.name, verdict.scope, verdict.reason) == (
-        "memory.bandwidth", "gpu=0", "not observed; the launch finished without it",
+        "memory.bandwidth", "gpu=0", "not observed; the launch finished, so the reason is not known",
     )  # fmt: skip
     assert (verdict.stage, verdict.params) == ("benchmark", {"op": "copy"} | dict(plan.expected[0].params))
 
@@ -1202,7 +1202,7 @@ def test_launch_of_another_stage_is_ignored() -> None:
     finished, failed = (benchmark_launch("finished"), other), (benchmark_launch("failed", "of this stage"), other)
     assert judge_criteria(plan, host_evidence(plan, "h1", reading(1), launches=finished)) == []
     (missing,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=finished))
-    assert missing.reason == "not observed; the launch finished without it"
+    assert missing.reason == "not observed; the launch finished, so the reason is not known"
     (nothing,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=(), launches=failed))
     assert (nothing.name, nothing.reason) == ("stage.benchmark", "nothing was observed; of this stage"), (
         "a stage without any observation must have only one verdict"

@@ -182,7 +182,7 @@ def absences(plan: Plan, *metrics: Any, packs: Sequence[Any] = (), **fields: Any
 
 def test_planned_observation_that_was_not_measured_is_inconclusive() -> None:
     assert absences(TWO) == []
-    finished = "not observed; the launch finished without it"
+    finished = "not observed; the launch finished, so the reason is not known"
     assert absences(TWO, observations=(figure(),)) == [(NAME, "gpu=1", finished)]
     two = (figure(), absent(ERROR, "no memory", scope="gpu=1"))
     assert absences(TWO, observations=two) == [(NAME, "gpu=1", "error: no memory")]
@@ -225,7 +225,7 @@ NO_LAUNCH = "figures were measured, but the record has no launch: whether the st
         ((), True, [(STAGE, "host", NO_LAUNCH)]),
         (("failed", "timed_out"), False, [(STAGE, "host", "nothing was observed; timed_out 1")]),
         (("failed", "finished"), False, [(NAME, "gpu=0", "not observed; failed 0")]),
-        (("finished",), False, [(NAME, "gpu=0", "not observed; the launch finished without it")]),
+        (("finished",), False, [(NAME, "gpu=0", "not observed; the launch finished, so the reason is not known")]),
         ((), False, [(NAME, "gpu=0", f"not observed; {NOT_STARTED}")]),
     ],
 )

@@ -294,7 +294,7 @@ EXPECTED_REASONS = {
     "no_record": "is missing",
     "truncated_record": "not JSON at offset",
     "stale_record": "nonce",
-    "missing_observations": "not observed; the launch finished without it",
+    "missing_observations": "not observed; the launch finished, so the reason is not known",
     "hung": "not finished after 180 s",
     "slow_nic": "suspect NIC",
     "slow_cable": "suspect NIC",
