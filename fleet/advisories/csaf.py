@@ -24,8 +24,8 @@ _Version = tuple[Mapping[str, Any], str]
 class _Listed:
     """How bulletins name a product and its platform: two patterns.
 
-    The branch is the first group of the two matches that is not empty. The patterns of `hgx_firmware` have no group: its branch
-    is the text `PRODUCT, PLATFORM`.
+    The branch is the first group of the two matches that is not empty; without such a group, the branch is an empty text. The
+    patterns of `hgx_firmware` have no group: its branch is the text `PRODUCT, PLATFORM`.
     """
 
     product: str
