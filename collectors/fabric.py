@@ -94,7 +94,7 @@ class FabricCollector:
             return True
         if isinstance(switches, Absent):
             return switches
-        # A search through all processes is expensive, so the manager is searched only on hosts with NVSwitches.
+        # A search through all processes is expensive, so only hosts with NVSwitches are searched for the manager.
         return self._is_running(MANAGER) if switches else _NO_SWITCH
 
     def _manager_pid_is_alive(self) -> bool:

@@ -1,9 +1,10 @@
 """Write records as log lines, and read them back from a log. Used for hosts that the control node cannot reach.
 
 A record is compressed and split into parts, one per line. Each line has the host, the number of the part, the number of parts
-and the checksum of the record. A line has at most 4096 bytes, unless long names that are not ASCII make it longer: container
-runtimes split lines at 16 KiB, and a pipe with several writers mixes lines of more than 4096 bytes. Text before a part (a time,
-a pod name, a rank) is ignored, as is Docker's JSON around a line. Missing or changed parts are reported.
+and the checksum of the record. A line has at most 4096 bytes, because a pipe with several writers mixes longer
+lines. Long names that are not ASCII may make a line longer, but not longer than 16 KiB, at which container runtimes split lines.
+Text before a part (a time, a pod name, a rank) is ignored, as is Docker's JSON around a line. Missing or changed parts are
+reported.
 """
 
 from __future__ import annotations
@@ -23,12 +24,13 @@ MARK = "RACKPROOF-RECORD/1 "
 LINE_BYTES = 4096
 """PIPE_BUF of Linux: the largest atomic write to a pipe."""
 MOST_BYTES = 4 * LINE_BYTES
-"""Maximum size of a line that is read. Names that are not ASCII take up to six bytes per character."""
+"""Maximum size of a line that is read. Characters that are not ASCII take six or twelve bytes each."""
 DATA_BYTES, LEAST_BYTES = 3000, 500
-"""Maximum and minimum number of bytes of the encoded record in one line."""
+"""Maximum and minimum number of bytes of the encoded record in each line except the last, which has the rest."""
 MOST_PARTS = 20_000
 """Maximum number of parts of one record: 60 MB of base64, far more than a record may have."""
 TEXTS = {"run_id": 256, "host": 253, "gang": 256, "node": 253, "sha256": 64}
+"""Text fields of a line, and the maximum number of characters of each."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ MOST_IN_BUCKET, LONGEST_BUCKET_S = 1e9, 1e9
 def record_problem(record: Record, *, checks_figures_only: bool = False) -> str:
     """Return the place and reason of the first problem in a record that matches its schema; empty if it is valid.
 
-    `metric_problem` checks the metrics of its snapshots. With `checks_figures_only`, names, scopes and parameters of
+    `metric_problem` checks the metrics of the record's snapshots. With `checks_figures_only`, names, scopes and parameters of
     `record.observations` are not checked: `observation_problem` and `scope_problem` have checked them.
     """
     of_launches = [item for launch in record.launches for item in launch.observations]

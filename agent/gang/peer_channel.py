@@ -36,7 +36,7 @@ class PeerChannel:
     """The connections of one supervisor to its peers. Only `poll` waits.
 
     Raises:
-        GangError: this host must listen, and the address or the port is not available, or a member's name cannot be resolved.
+        GangError: this host is a watcher, but cannot listen on its address and port, or cannot resolve the name of a member.
     """
 
     def __init__(self, gang: Gang) -> None:
@@ -152,7 +152,10 @@ class PeerChannel:
         return self.statuses.get(host, _NO_STATUS)
 
     def _update_status(self, host: str, message: Mapping[str, Any], ranks: tuple[RankState, ...]) -> None:
-        """Store a status. A watcher sends statuses and answers; `finished` and `aborted` may be true first in either."""
+        """Store a status. `finished` and `aborted` stay true once they were true in any message of `host`.
+
+        A watcher sends statuses and answers, and either may arrive first.
+        """
         before = self._status(host)
         self.statuses[host] = PeerStatus(
             at=time.monotonic(),

@@ -24,9 +24,10 @@ FAST_TELEMETRY = "fast-telemetry"
 """Files `fast-telemetry.RANK` in the work directory of a launch. While one exists, the supervisor reads the power of the GPUs
 every `telemetry.FAST_PERIOD_S`, which is more often than NVML has new values."""
 VALUES_PER_PHASE = 2.0
-"""New values of NVML that a phase needs, so that at least one lies completely within the plateau."""
+"""Number of new values of NVML that each phase (load on, load off) needs, so that at least one of them lies completely within the
+plateau of the phase."""
 MIN_VALUES = 3
-"""New values that each plateau needs, counted over all periods. With fewer, a single odd value would decide."""
+"""Number of new values that each plateau needs, counted over all periods. With fewer, a single odd value would decide."""
 WAVE_POINTS = 64
 GAP = "."
 MAX_VALUES = 2_000_000
@@ -62,7 +63,8 @@ class PowerWave:
     high: float
     """W under load."""
     slew: float
-    """W/s: median over the periods of the largest rise between two successive values of NVML. The real rise may be faster."""
+    """W/s: the fastest rise between two successive values of NVML in each period, as a median over the periods. The real rise may
+    be faster."""
     update_s: float
     """Time between two new values of NVML (lower quartile)."""
     wave: str
@@ -204,7 +206,7 @@ class PowerLog:
     def why_stuck(self, begin: float, end: float, period_s: float) -> str:
         """Return why the readings between two moments, under a pulsed load, are no measurement; empty if they may be one.
 
-        A load whose period NVML's values do not resolve is not judged, because all of its values may be equal.
+        A load whose period NVML's values do not resolve is not judged: then all power values may be equal.
         """
         if period_s < 2 * VALUES_PER_PHASE * max(UPDATE_S, self._averaged_s):
             return ""

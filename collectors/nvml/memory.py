@@ -46,7 +46,7 @@ def _sram_threshold(gpu: NvmlGpu) -> bool:
 
 
 def change_pending(getter: str) -> Getter:
-    """Return a getter of whether the setting changes at the next reset."""
+    """Return a getter that tells whether the next reset changes the setting."""
 
     def get(gpu: NvmlGpu) -> bool:
         current, pending = gpu.query(getter)

@@ -64,7 +64,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         metavar=("BULLETINS", "OSV"),
         help="versions: build the list from checkouts of NVIDIA/product-security and golang/vulndb, and print it",
     )
-    criteria.add_argument("--history", type=Path, default=DEFAULT, help="propose: directory (default: %(default)s)")
+    criteria.add_argument(
+        "--history", type=Path, default=DEFAULT, help="propose: directory of the history (default: %(default)s)"
+    )
     criteria.add_argument("--kind", choices=KINDS, default=REAL, help="propose: kind of runs (default: %(default)s)")
     criteria.add_argument("--model", default="", help="propose: GPU model, such as 'NVIDIA H200'")
     criteria.add_argument("--power", type=_probability, default=DETECTION_PROBABILITY,
@@ -95,8 +97,8 @@ def call(options: argparse.Namespace) -> int:
     if options.what == "alerts":
         shipped = shipped_packs()
         named = [pack for pack in read_packs(options.packs) if pack.chosen]
-        # A criterion of a named pack may have the id of one in PACKS. If the named pack is a shipped one, its criterion overrides
-        # that one. If it is a pack of the site, it needs `replaces`.
+        # A criterion of a named pack may have the id of a criterion in PACKS. If the named pack is a shipped one, its criterion
+        # overrides the one in PACKS. If it is a pack of the site, its criterion needs `replaces`.
         named = [replace(pack, chosen=pack.name not in shipped) for pack in named]
         print(rule_file([*map(read_pack, PACKS), *named], options.runbook), end="")
         return 0

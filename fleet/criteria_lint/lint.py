@@ -1,7 +1,7 @@
 """Check criteria packs against physics and the catalogue, before a wrong limit judges a rack.
 
-A floor above the part's peak rejects every host. A floor a thousand times too low accepts every host. A criterion whose name no
-observation has judges nothing. In a report, none of these looks like a mistake in the pack.
+A floor above the part's peak rejects every host. A floor a thousand times too low accepts every host. A criterion judges
+nothing if no observation has its name. In a report, none of these looks like a mistake in the pack.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TRUTHS = frozenset(
 TEXTS = frozenset({"collective.transport", "digest.value", "pulse.wave"})
 """Figures of benchmarks that are texts."""
 LEAST_OF_EXPECTED = 0.75
-"""Lowest floor, as a share of the expected value. The highest ceiling is as far above the expected value."""
+"""Lowest floor, as a share of the expected value. The highest ceiling is 2 - LEAST_OF_EXPECTED of that value."""
 STORAGE, LEAST_OF_STORAGE, MOST_OF_STORAGE = ("local_storage.", "shared_storage."), 0.2, 10.0
 """Prefixes of storage figures, and their lowest floor and highest ceiling as shares of the fleet's median: file systems differ
 more than parts, by fill level, wear and load."""

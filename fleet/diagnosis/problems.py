@@ -1,4 +1,4 @@
-"""The problems that a part can have: which verdicts show each, and which others follow from it.
+"""The problems that a part can have: which verdicts show each, and which other verdicts follow from it.
 
 Causes come before their effects in the list. A GPU that fell off the bus fails everything else, and one that is too hot computes
 slowly. A verdict belongs to the first problem in the list that it shows or that explains it.

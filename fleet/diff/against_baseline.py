@@ -53,7 +53,7 @@ def criteria_of(plan: Plan, host: PlannedHost, evidence: Evidence, packs: Sequen
 
 
 def summary(plan: Plan, diff: BaselineDiff) -> Iterator[SummaryLine]:
-    """Yield the summary lines of a report: how much was compared, then at most MAX_SUMMARY_LINES regressions and parts."""
+    """Yield the report's summary lines: how much was compared, then at most MAX_SUMMARY_LINES regressions and changed parts."""
     if plan.baseline is None:
         return
     kinds = Counter(change.kind for change in diff.changes)

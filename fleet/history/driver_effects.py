@@ -54,7 +54,7 @@ class DriverEffect:
     change: float
     """(new - old) / old."""
     error: float | None
-    """Half of the 95 % confidence interval of `change`; None if `finding` is CONFOUNDED."""
+    """Half the width of the 95 % confidence interval of `change`; None if `finding` is CONFOUNDED."""
     hosts: int
     weeks_old: int
     """Weeks with runs under the old driver, on hosts that had both drivers."""
@@ -117,10 +117,7 @@ def _values(history: History, pairs: Sequence[Mapping[str, Any]]) -> Mapping[int
 
 
 def _effect(item: Mapping[str, Any], values: Sequence[Value], limit: float) -> DriverEffect | None:
-    """Return the effect of a driver on one figure; None if it is too small or within the noise.
-
-    `limit` is the number of standard errors by which a change must differ from 0.
-    """
+    """Return the effect of a driver on one figure; None if it is below MIN_EFFECT or below `limit` standard errors."""
     old, new = (len({week for week, is_new, _ in values if is_new == under_new}) for under_new in (False, True))
     shared: dict[str, Any] = {
         **{key: item[key] for key in (*_FIGURE.split(", "), "old", "new")},

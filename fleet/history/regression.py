@@ -12,7 +12,7 @@ Point = tuple[str, float, float]
 
 
 def fit_line(times: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
-    """Return slope, its standard error and the normal deviate of the least squares line through three or more points."""
+    """Return the slope of the least-squares line through three or more points, its standard error and its normal deviate."""
     slope, intercept = statistics.linear_regression(times, values)
     freedom = len(times) - 2
     middle = statistics.fmean(times)

@@ -96,7 +96,7 @@ def _chosen(history: History, drifting: Sequence[Drift], effects: Sequence[Drive
 def _spreads(
     history: History, figures: Sequence[Figure], months: Sequence[str]
 ) -> dict[Figure, dict[int, tuple[Any, ...]]]:
-    """Return figure -> month by number -> 5 %, median, 95 % and unit, over the hosts and runs of the month."""
+    """Return figure -> index in `months` -> 5 %, median, 95 % and unit, over the hosts and runs of the month."""
     columns = {
         key: [figure[at] for figure in figures]
         for at, key in enumerate(("name", "settings", "stage", "within", "model"))

@@ -60,7 +60,7 @@ def refused_readings(view: HostView) -> Iterator[Verdict]:
 
 
 def _last_absent(view: HostView, name: str) -> dict[str, tuple[str, str]]:
-    """Return scope -> why the last snapshot with this metric has no value, and its stage."""
+    """Return scope -> why the last snapshot with this metric has no value, and the stage of this snapshot."""
     metrics = view.observations.metrics.get(name)
     if not metrics:
         return {}

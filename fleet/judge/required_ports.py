@@ -1,6 +1,6 @@
 """Check that enough RDMA ports were measured, if the inventory has `rackproof_verbs_required`.
 
-It requires as many ports as `rackproof_infiniband_ports`, or one port without that variable.
+At least `rackproof_infiniband_ports` ports must be measured, or one port if the inventory does not state that number.
 """
 
 from __future__ import annotations

@@ -100,7 +100,7 @@ def _by_part(changes: Sequence[Change]) -> list[tuple[list[str], list[Change]]]:
     """Group the changes by kind and part; return the names of the parts and the changes of each group, in the order given.
 
     A change between two GPUs is assigned to the GPU that more changes involve. Groups of one kind with equal changes are merged:
-    then there are several parts, and the changes of the first are returned.
+    then there are several parts, and the changes of the first part are returned.
     """
     ends = Counter((change.host, end) for change in changes for end in _ends(change))
     of_part: dict[tuple[str, str, str], list[Change]] = {}

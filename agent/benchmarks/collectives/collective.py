@@ -35,9 +35,9 @@ seconds if ranks share CPUs."""
 GRAPH_CALLS = 100
 """Operations in one CUDA graph."""
 BUFFER_PAIRS = 12
-"""Largest number of pairs of buffers with which a large operation is timed in turn; the median is that of all times. A figure
-depends on the addresses of the buffers by up to 5 % (measured, 4 H200, all_to_all of 128 MiB). With the same buffers it varies
-by 0.3 %."""
+"""Maximum number of pairs of buffers of a large operation. The operation is timed with each pair in turn, and the median of all
+these times is reported, because the time depends on the addresses of the buffers: between pairs it differs by up to 5 %
+(measured, 4 H200, all_to_all of 128 MiB), with one pair it varies by 0.3 %."""
 LARGE_BYTES = 1 << 20
 """Smallest size of a large operation."""
 MEMORY_SHARE = 0.75

@@ -142,7 +142,7 @@ def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, i
     all other cases the label is `local`.
 
     The other node is None if no other can be used, if the first is None, or if this process may not run on the first: copies with
-    memory on another node are judged only by comparison with copies on the GPU's node.
+    memory on another node are judged only by comparison with copies that use memory on the GPU's node.
     """
     properties = torch.cuda.get_device_properties(device)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))

@@ -1,4 +1,5 @@
-"""The RDMA ports of this host: which of them belong to the fabric, the partner's port of each, and the GPU nearest to each.
+"""The RDMA ports of this host: which of them belong to the fabric, which port of a partner host each is measured with,
+and the GPU nearest to each.
 
 Reads only /sys.
 """
@@ -19,7 +20,7 @@ CHANNEL_ADAPTER = "1: CA"
 """Type of an adapter whose queues perftest can connect; an adapter for iWARP or EFA has another type."""
 LEAST_SHARE = 0.5
 """Ports with less than this share of the rate of the host's fastest port are not ports of the fabric. If the host has InfiniBand
-ports, the fastest of these counts."""
+ports, the fastest of these is meant."""
 _NAME = re.compile(r"[\w.-]{1,64}")
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _IPV4, _LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:", "fe80:"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 
 WALK = 64
-"""Words after which a walking bit is at its first position again: the bits of a word."""
+"""Number of words after which a walking bit is at its first position again: the number of bits in a word."""
 CONSTANTS = {"zeros": 0, "ones": -1, "checkerboard": 0x5555555555555555}
 """Patterns of one word, as int64."""
 MODULO = 20

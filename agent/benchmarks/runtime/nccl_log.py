@@ -27,7 +27,7 @@ def enable(log: Path) -> None:
 
 
 def disable() -> bool:
-    """Disable the log. Returns False if it stays enabled: this version of NCCL cannot change it, or torch has NCCL linked in."""
+    """Disable the log. Returns False if it stays enabled: this NCCL cannot disable it, or NCCL is linked into torch."""
     for key, value in _environment_before.items():
         os.environ.pop(key, None)
         if value is not None:
@@ -90,6 +90,6 @@ def parse_transport(text: str) -> str:
 
 
 def parse_channels(text: str) -> tuple[int, int] | None:
-    """Return the number of channels of collectives and of NVLS (0: NVLink SHARP is not used); None if not in the log."""
+    """Return the number of channels for collectives, and for NVLS (0: NVLink SHARP is not used); None if not in the log."""
     counts = re.findall(r"(\d+) coll channels, (?:\d+ collnet channels, )?(\d+) nvls channels", text)
     return (int(counts[-1][0]), int(counts[-1][1])) if counts else None

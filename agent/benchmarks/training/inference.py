@@ -1,15 +1,16 @@
 """Inference of a decoder with a full KV cache: rates of prefill and greedy decoding, percentiles of the latencies, wrong tokens.
 
 The decoder has the blocks of `transformer`, in bf16, with one KV head for each head. Each sequence has `prompt` tokens and room
-for `steps` more. The cache takes a share of the free memory. As many sequences as fit into it are decoded together, one token
-of each in a step. A step reads the whole cache and masks the part that is not yet written, so that all steps take the same time.
+for `steps` more. The cache takes a share of the free memory, but at most `most_bytes`. As many sequences as fit into the cache
+are decoded together, one token of each in a step. A step reads the whole cache and masks the part that is not yet written, so
+that all steps take the same time.
 
 After each step the host waits for the device, as a server does before it sends a token. Times are those of the host's clock, so
 they include kernel launches and delays by other processes of the host.
 
-The weights and prompts are seeded, and every round decodes the same prompts greedily. Each token must equal the same
-token of the first round: the operations have no atomic additions and are launched the same way each time, so any other token is a
-wrong result.
+The weights and prompts are seeded, and every round decodes the same prompts greedily. Each token must equal the
+token at the same position of the same sequence in the first round. The operations have no atomic additions and are launched in
+the same way each time, so any other token is a wrong result.
 """
 
 from __future__ import annotations
@@ -179,9 +180,10 @@ class Engine:
         return torch.where(scores.isfinite().all(dim=-1), scores.argmax(dim=-1), -1)
 
     def run(self, seconds: float) -> None:
-        """Decode for about that time: a complete first round, then at least one more. The last round ends when the time is over.
+        """Decode for about `seconds`, in at least two rounds. The first round is complete; a later one decodes at least one step.
 
-        Afterwards, prefill until there are enough samples for the percentiles of the time to the first token.
+        The last round ends when the time is over. Afterwards, prefill until there are enough samples for the percentiles of the
+        time to the first token.
         """
         deadline = time.monotonic() + seconds
         while not self.times.rounds or time.monotonic() < deadline:
@@ -253,7 +255,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 def _report_percentiles(
     context: Context, name: str, seconds: Sequence[float], percentiles: Sequence[str], common: Mapping[str, Any]
 ) -> None:
-    """Report each percentile. If there are too few samples for one to lie beyond the percentile, report it as absent."""
+    """Report each percentile, or report it as absent if it needs more samples than there are (`least_samples`)."""
     for key in percentiles:
         share, least = PERCENTILES[key], least_samples(key)
         if len(seconds) < least:
@@ -274,7 +276,7 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _count_sequences(settings: Mapping[str, Any], free: int) -> int:
-    """Return how many sequences fit into the share of the free memory and, unless it is 0, into `most_bytes`.
+    """Return how many sequences fit into `share` of the free memory, and into `most_bytes` (0: no limit); rounded, see MULTIPLE.
 
     Raises:
         RuntimeError: not even one sequence fits.

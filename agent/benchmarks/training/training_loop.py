@@ -65,7 +65,7 @@ def load_model_and_images(context: Context, name: str, directories: Sequence[str
     if lowest != highest:
         raise CannotMeasureError(
             ERROR,
-            f"the hosts have different data: {images.label} here, {LABELS[lowest]} and {LABELS[highest]} over all hosts",
+            f"the hosts have different data, such as {LABELS[lowest]} and {LABELS[highest]}; this host has {images.label}",
         )
     return model, images
 
@@ -92,7 +92,7 @@ def train_step(
     """Run forward pass, backward pass and update; return the loss that `forward` computed, detached.
 
     Args:
-        collective: mark backward pass and update as a collective in the heartbeat. False: there is none, or the caller marks it.
+        collective: mark backward pass and update as a collective in the heartbeat. False: they are none, or the caller marks them.
         synchronize: wait until the device has finished the step.
     """
     optimizer.zero_grad(set_to_none=True)

@@ -1,4 +1,4 @@
-"""Compare the cables with the manifest: a line of kind `link` gives a port of a host its switch port."""
+"""Compare the cables with the manifest: a line of kind `link` names a port of a host and the switch port of its cable."""
 
 from __future__ import annotations
 
@@ -41,7 +41,10 @@ class _Cables:
         return next((line for line in candidates if link.is_at(line.switch, line.switch_port)), None)
 
     def partner(self, line: Part) -> Part | None:
-        """Return the line with which a line is swapped: each cable is at the other's switch port. None if it is not swapped."""
+        """Return the line whose cable is swapped with the cable of `line`; None if there is no such line.
+
+        Two cables are swapped if each is at the switch port that the manifest has for the other.
+        """
         owner = self.owner(self.links[id(line)])
         is_swapped = owner is not None and owner is not line and self.owner(self.links[id(owner)]) is line
         return owner if is_swapped else None

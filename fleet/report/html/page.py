@@ -46,7 +46,7 @@ from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport
 from schemas.scopes import Scope, pci_address
 
 MAX_BYTES = 2_000_000
-"""Size limit of the file. Only the columns of a very large fleet can exceed it."""
+"""Size limit of the file. Only columns of embedded data, which have a value for each host, exceed it in a very large fleet."""
 _RESERVE = 20_000
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200
@@ -74,7 +74,7 @@ class ActionGroup:
     rest: Sequence[Reason]
     """The reasons that can be unfolded."""
     left_out: int
-    """Number of reasons that the section does not have."""
+    """Number of further reasons, which the section leaves out."""
     count: int
     """Number of all reasons."""
     hosts: int

@@ -278,7 +278,7 @@ def test_title_names_two_parts_or_the_rail_or_switch() -> None:
 
 
 def order(*verdicts: Verdict) -> list[int]:
-    """Return the first verdict of each cause, in the order of the causes."""
+    """Return the position of the leading verdict of each cause, in the order of the causes."""
     return [cause.verdicts[0] for cause in causes(*verdicts)]
 
 

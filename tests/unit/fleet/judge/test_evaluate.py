@@ -319,7 +319,7 @@ def test_only_readings_of_the_host_itself_must_be_observed(name: str, is_observe
 
 
 def counted(rule: Criterion, *counts: Any, uptime: float | None = 3.6e5) -> Verdict:
-    """Return the verdict on a counter with these values, 5 h apart; `uptime`: seconds since the boot at the first one."""
+    """Return the verdict on a counter with these values, 5 h apart; `uptime`: seconds since the boot at the first value."""
 
     def of_snapshot(at: int, value: Any) -> list[Metric]:
         up = [] if uptime is None else [reading(uptime + at * 1.8e4, name="host.uptime", scope="host")]

@@ -1,4 +1,4 @@
-"""Test that a figure is reported if it lacks a parameter by which a criterion selects figures: it would escape its floor."""
+"""Test that a figure is reported if it lacks a parameter by which a criterion selects figures: such a figure is not judged."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def not_stated(view: HostView, *figures: Observation) -> list[str]:
 
 
 def view_with(criterion: Criterion) -> HostView:
-    """Return the view of the host; its only shipped criterion is this one."""
+    """Return the view of the host in which `criterion` is the only shipped criterion."""
     (view,) = host_views(PLAN, {"h1": EVIDENCE}, PACKS)
     view.__dict__["shipped_criteria"] = {criterion.id: criterion}
     return view

@@ -109,7 +109,7 @@ def slow_except(fast: str, share: float) -> dict[Any, float]:
 
 
 def slow_rail_1(share: float) -> dict[Any, float]:
-    """Return the links of ten hosts on rail 1: those of host b at `share` of the normal bandwidth, the others at half of it."""
+    """Return the links of ten hosts on rail 1: those of host b with `share` of the normal bandwidth, the others with half."""
     return {(a + b, 1): share if "b" in a + b else 0.5 for a, b in itertools.combinations("abcdefghij", 2)}
 
 
@@ -1172,7 +1172,7 @@ def probe(number: int, *groups: tuple[str, bool]) -> list[Launch]:
 
 
 def attempts_with_probes(*rounds: list[Launch], after: Sequence[Launch] = ()) -> list[Attempt]:
-    """Return the attempts of a gang: a launch that is stuck, these rounds of probes, and other launches (`after` the first)."""
+    """Return the attempts of a gang: a launch that is stuck, these rounds of probes, and the launches in `after`."""
     done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
     stuck = launch(0, outcome="failed")
     probes = [replace(item, observations=(done,)) for launches in rounds for item in launches]
@@ -1318,7 +1318,7 @@ def test_host_that_stopped_a_launch_is_named(named: Culprit, expected: Any) -> N
         ("rank_lost", {"serial": "other"}, "gpu=0"),
     ],
 )
-def test_fault_of_a_rank_without_a_device_is_of_the_host_if_the_gpu_index_may_mean_another_gpu(
+def test_fault_of_a_rank_without_a_device_is_attributed_to_the_host_if_the_gpu_index_may_mean_another_gpu(
     kind: str, change: dict[str, str], scope: str
 ) -> None:
     failed = launch(outcome="failed", culprit=culprit(kind, "h2", scope="gpu=0"))
