@@ -130,7 +130,7 @@ class GangMonitor:
         return any(state.alive_s is not None or state.ended_s is not None for state in self._receiver.states())
 
     def _failed_on_its_own(self) -> bool:
-        """Return whether the launcher failed by itself. One that failed late may have waited for the first host's rendezvous."""
+        """Return whether the launcher failed by itself. A launcher that fails late may have waited for a rendezvous in vain."""
         return self._launcher_code is None or self._launcher_ended_at - self._began < OWN_FAILURE_S
 
     def _never_started(self, state: RankState) -> RankState:

@@ -32,7 +32,8 @@ class RankState:
     stopped: bool = False
     """The process is stopped, for example by SIGSTOP."""
     busy: bool = False
-    """The process sends no heartbeats, but uses a CPU (another thread holds the GIL) or waits for a device; it is not silent."""
+    """The process sends no heartbeats, but uses a CPU (another thread holds the GIL) or waits for a device. It does not count as
+    silent."""
     failure: str = ""
     """`timeout` or `error`: how a benchmark of all ranks, or the rank as a whole, failed."""
     failure_age_s: float | None = None

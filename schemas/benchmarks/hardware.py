@@ -365,7 +365,7 @@ HARDWARE: Mapping[str, Benchmark] = {
             "ops": ["copy", "triad"],
             "placements": ["local", "remote"],
             "size_bytes": 32 << 20,  # of each array of each thread; larger if the caches are large
-            # For each operation on all nodes at once, and again for each operation and placement, then divided among the nodes.
+            # Time for each operation on all nodes at once. The nodes share the same time for each operation and placement.
             "seconds": 0.4,
         },
         outputs=[

@@ -92,7 +92,8 @@ def train_step(
     """Run forward pass, backward pass and update; return the loss that `forward` computed, detached.
 
     Args:
-        collective: mark backward pass and update as a collective in the heartbeat. False: they are none, or the caller marks them.
+        collective: whether to mark backward pass and update as a collective in the heartbeat. If False, the caller marks them, or
+            they are none.
         synchronize: wait until the device has finished the step.
     """
     optimizer.zero_grad(set_to_none=True)

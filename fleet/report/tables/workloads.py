@@ -1,4 +1,7 @@
-"""Show the larger workloads as a table: a row per figure, a column per host or gang, or their range if there are many."""
+"""Show the larger workloads as a table with a row per figure.
+
+There is a column per host or gang. If there are too many of them, the columns are the lowest, median and highest value.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ _MAX_COLUMNS = 4
 
 
 def workloads(report: FleetReport) -> Table | None:
-    """Return every figure of the workloads that hosts or gangs reported as a whole."""
+    """Return a table of the workloads' figures of whole hosts and gangs, not of single GPUs or CPUs; None if there are none."""
     figures: dict[tuple[bool, FigureKey], dict[RankGroup, Observation]] = {}
     groups: dict[RankGroup, None] = {}
     for host in report.hosts:

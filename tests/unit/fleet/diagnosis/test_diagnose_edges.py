@@ -61,7 +61,7 @@ def test_follower_of_another_part_or_with_a_waiver_is_its_own_cause(other: Verdi
     assert len(summaries(DEAD_LINK, other)) == 2
 
 
-def test_followers_of_two_roots_on_one_part_are_one_cause_apart_from_the_roots() -> None:
+def test_followers_of_two_roots_on_one_part_share_a_cause_without_the_roots() -> None:
     second = follower(of=("c", "gpu=3"), value=2)
     assert len(summaries(DEAD_LINK, follower(), second)) == 2
 

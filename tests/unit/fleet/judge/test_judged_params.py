@@ -1,4 +1,4 @@
-"""Test that a figure is reported if it lacks a parameter by which a criterion selects figures: such a figure is not judged."""
+"""A figure that lacks a parameter by which a criterion selects figures is reported, because the criterion would not judge it."""
 
 from __future__ import annotations
 
