@@ -27,8 +27,8 @@ _NO_SWITCH = Absent.unsupported("no NVSwitch on the PCI bus")
 class FabricCollector:
     """Reads /proc, /sys, /run and /usr/bin under `root`.
 
-    A full snapshot also reports whether IMEX runs, which requires a check of every process, and the domain that it serves, which
-    nvidia-imex-ctl prints.
+    A full snapshot also reports whether IMEX runs, for which the names of all processes are read, and the domain of IMEX, which
+    the program nvidia-imex-ctl prints.
     """
 
     name = "fabric"

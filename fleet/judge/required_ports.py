@@ -27,8 +27,8 @@ LEAST_SHARE = 0.5
 def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
     """Yield inconclusive verdicts for each stage that measured fewer RDMA ports than the inventory requires.
 
-    Each port of the fabric with a reason why it was not measured gets a verdict, unless the reason is an error, which has a verdict
-    of its own. If fewer ports have a reason than are missing, the host gets a verdict too, for example because it has too few
+    Each port of the fabric with a reason why it was not measured gets a verdict, unless the reason is an error, which has its own
+    verdict. If fewer ports have a reason than are missing, the host gets a verdict too, for example because it has too few
     ports. If more ports have a reason than are missing, it is not known which of them should have been measured: only the host
     gets a verdict.
     """
