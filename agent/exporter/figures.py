@@ -167,6 +167,11 @@ def _metric(quantity: str, unit: str) -> str:
     return f"rackproof_benchmark_{metric}" if metric else ""
 
 
+LABEL_OF_DEVICE = {"gpu": "gpu", "cpu": "cpu", "directory": "directory", "numa": "numa_node"}
+"""Kind of a scope -> label of its series. A label `numa` would have two meanings: copies have a parameter of this name."""
+
+
 def _device(scope: str) -> dict[str, str]:
     parsed = Scope.parse(scope)
-    return {kind: parsed.get(kind)} if (kind := parsed.device_kind) in ("gpu", "cpu", "directory") else {}
+    label = LABEL_OF_DEVICE.get(parsed.device_kind)
+    return {label: parsed.get(parsed.device_kind)} if label else {}

@@ -95,7 +95,8 @@ BENCHMARK = (
         labels=(*_AT, "op", "size_bytes", "(placement)", "(mnnvl)"),
         help="Bus bandwidth of a collective operation as nccl-tests defines it, at the largest size measured so far"),
     MetricSpec(name="rackproof_benchmark_bandwidth_bytes_per_second",
-        labels=(*_AT, "(gpu)", "(cpu)", "(directory)", "(op)", "(direction)", "(sharing)", "(pattern)"),
+        labels=(*_AT, "(gpu)", "(cpu)", "(directory)", "(numa_node)", "(op)", "(direction)", "(sharing)", "(pattern)",
+                "(placement)", "(memory_node)"),
         help="Bandwidth of each device's memory, of copies between a device and the host or all other devices, of the "
         "host's memory, and of file systems"),
     MetricSpec(name="rackproof_benchmark_flop_per_second", labels=(*_AT, "(gpu)", "(cpu)", "(dtype)", "(shape)"),
@@ -111,7 +112,7 @@ BENCHMARK = (
         help="Throughput of a training, a data loader or inference (phase: prefill or decode), in items per second: images or "
         "tokens"),
     MetricSpec(name="rackproof_benchmark_duration_seconds", labels=_AT, help="Duration of the benchmark"),
-    MetricSpec(name="rackproof_benchmark_wrong_results", labels=(*_AT, "(gpu)", "(cpu)", "(directory)"),
+    MetricSpec(name="rackproof_benchmark_wrong_results", labels=(*_AT, "(gpu)", "(cpu)", "(directory)", "(numa_node)"),
         help="Wrong results in this stage: memory words, matrix products, elements of collective operations, digests, and data "
         "on disks"),
     MetricSpec(name="rackproof_benchmark_unmeasured", labels=(*_AT, "status"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 
 from fleet.judge.digests import NAME as DIGEST
 from fleet.judge.paths import is_bandwidth_name
@@ -44,12 +44,21 @@ def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
         }
         unjudged = [key for key in measured if key not in judged]
         if unjudged and not plan.rehearsal:
-            unset = stage == GANG and not with_fabric_rate
-            no_criterion = "no criterion for this GPU model, number of GPUs and message size"
-            why = "rackproof_fabric_gbps is not set" if unset else no_criterion
-            text = f"NOT JUDGED{_which(unjudged, list(measured))} ({why})"
+            unjudged_hosts = {host for _, host in unjudged}
+            text = f"NOT JUDGED{_which(unjudged, list(measured))} ({_why(stage, unjudged_hosts, with_fabric_rate)})"
             lines.append(SummaryLine(kind=LineKind.NOT_JUDGED, title=f"Bandwidth {what}", text=text))
     return lines
+
+
+def _why(stage: str, unjudged: Set[str], with_fabric_rate: Set[str]) -> str:
+    """Return why the bandwidth on these hosts was not judged."""
+    no_criterion = "no criterion for this GPU model, number of GPUs and message size"
+    without_rate = unjudged - with_fabric_rate if stage == GANG else set()
+    if not without_rate:
+        return no_criterion
+    if without_rate == unjudged:
+        return "rackproof_fabric_gbps is not set"
+    return f"rackproof_fabric_gbps is not set on {len(without_rate)} of these hosts; on the others, {no_criterion}"
 
 
 def _which(unjudged: Sequence[tuple[str, str]], measured: Sequence[tuple[str, str]]) -> str:

@@ -358,6 +358,24 @@ def test_figures_of_file_systems_have_the_label_directory() -> None:
     }
 
 
+def test_figures_of_numa_nodes_have_a_series_for_each_node_and_placement() -> None:
+    def copy(node: int, placement: str, memory_node: int, value: float) -> Json:
+        where = {"placement": placement, "memory_node": memory_node}
+        return observation("host_memory.bandwidth", value, "B/s", scope=f"numa={node}", **where)
+
+    assert aggregated(
+        copy(0, "local", 0, 3e11),
+        copy(0, "remote", 1, 1e11),
+        copy(1, "local", 1, 2e11),
+        observation("host_memory.wrong_elements", 1, scope="numa=1"),
+    ) == {
+        ("bandwidth_bytes_per_second", "host_memory", "0", "local", "0"): 3e11,
+        ("bandwidth_bytes_per_second", "host_memory", "0", "remote", "1"): 1e11,
+        ("bandwidth_bytes_per_second", "host_memory", "1", "local", "1"): 2e11,
+        ("wrong_results", "host_memory", "1"): 1,
+    }
+
+
 def test_measured_figure_replaces_the_live_figure() -> None:
     step = observation("training.step_time", 0.02, "s", network="convnet")
     assert aggregated(now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}

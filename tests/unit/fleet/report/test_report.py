@@ -336,6 +336,24 @@ def test_summary_counts_the_hosts_on_which_no_operation_is_judged(tmp_path: Path
     assert f"Bandwidth within hosts: NOT JUDGED on 1 of 2 hosts ({why})" in summary
 
 
+@pytest.mark.parametrize(
+    ("with_rate", "why"),
+    [
+        ((), "rackproof_fabric_gbps is not set"),
+        (("h1",), "on 2 of 3 hosts (rackproof_fabric_gbps is not set)"),
+    ],
+)
+def test_missing_fabric_rate_of_some_hosts_is_the_reason_why_they_are_not_judged(
+    tmp_path: Path, with_rate: tuple[str, ...], why: str
+) -> None:
+    plan = builders.plan("h1", "h2", "h3")
+    hosts = tuple(replace(host, fabric_gbps=3200.0 if host.name in with_rate else 0.0) for host in plan.hosts)
+    write_run(tmp_path / "r1", replace(plan, hosts=hosts))
+    (line,) = (item for item in report_of(tmp_path / "r1").acceptance.summary if item.startswith("Bandwidth between"))
+    assert "NOT JUDGED" in line
+    assert why in line
+
+
 SMALLEST_JUDGED = 64 << 20
 """Size in bytes of the smallest message whose bus bandwidth has a criterion with a fixed limit."""
 BUSBW = tuple(f"collective.{op}.busbw" for op in BENCHMARKS["collective"].settings["ops"])
