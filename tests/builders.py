@@ -142,8 +142,8 @@ def inventory(*names: str, **variables: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-SIZES = {"benchmark": [8, 2 << 20, 8 << 30], "gang": [8, 64 << 20, 4 << 30]}
-"""Sizes of the collectives in a plan: the smallest, one in the middle and the largest of the profile `standard`.
+SIZES = {"benchmark": [8, 128 << 20, 1 << 30, 8 << 30], "gang": [8, 64 << 20, 1 << 30, 4 << 30]}
+"""Sizes of the collectives in a plan: the smallest, and those that criteria of the profile `standard` compare.
 
 With all sizes of the profile, four fifths of the figures would be of collectives, and judging would take twice as long.
 """

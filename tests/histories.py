@@ -258,12 +258,14 @@ def main() -> int:
         **{key: value for key, value in vars(options).items() if key not in ("directory", "rack_runs")}
     )
     began = time.monotonic()
+    runs = 0
     for rows in fleet.rack_runs() if options.rack_runs else fleet.runs():
         add_run(options.directory, rows)
+        runs += 1
     history = History(options.directory, SIMULATED)
     imported = time.monotonic()
     result = found_faults(history)
-    print(f"{options.racks * options.hosts * options.gpus} GPUs, {options.months} runs, imported in {imported - began:.1f} s, "
+    print(f"{options.racks * options.hosts * options.gpus} GPUs, {runs} runs, imported in {imported - began:.1f} s, "
           f"queried in {time.monotonic() - imported:.1f} s")  # fmt: skip
     for name in ("drifts", "lemons", "effects"):
         print(f"{name}:\n  planted {sorted(getattr(fleet.planted, name))}\n  found   {sorted(getattr(result, name))}")

@@ -238,11 +238,10 @@ class Server:
 
 def _accepts_gzip(accepted: str) -> bool:
     """Return whether a header Accept-Encoding lists gzip with a quality other than zero (RFC 9110, section 12.5.3)."""
-    for each in accepted.lower().split(","):
-        coding, _, quality = each.replace(" ", "").partition(";q=")
-        if coding in ("gzip", "x-gzip"):
-            return re.fullmatch(r"0(\.0*)?", quality) is None
-    return False
+    codings = (each.replace(" ", "").partition(";q=") for each in accepted.lower().split(","))
+    return any(
+        coding in ("gzip", "x-gzip") and re.fullmatch(r"0(\.0*)?", quality) is None for coding, _, quality in codings
+    )
 
 
 async def _start_tls(

@@ -62,11 +62,13 @@ def parse_fec(output: str) -> PortReadings:
             document: Any = json.loads(output)[0]
         except (ValueError, IndexError, KeyError, RecursionError) as error:
             return {("fec_mode", ""): Absent.error(f"ethtool --show-fec: not JSON: {error}")}
-        document = document if isinstance(document, dict) else {}
-        statistics, active = document.get("statistics", {}), document.get("active", [])
-        if not isinstance(statistics, dict) or not isinstance(active, list | str):
+        statistics, active = (
+            (document.get("statistics"), document.get("active", [])) if isinstance(document, dict) else ({}, {})
+        )
+        if not isinstance(active, list | str):
             return {("fec_mode", ""): Absent.error("ethtool --show-fec: the JSON has an unknown structure")}
-        totals = {name: item.get("total") for name, item in statistics.items() if isinstance(item, dict)}
+        counts = statistics.items() if isinstance(statistics, dict) else ()
+        totals = {name: item.get("total") for name, item in counts if isinstance(item, dict)}
         mode = " ".join(map(str, active)) if isinstance(active, list) else active
     else:
         found = re.search(r"^Active FEC encodings?: *(.*)$", output, re.MULTILINE)

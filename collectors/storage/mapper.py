@@ -87,18 +87,18 @@ def redundant_devices(
     """Yield name, kind and members of each device with redundancy.
 
     If this process may not read the status, the legs of LVM RAID and mirrors are known by their names, and their state is an
-    error. Left out are: all devices in a container without the device mapper, and a device whose status is too long.
+    error. Left out are: all devices in a container without the device mapper, a device that is removed meanwhile, and one whose status is too long.
     """
     control = files.path("dev/mapper/control")
     paths = files.glob("sys/block/dm-*/dm/name")
     names = [name for path in paths if isinstance(name := files.read(path, nonempty), str)]
-    for name in names:
+    for number, name in enumerate(names):
         try:
             targets = read(control, name)
         except FileNotFoundError:
             return  # no device mapper in this container
         except PermissionError as error:
-            yield from _unread_legs(names, Absent.error(f"/dev/mapper/control: {error.strerror}"))
+            yield from _unread_legs(names[number:], Absent.error(f"/dev/mapper/control: {error.strerror}"))
             return
         except OSError:
             continue  # the device was removed in the meantime, or its status is too long

@@ -83,7 +83,8 @@ def _facts(history: History, months: Sequence[str]) -> list[tuple[str, str]]:
     )
     ((racks, hosts, gpus, models),) = history.rows(
         """select count(distinct rack), count(distinct host), count(distinct serial) filter (part = 'gpu'),
-        string_agg(distinct model, ', ' order by model) filter (part = 'gpu') from parts"""
+        string_agg(distinct model, ', ' order by model) filter (part = 'gpu') from parts
+        where nonce in (select nonce from runs where clock = '')"""
     )
     return [
         ("Runs", f"{runs}, from {first} to {last}"),

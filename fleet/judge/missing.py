@@ -136,9 +136,9 @@ def _other_drivers(view: HostView) -> dict[str, str]:
 
 
 def _answering(view: HostView) -> set[str]:
-    """Return the PCI addresses of the GPUs that answered in the last snapshot with addresses of GPUs.
+    """Return the PCI addresses in the last reading of `gpu.pci_bus_id`; empty if no GPU answered it.
 
-    If no snapshot has addresses, return those of the GPUs that the records list.
+    Without this reading, return the addresses of the GPUs that the records list.
     """
     if view.observations.metrics.get("gpu.pci_bus_id"):
         return {pci_address(str(bus_id)) for bus_id in _last(view, "gpu.pci_bus_id").values()}

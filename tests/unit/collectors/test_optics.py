@@ -248,11 +248,24 @@ def test_fec_mode_and_counters_are_read(capture: str, corrected: int | None, unc
 
 
 @pytest.mark.parametrize(
-    "output",
-    ["", "[ broken", "[ ]", '[ "RS" ]', '[ { "active": {} } ]', '[ { "active": 3 } ]', '[ { "statistics": [ 5 ] } ]'],
+    ("output", "status"),
+    [
+        ("", "unsupported"),
+        *(
+            (output, "error")
+            for output in ("[ broken", "[ ]", '[ "RS" ]', "[ null ]", '[ { "active": {} } ]', '[ { "active": 3 } ]')
+        ),
+        ('[ { "statistics": [ 5 ] } ]', "unsupported"),
+    ],
 )
-def test_fec_mode_that_is_not_reported_has_a_reason(output: str) -> None:
-    assert isinstance(parse_fec(output)["fec_mode", ""], Absent)
+def test_fec_mode_that_is_not_reported_has_a_reason(output: str, status: str) -> None:
+    value = parse_fec(output)["fec_mode", ""]
+    assert isinstance(value, Absent)
+    assert value.status == status
+
+
+def test_fec_mode_is_read_although_the_counters_have_an_unknown_structure() -> None:
+    assert parse_fec('[ { "active": [ "RS" ], "statistics": [ 5 ] } ]') == {("fec_mode", ""): "RS"}
 
 
 # ---- mlxlink ----
