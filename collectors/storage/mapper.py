@@ -87,7 +87,8 @@ def redundant_devices(
     """Yield name, kind and members of each device with redundancy.
 
     If this process may not read the status, the legs of LVM RAID and mirrors are known by their names, and their state is an
-    error. Left out are: all devices in a container without the device mapper, a device that is removed meanwhile, and one whose status is too long.
+    error. Left out are all devices in a container without the device mapper, devices that are removed meanwhile, and those whose
+    status is too long.
     """
     control = files.path("dev/mapper/control")
     paths = files.glob("sys/block/dm-*/dm/name")
