@@ -21,7 +21,7 @@ class Waiver:
     scope: str = ""
     """Scope, such as `gpu=3`, including all scopes below it; empty: the whole host."""
     name: str = ""
-    """Name of the observation; required with `absent`, and empty for any observation."""
+    """Name of the observation; empty: every observation. Required if `absent` is true."""
     absent: bool = False
     """Whether the waiver applies to inconclusive verdicts instead of failures."""
     origin: str = ""

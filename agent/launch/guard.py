@@ -156,7 +156,11 @@ def _kill(child: int, *, group_only: bool = False) -> None:
 
 
 def _end_like(code: int) -> int:
-    """End by the same signal, or return the same exit code, so that the launcher sees how the rank ended."""
+    """End by the signal that ended the rank, or return the rank's exit code, so that the launcher sees how the rank ended.
+
+    Args:
+        code: exit code of the rank; negative: minus the number of the signal.
+    """
     if code >= 0:
         return code
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

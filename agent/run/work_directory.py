@@ -78,7 +78,8 @@ def benchmarks_since(work: Path, ranks: Iterable[int], since: float) -> set[str]
 def read_rank_end(work: Path, rank: int, local_rank: int, last_state: RankState) -> Rank:
     """Return how a rank ended, from its state file.
 
-    What the file lacks comes from `last_state`, the last state that the supervisor observed.
+    What the file lacks comes from `last_state`, the last state that the supervisor observed. The exit code is None if neither
+    has one, or if the rank recorded none and was terminated: by the launcher, or by a termination signal.
     """
     try:
         state = _read_state(work, rank)

@@ -104,7 +104,7 @@ def controllers(files: Files) -> Iterable[Family]:
 
 
 def _is_built_in(files: Files, controller: str) -> bool:
-    """Return whether an NVMe controller on the PCI bus must have disks.
+    """Return whether an NVMe controller is on the PCI bus and must have disks.
 
     Left out are controllers for administration or discovery, those being added or removed, and network volumes of clouds.
     """

@@ -164,7 +164,11 @@ def _unknown(name: str, view: HostView) -> str:
         return f"{subject} not report a serial" if without_serial > 0 else ""
     latest = _latest(view, name)
     if name == MODULE_SERIAL:
-        return "" if latest else "the host did not report any module: ethtool or mlxlink is missing, or it has no port"
+        return (
+            ""
+            if latest
+            else "the host did not report any module: ethtool or mlxlink is missing, or the host has no port"
+        )
     if not latest:
         return f"the host did not report the {_WHAT[name]} of any NIC"
     unread = [scope for scope, item in latest.items() if item.status != MEASURED]

@@ -99,7 +99,7 @@ def judge_hosts(
     """Return the verdicts on the hosts of `views`, which must be all hosts of their gangs.
 
     The caller adds the verdicts on manifest and cables, and applies waivers. `remaining` lists for each host what is left to
-    evaluate; passes that are already counted are not returned.
+    evaluate; verdicts `pass` that are already counted are not returned.
     """
     verdicts = []
     for view in views:

@@ -40,7 +40,8 @@ COLLISION = 2.0**-32
 
 A digest is the sum modulo 2⁶⁴ of words of at most 32 bits, each times its own odd factor. A flip of bit b adds ±2^b times a
 factor. One flip alone always changes the sum. Several flips of the highest bit, b = 31, cancel if the sum of their factors is 0
-modulo 2³³. That sum must be even, and of the even numbers one in 2³² is 0 modulo 2³³.
+modulo 2³³. The sum of an odd number of factors is odd, so they never cancel. The sum of an even number of factors is even, and
+one in 2³² even numbers is 0 modulo 2³³.
 """
 DIGEST_COUNTS = {"digest.mismatches": "workload", "digest.wrong_peer_copies": "copy"}
 """Observation with the number of repetitions -> parameter that names what was repeated."""
@@ -50,7 +51,7 @@ PATTERNS: Mapping[str, float] = {
     "one lane: the same bit of every 32nd element": COLLISION,
     "published mix: 40 % one bit, else 2 to 8 bits": 0.6 * COLLISION,
 }
-"""Pattern -> probability that it leaves a digest as it is, at most."""
+"""Pattern -> upper limit of the probability that a digest stays the same although a result has these wrong bits."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,7 +209,7 @@ def _of_stage(
             **common,
             benchmark="integrity",
             case=f"{len(chosen['patterns'])} patterns",
-            # A lower bound: patterns that test over time make several passes.
+            # A lower bound: tests over time may make several passes of a pattern.
             repetitions=float(len(chosen["patterns"])),
             elements=memory[0] // 8,
             always_alone=memory[1],

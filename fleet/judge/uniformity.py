@@ -1,7 +1,8 @@
 """Compare parts that must be alike: each value with the most common value of its group.
 
-A group is the GPUs, or the hosts, of one GPU model that launch together (one gang; all of them if nothing launches together). A
-criterion may compare within a rack, within an NVLink domain, within the host, or within a device instead.
+A group is the GPUs, or the hosts, of one GPU model in one gang (the hosts of one multi-node launch). The hosts without a gang are
+compared with each other. A criterion may compare within a rack, within an NVLink domain, within the host, or within a device
+instead.
 The correct value is not known, so parts in the minority fail. If two values are equally common, the one that the criterion
 prefers counts; without a preference every part fails, and the reason lists the values.
 """
@@ -202,7 +203,7 @@ class ValueGroups:
                     self.add_part(part)
 
     def add_part(self, part: PartValue, parts: int = 1) -> None:
-        """Count the value of one part; with `parts`, of that many equal parts, which other hosts have."""
+        """Count the value of a part. `parts`: number of parts, on this and other hosts, that have the same key and value."""
         group = self._groups.get(part.key)
         if group is None:
             group = self._groups[part.key] = ValueGroup(what=part.what)
@@ -247,7 +248,7 @@ class ValueGroups:
         return of_kinds
 
     def majority(self, view: HostView, criterion: Criterion, keys: Iterable[GroupKey]) -> Hashable:
-        """Return what the groups of a host require. If two hosts have equal requirements and readings, their passes are equal.
+        """Return what the groups of a host require. Hosts with equal requirements and equal readings get equal verdicts `pass`.
 
         `keys`: from any host with these readings (`group_keys`).
         """

@@ -1,7 +1,8 @@
 """Lock a run directory for one playbook, and clean up after an interrupted attempt.
 
 The tasks of a playbook are short-lived processes, so `lock.json` names the process of ansible-playbook. The lock is void as soon
-as that process has exited; this can be checked on the same machine only. So `kill -9` leaves no lock that must be removed.
+as that process has exited, so `kill -9` leaves no lock that must be removed. Whether the process has exited can be checked only
+on the machine on which it ran.
 """
 
 from __future__ import annotations

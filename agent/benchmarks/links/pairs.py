@@ -40,7 +40,7 @@ TRIALS = 3
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `pairs.bandwidth` (B/s in each direction) and `pairs.latency` (s, 8 B) of this GPU with each partner.
 
-    If the data that the partner sent last arrive wrong, report `pairs.wrong_elements` instead.
+    If the last message from the partner has wrong elements, report `pairs.wrong_elements` instead.
     """
     layout = RankLayout(context)
     if layout.hosts < 2:

@@ -149,7 +149,10 @@ class DevicePair:
 
 
 def _count_differing(context: Context, source: torch.Tensor, target: torch.Tensor) -> int:
-    """Return how many bytes differ. The target's device compares a new copy of the source; if it differs, the host counts."""
+    """Return how many bytes of the target differ from the source.
+
+    The target's device compares the target with a new copy of the source. If they differ, the host counts the bytes, at least 1.
+    """
     differs = (source.to(target.device, non_blocking=True) != target).any()
     context.synchronize_devices((source.device, target.device))  # has a time-out, unlike reading the result
     if not differs:

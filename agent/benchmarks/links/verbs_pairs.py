@@ -1,8 +1,8 @@
 """The tournament of verbs: pairs of hosts, with each rail alone, all rails together, or both (the setting `sharings`).
 
 Both hosts of a pair compute the same list of runs. In each run one host starts the servers and posts their TCP ports in the
-store, and the other connects. After a run both post which rails failed. Both leave the failed rails out of the rest of the round,
-unless the failed test used GPU memory, which may only lack support.
+store, and the other connects. After a run both post which rails failed. Both leave the failed rails out of the rest of the round.
+If the failed test used GPU memory, the rail is kept, because only the support of GPU memory may be missing.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ class PairOfHosts:
     def _serve(
         self, run: PairRun, rails: Rails, key: str, sides: dict[str, PerftestRun], problems: dict[str, str]
     ) -> None:
-        """Start a server on each rail, and post the TCP ports of those that listen, or why they do not."""
+        """Start a server on each rail, and post for each rail the TCP port of its server, or why the server does not listen."""
         tcp_ports: dict[str, int] = {}
         for port, _ in rails:
             tcp_ports[port.slot] = free_tcp_port()
@@ -271,7 +271,7 @@ class PairOfHosts:
     def _agree(self, run: PairRun, rails: Rails, key: str, problems: dict[str, str], is_client: bool) -> None:
         """Exchange with the partner which rails failed.
 
-        If this host is the client, report its own failures, and the rails of a partner that did not answer.
+        If this host is the client, report the rails that failed here; if the partner did not answer, report every rail.
         """
         self._store.post(f"{key}/end", {port.slot: problems[port.slot] for port, _ in rails if port.slot in problems})
         answers = self._store.wait(f"{key}/end", self._other, run.test.limit_s + LISTEN_S)

@@ -1,7 +1,8 @@
 """Direct calls of NCCL, as in nccl-tests.
 
-torch.distributed offers some operations only in place or only out of place, and one of its calls takes longer than NCCL
-needs for a small message. Here every operation has the placements that nccl-tests has, and most cost one C call on the host.
+torch.distributed offers some operations only in place or only out of place, and each of its calls takes longer on the host than
+NCCL needs for a small message. Here every operation has the placements that nccl-tests has, and most operations need only one C
+call.
 """
 
 from __future__ import annotations
@@ -181,7 +182,8 @@ class Communicator:
     ) -> Call:
         """Return a function that calls NCCL's function `name`.
 
-        Before NCCL 2.28, which added these functions, it sends to each target and receives from each source instead.
+        If the library lacks that function (NCCL before 2.28), the returned function sends to each target and receives from each
+        source.
         """
         if hasattr(self._library, name):
             return self._collective(name, send, receive, count, *more)

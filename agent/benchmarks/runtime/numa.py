@@ -50,7 +50,7 @@ def usable_nodes(root: Path = Path("/")) -> list[Node]:
         free = _kilobytes(path / "meminfo", "MemFree")
         if cpus and free:
             found[int(path.name.removeprefix("node"))] = cpus, free
-    if len(found) < 2:  # the kernel frees the page cache of the only node for new memory
+    if len(found) < 2:  # MemAvailable, not MemFree: if an array needs memory, the kernel frees the page cache for it
         found = {min(found, default=0): (set(allowed), _kilobytes(root / "proc/meminfo", "MemAvailable"))}
     return [
         Node(

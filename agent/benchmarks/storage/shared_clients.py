@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from agent.benchmarks.runtime.rank_context import RankContext
 
 STEP_S = 30.0
-"""How long a host waits for the other hosts in a step, beyond the limit of the children of the step."""
+"""Time that a host waits for the other hosts in a step, in addition to the time limit of the step's child processes."""
 MOST_LOOKED_UP = 16
 """Number of hosts whose directories each host looks up, to see whether all have the same file system."""
 _WORK = re.compile(rf"{PREFIX}\w{{1,32}}")
@@ -93,7 +93,7 @@ class Clients:
         Args:
             name: name of the step, different for each call.
             value: the value of this host. If its directory has a problem, the other hosts get the problem instead.
-            limit_s: limit of the children of this step.
+            limit_s: time limit of the child processes of this step.
 
         Raises:
             ExcludedError: this host has a problem, or answered too late.
@@ -122,7 +122,7 @@ class Clients:
         return self.hosts[(self.hosts.index(self.host) + 1) % len(self.hosts)]
 
     def run(self, commands: Mapping[str, Sequence[str]], limit_s: float) -> dict[str, dict[str, Any]]:
-        """Run programs of ours at the same time; return key -> answer. A failure becomes the problem of the directory."""
+        """Run child programs at the same time; return key -> answer. The first failure becomes the problem of the directory."""
         answers = {}
         for key, ended in run_children(commands, limit_s, self.context.heartbeat.record_progress).items():
             answer = program_answer(ended, limit_s)

@@ -193,7 +193,7 @@ def test_module_is_known_to_be_missing_only_if_the_host_reported_the_port_of_its
         (
             MODULE_SERIAL,
             {},
-            "the host did not report any module: ethtool or mlxlink is missing, or it has no port",
+            "the host did not report any module: ethtool or mlxlink is missing, or the host has no port",
         ),
         (MODULE_SERIAL, {PORT: "X1"}, ""),
         (MODULE_SERIAL, {PORT: "error: lost"}, ""),
