@@ -76,7 +76,7 @@ def merge_runs(directory: Path, kind: str) -> int:
 
 
 def _write_lines(rows: RunRows, directory: Path) -> tuple[list[Row], list[str]]:
-    """Write the rows of a run as lines of JSON, a file for each table; return its parts, and when its hosts ended."""
+    """Write the rows of a run as lines of JSON, a file for each table; return its parts, and the end times of its hosts."""
     parts: list[Row] = []
     ends: list[str] = []
     with ExitStack() as stack:

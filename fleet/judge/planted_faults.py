@@ -7,8 +7,9 @@ sees almost every pattern. Rates:
 - *per element*: each element of each result is wrong with probability p, independently of all others.
 - *per repetition*: each result (a whole matrix product, a pass of a pattern over the memory) is wrong with probability p.
 
-With R compared results of E elements, at least one is wrong with probability 1 - (1 - p)^(R·E), or 1 - (1 - p)^R. Repetitions of
-`digest` come from recorded runs, scaled to the time budget of the profile.
+With R compared results of E elements, at least one is wrong with probability 1 - (1 - p)^(R·E) if p is per element, or with
+probability 1 - (1 - p)^R if p is per repetition. Repetitions of `digest` come from recorded runs, scaled to the time budget of
+the profile.
 
 Patterns: "The Anatomy of Silent Data Corruption" (arXiv 2605.04213: gate-level faults of a data-center GPU, 63 CUDA programs)
 reports in its abstract that less than 40 % of bit-flip events are single bits, that 1.01 % of corrupted results are NaN or

@@ -119,8 +119,8 @@ def _refuse_active_holder(directory: Path, owner: Claim, take_over: bool) -> Non
             "for a separate run choose another rackproof_run_id"
         )
     raise HeldError(
-        f"{what}; it is on another machine or in another container, so its state is unknown: check there; if it has exited, "
-        f"set rackproof_take_over (-e rackproof_take_over=true) or remove {RunDirectory(directory).lock}"
+        f"{what}; that process is on another machine or in another container, so its state is unknown: check there; "
+        f"if it has exited, set rackproof_take_over (-e rackproof_take_over=true) or remove {RunDirectory(directory).lock}"
     )
 
 

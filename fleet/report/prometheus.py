@@ -86,7 +86,9 @@ class _ReportCollector:
             self._coverage(),
         )
         failures = self._failures(waived=False)
-        yield self._family("failures", "Observations that fail the criterion", _FAILURE, failures[:MAX_FAILURES])
+        yield self._family(
+            "failures", "Observations that fail a criterion and are not waived", _FAILURE, failures[:MAX_FAILURES]
+        )
         yield self._family(
             "failures_left_out",
             f"Failures left out, because they exceed {MAX_FAILURES} or because report.json does not list them",

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 STEP_S = 30.0
 """Time that a host waits for the other hosts in a step, in addition to the time limit of the step's child processes."""
 MOST_LOOKED_UP = 16
-"""Number of hosts whose directories each host looks up, to see whether all have the same file system."""
+"""Maximum number of hosts whose directories each host looks up, to see whether all hosts have the same file system."""
 _WORK = re.compile(rf"{PREFIX}\w{{1,32}}")
 
 

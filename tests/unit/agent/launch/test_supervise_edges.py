@@ -365,7 +365,7 @@ def test_oom_killed_rank_is_reported_with_its_reason(
     assert gang_monitor.out_of_memory_reason() == ""
     tree.group("slice/session", kills=1)
     assert [state.why for state in gang_monitor.states().values()] == ["", ""], (
-        "neither rank was killed by a SIGKILL from outside, so no reason may be given"
+        "rank 0 exited by itself and rank 1 was killed by its launcher, so no reason may be given"
     )
     receiver.close()
     second_receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0", 1: "gpu=1"})

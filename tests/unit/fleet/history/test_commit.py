@@ -51,7 +51,7 @@ def names(directory: Path) -> set[str]:
 
 
 def without_lock(*_: object) -> None:
-    """Grant every lock at once, as to writers on several machines if the file system keeps locks only within a machine."""
+    """Grant every lock at once, as a file system whose locks hold only within a machine does for writers on several machines."""
 
 
 @pytest.fixture

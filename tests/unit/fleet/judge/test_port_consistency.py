@@ -27,7 +27,7 @@ def of_ports(rate: float = RATE, guids: Any = GUIDS, width: int = 4) -> list[Met
 
 
 def changed(name: str, change: Change, *, partner: str = "", **params: Any) -> dict[str, Sequence[Observation]]:
-    """Return the figures of a fleet, with one of h1 changed: of a port with `partner`, or else of the port alone."""
+    """Return the figures of a fleet, with one figure of PORT of h1 changed: that with `partner`; empty: without a partner."""
     figures = fleet()
     scope = f"{PORT},partner={partner}" if partner else PORT
     wanted = next(item for item in figures["h1"] if item.name == f"verbs.{name}" and item.scope == scope

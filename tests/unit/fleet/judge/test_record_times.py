@@ -76,7 +76,8 @@ def test_time_at_which_a_record_was_received_is_that_of_its_file(tmp_path: Path)
         os.utime(tmp_path / record_name(host), (RECEIVED, RECEIVED))
     run = load(tmp_path)
     assert {host: run.evidence[host].received for host in HEALTHY} == {host: {"": RECEIVED} for host in HEALTHY}
-    # The clock of the file server is an hour behind. `load` sees this from the time of the plan's file, and corrects the others.
+    # The clock of the file server is an hour behind. `load` sees this from the time of the plan's file, and corrects the times of
+    # the records' files.
     os.utime(paths.plan, (PLANNED - 3600, PLANNED - 3600))
     for host in HEALTHY:
         os.utime(tmp_path / record_name(host), (RECEIVED - 3600, RECEIVED - 3600))

@@ -651,7 +651,7 @@ def test_rehearsal_reports_only_gross_faults_of_whole_hosts() -> None:
 
 
 def test_slower_end_of_a_pair_counts_in_rehearsal() -> None:
-    """What a slow host sends may only reach a socket buffer: its own measurements then look as fast as those of other hosts."""
+    """A slow host may count data as sent that are still in its socket buffer, so its own measurements look fast."""
     fleet = Fleet(4, 1, hosts={"h2": 0.1})
     host_views = views(plan_of(fleet, "rehearsal"), fleet)
     (slow,) = (view for view in host_views if view.host.name == "h2")
