@@ -41,8 +41,8 @@ COLLISION = 2.0**-32
 
 A digest is the sum modulo 2⁶⁴ of words of at most 32 bits, each times its own odd factor. A flip of bit b adds ±2^b times a
 factor. One flip alone always changes the sum. Several flips of the highest bit, b = 31, cancel if the sum of their factors is 0
-modulo 2³³. The sum of an odd number of factors is odd, so they never cancel. The sum of an even number of factors is even, and
-one in 2³² even numbers is 0 modulo 2³³.
+modulo 2³³. The sum of an odd number of factors is odd, so an odd number of flips never cancels. The sum of an even number of
+factors is even, and one in 2³² even numbers is 0 modulo 2³³.
 """
 DIGEST_COUNTS = {"digest.mismatches": "workload", "digest.wrong_peer_copies": "copy"}
 """Observation with the number of repetitions -> parameter that names what was repeated."""

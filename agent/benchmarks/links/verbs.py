@@ -57,7 +57,7 @@ def _measure_loopback(
             context.set_phase(f"verbs: {port.hca} port {port.number} {test.figure} {test.op}")
             if failed:
                 report.absent(test, port, SKIPPED, f"an earlier test of the port failed: {failed}", sharing="alone")
-            # After a failed test with GPU memory the other tests still run: only the support of GPU memory may be missing.
+            # After a failed test with GPU memory the other tests still run: perhaps only the support of GPU memory is missing.
             elif (problem := _loopback(context, report, test, port)) and test.memory == "host":
                 failed = problem
 

@@ -2,7 +2,7 @@
 
 Both hosts of a pair compute the same list of runs. In each run one host starts the servers and posts their TCP ports in the
 store, and the other connects. After a run both post which rails failed. Both leave the failed rails out of the rest of the round.
-If the failed test used GPU memory, the rail is kept, because only the support of GPU memory may be missing.
+If the failed test used GPU memory, the rail is kept, because perhaps only the support of GPU memory is missing.
 """
 
 from __future__ import annotations
