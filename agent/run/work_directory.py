@@ -79,7 +79,7 @@ def read_rank_end(work: Path, rank: int, local_rank: int, last_state: RankState)
     """Return how a rank ended, from its state file.
 
     What the file lacks comes from `last_state`, the last state that the supervisor observed. The exit code is None if neither
-    the file nor `last_state` has one. If the file has none and the launcher or a termination signal ended the rank, it is None too.
+    the file nor `last_state` has one, and also if the file has none and the launcher or a termination signal ended the rank.
     """
     try:
         state = _read_state(work, rank)

@@ -151,8 +151,8 @@ class DevicePair:
 def _count_differing(context: Context, source: torch.Tensor, target: torch.Tensor) -> int:
     """Return how many bytes of the target differ from the source.
 
-    The target's device compares the target with a new copy of the source. If they differ, the host counts the differing bytes. The
-    result is then at least 1, even if the host finds no difference.
+    The target's device compares the target with a new copy of the source. If they differ, the host counts the differing bytes.
+    The result is then at least 1, even if the host finds no difference.
     """
     differs = (source.to(target.device, non_blocking=True) != target).any()
     context.synchronize_devices((source.device, target.device))  # has a time-out, unlike reading the result
