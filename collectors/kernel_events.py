@@ -79,8 +79,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("iommu_fault", rf"[\w-]+ {_PCI}: AMD-Vi: Event logged \["),
     ("iommu_fault", r"AMD-Vi: Event logged \[\w+ (?:device=(?P<pci>[0-9a-f:.]+))?"),
     ("iommu_fault", r"arm-smmu-v3 \S+: \s*event 0x[0-9a-f]+ received"),
-    # Only the driver of PCIe drives writes its next action after the word `timeout`. Time-outs of drives over a network, which
-    # come and go by design, are not counted.
+    # Only the driver of PCIe drives writes its next action after the word `timeout`. Time-outs of drives over a network do not
+    # match and are not counted: connections to such drives may end in normal operation.
     ("nvme_timeout", rf"{_NVME}I/O (?:tag )?\d+ .*timeout, (?:aborting|completion polled|reset controller|disable controller)"),
     ("nvme_lost", rf"{_NVME}(?:Disabling device after reset failure|Removing after probe failure|Device not ready; aborting)"),
     ("nvme_lost", rf"{_NVME}controller is down; will reset: CSTS[=:]0xffffffff"),
@@ -98,7 +98,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("cpu_temperature", r"(?:mce: )?CPU(?P<processor>\d+): (?:Core |Package )?[Tt]emperature(?:/speed)? above threshold"),
     ("cpu_temperature", r"(?:thermal thermal_zone\d+|ACPI: thermal): .*[Cc]ritical temperature reached"),
 )  # fmt: skip
-"""Event, and pattern for the beginning of its message. Only the beginning: a process name later in a message may be any text."""
+"""Event, and pattern of its message. A pattern must match at the beginning of the message: a process name, which may be any text,
+can follow later in it."""
 _COMPILED = tuple((event, re.compile(pattern)) for event, pattern in _PATTERNS)
 _RECORD_LINE = re.compile(r"(?:\{(\d+)\})?\[Hardware Error\]: *(.*)")
 _MCE = re.compile(
@@ -190,11 +191,11 @@ class EventCounts:
 
     counts: Counter[tuple[str, Part]] = field(default_factory=Counter)
     newest: dict[str, float] = field(default_factory=dict)
-    """Event -> uptime at its newest message."""
+    """Event -> uptime at its newest message, in s."""
     _open: dict[str, _HardwareRecord] = field(default_factory=dict)
     """Number of a firmware record -> the record as read so far."""
     _received: dict[Part, None] = field(default_factory=dict)
-    """Devices for which a root port has reported a fatal error. The message about the error itself must not be counted again."""
+    """Devices for which a root port has reported a fatal error. The next message about the error itself is not counted."""
     _pages: set[int] = field(default_factory=set)
     """Page frame numbers of bad memory."""
 

@@ -15,7 +15,8 @@ from typing import cast
 KMSG = Path("/dev/kmsg")
 JOURNAL = ("journalctl", "--dmesg", "--boot", "--output=short-monotonic", "--no-pager", "--quiet", "--lines=100000")
 COMMANDS: tuple[Sequence[str], ...] = (JOURNAL, ("dmesg",))
-"""Commands for the log, if the ring buffer cannot be read or has lost its beginning. The first that prints the log is used."""
+"""Commands that print the log. If the ring buffer cannot be read or has lost its first records, the output of the first command
+that prints log lines is used."""
 COMMAND_DEADLINE_S = 8.0
 BOOT_S = 5.0
 """A log without sequence numbers is complete if it begins within this time after the boot."""

@@ -1,4 +1,7 @@
-"""Errors in the kernel log since boot: of GPUs (XID) and NVSwitches (SXid) by the NVIDIA driver, of other parts by the kernel."""
+"""Errors in the kernel log since boot.
+
+The NVIDIA driver logs errors of GPUs (XIDs) and of NVSwitches (SXids), the kernel those of other parts.
+"""
 
 from __future__ import annotations
 

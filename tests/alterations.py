@@ -134,7 +134,7 @@ ALLOWED: Mapping[str, str] = {
     r"remove observations/collective\..*/params/moved_bytes": "without it, the judge computes with `size_bytes`",
     r"remove observations/[^/]+/params": _DESCRIBES,
     r"scale observations/.*\.loss_ratio/value": "lower: the network learned more, and no datasheet says how much is too much",
-    r"scale observations/checkpoint\..*_time/value": "shorter: the storage is faster, and no datasheet knows that of a site",
+    r"scale observations/checkpoint\..*_time/value": "shorter: the storage is faster, which is no fault",
     r"remove observations/.*/params/(size|size_bytes|backend|batch_size|data|dtype|network|optimizer)": _DESCRIBES,
     r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
     r"(remove|negate|scale) observations/integrity\..*/params/(elapsed_s|passes|wrong_addresses|wrong_bits)": _DESCRIBES,
@@ -416,8 +416,8 @@ class AcceptedRun:
     def alterations(self, count: int, seed: int, kind_prefix: str = "") -> Iterator[Alteration]:
         """Yield `count` alterations of randomly chosen elements.
 
-        First, every possible operation is applied once at each place in the schema. Then it is applied to each kind of element,
-        in turns, until there are `count` alterations.
+        First, every possible operation is applied once at each place in the schema. Then every possible operation is applied to
+        each kind of element, again and again, until there are `count` alterations.
 
         `kind_prefix`: only elements whose kind begins with this are altered.
         """

@@ -85,7 +85,7 @@ class Exporter:
             return []
 
     def _log_changes(self, outcome: dict[str, float | str]) -> None:
-        """Log each collector that has failed since the previous scrape, fails for another reason than then, or works again."""
+        """Log each collector that worked in the previous scrape and now fails, fails for a new reason, or works again."""
         for name, result in outcome.items():
             previous = self._failures.get(name, "")
             reason = result if isinstance(result, str) else ""
@@ -189,7 +189,7 @@ def serve(
     sources: Sequence[Source] = (),
     fresh_s: float = FRESH_S,
 ) -> Server:
-    """Serve /metrics in a separate thread, including the exporter's own cost (`process_…`).
+    """Serve /metrics in a separate thread, including the processor time and memory of the exporter itself (`process_…`).
 
     All clients that request the same format within `fresh_s` seconds get the same page.
 

@@ -21,7 +21,7 @@ from schemas.stages import STATES
 LINGER_S = 300.0
 """Figures of a stage are exported for this long after its end, so that the last ones are scraped too."""
 LASTING = frozenset({"rackproof_benchmark_wrong_results", "rackproof_benchmark_unmeasured"})
-"""Families that stay until another run starts on this host, because a GPU that computed wrongly does not become healthy."""
+"""Families that are exported until another run starts on this host: the end of a stage does not repair what they report."""
 MAX_BYTES = 2_000_000
 
 

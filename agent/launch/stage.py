@@ -32,7 +32,7 @@ from schemas.times import utc_now
 log = logging.getLogger(__name__)
 
 ATTEMPTS_FILE, MAX_ATTEMPTS = "tries.json", 3
-"""File in the run directory that counts the attempts at each cell (one measurement) of a scaling study, and their maximum.
+"""File in the run directory that counts the attempts at each cell (one measurement) of a scaling study; most attempts at a cell.
 
 Without a maximum, a cell whose supervisor is killed each time would be launched for ever: none of its launches is recorded."""
 

@@ -1,4 +1,7 @@
-"""Detect the launcher that started this process. Two launchers, or one that `--launcher` does not name, are an error."""
+"""Detect the launcher that started this process, and refuse one that `--launcher` does not name.
+
+With `--launcher torchrun`, a single process that mpirun or srun started is accepted.
+"""
 
 from __future__ import annotations
 

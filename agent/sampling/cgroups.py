@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 UNLIMITED = 1 << 60
-"""A higher limit means that there is none: version 1 has 2**63 rounded down to a page."""
+"""This limit or a higher one means no limit. Without a limit, version 1 reports almost 2**63, and version 2 the word `max`."""
 
 
 def cgroup_chains(controller: str, root: Path) -> Iterator[list[Path]]:
@@ -46,8 +46,8 @@ def read_number(path: Path) -> int | None:
 def memory_left(root: Path = Path("/")) -> int | None:
     """Return how many bytes of memory this process may still use before a control group reaches its limit; None without a limit.
 
-    Every group counts in which the process is: that of a container, of a batch job, of a systemd slice, and their parents. File
-    caches that were not used recently do not count as used, because the kernel drops them first.
+    The limits of all groups that contain this process apply: those of a container, a batch job or a systemd slice, and of their
+    parent groups. File caches that were not used recently do not count as used, because the kernel drops them first.
     """
     tree = root / "sys/fs/cgroup"
     chains = [*cgroup_chains("memory", root), [tree, tree / "memory"]]  # a container sees its own group as the root

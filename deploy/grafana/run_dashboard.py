@@ -112,7 +112,7 @@ def _measured(key: str, metric: str, figure: str, unit: str, *labels: str) -> An
     """Return a panel of a measured figure and the lowest value that the criteria allow."""
     names = " ".join(f"{{{{{label}}}}}" for label in labels)
     slowest = f"min by (host, {', '.join(labels)}) (rackproof_benchmark_{metric}{{{RUN}}})"
-    allowed = floor(figure, 'run_id=~"$run_id"')  # a median has no host label
+    allowed = floor(figure, 'run_id=~"$run_id"')  # not by host: a floor from the median of the fleet has no host label
     queries = (query(slowest, f"{{{{host}}}} {names}"), query(allowed, f"allowed: {{{{name}}}} {names}"))
     return dashed(lines(text(key), *queries, unit=unit), "allowed")
 

@@ -81,7 +81,7 @@ def call(options: argparse.Namespace) -> int:
 def _judge_and_write(
     options: argparse.Namespace, flags: frozenset[str]
 ) -> tuple[Run, FleetReport, dict[str, Any], str]:
-    """Judge the run, compare it with former runs, write its report in the selected formats and release its lock.
+    """Judge the run, compare it with former runs, write its report in the selected formats and release the run's lock.
 
     Returns:
         Run, report and JSON document; and a line that says why the report lacks former runs (empty if it lacks none).

@@ -60,7 +60,7 @@ class Floor:
     """Parts that are outliers."""
     values: int
     finds: float
-    """Slowdown that the limit finds with the asked probability, as a share of the centre."""
+    """Slowdown that the limit finds with the probability `Proposal.power`, as a share of the centre."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +146,10 @@ def _floor(
 
 
 def tolerance_factor(count: int, share: float) -> float:
-    """Return k: with CONFIDENCE, `share` of a normal distribution is above mean - k sigma, both estimated from `count` values."""
+    """Return k. With confidence CONFIDENCE, at least `share` of a normal distribution is above its mean - k sigma.
+
+    Mean and sigma are estimated from `count` values.
+    """
     z_share, z_confidence = NormalDist().inv_cdf(share), NormalDist().inv_cdf(CONFIDENCE)
     a = 1 - z_confidence**2 / (2 * (count - 1))
     b = z_share**2 - z_confidence**2 / count

@@ -64,7 +64,7 @@ def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
 
 
 def with_bmc_part(verdict: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict. On a lost redundancy, or on a bad part without a reason, its `part` is the first part that failed."""
+    """Return the verdict. If it fails a group of parts without naming the bad part, its `part` becomes the first failed part."""
     names = _FOLLOWS.get(verdict.name)
     if names is None or verdict.verdict != FAIL or ":" in str(verdict.value):
         return verdict

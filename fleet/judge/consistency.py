@@ -155,7 +155,7 @@ def _clock_problems(record: Record, planned: str, received: float | None) -> Ite
             f"the record {when}: it is of an earlier run, or the clock of the host is behind that of the control node",
             "",
         )
-    # A time before the plan shows nothing: the file was copied with an old time, for example from an archive.
+    # If `received` is before the plan, it is not compared: the file was copied with an old time, for example from an archive.
     if received is not None and planned_at <= received < ended - CLOCK_TOLERANCE_S:
         when = f"ends at {record.ended}, {_amount(ended - received)} after the control node received it"
         yield (

@@ -4,8 +4,8 @@ A digest is one number that is computed from all bits of such a result (`agent/b
 
 Only a comparison of results finds a part that computes wrongly without reporting an error. See Dixit et al., "Silent Data
 Corruptions at Scale", 2021 (Meta); Hochschild et al., "Cores that don't count", HotOS 2021 (Google: a few such cores in several
-thousand machines). The observation `digest.mismatches` compares a GPU with itself, and copies with the right result. This module
-compares the GPU with the others in its host and in the fleet.
+thousand machines). The observation `digest.mismatches` counts results that differ from the first result of the same GPU, or from
+the right result if it is known. This module compares the first results of different GPUs of a host and of the fleet.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SOURCE = (
 MIN_GPUS_FOR_MAJORITY = 3
 """A majority needs three GPUs: if two differ, either may be right."""
 _ACTIONS: Mapping[Value, str] = {"copy": "inspect_hardware"}
-"""Workload -> action, if its wrong results may not be the GPU's fault: copies also pass the PCIe link and the host's memory."""
+"""Workload whose wrong results may have another cause than the GPU -> action. Copies also pass the PCIe link and host memory."""
 _LIBRARIES = ("torch", "cuda", "cublas", "cudnn", "nccl")
 """Libraries whose versions choose the kernels. A record without a version is compared only with records without it."""
 
@@ -91,7 +91,7 @@ def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCou
 
 
 def uncompared_digests(view: HostView, planned: Planned, counts: DigestCounts) -> list[tuple[str, str]]:
-    """Return (stage, scope) of each GPU of the host of which no digest can be compared with that of another GPU."""
+    """Return (stage, scope) of those GPUs of the host that have digests, but none that can be compared with another GPU's."""
     compared = {
         (gpu.observation.stage, gpu.observation.scope)
         for key, gpu in gpu_digests(view, planned)

@@ -22,8 +22,8 @@ _INTERFACE = "infiniband.interface"
 def with_module(view: HostView, verdict: Verdict) -> Verdict:
     """Return the verdict. If it fails a port, add vendor, part number and serial of the module at the port, if they are known.
 
-    A failed reading of the link of an Ethernet interface is attributed to the RoCE adapter whose port it is. The adapter reports
-    the link too, and one bad link must be one cause.
+    If an Ethernet interface is a port of a RoCE adapter, a failed reading of its link is attributed to the adapter. The adapter
+    reports the link too, and one bad link must be one cause.
     """
     if verdict.verdict != FAIL or not verdict.name.startswith(OF_PORTS):
         return verdict

@@ -1,8 +1,8 @@
 """Count the passes of hosts without building a verdict for each.
 
-Most verdicts of a fleet are passes, and many of them are alike. This module counts only certain passes; `judge` evaluates
-everything else. Equal readings are evaluated once. Hosts whose benchmarks made the same observations share a layout (`layout`),
-and their numbers are compared with limits that were computed once for the layout.
+Most verdicts of a fleet are passes, and many of them are alike. This module counts the passes that it recognises without a full
+evaluation; `judge` evaluates everything else. Equal readings are evaluated once. Hosts whose benchmarks made the same
+observations share a layout (`layout`), and their numbers are compared with limits that were computed once for the layout.
 """
 
 from __future__ import annotations
@@ -223,7 +223,7 @@ class PassCounter:
         self._layouts.clear()
 
     def count(self, view: HostView) -> Remaining:
-        """Count the certain passes of the host, and return what is left to evaluate."""
+        """Count the passes of the host that need no full evaluation, and return what is left to evaluate."""
         criteria = list(view.criteria().values())
         if not is_regular(view):
             return Remaining(criteria=criteria)

@@ -31,8 +31,8 @@ class _Form:
 class ReadingIndex(Mapping[str, list[tuple[Snapshot, Metric]]]):
     """Name -> each snapshot of a host with a reading of that name, and the reading; those of the BMC come last.
 
-    A list is built on the first lookup of its name. A reading that only a BMC has counts only in `bmc_snapshots`, and any other
-    one only in `snapshots`: a host cannot report what its BMC reads.
+    A list is built on the first lookup of its name. Readings of BMCs (names that begin with BMC) are taken only from
+    `bmc_snapshots`, and all others only from `snapshots`: a host cannot report what its BMC reads.
     """
 
     def __init__(self, snapshots: Sequence[Snapshot], bmc_snapshots: Sequence[Snapshot]) -> None:

@@ -1,6 +1,6 @@
 """Render `junit.xml` for CI: a suite per host, with a case per cause and, if the report lists them, one per passed check.
 
-A cause of several hosts is a case in the suite of the first one. The text of the case lists the checks of the cause. A failed
+A cause of several hosts is a case in the suite of the first host. The text of the case lists the checks of the cause. A failed
 cause becomes a `failure`. An inconclusive cause becomes an `error`: CI systems count `skipped` cases as success, so only waived
 causes are `skipped`. The first suite is the fleet's. Its case `decision` passes only if the fleet is accepted, so that a report
 without verdicts is not green.
@@ -132,7 +132,7 @@ def _passed(class_name: str, row: Judged) -> JunitCase:
 def _host(report: FleetReport, host: HostReport, cases: list[JunitCase], title: str) -> str:
     """Return the suite of a host. If none of `cases` shows its decision, the suite also has the case `decision`.
 
-    `title`: the most urgent cause of the host, which may be a case in the suite of another host.
+    `title`: title of the most urgent cause of the host. The cause may be a case in the suite of another host.
     """
     class_name = _class_name(report, host.rack, host.name)
     has_problem = any(case.verdict not in (PASS, WAIVED) for case in cases)

@@ -55,7 +55,7 @@ DOCUMENTATION = """
 RUN_DIR, TARGETS_FILE = "_rackproof_run_dir", "_rackproof_targets_file"
 """Facts that the roles `plan` and `monitoring` set."""
 REHEARSAL = "_rackproof_rehearsal"
-"""Fact that the role `plan` sets: the hosts may be one machine."""
+"""Fact that the role `plan` sets: whether the run is a rehearsal, whose hosts may be one machine."""
 PREFLIGHT = "_rackproof_preflight"
 """Variable of the role `preflight` with the output of its probe, which has the boot ID of the host."""
 MAX_NAMES = 8
@@ -218,7 +218,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Record the hosts that completed the previous play, and the roles of the new play, which determine its stage."""
-        gc.freeze()  # otherwise each forked task collects garbage in all imports, which takes 6 % of the playbook's time
+        gc.freeze()  # otherwise the garbage collector of each forked task visits all modules: 6 % of the playbook's time
         self._finish_play()
         self._play_name = play.get_name().strip()[:200]
         self._play_command = play.get_vars().get(LAST_COMMAND, "")

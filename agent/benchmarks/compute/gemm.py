@@ -24,8 +24,9 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "fp8": 2e-2}
-"""Largest tolerated error of a row's checksum, relative to the root mean square of all checksums: a few rounding errors."""
+"""Largest tolerated error of a row's checksum, relative to the root mean square of all checksums. It allows for rounding."""
 CHECKSUMS = 4
+"""Number of checksums of each row: its products with this many random vectors."""
 DTYPE_REST_S = 0.3
 """Pause before each precision, so that the GPU is not still hot, or at its power limit, from the precision before."""
 BLOCK_REST_S = 0.05
@@ -37,7 +38,8 @@ pause, by at most 0.23 % with it."""
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `gemm.throughput` in FLOP/s for each dtype. A product counts as 2·size³ operations, as usual for GEMM.
 
-    The first and the last product are checked. If one is wrong, report `gemm.wrong_products` instead (1 or 2).
+    The first and the last product are checked. If any is wrong, report their number (1 or 2) as `gemm.wrong_products`, and the
+    throughput as an error.
     """
     size = settings["size"]
     for dtype in settings["dtypes"]:

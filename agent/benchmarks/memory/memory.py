@@ -13,11 +13,12 @@ from schemas.records import ERROR
 
 FACTOR = 3.0
 LARGEST = 1 << 20
-"""The elements are whole numbers below this, so that fp32 represents each result exactly: less than 2²² even in the triad."""
+"""The elements are whole numbers below this. All results are then whole numbers below 2²², which fp32 represents exactly."""
 CHECKED = 1 << 26
-"""Elements that are compared at once. The comparison needs temporary memory for each of them."""
+"""Number of elements that are compared at once. This limits the temporary memory of the comparison."""
 SPAN_S = 0.02
-"""Length of a timed span. It covers several passes, so that a disturbance in one of them affects the figure."""
+"""Length of a timed span, in seconds. Its time is the mean of several passes, so that a slow pass counts. The median of single
+passes would ignore it."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:

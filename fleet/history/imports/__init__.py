@@ -37,7 +37,7 @@ def read_output(path: Path) -> tuple[Imported, str]:
 
     Raises:
         DocumentError: the file cannot be read.
-        UsageError: no tool prints such a file, or it has no figure.
+        UsageError: the file is not an output of any tool in READERS, or has no figure.
     """
     content = documents.read_bytes(path, max_bytes=MAX_BYTES)
     text = content.decode("utf-8", errors="replace")
@@ -65,7 +65,7 @@ def import_output(directory: Path, kind: str, path: Path, now: str, model: str =
         model: GPU model of the figures whose file names none. To correct a wrong model, import the file again with the right one.
 
     Raises:
-        as in `read_output` and `add_run`.
+        as `read_output` and `add_imported`.
     """
     imported, digest = read_output(path)
     model, own = clean_text(model), sorted({row["model"] for row in imported.rows})

@@ -1,5 +1,5 @@
-"""Shared storage: three hosts, each a thread, and one directory. A fake prints what fio prints; the shards of the checkpoint are
-real files."""
+"""Shared storage: three hosts, each a thread, and one directory. A fake fio prints invented results; the shards of the checkpoint
+are real files."""
 
 from __future__ import annotations
 

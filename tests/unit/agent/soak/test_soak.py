@@ -97,7 +97,7 @@ def test_recorder_continues_the_timeline_of_a_killed_process() -> None:
 
 
 def soak_state(timeline: Timeline, **more: Any) -> Soak:
-    """Return a soak of 10 planned and soaked hours with this timeline; `more` are further or other fields."""
+    """Return a soak with this timeline, of which all 10 planned hours have passed; `more`: fields to add or replace."""
     return Soak(**{"began": builders.WHEN, "planned_s": 10 * HOUR, "soaked_s": 10 * HOUR, "timeline": timeline, **more})
 
 
@@ -666,7 +666,7 @@ DAY = 24 * HOUR
 
 
 def evidence_of_soak(plan: Plan, **changes: Callable[[float], float]) -> dict[str, Any]:
-    """Return the evidence of a soak of 24 hours; `changes` maps a host and GPU (`h1_3`) to a factor of its rate over time."""
+    """Return the evidence of a soak of 24 hours; `changes`: host and GPU (`h1_3`) -> factor of its rate at a time in seconds."""
     evidence = builders.evidence(plan)
     for number, host in enumerate(plan.hosts):
         noise = random.Random(number)  # noqa: S311 - reproducible

@@ -59,7 +59,7 @@ NO_TABLE = tuple(
 
 
 def causes(readings: Mapping[str, Sequence[Metric]], **variables: Any) -> list[Cause]:
-    """Return the causes of failures. `readings`: host -> its readings; `variables`: variables of the inventory."""
+    """Return the causes of verdicts that do not pass. `readings`: host -> its readings; `variables`: those of the inventory."""
     plan = one_figure_plan(*readings, **variables)
     evidence = {host: host_evidence(plan, host, *metrics) for host, metrics in readings.items()}
     verdicts = judge(plan, evidence, (pack_of("h200-sxm", *CRITERIA),))

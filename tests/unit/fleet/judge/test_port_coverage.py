@@ -201,7 +201,8 @@ def test_reason_excuses_the_pair_or_the_port_or_the_host_for_which_it_is_stated(
     assert ("h1", port(0, "h2")) not in {(host, scope) for host, _, scope, _ in excused}
     for scope in (port(), "host"):
         found = together(of_h1(lambda items, scope=scope: [absent(scope)]))
-        # A reason for a port excuses only its figures: the partners still contradict it. A reason for the host excuses both.
+        # A reason for a port excuses its figures, but not that the partners measured more ports with this host than it states.
+        # A reason for the host excuses that too.
         assert {where for host, _, where, _ in found if host == "h1"} == ({"host"} if scope == port() else set())
 
 
