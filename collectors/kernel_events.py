@@ -98,8 +98,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("cpu_temperature", r"(?:mce: )?CPU(?P<processor>\d+): (?:Core |Package )?[Tt]emperature(?:/speed)? above threshold"),
     ("cpu_temperature", r"(?:thermal thermal_zone\d+|ACPI: thermal): .*[Cc]ritical temperature reached"),
 )  # fmt: skip
-"""Event, and pattern of its message. A pattern must match at the beginning of the message: a process name, which may be any text,
-can follow later in it."""
+"""Event, and pattern of its message. A pattern must match at the beginning of the message. The rest of a message may contain the
+name of a process, which may be any text."""
 _COMPILED = tuple((event, re.compile(pattern)) for event, pattern in _PATTERNS)
 _RECORD_LINE = re.compile(r"(?:\{(\d+)\})?\[Hardware Error\]: *(.*)")
 _MCE = re.compile(

@@ -85,7 +85,7 @@ class Exporter:
             return []
 
     def _log_changes(self, outcome: dict[str, float | str]) -> None:
-        """Log each collector that worked in the previous scrape and now fails, fails for a new reason, or works again."""
+        """Log each collector that begins to fail, fails for another reason than in the previous scrape, or works again."""
         for name, result in outcome.items():
             previous = self._failures.get(name, "")
             reason = result if isinstance(result, str) else ""

@@ -1,7 +1,7 @@
 """Run one launch of a stage on this host: check its requirements, supervise it, and append its outcome to the record.
 
-Collectors and supervisor are imported only by the functions that use them. With `--detach`, `rackproof bench` and `launch` only
-start the process that measures, and without these imports they take half the time.
+The supervisor, NVML and the table of collectors are imported only by the functions that use them. With `--detach`,
+`rackproof bench` and `launch` only start the process that measures, and without these imports they take half the time.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ from schemas.times import utc_now
 
 log = logging.getLogger(__name__)
 
-ATTEMPTS_FILE, MAX_ATTEMPTS = "tries.json", 3
-"""File in the run directory that counts the attempts at each cell (one measurement) of a scaling study; most attempts at a cell.
-
-Without a maximum, a cell whose supervisor is killed each time would be launched for ever: none of its launches is recorded."""
+ATTEMPTS_FILE = "tries.json"
+"""File in the run directory that counts the attempts at each cell (one measurement) of a scaling study."""
+MAX_ATTEMPTS = 3
+"""Maximum number of attempts at a cell. Without it, a cell whose supervisor is killed each time would be launched for ever: none of
+its launches is recorded."""
 
 
 def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, take_over: bool = False) -> HostRun:

@@ -76,10 +76,11 @@ def _is_up(readings: Mapping[str, Mapping[str, Value]], scope: str) -> bool:
 
 
 def _total_rate(readings: Mapping[str, Mapping[str, Value]], up: Iterable[str]) -> float:
-    """Return the rate of the InfiniBand ports that are up, or of the RoCE and Ethernet ports if that is higher, in B/s.
+    """Return the largest of three sums of rates, in B/s: of the InfiniBand ports that are up, the RoCE ports that are up, and the
+    Ethernet interfaces.
 
-    A fabric is of one kind. If the sums were added, an Ethernet port for storage could hide a slow InfiniBand port. A RoCE port
-    is an Ethernet interface too, so the larger of these two sums counts.
+    A fabric is of one kind. In a total of all kinds, an Ethernet port for storage could hide a slow InfiniBand port, and a RoCE
+    port would count twice, because it is an Ethernet interface too.
     """
     by_layer: dict[bool, float] = defaultdict(float)
     for scope in up:

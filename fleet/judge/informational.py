@@ -277,7 +277,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "stress.throttled_share reason=hw_slowdown": "its causes, hw_thermal and hw_power_brake, are judged",
     "stress.throttled_share reason=power_cap": "a healthy GPU reaches its power limit under stress",
     "sxid.last_seen": "the codes of SXids are judged (sxid.count)",
-    "training.accuracy": "too few epochs for a limit; training.loss_ratio and fashion_mnist.accuracy are judged",
+    "training.accuracy": "measured after too few epochs for a limit; training.loss_ratio and fashion_mnist.accuracy are judged",
     "training.loss": "training.loss_ratio, which is judged, relates it to the first loss",
     "training.step_time": _SUMMED,
     "transformer.flops": _SUMMED,
