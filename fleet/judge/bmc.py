@@ -106,7 +106,7 @@ def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
     stages = [PREFLIGHT, *(snapshot.stage for snapshot in record.snapshots)]
     for (earlier, later), stage in zip(itertools.pairwise(times), stages, strict=True):
         if not seconds_or_nan(later) >= seconds_or_nan(earlier) - CLOCK_TOLERANCE_S:  # also if a time is invalid (NaN)
-            yield READABLE, HOST, f"has the time {later}, although the time before it is {earlier}", stage
+            yield READABLE, HOST, f"the record's times are not in order: {later} follows {earlier}", stage
     if len({*times[2:]}) < len(times[2:]):
         yield READABLE, HOST, "two readings have the same time", ""
     read = [item.at for item in record.snapshots if _is_readable({metric.name: metric for metric in item.metrics})]

@@ -427,9 +427,9 @@ def test_only_absolute_criteria_of_the_bmc_judge_a_host_without_a_record() -> No
     [
         (("04:00:00", "04:00:01", "04:00:02"), "04:00:02", []),
         (("03:55:00", "04:00:00", "04:10:00"), "04:10:00", []),
-        (("03:54:59", "04:00:00", "04:10:00"), "04:10:00", ["has the time 03:54:59, although the time before it is 04:00:00"]),
+        (("03:54:59", "04:00:00", "04:10:00"), "04:10:00", ["the record's times are not in order: 03:54:59 follows 04:00:00"]),
         (("04:00:00", "04:06:00", "04:01:00"), "04:01:00", []),
-        (("04:00:00", "04:06:01", "04:01:00"), "04:01:00", ["has the time 04:01:00, although the time before it is 04:06:01"]),
+        (("04:00:00", "04:06:01", "04:01:00"), "04:01:00", ["the record's times are not in order: 04:01:00 follows 04:06:01"]),
         (("04:00:00", "04:00:00", "04:00:02"), "04:00:02", ["two readings have the same time"]),
         (("04:00:00", "04:00:02", "04:00:02"), "04:00:02", ["two readings have the same time"]),
         (("04:05:00", "04:06:00", "04:07:00"), "04:07:00", []),
@@ -438,8 +438,8 @@ def test_only_absolute_criteria_of_the_bmc_judge_a_host_without_a_record() -> No
         (("04:00:00", "04:00:01", "04:00:02"), "04:00:03",
          ["the last reading has the time 04:00:02, but the record ended at 04:00:03"]),
         (("04:00:00", "later", "04:00:02"), "04:00:02",
-         ["has the time later, although the time before it is 04:00:00",
-          "has the time 04:00:02, although the time before it is later"]),
+         ["the record's times are not in order: later follows 04:00:00",
+          "the record's times are not in order: 04:00:02 follows later"]),
     ],
 )  # fmt: skip
 def test_times_of_a_bmc_record_must_fit_the_plan_and_each_other(
