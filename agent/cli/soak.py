@@ -69,7 +69,7 @@ def _soak(options: argparse.Namespace) -> int:
         if options.detach or options.looks:
             return _run_in_background(options, run, stage)
         with background.exclusive_task(options.run_dir, SOAK):
-            run = SoakRun(options.run_dir, host)  # another process may have continued the soak
+            run = SoakRun(options.run_dir, host)  # read again: another process may have continued the soak
             if not run.state.ended:
                 run_soak(
                     run,

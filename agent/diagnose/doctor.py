@@ -131,7 +131,7 @@ def _detected_gpu_count(snapshot: Snapshot) -> int:
 
 
 def _excuse_idle_links(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> Iterable[Verdict]:
-    """Yield the verdicts. Failures of a slow link become inconclusive, because an idle link may be in a power-saving state."""
+    """Yield the verdicts. A failure of a reading of FAULTY_AT_IDLE becomes inconclusive, because the link may be saving power."""
     criteria = [criterion for pack in packs for criterion in pack.criteria if criterion.best_of_run]
     idle_criteria = {criterion.id for criterion in criteria if criterion.name in FAULTY_AT_IDLE}
     for verdict in verdicts:

@@ -34,7 +34,7 @@ MAX_FAILURES = 50
 CHECK_S = 1.0
 """Interval at which the watchdog thread checks the sampling thread."""
 STUCK_S = 2.0
-"""If no sampling of all GPUs has finished for this long, the call in progress counts as hanging."""
+"""If the sampling thread has not finished a round over all its GPUs for this long, the call in progress counts as hanging."""
 QUANTITIES: tuple[tuple[str, str, Callable[[GpuSample], float]], ...] = (
     ("gpu_power", "watts", lambda sample: sample.power),
     ("gpu_clock_sm", "hertz", lambda sample: sample.clock),
@@ -136,7 +136,7 @@ class SamplingLoop(NvmlPoller):
 
     @property
     def stuck_gpu(self) -> int | None:
-        """The GPU that the thread is reading if no sampling of all GPUs has finished for STUCK_S; otherwise None."""
+        """The GPU that the thread is reading if it has not finished a round over all its GPUs for STUCK_S; otherwise None."""
         if self._reader and self.is_alive() and time.monotonic() - self._last_round > STUCK_S:
             return self._reader.current
         return None

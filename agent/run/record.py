@@ -24,7 +24,7 @@ from schemas.times import utc_now
 
 STANDARD_INPUT = "-"
 OWNER_FILE = "host"
-"""File in the run directory with the host's name. Two hosts must not share a directory: they would overwrite the record."""
+"""File in the run directory with the host's name. Two hosts must not share one: each would overwrite the other's record."""
 _P = ParamSpec("_P")
 
 
@@ -45,8 +45,8 @@ def read_plan_text(path: str) -> str:
     """Return the text of the file that `--plan` names; `-` means standard input.
 
     Raises:
-        documents.DocumentError: it is not UTF-8.
-        OSError: it cannot be read.
+        documents.DocumentError: the text is not UTF-8.
+        OSError: the file cannot be read.
     """
     try:
         return sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8")

@@ -51,7 +51,7 @@ def clocks(files: Files) -> Iterable[Family]:
 
 
 def _policies(files: Files, file: str, parse: Callable[[str], T]) -> list[T] | Absent:
-    """Return the value of this file in each cpufreq policy; if some are absent, return the first of these."""
+    """Return the values of this file in all cpufreq policies. If a value is absent, return the first absent one instead."""
     policies = files.matching(f"{_CPUS}/cpufreq", r"policy\d+", "no cpufreq driver: the firmware sets the clocks")
     if isinstance(policies, Absent):
         return policies

@@ -40,7 +40,7 @@ GPM_KINDS = (
     GpmKind("gpu.gpm.sm_occupancy", "ratio", VARIES, "Active warps as a share of the maximum", 3),
     GpmKind("gpu.gpm.integer_active", "ratio", VARIES, "Share of time in which SMs did integer operations", 4),
     GpmKind("gpu.gpm.tensor_active", "ratio", VARIES, "Share of time in which the tensor cores were active", 5),
-    GpmKind("gpu.gpm.memory_active", "ratio", VARIES, "Memory bandwidth used as a share of the maximum", 10),
+    GpmKind("gpu.gpm.memory_active", "ratio", VARIES, "Used memory bandwidth as a share of the maximum", 10),
     GpmKind("gpu.gpm.fp64_active", "ratio", VARIES, "Share of time in which SMs did FP64 operations, tensor cores aside", 11),
     GpmKind("gpu.gpm.fp32_active", "ratio", VARIES, "Share of time in which SMs did FP32 operations, tensor cores aside", 12),
     GpmKind("gpu.gpm.fp16_active", "ratio", VARIES, "Share of time in which SMs did FP16 operations, tensor cores aside", 13),
@@ -54,7 +54,7 @@ GpmValues = Mapping[str, Value | Absent]
 
 
 class GpmCounters:
-    """The two newest samples of one GPU. NVML owns their memory, so it must stay open while a sample is allocated."""
+    """The two newest samples of one GPU. NVML owns their memory, so NVML must stay open while a sample is allocated."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -105,7 +105,7 @@ class GpmCounters:
     def _start(self, gpu: NvmlGpu) -> None:
         """Take the first sample and wait, because values need two samples."""
         if not call("nvmlGpmQueryDeviceSupport", gpu.handle).isSupportedDevice:
-            raise unsupported_error("the part has no GPM, which Hopper introduced")
+            raise unsupported_error("the GPU has no GPM (introduced with Hopper)")
         self._previous, self._spare = call("nvmlGpmSampleAlloc"), call("nvmlGpmSampleAlloc")
         self._sample(gpu, self._previous)
         time.sleep(FIRST_INTERVAL_S)

@@ -24,10 +24,11 @@ IDENTITY = ("vendor", "part_number", "serial", "firmware_version", "type", "stat
 LOW_POWER, FAULT = "ModuleLowPwr", "ModuleFault"
 ALARM, WARNING = "alarm", "warning"
 WITH_LIMITS = ("rx_power", "tx_power")
-"""Quantities whose limits are readings too: the power of a lane means little without them."""
+"""Quantities whose limits are readings too, because only the limits show whether the power of a lane is too low or too high."""
 _NOT_REPORTED = Absent.unsupported("neither module nor tool reports it; copper cables report no measurements")
 NONE, LOW, HIGH = "none", "low", "high"
-"""Values of `optics.*.alarm` and `optics.*.warning`: on which side of the module's limits the value is."""
+"""Values of `optics.*.alarm` and `optics.*.warning`: the value is within the module's limits, below the low one, or above the
+high one."""
 LIMITS = tuple(
     f"{quantity}.{level}_{side}" for quantity in WITH_LIMITS for level in (ALARM, WARNING) for side in (LOW, HIGH)
 )
@@ -45,7 +46,7 @@ class Limits:
     high: float
 
     def side(self, value: float) -> str:
-        """Return on which side of the limits the value is."""
+        """Return LOW if the value is below the limits, HIGH if it is above them, otherwise NONE."""
         return LOW if value < self.low else HIGH if value > self.high else NONE
 
 
@@ -84,7 +85,7 @@ class Module:
         return max(map(len, self._of_lanes.values()), default=0)
 
     def _is_used(self, lane: int) -> bool:
-        """Return whether the lane is in use: it has light or current, or no lane has a measurement.
+        """Return whether the lane is in use: it has light or current, or the module measures no lane.
 
         The cage may have more lanes than the module. The surplus lanes have neither light nor current, but a tool may report a
         lack of signal on them.
@@ -110,7 +111,7 @@ class Module:
         return readings
 
     def _with_sides(self, quantity: str, lane: str, value: Value | Absent) -> Readings:
-        """Return the value, and on which side of the alarm and of the warning limits it is."""
+        """Return the value, and whether it is below or above the alarm limits and the warning limits (LOW, HIGH or NONE)."""
         sides: Readings = {(quantity, lane): value if isinstance(value, Absent) else float(f"{value:.6g}")}
         for level in (ALARM, WARNING):
             limits = self.limits.get((quantity, level))
@@ -146,7 +147,7 @@ class Module:
         return readings
 
     def _why_meaningless(self, name: str, *, has_link: bool) -> str:
-        """Return why the values of the lanes mean nothing; empty if they do mean something."""
+        """Return why this quantity or flag is absent on every lane; empty if its values count."""
         if self._state in (LOW_POWER, FAULT):
             return f"the module is in the state {self._state}"
         received = self.lanes.get("rx_power", [])

@@ -24,7 +24,7 @@ Host *
   ServerAliveInterval 15
   ServerAliveCountMax 4
 CONFIG
-# Open MPI 4 and Open MPI 5 have different variables for this.
+# Open MPI 4 reads the options of ssh from the first variable, Open MPI 5 from the second.
 export OMPI_MCA_plm_rsh_args="-F $work/config"
 export PRTE_MCA_plm_ssh_args="-F $work/config"
 export RACKPROOF_SSH_CONFIG="$work/config"

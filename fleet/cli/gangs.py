@@ -64,7 +64,8 @@ def call(options: argparse.Namespace) -> int:
         decision = decide(
             run.plan, run.evidence, checked_packs(run.plan.criteria), present=present, minimum=options.minimum
         )
-    for launch in decision.launches:  # a resumed playbook fetches records first if this directory exists
+    # If the directory of a gang exists, a playbook that resumes the run first fetches the records of this gang.
+    for launch in decision.launches:
         RunDirectory(options.run_dir).record("", launch.gang).parent.mkdir(parents=True, exist_ok=True)
     if options.json:
         print(json.dumps(decision.document()))

@@ -1,4 +1,4 @@
-"""Read the criteria packs of a run, and refuse packs with lint findings."""
+"""Read the criteria packs of a run, and refuse those of the operator that have lint findings."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ SCHEMA = f"rackproof.history/{VERSION}"
 """A change that older versions of Rackproof would misread needs a new number. A new table or key needs none: older versions
 refuse an index that has one (`_newer_names`)."""
 INDEX = "index.json"
-"""Name of the index in each directory `index-N`, of which the newest counts, and of a copy beside these directories."""
+"""File name of the index. Each version is in a directory `index-N`; the highest N counts. A copy is beside these directories."""
 INDEX_BYTES = 256_000_000
 VANISHED = 20
 """Number of times that a version may be replaced while it is read."""

@@ -29,7 +29,7 @@ POLL_S, GUARD_S = 5.0, 0.5
 _MAX_JOBS = 3
 """A message names at most this many jobs of a node."""
 BACKOFF_S = (2.0, 10.0, 30.0)
-"""Wait before each further attempt to resume a node."""
+"""Seconds to wait before the second, third and fourth attempt to resume the nodes."""
 
 
 def drain_or_ask(
@@ -71,7 +71,7 @@ def _reason_in_use(client: Scheduler, node: str) -> str:
 
 
 def _drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, str]) -> dict[str, str]:
-    """Drain the healthy nodes; return the hosts that could not be drained, each with the reason."""
+    """Drain the healthy nodes that nobody has drained yet; return the hosts that cannot be measured, each with the reason."""
     client, failed, notes, run_id = scheduler_client(kind, words), dict[str, str](), dict[str, str](), directory.name
     for host, node in nodes.items():
         try:

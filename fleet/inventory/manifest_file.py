@@ -20,7 +20,8 @@ from schemas.scopes import pci_address
 COLUMNS = ("host", "kind", "slot", "serial", "port", "switch", "switch_port")
 REQUIRED = ("host", "kind")
 OF_PART, OF_LINK = ("serial",), ("port", "switch", "switch_port")
-"""Columns that a part, or a cable, needs besides REQUIRED. They must be empty in the lines of the other kind."""
+"""Columns that a part, or a cable, needs besides REQUIRED. OF_PART must be empty in the line of a cable, and OF_LINK in the line
+of a part."""
 LINK_COLUMNS = (*REQUIRED, *OF_LINK)
 MODULE_COLUMNS = (*REQUIRED, "slot", *OF_PART)
 MAX_BYTES = 16_000_000
@@ -189,7 +190,7 @@ def is_module_serial(text: str) -> bool:
 
 
 def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
-    """Raise UsageError if the line lacks a value that its kind (part or cable) needs, or has one that only the other kind has."""
+    """Raise UsageError if a line lacks a value that it needs, if a part has a value of cables, or if a cable has a value of parts."""
     needed = (*REQUIRED, *(OF_LINK if is_link else OF_PART))
     for name in needed:
         if not row.get(name):

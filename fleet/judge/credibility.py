@@ -1,6 +1,6 @@
 """Check that units, signs and amounts in a record are possible.
 
-A wrong unit or a corrupted digit passes a limit as easily as a good figure does. Impossible values are inconclusive.
+A value with a wrong unit or a corrupted digit may be within its limit nevertheless. So an impossible value is inconclusive.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 
 LEAST = {"Cel": 2.0, "W": 1.0}
-"""Unit -> lowest possible value for a running host; 0 for the other units. Coolant has at least 2 °C (ASHRAE W17). A
-reading of 0 is accepted, because a part without a sensor reports it."""
+"""Unit -> lowest possible value of an unsigned reading of a running host; 0 for the other units. Coolant has at least 2 °C
+(ASHRAE W17). A reading of 0 is accepted, because a part without a sensor reports it."""
 MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FLOP/s": 1e18}
 """Unit -> highest possible value. An NVMe drive counts its wear up to 255 %."""
 SHARES = (
@@ -46,7 +46,8 @@ DATASHEET_MULTIPLE = 3.0
 """A rate above this multiple of the datasheet's has a wrong unit or a wrong count: such mistakes change it by a factor of 8 or
 more. Copies in both directions at once may reach twice the datasheet's link rate, which is that of one direction."""
 CACHED_BYTES = 1 << 28
-"""Less memory than this may fit into the GPU's L2 cache (128 MB at most), which is several times as fast as its memory."""
+"""Memory bandwidths over fewer bytes than this are not compared with the datasheet: a large part of the bytes may be in the GPU's
+L2 cache (at most 128 MB), which is several times as fast as the GPU's memory."""
 EMULATED_BY = {"fp64": "fp32"}
 """Matrix products in the first type may be computed in the second type, and then reach its rate: B300 has hardly any fp64
 units."""
@@ -189,7 +190,7 @@ def _peak(criteria: Mapping[str, Criterion], item: Observation) -> float:
 def _compared(criteria: Mapping[str, Criterion], name: str) -> list[Criterion]:
     """Return the criteria that compare figures of this name with the datasheet, for messages of any size.
 
-    A limit applies only to the sizes at which a link reaches its rate, but messages of no size can exceed the rate. If
+    A limit applies only to the sizes at which a link reaches its rate. But no message, whatever its size, can exceed the rate. If
     `size_bytes` were not ignored, the rate over NVLink would seem impossible at a size for which only PCIe has a limit.
     """
     if id(criteria) not in _COMPARED:

@@ -57,7 +57,8 @@ its own memory."""
 ELEMENT_BYTES = 4
 """Bytes of an element. A collective moves the same whole number of elements for each rank, so the requested size is rounded."""
 DURATION_TOLERANCE_S = 1.0
-"""The benchmarks of a launch run one after the other, so together they take no longer than the launch. Times are rounded."""
+"""Seconds by which the benchmarks of a launch, which run one after the other, may seem to take longer than the launch: times are
+rounded."""
 RELATIVE = 1e-3
 """Relative difference that rounding may cause between a value and its samples."""
 STEP_TIMES = ("training.step_time", "transformer.step_time", "mixture_of_experts.step_time")
@@ -68,7 +69,7 @@ FACTORS = {
 }
 """Two figures of a device -> their product."""
 STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_copy.access": "access"}
-"""Figure -> the parameter of other figures of its benchmark that states the same."""
+"""Figure -> the parameter of other figures of its benchmark that states the same value, or a part of it."""
 LEAST_FOR_PRECISION = 6
 """Smallest number of samples that gives a 95 % confidence interval of the median."""
 SUFFICIENCY, LOADING_RATE, TRAINING_RATE = "dataloader.sufficiency", "dataloader.throughput", "training.throughput"
@@ -309,7 +310,7 @@ def _problem(item: Observation, reason: str) -> Problem:
 
 
 def _wrong_param(view: HostView, item: Observation, planned: Mapping[str, Any]) -> str:
-    """Return why a parameter of a figure cannot be right; empty if all can. `planned`: its `_fixed_settings`."""
+    """Return why a parameter of a figure cannot be right; empty if all can. `planned`: the `_fixed_settings` of its benchmark."""
     for key, value in item.params.items():
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
             return f"its parameter {key} is {value}"
@@ -323,7 +324,7 @@ def _wrong_param(view: HostView, item: Observation, planned: Mapping[str, Any]) 
 def _wrong_share(item: Observation) -> str:
     """Return why the bytes that a collective moved do not match its size; empty if they do.
 
-    Each rank moves the same number of whole elements, so the two may differ by less than one element per rank.
+    Each rank moves the same number of whole elements, so moved bytes and size may differ by less than one element per rank.
     """
     size, moved, ranks = (item.params.get(key) for key in ("size_bytes", "moved_bytes", "world_size"))
     if moved is None or not isinstance(size, int) or not isinstance(ranks, int):
@@ -334,7 +335,7 @@ def _wrong_share(item: Observation) -> str:
 
 
 def _wrong_replicas(view: HostView, item: Observation) -> str:
-    """Return why the numbers of replicas and of ranks without one cannot be right; empty if they can.
+    """Return why the numbers of replicas and of ranks without a replica cannot be right; empty if they can.
 
     Two neighbouring ranks of a host form a replica, so at most one rank of each host has none.
     """

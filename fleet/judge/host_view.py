@@ -52,7 +52,7 @@ class HostView:
 
     @cached_property
     def lookup(self) -> ObservationLookup:
-        """Return the observations of the host by what the plan expects."""
+        """Return an index that finds the observation of the host for an expectation of the plan."""
         return ObservationLookup(self.observations)
 
     @cached_property
@@ -186,7 +186,7 @@ class HostView:
 
     @cached_property
     def uses_fabric(self) -> bool:
-        """Return whether the gang needs a fabric port that is up: the inventory states its rate, or NCCL used such ports."""
+        """Return whether the gang needs a fabric port that is up: the inventory states a fabric rate, or NCCL used RDMA ports."""
         if not self.host.gang or len(self.plan.gangs()[self.host.gang]) < MIN_HOSTS_OF_FABRIC:
             return False
         transports = (item.value for item in self.observations["collective.transport"] if item.stage == GANG)
@@ -249,7 +249,8 @@ class HostView:
     def must_match(self, criterion: Criterion) -> bool:
         """Return whether the criterion must match an observation: it is from a pack of the operator and not optional.
 
-        This is never required in a rehearsal. In a run without a baseline, it is not required of criteria that compare with one.
+        This is never required in a rehearsal. In a run without a baseline, it is not required of criteria that compare with a
+        baseline.
         """
         is_required = criterion.origin in self.operator_packs and not criterion.optional and not self.plan.rehearsal
         return is_required and (criterion.baseline is None or self.plan.baseline is not None)

@@ -68,7 +68,7 @@ def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
 
 
 def _axis_values(matrix: list[Mapping[str, Any]], workload: Mapping[str, Any]) -> list[list[list[Any]]]:
-    """Return the distinct values of each axis of each block. `2.0`, an integer according to the schema, becomes 2."""
+    """Return the distinct values of each axis for each item (block) of the matrix. `2.0`, an integer by the schema, becomes 2."""
     defaults = {"hosts": 1, "cpus": 0, **workload}
 
     def values_of(block: Mapping[str, Any], axis: str) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Select the tests of a profile that fit a time budget, by risk × coverage ÷ cost. Equal histories give equal selections.
+"""Select the tests of a profile that fit a time budget, by risk × coverage ÷ cost. Equal inputs give equal selections.
 
 The risk of a benchmark is how often it failed on these hosts; it grows with the time since the last run. The coverage is the
 kinds of parts that it exercises; each kind counts less if tests that are already selected exercise it. The cost is the time
@@ -70,7 +70,10 @@ class _Candidate:
 
     @property
     def risk(self) -> float:
-        """Return the share of measurements with a finding, smoothed by half a finding, × (1 + weeks since the last run)."""
+        """Return the share of measurements with a finding × (1 + weeks since the last run).
+
+        The share counts one more measurement, with half a finding, so that a test without a finding also has a risk.
+        """
         return (self.findings + 0.5) / (self.measured + 1) * (1 + self.age_s / WEEK_S)
 
     def reason(self) -> str:

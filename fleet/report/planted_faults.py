@@ -12,7 +12,7 @@ def render_planted_faults(items: Sequence[Comparison]) -> Iterator[str]:
     """Yield the lines: how often each pattern escapes a digest, then what each comparison finds."""
     yield (
         "`always`: every repetition has the same wrong bits. p: the probability that an element, or a whole repetition, is "
-        f"wrong. `1 in 10⁶`: p = {RATE:g}. `99 %`: the smallest p that is found with a probability of {FOUND:.0%}."
+        f"wrong. `1 in 10⁶`: p = {RATE:g}. `99 %`: the smallest p at which the fault is found with a probability of {FOUND:.0%}."
     )
     yield ""
     yield "| pattern of wrong bits | digest stays the same with a probability of at most |"

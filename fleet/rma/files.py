@@ -26,7 +26,7 @@ _ARCHIVE_TIME = (1980, 1, 1, 0, 0, 0)
 
 
 def package_names(documents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a directory name for each document: the serial, else host and part; both if two parts report the same serial."""
+    """Return a directory name for each document: the serial or, without a serial, host and part; all three for equal serials."""
     locations = [f"{item['slot']['host']}-{item['slot']['place']}" for item in documents]
     serials = [str(item["part"].get("serial", "")) for item in documents]
     candidates = [
@@ -75,7 +75,7 @@ def _directory(path: Path) -> Path:
     """Create the directory if it does not exist, and return it.
 
     Raises:
-        RunError: it is a link or not a directory.
+        RunError: the path is a link or not a directory.
     """
     if not path.is_symlink() and not path.exists():
         path.mkdir()

@@ -138,7 +138,7 @@ class Watcher:
     def _lock_state(self) -> tuple[bool | None, str, float | None]:
         """Return whether a playbook is running (None: unknown), who started it, and when.
 
-        If no process has locked the run, who and when are empty and None.
+        If the run is not locked, the result is (False, "", None).
         """
         try:
             lock = run_lock.holder(self._run_dir)
@@ -262,7 +262,7 @@ class Watcher:
     def _remaining_s(
         self, progress: HostProgress, stage: str, stage_report: StageReport | None, now: float
     ) -> float | None:
-        """Return the seconds until the deadline of the running stage; None: no stage runs, or unknown."""
+        """Return the seconds until the deadline of the running stage; None: no stage runs, or its deadline is unknown."""
         if stage_report and stage_report.remaining_s is not None:
             return stage_report.remaining_s - (now - stage_report.at)
         deadlines = {item.name: item.deadline_s for item in self._plan.stages}

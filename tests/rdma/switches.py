@@ -1,7 +1,7 @@
 """Leaf switches of the virtual machines: a network namespace for each rail, with a bridge and a real lldpd.
 
-Every other leaf switch has a link to leaf0. These links replace a spine, so that two swapped cables still carry traffic. Like
-real switches, the bridges do not forward LLDP.
+All leaf switches except leaf0 have a link to leaf0. These links replace a spine, so that two swapped cables still carry traffic.
+Like real switches, the bridges do not forward LLDP.
 """
 
 from __future__ import annotations

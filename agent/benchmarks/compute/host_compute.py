@@ -1,7 +1,8 @@
 """Matrix products in fp64 on all cores of the host at once, each checked, and the clock of the processors meanwhile.
 
 The factors are whole numbers so small that every partial sum is exact in fp64. So a product has only one right result, in
-whatever order its sums are computed, and by whatever library. Every element of every product is compared with that result.
+whatever order its sums are computed, and by whatever library. Every element of every product is compared with that result,
+except in the first product of each thread, which only warms up.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ NO_CLOCK = "no cpufreq driver: the firmware or a hypervisor sets the clocks"
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `host_compute.throughput` in FLOP/s and `.wrong_elements`, both summed over all cores, and `.clock` in Hz.
 
-    `.clock` is the median of the processors' clocks, read half-way through the run.
+    `.clock` is the median of the processors' clocks, read once, about half-way through the run.
     """
     if not context.is_reporting_rank:
         wait_for_reporting_rank(context)

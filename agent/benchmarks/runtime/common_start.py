@@ -25,11 +25,12 @@ EXCHANGES = 8
 """Number of questions that each host asks the leading host. The offset is taken from the question that was answered fastest: in
 that short time, the way to the leading host and the way back can differ least."""
 LEAD_S, GANG_LEAD_S = 0.05, 0.5
-"""Time between the agreement and the start, on one host and on several. In it all ranks must read the start from the store."""
+"""Seconds from the agreement to the start, on one host and on several. Within this time all ranks must read the start from the
+store."""
 POLL_S = 0.0002
-"""How often a host looks for a question or an answer: often, because this delay adds to the uncertainty of the offset."""
+"""Interval at which a host looks for a question or an answer. It is short, because it adds to the uncertainty of the offset."""
 WAIT_S = 0.002
-"""How often a rank looks for the start."""
+"""Interval at which a rank looks for the start in the store."""
 TURN_S = 0.1
 """How long the leading host waits for the next question of a host before it answers another one."""
 LOCAL_WAITS = 3
@@ -97,7 +98,7 @@ class CommonStart:
         return Start(**decision)
 
     def _decides_for_host(self) -> bool:
-        """Return whether this rank decides for its host."""
+        """Return whether this rank, and not another rank of its host, determines the start and stores it for the host."""
         context = self._context
         if len(self._members) > 1:
             return context.local_rank == REPORTING_RANK
@@ -126,7 +127,7 @@ class CommonStart:
         return {"at": start["at"] - offset.seconds, "uncertainty_s": start["uncertainty_s"]}
 
     def _lead(self, name: str) -> dict[str, Any]:
-        """Answer the other hosts until all are ready, and publish the start by the clock of this host."""
+        """Answer the hosts after this one. Then publish the start, by this host's clock, and the names of the missing hosts."""
         context = self._context
         others = range(context.node + 1, len(self._members))
         uncertainties = answer_hosts(context, name, others, self._clock)
@@ -140,7 +141,7 @@ class CommonStart:
         return start
 
     def _await_start(self, name: str, leader: int) -> dict[str, Any]:
-        """Return what the leading host has published. That host waits for the other hosts until its own limit."""
+        """Return what the leading host has published. That host waits for the other hosts until its own time-out."""
         context = self._context
         deadline = time.monotonic() + context.timeout_s + 2 * MARGIN_S
         _wait_for(context, f"{name}/start", leader, self._members[leader], deadline, WAIT_S)

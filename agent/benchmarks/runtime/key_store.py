@@ -21,6 +21,7 @@ MAX_BYTES = 1 << 22
 ANSWER_S = 60.0
 """How long a client waits for an answer, and the server for the name of the launch."""
 REDIAL_S = 0.2
+"""Pause between two attempts of a client to connect."""
 
 
 class KeyServer:
@@ -52,7 +53,7 @@ class KeyServer:
                 await writer.wait_closed()
 
     def _answer(self, request: Any) -> Any:
-        """Return the answer to a request; None if it is not valid."""
+        """Return the answer to a request; None if the request is not valid, or asks for a key that was not set."""
         match request:
             case {"set": str(key), "value": str(value)}:
                 self._values[key] = value
@@ -72,7 +73,7 @@ class KeyStore:
     """
 
     def __init__(self, address: str, port: int, name: str, *, limit_s: float) -> None:
-        """Connect to the store; wait up to `limit_s` for the first host to open it."""
+        """Connect to the store of the launch `name`. Try for up to `limit_s`, because the first host may open the store later."""
         deadline = time.monotonic() + limit_s
         while True:
             try:

@@ -83,7 +83,7 @@ class Experts(nn.Module):
         uses = nn.functional.one_hot(flat, EXPERTS)
         place = (uses.cumsum(0) * uses).sum(-1) - 1  # position of the use among those of its expert
         kept = place < room
-        # All uses without room get the same row after the last one. No expert computes it: its result is zero.
+        # All uses without room get one additional row, after those of the last expert. No expert computes it: its result is zero.
         slot = torch.where(kept, flat * room + place, EXPERTS * room)
         source = torch.full((EXPERTS * room + 1,), count, dtype=torch.int64, device=tokens.device)
         source[slot] = torch.arange(count * USED, device=tokens.device) // USED
@@ -107,7 +107,7 @@ class ExpertTransformer(Transformer):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report step time, tokens per second, whether all losses are finite, the loss ratio, and on GPUs utilization."""
+    """Report step time, tokens per second, whether all losses are finite, the loss ratio, and on GPUs model FLOP utilization."""
     peak = context.sum_over_ranks(measure_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
     shape = fit_to_memory(context, ExpertShape.from_settings(settings))
     model = attempt_on_all_ranks(context, lambda: shard(context, lambda: ExpertTransformer(shape)))

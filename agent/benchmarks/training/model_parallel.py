@@ -25,7 +25,7 @@ CLASSES = 10
 
 
 class SplitNetwork(nn.Module):
-    """Four linear layers, two on each device; the activations are copied between them."""
+    """Four linear layers, two on each device; the activations are copied from the first device to the second."""
 
     def __init__(self, width: int, first: torch.device, second: torch.device) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def _create_group(leaders: list[int]) -> dist.ProcessGroup | None:
 
 
 def _build_replica(context: Context, leads: bool, width: int, batch: int) -> SplitReplica | None:
-    """Return the replica that this rank runs, after a backward pass without other ranks as a test; None if it runs none."""
+    """Return the replica that this rank runs; None if it runs none. As a test, the replica did a backward pass on its own."""
 
     def build() -> SplitReplica | None:
         try:
@@ -155,5 +155,5 @@ def _build_replica(context: Context, leads: bool, width: int, batch: int) -> Spl
 
 
 def _wait_for_host(context: Context, what: str) -> None:
-    """Wait for the other ranks of the host, without NCCL: its kernels would keep the device that a replica uses busy."""
+    """Wait for the other ranks of the host, without NCCL: its kernels would occupy a device that a replica uses."""
     context.host_barrier(f"model_parallel {what}")

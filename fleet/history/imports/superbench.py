@@ -1,4 +1,4 @@
-"""Read SuperBench's results-summary.jsonl: one object a host, with its metrics by name."""
+"""Read SuperBench's results-summary.jsonl: one object for each host, with its metrics by name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleet.history.rows import Row
 
 SOURCE = "SuperBench"
 _METRIC = re.compile(r"([a-z][a-z0-9-]*)(?::[^/]*)?/(.+?)(?::(\d+))?")
-"""Benchmark, with or without the name of its configuration; metric; rank."""
+"""Groups: benchmark, metric, and rank if there is one. The name of the benchmark's configuration is in no group."""
 _COLLECTIVE = re.compile(r"([a-z]+)_(\d+)_busbw")
 _GEMM = re.compile(r"(bf16|fp16|tf32|fp64|fp8)_tc_flops|(fp32)_flops")
 _OPERATIONS = {

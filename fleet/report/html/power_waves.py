@@ -1,4 +1,4 @@
-"""Plot the power of a host's GPUs over one period of a pulsed load, with amplitude and slew: a sparkline per GPU and period."""
+"""Plot the power of a host's GPUs over one period of a pulsed load, with amplitude and slew: a plot per GPU and period length."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Wave:
 
 
 def has_waves(host: HostReport) -> bool:
-    """Return whether the host has power over a period to draw."""
+    """Return whether a GPU of the host has a valid `pulse.wave`, which can be drawn."""
     return any(True for _ in _waves(host))
 
 

@@ -32,7 +32,7 @@ kind: nvidia.com/gpu
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Return `name scope` -> reading, without `container.` and ` host`. The versions are left out: test_container_versions.py."""
+    """Return `name scope` -> reading, without `container.` and ` host`. Versions (test_container_versions.py) are left out."""
     names = {family.name for family in version_families(root)}
     families = [family for family in ContainerCollector(root, full_snapshot).collect() if family.name not in names]
     return {

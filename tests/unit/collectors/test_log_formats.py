@@ -1,4 +1,4 @@
-"""An event has the same reading in every log format: driver branch, time format, padding and form of the PCI address.
+"""An event has the same reading whatever the driver branch, the time format, the padding and the form of the PCI address.
 
 The forms are those of public logs and of the sources: kernel_rc.c, osinit.c and error_nvswitch.c of NVIDIA's open kernel modules
 (R535 to R595), Linux ABI/testing/dev-kmsg, dmesg(1) of util-linux, journalctl(1), rsyslog's traditional and ISO formats, and the
@@ -155,7 +155,7 @@ LOST = {
     "one line": ("NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system has fallen off the bus.",),
     "short": ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.",),
 }  # fmt: skip
-"""Form of the message -> its lines, which the driver writes at once."""
+"""Form of the message -> its lines, which the driver writes without a pause between them."""
 
 
 def forms(prefix: str, lines: tuple[str, ...]) -> Iterator[list[str]]:
@@ -278,7 +278,7 @@ def test_reason_without_an_address_is_not_that_of_a_gpu_that_fails_much_later() 
     ],
 )
 def test_end_of_a_process_and_withdrawal_of_a_recovery_action_are_no_new_fault(text: str, is_fault: bool) -> None:
-    """NVIDIA/NVSentinel issues 1710 and 1440: every process on a GPU that ends abnormally leaves XIDs 45."""
+    """NVIDIA/NVSentinel issues 1710 and 1440: every process that ends abnormally on a GPU leaves XIDs 45."""
     for prefix in PREFIXES.values():
         result = counts(f"{prefix}NVRM: Xid (PCI:0000:18:00): {text}")
         assert result.xid.total() == 1
@@ -419,9 +419,9 @@ def test_only_a_limited_number_of_parts_has_counts_of_its_own() -> None:
 
 FATAL = "pcieport 0000:15:01.0: AER: Uncorrectable (Fatal) error message received from 0000:17:00.0"
 OLD_FATAL = "pcieport 0000:15:01.0: AER: Multiple Uncorrected (Fatal) error received: 0000:17:00.0"
-"""Messages of a root port that a device has reported a fatal error: of a newer and of an older kernel."""
+"""A root port's message that a device has reported a fatal error, in the forms of newer and of older kernels."""
 DETAILS = "nvidia 0000:17:00.0: AER: PCIe Bus Error: severity=Uncorrectable (Fatal), type=Inaccessible, (Unregistered Agent ID)"
-"""The kernel's message about the error itself, which follows."""
+"""The kernel's message about the error itself. It follows FATAL or OLD_FATAL."""
 BAD_PAGE = (
     "mce: Uncorrected hardware memory error in user-access at 2f5a3c1040",
     "Memory failure: 0x2f5a3c1: Sending SIGBUS to python3:4711 due to hardware memory corruption",

@@ -1391,7 +1391,7 @@ def test_gpm_values_are_ratios_and_bytes_per_second(library: Path, tmp_path: Pat
 @pytest.mark.parametrize(
     ("base", "line", "why"),
     [
-        ("direct-a100x4", "", "unsupported: the part has no GPM, which Hopper introduced"),
+        ("direct-a100x4", "", "unsupported: the GPU has no GPM (introduced with Hopper)"),
         ("healthy-h200x4", "GpmSupport=!3\n", NOT_SUPPORTED),
         (
             "healthy-h200x4",

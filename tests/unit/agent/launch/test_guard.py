@@ -112,7 +112,7 @@ class Rank:
         return self.receiver.states()[1]
 
     def wait(self) -> tuple[int, int | None, bool]:
-        """Wait for the guard; return its exit code, and the rank's exit code and `terminated_by_launcher` as it reported them."""
+        """Wait for the guard. Return its exit code, and what it reported: the rank's exit code and `terminated_by_launcher`."""
         code = wait_for_exit(self.guard)
         self.guard = 0
         state = self.state
@@ -313,7 +313,7 @@ def test_rank_in_the_process_group_of_its_guard_ends_when_its_supervisor_ends(
 
 
 def test_rank_ends_at_once_when_its_launcher_ends(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`rank.guard` is the id of the launcher, a process between this one and the guard. The guard's next poll comes too late."""
+    """`rank.guard` is the id of the launcher, which forks the guard. The guard polls so rarely that no poll can end the rank."""
     monkeypatch.setattr(guard, "POLL_S", 10 * TIMEOUT_S)
 
     def launcher() -> int:

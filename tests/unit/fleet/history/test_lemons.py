@@ -22,13 +22,13 @@ Failures = Iterator[tuple[int, str, str, str]]
 
 
 def history_of(
-    failures: Failures, *, nightly_rack: str = "", wrong: tuple[int, ...] = (), short: tuple[int, ...] = ()
+    failures: Failures, *, busy_rack: str = "", wrong: tuple[int, ...] = (), short: tuple[int, ...] = ()
 ) -> History:
     """Return the history of a fleet that is measured once a month.
 
     Args:
         failures: failures of the benchmark `peer_copy`.
-        nightly_rack: number of a rack with 1000 additional runs, one an hour.
+        busy_rack: number of a rack with 1000 additional runs, one an hour.
         wrong: runs with a wrong date.
         short: runs without `peer_copy`.
     """
@@ -41,7 +41,7 @@ def history_of(
     }.items():  # fmt: skip
         history.database.execute(f"create table {table} ({place}, {more})")
     runs = [(number, rack) for number in range(RUNS) for rack in range(RACKS)]
-    runs += [(RUNS + number, int(nightly_rack)) for number in range(1000) if nightly_rack]
+    runs += [(RUNS + number, int(busy_rack)) for number in range(1000) if busy_rack]
     parts: list[tuple[Any, ...]] = []
     for number, rack in runs:
         for host in range(HOSTS):
@@ -169,8 +169,8 @@ def test_rack_with_many_runs_is_not_reported_for_its_number_of_failures() -> Non
         for number in range(0, RUNS, 8)
         for rack in range(RACKS)
     ]
-    nightly = [(RUNS + 111 * at, f"r0-h{at % 4}", "gpu=1", f"r0-h{at % 4}-1") for at in range(8)]
-    assert certain(iter(usual), iter(nightly), nightly_rack="0") == set()
+    of_busy_rack = [(RUNS + 111 * at, f"r0-h{at % 4}", "gpu=1", f"r0-h{at % 4}-1") for at in range(8)]
+    assert certain(iter(usual), iter(of_busy_rack), busy_rack="0") == set()
 
 
 def test_run_with_a_wrong_date_is_ignored() -> None:

@@ -299,7 +299,7 @@ STATED_SETTINGS = [
 
 @pytest.mark.parametrize(("name", "key"), STATED_SETTINGS)
 def test_figure_states_the_setting_of_the_plan_unless_the_benchmark_adapts_it(name: str, key: str) -> None:
-    """Two settings that benchmarks adapt: the layers (fewer on a small GPU) and the learning rate (higher with more ranks)."""
+    """For example, benchmarks adapt the layers (fewer on a small GPU) and the learning rate (higher with more ranks)."""
     named = {"rackproof_local_storage": ["/data"], "rackproof_shared_storage": ["/shared"]}
     plans = (builders.plan("h1", "h2", profile=profile, **named) for profile in ("standard", "extended"))
     plan = next(plan for plan in plans if any(name in stage.benchmarks for stage in plan.stages))

@@ -1,4 +1,4 @@
-"""In large fleets, passes are counted without creating their verdicts. The report equals that made from all verdicts.
+"""In large fleets, passes are counted without creating their verdicts. The report equals one that is made from all verdicts.
 
 If a fault were counted as a pass, its host would be accepted. Each test states the hosts that must have a finding.
 """
@@ -125,7 +125,7 @@ def hosts_with_findings(
 ) -> list[str]:
     """Return the hosts with a verdict that does not pass.
 
-    Check that the result is the same if passes are counted, if all verdicts are created, and with `judge`.
+    Check that three ways give the same findings: counting passes, creating all verdicts, and `judge`.
     """
     used = [*(packs or [pack(*(rules or RULES))])]
     _, counted = judge_in_parts(plan, evidence, used, parts=parts, in_full=False)
@@ -261,7 +261,9 @@ def assert_gathered(plan: Plan, evidence: dict[str, Evidence], packs: Sequence[P
     plain.complete()
     assert sorted_statistics(gathered) == sorted_statistics(plain)
     for path in gathered.paths.paths ^ plain.paths.paths:
-        assert not slow_transport(path[-1], within=False), "a path that can explain a failure is in only one of the two"
+        assert not slow_transport(path[-1], within=False), (
+            "only one of the statistics has a path that can explain a failure"
+        )
 
 
 def sorted_statistics(stats: FleetStats) -> Any:
@@ -296,7 +298,7 @@ def test_gathered_statistics_equal_those_of_each_host_added_by_itself() -> None:
     for parts in (1, 3):
         assert_gathered(PLAN, fleet(**hosts), [pack(*RULES)], parts)
     assert hosts_with_findings(fleet(**hosts)) == []
-    # The same holds if equal texts of records are different objects, and if one host reports text instead of a number.
+    # The same holds if records with equal contents are different objects, and if one host reports text instead of a number.
     assert_gathered(
         PLAN, {name: Evidence(records=(hosts[name](healthy_record(name)),)) for name in NAMES}, [pack(*RULES)]
     )
@@ -839,7 +841,7 @@ PAIRS = criterion("pairs.bandwidth", id="pairs", scope="partner", operator="ge",
 
 
 def with_first_pair(**over: Any) -> Callable[[Record], Record]:
-    """Return a change of these fields of the first bandwidth between a pair of hosts."""
+    """Return a change of a record that sets these fields of its first `pairs.bandwidth`."""
 
     def change(record: Record) -> Record:
         items = list(record.observations)

@@ -1,4 +1,4 @@
-"""RDMA ports of simulated fleets: healthy ones pass. A slow port, cable, path, switch or rail is the only cause."""
+"""RDMA ports of simulated fleets: healthy ones pass. A slow port, cable, path, switch or rail is the only cause in the report."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def report_of(run: Run) -> FleetReport:
     return merge(run.plan, run.evidence, read_packs([]), events=run.events, quarantined=run.quarantined)
 
 
-def test_healthy_ports_pass_and_have_figures_with_every_other_host(tmp_path: Path) -> None:
+def test_healthy_ports_pass_and_have_figures_with_all_other_hosts(tmp_path: Path) -> None:
     run = run_of(tmp_path / "run")
     report = report_of(run)
     assert [item.reason for item in report.verdicts if item.verdict != PASS] == []
