@@ -74,8 +74,8 @@ sampling: stop the exporter before you reset a GPU or unload the driver.
   / on(instance, gpu) rate(rackproof_gpu_power_of_limit_ratio_count[5m])
 ```"""
 EARLIER_TEXT = """The names of Rackproof 1.0, in addition to the names above, for rules and dashboards that still use them
-(`rackproof_exporter_compat: ["1.0"]`). They changed because only histograms may have names that end in `_count`. They will be
-removed in the next release."""
+(`rackproof_exporter_compat: ["1.0"]`). They changed because Prometheus reserves the ending `_count` for histograms and summaries.
+The old names will be removed in the next release."""
 DCGM_LABELS = "gpu, UUID, device, modelName, pci_bus_id, Hostname"
 DCGM_TEXT = """In addition to the names above, so that the Grafana dashboards 12239 and 15117 for dcgm-exporter work unchanged.
 `DCGM_FI_PROF_*` exist from Hopper on, if the driver allows this account to read them. They are means over the time since the

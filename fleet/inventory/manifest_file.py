@@ -190,7 +190,7 @@ def is_module_serial(text: str) -> bool:
 
 
 def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
-    """Raise UsageError if a line lacks a value that it needs, if a part has a value of cables, or if a cable has a value of parts."""
+    """Raise UsageError if the line lacks a value that it needs, or if a part has a value of cables, or a cable one of parts."""
     needed = (*REQUIRED, *(OF_LINK if is_link else OF_PART))
     for name in needed:
         if not row.get(name):
