@@ -1,4 +1,4 @@
-"""How long benchmarks take: from an earlier run of the same settings, or else from the table of benchmarks.
+"""How long benchmarks take: from an earlier run with the same settings, or else from the table of benchmarks.
 
 From these durations, a host derives how much of a stage is done and how long the rest takes. The control node estimates a run
 with them, and scales a profile to a duration.

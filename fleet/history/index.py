@@ -104,7 +104,7 @@ def version_directory(place: Path, number: int) -> Path:
 
 
 def read_version(directory: Path, kind: str, path: Path) -> Index:
-    """Return the index in one of its files; raise like `read_index`."""
+    """Return the version of the index that is in the file `path`. Raises RunError, as `read_index` does."""
     try:
         document = documents.parse(
             documents.read_bytes(path, max_bytes=INDEX_BYTES), source=str(path), max_bytes=INDEX_BYTES

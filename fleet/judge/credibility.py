@@ -43,8 +43,9 @@ _WRONG_SOURCE = {
     True: "the record of the BMC has this reading, which is not one of a BMC",
 }
 DATASHEET_MULTIPLE = 3.0
-"""A rate above this multiple of the datasheet's has a wrong unit or a wrong count: such mistakes change it by a factor of 8 or
-more. Copies in both directions at once may reach twice the datasheet's link rate, which is that of one direction."""
+"""A rate above this multiple of the rate in the datasheet counts as wrong. Correct rates may reach twice the rate in the datasheet:
+those of copies in both directions at once, because the datasheet's rate of a link is that of one direction. A wrong unit or a wrong
+count multiplies a rate by 8 or more."""
 CACHED_BYTES = 1 << 28
 """Memory bandwidths over fewer bytes than this are not compared with the datasheet: a large part of the bytes may be in the GPU's
 L2 cache (at most 128 MB), which is several times as fast as the GPU's memory."""
@@ -183,7 +184,7 @@ def _peak(criteria: Mapping[str, Criterion], item: Observation) -> float:
     items = [item]
     if emulated := EMULATED_BY.get(str(item.params.get("dtype"))):
         items.append(replace(item, params={**item.params, "dtype": emulated}))
-    # A pair of GPUs has a limit by NVLink or one by PCIe, and the criteria of both match it: use the faster one.
+    # The criteria for NVLink and those for PCIe match a pair of GPUs, whichever of the two joins the pair: use the higher rate.
     return max((one.expected or 0.0 for one in compared if any(matches(one, each) for each in items)), default=0.0)
 
 

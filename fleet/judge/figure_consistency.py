@@ -246,7 +246,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
         bounded=tuple(
             position
             for position, item in enumerate(items)
-            # Processes of a rehearsal share processors: they may be faster together than one of them was alone.
+            # Processes of a rehearsal share processors: two operations together may be faster than one of them was alone.
             if item.name in LEAST and (item.unit == "s" or not view.plan.rehearsal)
         ),
         loaders=tuple(_loaders(items)),

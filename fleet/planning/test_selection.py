@@ -51,7 +51,7 @@ class PastRun:
     cost_s: Mapping[Key, float] = field(default_factory=dict)
     """Seconds that the test took on the slowest of a few hosts."""
     settings: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict)
-    """Settings of the test in the plan of that run; the catalogue has the defaults of all others."""
+    """Settings of the test in the plan of that run; the catalogue has the defaults of all other settings."""
     devices: int = 0
     """Largest number of devices of a host; 0: unknown."""
 

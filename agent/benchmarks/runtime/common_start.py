@@ -32,7 +32,7 @@ POLL_S = 0.0002
 WAIT_S = 0.002
 """Interval at which a rank looks for the start in the store."""
 TURN_S = 0.1
-"""How long the leading host waits for the next question of a host before it answers another one."""
+"""How long the leading host waits for the next question of a host before it answers another host."""
 LOCAL_WAITS = 3
 """For how many time-outs a rank waits for the first rank of its host. That first rank may itself wait for the answers of the
 leading host, and then for the start, which the leading host publishes only after it has waited for the other hosts."""

@@ -55,7 +55,7 @@ REHEARSAL_MIN_CONFIDENCE = 0.8
 """Confidence from which a slow host of a rehearsal is reported. Three comparisons out of three reach it. A single slow pair is no
 evidence, because another process may be using the CPU."""
 LINK_PARAM = "link"
-"""Parameter of the verdicts on the path between two hosts: the names of the hosts, and the slow rails if others are normal."""
+"""Parameter of the verdicts on the path between two hosts: the names of the hosts, and the slow rails if other rails are normal."""
 SLOW_RAIL = 0.75
 """Share of the typical speed below which a rail is reported even if the collective is not slow. Smaller differences between rails
 may be by design."""
@@ -212,7 +212,7 @@ class GangPairs:
         return True
 
     def _rail(self, view: HostView, observation: Observation) -> int | None:
-        """Return the rail of an observation: the position of its GPU among the GPUs under test; None if it is not one of them."""
+        """Return the rail of an observation: the position of its GPU among the GPUs under test; None if the GPU is not under test."""
         index = Scope.parse(observation.scope).get(view.host.device)
         return self._rails[view.host.name].get(index)
 
