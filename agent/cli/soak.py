@@ -109,7 +109,7 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     arguments += [f"--interface={options.interface}"] if options.interface else []
 
     def start() -> None:
-        # With --looks this process may still run after its playbook has ended. A soak that was stopped then must stay stopped.
+        # With --looks this process may still run after its playbook has ended. A soak that was stopped since must stay stopped.
         lease.renew(options.run_dir, run.plan, only_if_held=bool(options.looks))
         started = background.start(arguments, options.run_dir, SOAK)
         starts.append(started.is_new)

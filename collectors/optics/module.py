@@ -68,7 +68,7 @@ class Module:
     """The memory page with the measurements could not be read."""
 
     def add_limits(self, quantity: str, level: str, low: float | None, high: float | None) -> None:
-        """Add limits, unless they are missing or not a range, such as two zeros on a module that has none."""
+        """Add limits, unless they are missing or not a range, such as two zeros on a module without limits."""
         if low is not None and high is not None and low < high:
             self.limits[quantity, level] = Limits(low=low, high=high)
 

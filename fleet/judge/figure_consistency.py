@@ -404,7 +404,7 @@ def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterato
     reported: set[tuple[str, Value]] = set()
     for position, item in enumerate(items):
         size = item.params.get("world_size")
-        # Figures without a launch have a verdict of their own.
+        # Figures of a stage without a launch have a verdict of their own.
         if size is None or item.stage not in sizes or size in sizes[item.stage] or (item.stage, size) in reported:
             continue
         reported.add((item.stage, size))

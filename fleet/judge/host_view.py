@@ -57,7 +57,7 @@ class HostView:
 
     @cached_property
     def nvlink_domain(self) -> str:
-        """Return the NVLink domain that the host must share with other hosts; empty if it does not have to be in one."""
+        """Return the NVLink domain that the host must share with other hosts; empty if none is required."""
         if self.host.nvlink_domain:
             return f"domain {self.host.nvlink_domain}"
         return f"domain of rack {self.host.rack}" if any(pack.rack_is_nvlink_domain for pack in self.packs) else ""

@@ -35,7 +35,8 @@ class HostProgress:
     waiting_since: float = 0.0
     """When the playbook began to wait for the stage that runs on this host; 0: the playbook does not wait."""
     state_before: tuple[str, float] | None = None
-    """State of the stage, and since when, before the task that waits for it; restored if the host skips this task."""
+    """State of the current stage, and when the host entered it, before the task that waits for the stage. Restored if the host
+skips the task. None: the host had not reached the stage."""
 
     def set_state(self, stage: str, state: str, at: float) -> None:
         """Set the state of a stage, and when the host entered it."""

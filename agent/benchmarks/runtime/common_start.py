@@ -208,7 +208,7 @@ def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: C
 
 
 def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
-    """Answer the host's waiting question, if any, and the questions that follow, each within TURN_S of the answer before it.
+    """Answer the host's waiting question, if any, and further ones as long as each comes within TURN_S of the last answer.
 
     No other host is answered meanwhile, so that these answers are fast.
 

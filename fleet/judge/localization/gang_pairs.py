@@ -52,10 +52,10 @@ REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
 Two standard deviations are enough: with six, the noise of five processes on a busy machine hid a host that was a hundred times
 too slow."""
 REHEARSAL_MIN_CONFIDENCE = 0.8
-"""Confidence from which a slow host of a rehearsal is reported. Three comparisons out of three reach it. A single slow pair is no
-evidence, because another process may be using the CPU."""
+"""Confidence from which a slow host of a rehearsal is reported. A host that is slow in three comparisons out of three
+reaches it. A single slow pair is no evidence, because another process may be using the CPU."""
 LINK_PARAM = "link"
-"""Parameter of the verdicts on the path between two hosts: the names of the hosts, and the slow rails if other rails are normal."""
+"""Parameter of the verdicts on the path between two hosts: the names of the hosts, and of the slow rails if some are normal."""
 SLOW_RAIL = 0.75
 """Share of the typical speed below which a rail is reported even if the collective is not slow. Smaller differences between rails
 may be by design."""
@@ -168,7 +168,7 @@ class GangPairs:
                 latest = {item.scope: item for item in self._attempt.named(host, name) if self._is_compared(item)}
                 for observation in latest.values():
                     key = self._pair_key(view, observation)
-                    # An error with the host that stopped the launch is no evidence against the other end.
+                    # An error in the exchange with a host that stopped the launch is no evidence against its partner.
                     if key and not (observation.status == ERROR and culprits.keys() & set(key)):
                         reports[key].add(quantity, observation, host)
         if self.is_one_way and not self._only_gross_faults:
@@ -212,7 +212,7 @@ class GangPairs:
         return True
 
     def _rail(self, view: HostView, observation: Observation) -> int | None:
-        """Return the rail of an observation: the position of its GPU among the GPUs under test; None if the GPU is not under test."""
+        """Return the rail of an observation: the position of its GPU among the GPUs under test; None if it has no such GPU."""
         index = Scope.parse(observation.scope).get(view.host.device)
         return self._rails[view.host.name].get(index)
 
