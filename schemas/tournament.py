@@ -1,6 +1,6 @@
 """Round-robin schedule of pairs of hosts, by the circle method.
 
-With an even number n of hosts there are n - 1 rounds. Each host has one partner in every round, and each of the others once.
+With an even number n of hosts there are n - 1 rounds. Each host has one partner in every round, and meets each other host once.
 With an odd number there are n rounds, and in each of them a different host has no partner. The plan and the ranks compute the
 same schedule, so it need not be transferred. They also select the same rounds if only some are run.
 """
@@ -20,7 +20,7 @@ def tournament(hosts: Sequence[str], rounds: int = 0) -> list[Round]:
 
 
 def pairs_of(hosts: Sequence[str], number: int) -> Round:
-    """Return the pairs of that round."""
+    """Return the pairs of round `number`."""
     pairs = ((index, partner(len(hosts), number, index)) for index in range(len(hosts)))
     return [(hosts[index], hosts[other]) for index, other in pairs if other is not None and index < other]
 

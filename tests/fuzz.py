@@ -6,8 +6,8 @@
 Each mutation changes bytes or JSON values of one file of a small healthy run: a host or gang record, sometimes the plan or the
 journal of events. The run is then read as `rackproof report` reads it. If the changed file is still valid, the run is judged.
 If the run is accepted, `rejection_reason` checks whether this is right, from the bytes alone and without code of the judge. Some
-mutations run the complete command, which writes files. Others run another verb on a corrupt file (`CASES`): waivers, a baseline
-or a run's copy of it, a report, signed files, a journal or a lock.
+mutations run the complete command, which writes files. Others corrupt another file and run a verb that reads it (`CASES`):
+waivers, a baseline or a run's copy of it, a report, signed files, a journal or a lock.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ GANG_RUN = 5
 INCOMPLETE_GANG = 10
 """One in this many runs with a gang and an invalid record is still judged, without that record; the others are not judged."""
 OTHER_VERB = 250
-"""One in this many mutations is of a file that another verb than `report` reads."""
+"""One in this many mutations is of a file in CASES, and runs the verb of its case."""
 PART = 5_000
 """Mutations per task of the process pool."""
 GANG_FIGURES = ("collective.all_reduce.busbw", "collective.all_reduce.wrong_elements", "pairs.bandwidth")

@@ -15,7 +15,7 @@ from collectors.nvml.rows import CONSTANT, ONCE, SNAPSHOT_ONLY, VARIES, Getter, 
 _STATES = {1: "not_started", 2: "in_progress", 3: "completed"}
 _NOT_SUPPORTED, _COMPLETED = 0, 3
 _SUMMARIES = {2: "unhealthy", 3: "limited_capacity"}
-"""Summaries of the health of a registered GPU that are a fault (nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_*)."""
+"""Summaries of a registered GPU's health that mean a fault (nvml.h, NVML_GPU_FABRIC_HEALTH_SUMMARY_*)."""
 _TRUE = 1
 _CONFIGURATION_OK = 1
 _C2C_LINKS, _C2C_STATUS = 170, 171
@@ -66,7 +66,7 @@ def _registration(gpu: NvmlGpu) -> str:
 
 
 def _state(gpu: NvmlGpu) -> str:
-    """Return the state of the registration; if it is completed, but the fabric is not healthy, the summary of its health."""
+    """Return the state of the registration, or the summary of the GPU's health if the GPU is registered and this health is a fault."""
     registration = _registration(gpu)
     return _SUMMARIES.get(_fabric_info(gpu).summary, registration) if registration == "completed" else registration
 
@@ -87,7 +87,7 @@ def _health(shift: int, mask: int = 0b11, healthy: int | None = None) -> Getter:
     """Return a getter of whether one of the items in the health word is a problem.
 
     The item consists of the bits that `mask` selects after a shift by `shift`. Its value 0 means not supported. Without
-    `healthy`, only the value 1 is a problem; with `healthy`, every other value is.
+    `healthy`, only the value 1 is a problem; with `healthy`, every value except 0 and `healthy` is.
     """
 
     def is_unhealthy(gpu: NvmlGpu) -> bool:

@@ -27,7 +27,10 @@ SCORES: Mapping[str, tuple[float, str]] = {
     "CVE-2026-53489": (6.5, "medium"),
     "CVE-2026-47262": (6.5, "medium"),
 }
-"""Scores that the Go vulnerability database does not have, from the AWS security bulletin 2026-046-AWS of 2026-06-18."""
+"""CVE -> score and severity, which the Go vulnerability database does not have.
+
+From the AWS security bulletin 2026-046-AWS of 2026-06-18.
+"""
 
 
 def osv_advisories(directory: Path, since: str) -> Iterator[tuple[str, Advisory]]:

@@ -1,6 +1,6 @@
 """Check the parameters in `where`.
 
-A criterion judges nothing if no observation has the parameter, or if the value in `where` has another type.
+A criterion judges nothing if no observation has the parameter, or if the value in `where` has another type than the parameter.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ THROTTLE_LABELS = (*THROTTLE_REASONS, "thermal", "sync_boost", "board_limit", "r
 COLLECTED_LABELS = frozenset({"phase"} | {label for reading in READINGS.values() for label in reading.labels})
 """Parameters of readings, from collectors and snapshots."""
 LABELS = COLLECTED_LABELS - {"phase"} | {"gpu", "cpu", "peer", "partner", "gang", "host", "reason", "link", "directory"}
-"""Labels of scopes, which are texts."""
+"""Labels of readings and parts of scopes. Their values are texts."""
 AT_LEAST_1 = frozenset({"size_bytes", "world_size", "batch_size"})
-"""Whole numbers that are never 0. Others can be: numbers of nodes and ranks, counts, 0 for no limit."""
+"""Parameters that are at least 1. Other whole numbers can be 0, for example a count, or the number of the first node or rank."""
 DECIMAL_SIZE = 10**9
+"""A size that is a multiple of this number of bytes was probably written in GB, where a profile has GiB."""
 COLLECTOR_PREFIXES = tuple({f"{name.split('.')[0]}." for name in READINGS})
 
 Outputs = Sequence[tuple[Output, Benchmark | None]]
@@ -61,10 +62,10 @@ def _parameters(outputs: Outputs) -> dict[str, Parameter]:
                 merged[key] = parameter
             else:
                 merged[key] = [*before, *parameter]
+    # A parameter that is the scope of an output can be any text. For example, `numa` is the number of a node in the scopes of
+    # `host_memory`, but `local` or `remote` as a parameter of other benchmarks.
     labels = {output.scope for output, _ in outputs} & merged.keys()
-    return merged | dict.fromkeys(
-        labels, str
-    )  # `numa` of `host_memory`, a scope, is the number of a node; in other benchmarks it is `local` or `remote`
+    return merged | dict.fromkeys(labels, str)
 
 
 ANY_BENCHMARK = _parameters([(output, benchmark) for benchmark in BENCHMARKS.values() for output in benchmark.outputs])
@@ -82,7 +83,7 @@ def _value(criterion: Criterion, key: str, value: Value, parameter: Parameter) -
             criterion, value, f"{key} is at least {least}, so this never matches", f"write at least {least}"
         )
     elif isinstance(value, int) and key == "size_bytes" and value % DECIMAL_SIZE == 0:
-        why = "no shipped profile has this size: theirs are powers of two"
+        why = "no shipped profile has this size: the sizes in profiles are powers of two"
         yield finding_on(criterion, value, why, "write 8589934592 for 8 GiB")
     elif kind == _TEXT and listed and value not in listed:
         yield finding_on(criterion, value, f"no such {key}{nearest(str(value), listed)}", use_one_of(listed))

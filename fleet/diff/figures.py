@@ -70,6 +70,7 @@ class _Noise:
     """The noise of a figure."""
 
     share: float
+    """Largest change that counts as noise, divided by the earlier value."""
     basis: str
     """How `share` was determined, as text."""
     better: int = 0

@@ -71,8 +71,8 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     },
     "imported": INPUT["imported"],
 }
-"""Table -> columns and types of its Parquet files. Only merged months have `trends`, sums that are exact and can be added, and
-`spreads`, the distribution of the figures of accepted hosts as QUANTILES quantiles."""
+"""Table -> columns and types of its Parquet files. Only merged months have `trends`, exact sums that can be added to those
+of other months, and `spreads`, the distribution of the figures of accepted hosts as QUANTILES quantiles."""
 LATER_COLUMNS: Mapping[str, tuple[str, ...]] = {"imported": ("sha256",), "spreads": ("within",)}
 """Columns that files of older versions lack. Without `within`, the distributions of links and peers in `spreads` are compared
 with nothing until their month is merged again."""

@@ -128,7 +128,7 @@ def _parse_error(message: str) -> str:
     causes = re.findall(
         r"<<< caused by >>> (.*?) Origin: (?:<inventory plugin \S+ with source '([^']*)'>|(\S+))", message
     )
-    # Left out: the plugin `auto` fails like this on every file that does not configure a plugin, so this is not the cause.
+    # The plugin `auto` reports "no root 'plugin' key" for every file that does not configure a plugin. So this is not the cause.
     found = [(source or origin, cause) for cause, source, origin in causes if "no root 'plugin' key" not in cause]
     if not found:
         return message[:500]

@@ -1,6 +1,6 @@
 """Judge NVLink domains of several hosts: whether each GPU is in one, its hosts are joined, and NCCL uses it.
 
-IMEX, a daemon on each host, joins the hosts (`nvlink_domains`).
+IMEX, a daemon on each host, joins the hosts (see `nvlink_domains`).
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdic
     """Yield a verdict on each GPU: it must report a domain.
 
     A GPU that reports no UUID is judged only if the inventory names a domain, other hosts of the rack report one, or its NVLinks
-    end at a switch. On some boards, NVLinks join the GPUs only to each other.
+    end at a switch. On some boards, NVLinks join the GPUs only to each other: such GPUs are in no domain.
     """
     where = f"the hosts of rack {view.host.rack} are one NVLink domain by their GPU model"
     if view.host.nvlink_domain:
@@ -149,9 +149,8 @@ def _judge_connections(view: HostView, broken: Mapping[str, str], member: Domain
         reason = f"not connected: {counted(member.peers, 'host')}, at fault or absent from this run"
         return _verdict(view, CONNECTION, HOST, INCONCLUSIVE, reason)
     if not broken:
-        reason = (
-            f"{member.peers - len(member.broken)} of {member.peers} hosts are connected, and the others are at fault"
-        )
+        connected = member.peers - len(member.broken)
+        reason = f"{connected} of {member.peers} hosts are connected; the others are at fault or absent from this run"
         return _verdict(
             view,
             CONNECTION,

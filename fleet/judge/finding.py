@@ -9,7 +9,7 @@ from fleet.judge.criteria import Criterion
 from schemas.records import Value
 
 FLOORS, CEILINGS = ("ge", "gt"), ("le", "lt")
-"""Operators of criteria whose limit is the lowest, or the highest, value that passes."""
+"""Operators of criteria whose limit is a lower bound (floor), and of those whose limit is an upper bound (ceiling)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,7 +1,7 @@
 """Write the files of a report other than `report.json`.
 
-FORMATS is the only list of them. `sign` and `verify` render each written file again and compare it, unless the library that it
-needs is not installed.
+FORMATS is the only list of them. `sign` and `verify` render each of these files again and compare the result with the
+file. A file whose library is not installed is not compared.
 """
 
 from __future__ import annotations

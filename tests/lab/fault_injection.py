@@ -13,7 +13,7 @@ def inject_fault(lab: Lab, host: str, text: str) -> None:
     """Run `text` in the launchers of the ranks of a host, before their own code."""
     directory = lab.on(host, *PURELIB).stdout.strip()
     lab.put(host, f"{directory}/fault.py", text)
-    # Not in the guard process: its arguments contain the same words, and it would import torch needlessly.
+    # The condition excludes the guard process, whose arguments contain the same words: it would import torch needlessly.
     lab.put(
         host,
         f"{directory}/fault.pth",

@@ -43,7 +43,7 @@ HIERARCHIES = [path for path in (CGROUPS / "systemd", CGROUPS / "unified") if pa
 
 
 class SystemdHost:
-    """A host with systemd, which runs within the context."""
+    """A host with systemd. It runs from the start of the `with` block to its end."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()

@@ -90,7 +90,7 @@ class Run:
 
 
 def rehearsal_profile() -> dict[str, Any]:
-    """Return the rehearsal with one rank per host. Its stress test takes FRESH_S seconds, for which the exporter keeps a page."""
+    """Return the rehearsal with one rank per host. Its stress test takes as long as the exporter caches a page."""
     profile: dict[str, Any] = yaml.safe_load((PROFILES / "rehearsal.yml").read_text())
     profile["processes_per_host"] = 1
     profile["stages"]["benchmark"]["benchmarks"]["stress"]["seconds"] = FRESH_S

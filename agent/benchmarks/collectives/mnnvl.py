@@ -32,7 +32,7 @@ POLL_S = 0.05
 END_S = 5.0
 """Time to wait for a killed process to end."""
 MAX_OUTPUT = 1 << 20
-"""How much is read: characters from the end of a log, and bytes of a process's output."""
+"""The most that is used: characters from the end of a log, and bytes from the beginning of a process's output."""
 Results = list[dict[str, Any]]
 
 
@@ -179,7 +179,7 @@ def _send(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
 def _answer(file: int) -> dict[str, Any]:
     """Return the objects that the process has written so far, merged into one."""
     answer: dict[str, Any] = {}
-    output = os.pread(file, MAX_OUTPUT, 0)  # keeps the file position, which the process shares
+    output = os.pread(file, MAX_OUTPUT, 0)  # unlike read, leaves the position at which the process writes
     for item in _objects(output.decode(errors="replace")):
         answer |= item
     return answer

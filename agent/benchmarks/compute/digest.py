@@ -2,7 +2,8 @@
 
 The computations find a GPU that computes or copies wrongly without reporting an error (silent data corruption). Many such GPUs
 fail only when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first one,
-or with the right one if it is known (copies). The control node compares the first results of all such GPUs.
+or with the right one if it is known (copies). The control node compares the digests of the first results of all GPUs with equal
+model and software.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from schemas.records import ERROR, SKIPPED, UNSUPPORTED
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `digest.value` (16 hexadecimal digits), `.mismatches` (wrong repetitions), `.wrong_peer_copies` (wrong round trips).
 
-    `seconds` is divided equally among the workloads; the copies to all other GPUs together count as one more workload.
+    `seconds` is divided equally among the workloads. Each kind of copy in `peer_copies` counts as one more workload,
+    which includes the copies to all other GPUs.
     """
     workloads = settings["workloads"]
     peer_copies = settings["peer_copies"] if context.kind == "gpu" else []
@@ -132,11 +134,11 @@ def compute_digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 
 
 def digest_factors(result: torch.Tensor) -> torch.Tensor:
-    """Return an odd factor for each word of the result: a hash of its position.
-
-    It is the mixing function of SplitMix64, but with arithmetic shifts, because torch has no others for int64.
+    """Return an odd factor for each word of the result: a hash of the word's position.
 
     If the factors rose evenly with the position, flips at equal distances, such as those of one lane, could cancel.
+
+    The hash is the mixing function of SplitMix64, but with arithmetic shifts, because torch has no others for int64.
     See Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """
     mixed = torch.arange(1, _words(result).numel() + 1, device=result.device) * _signed(0x9E3779B97F4A7C15)

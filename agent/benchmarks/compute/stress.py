@@ -32,7 +32,8 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `stress.throughput` in FLOP/s after the settling time, and `stress.wrong_products`, for each dtype.
 
     The last product of each block must be bit-identical to the very first product, because the factors are the same. Otherwise
-    the block counts as one wrong product, also during the settling time.
+    the block counts as one wrong product, also during the settling time. The very first and the very last product are also
+    checked against the factors, and each counts if it is wrong.
     """
     for dtype in settings["dtypes"]:
         context.set_phase(f"stress {dtype}")

@@ -159,7 +159,7 @@ class RankContext:
         )
 
     def report_world(self, figures: Mapping[str, tuple[Value, str]], **params: Any) -> None:
-        """Report figures (name -> value and unit) that all ranks have in common, on the reporting rank only."""
+        """Report figures (name -> value and unit) that all ranks have in common, on the reporting rank of each host only."""
         for name, (value, unit) in figures.items() if self.is_reporting_rank else ():
             self.report(name, value, unit=unit, scope=self.world_scope, **params)
 
@@ -208,7 +208,7 @@ class RankContext:
     def host_barrier(self, name: str = "") -> None:
         """Wait for the other ranks of this host. Mark a rank that does not arrive in time as lost.
 
-        Until a rank that was marked as lost begins the same benchmark as this rank, later barriers do not wait for it.
+        Later barriers do not wait for a lost rank, until this rank begins a benchmark that the lost rank has begun before.
 
         The barrier uses the store and not the process group, so that a rank whose GPU is lost does not block the others.
         """

@@ -24,7 +24,11 @@ _GPU = re.compile(r"\d+: (.+?) \([0-9A-Fa-f:.]+\)(?:: \((.+)\))?")
 
 
 def read_nvbandwidth(text: str, file: str) -> Imported:
-    """Return the figures; raise NotThisTool for another text. A cell of a matrix is a figure of the GPU of its column."""
+    """Return the figures. Each cell of a matrix is a figure of the GPU of its column.
+
+    Raises:
+        NotThisTool: the text is not an output of nvbandwidth.
+    """
     try:
         document = as_dict(as_dict(json.loads(text)).get("nvbandwidth"))
     except (ValueError, RecursionError):

@@ -44,7 +44,7 @@ def find_suspects(
             fabric. With two hosts it is the link between them.
         tolerance: limits beyond which a part is slow; the default is for GPU hosts.
         switches: the switch at the other end of the cable of an end, if it is known.
-        least: kind of pair -> the lowest bandwidth of a healthy one in B/s, if it is known; not used for two hosts.
+        least: kind of pair -> the lowest bandwidth of a healthy pair in B/s, if it is known; not used for two hosts.
     """
     tolerance = tolerance or Tolerance()
     if len({host for pair in pairs for host in (pair.a, pair.b)}) < MIN_HOSTS:

@@ -49,10 +49,10 @@ def culprit(kind: str = "cut_off", host: str = "h1") -> Culprit:
 
 
 class FakeLaunch:
-    """Stands in for a launcher, which exits with 4 after `polls` polls, for its process tree and for its gang monitor.
+    """Stands in for a launcher, its process tree and its gang monitor. The launcher exits with code 4 after `polls` polls.
 
-    `culprits`: number of a poll -> the culprit that it returns; `late_culprit`: culprit after the launcher's exit. `events` lists
-    the calls.
+    `culprits`: number of a poll -> the culprit that this poll returns; `late_culprit`: culprit after the launcher's exit.
+    `events` lists the calls.
     """
 
     pid, pids = 77, ()

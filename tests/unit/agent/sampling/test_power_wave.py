@@ -48,8 +48,8 @@ def meter(
 ) -> list[PowerValue]:
     """Return the readings, every `poll_s`, of a meter of a power that alternates between `high` and `low`.
 
-    The meter has a new value every `update_s`: the mean of `window_s`, which ended `lag_s` before. `averaged_s`: time over which
-    the meter says that its values are averaged.
+    The meter has a new value every `update_s`: the mean over the time `window_s` that ended `lag_s` before. `averaged_s`:
+    time over which the meter says that its values are averaged.
     """
     numbers = random.Random(seed)  # noqa: S311 - noise of a meter
     readings, shown, updated = [], low, float("-inf")
@@ -139,7 +139,7 @@ def test_meter_that_shows_one_value_while_the_load_is_switched_is_stuck(
 @pytest.mark.parametrize("noise", [0.0, 2.0])
 @pytest.mark.parametrize("period_s", [0.005, 0.02, 0.1, 0.5, 2.0, 10.0])
 def test_meter_that_works_is_not_stuck(period_s: float, noise: float) -> None:
-    """Not even if it shows the same value on each plateau, or shows only the mean because it cannot resolve the period."""
+    """This holds even if the meter shows one value on each plateau, or only the mean because it cannot resolve the period."""
     readings = meter(period_s, noise=noise, update_s=0.1, window_s=0.1, periods=max(2, round(20 / period_s)))
     assert log_of(readings).why_stuck(BEGIN, BEGIN + 20, period_s) == ""
 

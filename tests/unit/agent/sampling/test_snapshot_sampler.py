@@ -107,7 +107,7 @@ def snapshot(at: int, watts: Any = 0.0, *alarms: str, **throttled: Any) -> Snaps
 
 
 def selected(*snapshots: Snapshot) -> list[int]:
-    """Return the second of the time of each kept snapshot."""
+    """Return for each kept snapshot the second at which it was taken."""
     selector = SnapshotSelector()
     for taken in snapshots:
         selector.add(taken)

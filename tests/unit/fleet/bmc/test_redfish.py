@@ -51,7 +51,7 @@ def values(metrics: dict[str, Metric], name: str) -> dict[str, Any]:
 
 
 def reason(metrics: dict[str, Metric]) -> str:
-    """Return the reason for which the BMC could not be read; in this case it has no other metric than bmc.readable."""
+    """Return why the BMC could not be read. In this case bmc.readable must be the only metric."""
     assert [*metrics] == ["bmc.readable"]
     (text,) = metrics["bmc.readable"].absent.values()
     return text

@@ -219,7 +219,7 @@ COPY = {"name": "host_copy.bandwidth", "value": 4.8e10}
         ({**BUSBW, "name": "collective.channels", "unit": "1"}, {"size_bytes": 8}, "size_bytes: no such parameter"),
         (BUSBW, {"size_bytes": "8589934592"}, "'8589934592': size_bytes is a whole number, so this never matches"),
         (BUSBW, {"size_bytes": 8589934592.0}, "size_bytes is a whole number"),
-        (BUSBW, {"size_bytes": 8000000000}, "no shipped profile has this size: theirs are powers of two"),
+        (BUSBW, {"size_bytes": 8000000000}, "no shipped profile has this size: the sizes in profiles are powers of two"),
         (BUSBW, {"size_bytes": 0}, "size_bytes is at least 1, so this never matches"),
         (BUSBW, {"nvls": "true"}, "'true': nvls is true or false"),
         (BUSBW, {"nvls": 1}, "nvls is true or false"),

@@ -2,7 +2,7 @@
 fails unless its floor is low.
 
 The healthy figures were measured for Rackproof or published; each row has its source. The tests of all models and GPU counts
-derive healthy figures from the datasheet: `host_rates` multiplies it by the shares that the weakest models reach.
+derive healthy figures from the datasheet: `host_rates` multiplies its rates by the shares that the weakest models reach.
 """
 
 from __future__ import annotations
