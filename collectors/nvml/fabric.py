@@ -66,7 +66,7 @@ def _registration(gpu: NvmlGpu) -> str:
 
 
 def _state(gpu: NvmlGpu) -> str:
-    """Return the state of the registration, or the summary of the GPU's health if the GPU is registered and this health is a fault."""
+    """Return the state of the registration; for a registered GPU whose health is a fault, the summary of this health instead."""
     registration = _registration(gpu)
     return _SUMMARIES.get(_fabric_info(gpu).summary, registration) if registration == "completed" else registration
 

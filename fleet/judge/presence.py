@@ -18,8 +18,8 @@ NO_FIGURES = "none of the figures that are compared in this run"
 def judge_presence(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for the host and for each GPU that has no accepted record to compare with.
 
-    If the baseline cannot be used, one verdict for the host says why. A record without any of the figures that are compared counts
-    as no record.
+    If the baseline cannot be used, one verdict for the host says why. A record without any of the figures that are compared
+    counts as no record.
     """
     if view.plan.baseline is None:
         return

@@ -23,9 +23,9 @@ of a whole row of 28672 elements, which is less than the tolerance: one wrong el
 TOLERANCE_FACTOR = 2
 """Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`. It is above 1, because here each row has up to 1800 checksums
 (28672 columns / GROUP). The largest of 8192 normally distributed errors is typically 4 times their standard deviation; the
-largest of 15 million (8192 rows of 1800) is 5.5 times. For bf16 the tolerated error is 4 % of the root mean square of the checksums. That is
-far more than rounding can cause: each element is rounded by at most 2⁻⁸ of its value, and all elements of an average group
-together by at most 1.1 % of this root mean square."""
+largest of 15 million (8192 rows of 1800) is 5.5 times. For bf16 the tolerated error is 4 % of the root mean square of the
+checksums. That is far more than rounding can cause: each element is rounded by at most 2⁻⁸ of its value, and all elements of an
+average group together by at most 1.1 % of this root mean square."""
 REPEATED = 8
 """Number of further products, after the timed ones, that are compared with the first product."""
 

@@ -62,7 +62,10 @@ def figure(
 
 
 def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]] = (), **more: object) -> HostState:
-    """Return the state of a host with these GPUs ("": an empty slot); `figures`: (serial of a GPU, or "" for the host; figure)."""
+    """Return the state of a host.
+
+    `serials`: of its GPUs by index; "": an empty slot. `figures`: (serial of the GPU, or "" for the host; figure).
+    """
     values: dict[str, dict[object, Figure]] = {}
     for serial, measured in figures:
         values.setdefault(serial, {})[measured.level.key] = measured
@@ -186,11 +189,7 @@ def test_versions_of_all_parts_of_a_host_are_compared_together() -> None:
         (figure(100.0), figure(97.5), ["regressed"]),
         (figure(100.0), figure(102.5), ["improved"]),
         (figure(100.0, sigma=0.001, runs=4), figure(97.5), ["regressed"]),
-        (
-            figure(100.0, sigma=0.010, runs=4),
-            figure(97.5),
-            [],
-        ),  # the noise is 4.5 %: 4 sigma, widened because there are only 4 runs
+        (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),  # the noise is 4.5 %: 4 sigma, and more for so few runs
         (figure(100.0, sigma=0.010, runs=4), figure(95.0), ["regressed"]),
         (figure(100.0, sigma=0.100, runs=4), figure(50.0), ["unclear"]),  # the noise is too large to tell
         (figure(100.0, name="host_copy.bandwidth"), figure(85.0, name="host_copy.bandwidth"), []),

@@ -23,7 +23,10 @@ def copy(
 
 
 def problems(*copies: Observation, node: int | None = None, nodes: int | None = None) -> list[str]:
-    """Return the reason of each problem. `node`: NUMA node of GPU 0; `nodes`: number of NUMA nodes of the host; None: not reported."""
+    """Return the reasons of all problems.
+
+    `node`: NUMA node of GPU 0; `nodes`: number of NUMA nodes of the host; None: not reported.
+    """
     metrics = [Metric(name="pcie.numa_node", unit="1", values={"gpu=0": node})] if node is not None else []
     metrics += [Metric(name="host.numa.count", unit="1", values={"host": nodes})] if nodes is not None else []
     found = list(locality_problems(host_view(PLAN, "h1", *metrics, observations=copies)))

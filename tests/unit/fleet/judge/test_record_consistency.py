@@ -67,7 +67,7 @@ DEADLINE = PLAN.stage("benchmark").deadline_s
         ({"members": ("h1", "h9")}, ["a launch of one host had the members h1, h9"]),
     ],
 )  # fmt: skip
-def test_launch_must_fit_its_deadline_that_of_the_plan_and_its_host(
+def test_launch_must_fit_its_own_deadline_the_planned_deadline_and_its_host(
     fields: dict[str, Any], expected: list[str]
 ) -> None:
     ended = replace(HEALTHY, ended="2026-11-21T04:05:00Z")
@@ -304,7 +304,7 @@ GANG = builders.records(GANG_PLAN, "h1")
 def problems_of_changed(change: Change, *, gang: bool = True) -> list[Problem]:
     """Return the contradictions in the records of h1 after a change of its gang record (`gang`) or of its host record.
 
-    Of the contradictions named `record`, only those that the change caused; of those named `launch.<library>`, all; no others.
+    Contradictions named `record` are returned if the change caused them, those named `launch.<library>` always, and others never.
     """
     healthy = found(*GANG, plan=GANG_PLAN)
     changed = found(*(change(item) if bool(item.gang) == gang else item for item in GANG), plan=GANG_PLAN)

@@ -134,9 +134,9 @@ def test_failure_is_listed_first_even_if_added_after_many_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "expected"), [(7.0, 7), (True, None), ("on", None), (None, None), (float("nan"), None)]
+    ("value", "has_spread"), [(7.0, True), (True, False), ("on", False), (None, False), (float("nan"), False)]
 )
-def test_add_repeated_gives_the_same_row_as_add(value: Any, expected: int | None) -> None:
+def test_add_repeated_gives_the_same_row_as_add(value: Any, has_spread: bool) -> None:
     plain, short = new_row(operator="eq"), new_row(operator="eq")
     for position in range(14):
         plain.add(PASS, value, value, position, f"h{position}", "host", "")
@@ -145,7 +145,7 @@ def test_add_repeated_gives_the_same_row_as_add(value: Any, expected: int | None
     if not (isinstance(value, float) and math.isnan(value)):  # NaN differs from itself
         assert judged == plain.judged({})
     assert judged.passed == 14
-    assert (judged.spread and judged.spread.n) == (14 if expected else None)
+    assert (judged.spread and judged.spread.n) == (14 if has_spread else None)
     assert judged.values == ({str(value): 14} if isinstance(value, str | bool) else {})
 
 
@@ -434,12 +434,12 @@ def test_rows_are_sorted_by_criterion_name_and_settings() -> None:
 
 def test_description_of_a_row_does_not_depend_on_the_order_of_its_verdicts() -> None:
     for source, operator in (("a", "gt"), ("a", "ge"), ("b", "gt")):
-        two = [
+        verdicts = [
             verdict(source="b", operator="ge"),
             verdict("h2", source=source, operator=operator),
             verdict("h3", source="b"),
         ]
-        for order in (two, two[::-1]):
+        for order in (verdicts, verdicts[::-1]):
             (judged,) = tally_of(*order).judged()
             assert (judged.source, judged.operator) == (source, operator)
 

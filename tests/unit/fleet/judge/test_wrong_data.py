@@ -1,4 +1,4 @@
-"""A count of wrong data rejects the host and names the part, even if the test reports no rate because of them."""
+"""A count of wrong data rejects the host and names the part, even if the benchmark reports no rate because of the wrong data."""
 
 from __future__ import annotations
 
