@@ -538,7 +538,7 @@ class Findings:
         return code
 
 
-# Files that other verbs read
+# Other files, and the verbs that read them
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -878,7 +878,7 @@ def main() -> int:
     judged = counts["accepted"] + counts["rejected"] + counts["incomplete"]
     print(
         f"{counts['refused']} refused, {judged} judged ({counts['accepted']} accepted), "
-        f"{counts['gang records']} of gang records, {counts['verbs']} of files of other verbs, "
+        f"{counts['gang records']} of gang records, {counts['verbs']} of files in CASES, "
         f"{counts['commands']} commands run in full"
     )
     return int(any(counts[name] for name in FAILURES))

@@ -90,7 +90,7 @@ def _risen_counters() -> Any:
         {"A": f"sum by (counter, rack, host, gpu, pci, link, hca, port, nic, disk, mc) (round({rises}))"},
         {
             "counter": Column(title="Counter", width=230),
-            "A": Column(title="By", decimals=0),
+            "A": Column(title="Increase", decimals=0),
             **POSITION,
             "pci": Column(title="PCI address"),
             "link": Column(title="NVLink"),
@@ -100,7 +100,7 @@ def _risen_counters() -> Any:
             "disk": Column(title="Disk"),
             "mc": Column(title="Memory controller"),
         },
-        sort="By",
+        sort="Increase",
         height=10,
     )
 

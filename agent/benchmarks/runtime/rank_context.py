@@ -208,7 +208,7 @@ class RankContext:
     def host_barrier(self, name: str = "") -> None:
         """Wait for the other ranks of this host. Mark a rank that does not arrive in time as lost.
 
-        Later barriers do not wait for a lost rank, until this rank begins a benchmark that the lost rank has begun before.
+        Later barriers do not wait for a lost rank, until this rank begins a benchmark that the lost rank has already begun.
 
         The barrier uses the store and not the process group, so that a rank whose GPU is lost does not block the others.
         """
