@@ -92,7 +92,7 @@ def _ranges(affected: Mapping[str, Any], lowest: str) -> Iterator[AffectedRange]
 
 
 def _severity(document: Mapping[str, Any]) -> str:
-    """Return the rating of the GitHub advisory database; the Go vulnerability database has none."""
+    """Return the rating of the GitHub advisory database; empty for the Go vulnerability database, which has no ratings."""
     stated = str(document.get("database_specific", {}).get("severity", "")).lower()
     return _SEVERITIES.get(stated, stated)
 

@@ -53,7 +53,7 @@ def _check(waiver: Waiver) -> None:
         raise UsageError(f"{waiver.origin}: invalid date {waiver.until} in until: write it as 2026-12-31") from None
     if waiver.absent and (waiver.name in NOT_WAIVABLE or waiver.name.startswith(STAGE_PREFIX)):
         raise UsageError(
-            f"{waiver.origin}: {waiver.name} cannot be waived: without it the host, the GPU or the stage was not measured; "
+            f"{waiver.origin}: {waiver.name} cannot be waived: if it is absent, the host, the GPU or the stage was not measured; "
             "measure it again"
         )
     if waiver.criterion == PLAN and not waiver.absent:

@@ -33,7 +33,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
     The last product of each block must be bit-identical to the very first product, because the factors are the same. Otherwise
     the block counts as one wrong product, also during the settling time. The very first and the very last product are also
-    checked against the factors, and each counts if it is wrong.
+    checked against the factors. If one of them is wrong, this check adds one to the count.
     """
     for dtype in settings["dtypes"]:
         context.set_phase(f"stress {dtype}")
