@@ -70,9 +70,9 @@ class PlannedHost:
     memory_mts: float = 0.0
     """Millions of transfers per second at which the memory must run; 0 if not in the inventory."""
     local_storage: tuple[str, ...] = ()
-    """Directories on disks of the host that are measured."""
+    """Directories to measure, on disks of the host."""
     shared_storage: tuple[str, ...] = ()
-    """Directories that all hosts share and that are measured."""
+    """Directories to measure, which the host shares with other hosts."""
     storage_floors: Mapping[str, float] = field(default_factory=dict)
     """Required bandwidths in B/s: `local_read`, `local_write`, `shared_read`, `shared_write`."""
     host_memory_gbyteps: float = 0.0

@@ -30,7 +30,7 @@ PROMETHEUS_SUFFIX = {
     "A": "_amperes",
     "transfers/s": "_transfers_per_second",
 }
-"""SI unit in the record -> Prometheus' base unit in the name of the exported series."""
+"""Unit in the record -> the ending for this unit in the name of the exported series."""
 
 PROMETHEUS_NAMES: Mapping[str, str] = {
     "fabric.imex.node_count": "fabric_imex_nodes",

@@ -64,9 +64,9 @@ class VerdictKind:
     UNFINISHED = "unfinished"
     """A launch, a stage or a soak did not finish."""
     TOO_FEW_PEERS = "too_few_peers"
-    """Measured, but too few other parts have the figure."""
+    """Measured, but too few other parts have the figure for a comparison."""
     NO_BASELINE = "no_baseline"
-    """Measured, but the baseline does not have the figure, or its value is too noisy."""
+    """Measured, but the baseline does not have the figure, or the noise of the accepted figure is unknown or too large."""
     CONTRADICTORY = "contradictory"
     """Readings contradict each other, such as a counter or an uptime that fell."""
 

@@ -79,7 +79,7 @@ class RankHeartbeat:
 
     @contextlib.contextmanager
     def in_collective(self) -> Iterator[None]:
-        """Mark an operation of all ranks. The others wait for the rank that has started the fewest of these operations."""
+        """Mark an operation of all ranks. The rank that has started the fewest of these operations keeps the other ranks waiting."""
         self._sequence += 1
         self._waiting_since = self._progress_at = time.monotonic()
         yield  # after an error the rank still counts as waiting
@@ -119,7 +119,7 @@ def rank_heartbeat() -> RankHeartbeat:
 
 
 class DatagramSender:
-    """Sends small datagrams to the supervisor, and waits at most for the given time-out."""
+    """Sends small datagrams to the supervisor."""
 
     def __init__(self, rank: int, directory: Path | None) -> None:
         self._rank = rank
@@ -134,7 +134,7 @@ class DatagramSender:
             self._socket.close()
 
     def send(self, kind: str, timeout_s: float = 0.0, **content: Any) -> None:
-        """Send a message. If the queue is full, the message is lost; the next one contains the newer state."""
+        """Send a message. If the queue is full until the time-out, the message is lost; the next one contains the newer state."""
         if self.connected:
             message = json.dumps({"kind": kind, "rank": self._rank, "at": time.monotonic(), **content})
             self._socket.settimeout(timeout_s)

@@ -27,7 +27,7 @@ def interval(values: Sequence[float]) -> float | None:
     Return None for fewer than six values, or if a value is not positive.
 
     The interval comes from the order statistics (Conover, Practical Nonparametric Statistics, 3.2) and assumes no distribution.
-    Times on a GPU are skewed, so an interval that assumes a normal distribution would be too narrow.
+    Times on a GPU are skewed, so an interval that assumes a normal distribution would not be valid for them.
     """
     n, ordered = len(values), sorted(values)
     if n < 6 or not ordered[0] > 0:

@@ -61,7 +61,10 @@ class HostCollector:
         yield host_family("gpu.pci_count", "1", text, gpus, varies=True)
 
     def _read_once(self, name: str, read: Callable[[], Value | Absent]) -> Value | Absent:
-        """Read a constant only once. Some kernels take 10 ms to open /proc/cpuinfo, because they then measure the clocks."""
+        """Read a constant until a value is found, then never again.
+
+        Some kernels take 10 ms to open /proc/cpuinfo, because they then measure the clocks.
+        """
         if name not in self._constants:
             value = read()
             if isinstance(value, Absent):

@@ -34,7 +34,7 @@ COUNTERS = {
 INFINIBAND_GIGABITS = {
     "SDR": 10.0, "DDR": 20.0, "QDR": 40.0, "FDR10": 41.0, "FDR": 56.0, "EDR": 100.0, "HDR": 200.0, "NDR": 400.0, "XDR": 800.0,
 }  # fmt: skip
-"""InfiniBand speed -> its nominal rate in Gb/s over four lanes, which orders the speeds."""
+"""InfiniBand speed -> its nominal rate in Gb/s over four lanes. It only serves to find the fastest of several speeds."""
 _NOT_REPORTED = Absent.unsupported("mlxlink does not report it")
 
 Rows = Mapping[str, str]
@@ -169,7 +169,7 @@ def fastest(text: str) -> str:
 
 
 def _gigabits(speed: str) -> float:
-    """Return the rate of a speed as mlxlink names it: four lanes of InfiniBand, or the number in `200G_4X`; 0 if unknown."""
+    """Return the Gb/s of a speed with a name of mlxlink: of four lanes for `NDR`, the number in `200G_4X`; 0 if unknown."""
     match = re.match(r"(\d{1,4}(?:\.\d)?)G", speed)
     return float(match[1]) if match else INFINIBAND_GIGABITS.get(speed, 0.0)
 

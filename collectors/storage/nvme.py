@@ -83,7 +83,7 @@ def read_smart_log(device: Path) -> bytes:
 
 
 def parse_log(log: bytes) -> dict[str, Value | Absent]:
-    """Return the values of READINGS. Raises ValueError for a log that is cut short or empty."""
+    """Return the values of READINGS. Raises ValueError for a log that is cut short or has only zeros."""
     if len(log) < LOG_BYTES or not any(log):
         raise ValueError(f"no health log in {len(log)} bytes")
 

@@ -99,7 +99,7 @@ class RedfishSession:
         return _parse(response.text, path)
 
     def linked(self, resource: Resource | None, name: str) -> Resource | None:
-        """Return the resource that a property links to; None without one."""
+        """Return the resource that a property links to; None if there is no such link or resource."""
         link = (resource or {}).get(name)
         return self.get(link.get("@odata.id")) if isinstance(link, dict) else None
 
@@ -137,7 +137,7 @@ def open_session(target: BmcTarget, deadline: float) -> Iterator[RedfishSession]
 
     Args:
         target: the BMC.
-        deadline: time.monotonic() at which nothing more is read.
+        deadline: value of time.monotonic() after which nothing more is read.
 
     Raises:
         BmcError: the BMC cannot be reached, its certificate is not accepted, or it refuses the credentials.

@@ -1,4 +1,4 @@
-"""Compare floors with the datasheet: above the peak a floor rejects every host, far below it accepts every host."""
+"""Compare floors with the datasheet. A floor above the peak rejects every host; one far below the peak accepts every host."""
 
 from __future__ import annotations
 
@@ -41,10 +41,11 @@ UNIT_MISTAKES = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Peak:
-    """The datasheet's maximum, and the fraction of it below which a floor finds nothing."""
+    """The datasheet's maximum, and the fraction of it that a floor must reach. A lower floor would detect no fault."""
 
     value: float
     of: str
+    """What the value is, written after its unit: `over NVLink`."""
     least: float
 
 
@@ -67,7 +68,7 @@ def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
 
 
 def check_share_of_datasheet(criterion: Criterion) -> Iterator[Finding]:
-    """Check a limit that is a fraction of the datasheet: the kind of figure, its unit, and a fraction that finds faults."""
+    """Check a limit that is a fraction of the datasheet: its unit, precision, operator and fraction."""
     figure = criterion.datasheet
     if not figure:
         return
@@ -91,7 +92,10 @@ def check_share_of_datasheet(criterion: Criterion) -> Iterator[Finding]:
 
 
 def _unit_mistake(ratio: float) -> str:
-    """Name the mistake that explains a floor of `ratio` times the peak: without it, the floor would be 0.3 to 1.1 of the peak."""
+    """Return the mistake that may explain a floor of `ratio` times the peak, for a message; empty if there is none.
+
+    A mistake of units explains the floor if its correction gives 0.3 to 1.1 of the peak.
+    """
     if 1.8 <= ratio <= 2.2:
         return ", which looks like the figure with sparsity"
     return next((f", which looks like {text}" for factor, text in UNIT_MISTAKES if 0.3 <= ratio / factor <= 1.1), "")

@@ -1,7 +1,8 @@
 """Find runs whose date is wrong because a clock was wrong. Trends leave these runs out.
 
-The date of a run is that of the control node when it planned the run. It is compared with the present time, with the clocks of
-the hosts, with the first version of Rackproof, and with the times at which the other runs were added to the history.
+The date of a run is the time that the control node's clock showed when the run was planned. It is compared with the present
+time, with the clocks of the hosts, with the date of the first version of Rackproof, and with the times at which the other runs
+were added to the history.
 """
 
 from __future__ import annotations

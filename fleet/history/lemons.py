@@ -216,7 +216,8 @@ def _by(items: Iterable[Episode], key: Callable[[Episode], str]) -> dict[str, li
 def _unexplained(alone: Iterable[Episode], groups: Iterable[_Group], found: Iterable[Lemon]) -> list[Episode]:
     """Return the episodes of single parts without those that a lemon explains.
 
-    A lemon of a host explains only the slots that failed once: a part or slot that failed again may be a lemon itself.
+    A host that is a lemon explains only the episodes of slots that failed once: a slot that failed again, or its part, may be a
+    lemon itself.
     """
     certain = {(item.kind, item.id) for item in found if item.is_lemon}
     explained = [item for group in groups if (group.kind, group.id) in certain for item in group.episodes]
@@ -256,7 +257,7 @@ def expected(count: int, total: int, exposures: Mapping[int, int], failing: int)
     Args:
         count: episodes.
         total: episodes of all parts of the kind.
-        exposures: runs -> number of parts with so many.
+        exposures: number of runs -> number of parts that have so many runs.
         failing: number of parts with an episode. It may exceed the number of parts in `exposures`.
     """
     parts = max(1, failing, sum(exposures.values()))

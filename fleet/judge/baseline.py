@@ -1,8 +1,8 @@
 """Compute limits from the accepted measurements of the same part, for criteria with `vs_baseline`.
 
 The baseline level of a figure is a robust median over the accepted runs: up to two wrong runs in five hardly move it. The
-figure's noise combines the scatter of the remaining runs and the precision of a single run. The distance of a limit from the
-level is at least a multiple of this noise; only a criterion that sets an absolute change ignores the noise.
+figure's noise combines the scatter of the runs that are no outliers with the precision of a single run. The distance of a limit
+from the level is at least a multiple of this noise; only a criterion that sets an absolute change ignores the noise.
 
 A record has only a summary of repeated samples: number, extremes, median and coefficient of variation. Distances between
 distributions (Wasserstein, Kolmogorov-Smirnov) would need the samples themselves. Instead, the judge compares medians in units of
@@ -39,9 +39,9 @@ MAX_NOISE_MARGIN = 0.25
 MIDDLE_HALF_SIGMAS = 1.349
 """Width of the middle half of a normal distribution, in standard deviations."""
 STDEV_BIAS = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
-"""Number of values -> mean of their standard deviation over the true sigma of a normal distribution (c4)."""
+"""Number of values -> mean of their standard deviation, divided by the true sigma of a normal distribution (c4)."""
 MEDIAN_ERROR_RATIO = 1.2533
-"""Standard error of the median over that of the mean, for many normal values."""
+"""Standard error of the median, divided by that of the mean, for many values of a normal distribution."""
 CI95_SIGMAS = 1.96
 """Half width of a 95 % confidence interval, in standard errors."""
 OUTCOME_PARAMS = frozenset(

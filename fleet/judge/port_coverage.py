@@ -1,7 +1,7 @@
 """Require the figures of RDMA ports and of their pairs.
 
-The plan does not list the ports of a host. They follow from its readings: an active InfiniBand or RoCE port has every figure of
-`verbs`, or a reason why not. The pairs follow from the rounds of the launch. The figures of the partners are evidence too: if a
+The plan does not list the ports of a host. They follow from its readings: an active InfiniBand or RoCE port must have every
+figure of `verbs`, or a reason why not. The pairs follow from the rounds of the launch. The figures of the partners are evidence too: if a
 partner measured a number of ports with a host, the host must have figures, or reasons, for as many of its own ports.
 """
 
@@ -108,7 +108,7 @@ class PortStatements:
         )
 
     def measured_with(self, partner: str) -> set[str]:
-        """Return the ports that have, with this partner, a measured figure of those that both hosts of a pair must have."""
+        """Return the ports for which a figure that both hosts of a pair must have was measured with this partner."""
         return {
             port_of(scope)
             for scope, items in self.by_scope.items()

@@ -35,7 +35,7 @@ MAX_SERIAL_LENGTH = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A level, and the scope where it was last measured."""
+    """A level, and the scope where it was last measured; the scope is empty for a level from a baseline."""
 
     level: Level
     scope: str = ""
@@ -51,6 +51,7 @@ class HostState:
     figures: Mapping[str, Mapping[Key, Figure]] = field(default_factory=dict)
     """Serial of a GPU, or an empty string for the host -> its figures."""
     has_record: bool = True
+    """Whether the run has a record of the host itself, or the host has a baseline. Without one, everything else is empty."""
 
 
 def host_state(evidence: Evidence) -> HostState:
@@ -81,7 +82,7 @@ def _figure(observation: Observation, within: str, run_id: str, earlier: Figure 
 
     Args:
         observation: a benchmark result, or a reading.
-        within: the scope below the GPU, or on the host.
+        within: the scope below the GPU; the whole scope if it is not that of a GPU (`part_of_scope`).
         run_id: the run.
         earlier: the figure from the observations before this one; None if this is the first.
     """

@@ -18,7 +18,7 @@ class Compared:
     """The result of rendering the files again."""
 
     differ: tuple[str, ...]
-    """Files that are not what any combination of flags renders."""
+    """Files whose checksum no combination of flags reproduces."""
     not_rendered: Mapping[str, str]
     """File that cannot be rendered here -> why."""
 

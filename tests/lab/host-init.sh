@@ -1,6 +1,6 @@
 #!/bin/bash
 # The first process of one lab host: builds a copy-on-write root over this machine's, moves into it and starts sshd.
-# Arguments: the lab's directory, the host's name, then directories that the view of / lacks and the host needs.
+# Arguments: the lab's directory, the host's name, then directories that the host needs and that an overlay of / does not include.
 # Started by hosts.py in fresh mount, UTS, IPC and PID namespaces. The host runs until its standard input closes, so it
 # ends with the process that holds the lab, even if that process is killed.
 set -euo pipefail
@@ -30,7 +30,7 @@ private 700 /root # the shell start-up files of a real /root would slow down eve
 private 755 /run
 private 1777 /tmp
 for path in "$@"; do copy_on_write "$path"; done
-if [ -d "$root$lab" ]; then private 700 "$lab"; fi # it holds the lab's private key
+if [ -d "$root$lab" ]; then private 700 "$lab"; fi # hides the lab's private key
 mkdir -p "$root/run/sshd" "$root/run/lock" "$root/mnt"
 
 # --- kernel file systems: the host has its own processes, terminals and network devices. It sees no disk and cannot change the

@@ -1,10 +1,10 @@
-"""Bandwidth and latency of the memory of each NUMA node, from its own processors and from another node, and of all together.
+"""Bandwidth and latency of memory for the processors of each NUMA node, in their own and in the farthest node.
 
-One rank of the host measures, with one thread on each core; the others wait. Bytes are counted as in STREAM: those of the arrays
-that the operation reads and writes (2 arrays for copy, 3 for triad), without the lines that the processor reads before it
-overwrites them. The target and the first source are checked afterwards. Latency is the time of a step in a chain of dependent
-reads, each of another cache line, minus the time of a step in a chain that stays in the cache. So the time that Python's
-interpreter needs for a step cancels out.
+The bandwidth of all nodes together is also measured. One rank of the host measures, with one thread on each core; the other ranks
+wait. Bytes are counted as in STREAM: those of the arrays that the operation reads and writes (2 arrays for copy, 3 for triad),
+without the lines that the processor reads before it overwrites them. The target and the first source are checked afterwards.
+Latency is the time of a step in a chain of dependent reads, each from a different cache line, minus the time of a step in a
+chain that stays in the cache. So the time that Python's interpreter needs for a step cancels out.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ MOVED = {"copy": 2, "triad": 3}
 """Operation -> arrays that it reads or writes."""
 ARRAYS, ELEMENT_BYTES, LINE_BYTES = 3, 8, 64
 CACHE_FACTOR, MOST_FACTOR = 4, 4
-"""STREAM's rule: one array per thread, of all threads of a node together, is at least CACHE_FACTOR times as large as the node's
-last-level caches. But no array is larger than MOST_FACTOR times the setting, because a virtual machine with few cores may see the
-cache of the whole processor."""
+"""STREAM's rule: the targets of all threads of a node are together at least CACHE_FACTOR times as large as the node's last-level
+caches. But no array is larger than MOST_FACTOR times the setting `size_bytes`, because a virtual machine with few cores may see
+the cache of the whole processor."""
 MEMORY_SHARE = 0.25
 """Largest share of the free memory that the arrays may take."""
 LEAST_BYTES = 1 << 16
@@ -49,7 +49,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `host_memory.*` of each node, and `host_memory.total_bandwidth` of the host.
 
     Raises:
-        CannotMeasureError: a node has too little free memory.
+        CannotMeasureError: the host or a node has too little free memory.
     """
     if not context.is_reporting_rank:
         wait_for_reporting_rank(context)
@@ -187,7 +187,7 @@ class HostMemory:
             rate = passes * MOVED[op] * target.nbytes / (time.perf_counter() - began)
             barrier.wait()  # no thread checks while another one is timed
             wrong = int((target != expected).sum()) + int((source != SOURCE).sum())
-            target.zero_()  # so that the next operation does not find its result
+            target.zero_()  # or the next operation could leave this result unchanged and still pass its check
             return rate, wrong
 
         results = run_on_cpus(cpus, work, self.timeout_s)
@@ -198,8 +198,8 @@ class HostMemory:
     def latency(self, node: Node, home: Node) -> float:
         """Return how many seconds longer a read from the memory of `home` takes than one from the nearest cache.
 
-        The chain leads once through random lines of one array, whose contents are lost. Other arrays on that node are read first,
-        so that no line of the chain is in a cache.
+        The chain leads once through random lines of one array, whose contents are lost. Other arrays on that node are read
+        first, so that they displace the lines of the chain from the caches.
         """
         arrays = self.arrays[home.cpus[0]]
         table = arrays[0]
@@ -228,7 +228,7 @@ def _chain_times(table: torch.Tensor, others: Sequence[torch.Tensor]) -> tuple[f
 
 
 def _walk(view: memoryview, position: int, steps: int) -> tuple[float, int]:
-    """Return the seconds of one step of a chain, and where it ends."""
+    """Return the seconds of one step of a chain, and the position after the last step."""
     began = time.perf_counter()
     for _ in range(steps):
         position = view[position]

@@ -32,10 +32,10 @@ class WrongWords:
         self._bits = 0
         """The bits that were wrong in any examined word."""
         self._recorded: dict[tuple[int, int], tuple[int, int]] = {}
-        """Address and flipped bits of a word -> the expected word and the word that was read, of the first such error."""
+        """Address and wrong bits of a word -> the expected word, and the word of the second reading."""
 
     def compare(self, words: torch.Tensor, expected: torch.Tensor, fill: Fill, address: int) -> None:
-        """Count the words that differ from what `fill` writes. `expected` has as many words, and is overwritten.
+        """Count the words that differ from what `fill` writes. `expected` has as many words as `words`; it is overwritten.
 
         Each wrong word that is examined is read a second time. If it is right then, the transfer was faulty, not the memory cell.
         """
@@ -60,10 +60,10 @@ class WrongWords:
             self._recorded.setdefault((address, expected ^ read), (expected, read))
 
     def report(self, context: Context, pattern: str, **params: Any) -> None:
-        """Report `integrity.wrong_words`, and an `integrity.error` for each of the first wrong words.
+        """Report `integrity.wrong_words`, and an `integrity.error` for each of the first wrong words (at most MOST_RECORDED).
 
-        The value of an error is the word that was read. The words and the virtual address are hexadecimal, because JSON numbers
-        are exact only up to 2⁵³.
+        An address with the same wrong bits is reported once. The value of an error is the word of the second reading. The words
+        and the virtual address are hexadecimal, because JSON numbers are exact only up to 2⁵³.
         """
         common: dict[str, Any] = {"unit": "1", "scope": context.device_scope, "pattern": pattern}
         summary: dict[str, Any] = {"wrong_addresses": len(self._addresses), "wrong_bits": list_bits(self._bits)}

@@ -51,7 +51,7 @@ class Target:
 
 
 def prepare_targets(context: RankContext, paths: Sequence[str]) -> list[Target]:
-    """Return the directories, each with a new subdirectory for test files, or with the problem that prevents it."""
+    """Return the directories. Each has a new subdirectory for test files or a problem; one with too little space has both."""
     targets = [Target(path=path) for path in paths]
     answers = run_directory_program(context, {target.path: ["prepare", target.path] for target in targets})
     for target in targets:
@@ -99,7 +99,7 @@ def run_directory_program(
 
 
 def program_answer(ended: Ended | OSError, limit_s: float) -> dict[str, Any] | str:
-    """Return the JSON object that one of our programs printed, or why there is none."""
+    """Return the JSON object that one of our programs printed; as text, the problem that it names, or why there is none."""
     if isinstance(ended, OSError):
         return f"cannot start a process: {ended.strerror or ended}"
     if ended.code is None:
@@ -145,7 +145,10 @@ class TargetReport:
         )
 
     def absent(self, target: Target, **params: Any) -> None:
-        """Report the problem of the directory for every expected figure with these parameters that was not reported."""
+        """Report as missing every expected figure with these parameters that has not been reported yet.
+
+        The reason is the problem of the directory. If it has none, too little was written to be read back.
+        """
         for item in self._expected:
             key = (target.scope, item.name, frozenset(item.params.items()))
             if key not in self._reported and params.items() <= item.params.items():

@@ -105,7 +105,7 @@ def _latency_table(caption: str, groups: Sequence[Sequence[Observation]]) -> Tab
     order = {str(op): number for number, op in enumerate(BENCHMARKS["collective"].settings["ops"])}
     medians = f", medians over {len(groups)} groups of ranks" if len(groups) > 1 else ""
     return Table(
-        caption=f"{caption}{medians}: launched one by one, then in a CUDA graph",
+        caption=f"{caption}{medians}: launched one by one, and in a CUDA graph",
         groups=tuple((size(message), 2) for message in sizes),
         columns=("launched", "graph") * len(sizes),
         rows=tuple(

@@ -67,7 +67,7 @@ class Times:
     """The time of the fleet."""
 
     total: str
-    """Sum of the medians over the hosts."""
+    """Sum of the medians of all rows. Each median is over the hosts."""
     rows: tuple[TimeRow, ...] = ()
     bars: tuple[Bar, ...] = ()
 
