@@ -79,7 +79,7 @@ class RankHeartbeat:
 
     @contextlib.contextmanager
     def in_collective(self) -> Iterator[None]:
-        """Mark an operation of all ranks. The rank that has started the fewest of these operations keeps the other ranks waiting."""
+        """Mark an operation of all ranks. The other ranks wait for the one that has started the fewest of these operations."""
         self._sequence += 1
         self._waiting_since = self._progress_at = time.monotonic()
         yield  # after an error the rank still counts as waiting

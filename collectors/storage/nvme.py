@@ -129,7 +129,7 @@ def _read_health(device: Path, read_log: Callable[[Path], bytes]) -> Mapping[str
         raise ReadingError(Absent.unsupported(f"{device.name}: {error.strerror}")) from error
     except FileNotFoundError as error:
         # In a container, /sys has all disks of the machine, but /dev only those of the container.
-        text = f"no /dev/{device.name}: a container without it, or the disk was removed"
+        text = f"no /dev/{device.name}: the container does not have it, or the disk was removed"
         raise ReadingError(Absent.unsupported(text)) from error
     except OSError as error:
         raise ReadingError(Absent.error(f"/dev/{device.name}: {error.strerror}")) from error

@@ -1,8 +1,8 @@
 """Require the figures of RDMA ports and of their pairs.
 
 The plan does not list the ports of a host. They follow from its readings: an active InfiniBand or RoCE port must have every
-figure of `verbs`, or a reason why not. The pairs follow from the rounds of the launch. The figures of the partners are evidence too: if a
-partner measured a number of ports with a host, the host must have figures, or reasons, for as many of its own ports.
+figure of `verbs`, or a reason why not. The pairs follow from the rounds of the launch. The figures of the partners are evidence
+too: if a partner measured a number of ports with a host, the host must have figures, or reasons, for as many of its own ports.
 """
 
 from __future__ import annotations

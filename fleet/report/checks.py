@@ -38,7 +38,7 @@ shows all criteria for one model. [criteria.md](criteria.md) describes how crite
 | the fleet | the hosts with the same GPU model; for `same as`, only those of the same gang (the hosts of one multi-node launch) |
 | hosts of one order | hosts that were bought together and are built alike |
 | new parts only | not judged in a run with a baseline, in a re-validation and by `rackproof doctor` |
-| change during the run | last snapshot minus first snapshot |
+| change during the run | sum of the increases from snapshot to snapshot; for a minimum (≥), last snapshot minus first snapshot |
 | per hour before the run | the counter divided by the time since the host was booted or the counter was cleared |
 | robust deviation | 1.4826 × the median absolute deviation |
 | yes, or same as … | `yes` always passes; another value passes only if most other parts have it too |

@@ -1,6 +1,6 @@
 #!/bin/bash
 # The first process of one lab host: builds a copy-on-write root over this machine's, moves into it and starts sshd.
-# Arguments: the lab's directory, the host's name, then directories that the host needs and that an overlay of / does not include.
+# Arguments: the lab's directory, the host's name, then directories that the host needs, but the overlay of / does not have.
 # Started by hosts.py in fresh mount, UTS, IPC and PID namespaces. The host runs until its standard input closes, so it
 # ends with the process that holds the lab, even if that process is killed.
 set -euo pipefail

@@ -373,7 +373,7 @@ def test_invalid_health_log_is_refused(page: bytes) -> None:
         (
             FileNotFoundError(2, "No such file"),
             "unsupported",
-            "no /dev/nvme0n1: a container without it, or the disk was removed",
+            "no /dev/nvme0n1: the container does not have it, or the disk was removed",
         ),
     ],
 )

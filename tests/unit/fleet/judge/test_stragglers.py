@@ -363,7 +363,7 @@ LIMIT = Criterion(
 
 @contextlib.contextmanager
 def pause_repeatedly() -> Iterator[Callable[[int], None]]:
-    """Yield a function that stops a process for 90 % of the time from then on: a slowdown far above that by other load.
+    """Yield a function that stops a process for 90 % of the time from then on: far more than other load slows it down.
 
     On busy processors this thread wakes up late: the longer the process ran, the longer it is stopped afterwards.
     """

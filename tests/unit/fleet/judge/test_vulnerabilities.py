@@ -1,4 +1,4 @@
-"""A site can reject hosts whose versions have published vulnerabilities. Without such a criterion they change no decision."""
+"""Versions with published vulnerabilities reject a host if a criterion of the site says so. Otherwise they change no decision."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def top_of_rack(count: int, rails: int = 8, hosts_in_rack: int = 4) -> Cables:
 
 
 def two_planes(count: int, rails: int = 4) -> Cables:
-    """Return the cables of a fleet with two leaves for each rail. A host uses the same one for all its rails."""
+    """Return the cables of a fleet with two leaves for each rail. A host uses the first leaf for all its rails, or the second."""
     return {
         (host, rail): (f"leaf{rail}{'ab'[number % 2]}", f"swp{number + 1}")
         for number, host in enumerate(hosts_of(count))

@@ -1,4 +1,4 @@
-"""The report marks what was not measured and what a table leaves out. It is also correct in other rare cases."""
+"""The report marks what was not measured and what a table leaves out. Some tests are of other rare cases."""
 
 from __future__ import annotations
 
