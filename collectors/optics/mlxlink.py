@@ -138,26 +138,26 @@ def port_of(rows: Rows) -> PortReadings:
     """
     opcode, status = _text(rows.get("Status Opcode")), clean_text(_text(rows.get("Recommendation")))
     is_up = has_link(rows)
-    none = (
+    absent = (
         _NOT_REPORTED if is_up else Absent.unsupported(f"{NO_LINK}: {status or 'no reason reported'} (opcode {opcode})")
     )
-    readings: PortReadings = {("fec_mode", ""): clean_text(_text(rows.get("FEC"))) or none}
+    readings: PortReadings = {("fec_mode", ""): clean_text(_text(rows.get("FEC"))) or absent}
     for name, key in RATES.items():
-        readings[name, ""] = _rate(rows.get(key), none)
+        readings[name, ""] = _rate(rows.get(key), absent)
     for name, key in COUNTERS.items():
-        readings[name, ""] = _count(rows.get(key), none)
+        readings[name, ""] = _count(rows.get(key), absent)
     errors = _text(rows.get("Raw Physical Errors Per Lane")).split(",")[:_MAX_LANES]
-    counts = {("raw_errors", str(lane)): _count(text, none) for lane, text in enumerate(errors, 1)}
+    counts = {("raw_errors", str(lane)): _count(text, absent) for lane, text in enumerate(errors, 1)}
     has_counts = any(not isinstance(count, Absent) for count in counts.values())
-    readings |= counts if has_counts else {("raw_errors", ""): none}
+    readings |= counts if has_counts else {("raw_errors", ""): absent}
     minutes = _number(rows.get("Time Since Last Clear [Min]"))
-    readings["counter_age", ""] = none if minutes is None else minutes * 60
-    readings["status_opcode", ""] = int(opcode) if is_up and opcode.isdecimal() else none
-    readings["status", ""] = status if is_up and status else none
-    readings["speed", ""] = (clean_text(_text(rows.get("Speed"))) if is_up else "") or none
+    readings["counter_age", ""] = absent if minutes is None else minutes * 60
+    readings["status_opcode", ""] = int(opcode) if is_up and opcode.isdecimal() else absent
+    readings["status", ""] = status if is_up and status else absent
+    readings["speed", ""] = (clean_text(_text(rows.get("Speed"))) if is_up else "") or absent
     for name, key in (("enabled_speed", "Enabled Link Speed"), ("cable_speed", "Supported Cable Speed")):
         speed = fastest(_text(rows.get(key) or rows.get(f"{key} (Ext.)")))
-        readings[name, ""] = (speed if is_up else "") or none
+        readings[name, ""] = (speed if is_up else "") or absent
     return readings
 
 
@@ -169,7 +169,7 @@ def fastest(text: str) -> str:
 
 
 def _gigabits(speed: str) -> float:
-    """Return the Gb/s of a speed with a name of mlxlink: of four lanes for `NDR`, the number in `200G_4X`; 0 if unknown."""
+    """Return the rate in Gb/s of a speed that mlxlink names: 400 (four lanes) for `NDR`, 200 for `200G_4X`; 0 if unknown."""
     match = re.match(r"(\d{1,4}(?:\.\d)?)G", speed)
     return float(match[1]) if match else INFINIBAND_GIGABITS.get(speed, 0.0)
 
@@ -188,13 +188,13 @@ def _number(value: str | None) -> float | None:
     return number if math.isfinite(number) and number >= 0 else None
 
 
-def _rate(value: str | None, none: Absent) -> Value | Absent:
+def _rate(value: str | None, absent: Absent) -> Value | Absent:
     number = _number(value)
     if number is None or number > 1:
-        return none
+        return absent
     return number if number >= LEAST_RATE else 0.0
 
 
-def _count(value: str | None, none: Absent) -> Value | Absent:
+def _count(value: str | None, absent: Absent) -> Value | Absent:
     text = _text(value)
-    return int(text) if text.isascii() and text.isdecimal() else none
+    return int(text) if text.isascii() and text.isdecimal() else absent

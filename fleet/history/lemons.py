@@ -55,6 +55,7 @@ class Lemon:
     """Serials that failed in the slot, host or rack; empty for a part."""
     first: str
     last: str
+    """Days on which the runs of the first and of the last cause began: `2026-02-01`."""
     by_chance: float
     """Number of parts, slots, hosts or racks of the fleet that would have as many episodes by chance."""
     is_lemon: bool
@@ -70,6 +71,7 @@ class _Group:
     part_kind: str
     """Kind of the slot or part, such as `gpu`; empty for a host or rack."""
     count: int
+    """Number of episodes as it is compared with chance: several of `episodes` may count as one (`_hosts`, `_slots`)."""
     episodes: tuple[Episode, ...]
 
 

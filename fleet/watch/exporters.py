@@ -40,12 +40,13 @@ class StageReport:
     at: float
     """When the exporter was scraped, by the local clock, in seconds since 1970."""
     progress: float | None = None
+    """Share of the stage that is done, from 0 to 1; None if not reported."""
     remaining_s: float | None = None
-    """Seconds until the deadline, by the host's clock."""
+    """Seconds until the deadline, by the host's clock; None if the stage is not running, or if not reported."""
     expected_s: float | None = None
-    """Seconds until the stage is expected to end, by the host's clock."""
+    """Seconds until the stage is expected to end, by the host's clock; None as for `remaining_s`."""
     benchmark: str = ""
-    """The benchmark that most ranks run."""
+    """The benchmark that most ranks run; empty if the stage is not running, or if not reported."""
 
 
 class Exporters:
@@ -196,7 +197,7 @@ def parse_page(page: str, run_id: str, at: float) -> dict[str, StageReport]:
 
 
 def _main_benchmark(samples: list[tuple[str, dict[str, str], float]], stage: str) -> str:
-    """Return the benchmark that most ranks run."""
+    """Return the benchmark that most ranks run; empty if not reported."""
     rank_counts: Counter[str] = Counter()
     for name, labels, value in samples:
         if name == "rackproof_stage_ranks" and labels.get("stage") == stage:

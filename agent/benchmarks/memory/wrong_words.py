@@ -62,7 +62,7 @@ class WrongWords:
     def report(self, context: Context, pattern: str, **params: Any) -> None:
         """Report `integrity.wrong_words`, and an `integrity.error` for each of the first wrong words (at most MOST_RECORDED).
 
-        An address with the same wrong bits is reported once. The value of an error is the word of the second reading. The words
+        Each pair of address and wrong bits is reported once. The value of an error is the word of the second reading. The words
         and the virtual address are hexadecimal, because JSON numbers are exact only up to 2⁵³.
         """
         common: dict[str, Any] = {"unit": "1", "scope": context.device_scope, "pattern": pattern}

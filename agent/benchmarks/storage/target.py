@@ -99,7 +99,10 @@ def run_directory_program(
 
 
 def program_answer(ended: Ended | OSError, limit_s: float) -> dict[str, Any] | str:
-    """Return the JSON object that one of our programs printed; as text, the problem that it names, or why there is none."""
+    """Return the JSON object that one of our programs printed.
+
+    If the object names a problem, or if there is no object, return the problem as text.
+    """
     if isinstance(ended, OSError):
         return f"cannot start a process: {ended.strerror or ended}"
     if ended.code is None:
