@@ -27,7 +27,7 @@ from schemas.records import ERROR
 SOURCE, SCALED, FACTOR = 0x55555555, 0x2AAAAAAA, 3.0
 """Contents of the arrays. SOURCE + FACTOR x SCALED is exact in fp64, with or without fused multiply-add."""
 MOVED = {"copy": 2, "triad": 3}
-"""Operation -> arrays that it reads or writes."""
+"""Operation -> number of arrays that it reads or writes."""
 ARRAYS, ELEMENT_BYTES, LINE_BYTES = 3, 8, 64
 CACHE_FACTOR, MOST_FACTOR = 4, 4
 """STREAM's rule: the targets of all threads of a node are together at least CACHE_FACTOR times as large as the node's last-level
@@ -209,7 +209,7 @@ class HostMemory:
 
 
 def _chain_times(table: torch.Tensor, others: Sequence[torch.Tensor]) -> tuple[float, float]:
-    """Return the seconds of a step of a chain through random lines of the whole table, and of one through a few lines."""
+    """Return the seconds of a step in a chain of random lines of the whole table, and of a step in a chain of a few lines."""
     view = memoryview((ctypes.c_int64 * table.numel()).from_address(table.data_ptr())).cast("B").cast("q")
     words, stride = table.view(torch.int64), LINE_BYTES // ELEMENT_BYTES
     lines = torch.randperm(table.numel() // stride)[: STEPS * SEGMENTS + 1] * stride

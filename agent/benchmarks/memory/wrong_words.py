@@ -1,4 +1,4 @@
-"""Compare device memory with what was written to it, and keep the wrong words."""
+"""Compare device memory with what was written to it. Count the wrong words, and keep addresses and bits of the first ones."""
 
 from __future__ import annotations
 

@@ -36,7 +36,9 @@ class Target:
     work: str = ""
     """Subdirectory for test files."""
     free: int = 0
+    """Free space in bytes."""
     direct: bool = False
+    """Whether files in it can be read and written past the page cache (O_DIRECT)."""
     disks: frozenset[str] = frozenset()
     """The disks below it; empty if unknown."""
     pool: str = ""
@@ -170,7 +172,9 @@ class FioRunner:
     path: str
     """Path of fio; empty if it is not installed."""
     engine: str
+    """I/O engine of fio."""
     jobs: int
+    """Number of jobs of fio that use a directory at the same time."""
 
     def run(
         self, item: fio.FioPass, targets: Sequence[Target], regions: Mapping[str, tuple[str, int, int]], limit_s: float
