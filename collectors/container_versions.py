@@ -25,12 +25,12 @@ _NOT_OWNED = ("no path found matching pattern", "is not owned by any package")
 def version_families(root: Path) -> Iterable[Family]:
     """Yield version and package of each program under `root`."""
     paths = {name: path for name in PROGRAMS if (path := find_program(root, name))}
-    owned = {name: f"/{path.relative_to(root)}" for name, path in paths.items()}
-    packages = _packages(root, list(owned.values())) if owned else {}
+    host_paths = {name: f"/{path.relative_to(root)}" for name, path in paths.items()}
+    packages = _packages(root, list(host_paths.values())) if host_paths else {}
     for name, pattern in PROGRAMS.items():
         yield host_family(f"container.{name}.version", "1", f"Version of {name}", program_version(root, name, pattern))
         text = f"Package that owns {name}, and its version; {UNOWNED}: no package owns it"
-        package = packages[owned[name]] if name in owned else Absent.unsupported(f"no {name}")
+        package = packages[host_paths[name]] if name in host_paths else Absent.unsupported(f"no {name}")
         yield host_family(f"container.{name}.package_version", "1", text, package)
 
 

@@ -42,9 +42,9 @@ class ImexDomain:
 
 
 def parse_json(text: str) -> ImexDomain:
-    """Return the domain in the output of `-N -j`. Raises ValueError.
+    """Return the domain in the output of `-N -j`. Raises ValueError if the text is not such output.
 
-    A host that no daemon reaches is missing among the nodes, but other nodes have a connection to it.
+    A host that no daemon reaches is missing from `nodes` in the output. It is added if another host lists a connection to it.
     """
     try:
         document = json.loads(text)
@@ -62,7 +62,10 @@ def parse_json(text: str) -> ImexDomain:
 
 
 def parse_text(text: str) -> ImexDomain:
-    """Return the domain in the output of `-N`. Raises ValueError. The legend, which has the same letters, is ignored."""
+    """Return the domain in the output of `-N`. Raises ValueError if the text is not such output.
+
+    The legend, which has the same letters as the table of connections, is ignored.
+    """
     nodes = {
         _number(number): ImexNode(address=clean_text(address), version=clean_text(version or ""))
         for number, address, version in _NODE.findall(text)

@@ -58,7 +58,7 @@ class StaticRendezvous(RendezvousHandler):
         return BACKEND
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Open the store, or connect to it; torchrun's agents then wait in it for each other.
+        """Open the store, or connect to it; torchrun's agents then use the store to wait for each other.
 
         Raises:
             GangError: this host cannot listen on the store's address.

@@ -115,7 +115,7 @@ def problems(
     environment: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> list[str]:
-    """Return the problems that prevent a measurement of these devices, each with its value, its reason and the remedy.
+    """Return the problems that prevent a measurement of these devices, each with its remedy.
 
     Args:
         devices: NVML indices, or the process numbers of a rehearsal.

@@ -96,7 +96,7 @@ def _totals(files: Files, slots: list[MemorySlot] | Absent) -> Iterable[Family]:
     yield host_family("host.dimm.count", "1", "Memory modules", total(len))
     text = "Transfers per second of the slowest memory module, as configured"
     yield host_family("host.memory.speed", "transfers/s", text, total(_slowest))
-    text = "Memory that the kernel manages, as a share of the sizes of all memory modules"
+    text = "Memory that the kernel manages, as a share of the total size of the volatile memory modules"
     yield host_family("host.memory.usable_share", "ratio", text, total(partial(_usable_share, files)))
 
 

@@ -69,7 +69,7 @@ class NvmlCollector:
 
     Args:
         devices: the NVML indices to read; default: all.
-        full_snapshot: read everything again, including slow readings.
+        full_snapshot: read everything, including slow readings, and use no cached value.
         deadline_s: shared by all GPUs.
         keep_open: keep NVML open between collections, because opening NVML takes 50 ms. Without it, no GPM counters are read.
         pauses_s: see PAUSES_S. With `keep_open`, a GPU is not read again after a denial, because a scrape must not wait; a later

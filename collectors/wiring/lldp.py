@@ -108,11 +108,12 @@ def _text(value: Any) -> str:
 
 
 def _only(neighbors: list[Neighbor]) -> Neighbor | Absent:
-    """Return the only neighbor of an interface. Several are an error: a switch that does not speak LLDP may forward their frames.
+    """Return the only neighbor of an interface; NOT_A_SWITCH if it has none.
 
-    But one switch port may be listed several times. For two minutes after the switch has configured LLDP, the daemon keeps the
-    older entry without the name of the port. A port may also be listed once more for each VLAN (`sfp1` and `sfp1.665`). In
-    both cases the entry with the name and without a VLAN is returned.
+    Several neighbors are an error: a switch that does not speak LLDP may forward their frames. But one switch port may be listed
+    several times. For two minutes after the switch has configured LLDP, the daemon keeps the older entry without the name of the
+    port. A port may also be listed once more for each VLAN (`sfp1` and `sfp1.665`). In both cases the entry with the name and
+    without a VLAN is returned.
     """
     ports = {(item.id, item.port) for item in neighbors if item.port}
     named = {switch for switch, _ in ports}

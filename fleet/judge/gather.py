@@ -44,7 +44,7 @@ class _Readings:
 
 @dataclass(frozen=True, kw_only=True)
 class _Bandwidth:
-    """A bandwidth of a layout. If it reaches its limit, its transport is a normal one (`NormalPaths`)."""
+    """A bandwidth of a layout. If the bandwidth reaches its limit, its transport counts as normal (`NormalPaths`)."""
 
     criterion: Criterion
     key: FigureKey
@@ -56,7 +56,7 @@ class _Bandwidth:
     transport: Value
     """The transport that the figure itself reports."""
     transport_position: int | None
-    """Position of the transport that the launch reports; None if it reports none. It has precedence over `transport`."""
+    """Position of the transport that the launch reports; None if it reports none. The launch has precedence over `transport`."""
     limit: Value
     """The limit of a criterion that does not compare with the fleet."""
 

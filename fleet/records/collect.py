@@ -44,7 +44,7 @@ class RecordCollector:
 
     Args:
         directory, plan: run directory and its plan.
-        attempt: the record to use if a host began the run twice: FIRST, LAST, or None to reject the collected records.
+        attempt: the record to use if a host began the run twice: FIRST, LAST, or None to reject its collected records.
     """
 
     def __init__(self, directory: Path, plan: Plan, attempt: str | None = None) -> None:
@@ -222,5 +222,5 @@ def _describe_attempts(attempts: Sequence[Sequence[tuple[Record, FramedRecord]]]
         return f"the host began {len(start_times)} times ({', '.join(start_times)}), for example because its pod was replaced"
     return (
         f"{len(attempts)} records began at {start_times[0]}, but the later one lacks or changes data of the earlier one: "
-        "a host never does that; another process may have written the record under the name of the host"
+        "a host only adds data to its record; another process may have written the record under the name of the host"
     )

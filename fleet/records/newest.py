@@ -34,7 +34,7 @@ def run_or_newest(run_dir: Path | None) -> Path:
 def newest_two() -> tuple[Path, Path]:
     """Return two runs in RUNS: the last earlier run that is comparable with the newest run, and the newest run.
 
-    Comparable runs have the same hosts and are both real, both rehearsals or both simulations. Both are named on stderr.
+    Comparable runs have the same hosts and are both real, both rehearsals or both simulations. The two runs are named on stderr.
 
     Raises:
         UsageError: there are no two such runs.

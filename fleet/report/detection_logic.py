@@ -84,8 +84,8 @@ def _limit_text(operator: str, limit: Value, unit: str) -> str:
 def logic_false_alarms(detections: Sequence[Detection]) -> tuple[int, int, float]:
     """Return how many healthy values were judged by logic, how many failed, and the share that fails at most, with CONFIDENCE.
 
-    If none of n independent values failed, that share is 1 - 0.05^(1/n), about 3/n. If one failed, or if there are no values, it
-    is 1, which states nothing. All criteria count together, because a single one has too few values.
+    If none of n independent values failed, that share is 1 - 0.05^(1/n), about 3/n. If any failed, or if there are no values, the
+    share is 1, which states nothing. All criteria count together, because a single criterion has too few values.
     """
     values = sum(item.values for item in detections if item.kind == LOGIC)
     failed = sum(item.failed for item in detections if item.kind == LOGIC)

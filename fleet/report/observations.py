@@ -41,8 +41,8 @@ NUMBERS = frozenset({"value", "min", "p50", "max", "cv", "limit"})
 MISSING = "missing"
 """Status of an expected observation that was not reported. The verdict on it has a row of its own."""
 NOT_LISTED = "not listed"
-"""Verdict of an observation on which a report that leaves out verdicts lists none. The observation passed, no criterion judges
-it, or the verdict on it is beyond the maximum number (`merge.MAX_VERDICTS`)."""
+"""Verdict of an observation without a listed verdict, if the report leaves out verdicts. The observation passed, no criterion
+judges it, or the verdict on it is beyond the maximum number (`merge.MAX_VERDICTS`)."""
 CELL_LIMIT = 2000
 _NO_VERDICT = Verdict(host="", scope="", name="", verdict=INCONCLUSIVE, criterion="", reason="")
 _RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}

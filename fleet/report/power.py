@@ -82,7 +82,7 @@ def _percent(share: float) -> str:
 
 
 def _probability(share: float) -> str:
-    """Return a probability as a percentage; `< 0.0001 %` for less, because so few runs cannot show it."""
+    """Return a probability as a percentage; `< 0.0001 %` if it is smaller, because so few runs cannot show that."""
     return "< 0.0001 %" if share < 1e-6 else _percent(share)
 
 

@@ -50,8 +50,8 @@ TIMES = {"gpu.throttle.time": 38.6}
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 """Readings whose value is the number of GPUs, if their scope is the host."""
 DURING_GANG = "during the gang launch"
-"""Which readings a snapshot during a gang launch has: those from during the launch on the host alone. Only counters have their
-values from after that launch, so that they never fall."""
+"""Which readings a snapshot during a gang launch has: those from during the launch on the host alone. Counters have their values
+from after that launch instead, so that they never fall."""
 BOOT_ID: Doc = {"name": "host.boot_id", "unit": "1", "values": {"host": Placeholder("boot")}}
 """The reading that identifies the machine."""
 UPTIME_S = 86_400.0
@@ -329,7 +329,7 @@ def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float, loaded_s:
             readings = family["after"]
         readings = (
             family["before"] if readings == "before" else readings
-        )  # the data file does not repeat equal readings
+        )  # the data file has this word in place of readings that are equal to those before
         if readings is None or not _is_wanted(family["name"], shape.readings):
             continue
         metric: Doc = {"name": family["name"], "unit": family["unit"]}

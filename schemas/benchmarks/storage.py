@@ -68,7 +68,8 @@ STORAGE: Mapping[str, Benchmark] = {
         settings={
             "ops": ["read", "write"],
             "metadata_ops": ["create", "stat", "remove"],
-            "first_clients": 0,  # clients in the first step of the ramp; each step has twice as many; 0: no ramp
+            # Clients in the first step of the ramp. Each later step has twice as many as the step before. 0: no ramp.
+            "first_clients": 0,
             "rounds": 2,  # in a round, every host writes its file, or reads another host's file; the best round counts
             "seconds": 1.0,  # for each rate
             "metadata_seconds": 0.3,  # for each of `metadata_ops`

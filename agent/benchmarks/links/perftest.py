@@ -1,6 +1,6 @@
 """Commands of perftest (`ib_write_bw` and its relatives), and what their output means.
 
-Only the table on stdout is read, not the file of `--out_json`: before 2024 that file was not valid JSON, and it never has a unit.
+Figures are read from stdout, not from the file of `--out_json`: before 2024 that file was not valid JSON. It never has a unit.
 """
 
 from __future__ import annotations
@@ -151,7 +151,11 @@ def _conditions(stdout: str) -> Conditions:
 
 
 def failure_reason(exit_code: int, stdout: str, stderr: str) -> str:
-    """Return why a test failed, in one line: perftest's message, and before it the meaning of the message if that is known."""
+    """Return in one line why a test failed.
+
+    If the meaning of a message of perftest is known: this meaning, then the message. Otherwise: the exit code and up to three
+    messages.
+    """
     lines = [line for text in (stderr, stdout) for line in _complaints(text)]
     for line in lines:
         if meaning := _meaning(line):

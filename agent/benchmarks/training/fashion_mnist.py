@@ -31,11 +31,13 @@ from schemas.records import ERROR
 
 MOMENTUM = 0.9
 WARM_UP_SHARE = 0.1
-"""Share of the steps, at the beginning, in which the learning rate rises. At once at the rate of 16 ranks, training diverges."""
+"""Share of the steps, at the beginning, in which the learning rate rises. A training that begins at the full rate of 16
+ranks diverges."""
 MAX_RATE = 0.16
 """Upper limit of the learning rate, which grows with the number of ranks. At the default rate, 16 ranks reach the limit."""
 GRAPH_WARM_UP = 3
-"""Steps before the capture of the graph. Each needs a batch, so a shorter training makes one."""
+"""Number of steps that run before the capture of the graph. Each step uses up a batch, so a training of at most this many steps
+runs only one step before the capture."""
 
 
 class GraphedTraining:

@@ -1,8 +1,8 @@
 """Generate a rule file for Prometheus from the table of alerts and the criteria packs, which define the limits.
 
-If a criterion limits the increase of a counter in a run (`delta`), the alert fires if the counter rises by more than that within
-WINDOW. A criterion on a text becomes a matcher on the label of the exporter's `_info` series. Criteria that differ in one label
-only, such as the XID, become one rule.
+If a criterion limits the increase of a counter in a run (`delta`), the alert fires if the counter rises by more than the limit
+within WINDOW. A criterion on a text becomes a matcher on the label of the exporter's `_info` series. Criteria that differ in one
+label only, such as the XID, become one rule.
 """
 
 from __future__ import annotations

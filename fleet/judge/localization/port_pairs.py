@@ -48,11 +48,11 @@ class VerbsPairs(GangPairs):
         return not all(view.plan.judges_ports(view.host) for view in self._members.values())
 
     def _is_compared(self, observation: Observation) -> bool:
-        """Return whether it is a write from host memory in one direction, or a latency. Each end reports what it sent."""
+        """Return whether the figure is a write from host memory in one direction, or a latency. Each end reports what it sent."""
         return all(observation.params.get(key, value) == value for key, value in SHARE.items())
 
     def _rail(self, view: HostView, observation: Observation) -> int | None:
-        """Return the rail that the host reports; None without a port."""
+        """Return the rail that the observation names; None if it names no rail or no adapter."""
         rail, scope = observation.params.get("rail"), Scope.parse(observation.scope)
         if type(rail) is not int or not scope.get("hca"):
             return None
@@ -102,7 +102,7 @@ class VerbsPairs(GangPairs):
         return super()._kind_name(suspect)
 
     def _share_alone(self, suspect: Suspect) -> float:
-        """Return which share of its rate the port of a suspect reaches with itself; 0 if it was not measured."""
+        """Return which share of its rate the port of a suspect reaches in loopback; 0 if this was not measured."""
         (host,), (rail,) = suspect.hosts, suspect.rails
         view = self._members[host]
         scope = self._scope_of_end(view, rail)
@@ -114,7 +114,10 @@ class VerbsPairs(GangPairs):
         return min((float(share) for share in shares if isinstance(share, int | float)), default=0.0)
 
     def _fails(self, suspect: Suspect) -> bool:
-        """Return whether the suspect fails its hosts. A rail or switch also does if a port at it is slow with every partner."""
+        """Return whether the suspect fails its hosts.
+
+        A rail or switch also fails its hosts if one of its ports is slow with every partner.
+        """
         if suspect.kind in FABRIC_PARTS and self._ends_below_rate(suspect):
             return True
         return super()._fails(suspect)
@@ -130,7 +133,7 @@ class VerbsPairs(GangPairs):
         return super()._is_reported(suspect) or self._fails(suspect)
 
     def _suspect_verdicts(self, suspect: Suspect) -> Iterator[Verdict]:
-        """Yield the verdicts on a suspect; those on a rail or switch in the scope of each of its ports."""
+        """Yield the verdicts on a suspect. On a rail or switch, there is one for each of its ports of a host."""
         for verdict in super()._suspect_verdicts(suspect):
             if suspect.kind == NIC:
                 yield self._with_share_alone(verdict, suspect)
@@ -161,7 +164,7 @@ class VerbsPairs(GangPairs):
 
 
 def least_share(view: HostView, name: str) -> float:
-    """Return the share of its rate that every healthy port reaches: the highest limit of a criterion on `name`; 0 without one."""
+    """Return the share of its rate that every healthy port reaches: the highest limit of a criterion on `name`; 0 if none."""
     limits = (item.value for item in view.criteria().values() if item.name == name and item.operator == "ge")
     return max((float(limit) for limit in limits if isinstance(limit, int | float)), default=0.0)
 

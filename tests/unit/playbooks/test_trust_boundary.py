@@ -1,4 +1,4 @@
-"""The results of a host's modules must not decide what the control node reads, writes or runs."""
+"""The results of modules that run on a host must not decide what the control node reads, writes or runs."""
 
 from __future__ import annotations
 

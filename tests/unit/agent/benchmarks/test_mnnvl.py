@@ -36,7 +36,7 @@ print(json.dumps({"results": [result]}))
 
 
 class Ranks:
-    """Two ranks, one of each of two hosts, which run as threads of this process."""
+    """Two ranks of two hosts, one on each host. They run as threads of this process."""
 
     def __init__(self, work: Path, domain: str) -> None:
         self.reported: list[tuple[int, str, float, dict[str, Any]]] = []

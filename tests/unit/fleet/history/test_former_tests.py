@@ -56,7 +56,10 @@ def generated_run(directory: Path, name: str, day: int, draw: random.Random) -> 
 
 
 def altered(item: Observation, bad: set[str], missing: set[str], draw: random.Random) -> Observation | None:
-    """Return None for a name in `missing`, a random duration for benchmark.duration, the value 1 for a name in `bad`."""
+    """Return None for a name in `missing`; otherwise the observation.
+
+    benchmark.duration gets a random value, and a name in `bad` gets the value 1.
+    """
     if item.name in missing:
         return None
     if item.name == "benchmark.duration":

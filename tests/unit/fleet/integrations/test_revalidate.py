@@ -1,4 +1,4 @@
-"""Test hosts in use: how schedulers drain and resume them, their records and the notification, and `rackproof revalidate`."""
+"""Hosts in use: how schedulers drain and resume them, their records and the notification, and `rackproof revalidate`."""
 
 from __future__ import annotations
 
@@ -798,7 +798,7 @@ def test_incomplete_second_run_of_a_day_is_resumed(scheduled: ScheduledRevalidat
     assert scheduled.start() == 0
     assert scheduled.played() == ["revalidate r-1", "revalidate r-1-0000"]
     scheduled.start()
-    # This run is accepted now, so the next one has another ID.
+    # The run r-1-0000 is accepted now, so the third start gave its run another ID.
     assert scheduled.played().count("revalidate r-1-0000") == 1
 
 

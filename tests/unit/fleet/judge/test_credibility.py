@@ -99,7 +99,7 @@ def test_readings_of_a_bmc_are_doubtful_in_the_record_of_a_host_and_readings_of_
 def test_only_readings_that_are_known_to_be_doubtful_are_checked() -> None:
     power, temperature = reading("gpu.power", "W", -1), reading("gpu.temperature", "Cel", -1)
     shot = Snapshot(stage="gang", phase="after", at="", duration_s=0.1, metrics=(power, temperature, power))
-    twice = "gpu.power"
+    twice = "gpu.power"  # the first problem: the snapshot has this reading twice, which is always checked
     for doubtful, names in (
         (None, [twice, "gpu.power", "gpu.temperature", "gpu.power"]),
         ({id(power)}, [twice, "gpu.power", "gpu.power"]),

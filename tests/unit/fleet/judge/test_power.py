@@ -142,7 +142,7 @@ def test_robust_sigma_is_unbiased_and_ignores_one_outlier_among_eight_values(cou
 
 
 def test_noise_is_measured_on_the_judged_value() -> None:
-    """Not on the median of the samples, which may differ: the value of `stress.power` is a mean."""
+    """The median of the samples may differ from the judged value: the value of `stress.power` is a mean."""
     repeated_runs = runs(lambda number, host, scope: 8e14)
     for number, (_, evidence) in enumerate(repeated_runs):
 

@@ -1,4 +1,4 @@
-"""A GPU that was slow while another process used it is not called faulty. A GPU with wrong results is, in any case."""
+"""A GPU that was slow while another process used it is not called faulty. A GPU with wrong results is called faulty even then."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_slow_gpu_without_another_process_is_faulty(reason: str) -> None:
 
 def test_wrong_result_is_a_fault_of_the_gpu_even_with_another_process() -> None:
     def change(record: Record) -> Record:
-        benchmarks = tuple(
+        observations = tuple(
             replace(each, value=3) if (each.name, each.scope) == ("stress.wrong_products", "gpu=0") else each
             for each in record.observations
         )
-        return replace(record, observations=benchmarks)
+        return replace(record, observations=observations)
 
     [verdict] = [each for each in verdicts(change=change) if each.name == "stress.wrong_products"]
     assert verdict.action == "inspect_hardware"

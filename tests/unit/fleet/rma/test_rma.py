@@ -1,4 +1,4 @@
-"""Test packages for a vendor: each has the evidence on one failed part, and no file is written outside the run directory."""
+"""Packages for a vendor: each has the evidence on one failed part, and no file is written outside the run directory."""
 
 from __future__ import annotations
 
