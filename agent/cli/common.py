@@ -13,7 +13,9 @@ def run_options() -> argparse.ArgumentParser:
     """Return a parent parser with the options of the verbs that measure for a run."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--run-dir", type=run_directory, required=True, help="directory of the run on this host")
-    parser.add_argument("--host", help="this host's name in the plan (default: the one that matches a name of this machine)")
+    parser.add_argument(
+        "--host", help="this host's name in the plan (default: the one that matches a name of this machine)"
+    )
     parser.add_argument(
         "--interface", default="", help="network interface for NCCL and gloo (default: their own choice)"
     )

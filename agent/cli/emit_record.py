@@ -27,7 +27,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog="example: rackproof emit-record --run-dir /var/lib/rackproof/runs/r1",
     )
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
-    parser.add_argument("--host", help="this host's name in the plan (default: the one that matches a name of this machine)")
+    parser.add_argument(
+        "--host", help="this host's name in the plan (default: the one that matches a name of this machine)"
+    )
     parser.set_defaults(call=_emit_record)
 
 

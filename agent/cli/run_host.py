@@ -63,7 +63,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "143 terminated, and the record so far, if any, was printed.",
     )
     parser.add_argument(
-        "--host", help=f"this host's name in the plan (default: {HOST_VARIABLE}, else the one that matches a name of this machine)"
+        "--host",
+        help=f"this host's name in the plan (default: {HOST_VARIABLE}, else the one that matches a name of this machine)",
     )
     parser.add_argument(
         "--run-dir", type=run_directory, help=f"directory of the run on this host (default: {lease.STATE}/runs/RUN_ID)"
