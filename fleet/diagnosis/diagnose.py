@@ -19,7 +19,7 @@ from schemas.scopes import HOST, Scope
 from schemas.stages import GANG
 
 NOT_VERIFIED = "not-verified"
-"""Id of the problem in causes without failures that no entry of `PROBLEMS` matches."""
+"""Id of the problem of a cause that has no failure and that no entry of `PROBLEMS` matches."""
 _MAX_NAMES = 4
 _CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 _SHARED_KINDS = (VerdictKind.PEERS, VerdictKind.IDENTITY, VerdictKind.SUSPECT, *STOPPED, VerdictKind.IN_USE)
@@ -151,6 +151,7 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
 _ERRORS_OF_A_GPU = ("gpu-fell-off-bus", "gpu-error")
 """Problems that include the XIDs of a GPU. No GPU has both: `gpu-fell-off-bus` explains all other verdicts on the GPU."""
 _ONE_PER_READING = ("differs", "identity", "in-use")
+"""Problems that a part may have several times: once for each reading."""
 _WITHOUT_LINK = ("module", "port-protocol", "port-down")
 """Problems of a port that prevent measurements between it and its partner."""
 _OF_ONE_PORT = ("module", "port-protocol")

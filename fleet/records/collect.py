@@ -1,8 +1,9 @@
 """Copy records from logs or volumes into the run directory, for runs without a playbook that fetches them.
 
 A record is accepted if its checksum matches, its run id and nonce are those of this run, and its host is in the plan. It
-replaces an earlier record only if it extends that record, or if the operator chooses between two attempts of a host. A damaged
-record is rejected. A record of another run or of an unplanned host is written to `quarantine/`.
+replaces an earlier record that the report would reject. It replaces any other earlier record only if it extends that record, or
+if the operator chooses between two attempts of a host. A damaged record is rejected. A record of another run or of an unplanned
+host is written to `quarantine/`.
 """
 
 from __future__ import annotations

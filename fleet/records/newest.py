@@ -55,7 +55,7 @@ def newest_two() -> tuple[Path, Path]:
 
 
 def _newest_first() -> list[Path]:
-    """Return the runs in RUNS by the time at which they began, which is when their plan was written."""
+    """Return the runs in RUNS, newest first. A run began when its plan was written."""
     return sorted(runs_in(RUNS), key=lambda run: (RunDirectory(run).plan.stat().st_mtime_ns, run.name), reverse=True)
 
 

@@ -23,6 +23,7 @@ _COLUMN = re.compile(r"#\w+|[\w.%]+(?: [a-z]+)?\[[^\]\s]+\]")
 _BANDWIDTH = re.compile(r"BW average\[([^\]\s]+)\]")
 _FIELD = re.compile(r"^\s*(Mtu|GID index|Link type)\s*:\s*(\w+)", re.MULTILINE)
 _HARMLESS = ("Device not recognized to implement inline feature", "scnt=", "Requested mtu", "Changing to active mtu")
+"""Beginnings of lines that name no error."""
 _CONSEQUENCES = (
     "Failed to complete", "Couldn't read remote", "Unable to read to socket", "Failed to exchange", "Unable to write to socket",
     "Parser function exited", "Couldn't create IB resources", "Completion with error", "Please check command line",

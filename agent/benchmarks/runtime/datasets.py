@@ -2,7 +2,7 @@
 
 Each figure is reported with the name of the data set, so that figures of synthetic images are recognizable.
 
-Nothing is downloaded or unpickled: the formats are IDX (Fashion-MNIST) and the binary version of CIFAR-10.
+Nothing is downloaded. Nothing is unpickled either: the formats are IDX (Fashion-MNIST) and the binary version of CIFAR-10.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ class Images:
 
 def load(network: str, directories: Sequence[str]) -> Images:
     """Return the images for `network`: Fashion-MNIST for `convnet`, CIFAR-10 for `resnet18`.
+
+    If none of `directories` has this data set, return synthetic images.
 
     Raises:
         ValueError, OSError: the data set exists but cannot be read. Synthetic data never replace a broken file.

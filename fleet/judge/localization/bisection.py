@@ -47,7 +47,8 @@ class ProbeConclusion:
     """The result of a finished search."""
 
     suspects: tuple[Suspect, ...]
-    """Bad hosts and links; the fabric if only large groups fail, or if no two hosts work together; empty if nothing fails."""
+    """Bad hosts and links; the fabric if only groups of three or more hosts fail, or if no two hosts work
+    together; empty if nothing fails."""
     good: tuple[str, ...]
     """Hosts that worked with at least one other host."""
     launches: int
