@@ -28,6 +28,7 @@ from schemas.records import MEASURED, Observation, Value
 from schemas.scopes import Scope
 
 MAX_READINGS = 50_000
+"""Maximum number of different sets of readings that are kept, so that hosts with equal readings are evaluated once."""
 MAX_PENDING = 256
 """Maximum number of hosts of a layout whose values are kept until they are added together."""
 
@@ -56,7 +57,7 @@ class _Bandwidth:
     transport: Value
     """The transport that the figure itself reports."""
     transport_position: int | None
-    """Position of the transport that the launch reports; None if it reports none. The launch has precedence over `transport`."""
+    """Position of the transport that the launch reports; None if it reports none. The transport there replaces `transport`."""
     limit: Value
     """The limit of a criterion that does not compare with the fleet."""
 

@@ -82,7 +82,7 @@ def _percent(share: float) -> str:
 
 
 def _probability(share: float) -> str:
-    """Return a probability as a percentage; `< 0.0001 %` if it is smaller, because so few runs cannot show that."""
+    """Return a probability as a percentage. Below 0.0001 % return `< 0.0001 %`: so few runs cannot show a smaller one."""
     return "< 0.0001 %" if share < 1e-6 else _percent(share)
 
 

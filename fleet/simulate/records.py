@@ -327,9 +327,8 @@ def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float, loaded_s:
         known = READINGS.get(family["name"])
         if phase == DURING_GANG and readings is not None and known and known.counter:
             readings = family["after"]
-        readings = (
-            family["before"] if readings == "before" else readings
-        )  # the data file has this word in place of readings that are equal to those before
+        # The data file has the word `before` in place of readings that are equal to those of the phase `before`.
+        readings = family["before"] if readings == "before" else readings
         if readings is None or not _is_wanted(family["name"], shape.readings):
             continue
         metric: Doc = {"name": family["name"], "unit": family["unit"]}

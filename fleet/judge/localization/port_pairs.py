@@ -133,7 +133,7 @@ class VerbsPairs(GangPairs):
         return super()._is_reported(suspect) or self._fails(suspect)
 
     def _suspect_verdicts(self, suspect: Suspect) -> Iterator[Verdict]:
-        """Yield the verdicts on a suspect. On a rail or switch, there is one for each of its ports of a host."""
+        """Yield the verdicts on a suspect. A verdict on a rail or switch is yielded once for each port of its host there."""
         for verdict in super()._suspect_verdicts(suspect):
             if suspect.kind == NIC:
                 yield self._with_share_alone(verdict, suspect)

@@ -1,4 +1,4 @@
-"""Boundaries of the checks of constant readings, counted times and missing readings of a record."""
+"""Limits at which constant readings that change, counted times that grow and missing readings become problems of a record."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def test_at_most_three_readings_that_were_read_only_during_a_launch_are_named() 
         ("optics.temperature", "nic=eth1", "nic=eth0", False),
     ],
 )
-def test_value_that_a_snapshot_lacks_is_reported_unless_it_is_of_a_disk_module_or_xid(
+def test_value_that_a_snapshot_lacks_is_reported_unless_it_is_of_a_disk_a_module_or_an_xid(
     name: str, scope: str, other: str, is_missing: bool
 ) -> None:
     log = {"xid.last_seen": {"host": 0.0}}
