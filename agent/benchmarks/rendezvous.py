@@ -37,8 +37,8 @@ from agent.gang.transport import listen
 BACKEND = "rackproof"
 VISIBLE, WITHOUT_CUDA = "CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK"
 TIMEOUT = timedelta(minutes=10)
-"""How long to wait for late hosts. This is longer than OWN_FAILURE_S of agent.gang.monitor, so that a supervisor can tell a launcher
-that waited in vain from one that failed by itself."""
+"""How long to wait for late hosts. This is longer than OWN_FAILURE_S of agent.gang.monitor, so that a supervisor can distinguish
+a launcher that waited in vain from a launcher that failed by itself."""
 
 
 class StaticRendezvous(RendezvousHandler):
