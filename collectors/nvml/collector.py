@@ -72,8 +72,8 @@ class NvmlCollector:
         full_snapshot: read everything, including slow readings, and use no cached value.
         deadline_s: shared by all GPUs.
         keep_open: keep NVML open between collections, because opening NVML takes 50 ms. Without it, no GPM counters are read.
-        pauses_s: see PAUSES_S. With `keep_open`, a GPU is not read again after a denial, because a scrape must not wait; a later
-            collection has the reading.
+        pauses_s: see PAUSES_S. With `keep_open`, a GPU that denies a reading is read again only in the next collection, because a
+            scrape must not wait.
     """
 
     name = "nvml"

@@ -2,7 +2,8 @@
 
 The state comes first: a part that is absent or disabled has no health, although some services report one (Critical, for an
 empty bay). A part that is present but cannot be used (`UnavailableOffline`) is a fault if its health is bad or its line input
-is lost: this is how Dell and OpenBMC report a power supply whose cord is unplugged. Any other part in this state is a spare.
+is lost or out of range: this is how Dell and OpenBMC report a power supply whose cord is unplugged. Any other part in this
+state is a spare.
 Then comes `Health`, with the reasons of `Conditions`. `HealthRollup` is not used: an old log entry can make it bad.
 """
 
@@ -19,7 +20,7 @@ _SPELLINGS = {
     WARNING: ("warning", "noncritical", "caution", "minor", "degraded"),
     CRITICAL: ("critical", "failed", "failure", "fault", "error", "bad", "false", "major", "fatal", "nonrecoverable"),
 }
-_INPUT_LOST = ("LossOfInput", "OutOfRange")
+_BAD_INPUT = ("LossOfInput", "OutOfRange")
 
 
 def standard(value: object) -> str | None:
@@ -32,7 +33,7 @@ def is_there(resource: Resource) -> bool:
     """Return whether the part is fitted and in use, or should be in use and cannot."""
     state = _state(resource)
     if state == _UNUSABLE:
-        return standard(_raw_health(resource)) in (WARNING, CRITICAL) or resource.get("LineInputStatus") in _INPUT_LOST
+        return standard(_raw_health(resource)) in (WARNING, CRITICAL) or resource.get("LineInputStatus") in _BAD_INPUT
     return state not in _WITHOUT_HEALTH
 
 
@@ -68,9 +69,9 @@ def health(resource: Resource) -> str | None:
 
 
 def power_supply_health(supply: Resource) -> str | None:
-    """Return the health of a power supply. It is critical if `LineInputStatus` reports lost input, whatever its `Health` is."""
+    """Return the health of a power supply. It is critical if its line input is lost or out of range, whatever its `Health` is."""
     value, line = health(supply), supply.get("LineInputStatus")
-    if line in _INPUT_LOST:
+    if line in _BAD_INPUT:
         return f"{CRITICAL}: its line input has the status {line}"
     has_no_input = supply.get("LineInputVoltage") == 0 and supply.get("PowerOutputWatts") in (0, None)
     return f"{value}: it has no input (0 V)" if value in (WARNING, CRITICAL) and has_no_input else value

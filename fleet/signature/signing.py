@@ -54,7 +54,7 @@ class Verification:
     problems: tuple[str, ...] = ()
     """What is wrong with the signature, the files or the report."""
     notes: tuple[str, ...] = ()
-    """What was judged or rendered again, with which result, and what could not be."""
+    """What was judged or rendered again and with which result, and what could not be judged or rendered again."""
 
 
 def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetReport, int, tuple[str, ...]]:

@@ -46,7 +46,7 @@ PROPORTIONAL_READINGS = (
 )
 """Readings that grow in proportion to the GPUs of the host."""
 TIMES = {"gpu.throttle.time": 38.6}
-"""Counter of seconds under load -> its value at the end of the real run whose readings the data file contains."""
+"""Counter of seconds that rises under load -> its value at the end of the real run whose readings the data file contains."""
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 """Readings whose value is the number of GPUs, if their scope is the host."""
 DURING_GANG = "during the gang launch"

@@ -81,10 +81,11 @@ class Bandwidth:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """One row of a latency test, in seconds: half of a round trip."""
+    """One row of a latency test."""
 
     size_bytes: int
     typical: float
+    """Half of the typical round trip, in seconds."""
     conditions: Conditions
 
 

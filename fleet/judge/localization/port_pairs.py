@@ -1,4 +1,4 @@
-"""The pair matrix of RDMA ports, below NCCL.
+"""The pair matrix of RDMA ports, measured below NCCL.
 
 Unlike the matrix of GPUs, it has the rate of each port in loopback, and the switch at the other end of its cable. So a slow port
 can be distinguished from a slow cable, and a slow switch from many slow ports.
@@ -30,7 +30,7 @@ MAX_ID = 64
 
 
 class VerbsPairs(GangPairs):
-    """The pairs of RDMA ports: the same matrix below NCCL, in which an end is a port."""
+    """The pairs of RDMA ports: a matrix like that of GPUs, but measured below NCCL. An end is a port."""
 
     benchmark = "verbs"
     is_one_way = True
