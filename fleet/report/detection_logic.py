@@ -1,4 +1,4 @@
-"""Describe what criteria find without a spread of healthy values, and why nothing can be stated about other criteria."""
+"""Describe what criteria find by logic (without a spread of healthy values), and why nothing is stated about other criteria."""
 
 from __future__ import annotations
 
@@ -82,10 +82,11 @@ def _limit_text(operator: str, limit: Value, unit: str) -> str:
 
 
 def logic_false_alarms(detections: Sequence[Detection]) -> tuple[int, int, float]:
-    """Return how many healthy values were judged by logic, how many failed, and the share that fails at most, with CONFIDENCE.
+    """Return how many healthy values were judged by logic, how many failed, and an upper limit of the share that fails.
 
-    If none of n independent values failed, that share is 1 - 0.05^(1/n), about 3/n. If any failed, or if there are no values, the
-    share is 1, which states nothing. All criteria count together, because a single criterion has too few values.
+    The limit holds with the confidence CONFIDENCE. If none of n independent values failed, it is 1 - 0.05^(1/n), about 3/n. If
+    any failed, or if there are no values, the limit is 1, which states nothing. All criteria count together, because a single
+    criterion has too few values.
     """
     values = sum(item.values for item in detections if item.kind == LOGIC)
     failed = sum(item.failed for item in detections if item.kind == LOGIC)
@@ -115,7 +116,7 @@ def _why(criterion: Criterion) -> str:
 
 
 def unmeasured(detections: Sequence[Detection], profiles: Mapping[str, Sequence[Stages]]) -> dict[str, list[str]]:
-    """Return profile -> its benchmarks that no run measured with the profile's settings."""
+    """Return profile -> its benchmarks that no run measured with any of the profile's settings."""
     known = {(item.key.stage, item.key.name.split(".")[0], item.key.settings) for item in detections}
     result = {}
     for profile, choices in profiles.items():
