@@ -30,7 +30,7 @@ from tests.lab.lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS, Lab
 ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
 SLOW, SWAPPED = "node2", "node3"
-RATE, SLOW_RATE = "100mbit", "16mbit"
+RATE, SLOW_RATE = "100mbit", "8mbit"
 """Rate limit of each link, and that of the slow link after the maintenance. Both are below what busy processors reach, so that
 the measured rates hardly vary."""
 NEW_SERIAL = "1659999999999"
@@ -48,7 +48,7 @@ def small_profile(stage: str, benchmark: str, **settings: Any) -> dict[str, Any]
     return {**head, "device": "cpu", "processes_per_host": 1, "stages": {stage: settings_of_stage}}
 
 
-GANG_PROFILE = small_profile("gang", "pairs", size_bytes=262144, seconds=4.0)
+GANG_PROFILE = small_profile("gang", "pairs", size_bytes=131072, seconds=2.0)
 HOST_PROFILE = small_profile("benchmark", "memory", ops=["copy"], size_bytes=1048576, seconds=0.1)
 
 
