@@ -58,9 +58,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "run-host",
         parents=[launch_options.standalone_options()],
         help="run this host's part of a planned run without a control node, and print the record to the log",
-        epilog="example: rackproof run-host --plan /etc/rackproof/plan.json. Exit codes: 0 a record was printed, whatever the "
-        "result; 2 the run is not possible on this host, or there is no record; 64 wrong usage; 75 another run holds this host; "
-        "143 terminated, and the record so far, if any, was printed.",
+        epilog="example: rackproof run-host --plan /etc/rackproof/plan.json. Exit codes: 0 this host has a record, whatever "
+        "its results; 2 the run is not possible on this host, or there is no record; 64 wrong usage; 75 another run holds this "
+        "host; 143 terminated: the record so far, if any, is printed all the same, unless --quiet is given.",
     )
     parser.add_argument(
         "--host",
@@ -161,8 +161,8 @@ class HostRunner:
             members, reason = [], str(error)
         else:
             absent = ", ".join(host for host in expected if host not in (*members, run.host.name))
-            # Without members, neither of the two hosts that collect the members (`gang.watchers`) answered this host. The other
-            # hosts may have launched without this one.
+            # If `members` is empty, neither of the two hosts that collect the members (`gang.watchers`) answered this host. The
+            # other hosts may have launched without this one.
             absence = f"{absent} did not connect" if members else f"no answer from {' and '.join(gang.watchers)}"
             reason = f"no other host to launch with: {absence} within {options.meet_within:g} s"
             if absent and len(members) > 1:

@@ -12,7 +12,7 @@ import pynvml as nvml
 
 from collectors.base import Absent, ReadingError
 
-# Errors of a reading that this part, driver or library does not have.
+# Errors which mean that this part, driver or library does not have the reading.
 _UNSUPPORTED = frozenset(
     {
         nvml.NVML_ERROR_NOT_SUPPORTED,
@@ -54,7 +54,7 @@ def _why_not_opened(error: nvml.NVMLError, root: Path) -> Absent:
     """Return why NVML cannot be opened.
 
     NVML's own text names neither a damaged library nor a device file that is denied or missing. In these cases the result is
-    NotOpened: the number of GPUs is not known, unlike on a host without a driver.
+    NotOpened, because the host may have GPUs. In other cases, such as a host without a driver, the result is a plain Absent.
     """
     absent = translate(error)
     why = _why_not_loaded() if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND else _why_denied(root)
@@ -76,7 +76,7 @@ def _why_denied(root: Path) -> str:
     try:
         os.close(os.open(root / _CONTROL, os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as error:
-        # NVIDIA/nvidia-container-toolkit issue 48: systemd removes, from the control group, devices that it does not know.
+        # NVIDIA/nvidia-container-toolkit issue 48: systemd removes devices that it does not know from the control group.
         return (
             f"/{_CONTROL}: {error.strerror}: this process may not use the GPUs; a container loses them if `systemctl "
             "daemon-reload` runs on its host: start the container again"
@@ -127,7 +127,7 @@ def try_read(get: Callable[[], Any]) -> Any:
 
 
 def gpu_count() -> int:
-    """Return how many GPUs NVML lists. Raises NVMLError, or ReadingError if that is more than a host can have."""
+    """Return how many GPUs NVML lists. Raises NVMLError if NVML fails, and ReadingError if there are more than MAX_GPUS."""
     count: int = nvml.nvmlDeviceGetCount()
     if count > MAX_GPUS:
         raise ReadingError(Absent.error(f"NVML lists {count} GPUs, more than a host can have ({MAX_GPUS})"))

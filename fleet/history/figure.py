@@ -61,7 +61,9 @@ class Selection:
 
 
 def figure_answer(history: History, selection: Selection, value: float | None = None) -> Answer:
-    """Return the distribution of a figure; also by rack, driver and month if only one figure is selected.
+    """Return the distribution of a figure.
+
+    If all selected figures have the same settings, stage and kind of part, it is also given by rack, driver and month.
 
     Args:
         history: the history.
@@ -137,7 +139,10 @@ def _by(source: _Source, name: str) -> Section:
 
 
 def _place(source: _Source, value: float) -> Section:
-    """Return where the value lies among the figures of the own fleet, by model, driver, stage and settings."""
+    """Return where the value lies among the figures of the own fleet, by model, driver, stage and settings.
+
+    Groups of fewer than MIN_PARTS parts have no percentile.
+    """
     weight = WEIGHT if source.has_several else "1.0"
     rows = source.history.records(
         f"""select 'own fleet' as source, model, driver, stage, settings, within, any_value(unit) as unit,

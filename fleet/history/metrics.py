@@ -1,6 +1,6 @@
 """Render the newest state of each rack as OpenMetrics, for node_exporter's textfile collector or a page that Prometheus reads.
 
-Only gauges are used, so the text is valid as OpenMetrics and in Prometheus' older text format. The age of a run is
+Only gauges are used, so the text is valid as OpenMetrics and in Prometheus' older text format. The age of a rack's newest run is
 `time() - rackproof_history_rack_last_run_timestamp_seconds`.
 """
 

@@ -1,7 +1,8 @@
 """Check that a snapshot has the readings that the agent derives from, or reports together with, other readings of the snapshot.
 
 Criteria on such readings are optional, because not every host has the part. If another reading shows that the host has it, a
-missing reading is a contradiction. So is an alarm of a module that does not agree with the power of the lane and the limits.
+missing reading is a contradiction. An alarm of a module is a contradiction if it does not follow from the power of the
+lane and the limits of the module.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
 """Reading of the members of a part -> a reading of the part that is 0 if the part has no members."""
 MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")
 """Reading that the agent reports for each port of a host, and the two readings which show that it read the ports: the duration of
-the collector, and a reading that every Ethernet interface has in full snapshots. Other snapshots do not have the latter."""
+the collector, and `network.mtu`, which every Ethernet interface has in a full snapshot. Other snapshots have no `network.mtu`."""
 QUANTITIES, LEVELS = ("temperature", "voltage", "rx_power", "tx_power", "bias"), ("alarm", "warning")
 OF_MODULES = (
     "optics.module.fault",
@@ -55,7 +56,8 @@ OF_MODULES = (
 WITH_LIMITS = ("rx_power", "tx_power")
 """Quantities of a lane whose limits are readings too."""
 ROUNDING = 1e-5
-"""Relative. The agent compares powers and limits first, and then rounds them to six digits in the record."""
+"""Largest relative difference that rounding explains. The agent compares a power with the limits before it rounds all of
+them to six digits for the record."""
 NONE, LOW, HIGH = "none", "low", "high"
 
 

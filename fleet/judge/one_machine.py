@@ -23,7 +23,7 @@ from schemas.times import epoch_seconds
 
 BOOT_ID = "host.boot_id"
 MAX_NAMES = 8
-"""Maximum number of hosts that a text names: a machine with more hosts than GPUs is rare, and most have eight GPUs."""
+"""Maximum number of hosts that a text names: a machine with more hosts than GPUs is rare, and most machines have eight GPUs."""
 
 
 class _Span(NamedTuple):
@@ -67,7 +67,7 @@ class Machines:
         return sorted(machines, key=lambda hosts: list(map(_natural, hosts)))
 
     def measured_together(self, view: HostView, stage: str) -> tuple[str, ...]:
-        """Return the host, and the others on its machine that were measured during its stage; empty if there are no others."""
+        """Return the host and those on its machine that were measured during the host's `stage`; empty if there are none."""
         name = view.host.name
         others = {
             other
@@ -79,10 +79,10 @@ class Machines:
 
 
 def with_one_machine(views: Iterable[HostView], verdicts: Iterable[Verdict], machines: Machines) -> list[Verdict]:
-    """Return the verdicts. A speed that fails because hosts are one machine gets the action `configure` and their names.
+    """Return the verdicts. A failed speed gets the action `configure` if hosts of one machine were measured at the same time.
 
-    It stays a failure of its part. The speed of a benchmark that depends on the GPU alone (`Benchmark.gpu_bound`) is not changed,
-    nor is a figure of a rehearsal, whose hosts may be one machine.
+    The names of these hosts are added to the reason. The verdict stays a failure of its part. Left as they are: verdicts on
+    benchmarks that depend on the GPU alone (`Benchmark.gpu_bound`), and verdicts of rehearsals, whose hosts may be one machine.
 
     Args:
         views: hosts of whole gangs. A figure of a gang depends on all hosts of the gang.
@@ -127,7 +127,7 @@ def _annotated(verdict: Verdict, hosts: Sequence[str]) -> Verdict:
 
 
 def name_hosts(hosts: Sequence[str]) -> str:
-    """Return the names of several hosts: `h1, h2 and h3`; of many hosts the first, and the number of the others."""
+    """Return the names of several hosts: `h1, h2 and h3`; of more than MAX_NAMES the first ones, and how many more."""
     if len(hosts) > MAX_NAMES:
         return f"{', '.join(hosts[:MAX_NAMES])} and {len(hosts) - MAX_NAMES} more"
     return f"{', '.join(hosts[:-1])} and {hosts[-1]}"

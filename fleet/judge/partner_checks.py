@@ -24,7 +24,7 @@ class PartnerCheck:
     row: TallyRow
 
     def count_passes(self, values: HostValues, position: int) -> int | None:
-        """Count the passes of a host and return their number. Unless the host certainly passes, count nothing and return None."""
+        """Count the passes of a host and return their number. Unless all values certainly pass, count nothing, return None."""
         items = [item for item in values.pair_observations if item.name == self.name]
         holds, limit = COMPARE[self.operator], self.limit
         for item in items:
@@ -38,7 +38,7 @@ class PartnerCheck:
 
 
 def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bool:
-    """Return whether the series are all figures of one name between pairs of hosts, and these differ only in scope and value."""
+    """Return whether the series hold all figures of one name on pairs of hosts, and these differ only in scope and value."""
     items = [item for group in series for item in group]
     kinds = {(item.name, item.stage, item.status, item.unit, *sorted(item.params.items())) for item in items}
     of_name = [item for item in values.pair_observations if item.name == items[0].name]

@@ -1,8 +1,8 @@
 """Estimate the detection power of floors from several runs of the same hosts.
 
 With a high floor healthy parts fail; with a low floor slow parts pass. Both probabilities follow from the scatter of healthy
-parts, from run to run and from part to part. The scatter is assumed to be normal. A few runs do not show the tails of the
-distribution, so small probabilities come from this model.
+parts, from run to run and from part to part. The scatter is assumed to have a normal distribution. A few runs do not show the
+tails of the distribution, so small probabilities come from this assumption.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """One row of a tally: the verdicts of one criterion on one figure.
 
-It keeps counts, values and the worst parts. It grows with the fleet only if the values are texts that differ from host to host.
-Numbers are exact while there are few different ones. With more, they are rounded to one part in ten thousand.
+A row keeps counts, values and the worst parts. It grows with the fleet only if the values are texts that differ from host to
+host.
+Numbers are exact while there are few different ones. If there are more, they are rounded to about one part in ten thousand.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ class TallyRow:
             self.threshold = last[1] if last[0] == _RANK[PASS] else -math.inf
 
     def describe(self, source: str, basis: str, unit: str, operator: str) -> None:
-        """Set the description. If packs of two GPU models share a criterion id, the order of calls does not matter."""
+        """Set the description. If packs of two GPU models share a criterion id, the order of calls does not affect the result."""
         self.source, self.basis = min((self.source, self.basis), (source, basis))
         self.unit, self.operator = max(self.unit, unit), max(self.operator, operator)
         self.higher_is_better = self.operator in ("ge", "gt")

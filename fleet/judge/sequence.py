@@ -21,7 +21,7 @@ Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 
 OVERLAP_TOLERANCE_S = 60.0
-"""The system clock may be corrected between two launches."""
+"""Longest overlap of two launches that is not reported: the system clock may have been corrected between them."""
 UNREAD_S = 60.0
 """If a launch with a timeline takes longer than this, a snapshot was taken during it: the agent takes one every 2 s, and a
 blocked driver delays it by 20 s."""
@@ -91,7 +91,7 @@ def _is_earlier(moment: str, other: str) -> bool:
 
     Within one second, a time of lower precision never counts as earlier.
     """
-    if moment >= other:  # texts sort like the times, and most records are in order: parse only the others
+    if moment >= other:  # texts sort like the times, and most are in order: parse only the other texts
         return False
     with contextlib.suppress(ValueError):
         return epoch_seconds(moment) < epoch_seconds(other)
@@ -150,7 +150,7 @@ def _launch_problems(view: HostView, launch: Launch) -> Iterator[str]:
     """Check the culprit, members and ranks of one launch.
 
     Only a failed launch has a culprit, and no member or rank occurs twice. The number of a rank is its local number plus the
-    planned ranks of the members listed before this host.
+    number of planned ranks on the members listed before this host.
     """
     if launch.culprit and launch.outcome != "failed":
         yield f"the launch has the outcome {launch.outcome}, but was ended because of {', '.join(launch.culprit.hosts)}"

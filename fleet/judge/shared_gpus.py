@@ -13,11 +13,11 @@ from schemas.scopes import Scope
 
 _PROCESSES = "gpu.processes"
 NO_SPEEDS = (".accuracy", ".mtu")
-"""Ends of names: figures with a lower limit that are no speeds, so that another process does not lower them."""
+"""Ends of the names of figures that have a lower limit, but are no speeds: other processes do not lower them."""
 
 
 def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it fails a speed of a GPU that other processes used, add the GPU, and the action `configure`.
+    """Return the verdict. If it fails a speed, and other processes used the GPU, add the GPU's scope and the action `configure`.
 
     A GPU counts as used by other processes if it had compute processes outside of the launches of the run. A figure of the whole
     host counts as one of all its GPUs.

@@ -1,4 +1,7 @@
-"""Require the total bandwidth of all clients of a shared directory if it has a floor. The plan does not list this figure."""
+"""Require the total bandwidth of all clients of a shared directory if the inventory has a floor for it.
+
+The plan does not list the total as an expected figure, so no other check requires it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ BANDWIDTH, TOGETHER = "shared_storage.bandwidth", "shared_storage.aggregate_band
 
 
 def silent_totals(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each directory with a floor and a bandwidth of this client, but none of all clients.
+    """Yield an inconclusive verdict for each directory that has a floor and this client's bandwidth, but no total of all clients.
 
     If a client was left out, its own figure has the reason, and another check reports that.
     """

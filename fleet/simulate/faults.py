@@ -123,7 +123,7 @@ class Effect:
     rails: tuple[int, ...] = ()
     """The GPUs whose rails are slow; empty: all."""
     reach: str = HOST
-    """Which pairs are slow: those of the host (HOST), the one with the next host of its gang (PATH), those of all hosts at the
+    """Which pairs are slow: those of the host (HOST), those with the next host of its gang (PATH), those of all hosts at the
     leaf switch of the host (SWITCH), or all pairs (RAIL)."""
 
 
@@ -143,7 +143,7 @@ class Fault:
     of_bmc: bool = False
     """Whether the fault shows only in the readings of the BMC."""
     breaks_domain: bool = False
-    """Whether NCCL cannot use NVLink between this host and the others of its NVLink domain, which the host must be in."""
+    """Whether NCCL cannot use NVLink between this host and the others of its NVLink domain. The host must be in such a domain."""
     least_gpus: int = 1
     """Minimum number of GPUs that a host must have for this fault."""
     of_storage: bool = False
@@ -171,7 +171,7 @@ def _timelines(document: Doc) -> list[Doc]:
 
 
 def _missing_gpu(host: FaultyHost) -> None:
-    """Remove the GPU from driver and PCI bus. The driver numbers the others from 0, so the last number is missing."""
+    """Remove the GPU from driver and PCI bus. The driver numbers the other GPUs from 0, so the last number is missing."""
     remaining = len(host.planned.devices) - 1
     for name in ("gpu.count", "gpu.pci_count", "pcie.device_count"):
         host.set_reading(name, remaining, "host", late=False)
@@ -407,7 +407,7 @@ def _wrong_driver(host: FaultyHost) -> None:
 
 
 def _swapped_cables(host: FaultyHost) -> None:
-    """Swap the cable of the GPU's adapter with that of the next one."""
+    """Swap the cable of the GPU's adapter with the cable of the next GPU's adapter."""
     scopes = [adapter_scope(rail % len(host.planned.devices)) for rail in (host.gpu, host.gpu + 1)]
     for name in ("switch", "switch_id", "switch_port"):
         for metric in host.metrics(f"infiniband.{name}", late=False):

@@ -1,7 +1,7 @@
 """Make the observations that healthy hosts report: those that the plan expects, and those of each NUMA node.
 
-The value of most observations is a slot of a template: a list with one text for each level. When the template is rendered, a
-level is drawn for the host or for its gang.
+The value of most observations is a slot of a template: a list with one text for each level (how good a part is). When the
+template is rendered, a level is drawn for the host or for its gang.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ Answer = Callable[[BaseHTTPRequestHandler], bool]
 
 
 class Service:
-    """A Redfish service with sessions. It returns a collection in pages (`$skip` and `$top`) if this has the key `page_size`."""
+    """A Redfish service with sessions. A collection that has the key `page_size` is returned in pages (`$skip`, `$top`)."""
 
     def __init__(self, resources: Resources, answer: Answer | None = None) -> None:
         self.resources, self.answer = resources, answer

@@ -19,7 +19,7 @@ REMEDY = "install perftest (package perftest, or the one of DOCA-OFED) to measur
 
 
 def planned_tests(settings: Mapping[str, Any]) -> list[VerbsTest]:
-    """Return the tests of one port or pair of ports. Those with GPU memory come last, because support for it may be missing."""
+    """Return the tests of one port or pair of ports. Tests with GPU memory come last: the host may not support them."""
     figures, seconds = settings["figures"], settings["seconds"]
     tests = [
         VerbsTest(
@@ -68,7 +68,7 @@ class PortReport:
         return {name for name, path in self.installation.paths.items() if path}
 
     def command(self, test: VerbsTest, port: RdmaPort, tcp_port: int, server: str = "") -> list[str]:
-        """Return the command of one side of a test. Raises PerftestError if it needs GPU memory, and cannot use it."""
+        """Return the command of one side of a test. Raises PerftestError if the test needs GPU memory that it cannot use."""
         gpu: list[str] | str = []
         if test.memory == "gpu":
             address = nearest_gpu(port, self._context.devices) if self._context.kind == "gpu" else ""
@@ -96,13 +96,13 @@ class PortReport:
             self._context.report(name, value, unit=unit, **common)
             is_write = (test.op, test.direction, test.memory) == ("write", "one_way", "host")
             if name == "verbs.rate_ratio" and is_write and "partner" in where:
-                # With both `sharings` the write is measured alone, and while all ports transfer: the higher ratio counts.
+                # The write may be measured twice, alone and while all ports transfer (`sharings`): the higher ratio counts.
                 ratios = self._ratios.setdefault(port, {})
                 ratios[where["partner"]] = max(value, ratios.get(where["partner"], 0.0))
         return ""
 
     def best_partners(self) -> None:
-        """Report the best `verbs.rate_ratio` of each port's one-way writes. It is low only if the rate to no partner is high."""
+        """Report for each port the best `verbs.rate_ratio` of its one-way writes: low only if the rate to every partner is low."""
         for port, ratios in self._ratios.items():
             self._context.report(
                 "verbs.best_ratio",

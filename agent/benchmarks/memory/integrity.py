@@ -1,8 +1,8 @@
 """Memory test: write several patterns to the device's free memory and read them back.
 
-The patterns are the ones of classic memory tests: constants and their inverses (find stuck bits), walking bits (coupled
-bits), each word's own address (decoder faults), random words and their inverses (everything else). The module `over_time` has
-the tests that repeat, or wait, until their share of the setting `seconds` is used.
+The patterns are the ones of classic memory tests: constants and their inverses (for stuck bits), walking bits (for coupled
+bits), each word's own address (for decoder faults), random words and their inverses (for everything else). The module
+`over_time` has the tests that repeat, or wait, until their share of the setting `seconds` is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from schemas.records import ERROR
 CHUNK = 1 << 27
 """Words (8 bytes) in one allocation: fragmented memory has room for many small allocations, but not for one large one."""
 PART = 1 << 25
-"""Largest number of words that are checked at once. Their expected values need as much memory again, so the number is smaller on
+"""Largest number of words that are checked at once. A check needs 9 more bytes for each of its words, so the number is smaller on
 devices with little memory."""
 
 
@@ -37,7 +37,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """
     context.host_barrier("start")  # after it, the other ranks have freed their memory on this device
     free = free_bytes(context.device)
-    words = min(PART, free // 2000)  # comparing a word takes 9 more bytes: half a percent of the free memory
+    words = min(PART, free // 2000)  # at 9 bytes a word, a check takes at most half a percent of the free memory
     wanted = int(free * settings["share"]) - 9 * words
     wanted = min(wanted, settings["most_bytes"] or wanted)
     memory = MemoryUnderTest(list(_allocate(wanted, context.device)), words)
@@ -75,7 +75,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _allocate(wanted: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """Yield chunks of `wanted` bytes in total, or as much as can be allocated. Raises RuntimeError if nothing can."""
+    """Yield chunks of `wanted` bytes in total, or as much as can be allocated. Raises RuntimeError if that is nothing."""
     count, words, allocated = CHUNK, max(1, wanted // 8), 0
     while words > 0 and count >= 1 << 16:
         try:

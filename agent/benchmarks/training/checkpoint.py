@@ -180,7 +180,7 @@ def _leaves(state: object, name: str = "") -> dict[str, object]:
 def _deterministic_algorithms() -> Iterator[None]:
     """Make PyTorch's results reproducible to the bit. PyTorch warns of operations that are not reproducible."""
     # PyTorch warns of the backward pass of max pooling, because it uses atomic additions. That is no problem here: the pooling
-    # windows do not overlap, so no element is a sum, and the order of additions does not matter.
+    # windows do not overlap, so each element of the gradient is one value, not a sum, and the order of additions does not matter.
     before, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

@@ -48,7 +48,7 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
 
 
 def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
-    """Return the verdicts on the pairs of GPUs and of ports. A verdict on a suspect of one layer states what the other shows."""
+    """Return the verdicts on the pairs of GPUs and of ports. A verdict on a suspect also states what the other layer shows."""
     nccl, ports = list(of_nccl.verdicts()), list(of_ports.verdicts())
     return [
         *(_with_port(_with_note(item, _seen_by_ports(item, ports, of_ports.hosts)), ports) for item in nccl),

@@ -53,7 +53,7 @@ class Distribution:
     """Number of parts that fail. In a large fleet, the number that fail the criterion with the most failures."""
     inconclusive: int = 0
     """Number of parts with an inconclusive verdict, including parts without a value. In a large fleet, the number for the
-    criterion with the most."""
+    criterion with the most inconclusive verdicts."""
     limits: dict[Limit, None] = field(default_factory=dict)
     criteria: dict[str, None] = field(default_factory=dict)
 

@@ -319,7 +319,7 @@ FAULTS = [
     fault("power brake throttling between snapshots", "power-brake-time", nvml_later=(f"{GPU_3}FieldValues.271=2000000000 3",)),
     gpu_fault("power limit lowered", "power-limit-lowered uniform-gpu-power-in-force", "PowerManagementLimit=500000",
         "EnforcedPowerLimit=500000"),
-gpu_fault("mig switched on", "mig-off", "MigMode=1 1"),
+    gpu_fault("mig switched on", "mig-off", "MigMode=1 1"),
     gpu_fault("mig change pending", "mig-pending", "MigMode=0 1"),
     gpu_fault("exclusive compute mode", "compute-mode", "ComputeMode=3"),
     fault("pcie replays", "pcie-replay", nvml_later=(f"{GPU_3}PcieReplayCounter=32",), scope="gpu=3"),

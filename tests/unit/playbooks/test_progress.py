@@ -22,7 +22,7 @@ WAIT = {"ansible.builtin.command": {"argv": ["sleep", "0.2"]}, "vars": {"_rackpr
 
 
 def playbook_of_tasks(directory: Path, run_dir: Path, *tasks: dict[str, Any]) -> list[str]:
-    """Return the command of a playbook on two local hosts that sets the facts of its run."""
+    """Return the command of a playbook that sets the fact with its run directory, and runs these tasks on two local hosts."""
     set_facts = {"ansible.builtin.set_fact": {"_rackproof_run_dir": str(run_dir)}, "run_once": True}
     plays = [
         {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "tasks": [set_facts]},
@@ -130,7 +130,7 @@ def test_error_after_many_warnings_of_pip_is_recorded(tmp_path: Path, run_dir: P
 
 def test_progress_is_printed_on_standard_error_only(tmp_path: Path, run_dir: Path) -> None:
     claim = locks.claim("r1", run_dir.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
-    with locks.exclusive(run_dir / run_directory.LOCK) as file:  # as the role plan sets it
+    with locks.exclusive(run_dir / run_directory.LOCK) as file:  # as the role `plan` does
         locks.write_line(file, {**vars(claim), "running": []})
     slow = {"name": "Wait", **WAIT, "ansible.builtin.command": {"argv": ["sleep", "4"]}, "changed_when": False}
     done = play(playbook_of_tasks(tmp_path, run_dir, slow), tmp_path, RACKPROOF_HEARTBEAT="1")

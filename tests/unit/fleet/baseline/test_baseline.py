@@ -118,7 +118,7 @@ def level(sigma: float | None = None, runs: int = 4) -> Level:
         ("le", 1.10, 0.01, 110.0),
     ],
 )
-def test_limit_is_at_least_as_far_from_the_level_as_the_noise(
+def test_limit_is_at_least_four_times_the_noise_away_from_the_level(
     operator: str, fraction: float, sigma: float | None, expected: float
 ) -> None:
     result = limit(criterion(operator, fraction=fraction), level(sigma))

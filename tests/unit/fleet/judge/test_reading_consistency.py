@@ -58,7 +58,7 @@ def problems(
 
 
 def moved(first: Changes, last: Changes) -> dict[str, Changes]:
-    """Return changes: the readings `first` before and during the launch, `last` after it; during it only fast readings."""
+    """Return changes: `first` before the launch, `last` after it, and during it the readings of `first` that are not `full_only`."""
     fast = {name: values for name, values in first.items() if not READINGS[name].full_only}
     return {"before": first, "during": fast, "after": last}
 
@@ -173,6 +173,6 @@ def test_snapshot_with_a_failed_collector_is_not_compared() -> None:
     assert list(reading_problems(record_of(before, replace(after, metrics=(*after.metrics, failed))))) == []
 
 
-def test_record_whose_gpu_has_another_address_than_in_every_snapshot_is_named() -> None:
+def test_record_whose_gpu_has_another_address_than_the_snapshots_is_named() -> None:
     reason = "every snapshot has 0000:06:00.0, but the record states 0000:08:00.0"
     assert problems(gpu=replace(GPU, pci_bus_id="0000:08:00.0")) == [("gpu.pci_bus_id", "gpu=0", reason)]
