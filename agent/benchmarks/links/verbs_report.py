@@ -102,7 +102,7 @@ class PortReport:
         return ""
 
     def best_partners(self) -> None:
-        """Report for each port the best `verbs.rate_ratio` of its one-way writes: low only if the rate to every partner is low."""
+        """Report for each port the best `verbs.rate_ratio` of its one-way writes. It is low only if all partners are slow."""
         for port, ratios in self._ratios.items():
             self._context.report(
                 "verbs.best_ratio",

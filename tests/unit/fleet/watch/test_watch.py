@@ -103,7 +103,7 @@ class Run:
             file.write(json.dumps(event) + "\n")
 
     def lock(self, pid: int | None = None) -> Run:
-        """Write the lock of a playbook with process ID `pid`; without `pid`, that of this test: the run is then in progress."""
+        """Write the lock of a playbook with process ID `pid`; without `pid`, that of this test, which still runs."""
         claim = locks.claim("r1", self.directory.parent, pid or os.getpid(), "2026-11-21T04:00:00.000000Z")
         claim = replace(claim, user="alice", host="control1")
         with locks.exclusive(self.directory / run_directory.LOCK) as file:
