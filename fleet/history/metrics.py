@@ -56,7 +56,7 @@ class _HistoryCollector:
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Yield every metric family."""
-        hosts = self._family("hosts", "Hosts by the decision of their newest run", "decision")
+        hosts = self._family("hosts", "Hosts by the decision on them in their newest run", "decision")
         counts = {(rack, decision): count for rack, decision, count in self._history.rows(_HOSTS)}
         for rack in sorted({rack for rack, _ in counts}):
             for decision in (ACCEPTED, REJECTED, INCOMPLETE):

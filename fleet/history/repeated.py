@@ -35,7 +35,7 @@ def lemons_answer(history: History) -> Answer:
         Section(name="repeated", title="Failed repeatedly", rows=repeated, columns=_REPEATED,
                 empty="no part, slot, host or rack failed repeatedly"),
         Section(name="drifts", title="Drifting away from their peers", rows=drifting, columns=_DRIFTS,
-                empty="no part, host or rack drifts by more than the noise"),
+                empty="no drift was found in any part, host or rack"),
     ]  # fmt: skip
     return Answer(sections=sections)
 

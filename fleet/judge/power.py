@@ -28,7 +28,7 @@ MIN_RUNS = 3
 DETECTION_PROBABILITY = 0.99
 """Probability with which a floor must find a slowdown."""
 MAX_FALSE_ALARM = 0.001
-"""Highest acceptable probability of a false alarm, for `Gate.could_find`."""
+"""Highest acceptable probability that a healthy part fails."""
 _DETECTION_SIGMAS = NormalDist().inv_cdf(DETECTION_PROBABILITY)
 _FALSE_ALARM_SIGMAS = NormalDist().inv_cdf(1 - MAX_FALSE_ALARM)
 _MAD_BIAS = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
