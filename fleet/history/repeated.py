@@ -50,7 +50,7 @@ def drivers_answer(history: History) -> Answer:
                 title="Figures that changed with the driver",
                 rows=rows,
                 columns=_DRIVERS,
-                empty="no figure changed with the driver by more than the scatter between runs, on hosts with both drivers",
+                empty="no figure changed with the driver by more than the scatter between weeks, on hosts with both drivers",
             )
         ]
     )

@@ -36,9 +36,8 @@ TOGETHER = {
     "software.driver_module.open": "software.driver_module.version",
     "software.fabric_manager.matches": "software.fabric_manager.version",
 }
-"""Reading of the host -> another reading. A snapshot that has the other one (a value, or a reason why there is none) must have
-the first one too. If the other one is the duration of a collector, this holds only if it has a value: then the collector did not
-fail."""
+"""Reading A of the host -> reading B. A snapshot that has B (a value, or a reason why there is none) must have A too. If B is the
+duration of a collector, this holds only if B has a value: then the collector did not fail."""
 MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
 """Reading of the members of a part -> a reading of the part that is 0 if the part has no members."""
 MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")

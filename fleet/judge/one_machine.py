@@ -1,7 +1,8 @@
 """Attribute slow figures to hosts of the inventory that are one machine and were measured at the same time.
 
 Containers of one machine, and several hosts with `ansible_connection: local`, share its processors, host memory, PCIe, disks and
-network. If they are measured at the same time, each is slow although all parts are healthy. They have the same `host.boot_id`.
+network. If they are measured at the same time, each may be slow although all parts are healthy. Such hosts are recognised by their equal
+`host.boot_id`.
 """
 
 from __future__ import annotations
@@ -79,9 +80,9 @@ class Machines:
 
 
 def with_one_machine(views: Iterable[HostView], verdicts: Iterable[Verdict], machines: Machines) -> list[Verdict]:
-    """Return the verdicts. A failed speed gets the action `configure` if hosts of one machine were measured at the same time.
+    """Return the verdicts. A failed speed gets the action `configure` if other hosts on the same machine were measured meanwhile.
 
-    The names of these hosts are added to the reason. The verdict stays a failure of its part. Left as they are: verdicts on
+    The names of all these hosts are added to the reason. The verdict stays a failure of its part. Left as they are: verdicts on
     benchmarks that depend on the GPU alone (`Benchmark.gpu_bound`), and verdicts of rehearsals, whose hosts may be one machine.
 
     Args:

@@ -99,7 +99,7 @@ def _is_earlier(moment: str, other: str) -> bool:
 
 
 def _launch_order_problems(record: Record) -> Iterator[Problem]:
-    """Check that each launch began after the one before it began, and at most OVERLAP_TOLERANCE_S before that one ended."""
+    """Check that no launch began before the previous one, or more than OVERLAP_TOLERANCE_S before the previous one ended."""
     for earlier, later in itertools.pairwise(record.launches):
         if seconds_or_nan(later.began) < seconds_or_nan(earlier.began) + earlier.duration_s - OVERLAP_TOLERANCE_S:
             first = f"began at {earlier.began} and took {earlier.duration_s:.0f} s"

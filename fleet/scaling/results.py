@@ -98,7 +98,7 @@ class StudyResults:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every cell was measured, except those that inventory or budget exclude, and at least one was."""
+        """Return whether every cell was measured, except those that inventory or budget exclude, and at least one cell was."""
         return bool(self.count(MEASURED)) and not self.count(FAILED) and not self.count(OPEN)
 
 

@@ -62,7 +62,7 @@ class PortLink:
 
     @property
     def end(self) -> str:
-        """Return the other end: `leaf01 swp1s0`, with the label of the port if it differs."""
+        """Return the other end: `leaf01 swp1s0`, with the label of the port if the label differs from its name."""
         label = f" ({self.label})" if self.label and self.label != self.port else ""
         return f"{self.switch_name} {self.port or UNNAMED}{label}"
 
