@@ -1,8 +1,8 @@
 """Attribute slow figures to hosts of the inventory that are one machine and were measured at the same time.
 
 Containers of one machine, and several hosts with `ansible_connection: local`, share its processors, host memory, PCIe, disks and
-network. If they are measured at the same time, each may be slow although all parts are healthy. Such hosts are recognised by their equal
-`host.boot_id`.
+network. If they are measured at the same time, each may be slow although all parts are healthy. Hosts of one machine are
+recognised by their equal `host.boot_id`.
 """
 
 from __future__ import annotations
