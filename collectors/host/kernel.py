@@ -85,9 +85,11 @@ def options(files: Files) -> Iterable[Family]:
 
 
 def boot(files: Files) -> Iterable[Family]:
-    """Yield the ID of this boot. Hosts of a run that have the same ID are one machine, for example several containers on it."""
+    """Yield the ID of this boot. Hosts of a run that have the same ID are judged as one machine, for example its containers."""
     identity = files.read("proc/sys/kernel/random/boot_id", nonempty)
-    text = "Random ID of this boot; containers of one machine share it, virtual machines do not"
+    text = (
+        "Random ID of this boot, usually the same for containers of one machine and different for its virtual machines"
+    )
     yield host_family("host.boot_id", "1", text, identity, varies=True)
 
 

@@ -31,7 +31,7 @@ MOMENTUM = 0.5
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
 """Precision -> autocast dtype. `fp32` means PyTorch's defaults: on a GPU convolutions use TF32."""
 MIN_STEPS = 2
-"""Minimum number of steps. The first step is not part of the throughput: during it, torch also builds kernels and DDP's buckets."""
+"""Minimum number of steps. The throughput leaves out the first step, in which torch also builds kernels and DDP's buckets."""
 
 Item = tuple[torch.Tensor, int]
 
