@@ -46,7 +46,7 @@ def emit_records(run: HostRun) -> int:
     """Print the records of this host; return the number of records.
 
     Raises:
-        documents.DocumentError: a record is not valid, or of another host, so that `rackproof collect` would reject it.
+        documents.DocumentError: a record is invalid, or is of another host. `rackproof collect` would reject it.
     """
     count = 0
     for gang, path in _records(run):

@@ -29,7 +29,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog="examples: kubectl logs -l app.kubernetes.io/component=host --tail=-1 | rackproof collect runs/r1 -; "
         "rackproof collect runs/r1 logs/*.log /mnt/results. "
         "Exit codes: 0 every record found is in the run directory; 2 no record was found, or one was rejected or quarantined; "
-        "64 wrong usage; 75 the run is locked. Missing records are listed; the report calls them inconclusive.",
+        "64 wrong usage; 75 the run is locked. Missing records are listed; in the report their hosts have inconclusive verdicts.",
     )
     collect.add_argument("run_dir", type=Path, help="directory of the run, with the plan.json that the hosts received")
     collect.add_argument(

@@ -26,7 +26,7 @@ _ERROR_PREFIXES = ("xid.", "sxid.", "kernel.event.count")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
-    """The facts of the report that are in every package."""
+    """Facts of the report that the documents on parts use."""
 
     decision: str
     mark: str
