@@ -85,7 +85,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 def _measure(context: Context, steps: int, batch: int) -> None:
     path = context.work / f"checkpoint{context.node}.pt"
-    trainer, other = attempt_on_all_ranks(context, lambda: (Trainer(context, batch, 1), Trainer(context, batch, 2)))
+    trainer, second = attempt_on_all_ranks(context, lambda: (Trainer(context, batch, 1), Trainer(context, batch, 2)))
     trainer.train(steps)
     state = trainer.state()
     context.synchronize()
@@ -95,14 +95,14 @@ def _measure(context: Context, steps: int, batch: int) -> None:
     context.set_phase("checkpoint restore")
     began = time.perf_counter()
     attempt_on_all_ranks(
-        context, lambda: other.restore(torch.load(path, map_location=context.device, weights_only=True))
+        context, lambda: second.restore(torch.load(path, map_location=context.device, weights_only=True))
     )
     context.synchronize()
     restore_time = time.perf_counter() - began
-    differing = find_differences(state, other.state())
+    differing = find_differences(state, second.state())
     trainer.train(steps)
-    other.train(steps)
-    differing += [f"resumed {name}" for name in find_differences(trainer.state(), other.state())]
+    second.train(steps)
+    differing += [f"resumed {name}" for name in find_differences(trainer.state(), second.state())]
     if differing:
         log(f"checkpoint: differs in {', '.join(differing)}")
     identical = context.sum_over_ranks(len(differing)) == 0

@@ -59,8 +59,8 @@ def problems(
 
 def moved(first: Changes, last: Changes) -> dict[str, Changes]:
     """Return changes: `first` before the launch, `last` after it; during it those of `first` that are not `full_only`."""
-    fast = {name: values for name, values in first.items() if not READINGS[name].full_only}
-    return {"before": first, "during": fast, "after": last}
+    during = {name: values for name, values in first.items() if not READINGS[name].full_only}
+    return {"before": first, "during": during, "after": last}
 
 
 HEALTHY: dict[str, dict[str, Changes]] = {
