@@ -80,9 +80,9 @@ class Machines:
 
 
 def with_one_machine(views: Iterable[HostView], verdicts: Iterable[Verdict], machines: Machines) -> list[Verdict]:
-    """Return the verdicts. A failed speed gets the action `configure` if other hosts on the same machine were measured meanwhile.
+    """Return the verdicts. A failed speed gets the action `configure` if other hosts of its machine were measured meanwhile.
 
-    The names of all these hosts are added to the reason. The verdict stays a failure of its part. Left as they are: verdicts on
+    The names of all these hosts are added to the reason. The verdict stays a failure of its part. Left as they are: speeds of
     benchmarks that depend on the GPU alone (`Benchmark.gpu_bound`), and verdicts of rehearsals, whose hosts may be one machine.
 
     Args:

@@ -102,7 +102,10 @@ class PortReport:
         return ""
 
     def best_partners(self) -> None:
-        """Report for each port the best `verbs.rate_ratio` of its one-way writes. It is low only if all partners are slow."""
+        """Report for each port the best `verbs.rate_ratio` of its one-way writes.
+
+        This ratio is low only if the rate to every partner is low.
+        """
         for port, ratios in self._ratios.items():
             self._context.report(
                 "verbs.best_ratio",
