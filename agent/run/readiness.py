@@ -221,9 +221,10 @@ def _hidden_gpus(devices: Sequence[int], environment: Mapping[str, str]) -> Iter
         return
     visible_indices = [int(device) for device in visible if device.isdecimal()]
     if hidden := sorted(set(devices) - set(visible_indices)):
+        remedy = f", or give --devices {','.join(map(str, visible_indices))}" if visible_indices else ""
         yield (
             f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} hides GPU {', '.join(map(str, hidden))}: "
-            f"unset the variable, or give --devices {','.join(map(str, visible_indices)) or 'with the ones to measure'}"
+            f"unset the variable{remedy}"
         )
 
 

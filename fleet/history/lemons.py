@@ -142,15 +142,15 @@ def _rack_hosts(history: History) -> dict[tuple[str, str], int]:
 
 
 def _exposures(history: History) -> Exposures:
-    """Return how many parts, slots, hosts and racks there are, by the number of their runs."""
+    """Return how many parts, slots, hosts and racks there are, by the number of their runs with a right date."""
     kind = "split_part(slot, '=', 1)"
     rows = history.rows(
         f"""with counted as (
-          select 'part' as level, {kind} as kind, count(*) as runs from parts where slot <> '' and serial <> ''
+          select 'part' as level, {kind} as kind, count(*) as runs from parts where slot <> '' and serial <> '' and {_DATED}
           group by kind, serial
-          union all select 'slot', {kind} as kind, count(*) from parts where slot <> '' group by kind, host, slot
-          union all select 'host', '', count(*) from parts where part = 'host' group by host
-          union all select 'rack', '', count(distinct nonce) from parts where part = 'host' group by rack
+          union all select 'slot', {kind} as kind, count(*) from parts where slot <> '' and {_DATED} group by kind, host, slot
+          union all select 'host', '', count(*) from parts where part = 'host' and {_DATED} group by host
+          union all select 'rack', '', count(distinct nonce) from parts where part = 'host' and {_DATED} group by rack
         ) select level, kind, runs, count(*) from counted group by all"""
     )
     result: dict[tuple[str, str], dict[int, int]] = defaultdict(dict)

@@ -85,8 +85,8 @@ def _log(path: Path) -> tuple[list[FramedRecord], list[str]]:
 def _record(path: Path) -> tuple[list[FramedRecord], list[str]]:
     """Return the record in a file that was copied from its host, or the problem with the file."""
     try:
-        document = documents.read(path, "record")
-        text = path.read_bytes()
+        text = documents.read_bytes(path)
+        document = documents.checked(text, "record", source=str(path))
     except documents.DocumentError as error:
         return [], [str(error)]
     names = {name: str(document.get(name, "")) for name in ("run_id", "host", "gang")}

@@ -74,7 +74,10 @@ def read_idx(path: Path) -> torch.Tensor:
 
 
 def _cifar_10(directory: Path) -> Images:
-    train = torch.cat([_cifar_file(path) for path in sorted(directory.glob("data_batch_*.bin"))])
+    paths = sorted(directory.glob("data_batch_*.bin"))
+    if not paths:
+        raise FileNotFoundError(f"{directory}: no data_batch_*.bin in it")
+    train = torch.cat([_cifar_file(path) for path in paths])
     test = _cifar_file(directory / "test_batch.bin")
     return Images(
         label=CIFAR_10,

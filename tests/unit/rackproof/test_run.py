@@ -189,6 +189,12 @@ def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
     assert "CUDA_VISIBLE_DEVICES=0,1 hides GPU 2, 3: unset the variable, or give --devices 0,1" in lines
 
 
+@pytest.mark.parametrize("visible", ["", "-1"])
+def test_hidden_gpus_are_not_advised_as_devices_if_all_are_hidden(visible: str) -> None:
+    (problem,) = readiness._hidden_gpus([0, 1], {"CUDA_VISIBLE_DEVICES": visible})
+    assert problem == f"CUDA_VISIBLE_DEVICES={visible} hides GPU 0, 1: unset the variable"
+
+
 # --- the number of GPUs
 
 

@@ -341,3 +341,9 @@ def test_invalid_idx_file_is_refused(tmp_path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises((ValueError, OSError)):
         datasets.read_idx(path)
+
+
+def test_cifar_10_without_training_files_is_refused_with_its_directory(tmp_path: Path) -> None:
+    (tmp_path / "cifar-10-batches-bin").mkdir()
+    with pytest.raises(FileNotFoundError, match=r"cifar-10-batches-bin: no data_batch_\*\.bin in it"):
+        datasets._cifar_10(tmp_path / "cifar-10-batches-bin")

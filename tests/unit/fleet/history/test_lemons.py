@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from fleet.history.database import History
-from fleet.history.lemons import Lemon, expected, lemons, poisson_tail
+from fleet.history.lemons import Lemon, _exposures, expected, lemons, poisson_tail
 from tests.unit.fleet.history.memory import MemoryHistory
 
 RACKS, HOSTS, GPUS, RUNS = 8, 4, 8, 24
@@ -175,6 +175,16 @@ def test_rack_with_many_runs_is_not_reported_for_its_number_of_failures() -> Non
 
 def test_run_with_a_wrong_date_is_ignored() -> None:
     assert [item.episodes for item in found(of_part(2, 8, 14, 20), wrong=(0, 8))] == [3]
+
+
+def test_runs_with_a_wrong_date_are_no_opportunity_to_fail() -> None:
+    exposures = _exposures(history_of(iter(()), wrong=(0, 8)))
+    assert exposures == {
+        ("part", "gpu"): {RUNS - 2: RACKS * HOSTS * GPUS},
+        ("slot", "gpu"): {RUNS - 2: RACKS * HOSTS * GPUS},
+        ("host", ""): {RUNS - 2: RACKS * HOSTS},
+        ("rack", ""): {RUNS - 2: RACKS},
+    }
 
 
 def test_run_without_the_failed_benchmark_does_not_end_a_failure() -> None:
