@@ -30,7 +30,7 @@ class Level:
     params: Mapping[str, Value] = field(default_factory=dict)
     """The settings with which the figure was measured."""
     sigma: float | None = None
-    """Standard deviation between runs, divided by the value; None for fewer than three runs."""
+    """Standard deviation between runs, divided by the value; None for fewer than three runs, or if the value is 0."""
     precision: float | None = None
     """Standard error of the median within a run, divided by the value; None if a run measures the figure only once."""
     left_out: int = 0
@@ -53,7 +53,7 @@ class Accepted:
     report: str
     """SHA-256 of the report.json that was accepted."""
     status: str
-    """PASS, or PASS WITH WAIVERS."""
+    """PASS or PASS WITH WAIVERS, after REHEARSAL or SIMULATED if no GPU was tested."""
     at: str
     by: str
     why: str = ""
@@ -63,7 +63,7 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True)
 class InstalledPart:
-    """A part that has a serial and is not a GPU: a NIC, a disk, or the host itself."""
+    """A part that has a serial and is not a GPU: an InfiniBand adapter, a NIC, an optical module, a disk, or the host itself."""
 
     kind: str
     slot: str
@@ -72,7 +72,7 @@ class InstalledPart:
 
 @dataclass(frozen=True, kw_only=True)
 class PartBaseline:
-    """The baseline of one part, in one file: a GPU, identified by its serial, or a host, identified by its name."""
+    """The baseline of one part, in one file: a GPU, identified by its serial (by its UUID if it reports none), or a host, identified by its name."""
 
     kind: str
     """`gpu`, `rehearsal` or `simulated`, as for the whole baseline."""
@@ -85,7 +85,7 @@ class PartBaseline:
     figures: tuple[Level, ...]
     slot: str = ""
     gpus: tuple[Gpu, ...] = ()
-    """GPUs of the host; empty in the baseline of a GPU."""
+    """GPUs of the host; in the baseline of a GPU, only this GPU."""
     parts: tuple[InstalledPart, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     schema: str = BASELINE_SCHEMA
@@ -125,8 +125,8 @@ class Change:
     """One change since the baseline."""
 
     kind: str
-    """Of a figure: regressed, improved, changed (neither direction is better), unclear. Of a part: replaced, moved, new, gone.
-    Others: version, figures_new, figures_gone."""
+    """Of a figure: regressed, improved, changed (it is not known which direction is better), unclear. Of parts: replaced, moved, new,
+    gone, unclear (no part of the kind reports its serial any more). Others: version, figures_new, figures_gone."""
     host: str
     scope: str
     """`gpu=3`, `host`, `hca=mlx5_1`."""

@@ -50,7 +50,7 @@ class VerdictKind:
     IDENTITY = "identity"
     """The identity or location of a part was compared with the inventory, the manifest or another reading."""
     SWAPPED = "swapped"
-    """The cables of two ports are swapped. The verdicts on both have the same text."""
+    """The cables of two ports are swapped. The verdicts on both have the same `detail`."""
     SUSPECT = "suspect"
     """A part is suspected to be the cause of a failure of several hosts or GPUs together."""
     MISSING = "missing"

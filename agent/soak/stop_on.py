@@ -58,7 +58,7 @@ def stopping_finding(run: HostRun, record: Record, packs: Sequence[Pack]) -> str
 
 
 def is_fatal(verdict: Verdict) -> bool:
-    """Return whether a finding takes the host out of service. Findings about speed do not."""
+    """Return whether a finding takes the host out of service. Benchmark figures about speed do not."""
     is_reading = not from_benchmark(verdict.name) and not verdict.name.startswith("drift.")
     shows_health = counts_wrong_results(verdict.name) or verdict.name.rpartition(".")[2] in HEALTH_FIGURES
     return verdict.action in FATAL and (is_reading or shows_health)

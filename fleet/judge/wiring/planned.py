@@ -18,7 +18,7 @@ def planned_lines(manifest: Sequence[Part]) -> list[Part]:
 
 
 class _Cables:
-    """The lines of the manifest, the host's port that each line names, and for each cable the line that has its switch port."""
+    """The lines of the manifest, the host's port that each line names, and the line that names a given switch port."""
 
     def __init__(self, lines: Sequence[Part], hosts: Mapping[str, HostLinks]) -> None:
         self.hosts = hosts
@@ -29,7 +29,7 @@ class _Cables:
                 self._lines_at[name, line.switch_port.casefold()].append(line)
 
     def owner(self, link: PortLink | None) -> Part | None:
-        """Return the line that has the switch port of a cable; None if no line has it, or the cable was not read."""
+        """Return the line that names the switch port at which a cable was found; None if there is none, or it was not read."""
         if link is None or not link.switch_id:
             return None
         keys = [
@@ -51,7 +51,7 @@ class _Cables:
 
 
 def judge_planned(lines: Sequence[Part], hosts: Mapping[str, HostLinks]) -> list[Verdict]:
-    """Return a verdict on each cable of the manifest. Two swapped cables get verdicts with the same text, which names both."""
+    """Return a verdict on each cable of the manifest. Two swapped cables get verdicts with equal `detail`, which names both."""
     cables = _Cables(lines, hosts)
     return [_verdict(line, cables) for line in lines]
 
@@ -85,8 +85,8 @@ def _verdict(line: Part, cables: _Cables) -> Verdict:
         text = "; ".join(f"{own} belongs at {there} and is at {end}" for own, there, end in pairs)
         return _of_line(line, link, FAIL, f"{text}: swap the two cables", is_swapped=True)
     owner = cables.owner(link)
-    there = f"; the manifest has port {owner.slot} of {owner.host} there" if owner else ""
-    return _of_line(line, link, FAIL, f"the manifest has {wanted}{there}")
+    belongs_there = f"; at {link.end} the manifest has port {owner.slot} of {owner.host}" if owner else ""
+    return _of_line(line, link, FAIL, f"the manifest has {wanted} for this port{belongs_there}")
 
 
 def _has_other_names(link: PortLink, line: Part) -> bool:
@@ -119,7 +119,8 @@ def _of_line(line: Part, link: PortLink | None, verdict: str, detail: str, *, is
     return Verdict(
         host=line.host,
         scope=link.scope if link else "host",
-        # Without a link, the switch cannot be read: attribute the verdict to the adapter, like other readings of the link.
+        # The switch port could not be read, often because the cable has no signal. Like other readings of the port, this is
+        # attributed to the adapter.
         part=f"hca={link.adapter}" if verdict == INCONCLUSIVE and link and link.adapter else "",
         name=f"{link.kind if link else 'network'}.{SWITCH_PORT}",
         verdict=verdict,

@@ -112,7 +112,7 @@ READINGS_OF_PORTS = {"infiniband.state": "ACTIVE", "infiniband.symbol_error": 0}
 
 
 def fleet_with_ports(change: Callable[[Metric], Metric | None], of: Plan = PLAN) -> dict[str, Evidence]:
-    """Return a healthy fleet whose hosts have two ports, with `change` applied to the readings of h2; None removes one."""
+    """Return a healthy fleet whose hosts have two ports. `change` is applied to each metric of h2; None removes the metric."""
 
     def metrics(host: str, taken: Snapshot) -> Iterator[Metric]:
         others = [item for item in taken.metrics if item.name not in READINGS_OF_PORTS]

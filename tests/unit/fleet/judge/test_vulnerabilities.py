@@ -117,7 +117,7 @@ def test_a_driver_with_a_vulnerability_is_rejected_with_fix_and_advisory(site: t
 
 
 @pytest.mark.parametrize("key", [key for key, product in PRODUCTS.items() if product.reading])
-def test_vulnerable_version_that_differs_from_other_hosts_is_one_cause_but_other_products_have_their_own(
+def test_vulnerable_version_that_also_differs_is_one_cause_and_another_product_that_differs_is_a_second(
     key: str,
 ) -> None:
     def failed(name: str, kind: str = "") -> Verdict:
