@@ -72,7 +72,7 @@ class InstalledPart:
 
 @dataclass(frozen=True, kw_only=True)
 class PartBaseline:
-    """The baseline of one part, in one file: a GPU, identified by its serial (by its UUID if it reports none), or a host, identified by its name."""
+    """The baseline of one part, in one file: a GPU, identified by its serial (or its UUID), or a host, by its name."""
 
     kind: str
     """`gpu`, `rehearsal` or `simulated`, as for the whole baseline."""
@@ -125,8 +125,8 @@ class Change:
     """One change since the baseline."""
 
     kind: str
-    """Of a figure: regressed, improved, changed (it is not known which direction is better), unclear. Of parts: replaced, moved, new,
-    gone, unclear (no part of the kind reports its serial any more). Others: version, figures_new, figures_gone."""
+    """Of a figure: regressed, improved, changed (it is not known which direction is better), unclear. Of parts: replaced, moved,
+    new, gone, unclear (no part of the kind reports its serial any more). Others: version, figures_new, figures_gone."""
     host: str
     scope: str
     """`gpu=3`, `host`, `hca=mlx5_1`."""
