@@ -146,7 +146,7 @@ class Criterion:
     def matched(self, names: Collection[str]) -> Sequence[str]:
         """Return those of the names that the criterion is for. `names` needs a fast `in`, because few criteria have a `*`."""
         if "*" in self.name:
-            return [name for name in names if name_matches(self.name, name)]
+            return _matching_names(self.name, tuple(names))
         return (self.name,) if self.name in names else ()
 
 
@@ -155,6 +155,12 @@ def name_matches(pattern: str, name: str) -> bool:
     """Return whether a name matches a pattern in which `*` stands for one component."""
     patterns, components = pattern.split("."), name.split(".")
     return len(patterns) == len(components) and all(map(fnmatch.fnmatchcase, components, patterns))
+
+
+@lru_cache(maxsize=2048)
+def _matching_names(pattern: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names that match the pattern. Most hosts of a fleet report the same names."""
+    return tuple(name for name in names if name_matches(pattern, name))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,10 @@ class _Layout:
     are added one by one, without the layout."""
     figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     gang_figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
+    pair_figures: set[str] = field(default_factory=set)
+    """Names of figures of pairs of hosts. They have no position, because each host has other partners."""
+    figure_criteria: list[Criterion]
+    """The criteria that require the same figure of a benchmark on all hosts."""
     ranks: list[tuple[Kind, str, int]] = field(default_factory=list)
     bandwidths: list[_Bandwidth] = field(default_factory=list)
     steps: list[_Step] = field(default_factory=list)
@@ -128,6 +132,13 @@ class Gatherer:
         if changed := layout.shared.remove_changed(host):
             self._count_shared(layout, changed)
             layout.steps += changed
+        for criterion in layout.figure_criteria:
+            for part in part_values(view, criterion):
+                self._stats.groups.add_part(part)
+        figures = self._stats.figures
+        of_pairs = [item for item in host.pair_observations if item.name in layout.pair_figures]
+        for (figure, scope), item in figures.latest(view, of_pairs).items():
+            figures.add_figures(figure, scope, [float(item.value or 0)])
         layout.hosts[(view.host.gang, view.host.rack, view.nvlink_domain)] += 1
         for step in layout.steps:
             self._add_readings(layout, host, step)
@@ -218,11 +229,11 @@ class Gatherer:
                 self._stats.paths.add_figure(path, item.key, scope, item.criterion, values)  # type: ignore[arg-type]
 
     def _compile(self, host: HostValues, number: int) -> _Layout:
-        steps, is_plain = self._reading_steps(host.view)
+        steps, figure_criteria = self._reading_steps(host.view)
         shared = SharedReadings(host, {step: step.names for step in steps})
         layout = _Layout(
             number=number,
-            is_plain=is_plain,
+            figure_criteria=figure_criteria,
             shared=shared,
             steps=[step for step in steps if step not in shared.steps],
         )
@@ -236,7 +247,10 @@ class Gatherer:
         """Add the positions of figures, ranks and bandwidths. Raises KeyError if one has no fixed position."""
         view, positions = host.view, host.positions()
         for name in compared_names(view, view.observations.benchmark_names()):
-            for (key, scope), item in self._stats.figures.latest(view, name).items():
+            for (key, scope), item in self._stats.figures.latest(view, view.observations[name]).items():
+                if Scope.parse(scope).get("partner"):
+                    layout.pair_figures.add(name)
+                    continue
                 figures = layout.gang_figures if Scope.parse(scope).is_gang else layout.figures
                 figures.append((key, host.layout_scope(scope), positions[id(item)]))
         for kind, figure, item in ranks_of(view):
@@ -254,19 +268,20 @@ class Gatherer:
                 if measured:
                     layout.bandwidths.append(self._bandwidth(host, criterion, measured, positions))
 
-    def _reading_steps(self, view: HostView) -> tuple[list[_Step], bool]:
-        """Return the steps that compare readings of hosts, and whether all criteria with `same_as_fleet` are for readings."""
+    def _reading_steps(self, view: HostView) -> tuple[list[_Step], list[Criterion]]:
+        """Return the steps that compare readings of hosts, and the criteria that require the same figure on all hosts."""
         metrics = view.observations.metrics
         benchmarks = {name for name in view.observations.benchmark_names() if from_benchmark(name)}
         chosen: list[tuple[Criterion | None, tuple[str, ...]]] = []
         compared: list[str] = []
-        is_plain = True
+        figure_criteria: list[Criterion] = []
         for criterion in view.criteria().values():
             names = tuple(criterion.matched(metrics))
             if criterion.same_as_fleet and criterion.among in WITHIN_HOST:
                 continue  # compared within each host
-            if criterion.same_as_fleet:
-                is_plain &= not criterion.matched(benchmarks)
+            if criterion.same_as_fleet and criterion.matched(benchmarks):
+                figure_criteria.append(criterion)
+            elif criterion.same_as_fleet:
                 if criterion.name.startswith(f"{LAUNCH}."):
                     chosen.append((criterion, ()))
                 elif names:
@@ -279,7 +294,7 @@ class Gatherer:
             _Step(criterion=criterion, names=names, readings=self._readings_of(view, criterion, names))
             for criterion, names in chosen
         ]
-        return steps, is_plain
+        return steps, figure_criteria
 
     def _bandwidth(
         self, host: HostValues, criterion: Criterion, measured: list[Observation], positions: dict[int, int]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from functools import cached_property
 
 from fleet.judge.evidence import Evidence, with_gpu_scope
 from fleet.judge.reading_index import ReadingIndex
@@ -39,18 +40,13 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         return observations
 
     def _build(self, name: str) -> list[Observation]:
-        readings = [
-            observation
-            for snapshot, metric in self.metrics.get(name, ())
-            for observation in snapshot.observations_of(metric)
-        ]
-        others = self._others.get(name, ())
-        return [
-            with_gpu_scope(observation, self._gpu_scopes)
-            if Scope.parse(observation.scope).device_kind == "pci"
-            else observation
-            for observation in (*readings, *others)
-        ]
+        observations = list(self._others.get(name, ()))
+        if name in self.metrics:
+            readings = [item for snapshot, metric in self.metrics[name] for item in snapshot.observations_of(metric)]
+            observations = [*readings, *observations]
+        if self._gpu_scopes.keys().isdisjoint(Scope.parse(item.scope).device for item in observations):
+            return observations
+        return [with_gpu_scope(item, self._gpu_scopes) for item in observations]
 
     def by_scope(self, name: str) -> dict[str, list[Observation]]:
         """Return the readings of that name by scope; empty for figures of benchmarks, because these also differ in parameters."""
@@ -82,8 +78,12 @@ class ObservationIndex(Mapping[str, list[Observation]]):
     def __contains__(self, name: object) -> bool:
         return name in self.metrics or name in self._others
 
+    @cached_property
+    def _names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys((*self.metrics, *self._others)))
+
     def __iter__(self) -> Iterator[str]:
-        return iter(dict.fromkeys((*self.metrics, *self._others)))
+        return iter(self._names)
 
     def __len__(self) -> int:
         return len(self.metrics.keys() | self._others.keys())

@@ -123,13 +123,13 @@ class FleetFigures:
 
     def figures(self, view: HostView, name: str) -> Iterator[tuple[FigureKey, str, float]]:
         """Yield key, scope and number of each figure of that name on a host."""
-        for (key, scope), observation in self.latest(view, name).items():
+        for (key, scope), observation in self.latest(view, view.observations[name]).items():
             yield key, scope, float(observation.value or 0)
 
-    def latest(self, view: HostView, name: str) -> dict[tuple[FigureKey, str], Observation]:
-        """Return the last numeric observation of each part; none for modules and disks of an unknown model."""
+    def latest(self, view: HostView, observations: Iterable[Observation]) -> dict[tuple[FigureKey, str], Observation]:
+        """Return the last numeric one of the observations of each part; none for modules and disks of an unknown model."""
         latest = {}
-        for observation in view.observations[name]:
+        for observation in observations:
             value = observation.value
             if observation.status == MEASURED and isinstance(value, int | float) and math.isfinite(value):
                 latest[(self.key(view, observation), observation.scope)] = observation

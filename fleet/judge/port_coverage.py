@@ -51,6 +51,11 @@ class PortFigure:
         """Return whether both hosts of a pair must have the figure. Without a direction, only the first host has it."""
         return "direction" in self.params
 
+    @property
+    def is_both_ways(self) -> bool:
+        """Return whether the test sends in both directions at once. Its client, the partner, states a missing result."""
+        return _BOTH_WAYS.items() <= self.params.items()
+
     def is_stated_by(self, items: Sequence[Observation]) -> bool:
         """Return whether one of the observations is this figure or the reason why it does not exist."""
         return any(
@@ -97,6 +102,16 @@ class PortStatements:
         """Return the ports about which the host states something with this partner."""
         scopes = {*self.by_scope, *self.excused}
         return {port_of(scope) for scope in scopes if Scope.parse(scope).get("partner") == partner}
+
+    def failed_with(self, partner: str) -> list[Observation]:
+        """Return the reasons why tests with this partner have no result."""
+        return [
+            item
+            for scope, items in self.by_scope.items()
+            if Scope.parse(scope).get("partner") == partner
+            for item in items
+            if item.status != MEASURED
+        ]
 
     def has_share(self, port: str) -> bool:
         """Return whether the port has a figure with the settings whose best value is reported."""
@@ -172,13 +187,14 @@ def _silent_pairs_of(
         if partner in statements.failed_partners:
             continue
         theirs = of_hosts.get(partner)
+        failed = theirs.failed_with(host) if theirs else []
         yield from _uneven(view, partner, statements, theirs)
         is_first = planned.index(host) < planned.index(partner)
         for scope in [f"{port},partner={partner}" for port in ports if port in stated]:
             expected = [
                 figure
                 for figure in figures
-                if is_first or (figure.is_of_both_hosts and not _failed_at(theirs, host, figure))
+                if is_first or (figure.is_of_both_hosts and not (figure.is_both_ways and figure.is_stated_by(failed)))
             ]
             if scope not in statements.excused:
                 yield from _missing(view, GANG, scope, expected, statements.by_scope.get(scope, ()))
@@ -193,16 +209,6 @@ def _uneven(
     if stated < measured:
         reason = f"{partner} measured {counted(measured, 'RDMA port')} with this host, but the record of this host has {stated}"
         yield view.inconclusive(f"{VERBS}.bandwidth", "host", reason, GANG)
-
-
-def _failed_at(theirs: PortStatements | None, host: str, figure: PortFigure) -> bool:
-    """Return whether the partner, which is the client, states why a test in both directions at once has no result."""
-    if theirs is None or not _BOTH_WAYS.items() <= figure.params.items():
-        return False
-    items = (
-        item for scope, each in theirs.by_scope.items() if Scope.parse(scope).get("partner") == host for item in each
-    )
-    return any(item.status != MEASURED and figure.is_stated_by([item]) for item in items)
 
 
 def _missing(

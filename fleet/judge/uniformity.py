@@ -285,13 +285,14 @@ def _compared(view: HostView, criterion: Criterion) -> Iterator[Observation]:
 
 def part_values(view: HostView, criterion: Criterion) -> list[PartValue]:
     """Return the last value of each part of a host that the criterion compares."""
-    values: dict[tuple[GroupKey, str], PartValue] = {}
+    values = []
     kind = _kind_key(view, criterion)
-    for observation in _compared(view, criterion):
-        if observation.status == MEASURED:
-            key, what = group_key(view, criterion, observation)
-            values[(key, observation.scope)] = PartValue(key=key, what=what, value=observation.value, kind=kind)
-    return list(values.values())
+    for items in _series(view, criterion):
+        last = next((item for item in reversed(items) if item.status == MEASURED), None)
+        if last:
+            key, what = group_key(view, criterion, last)
+            values.append(PartValue(key=key, what=what, value=last.value, kind=kind))
+    return values
 
 
 def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict) -> tuple[GroupKey, str]:
@@ -311,9 +312,7 @@ def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict)
 
 def group_keys(view: HostView, criterion: Criterion) -> tuple[GroupKey, ...]:
     """Return the groups of everything that the criterion compares on a host."""
-    return tuple(
-        dict.fromkeys(group_key(view, criterion, observation)[0] for observation in _compared(view, criterion))
-    )
+    return tuple(dict.fromkeys(group_key(view, criterion, items[0])[0] for items in _series(view, criterion)))
 
 
 def has_observation(view: HostView, criterion: Criterion) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 from fleet.judge.criteria import Criterion
@@ -11,7 +10,9 @@ from fleet.judge.matching import matches
 from fleet.judge.observation_index import ObservationIndex
 from schemas.records import MEASURED, Observation
 
-_VERSIONS = re.compile(r"[._](version|firmware|model|release|part_number)$")
+_VERSIONS = tuple(
+    f"{separator}{word}" for separator in "._" for word in ("version", "firmware", "model", "release", "part_number")
+)
 """Suffixes of names. A text reading whose name has one of them is listed even if no criterion compares it over the fleet."""
 
 
@@ -28,9 +29,11 @@ def versions(
     compared = compared_criteria(criteria)
     index = observations or ObservationIndex(evidence)
     by_name: dict[str, dict[str, str]] = {}
-    for observation in (item for name in version_names(index, compared) for item in index[name]):
-        if observation.status == MEASURED and _is_version(observation, compared):
-            by_name.setdefault(observation.name, {})[observation.scope] = _text(observation)
+    for name in version_names(index, compared):
+        of_name = [criterion for criterion in compared if criterion.matches_name(name)]
+        for observation in index[name]:
+            if observation.status == MEASURED and _is_version(observation, of_name):
+                by_name.setdefault(name, {})[observation.scope] = _text(observation)
     by_component = evidence.software()
     for name, values in by_name.items():
         is_uniform = len(set(values.values())) == 1
@@ -57,19 +60,19 @@ def compared_criteria(criteria: Iterable[Criterion]) -> list[Criterion]:
 
 def version_names(names: Iterable[str], compared: Sequence[Criterion]) -> list[str]:
     """Return the names whose observations may be versions."""
-    return [name for name in names if _may_be_version(name, compared)]
-
-
-def _may_be_version(name: str, compared: Iterable[Criterion]) -> bool:
-    if name.startswith(f"{LAUNCH}."):
-        return False  # the versions of a launch are listed from its `software`
-    return bool(_VERSIONS.search(name)) or any(item.matches_name(name) for item in compared)
+    ordered = tuple(names)
+    possible = {name for criterion in compared for name in criterion.matched(ordered)}
+    # The versions of a launch are listed from its `software`.
+    return [
+        name for name in ordered if (name in possible or name.endswith(_VERSIONS)) and not name.startswith(f"{LAUNCH}.")
+    ]
 
 
 def _is_version(item: Observation, compared: Iterable[Criterion]) -> bool:
-    if isinstance(item.value, str) and _VERSIONS.search(item.name):
+    """Return whether the observation is a version; `compared` are the compared criteria for its name."""
+    if isinstance(item.value, str) and item.name.endswith(_VERSIONS):
         return True
-    return any(criterion.matches_name(item.name) and matches(criterion, item) for criterion in compared)
+    return any(matches(criterion, item) for criterion in compared)
 
 
 def _text(item: Observation) -> str:

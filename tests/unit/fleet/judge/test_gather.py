@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fleet.judge import gather
-from fleet.judge.criteria import Criterion, Pack, VsBaseline
+from fleet.judge.criteria import Criterion, Pack, VsBaseline, read_packs
 from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import Gatherer
@@ -18,6 +19,9 @@ from fleet.judge.host_view import HostView
 from fleet.judge.judge import host_views
 from fleet.judge.paths import slow_transport
 from fleet.judge.uniformity import DEVICE, HOST
+from fleet.records.load import load
+from fleet.simulate.fleet import Fleet, write_run
+from fleet.simulate.records import JUDGED
 from schemas.plans import Plan
 from schemas.records import ERROR, Metric, Observation, Record
 from tests import builders
@@ -41,8 +45,11 @@ from tests.unit.fleet.judge.test_passes import (
     sorted_statistics,
     with_constant_readings,
     with_figure,
+    with_first_pair,
+    with_first_pair_twice,
     with_launch,
     with_more,
+    without,
 )
 
 PLAN = one_figure_plan("h1", "h2", "h3")
@@ -169,28 +176,29 @@ def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "is_alone"),
+    "rule",
     [
-        (FLOOR, False),
-        (FRACTION, False),
-        (replace(FLOOR, value=None, same_as_fleet=True), True),
-        (replace(FLOOR, value=None, same_as_fleet=True, among=DEVICE), False),
-        (replace(FLOOR, value=None, same_as_fleet=True, among=HOST), False),
-        (replace(FLOOR, value=None, same_as_fleet=False), False),
-        (replace(LINKS, among=HOST), False),
-        (replace(LINKS, among="rack"), False),
-        (replace(VERSION, same_as_fleet=False), False),
-        (criterion("gpu.*", id="any", operator="ge", fleet_fraction=0.5), False),
-        (criterion("gpu.nothing", id="none", value=None, same_as_fleet=True), False),
+        FLOOR,
+        FRACTION,
+        replace(FLOOR, value=None, same_as_fleet=True),
+        replace(FLOOR, value=None, same_as_fleet=True, among="rack"),
+        replace(FLOOR, value=None, same_as_fleet=True, among=DEVICE),
+        replace(FLOOR, value=None, same_as_fleet=True, among=HOST),
+        replace(FLOOR, value=None, same_as_fleet=False),
+        replace(LINKS, among=HOST),
+        replace(LINKS, among="rack"),
+        replace(VERSION, same_as_fleet=False),
+        criterion("gpu.*", id="any", operator="ge", fleet_fraction=0.5),
+        criterion("gpu.nothing", id="none", value=None, same_as_fleet=True),
     ],
-    ids=range(11),
+    ids=range(12),
 )
-def test_hosts_are_added_one_by_one_if_a_benchmark_result_must_be_the_same_on_all_hosts(
-    rule: Criterion, is_alone: bool
-) -> None:
-    assert gathered(rule) == (ALL if is_alone else [])
+def test_figures_and_readings_that_must_be_the_same_are_counted_in_their_group(rule: Criterion) -> None:
+    changes = {"h2": with_figure(SPEED + 1), "h3": with_figure(None, status=ERROR, reason="no")}
     racks = replace(PLAN, hosts=tuple(replace(host, rack=f"r-{host.name}") for host in PLAN.hosts))
-    assert gathered(rule, plan=racks) == (ALL if is_alone else [])
+    for plan in (PLAN, racks):
+        assert gathered(rule, plan=plan) == []
+        assert gathered(rule, plan=plan, evidence=fleet(plan, **changes)) == []
 
 
 def test_readings_that_differ_are_counted_for_the_hosts_that_have_them() -> None:
@@ -344,10 +352,36 @@ def test_gathered_statistics_include_paths_and_links() -> None:
 
 
 def test_figures_of_gangs_are_counted_once_for_each_gang() -> None:
-    names = [host.name for host in GANGS.hosts]
     assert gathered(BUSBW, BUSBW_FLOOR, FRACTION, plan=GANGS, evidence=gangs()) == []
     host_record, gang_record = gangs()["h1"].records
     slower = gang_figure("collective.all_reduce.busbw", 3e11)(gang_record)
     assert gathered(BUSBW, plan=GANGS, evidence={**gangs(), "h1": Evidence(records=(host_record, slower))}) == []
-    assert gathered(replace(PAIRS, value=None, fleet_fraction=0.5), plan=GANGS, evidence=gangs()) == names
     assert gathered(PAIRS, plan=GANGS, evidence=gangs()) == []
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        with_first_pair(value=3e10),
+        with_first_pair(value=None, status=ERROR, reason="no"),
+        with_first_pair(value=True),
+        with_first_pair(value=INFINITE),
+        with_first_pair_twice,
+        without(PAIRS.name),
+    ],
+)
+def test_figures_of_pairs_are_counted_although_each_host_has_other_partners(change: Change) -> None:
+    rule = replace(PAIRS, value=None, fleet_fraction=0.5)
+    assert gathered(rule, plan=GANGS, evidence=gangs()) == []
+    host_record, gang_record = gangs()["h2"].records
+    changed = {**gangs(), "h2": Evidence(records=(host_record, change(gang_record)))}
+    assert gathered(rule, FLOOR, plan=GANGS, evidence=changed) == []
+
+
+@pytest.mark.parametrize("profile", ["smoke", "standard", "extended"])
+def test_healthy_hosts_share_a_layout_with_the_shipped_criteria(profile: str, tmp_path: Path) -> None:
+    simulated = Fleet(profile=profile, readings=JUDGED, gpus=2, hosts=2)
+    plan = simulated.plan("run", "2026-11-21T04:00:00Z")
+    write_run(tmp_path / "run", simulated, (), plan, jobs=1)
+    run = load(tmp_path / "run")
+    assert gathered(plan=run.plan, packs=list(read_packs([])), evidence=run.evidence) == []
