@@ -71,8 +71,7 @@ def _copy_to_peers(context: Context, copy: str, size: int, seconds: float) -> No
         context.set_phase(f"digest copies to local rank {peer}")
         context.host_barrier(f"peer {offset}")
         common: dict[str, Any] = {"unit": "1", "scope": context.pair_scope(peer), "copy": copy, "size": size}
-        if not context.is_present(peer):  # an access to a lost GPU could break this process's CUDA context
-            reason = "the other GPU was lost"
+        if reason := context.why_absent(peer):  # an access to a lost GPU could break this process's CUDA context
             context.report_absent("digest.wrong_peer_copies", status=SKIPPED, reason=reason, **common)
             continue
         digests, reason = Digests(), ""

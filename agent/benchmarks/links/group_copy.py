@@ -44,15 +44,15 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 def _measure(context: Context, settings: Mapping[str, Any]) -> None:
     everyone = [peer for peer in range(context.local_world_size) if peer != context.local_rank]
-    present = context.present_ranks()
     wrong = dict.fromkeys(everyone, 0)
     size = settings["size_bytes"]
-    lost, failed, copied = [peer for peer in everyone if peer not in present], False, set()
+    why_skipped = next(filter(None, map(context.why_absent, everyone)), "")
+    failed, copied = False, set()
     for pattern in settings["patterns"]:
         context.set_phase(f"group_copy {pattern}")
         common: dict[str, Any] = {"unit": "B/s", "scope": context.device_scope, "pattern": pattern, "size_bytes": size}
-        if lost:  # an access to a lost GPU could break this process's CUDA context
-            context.report_absent("group_copy.bandwidth", status=SKIPPED, reason="another GPU was lost", **common)
+        if why_skipped:  # an access to a lost GPU could break this process's CUDA context
+            context.report_absent("group_copy.bandwidth", status=SKIPPED, reason=why_skipped, **common)
             continue
         try:
             peers = everyone if pattern != "by_kernel" else [(context.local_rank + 1) % context.local_world_size]
@@ -76,8 +76,8 @@ def _measure(context: Context, settings: Mapping[str, Any]) -> None:
         context.report_rate("group_copy.bandwidth", size * len(peers), series, access=access, **common)
     for peer, count in wrong.items():
         of_pair: dict[str, Any] = {"unit": "1", "scope": context.pair_scope(peer)}
-        if not count and (lost or failed or peer not in copied):
-            status, reason = (SKIPPED, "another GPU was lost") if lost else (ERROR, "not all copies were made")
+        if not count and (why_skipped or failed or peer not in copied):
+            status, reason = (SKIPPED, why_skipped) if why_skipped else (ERROR, "not all copies were made")
             context.report_absent("group_copy.wrong_bytes", status=status, reason=reason, **of_pair)
         else:
             context.report("group_copy.wrong_bytes", count, **of_pair)

@@ -35,16 +35,20 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         context.host_barrier("turn")
         if turn == context.local_rank:
             for peer in range(context.local_world_size):
-                if peer != context.local_rank and peer in context.present_ranks():
+                if peer == context.local_rank:
+                    continue
+                if reason := context.why_absent(
+                    peer
+                ):  # an access to a lost GPU could break this process's CUDA context
+                    _report_skipped_pair(context, settings, peer, reason)
+                else:
                     _measure_pair(context, settings, peer)
-                elif peer != context.local_rank:  # an access to a lost GPU could break this process's CUDA context
-                    _report_lost_peer(context, settings, peer)
     torch.cuda.empty_cache()  # this process also holds memory on the other GPUs, whose ranks measure their free memory next
     context.host_barrier("done")
 
 
-def _report_lost_peer(context: Context, settings: Mapping[str, Any], peer: int) -> None:
-    common: dict[str, Any] = {"scope": context.pair_scope(peer), "status": SKIPPED, "reason": "the other GPU was lost"}
+def _report_skipped_pair(context: Context, settings: Mapping[str, Any], peer: int, reason: str) -> None:
+    common: dict[str, Any] = {"scope": context.pair_scope(peer), "status": SKIPPED, "reason": reason}
     context.report_absent("peer_copy.access", unit="1", **common)
     context.report_absent("peer_copy.latency", unit="s", **common)
     for direction in settings["directions"]:

@@ -236,6 +236,12 @@ class RankContext:
         """Return whether a local rank is neither lost nor done with the benchmark."""
         return rank not in self.lost and not self._has_left(rank)
 
+    def why_absent(self, rank: int) -> str:
+        """Return why a local rank takes no further part in the benchmark; empty if it does."""
+        if rank in self.lost:
+            return f"local rank {rank} {self.lost[rank]}"
+        return f"local rank {rank} ended the benchmark early" if self._has_left(rank) else ""
+
     def leave(self) -> None:
         """Announce to the other ranks of this host that this rank skips the remaining barriers of the benchmark."""
         self.store.set(f"left/{self.node}/{self.benchmark}/{self.local_rank}", "left")

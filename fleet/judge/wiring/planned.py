@@ -10,6 +10,8 @@ from schemas.plans import LINK, Part
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 
 CRITERION = "manifest-link"
+MAX_PORTS = 8
+"""Maximum number of ports of a host that a reason names."""
 
 
 def planned_lines(manifest: Sequence[Part]) -> list[Part]:
@@ -107,8 +109,9 @@ def _why_unread(line: Part, link: PortLink | None, hosts: Mapping[str, HostLinks
         return "the host left no record"
     if not host.links:
         return "the host reported no switch for any of its ports"
-    names = ", ".join(sorted(link.scope for link in host.links)[:8])
-    return f"the host has no such port: it has {names}"
+    ports = sorted(link.scope for link in host.links)
+    more = f" and {len(ports) - MAX_PORTS} more" if len(ports) > MAX_PORTS else ""
+    return f"the host has no such port: it has {', '.join(ports[:MAX_PORTS])}{more}"
 
 
 def _of_line(line: Part, link: PortLink | None, verdict: str, detail: str, *, is_swapped: bool = False) -> Verdict:

@@ -200,7 +200,7 @@ def test_lost_peer_is_skipped(tmp_path: Path) -> None:
     rank.kind, rank.lost = "gpu", {1: "gone"}
     digest.run(rank, {**SETTINGS, "peer_copies": ["round_trip"]})
     (item,) = rank.observations
-    assert (item.scope, item.status, item.reason) == ("gpu=0,peer=1", SKIPPED, "the other GPU was lost")
+    assert (item.scope, item.status, item.reason) == ("gpu=0,peer=1", SKIPPED, "local rank 1 gone")
     for kind, ranks in (("gpu", 1), ("cpu", 2)):
         alone = context(tmp_path, ranks=ranks)
         alone.kind, alone.lost = kind, {1: "gone"}

@@ -101,7 +101,9 @@ def test_barrier_skips_a_rank_that_left_the_benchmark(tmp_path: Path) -> None:
     healthy, broken = (context(tmp_path, store, rank, 2, timeout_s=60) for rank in range(2))
     for rank in (healthy, broken):
         rank.begin("memory")
+    assert healthy.why_absent(1) == ""
     broken.leave()
+    assert healthy.why_absent(1) == "local rank 1 ended the benchmark early"
     healthy.host_barrier("turn")
     for rank in (healthy, broken):
         rank.begin("stress")

@@ -412,6 +412,11 @@ def test_three_cables_moved_in_a_circle_are_a_cause_each() -> None:
         ([HostLinks(host="h01", has_record=False)], "the host left no record"),
         ([HostLinks(host="h01", has_record=True)], "the host reported no switch for any of its ports"),
         (links({("h01", 5): ("leaf", "swp1")}), "the host has no such port: it has nic=ens5np0"),
+        (
+            links({("h01", rail): ("leaf", f"swp{rail}") for rail in range(1, 10)}),
+            "the host has no such port: it has nic=ens1np0, nic=ens2np0, nic=ens3np0, nic=ens4np0, nic=ens5np0, "
+            "nic=ens6np0, nic=ens7np0, nic=ens8np0 and 1 more",
+        ),
         (links({("h01", 0): ("", "")}, h01="lldpctl: exit code 1"), "lldpctl: exit code 1"),
     ],
 )
