@@ -212,8 +212,14 @@ def test_printed_report_includes_the_pages_of_hosts_that_are_not_accepted(
     watched: WatchedPage, files: dict[str, Path]
 ) -> None:
     page = watched.open(files["racks"])
+    # Only a group with many rows has such a section. The reader has opened the first one.
+    page.evaluate(
+        "document.body.insertAdjacentHTML('beforeend', '<details class=rest open></details><details class=rest></details>')"
+    )
+    sections = page.locator("details.rest")
     page.emulate_media(media="print")
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert sections.evaluate_all("sections => sections.every(section => section.open)")
     assert page.locator(".print-host > h3").count() == 5
     assert page.locator(".print-host").first.is_visible()
     assert not page.locator("nav.contents").is_visible()
@@ -221,6 +227,7 @@ def test_printed_report_includes_the_pages_of_hosts_that_are_not_accepted(
     assert not page.evaluate(SCROLLS_SIDEWAYS)
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator(".print-host").count() == 0
+    assert sections.evaluate_all("sections => sections.map(section => section.open)") == [True, False]
     paper = page.pdf(format="A4")
     assert paper.startswith(b"%PDF")
     assert 4 <= len(re.findall(rb"/Type /Page\b", paper)) <= 24

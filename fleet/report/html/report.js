@@ -553,15 +553,16 @@ function start() {
   describePlots();
   // When the overview is printed, summaries of hosts follow it: of all hosts of a fleet of up to four, otherwise of the first 40 hosts
   // that are not accepted. The page of a host is printed alone.
-  const closedDetails = document.querySelectorAll("details.rest:not([open])");
+  let opened = [];
   addEventListener("beforeprint", () => {
-    closedDetails.forEach((rest) => { rest.open = true; });
+    opened = [...document.querySelectorAll("details.rest:not([open])")];
+    opened.forEach((rest) => { rest.open = true; });
     if (!$("host-page").hidden) return;
     const wanted = names.map((_, number) => number).filter((number) => size <= 4 || decisionOf[number] !== 0).slice(0, 40);
     $("host-prints").replaceChildren(el("h2", {}, size <= 4 ? "Each host" : "Hosts that did not pass"), ...wanted.map((number) => el("section", { class: "print-host" }, ...briefOf(number).filter(Boolean))));
   });
   addEventListener("afterprint", () => {
-    closedDetails.forEach((rest) => { rest.open = false; });
+    opened.forEach((rest) => { rest.open = false; });
     $("host-prints").replaceChildren();
   });
   route();
