@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.planning.plan import make_plan, read_profile
-from schemas import documents
+from schemas import documents, quick
 from schemas.plans import Plan
 from schemas.records import Observation, Record, to_json
 from tests import builders
@@ -89,6 +89,4 @@ def write(
 
 def text(record: Record) -> str:
     """Return the text of the record file that a host writes."""
-    import json
-
-    return json.dumps(to_json(record), ensure_ascii=False, indent=1) + "\n"
+    return quick.text(to_json(record))
