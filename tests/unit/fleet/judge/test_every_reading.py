@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
@@ -31,7 +31,7 @@ from schemas.scopes import Scope
 from tests import builders
 from tests.fakes import links, nvml, whole
 
-HOSTS = ("h1", "h2", "h3", "h4")
+HOSTS = ("h1", "h2", "h3")
 MODEL, GPU_NAME = "h100-sxm", "NVIDIA H100 80GB HBM3"
 HOSTS_WITH_FAULT = {"one part": 1, "one host": 1, "all hosts": len(HOSTS)}
 """Extent of a fault -> number of hosts that have it."""
@@ -256,29 +256,19 @@ def healthy_fleet(metrics: Mapping[str, Metric], name: str) -> Healthy:
     return Healthy(readings[name], readings, packs, evidence, not_passing(plan_and_packs().plan, packs, evidence))
 
 
-@pytest.fixture(scope="module")
-def healthy(metrics: Mapping[str, Metric]) -> Callable[[str], Healthy]:
-    """Return a cached function that builds the healthy fleet of a reading by its name; all tests share the result."""
-    return cache(partial(healthy_fleet, metrics))
-
-
-def criteria_that_find(healthy: Callable[[str], Healthy], name: str, extent: str) -> set[str]:
+def criteria_that_find(healthy: Healthy, name: str, extent: str) -> set[str]:
     """Return the criteria that no longer pass for the first bad value that any criterion finds; empty if none finds one."""
-    informational = bool(reason_of(name))
-    if informational and not criteria_on(name):
-        return set()
-    before = healthy(name)
     if name in EVENTS:
         scope, value = EVENTS[name]
-        cases = [(replace(before.metric, values={scope: value}), False)]
+        cases = [(replace(healthy.metric, values={scope: value}), False)]
     else:
-        cases = [case for scopes in scopes_of(before.metric, extent) for case in alterations(before.metric, scopes)]
+        cases = [case for scopes in scopes_of(healthy.metric, extent) for case in alterations(healthy.metric, scopes)]
     for faulty, is_change in cases:
         hosts = HOSTS[: HOSTS_WITH_FAULT[extent]]
-        changed = {host: evidence_of(host, before.readings, faulty, is_change=is_change) for host in hosts}
-        after = not_passing(plan_and_packs().plan, before.packs, {**before.fleet, **changed}) - before.findings
+        changed = {host: evidence_of(host, healthy.readings, faulty, is_change=is_change) for host in hosts}
+        after = not_passing(plan_and_packs().plan, healthy.packs, {**healthy.fleet, **changed}) - healthy.findings
         criteria = {item for item, reading, *_ in after if reading == name or reading.startswith("fabric_ports.")}
-        if informational:
+        if reason_of(name):
             criteria -= {"plan"}  # impossible values are reported without a criterion
         if criteria:
             return criteria
@@ -310,16 +300,19 @@ def can_find(criterion: Criterion, extent: str) -> bool:
     return not (within_host and extent != "one part") and not (compares and extent == "all hosts")
 
 
-@pytest.mark.parametrize("extent", HOSTS_WITH_FAULT)
 @pytest.mark.parametrize("name", READINGS)
-def test_bad_reading_is_found_or_informational(healthy: Callable[[str], Healthy], name: str, extent: str) -> None:
-    if reason_of(name):
-        criteria = criteria_that_find(healthy, name, extent)
-        assert not criteria, f"{name} is judged: remove it from fleet/judge/informational.py"
-    elif not criteria_on(name) or any(can_find(item, extent) for item in criteria_on(name)):
-        assert criteria_that_find(healthy, name, extent), (
-            f"no criterion finds a bad {name} on {extent}: add one, or a reason to fleet/judge/informational.py"
-        )
+def test_bad_reading_is_found_or_informational(metrics: Mapping[str, Metric], name: str) -> None:
+    if reason_of(name) and not criteria_on(name):
+        return  # no criterion can find it
+    healthy = healthy_fleet(metrics, name)
+    for extent in HOSTS_WITH_FAULT:
+        if reason_of(name):
+            criteria = criteria_that_find(healthy, name, extent)
+            assert not criteria, f"{name} is judged: remove it from fleet/judge/informational.py"
+        elif not criteria_on(name) or any(can_find(item, extent) for item in criteria_on(name)):
+            assert criteria_that_find(healthy, name, extent), (
+                f"no criterion finds a bad {name} on {extent}: add one, or a reason to fleet/judge/informational.py"
+            )
 
 
 THROTTLING = [
@@ -379,7 +372,6 @@ def measuring_plan() -> Plan:
     return builders.plan(
         *HOSTS,
         profile="standard",
-        with_all_sizes=True,
         gpu_count=8,
         rackproof_gang="all",
         rackproof_fabric_gbps=400,
@@ -453,7 +445,6 @@ class HealthyFigure:
     findings: set[tuple[str, ...]]
 
 
-@cache
 def healthy_figure(name: str, settings: tuple[tuple[str, Value], ...]) -> HealthyFigure:
     plan = replace(measuring_plan(), expected=planned_figures()[(name, settings)])
     criteria = tuple(item for item in read_pack(FIGURES_MODEL).criteria if item.matches_name(name))
@@ -462,22 +453,28 @@ def healthy_figure(name: str, settings: tuple[tuple[str, Value], ...]) -> Health
     return HealthyFigure(plan, criteria, packs, evidence, not_passing(plan, packs, evidence))
 
 
-@pytest.mark.parametrize("extent", HOSTS_WITH_FAULT)
 @pytest.mark.parametrize(("name", "settings"), planned_figures(), ids=lambda value: str(value))
-def test_bad_figure_is_found_or_informational(name: str, settings: tuple[tuple[str, Value], ...], extent: str) -> None:
+def test_bad_figure_is_found_or_informational(name: str, settings: tuple[tuple[str, Value], ...]) -> None:
     healthy = healthy_figure(name, settings)
+    for extent in HOSTS_WITH_FAULT:
+        finding = criteria_that_find_a_figure(healthy, name, extent)
+        if reason_of(name, dict(settings)):
+            assert not finding, f"{name} is judged by {finding}: remove it from fleet/judge/informational.py"
+        elif any(can_find(item, extent) for item in healthy.criteria) or (
+            not healthy.criteria and extent != "all hosts"
+        ):
+            assert finding, f"no criterion finds a bad {name} {dict(settings)} on {extent}"
+
+
+def criteria_that_find_a_figure(healthy: HealthyFigure, name: str, extent: str) -> set[str]:
+    """Return the criteria that no longer pass for the first bad value that any criterion finds; empty if none finds one."""
     scopes = [item.scope for item in healthy.fleet["h1"].benchmarks() if item.name == name]
-    finding: set[str] = set()
     for change in changes(scopes[0] if extent == "one part" else ""):
         changed = {host: in_all_records(healthy.fleet[host], change) for host in HOSTS[: HOSTS_WITH_FAULT[extent]]}
         after = not_passing(healthy.plan, healthy.packs, {**healthy.fleet, **changed}) - healthy.findings
-        finding = {criterion for criterion, figure, *_ in after if figure == name and criterion != "plan"}
-        if finding:
-            break
-    if reason_of(name, dict(settings)):
-        assert not finding, f"{name} is judged by {finding}: remove it from fleet/judge/informational.py"
-    elif any(can_find(item, extent) for item in healthy.criteria) or (not healthy.criteria and extent != "all hosts"):
-        assert finding, f"no criterion finds a bad {name} {dict(settings)} on {extent}"
+        if finding := {criterion for criterion, figure, *_ in after if figure == name and criterion != "plan"}:
+            return finding
+    return set()
 
 
 def test_every_output_of_the_catalogue_is_planned_judged_or_informational() -> None:
