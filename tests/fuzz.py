@@ -118,9 +118,9 @@ def short_pack() -> Pack:
     return replace(H200_PACK, criteria=tuple(chosen))
 
 
-def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
-    """Write a run of two hosts with one GPU each and few figures; return its plan. Unless `full`, it is a short run."""
-    plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1, rackproof_gang="rack" if gang else "none")
+def small_run(directory: Path, full: bool = False, gang: bool = False, hosts: Sequence[str] = ("h1", "h2")) -> Plan:
+    """Write a run of hosts with one GPU each and few figures; return its plan. Unless `full`, it is a short run."""
+    plan = builders.plan(*hosts, profile="smoke", gpu_count=1, rackproof_gang="rack" if gang else "none")
     sizes = plan.stage("gang").benchmarks["collective"]["sizes_bytes"] if gang else []
     gang_benchmarks = {"collective": {"ops": ["all_reduce"], "sizes_bytes": sizes[-1:], "graph_ops": []}, "pairs": {}}
     host_benchmarks: dict[str, dict[str, Any]] = (
@@ -132,7 +132,7 @@ def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
         for record in builders.records(plan, host.name):
             folder = f"gangs/{record.gang}" if record.gang else "hosts"
             documents.write(directory / folder / f"{host.name}.json", to_json(record if full else shortened(record)))
-    event = {"at": builders.WHEN, "play": "Gang", "what": "passed", "hosts": ["h1", "h2"]}
+    event = {"at": builders.WHEN, "play": "Gang", "what": "passed", "hosts": [*hosts]}
     (directory / "events.jsonl").write_text(json.dumps(event) + "\n")
     return plan
 
