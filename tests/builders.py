@@ -143,20 +143,25 @@ def inventory(*names: str, **variables: Any) -> dict[str, dict[str, Any]]:
 
 
 SIZES = {"benchmark": [8, 128 << 20, 1 << 30, 8 << 30], "gang": [8, 64 << 20, 1 << 30, 4 << 30]}
-"""Sizes of the collectives in a plan: the smallest, and those that criteria of the profile `standard` compare.
-
-With all sizes of the profile, four fifths of the figures would be of collectives, and judging would take twice as long.
-"""
+"""Sizes of the collectives in a plan: the smallest, and those that criteria of the profile `standard` compare."""
+OPS = {
+    "benchmark": ["all_reduce", "all_gather", "broadcast", "gather", "hypercube"],
+    "gang": ["all_reduce", "all_to_all"],
+}
+"""Collectives in a plan. With all collectives and sizes of the profile `standard`, judging would take three times as long."""
 
 
 def plan(
     *names: str, profile: str = "standard", gpu_count: int = 2, with_all_sizes: bool = False, **variables: Any
 ) -> Plan:
-    """Return the plan of a run on these hosts. Collectives have the sizes in SIZES, or `with_all_sizes` those of the profile."""
+    """Return the plan of a run on these hosts.
+
+    It has the collectives in OPS with the sizes in SIZES, or `with_all_sizes` the collectives and sizes of the profile.
+    """
     hosts = inventory(*names, rackproof_gpu_count=gpu_count, **variables)
     document = read_profile(profile)
     for stage, sizes in SIZES.items() if profile == "standard" and not with_all_sizes else ():
-        document["stages"][stage]["benchmarks"]["collective"]["sizes_bytes"] = sizes
+        document["stages"][stage]["benchmarks"]["collective"] |= {"ops": OPS[stage], "sizes_bytes": sizes}
     return make_plan(document, hosts, run_id="r1", nonce=NONCE, created=WHEN)
 
 

@@ -14,16 +14,18 @@ from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.missing import BUS, DRIVER, SlotMap
+from fleet.report.tables.summary_text import render_screen
 from fleet.simulate.fleet import Fleet, place_faults, write_run
-from rackproof.main import main
 from schemas.baselines import HOST, HostBaseline, PartBaseline
 from schemas.plans import Plan
 from schemas.records import Gpu, Metric, Record, Snapshot
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, REJECTED, Verdict
 from tests import builders
 from tests.unit.fleet.simulate.test_simulate import CREATED, report_of
 
-PLAN = builders.plan("h1", "h2", "h3", gpu_count=4)
+PLAN = builders.with_benchmarks(
+    builders.plan("h1", "h2", "h3", gpu_count=4, profile="smoke"), benchmark={"memory": {"ops": ["copy"]}}
+)
 MISSING = 1
 """Empty slot of h2."""
 
@@ -73,10 +75,12 @@ def host_with_slots(
 
 ALL = range(4)
 REMAINING = [slot for slot in ALL if slot != MISSING]
+COMPLETE = {name: host_with_slots(name, ALL) for name in ("h1", "h2", "h3")}
+"""Evidence of hosts without a missing GPU."""
 
 
 def findings(plan: Plan = PLAN, **hosts: Evidence) -> list[Verdict]:
-    evidence = {name: hosts.get(name) or host_with_slots(name, ALL) for name in ("h1", "h2", "h3")}
+    evidence = COMPLETE | hosts
     return [item for item in judge(plan, evidence, read_packs([])) if item.verdict != PASS]
 
 
@@ -467,13 +471,13 @@ def test_no_slot_is_named_if_more_gpus_are_missing_than_slots_are_known() -> Non
     assert [(item.verdict, item.detail) for item in verdicts] == [(FAIL, "")] * 3
 
 
-def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path) -> None:
     """The rank without a GPU is the last one of its host, whichever GPU is missing."""
     fleet = Fleet(profile="smoke", hosts=4, racks=1)
     plan = fleet.plan("run", CREATED)
     write_run(tmp_path / "run", fleet, place_faults(["missing_gpu:r01-h02:3"], plan, 0), plan)
-    assert main(["report", str(tmp_path / "run")]) == 1
     report = report_of(tmp_path / "run")
+    assert report.decision == REJECTED
     failed = [item for item in report.verdicts if item.verdict == FAIL]
     assert {(item.host, item.scope, item.name) for item in failed} == {
         ("r01-h02", "host", name) for name in (DRIVER, BUS)
@@ -488,5 +492,5 @@ def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path, capsy
     where = "nothing at PCI 0000:09:00.0 (module 4), where 3 of 3 hosts with 8 GPUs have a GPU"
     assert {item.detail for item in failed} == {where}
     assert re.search(
-        rf"FAIL +Inspect the hardware +r01-h02 has 7 of 8 GPUs: {re.escape(where)}", capsys.readouterr().out
+        rf"FAIL +Inspect the hardware +r01-h02 has 7 of 8 GPUs: {re.escape(where)}", render_screen(report, width=None)
     )

@@ -306,7 +306,8 @@ def test_speed_is_judged_in_a_large_enough_fleet(tmp_path: Path) -> None:
 
 
 def test_operations_without_a_criterion_are_named(tmp_path: Path) -> None:
-    write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
+    plan = builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none", with_all_sizes=True)
+    write_run(tmp_path / "r1", plan)
     unknown = {"broadcast", "gather"}
 
     def without_large_sizes(item: Observation) -> Observation | None:
