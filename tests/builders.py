@@ -152,16 +152,23 @@ OPS = {
 
 
 def plan(
-    *names: str, profile: str = "standard", gpu_count: int = 2, with_all_sizes: bool = False, **variables: Any
+    *names: str,
+    profile: str = "standard",
+    gpu_count: int = 2,
+    with_all_sizes: bool = False,
+    with_all_ops: bool = False,
+    **variables: Any,
 ) -> Plan:
     """Return the plan of a run on these hosts.
 
-    It has the collectives in OPS with the sizes in SIZES, or `with_all_sizes` the collectives and sizes of the profile.
+    It has the collectives in OPS with the sizes in SIZES. `with_all_ops`: all collectives of the profile with these sizes;
+    `with_all_sizes`: all collectives with all sizes of the profile.
     """
     hosts = inventory(*names, rackproof_gpu_count=gpu_count, **variables)
     document = read_profile(profile)
     for stage, sizes in SIZES.items() if profile == "standard" and not with_all_sizes else ():
-        document["stages"][stage]["benchmarks"]["collective"] |= {"ops": OPS[stage], "sizes_bytes": sizes}
+        settings = {"sizes_bytes": sizes} if with_all_ops else {"ops": OPS[stage], "sizes_bytes": sizes}
+        document["stages"][stage]["benchmarks"]["collective"] |= settings
     return make_plan(document, hosts, run_id="r1", nonce=NONCE, created=WHEN)
 
 

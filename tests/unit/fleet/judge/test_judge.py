@@ -26,7 +26,7 @@ def findings(plan: Any, evidence: dict[str, Evidence]) -> list[Verdict]:
 
 
 def test_healthy_fleet_has_no_finding() -> None:
-    plan = builders.plan()
+    plan = builders.plan(with_all_ops=True)
     verdicts = judge(plan, builders.evidence(plan), PACKS)
     assert {verdict.verdict for verdict in verdicts} == {PASS}
     assert {verdict.criterion for verdict in verdicts} >= {
@@ -891,7 +891,7 @@ def test_hypercube_is_planned_for_powers_of_two(gpus: int, planned: bool) -> Non
 
 def findings_of_eight_gpus(change: Callable[[Observation], Observation]) -> list[Verdict]:
     """Return the findings on a host with eight H200 GPUs and NVLS, after `change` was applied to each observation."""
-    plan = builders.plan("h1", gpu_count=8, rackproof_gang="none", with_all_sizes=True)
+    plan = builders.plan("h1", gpu_count=8, rackproof_gang="none", with_all_ops=True)
 
     def with_eight_ranks(observation: Observation) -> Observation:
         if observation.name.startswith("collective."):

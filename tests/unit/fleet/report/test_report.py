@@ -286,7 +286,7 @@ def summary_after(run: Path, change: Callable[[Observation], Observation | None]
 
 def test_check_whose_speed_is_not_judged_is_marked(tmp_path: Path) -> None:
     """With one host no criterion applies to training rates, but one applies to host copies."""
-    write_run(tmp_path / "r1", builders.plan("h1", gpu_count=4, rackproof_gang="none"))
+    write_run(tmp_path / "r1", builders.plan("h1", gpu_count=4, rackproof_gang="none", with_all_ops=True))
     report = report_of(tmp_path / "r1")
     summary = report.acceptance.summary
     assert report.acceptance.status == "PASS"
@@ -306,7 +306,7 @@ def test_speed_is_judged_in_a_large_enough_fleet(tmp_path: Path) -> None:
 
 
 def test_operations_without_a_criterion_are_named(tmp_path: Path) -> None:
-    plan = builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none", with_all_sizes=True)
+    plan = builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none", with_all_ops=True)
     write_run(tmp_path / "r1", plan)
     unknown = {"broadcast", "gather"}
 
