@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 HOST, GANG = "host", "gang"
 """What draws the level of a slot: each host for itself, or the gang for all of its hosts."""
 
@@ -111,7 +112,7 @@ class Template:
                 self.add(item)
             self.pieces[-1] += "]"
         else:
-            self.pieces[-1] += json.dumps(value, ensure_ascii=False)
+            self.pieces[-1] += _encode(value)
 
     def _add_slot(self, texts: Sequence[str], drawn_by: str, group: int) -> None:
         self.slots.append((texts, drawn_by, group))

@@ -28,7 +28,14 @@ WORKLOADS = ("gemm", "reduction", "training_step")
 
 def gangless_plan(*hosts: str, gpu_count: int) -> Plan:
     """Return a plan without gangs, which may have a single host."""
-    return builders.plan(*hosts, gpu_count=gpu_count, rackproof_gang="none")
+    return with_comparisons(builders.plan(*hosts, gpu_count=gpu_count, rackproof_gang="none"))
+
+
+def with_comparisons(plan: Plan) -> Plan:
+    """Return the plan with only the benchmarks that compare results or copies bit by bit."""
+    planned = plan.stage("benchmark").benchmarks
+    kept = {name: planned[name] for name in ("digest", "group_copy") if name in planned}
+    return builders.with_benchmarks(plan, benchmark=kept)
 
 
 def evidence_of(plan: Plan, digests: dict[tuple[str, str], str], workload: str = "gemm") -> dict[str, Evidence]:
@@ -202,7 +209,7 @@ def test_report_omits_digest_coverage_if_all_are_compared() -> None:
 
 def extended_plan(*hosts: str, gpu_count: int) -> Plan:
     """Return a plan with all workloads."""
-    return builders.plan(*hosts, gpu_count=gpu_count, profile="extended", rackproof_gang="none")
+    return with_comparisons(builders.plan(*hosts, gpu_count=gpu_count, profile="extended", rackproof_gang="none"))
 
 
 @pytest.mark.parametrize("workload", DIGEST_WORKLOADS)

@@ -32,7 +32,8 @@ PACKS = read_packs(())
 
 @cache
 def planned(**variables: Any) -> Plan:
-    return builders.plan(*HOSTS, profile="smoke", gpu_count=2, rackproof_gang="all", **variables)
+    plan = builders.plan(*HOSTS, profile="smoke", gpu_count=2, rackproof_gang="all", **variables)
+    return builders.with_benchmarks(plan, gang={"collective": {"ops": ["all_reduce"], "sizes_bytes": [64 << 20]}})
 
 
 def healthy(host: str, hosts: tuple[str, ...] = HOSTS) -> Readings:

@@ -25,6 +25,7 @@ from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
 from fleet.records.load import Run, load
 from fleet.report.formatting import cause_action
+from fleet.report.html.page import render_html
 from fleet.report.merge import merge
 from fleet.report.run_report import report_of as report_of_run
 from fleet.rma.parts import PART_ACTIONS
@@ -35,7 +36,7 @@ from fleet.simulate.gpu_data import values_by_level
 from fleet.simulate.memory_modules import FAULTY_SLOT
 from fleet.simulate.records import JUDGED
 from rackproof.main import main
-from schemas import documents
+from schemas import documents, quick
 from schemas.errors import RunError, UsageError
 from schemas.records import Observation, to_json
 from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict, VerdictKind
@@ -108,7 +109,7 @@ def test_simulated_values_are_within_the_measured_range_without_outliers() -> No
 # --- healthy fleets
 
 
-@pytest.mark.parametrize(("hosts", "gpus", "racks"), [(64, 2, 8), (3, 8, 1)])
+@pytest.mark.parametrize(("hosts", "gpus", "racks"), [(24, 2, 3), (3, 8, 1)])
 def test_healthy_fleet_passes(tmp_path: Path, hosts: int, gpus: int, racks: int) -> None:
     report = report_of(run_of(tmp_path / "run", hosts=hosts, gpus=gpus, racks=racks))
     assert {verdict.verdict for verdict in report.verdicts} <= {PASS}
@@ -123,7 +124,7 @@ SHAPES: list[dict[str, Any]] = [
     {"hosts": 1, "gpus": 1, "racks": 1, "gang": "none"},
     {"hosts": 2, "gpus": 1, "racks": 1},
     {"hosts": 2, "racks": 1, "storage": True},
-    {"hosts": 3, "gpus": 8, "racks": 1},  # each port has several partners
+    {"hosts": 3, "gpus": 4, "racks": 1},  # each port has several partners
     TWO_GANGS,
 ]
 
@@ -415,7 +416,7 @@ def test_fault_is_one_cause_with_the_right_part(
     assert cause.part == of_parts.get(kind, "host" if whole_host else f"gpu={GPU}")
 
 
-@pytest.mark.parametrize(("faults", "manifest"), [(1, True), (3, False), (5, True)])
+@pytest.mark.parametrize(("faults", "manifest"), [(3, False), (5, True)])
 def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], faults: int, manifest: bool
 ) -> None:
@@ -503,8 +504,7 @@ def test_rma_lists_the_causes_of_the_report_with_their_parts_and_actions(
 ) -> None:
     host_of_fault, directory = faulty_run
     report = faulty_fleet[2]
-    assert main(["report", str(directory)]) == 1
-    capsys.readouterr()
+    documents.write_text(directory / "report.json", quick.text(to_json(report)))
     assert main(["rma", str(directory), "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert list(dict.fromkeys(row["title"] for row in rows)) == [cause.title for cause in report.causes]
@@ -531,7 +531,7 @@ def test_rma_lists_the_causes_of_the_report_with_their_parts_and_actions(
                 row["place"],
             )
             assert part["part"].get("serial", "") == row["serial"]
-    page = (directory / "report.html").read_text(encoding="utf-8")
+    page = render_html(report)
     heading_of = {
         html.unescape(title): re.sub("<[^>]+>", "", heading)
         for section in page.split('<section class="action-group')[1:]
@@ -731,7 +731,7 @@ def test_single_gpu_hosts_without_a_gang_pass_and_unknown_models_are_errors(tmp_
 
 def test_interrupted_command_prints_no_traceback_and_leaves_no_partial_file(tmp_path: Path) -> None:
     run = tmp_path / "large"
-    command = [sys.executable, ROOT / "rackproof", "simulate", run, "--hosts", "1000", "--readings", JUDGED]
+    command = [sys.executable, ROOT / "rackproof", "simulate", run, "--hosts", "400", "--readings", JUDGED]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not [*run.glob("hosts/*.json")] and process.poll() is None:
         time.sleep(0.02)
