@@ -36,7 +36,7 @@ SLOWEST_FILES = (
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_parts_over_ssh", "lab/test_hostile_host", "lab/test_strangers"),
     *("lab/test_monitoring", "lab/test_run_host"),
-    *("unit/playbooks/test_collection", "unit/playbooks/test_trust_boundary", "unit/roles/test_roles"),
+    *("unit/playbooks/test_collection", "unit/roles/test_roles"),
     *("unit/agent/benchmarks/test_training_benchmarks", "unit/fleet/judge/test_judge"),
     *("unit/fleet/report/test_run_report", "unit/fleet/judge/test_every_reading", "unit/collectors/test_faults"),
     *("unit/playbooks/test_nothing_done", "unit/fleet/report/test_report", "unit/docs/test_guides"),

@@ -1,4 +1,4 @@
-"""Rackproof as an Ansible collection: built, installed into an empty directory, and used for a rehearsal."""
+"""Rackproof as an Ansible collection: built, installed into an empty directory, and used for the rehearsal of a hostile host."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import sys
 import tarfile
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,15 @@ import yaml
 from deploy.galaxy.role_readmes import generated_pages
 from schemas import VERSION
 from tests import ROOT
+from tests.fakes import bmc
 from tests.lab.kill_points import profile_without_figures
-from tests.lab.lab import CONTROL_PYTHON
+from tests.lab.lab import CONTROL_SHELL
 from tests.lab.prometheus import free_port
+from tests.unit.playbooks.test_trust_boundary import hostile_python
 
 ENVIRONMENT = ROOT / "deploy" / "awx" / "execution-environment.yml"
+CANARIES = (bmc.USER.encode(), bmc.PASSWORD.encode())
+"""Account of the BMC. No output and no file but the inventory may contain these words."""
 
 
 def run(
@@ -150,18 +155,43 @@ def test_wheel_built_from_the_collection_equals_the_wheel_built_from_the_checkou
     assert collection_wheel.read_bytes() == checkout_wheel.read_bytes()
 
 
-def test_acceptance_playbook_of_the_collection_writes_a_report(site: Path) -> None:
-    """The inventory is the one of the rehearsal without its second host. The profile is the smallest possible one."""
+@dataclass(frozen=True)
+class Rehearsal:
+    """A finished rehearsal by the playbook of the collection. Every module result of its only host contains facts of the host."""
+
+    site: Path
+    inventory: Path
+    environment: dict[str, str]
+    done: subprocess.CompletedProcess[str]
+
+    @property
+    def bait(self) -> Path:
+        """The directory to which the facts point. Nothing may be written or removed there."""
+        return self.site / "bait"
+
+    @property
+    def directory(self) -> Path:
+        return self.site / "runs" / "r1"
+
+
+@pytest.fixture(scope="module")
+def rehearsal(site: Path) -> Rehearsal:
+    """Run the playbook `acceptance` on the rehearsal's inventory without its second host, with the smallest profile.
+
+    The host has a BMC. Facts become variables, which is Ansible's default; the `ansible.cfg` of the collection turns it off.
+    A fact cache keeps the facts.
+    """
+    (site / "bait").mkdir()
+    (site / "bait" / "file").write_text("kept", encoding="utf-8")
     profile, inventory = site / "tiny.yml", site / "one.yml"
     profile.write_text(yaml.safe_dump(profile_without_figures()), encoding="utf-8")
-    rehearsal = yaml.safe_load((installed(site) / "inventory" / "local" / "rehearsal.yml").read_text(encoding="utf-8"))
-    del rehearsal["gpu_hosts"]["hosts"]["local2"]
-    assert rehearsal["gpu_hosts"]["vars"].pop("ansible_python_interpreter") == "{{ ansible_playbook_python }}"
-    inventory.write_text(yaml.safe_dump(rehearsal), encoding="utf-8")
+    content = yaml.safe_load((installed(site) / "inventory" / "local" / "rehearsal.yml").read_text(encoding="utf-8"))
+    del content["gpu_hosts"]["hosts"]["local2"]
+    assert content["gpu_hosts"]["vars"].pop("ansible_python_interpreter") == "{{ ansible_playbook_python }}"
     variables = {
+        "ansible_python_interpreter": str(hostile_python(site, value=str(site / "bait" / "file"))),
         "rackproof_profile": str(profile),
         "nvidia_driver_state": "ignored",
-        "rackproof_run_id": "r1",
         "rackproof_minimum_free_bytes": 100_000_000,
         "rackproof_gang": "none",
         "rackproof_exporter_port": free_port(),  # this machine may already have an exporter
@@ -170,20 +200,71 @@ def test_acceptance_playbook_of_the_collection_writes_a_report(site: Path) -> No
         "ANSIBLE_HOME": str(site / "home"),
         "ANSIBLE_COLLECTIONS_PATH": str(site / "collections"),
         "ANSIBLE_CONFIG": str(installed(site) / "ansible.cfg"),
+        "ANSIBLE_CACHE_PLUGIN": "jsonfile",
+        "ANSIBLE_CACHE_PLUGIN_CONNECTION": str(site / "cache"),
+        "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # with it, local modules run in half the time
     }
-    variables["ansible_python_interpreter"] = str(CONTROL_PYTHON)  # with it, modules run in a third of the time
-    command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", "-e", json.dumps(variables))
-    done = run(*command, cwd=site, environment=environment)
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert "FINAL ACCEPTANCE: REHEARSAL PASS" in done.stdout
-    names = {path.name for path in (site / "runs" / "r1").iterdir()}
+    with bmc.serve(bmc.Service(bmc.old_schema()), bmc.make_certificate(site)) as service:
+        variables |= {
+            "rackproof_bmc_address": f"127.0.0.1:{service.port}",
+            "rackproof_bmc_user": bmc.USER,
+            "rackproof_bmc_password": "{{ vault_of_the_operator }}",
+            "rackproof_bmc_ca": str(site / "127.0.0.1.pem"),
+            "vault_of_the_operator": bmc.PASSWORD,
+        }
+        content["gpu_hosts"]["hosts"]["local1"] = variables
+        inventory.write_text(yaml.safe_dump(content), encoding="utf-8")
+        done = accept(site, inventory, "r1", {**environment, "ANSIBLE_INJECT_FACT_VARS": "True"}, "-vvv")
+    return Rehearsal(site, inventory, environment, done)
+
+
+def accept(
+    site: Path, inventory: Path, name: str, environment: Mapping[str, str], *options: str
+) -> subprocess.CompletedProcess[str]:
+    """Run the playbook `acceptance` of the collection in a run of that name."""
+    variables = ("-e", json.dumps({"rackproof_run_id": name}))
+    command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", *variables, *options)
+    return run(*command, cwd=site, environment=environment)
+
+
+def test_acceptance_playbook_of_the_collection_writes_a_report(rehearsal: Rehearsal) -> None:
+    assert rehearsal.done.returncode == 0, rehearsal.done.stdout[-4000:]
+    assert "FINAL ACCEPTANCE: REHEARSAL PASS" in rehearsal.done.stdout
+    names = {path.name for path in rehearsal.directory.iterdir()}
     assert {"report.html", "events.jsonl", "progress.jsonl", "journal.jsonl"} <= names, (
         "the callback plugin must write events.jsonl and progress.jsonl"
     )
-    assert not (installed(site) / "runs").exists(), (
+    collection = installed(rehearsal.site)
+    assert not (collection / "runs").exists(), (
         "a run must write nothing into the collection, which another user may own"
     )
-    assert not (installed(site) / "build").exists()
+    assert not (collection / "build").exists()
+
+
+def test_facts_of_a_hostile_host_replace_no_variable(rehearsal: Rehearsal) -> None:
+    """The account of the host's BMC is sent to no other address, and is in no output and no file but the inventory.
+
+    tests/lab/test_hostile_host.py tests the checkout, in which facts do not become variables, over SSH with more facts.
+    """
+    output = rehearsal.done.stdout + rehearsal.done.stderr
+    assert "FINAL ACCEPTANCE: REHEARSAL PASS" in output, output[-4000:]
+    assert [path.name for path in rehearsal.bait.iterdir()] == ["file"]
+    record = json.loads((rehearsal.directory / "bmcs" / "local1.json").read_text(encoding="utf-8"))
+    moments = [(taken["stage"], taken["phase"], len(taken["metrics"]) > 10) for taken in record["snapshots"]]
+    assert moments == [("preflight", "before", True), ("benchmark", "after", True)]
+    files = [path for path in rehearsal.site.rglob("*") if path.is_file() and path != rehearsal.inventory]
+    assert [path for path in files if any(canary in path.read_bytes() for canary in CANARIES)] == []
+    assert [canary for canary in CANARIES if canary.decode() in output] == []
+    assert (rehearsal.bait / "file").read_text(encoding="utf-8") == "kept"
+
+
+def test_cached_fact_with_the_name_of_a_variable_is_refused(rehearsal: Rehearsal) -> None:
+    """A fact cache keeps what a hostile host returned in an earlier run."""
+    done = accept(rehearsal.site, rehearsal.inventory, "r2", rehearsal.environment)
+    message = " ".join((done.stdout + done.stderr).split())
+    assert "the fact cache of local1 has" in message, message[-4000:]
+    assert "rackproof_notify_sendmail" in message
+    assert not (rehearsal.site / "runs" / "r2").exists()
 
 
 def test_callback_plugin_is_loaded_with_the_settings_of_ansible_runner(site: Path) -> None:
@@ -199,7 +280,7 @@ def test_callback_plugin_is_loaded_with_the_settings_of_ansible_runner(site: Pat
     inventory = site / "unreachable.yml"
     inventory.write_text("gpu_hosts: {hosts: {h1: {ansible_host: 127.0.0.1, ansible_port: 9, rackproof_gpu_count: 1}}}")
     variables = json.dumps({"rackproof_run_id": "named", "rackproof_gang": "none"})
-    command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", "-e", variables)
+    command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.inspect", "-e", variables)
     done = run(*command, cwd=site, environment=environment)
     assert done.returncode == 4, done.stdout[-2000:]
     events = [json.loads(line) for line in (site / "runs/named/events.jsonl").read_text().splitlines()]
