@@ -58,16 +58,18 @@ SETTINGS = cpu_settings({**HARDWARE, **COMMUNICATION}, QUICK)
 def torchrun(work: Path, request: dict[str, Any], **environment: str) -> None:
     """Run a request on two ranks under torchrun."""
     write_request(work, request)
-    run_launcher(work, "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", **environment)
+    run_launcher(
+        work, "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "agent.benchmarks", **environment
+    )
 
 
-def run_as_agent(work: Path, request: dict[str, Any], **environment: str) -> None:
-    """Run a request on two ranks as the agent does: the launcher imports torch once and forks the ranks."""
+def run_as_agent(work: Path, request: dict[str, Any], program: str, **environment: str) -> None:
+    """Run a module on two ranks as the agent does: the launcher imports torch once and forks the ranks."""
     write_request(work, request)
     config = {"name": "ranks", "rank": 0, "hosts": 1, "address": "127.0.0.1", "port": 0, "admitted": [], "trains": True}
     (work / "rendezvous.json").write_text(json.dumps(config))
     forks = ("--nnodes=1", "--nproc-per-node=2", "--run-path", "--start-method=fork", guard.__file__)
-    run_launcher(work, "agent.benchmarks.rendezvous", work / "rendezvous.json", *forks, **environment)
+    run_launcher(work, "agent.benchmarks.rendezvous", work / "rendezvous.json", *forks, program, **environment)
 
 
 def write_request(work: Path, request: dict[str, Any]) -> None:
@@ -76,7 +78,7 @@ def write_request(work: Path, request: dict[str, Any]) -> None:
 
 def run_launcher(work: Path, *launcher: str | Path, **environment: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", *launcher, "agent.benchmarks", "--request", work / "request.json"],
+        [sys.executable, "-m", *launcher, "--request", work / "request.json"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment},
         cwd=work,
         capture_output=True,

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import os
-import runpy
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,9 +12,6 @@ import pytest
 import torch
 
 from agent.benchmarks.collectives import overlap
-from agent.benchmarks.runner import run_benchmark
-from agent.benchmarks.runtime.agreement import CannotMeasureError, attempt_on_all_ranks
-from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.training import (
     checkpoint,
     dataloader,
@@ -26,19 +20,17 @@ from agent.benchmarks.training import (
     training,
     training_loop,
     transformer,
-    variants,
 )
 from schemas.benchmarks.training import TRAINING
 from schemas.catalogue import settings
 from schemas.records import Observation
-from tests import ROOT, ranks
+from tests import ROOT, training_ranks
 from tests.unit.agent.benchmarks.test_benchmarks import (
     check_every_output_once,
     cpu_settings,
     observations,
     request,
     run_as_agent,
-    write_request,
 )
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -57,19 +49,27 @@ QUICK: dict[str, dict[str, Any]] = {
 SETTINGS = cpu_settings(TRAINING, QUICK)
 TORCHVISION = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "torchvision")}
 """Variables with which the installed torchvision can be imported although torch is a build for CPUs."""
+NO_COMPILER = {"CXX": "/nonexistent/c++"}
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run all benchmarks in SETTINGS once; return their work directory."""
+    """Run all benchmarks in SETTINGS once, and the faults of `training_ranks`; return the work directory."""
     work = tmp_path_factory.mktemp("ranks")
-    run_as_agent(work, request(**SETTINGS), **TORCHVISION)
+    run_as_agent(work, request(**SETTINGS), program=training_ranks.__name__, **TORCHVISION, **NO_COMPILER)
     return work
 
 
 @pytest.fixture(scope="module")
-def measured(work: Path) -> list[Observation]:
+def reported(work: Path) -> list[Observation]:
+    """Return what the ranks reported, with faults and without."""
     return observations(work)
+
+
+@pytest.fixture(scope="module")
+def measured(reported: list[Observation]) -> list[Observation]:
+    """Return what healthy ranks measured."""
+    return [item for item in reported if item.stage == "benchmark" and item.name != "operations"]
 
 
 def single(measured: list[Observation], name: str, **params: object) -> Observation:
@@ -94,25 +94,12 @@ def test_only_the_figures_of_an_unknown_variant_are_unmeasured(measured: list[Ob
     assert absent == {(f"variants.{kind}", "fp1", "error") for kind in ("throughput", "loss_finite")}
 
 
-def test_missing_compiler_is_reported(tmp_path: Path) -> None:
-    """The test uses one rank and a small network: torch.compile takes seconds before it finds that there is no compiler."""
-    write_request(tmp_path, request(variants={"variants": [], "compiled_batch_sizes": [8], "steps": 2}))
-    started = ranks.start(__name__, "without_compiler", work=tmp_path, ranks=1)
-    assert started.wait() == [0], started.output.read_text()
-    measured = observations(tmp_path)
+def test_missing_compiler_is_reported(work: Path) -> None:
+    measured = observations(work / "alone")
     for kind in ("throughput", "loss_finite"):
         observation = single(measured, f"variants.{kind}", variant="bf16_channels_last_compiled")
         assert observation.status == "unsupported"
         assert "C++ compiler" in observation.reason
-
-
-def _without_compiler() -> None:
-    os.environ["CXX"] = "/nonexistent/c++"
-    variants.build_network = lambda name: torch.nn.Sequential(  # type: ignore[attr-defined]
-        torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 30 * 30, 10)
-    )
-    sys.argv[1:] = ["--request", "request.json"]
-    runpy.run_module("agent.benchmarks", run_name="__main__", alter_sys=True)
 
 
 def test_fashion_mnist_learns_and_labels_synthetic_data(measured: list[Observation]) -> None:
@@ -274,12 +261,9 @@ def test_image_is_augmented_differently_at_each_fetch() -> None:
 
 
 @pytest.fixture(scope="module")
-def faulty(tmp_path_factory: pytest.TempPathFactory) -> list[Observation]:
-    """Return the observations of two ranks with injected faults (`_with_faults`)."""
-    work = tmp_path_factory.mktemp("faults")
-    started = ranks.start(__name__, "with_faults", work=work)
-    assert started.wait() == [0, 0], started.output.read_text()
-    return observations(work)
+def faulty(reported: list[Observation]) -> list[Observation]:
+    """Return what ranks with injected faults reported (`training_ranks`)."""
+    return [item for item in reported if item.stage != "benchmark"]
 
 
 def test_failed_attempt_is_reported_on_all_ranks(faulty: list[Observation]) -> None:
@@ -320,111 +304,14 @@ def test_unwritable_checkpoint_is_an_error_of_every_figure(faulty: list[Observat
     assert "FileNotFoundError" in results[0].reason
 
 
-def test_all_ranks_count_the_same_collective_operations(faulty: list[Observation]) -> None:
+def test_all_ranks_count_the_same_collective_operations(reported: list[Observation]) -> None:
     """The supervisor compares these counts to find the rank that others wait for."""
     counts: dict[object, list[object]] = {}
-    for observation in faulty:
+    for observation in reported:
         if observation.name == "operations":
             counts.setdefault(observation.params["benchmark"], []).append(observation.value)
-    assert counts.keys() == {"training", "model_parallel", "transformer", "straggler"}
-    for benchmark, (first, second) in counts.items():
+    for benchmark in ("training", "model_parallel", "transformer", "straggler"):
+        first, second = counts[benchmark]
         assert first == second, benchmark
         assert isinstance(first, int)
         assert first > 3
-
-
-def _with_faults() -> None:
-    from agent.benchmarks.__main__ import connect_store, create_context
-    from agent.benchmarks.runtime.context import join_process_group
-
-    context = create_context(request(), Path.cwd(), *connect_store())
-    join_process_group(context)
-    with pytest.MonkeyPatch.context() as patch:
-        _attempt_fails(context)
-        _parameters_differ(context, patch)
-        _checkpoint_differs(context, patch)
-    _losses_are_not_finite(context)
-    _operations_are_counted(context)
-    context.save()
-    torch.distributed.destroy_process_group()
-    os._exit(0)  # a normal exit could end with SIGABRT, because a thread of gloo may still run
-
-
-def _attempt_fails(context: Context) -> None:
-    def work() -> None:
-        if context.rank == 1:
-            raise ValueError("no such thing")
-
-    try:
-        attempt_on_all_ranks(context, work)
-    except CannotMeasureError as problem:
-        scope = context.device_scope
-        context.report_absent("attempt", unit="1", scope=scope, status=problem.status, reason=str(problem))
-
-
-def _parameters_differ(context: Context, patch: pytest.MonkeyPatch) -> None:
-    torch.manual_seed(1)
-    model = training_loop.ConvNet()
-    for case in ("equal", "one bit"):
-        if case == "one bit" and context.rank == 1:
-            next(model.parameters()).data.view(torch.int32)[3, 0, 2, 2] ^= 1
-        differing = fashion_mnist.count_differing_parameters(model)
-        if context.rank == 0:
-            context.report("differing", differing, unit="1", scope="host", of=case)
-    backward = training_loop.FlatGradients.backward
-
-    def wrong_backward(self: training_loop.FlatGradients, loss: torch.Tensor) -> None:
-        backward(self, loss)
-        self._flat[7] += context.rank
-
-    with patch.context() as inner:
-        inner.setattr(training_loop.FlatGradients, "backward", wrong_backward)
-        settings = {"epochs": 1, "batch_size": 16, "max_steps": 3, "data_directories": []}
-        run_benchmark(context, "fashion_mnist", settings)
-
-
-def _losses_are_not_finite(context: Context) -> None:
-    stage = context.stage
-    for case, middle in (("finite", 1.5), ("one NaN", math.nan if context.rank == 1 else 1.5)):
-        context.stage = case
-        training_loop.report_losses(context, "losses", [2.0, middle, 1.0])
-    context.stage = stage
-
-
-def _checkpoint_differs(context: Context, patch: pytest.MonkeyPatch) -> None:
-    load, settings = torch.load, {"steps": 1, "batch_size": 4}
-
-    def flip_bit(*arguments: Any, **options: Any) -> Any:
-        state = load(*arguments, **options)
-        if context.rank == 1:
-            state["model"]["head.3.bias"].view(torch.int32)[0] ^= 1
-        return state
-
-    def lose_random_state(*arguments: Any, **options: Any) -> Any:
-        return {**load(*arguments, **options), "random": torch.Generator().manual_seed(9).get_state()}
-
-    for context.stage, faulty_load in (("one bit on rank 1", flip_bit), ("random state lost", lose_random_state)):
-        with patch.context() as inner:
-            inner.setattr(torch, "load", faulty_load)
-            run_benchmark(context, "checkpoint", settings)
-
-    def refuse(*_: Any) -> None:
-        raise FileNotFoundError("no such directory")
-
-    context.stage = "no directory"
-    with patch.context() as inner:
-        inner.setattr(torch, "save", refuse)
-        run_benchmark(context, "checkpoint", settings)
-
-
-def _operations_are_counted(context: Context) -> None:
-    context.stage = "counted"
-    for name in ("training", "model_parallel", "transformer", "straggler"):
-        before = context.heartbeat._sequence
-        run_benchmark(context, name, SETTINGS[name])
-        count = context.heartbeat._sequence - before
-        context.report("operations", count, unit="1", scope=context.device_scope, benchmark=name)
-
-
-if __name__ == "__main__":
-    {"with_faults": _with_faults, "without_compiler": _without_compiler}[sys.argv[1]]()
