@@ -1,11 +1,14 @@
-"""The progress events that the callback plugin records in a real ansible-playbook, on two hosts that are this machine."""
+"""The progress and the failures that the callback plugin records in a real ansible-playbook, on hosts that are this machine."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,7 @@ import pytest
 import yaml
 
 from schemas import documents, locks, run_directory
+from schemas.locks import process_start_time
 from schemas.records import to_json
 from tests import ROOT, builders
 from tests.lab.lab import CONTROL_PYTHON
@@ -21,17 +25,19 @@ PLUGINS = ROOT / "playbooks" / "callback_plugins"
 WAIT = {"ansible.builtin.command": {"argv": ["sleep", "0.2"]}, "vars": {"_rackproof_waits_for": "benchmark"}}
 
 
-def playbook_of_tasks(directory: Path, run_dir: Path, *tasks: dict[str, Any]) -> list[str]:
-    """Return the command of a playbook that sets the fact with its run directory, and runs these tasks on two local hosts."""
+def playbook_of_tasks(
+    directory: Path, run_dir: Path, *tasks: dict[str, Any], hosts: Sequence[str] = ("h1", "h2")
+) -> list[str]:
+    """Return the command of a playbook that sets the fact with its run directory, and runs these tasks on local hosts."""
     set_facts = {"ansible.builtin.set_fact": {"_rackproof_run_dir": str(run_dir)}, "run_once": True}
     plays = [
         {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "tasks": [set_facts]},
         {"name": "Benchmark", "hosts": "gpu_hosts", "gather_facts": False, "tasks": list(tasks)},
     ]
-    hosts = {name: {"ansible_connection": "local"} for name in ("h1", "h2")}
+    inventory = {"gpu_hosts": {"hosts": {name: {"ansible_connection": "local"} for name in hosts}}}
     (directory / "play.yml").write_text(yaml.safe_dump(plays))
     (directory / "ansible.cfg").write_text("[defaults]\n")
-    (directory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
+    (directory / "hosts.yml").write_text(yaml.safe_dump(inventory))
     playbook = str(Path(sys.executable).parent / "ansible-playbook")
     return [playbook, "-i", str(directory / "hosts.yml"), str(directory / "play.yml")]
 
@@ -50,82 +56,172 @@ def play(command: list[str], directory: Path, **environment: str) -> subprocess.
     )
 
 
-@pytest.fixture
-def run_dir(tmp_path: Path) -> Path:
+def create_run_directory(directory: Path) -> Path:
     """Return a run directory with a plan of two hosts."""
-    path = tmp_path / "runs" / "r1"
+    path = directory / "runs" / "r1"
     documents.write(path / "plan.json", json.loads(json.dumps(to_json(builders.plan("h1", "h2")))))
     return path
 
 
-def events(run_dir: Path) -> list[dict[str, Any]]:
-    document = [json.loads(line) for line in (run_dir / "progress.jsonl").read_text().splitlines()]
-    for event in document:
-        documents.validate(event, "progress", source="progress.jsonl")
-    return document
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return create_run_directory(tmp_path)
 
 
-def test_events_record_the_state_of_each_host_and_the_end_of_a_wait(tmp_path: Path, run_dir: Path) -> None:
-    wait = {"name": "Wait", **WAIT, "changed_when": False}
-    skip = {"name": "Skip", "ansible.builtin.command": {"argv": ["false"]}, "when": "inventory_hostname == 'h3'"}
-    fail = {"name": "Fail", "ansible.builtin.command": {"argv": ["false"]}, "when": "inventory_hostname == 'h2'"}
-    excuse = {"name": "Excuse", "ansible.builtin.command": {"argv": ["false"]}, "ignore_errors": True}
-    done = play(playbook_of_tasks(tmp_path, run_dir, wait, skip, excuse, fail), tmp_path)
-    assert done.returncode == 2, done.stdout + done.stderr
-    recorded = events(run_dir)
-    brief = [(event["what"], event.get("host", event.get("task", ""))) for event in recorded]
+@contextlib.contextmanager
+def prometheus(run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a process in place of the Prometheus of the run."""
+    (run_dir / "metrics").mkdir()
+    with subprocess.Popen(["sleep", "60"]) as server:
+        (run_dir / "metrics" / "prometheus.pid").write_text(f"{server.pid} {process_start_time(server.pid)}\n")
+        try:
+            yield server
+        finally:
+            server.kill()
+
+
+def probe(directory: Path, boot_ids: Mapping[str, object]) -> dict[str, Any]:
+    """Return a task that stands for the probe of the preflight checks: it prints the boot ID of each host."""
+    for host, boot_id in boot_ids.items():
+        (directory / host).write_text(json.dumps({"boot_id": boot_id}))
+    command = {"argv": ["cat", f"{directory}/{{{{ inventory_hostname }}}}"]}
+    return {"name": "Probe", "ansible.builtin.command": command, "register": "_rackproof_preflight"}
+
+
+SAME_MACHINE = "are the same machine"
+CUT_OFF = '{"at": "20'
+ERROR_OF_PIP = "ERROR: No matching distribution found for bcrypt<6,>=4.1"
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the plugin recorded of a command with two playbooks: all hosts pass the first, and each fails in the second."""
+
+    done: subprocess.CompletedProcess[str]
+    lines: list[str]
+    """Lines of progress.jsonl. The first two are those of an attempt that was killed while it wrote the second."""
+    failures: dict[str, dict[str, Any]]
+    """Host -> its failure in events.jsonl."""
+    is_monitored: bool
+    """Whether the Prometheus of the run and its targets were left after the command."""
+
+    def progress(self) -> list[dict[str, Any]]:
+        """Return the events of progress.jsonl in this attempt."""
+        document = [json.loads(line) for line in self.lines[2:]]
+        for event in document:
+            documents.validate(event, "progress", source="progress.jsonl")
+        return document
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Run the playbooks in a run directory in which an earlier attempt was killed. The run is a rehearsal."""
+    directory = tmp_path_factory.mktemp("recorded")
+    run_dir, targets, hosts = create_run_directory(directory), directory / "targets.json", ("h1", "h2", "h3")
+    (run_dir / "progress.jsonl").write_text(f'{{"at": "2026-11-21T04:00:00Z", "what": "end"}}\n{CUT_OFF}')
+    targets.write_text("[]")
+    facts = {"_rackproof_rehearsal": True, "_rackproof_targets_file": str(targets)}
+    false: dict[str, Any] = {"ansible.builtin.command": {"argv": ["false"]}}
+    command = playbook_of_tasks(
+        directory,
+        run_dir,
+        {"ansible.builtin.set_fact": facts, "run_once": True},
+        probe(directory, dict.fromkeys(hosts, "A")),
+        {"name": "Wait", **WAIT, "changed_when": False},
+        {"name": "Skip", **false, "when": "inventory_hostname == 'h4'"},
+        {"name": "Excuse", **false, "ignore_errors": True},
+        hosts=hosts,
+    )
+    warnings = f"WARNING: Retrying (Retry(total=4)) after connection broken by {'x' * 400}\n" * 5
+    (directory / "stderr").write_text(f"{warnings}{ERROR_OF_PIP}\n")
+    pip = {"ansible.builtin.shell": f"cat {directory / 'stderr'} >&2; exit 1"}
+    leased = {"ansible.builtin.command": {"argv": ["sh", "-c", "exit 75", "rackproof"]}}
+    failing = (("Take the lease", "h2", leased), ("pip", "h3", pip))
+    tasks = [{"name": name, **task, "when": f"inventory_hostname == '{host}'"} for name, host, task in failing]
+    role = directory / "roles" / "preflight" / "tasks"
+    role.mkdir(parents=True)
+    (role / "main.yml").write_text(yaml.safe_dump([{**false, "name": "Check the host"}]))
+    plays = [
+        {"name": "Measure", "hosts": "gpu_hosts", "gather_facts": False, "tags": ["run"], "tasks": tasks},
+        {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "roles": ["preflight"]},
+    ]
+    (directory / "next.yml").write_text(yaml.safe_dump(plays))
+    with prometheus(run_dir) as server:
+        done = play([*command, str(directory / "next.yml")], directory)
+        is_monitored = server.poll() is None and targets.exists()
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    return Recorded(
+        done=done,
+        lines=(run_dir / "progress.jsonl").read_text().splitlines(),
+        failures={event["host"]: event for event in events if event["what"] == "failed"},
+        is_monitored=is_monitored,
+    )
+
+
+def test_events_record_the_state_of_each_host_and_the_end_of_a_wait(recorded: Recorded) -> None:
+    assert recorded.done.returncode == 2, recorded.done.stdout + recorded.done.stderr
+    document = recorded.progress()
+    brief = [(event["what"], event.get("host", event.get("task", ""))) for event in document]
     assert [what for what, _ in brief[:2]] == ["start", "play"]
     assert brief[-1] == ("end", "")
+    hosts = ("h1", "h2", "h3")
     waits = brief.index(("task", "Wait"))
-    assert recorded[waits]["stage"] == "benchmark"
-    assert sorted(brief[waits + 1 : waits + 5]) == [("began", "h1"), ("began", "h2"), ("ok", "h1"), ("ok", "h2")]
-    assert {event.get("rc") for event in recorded[waits : waits + 5] if event["what"] == "ok"} == {0}
-    of_task = {task: set(brief[brief.index(("task", task)) + 3 :][:2]) for task in ("Skip", "Excuse", "Fail")}
-    assert of_task["Skip"] == {("skipped", "h1"), ("skipped", "h2")}
-    assert of_task["Excuse"] == {("ok", "h1"), ("ok", "h2")}
-    assert of_task["Fail"] == {("skipped", "h1"), ("failed", "h2")}
+    assert document[waits]["stage"] == "benchmark"
+    assert sorted(brief[waits + 1 : waits + 7]) == [(what, host) for what in ("began", "ok") for host in hosts]
+    assert {event.get("rc") for event in document[waits : waits + 7] if event["what"] == "ok"} == {0}
+    tasks = ("Skip", "Excuse", "Take the lease")
+    of_task = {task: set(brief[brief.index(("task", task)) + 4 :][:3]) for task in tasks}
+    assert of_task["Skip"] == {("skipped", host) for host in hosts}
+    assert of_task["Excuse"] == {("ok", host) for host in hosts}
+    assert of_task["Take the lease"] == {("skipped", "h1"), ("failed", "h2"), ("skipped", "h3")}
 
 
-@pytest.mark.parametrize(
-    ("outputs", "rehearsal", "warned"),
-    [
-        (({"boot_id": "A"}, {"boot_id": "A"}), False, True),
-        (({"boot_id": "A"}, {"boot_id": "B"}), False, False),
-        (({"boot_id": 1}, {"boot_id": 1}), False, False),
-        (({"boot_id": "A"}, {"boot_id": "A"}), True, False),
-    ],
-    ids=["same boot ID", "different boot IDs", "boot IDs that are not text", "same boot ID in a rehearsal"],
-)
-def test_warning_names_hosts_that_are_the_same_machine(
-    tmp_path: Path, run_dir: Path, outputs: tuple[Any, Any], rehearsal: bool, warned: bool
-) -> None:
-    facts = {"ansible.builtin.set_fact": {"_rackproof_rehearsal": rehearsal}}
-    for host, output in zip(("h1", "h2"), outputs, strict=True):
-        (tmp_path / host).write_text(json.dumps(output))
-    probe = {
-        "name": "Probe",
-        "ansible.builtin.command": {"argv": ["cat", f"{tmp_path}/{{{{ inventory_hostname }}}}"]},
-        "register": "_rackproof_preflight",
-    }
-    done = play(playbook_of_tasks(tmp_path, run_dir, facts, probe), tmp_path)
+def test_failures_of_every_playbook_of_a_command_are_recorded(recorded: Recorded) -> None:
+    assert recorded.failures.keys() == {"h1", "h2", "h3"}
+    document = recorded.progress()
+    assert [event["what"] for event in document].count("start") == 2
+    assert document[-1]["what"] == "end"
+
+
+def test_failure_has_the_name_of_the_task_without_its_role(recorded: Recorded) -> None:
+    """The event also names the play, which says where the host failed."""
+    assert recorded.failures["h1"]["task"] == "Check the host"
+    assert recorded.failures["h1"]["play"] == "Preflight"
+
+
+def test_error_after_many_warnings_of_pip_is_recorded(recorded: Recorded) -> None:
+    assert recorded.failures["h3"]["message"] == ERROR_OF_PIP
+
+
+def test_host_that_is_leased_to_another_run_is_marked_as_in_use(recorded: Recorded) -> None:
+    assert {host: event.get("in_use") for host, event in recorded.failures.items() if "in_use" in event} == {"h2": True}
+
+
+def test_events_after_a_killed_attempt_start_on_a_new_line(recorded: Recorded) -> None:
+    assert recorded.lines[1] == CUT_OFF
+    assert json.loads(recorded.lines[2])["what"] == "start"
+
+
+def test_playbook_that_does_not_end_the_run_leaves_its_monitoring_running(recorded: Recorded) -> None:
+    """deploy.yml starts a Prometheus and does not end the run, so this Prometheus must keep running."""
+    assert recorded.is_monitored
+
+
+def test_warning_names_hosts_that_are_the_same_machine(tmp_path: Path, run_dir: Path) -> None:
+    """Hosts with different boot IDs are different machines. A boot ID that is not text is none."""
+    boot_ids = {"h1": "A", "h2": "A", "h3": "B", "h4": 1, "h5": 1}
+    command = playbook_of_tasks(tmp_path, run_dir, probe(tmp_path, boot_ids), hosts=tuple(boot_ids))
+    done = play(command, tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
     text = " ".join((done.stdout + done.stderr).split())
-    assert ("h1, h2 are the same machine (they have the same boot ID)" in text) == warned
+    assert f"h1, h2 {SAME_MACHINE} (they have the same boot ID)" in text
+    assert text.count(SAME_MACHINE) == 1
 
 
-def test_error_after_many_warnings_of_pip_is_recorded(tmp_path: Path, run_dir: Path) -> None:
-    warnings = f"WARNING: Retrying (Retry(total=4)) after connection broken by {'x' * 400}\n" * 5
-    error = "ERROR: No matching distribution found for bcrypt<6,>=4.1"
-    (tmp_path / "stderr").write_text(f"{warnings}{error}\n")
-    script = f"cat {tmp_path / 'stderr'} >&2; exit 1"
-    assert (
-        play(
-            playbook_of_tasks(tmp_path, run_dir, {"name": "pip", "ansible.builtin.shell": script}), tmp_path
-        ).returncode
-        == 2
-    )
-    messages = [json.loads(line).get("message") for line in (run_dir / "events.jsonl").read_text().splitlines()]
-    assert messages[-2:] == [error, error]
+def test_hosts_of_a_rehearsal_may_be_the_same_machine(recorded: Recorded) -> None:
+    text = " ".join((recorded.done.stdout + recorded.done.stderr).split())
+    assert "TASK [Probe]" in text
+    assert SAME_MACHINE not in text
 
 
 def test_progress_is_printed_on_standard_error_only(tmp_path: Path, run_dir: Path) -> None:
@@ -139,20 +235,6 @@ def test_progress_is_printed_on_standard_error_only(tmp_path: Path, run_dir: Pat
     assert "benchmark: 0 of 2 hosts done, h1 unknown, h2 unknown, at most 14 min 5" in done.stderr
     assert "measure" not in done.stdout
     assert "progress is no longer recorded" not in done.stderr
-
-
-def test_events_after_a_killed_attempt_start_on_a_new_line(tmp_path: Path, run_dir: Path) -> None:
-    (run_dir / "progress.jsonl").write_text('{"at": "2026-11-21T04:00:00Z", "what": "end"}\n{"at": "20')
-    assert play(playbook_of_tasks(tmp_path, run_dir), tmp_path).returncode == 0
-    lines = (run_dir / "progress.jsonl").read_text().splitlines()
-    assert lines[1] == '{"at": "20'
-    assert json.loads(lines[2])["what"] == "start"
-
-
-def test_check_mode_records_nothing(tmp_path: Path, run_dir: Path) -> None:
-    done = play([*playbook_of_tasks(tmp_path, run_dir), "--check"], tmp_path, RACKPROOF_HEARTBEAT="1")
-    assert done.returncode == 0
-    assert not (run_dir / "progress.jsonl").exists()
 
 
 @pytest.mark.parametrize("broken", ["no run directory", "link in place of the file", "no heartbeat program"])
