@@ -18,7 +18,7 @@ import yaml
 from fleet.inventory.ansible import check_variables
 from rackproof.main import main
 from tests import ROOT
-from tests.lab.lab import CONTROL_PYTHON
+from tests.lab.lab import CONTROL_PYTHON, CONTROL_SHELL
 
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 SCHEMA: dict[str, Any] = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text())["properties"]
@@ -229,57 +229,6 @@ def test_port_of_another_users_process_is_in_use(probe: Any, monkeypatch: pytest
     assert probe.listening_process(29500) == "a process of another user"
 
 
-PYTHON_HOME = Path(getattr(sys, "_base_executable", sys.executable)).parent
-PYTHON_VERSION = ".".join(map(str, sys.version_info[:3]))
-
-
-def create_environment(prefix: Path, home: Path | str, version: str) -> Path:
-    """Create the files of an agent environment, with the Python `version` of the directory `home`."""
-    for name in ("bin/pip", "bin/rackproof", "lib/python3.9/torch.pth", "wheels/rackproof-1-py3-none-any.whl"):
-        (prefix / name).parent.mkdir(parents=True, exist_ok=True)
-        (prefix / name).touch()
-    (prefix / "pyvenv.cfg").write_text(f"home = {home}\nversion = {version}")
-    return prefix
-
-
-def make_environment(prefix: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, ROOT / "roles/agent/files/make_environment.py", prefix]
-    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
-
-
-def test_environment_of_another_python_is_replaced(tmp_path: Path) -> None:
-    """The installed packages are removed, the wheels are kept. A second call with the same Python changes nothing."""
-    prefix = create_environment(tmp_path / "rackproof", "/opt/another/bin", PYTHON_VERSION)
-    assert make_environment(prefix).stdout == "created\n"
-    assert not (prefix / "lib" / "python3.9").exists()
-    assert (prefix / "wheels/rackproof-1-py3-none-any.whl").exists()
-    pip = subprocess.run([prefix / "bin/python", "-m", "pip", "--version"], capture_output=True, text=True, check=True)
-    assert f"(python {sys.version_info[0]}.{sys.version_info[1]})" in pip.stdout
-    second_call = make_environment(prefix)
-    assert (second_call.returncode, second_call.stdout) == (0, "")
-
-
-@pytest.mark.parametrize(("version", "is_replaced"), [("3.9.2", True), (PYTHON_VERSION, False)])
-def test_environment_of_another_python_version_is_replaced(tmp_path: Path, version: str, is_replaced: bool) -> None:
-    (tmp_path / "venv.py").touch()  # hides the module `venv` of the standard library, so that no environment is built
-    prefix = create_environment(tmp_path / "rackproof", PYTHON_HOME, version)
-    done = make_environment(prefix, PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "created\n" if is_replaced else "")
-    assert (prefix / "lib" / "python3.9").exists() is not is_replaced
-
-
-@pytest.mark.parametrize("name", ["bin/pip", "pyvenv.cfg"])
-def test_directory_with_foreign_files_is_not_used_for_the_environment(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).parent.mkdir(exist_ok=True)
-    (tmp_path / name).write_text("home = /opt/another/bin\n")
-    done = make_environment(tmp_path)
-    assert done.returncode == 1
-    assert done.stderr.strip() == (
-        f"{tmp_path} has a {name} that is not the agent's: set rackproof_prefix to a separate directory"
-    )
-    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [name]
-
-
 def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
     """Each poll takes its full duration although the connection is refused at once."""
     (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
@@ -402,6 +351,10 @@ def run_plays(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedPr
         "ANSIBLE_LOCALHOST_WARNING": "false",
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_ACTION_PLUGINS": str(ROOT / "playbooks" / "action_plugins"),
+        # As in the ansible.cfg of the checkout; test_collection runs roles with Ansible's default.
+        "ANSIBLE_INJECT_FACT_VARS": "False",
+        "ANSIBLE_PIPELINING": "True",
+        "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # with it, local modules run in half the time
     }
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
 

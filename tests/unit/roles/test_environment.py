@@ -1,4 +1,4 @@
-"""The script installs packages into the agent's environment, even if pip.conf sets another target. It names a broken pip.conf."""
+"""The scripts that create the agent's environment and install packages into it, even if pip.conf sets another target."""
 
 from __future__ import annotations
 
@@ -15,12 +15,63 @@ from tests import ROOT
 SCRIPT = ROOT / "roles" / "agent" / "files" / "install_packages.py"
 
 
+PYTHON_HOME = Path(getattr(sys, "_base_executable", sys.executable)).parent
+PYTHON_VERSION = ".".join(map(str, sys.version_info[:3]))
+
+
+def create_environment(prefix: Path, home: Path | str, version: str) -> Path:
+    """Create the files of an agent environment, with the Python `version` of the directory `home`."""
+    for name in ("bin/pip", "bin/rackproof", "lib/python3.9/torch.pth", "wheels/rackproof-1-py3-none-any.whl"):
+        (prefix / name).parent.mkdir(parents=True, exist_ok=True)
+        (prefix / name).touch()
+    (prefix / "pyvenv.cfg").write_text(f"home = {home}\nversion = {version}")
+    return prefix
+
+
+def make_environment(prefix: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "roles/agent/files/make_environment.py", prefix]
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a virtual environment with pip."""
-    path = tmp_path_factory.mktemp("environment")
-    subprocess.run([sys.executable, "-m", "venv", path], check=True)
-    return path
+    """Return an environment that the script created in place of one with another Python."""
+    prefix = create_environment(tmp_path_factory.mktemp("agent") / "rackproof", "/opt/another/bin", PYTHON_VERSION)
+    assert make_environment(prefix).stdout == "created\n"
+    return prefix
+
+
+def test_environment_of_another_python_is_replaced(environment: Path) -> None:
+    """The installed packages are removed, the wheels are kept. A second call with the same Python changes nothing."""
+    assert not (environment / "lib" / "python3.9").exists()
+    assert (environment / "wheels/rackproof-1-py3-none-any.whl").exists()
+    pip = subprocess.run(
+        [environment / "bin/python", "-m", "pip", "--version"], capture_output=True, text=True, check=True
+    )
+    assert f"(python {sys.version_info[0]}.{sys.version_info[1]})" in pip.stdout
+    second_call = make_environment(environment)
+    assert (second_call.returncode, second_call.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(("version", "is_replaced"), [("3.9.2", True), (PYTHON_VERSION, False)])
+def test_environment_of_another_python_version_is_replaced(tmp_path: Path, version: str, is_replaced: bool) -> None:
+    (tmp_path / "venv.py").touch()  # hides the module `venv` of the standard library, so that no environment is built
+    prefix = create_environment(tmp_path / "rackproof", PYTHON_HOME, version)
+    done = make_environment(prefix, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "created\n" if is_replaced else "")
+    assert (prefix / "lib" / "python3.9").exists() is not is_replaced
+
+
+@pytest.mark.parametrize("name", ["bin/pip", "pyvenv.cfg"])
+def test_directory_with_foreign_files_is_not_used_for_the_environment(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("home = /opt/another/bin\n")
+    done = make_environment(tmp_path)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        f"{tmp_path} has a {name} that is not the agent's: set rackproof_prefix to a separate directory"
+    )
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [name]
 
 
 def wheel(directory: Path, name: str) -> Path:
