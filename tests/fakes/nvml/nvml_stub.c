@@ -42,7 +42,8 @@ static const char devices[MAX_GPUS];
 
 /* ---- the scenario ---- */
 
-static struct { char *pattern, *value; int calls; } lines[MAX_LINES];
+/* `literal` is the length of the text before the first wildcard. */
+static struct line { char *pattern, *value; size_t literal; int has_gpu, calls; } lines[MAX_LINES];
 static int line_count;
 static struct stat loaded;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -79,9 +80,12 @@ static void load(const char *path)
             load(other);
             continue;
         }
-        lines[line_count].pattern = strdup(text);
-        lines[line_count].calls = 0;
-        lines[line_count++].value = strdup(equals + 1);
+        lines[line_count++] = (struct line){
+            .pattern = strdup(text),
+            .value = strdup(equals + 1),
+            .literal = strcspn(text, "*?["),
+            .has_gpu = strncmp(text, "gpu.", 4) == 0,
+        };
     }
     free(text);
     fclose(file);
@@ -105,10 +109,9 @@ static void load_if_changed(void)
 }
 
 /* Compares the text before the first wildcard first: for most patterns it differs, and fnmatch is not called. */
-static int fits(const char *pattern, const char *key)
+static int fits(const struct line *line, const char *key)
 {
-    size_t same = strcspn(pattern, "*?[");
-    return strncmp(pattern, key, same) == 0 && fnmatch(pattern, key, 0) == 0;
+    return strncmp(line->pattern, key, line->literal) == 0 && fnmatch(line->pattern, key, 0) == 0;
 }
 
 /* Copies the value of the last matching line; returns its return code, or NO_LINE. A delay does not block other threads. */
@@ -122,7 +125,7 @@ static int answer(Device gpu, const char *key, char value[TEXT_BYTES])
     pthread_mutex_lock(&lock);
     load_if_changed();
     for (int i = line_count - 1; i >= 0; i--) {
-        if (!fits(lines[i].pattern, strncmp(lines[i].pattern, "gpu.", 4) == 0 ? full : key))
+        if (!fits(&lines[i], lines[i].has_gpu ? full : key))
             continue;
         if (lines[i].value[0] == '~') {
             delay += strtod(lines[i].value + 1, NULL);

@@ -8,7 +8,7 @@ import json
 import os
 import re
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -381,7 +381,7 @@ LINK_READINGS = (
 """Readings of each NVLink of a Hopper GPU."""
 PEERS_OF_GPU_1 = (0, 2, 3, 4, 5, 6, 7)
 
-# Line added to the healthy scenario -> expected changes
+# Line added to the healthy scenario -> expected changes. Tests also put a line of GPU 1 on another GPU, if it changes no path.
 ANSWERS: dict[str, Readings] = {
     "gpu.1.ComputeRunningProcesses=4711 4712": {"gpu.processes gpu=1": 2},
     "gpu.1.PersistenceMode=0": {"gpu.persistence.enabled gpu=1": False},
@@ -495,9 +495,31 @@ ANSWERS: dict[str, Readings] = {
 }
 
 
-@pytest.mark.parametrize("line", ANSWERS)
-def test_one_nvml_answer_changes_only_its_readings(reader: nvml.Reader, healthy: Readings, line: str) -> None:
+def on_gpu(gpu: int, line: str) -> tuple[str, Readings]:
+    """Return the line of ANSWERS for another GPU than 1, and its changes."""
+    changed = {key.replace("gpu=1", f"gpu={gpu}"): value for key, value in ANSWERS[line].items()}
+    return line.replace("gpu.1.", f"gpu.{gpu}."), changed
+
+
+def is_of_one_gpu(line: str) -> bool:
+    return line.startswith("gpu.1.") and not any("peer=" in key for key in ANSWERS[line])
+
+
+ANSWERS_OF_ONE_GPU = [line for line in ANSWERS if is_of_one_gpu(line)]
+
+
+@pytest.mark.parametrize("line", [line for line in ANSWERS if not is_of_one_gpu(line)])
+def test_answer_for_the_host_or_a_path_changes_only_its_readings(
+    reader: nvml.Reader, healthy: Readings, line: str
+) -> None:
     assert changes(healthy, readings(reader, "healthy-h100x8", line)) == ANSWERS[line]
+
+
+@pytest.mark.parametrize("first", range(0, len(ANSWERS_OF_ONE_GPU), 8))
+def test_one_answer_for_each_gpu_changes_only_its_readings(reader: nvml.Reader, healthy: Readings, first: int) -> None:
+    answers = [on_gpu(gpu, line) for gpu, line in enumerate(ANSWERS_OF_ONE_GPU[first : first + 8])]
+    expected = {key: value for _, changed in answers for key, value in changed.items()}
+    assert changes(healthy, readings(reader, "healthy-h100x8", *(line for line, _ in answers))) == expected
 
 
 def test_invalid_utf8_affects_only_its_reading(reader: nvml.Reader, healthy: Readings) -> None:
@@ -627,18 +649,22 @@ PER_GPU = sorted(
 """Every getter of a GPU in the healthy scenario, with its arguments."""
 
 
-@pytest.mark.parametrize("getter", PER_GPU)
+@pytest.mark.parametrize("first", range(0, len(PER_GPU), 4))
 def test_recovery_action_is_gpu_reset_if_the_driver_refuses_any_reading_until_a_reset(
-    reader: nvml.Reader, getter: str
+    reader: nvml.Reader, first: int
 ) -> None:
+    """The driver refuses another reading of each GPU with an odd index."""
+    refused = dict(zip((1, 3, 5, 7), PER_GPU[first : first + 4], strict=False))
     before_r570 = "FieldValues.230=!3"
-    observed = readings(reader, "healthy-h100x8", before_r570, f"gpu.3.{getter}=!16")
+    lines = (f"gpu.{gpu}.{getter}=!16" for gpu, getter in refused.items())
+    observed = readings(reader, "healthy-h100x8", before_r570, *lines)
     # Exempt: getters that this snapshot does not call (fallbacks of newer functions, counters that only an exporter reads, the
     # types of the parts at the ends of further links), and the path of a pair of GPUs, which either GPU may have refused.
-    is_exempt = re.match("CurrentClocksThrottleReasons|Gpm|P2PStatus|NvLinkErrorCounter|NvLinkRemoteDeviceType", getter)
-    assert observed["gpu.recovery_action gpu=3"] == "gpu_reset" or is_exempt
+    exempt = re.compile("CurrentClocksThrottleReasons|Gpm|P2PStatus|NvLinkErrorCounter|NvLinkRemoteDeviceType")
+    for gpu, getter in refused.items():
+        assert observed[f"gpu.recovery_action gpu={gpu}"] == "gpu_reset" or exempt.match(getter), getter
     assert observed["gpu.count host"] == 8
-    assert {observed[f"gpu.recovery_action gpu={gpu}"] for gpu in range(8) if gpu != 3} == {NOT_SUPPORTED}
+    assert {observed[f"gpu.recovery_action gpu={gpu}"] for gpu in range(8) if gpu not in refused} == {NOT_SUPPORTED}
 
 
 @pytest.mark.parametrize("full_snapshot", [True, False])
@@ -1306,11 +1332,17 @@ CALLS = 250
 
 
 @pytest.mark.parametrize(
-    ("before", "most"), [(0, 2), *((before, most) for before in range(1, CALLS, 31) for most in (1, 10))]
+    ("befores", "most"),
+    [
+        ((0, 0), 2),
+        *((range(first, CALLS, 93), most) for first in (1, 32, 63) for most in (1, 10)),
+    ],
 )
-def test_momentary_denial_loses_no_reading(reader: nvml.Reader, healthy: Readings, before: int, most: int) -> None:
-    """For GPUs 2 and 7, NVML answers `before` calls, denies the next `most`, and answers again."""
-    lines = [f"gpu.{index}.*=!3 for {most} after {before}" for index in (2, 7)]
+def test_momentary_denial_loses_no_reading(
+    reader: nvml.Reader, healthy: Readings, befores: Sequence[int], most: int
+) -> None:
+    """For each of up to three GPUs, NVML answers some calls, denies the next `most`, and answers again."""
+    lines = [f"gpu.{gpu}.*=!3 for {most} after {before}" for gpu, before in zip((2, 4, 7), befores, strict=False)]
     assert changes(healthy, readings(reader, "healthy-h100x8", *lines)) == {}
 
 
