@@ -79,7 +79,7 @@ def lint(pack: Pack) -> list[Finding]:
             continue
         for check in (_check_contract, _check_type, check_plausibility, _check_expectation, check_share_of_datasheet):
             findings += check(criterion)
-        findings += check_parameters(criterion, _matching_outputs(criterion))
+        findings += check_parameters(criterion, _matching_outputs(criterion.name))
         findings += check_physics(criterion, pack)
     return list(dict.fromkeys(findings))
 
@@ -98,6 +98,7 @@ def _catalogue() -> Iterator[tuple[str, Output, Benchmark | None]]:
             yield from ((output.name.replace("{op}", op), output, benchmark) for op in ops)
 
 
+@cache
 def _explain_unknown_name(name: str) -> str:
     """Explain why no observation has this name; empty if one has it, or may have it."""
     first = name.split(".")[0]
@@ -145,14 +146,25 @@ def _check_pack(pack: Pack, criteria: Sequence[Criterion]) -> Iterator[Finding]:
             yield finding(name, "neither judged nor listed as unknown", "add a criterion, or a line under unknown")
 
 
-def _matching_outputs(criterion: Criterion) -> list[tuple[Output, Benchmark | None]]:
-    """Return the benchmark outputs that the criterion judges; none if it judges a collector's reading."""
-    return [(output, benchmark) for name, output, benchmark in _observation_names() if criterion.matches_name(name)]
+def _matches(pattern: str, name: str) -> bool:
+    return name == pattern or ("*" in pattern and name_matches(pattern, name))
+
+
+@cache
+def _matching_outputs(pattern: str) -> tuple[tuple[Output, Benchmark | None], ...]:
+    """Return the benchmark outputs with names that match; none if the pattern is for a collector's reading."""
+    return tuple((output, benchmark) for name, output, benchmark in _observation_names() if _matches(pattern, name))
+
+
+@cache
+def _matching_units(pattern: str) -> frozenset[str]:
+    """Return the units of the readings with names that match."""
+    return frozenset(reading.unit for name, reading in READINGS.items() if _matches(pattern, name))
 
 
 def _check_contract(criterion: Criterion) -> Iterator[Finding]:
     """Compare name, unit, scope and stage with the catalogue."""
-    outputs = _matching_outputs(criterion)
+    outputs = _matching_outputs(criterion.name)
     for name in criterion.group_by:
         if why := _explain_unknown_name(name):
             yield finding_on(criterion, name, f"group_by: {why}", "use a name from schemas/readings.json")
@@ -165,7 +177,7 @@ def _check_contract(criterion: Criterion) -> Iterator[Finding]:
             yield finding_on(criterion, criterion.name, why, "use a name from schemas/readings.json")
         if criterion.scope and criterion.scope not in COLLECTED_SCOPES:
             yield finding_on(criterion, criterion.scope, "unknown kind of scope", use_one_of(COLLECTED_SCOPES))
-        units = {reading.unit for name, reading in READINGS.items() if criterion.matches_name(name)}
+        units = _matching_units(criterion.name)
         if units and criterion.unit not in units:
             yield finding_on(criterion, criterion.unit, "not the unit of the reading", use_one_of(units))
         return
@@ -174,7 +186,7 @@ def _check_contract(criterion: Criterion) -> Iterator[Finding]:
             criterion, criterion.name, _explain_unknown_name(criterion.name), "use a name from schemas/catalogue.py"
         )
         return
-    units = {output.unit for output, _ in outputs}
+    units = frozenset(output.unit for output, _ in outputs)
     if criterion.unit not in units:
         yield finding_on(criterion, criterion.unit, "not the unit of the observation", use_one_of(units))
     scopes = frozenset().union(*(SCOPES[output.scope] for output, _ in outputs))

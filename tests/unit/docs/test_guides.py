@@ -41,9 +41,21 @@ def add_entry(table: Path, entry: str) -> None:
     table.write_text(text.replace("\n}\n", f"\n{entry}}}\n", 1), encoding="utf-8")
 
 
-def run(checkout: Path, *arguments: str, exit_code: int = 0, **environment: str) -> str:
-    """Run Python in the checkout and return its output, including standard error if `exit_code` is not 0."""
-    done = subprocess.run(
+CALL_VERBS = (
+    "import json, sys; from rackproof.main import main; print([main(words) for words in json.loads(sys.argv[1])])"
+)
+
+
+def call_verbs(checkout: Path, *commands: str) -> tuple[str, str]:
+    """Call verbs of rackproof in one process; return their exit codes and the rest of the output, with standard error."""
+    words = json.dumps([command.split() for command in commands])
+    done = run_python(checkout, "-c", CALL_VERBS, words)
+    output, _, codes = done.stdout.rstrip().rpartition("\n")
+    return codes, output + done.stderr
+
+
+def run_python(checkout: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
         [sys.executable, *arguments],
         cwd=checkout,
         env={**os.environ, "PYTHONPATH": str(checkout), "CUDA_VISIBLE_DEVICES": "", **environment},
@@ -52,6 +64,11 @@ def run(checkout: Path, *arguments: str, exit_code: int = 0, **environment: str)
         check=False,
         timeout=60,
     )
+
+
+def run(checkout: Path, *arguments: str, exit_code: int = 0, **environment: str) -> str:
+    """Run Python in the checkout and return its output, including standard error if `exit_code` is not 0."""
+    done = run_python(checkout, *arguments, **environment)
     assert done.returncode == exit_code, done.stdout + done.stderr
     return done.stdout + done.stderr if exit_code else done.stdout
 
@@ -138,33 +155,20 @@ def test_new_report_format_is_written_and_verified(checkout: Path) -> None:
     (checkout / "tests/test_host_list.py").write_text(test, encoding="utf-8")
     run(checkout, "-m", "pytest", *PYTEST_OPTIONS, "tests/test_host_list.py")
 
-    directory, key, signers = checkout / "demo", checkout / "key", checkout / "signers"
-    run(
-        checkout,
-        "rackproof",
-        "simulate",
-        str(directory),
-        "--hosts",
-        "2",
-        "--gpus",
-        "2",
-        "--profile",
-        "smoke",
-        "--readings",
-        "judged",
-    )
-    run(checkout, "rackproof", "report", str(directory))
-    hosts = directory / "hosts.txt"
-    assert hosts.read_text(encoding="utf-8").startswith("demo: SIMULATED PASS\n")
+    run_dir, key, signers = checkout / "demo", checkout / "key", checkout / "signers"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
     signers.write_text(f"operator {key.with_suffix('.pub').read_text()}", encoding="utf-8")
-    sign = (checkout, "rackproof", "sign", str(directory), "--key", str(key))
-    verify = (checkout, "rackproof", "verify", str(directory), "--allowed-signers", str(signers))
-    run(*sign)
-    run(*verify)
+    simulate = f"simulate {run_dir} --hosts 2 --gpus 1 --profile smoke --readings judged"
+    sign, verify = f"sign {run_dir} --key {key}", f"verify {run_dir} --allowed-signers {signers}"
+    codes, output = call_verbs(checkout, simulate, f"report {run_dir}", sign, verify)
+    assert codes == "[0, 0, 0, 0]", output
+    hosts = run_dir / "hosts.txt"
+    assert hosts.read_text(encoding="utf-8").startswith("demo: SIMULATED PASS\n")
     hosts.write_text("r01-h01: accepted\n", encoding="utf-8")
-    assert "changed: hosts.txt" in run(*verify, exit_code=1)
-    assert "hosts.txt: does not match report.json" in run(*sign, exit_code=2)
+    codes, output = call_verbs(checkout, verify, sign)
+    assert codes == "[1, 2]", output
+    assert "changed: hosts.txt" in output
+    assert "hosts.txt: does not match report.json" in output
 
 
 def test_new_verb_is_in_the_command(checkout: Path) -> None:
