@@ -82,9 +82,9 @@ def start(module: str, *arguments: str, work: Path, ranks: int = 2, hosts: Seque
     return Ranks(processes, work / "output", store)
 
 
-def start_alone(module: str, *arguments: str, work: Path) -> Ranks:
-    """Start one rank of `module` in directory `work`, without the variables of torchrun."""
-    return Ranks([_fork(module, arguments, work, work, {})], work / "output")
+def start_alone(module: str, *arguments: str, work: Path, **environment: str) -> Ranks:
+    """Start one rank of `module` in directory `work`, with these variables and without those of torchrun."""
+    return Ranks([_fork(module, arguments, work, work, environment)], work / "output")
 
 
 def _fork(

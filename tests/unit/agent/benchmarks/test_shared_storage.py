@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,20 +24,22 @@ from tests.rank_context import Recorder
 HOSTS = ("h1", "h2", "h3")
 CHOSEN = settings("shared_storage", {"shard_bytes": 1 << 20, "metadata_seconds": 0.01, "jobs": 2, "rounds": 1})
 PLANNED = [item for item in expand("gang", "shared_storage", CHOSEN) if item.scope == "directory"]
-FIO = f"""#!{sys.executable} -ISs
-import json, pathlib, sys
-options = dict(item.lstrip("-").split("=", 1) for item in sys.argv[1:] if "=" in item)
-if not options:
-    print("libaio"); sys.exit()
-op, path = options["rw"], pathlib.Path(options["filename"])
-if op == "write":
-    path.touch()
-elif not path.exists():
-    print(f"fio: pid=1, err=2/file:filesetup.c:1, {{path}} is not there", file=sys.stderr); sys.exit(1)
-one = {{"total_ios": 8, "bw_bytes": 1e9, "iops": 1e3, "io_bytes": 8 << 20,
-       "clat_ns": {{"percentile": {{"50.000000": 1e5, "99.000000": 2e5, "99.900000": 3e5}}}}}}
-print(json.dumps({{"jobs": [{{"error": 0, op: one}}, {{"error": 0, op: one}}]}}))
+FIO = """#!/bin/sh
+for word; do
+  case $word in --rw=*) op=${word#*=} ;; --filename=*) path=${word#*=} ;; esac
+done
+[ "$op" ] || { echo libaio; exit; }
+if [ $op = write ]; then
+  : >> "$path"
+elif [ ! -e "$path" ]; then
+  echo "fio: pid=1, err=2/file:filesetup.c:1, $path is not there" >&2
+  exit 1
+fi
+exec cat "${0%/*}/$op.json"
 """
+"""A shell script, because the benchmark starts it more than twenty times. Its result is the file of the operation beside it."""
+LATENCIES = {"percentile": {"50.000000": 1e5, "99.000000": 2e5, "99.900000": 3e5}}
+RESULT = {"total_ios": 8, "bw_bytes": 1e9, "iops": 1e3, "io_bytes": 8 << 20, "clat_ns": LATENCIES}
 Observed = dict[str, list[dict[str, Any]]]
 
 
@@ -47,6 +48,8 @@ def _fio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     programs = tmp_path / "programs"
     programs.mkdir()
     (programs / "fio").write_text(FIO)
+    for op in ("read", "write"):
+        (programs / f"{op}.json").write_text(json.dumps({"jobs": [{"error": 0, op: RESULT}] * 2}))
     (programs / "fio").chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setattr(shared_clients, "STEP_S", 5.0)
@@ -284,7 +287,7 @@ def test_host_that_fails_lacks_only_its_own_figures(
         return step(self, name, *arguments)
 
     monkeypatch.setattr(Clients, "step", flip_or_fail)
-    observed = measure(tmp_path, rounds=2)
+    observed = measure(tmp_path, rounds=2 if broken == "read/0/1" else 1)
     assert set(problems(observed)) == {"h1"}
     wrong = values(observed, "wrong_bytes")
     assert wrong["h2"] > 0, "another host must read the shards that h1 was to read"
@@ -315,7 +318,7 @@ def test_client_is_not_at_fault_if_no_other_host_has_read_the_same_bytes(
 def test_shards_of_all_hosts_use_at_most_a_quarter_of_the_free_space(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    free, used = 96 << 20, list[int]()
+    free, used = 24 << 20, list[int]()
     init = SharedRates.__init__
 
     def with_little_space(self: SharedRates, clients: Clients, *arguments: Any) -> None:
