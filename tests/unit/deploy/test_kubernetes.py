@@ -154,9 +154,9 @@ def schema_errors(resource: Resource) -> list[str]:
 @pytest.mark.parametrize("overlay", OVERLAYS)
 def test_every_resource_is_valid(overlay: str) -> None:
     assert {
-        f"{item['kind']} {item['metadata']['name']}": schema_errors(item)
+        f"{item['kind']} {item['metadata']['name']}": errors
         for item in rendered(overlay)
-        if schema_errors(item)
+        if (errors := schema_errors(item))
     } == {}
 
 

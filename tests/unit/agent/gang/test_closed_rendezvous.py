@@ -49,10 +49,14 @@ def lint(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize("path", ["agent/benchmarks/new.py", "fleet/new.py", "roles/preflight/files/new.py"])
-@pytest.mark.parametrize("code", UNSAFE.values(), ids=UNSAFE)
-def test_lint_refuses_unsafe_deserialization(code: str, path: str) -> None:
-    done = lint(f"--stdin-filename={path}", "-", stdin=code)
-    assert "TID251" in done.stdout, done.stderr
+def test_lint_refuses_unsafe_deserialization(path: str) -> None:
+    code = "".join(f"# {name}\n{text}\n" for name, text in UNSAFE.items())
+    done = lint("--output-format=json", f"--stdin-filename={path}", "-", stdin=code)
+    refused = {item["location"]["row"] for item in json.loads(done.stdout) if item["code"] == "TID251"}
+    lines, names = code.splitlines(), list(UNSAFE)
+    begins = [lines.index(f"# {name}") + 1 for name in names]
+    ranges = zip(names, begins, [*begins[1:], len(lines) + 1], strict=True)
+    assert [name for name, begin, end in ranges if refused.isdisjoint(range(begin, end))] == []
 
 
 def test_product_code_does_not_unpickle() -> None:
@@ -83,7 +87,8 @@ def test_torch_load_reads_weights_only() -> None:
     assert unsafe_loads("import torch\nread = torch.load\ntorch.load(path, weights_only=safe)") == [2, 3]
     assert unsafe_loads("import torch\nfrom torch import load\ntorch.load(path, None, weights_only=True)") == [2]
     files = [path for name in SHIPPED for path in (ROOT / name).rglob("*.py")]
-    code_by_path = {path: path.read_text(encoding="utf-8") for path in files}
+    texts = ((path, path.read_text(encoding="utf-8")) for path in files)
+    code_by_path = {path: text for path, text in texts if "torch" in text and "load" in text}
     assert any("torch.load(" in code for code in code_by_path.values()), "no code calls torch.load: remove this test"
     assert {path: lines for path, code in code_by_path.items() if (lines := unsafe_loads(code))} == {}
 

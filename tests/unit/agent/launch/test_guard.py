@@ -206,18 +206,31 @@ def test_rank_does_not_inherit_the_launchers_signal_handlers(rank: Rank) -> None
     assert rank.wait() == (-15, -15, True)
 
 
-def test_gpus_hidden_from_the_launcher_are_visible_to_its_forks(monkeypatch: pytest.MonkeyPatch) -> None:
+HIDE_GPUS = """
+import os
+from agent.benchmarks import rendezvous
+NAMES = ("CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK")
+def show():
+    print([os.environ.get(name) for name in NAMES], flush=True)
+def launch(variables):
+    os.environ.pop(NAMES[0], None)
+    os.environ.update(variables)
+    rendezvous.hide_gpus_until_fork()
+    show()
+    os.fork() or (show(), os._exit(0))
+    os.wait()
+for variables in ({NAMES[0]: "4,5"}, {}):
+    os.fork() or (launch(variables), os._exit(0))
+    os.wait()
+"""
+"""Program with two launchers, of which the first is restricted to two GPUs. Each shows its variables and those of its fork."""
+
+
+def test_gpus_hidden_from_the_launcher_are_visible_to_its_forks() -> None:
     """CUDA does not work in a fork of a process that has used it. torchrun queries the GPUs, so it must see none itself."""
-    program = (
-        "import os\nfrom agent.benchmarks import rendezvous\nrendezvous.hide_gpus_until_fork()\n"
-        "names = ('CUDA_VISIBLE_DEVICES', 'PYTORCH_NVML_BASED_CUDA_CHECK')\n"
-        "print([os.environ.get(name) for name in names], flush=True)\n"
-        "os.fork() or (print([os.environ.get(name) for name in names], flush=True), os._exit(0))\nos.wait()"
-    )
-    for visible in ("4,5", None):
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible) if visible else monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-        output = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-        assert output.splitlines() == ["['', '1']", str([visible, None])]
+    output = subprocess.run([sys.executable, "-c", HIDE_GPUS], capture_output=True, text=True, check=True).stdout
+    hidden = "['', '1']"
+    assert output.splitlines() == [hidden, "['4,5', None]", hidden, "[None, None]"]
 
 
 def test_guard_killed_before_it_starts_its_rank_is_reported(rank: Rank) -> None:
