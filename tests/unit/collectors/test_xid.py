@@ -365,11 +365,10 @@ def test_xid_at_a_pci_address_without_a_known_gpu_fails_with_this_address() -> N
     assert not_passed(judged({"pci=0000:5d:00.0,xid=79": 1})) == [("xid-79", FAIL, "pci=0000:5d:00.0,xid=79", "")]
 
 
-@pytest.mark.parametrize(
-    "code", ["13", "31", "43", "45", "63", "68", "92", "93", "94", "121", "137", "149", "154", "999"]
-)
-def test_harmless_code_before_the_run_passes(code: str) -> None:
-    assert not_passed(judged({f"pci=0000:01:00.0,xid={code}": 3}, observed=(30.0, 30.0))) == []
+def test_harmless_codes_before_the_run_pass() -> None:
+    codes = ("13", "31", "43", "45", "63", "68", "92", "93", "94", "121", "137", "149", "154", "999")
+    counts = {f"pci=0000:01:00.0,xid={code}": 3 for code in codes}
+    assert not_passed(judged(counts, observed=(30.0, 30.0))) == []
 
 
 @pytest.mark.parametrize("code", ["13", "43", "63", "999"])
@@ -414,11 +413,17 @@ def test_only_fatal_or_listed_switch_errors_fail(fatal: str, code: str, criterio
     assert not_passed(judged({location: 2}, name="sxid.count")) == expected
 
 
-@pytest.mark.parametrize(
-    "item", [item for item in read_pack("xid").criteria if item.where and "xid" in item.where], ids=lambda item: item.id
-)
-def test_each_code_fails_only_its_criterion(item: Criterion) -> None:
-    code = str(item.where["xid"])
-    verdicts = judged({f"pci=0000:01:00.0,xid={code}": 1}, name=item.name)
-    assert [result[0] for result in not_passed(verdicts)] == [item.id]
-    assert re.search(rf"\b{code}\b", item.source)
+CRITERIA_OF_CODES = [item for item in read_pack("xid").criteria if item.where and "xid" in item.where]
+
+
+@pytest.mark.parametrize("name", sorted({item.name for item in CRITERIA_OF_CODES}))
+def test_each_code_fails_only_its_criterion(name: str) -> None:
+    by_code = {str(item.where["xid"]): item.id for item in CRITERIA_OF_CODES if item.name == name}
+    verdicts = judged({f"pci=0000:01:00.0,xid={code}": 1 for code in by_code}, name=name)
+    failed = [(criterion, location) for criterion, _, location, _ in not_passed(verdicts)]
+    assert sorted(failed) == sorted((criterion, f"gpu=1,xid={code}") for code, criterion in by_code.items())
+
+
+@pytest.mark.parametrize("item", CRITERIA_OF_CODES, ids=lambda item: item.id)
+def test_source_of_a_criterion_names_its_code(item: Criterion) -> None:
+    assert re.search(rf"\b{item.where['xid']}\b", item.source)

@@ -261,11 +261,14 @@ def test_figures_beyond_the_limit_of_series_are_aggregated_to_their_mean(monkeyp
     assert (result.samples.n, result.samples.min, result.samples.max) == (3, 5.0, 12.0)
 
 
-@pytest.mark.parametrize("precision", [None, 0.01])
 @pytest.mark.parametrize(
     "name", ["stress.throughput", "stress.temperature", "training.loss_ratio", "integrity.tested_share"]
 )
-@given(values=st.lists(st.floats(1.0, 1e15), min_size=2, max_size=40), repetitions=st.integers(1, 30))
+@given(
+    precision=st.sampled_from([None, 0.01]),
+    values=st.lists(st.floats(1.0, 1e15), min_size=2, max_size=40),
+    repetitions=st.integers(1, 30),
+)
 def test_samples_beyond_the_limit_of_series_are_those_of_the_rounds(
     name: str, precision: float | None, values: list[float], repetitions: int
 ) -> None:
