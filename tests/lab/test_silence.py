@@ -48,6 +48,7 @@ class Gang:
     """One launch on `members`, which are some or all of the three lab hosts."""
 
     ranks: Mapping[str, tuple[int, ...]] = RANKS
+    during = DURING
     options = ""
     """Further options of `rackproof launch`."""
 
@@ -94,10 +95,9 @@ class Gang:
             return None
 
     def wait_until_measuring(self) -> None:
-        """Wait until every rank has been in the phase DURING for about a second."""
-        for host in self.members:
-            for rank in self.ranks[host]:
-                wait(lambda: (self.read(host, f"work/gang/rank{rank}.state.json") or {}).get("phase") == DURING, 60)  # noqa: B023
+        """Wait until every rank has been in the phase `during` for about a second."""
+        paths = {(host, f"work/gang/rank{rank}.state.json") for host in self.members for rank in self.ranks[host]}
+        wait(lambda: {(self.read(*path) or {}).get("phase") for path in paths} == {self.during}, 60)
         time.sleep(1.0)
 
     def launch_of(self, host: str) -> dict[str, Any] | None:
