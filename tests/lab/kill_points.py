@@ -165,11 +165,14 @@ class Site:
         *,
         seconds: float = 1.0,
         only: Collection[str] = (),
+        tags: str = "",
+        of_hosts: Mapping[str, Mapping[str, Any]] | None = None,
         **variables: Any,
     ) -> Attempt:
         """Start playbooks/`playbook`.yml on the control node; `seconds` is the argument of `self.profile`.
 
-        The inventory has the hosts in `only`, or all. A variable that is None keeps its default.
+        The inventory has the hosts in `only`, or all. A variable that is None keeps its default. `tags` selects plays; `of_hosts`
+        has the variables of single hosts.
         """
         profile = self.lab.directory / f"tiny{seconds:g}.yml"
         profile.write_text(yaml.safe_dump(self.profile(seconds)))
@@ -188,9 +191,10 @@ class Site:
         self.attempts += 1
         mark = f"{self.lab.control}-{self.attempts}"
         set_variables = {name: value for name, value in group.items() if value is not None}
-        inventory = self.lab.inventory(groupvars=set_variables, name=f"{run_id}-{self.attempts}", only=only)
+        inventory = self.lab.inventory(of_hosts, set_variables, name=f"{run_id}-{self.attempts}", only=only)
         command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(inventory)]
         command += [str(ROOT / "playbooks" / f"{playbook}.yml"), "-e", f"rackproof_run_id={run_id}"]
+        command += [f"--tags={tags}"] if tags else []
         process = self.lab.popen(
             command, cwd=ROOT, env={MARK: mark, **ANSIBLE_OUTPUT}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )

@@ -49,7 +49,10 @@ def small_profile(stage: str, benchmark: str, **settings: Any) -> dict[str, Any]
 
 
 GANG_PROFILE = small_profile("gang", "pairs", size_bytes=131072, seconds=2.0)
-HOST_PROFILE = small_profile("benchmark", "memory", ops=["copy"], size_bytes=1048576, seconds=0.1)
+HOST_PROFILE = small_profile("benchmark", "verbs")
+"""The ranks do not import torch. Without RDMA ports, the only figure is `benchmark.duration`."""
+MEASURING = "--tags=run,report"
+"""Option of a playbook that neither installs the agent, which is installed, nor starts exporters, which no test here needs."""
 
 
 def group(runs: Path | str, profile: Path | str, **variables: Any) -> dict[str, Any]:
@@ -136,7 +139,7 @@ def limited_links(lab: Lab, slow: str = "") -> Iterator[None]:
 def accepted(site: Site) -> dict[str, Any]:
     began = time.monotonic()
     with limited_links(site.lab):
-        assert site.play("acceptance", "accepted").returncode == 0
+        assert site.play("acceptance", "accepted", MEASURING).returncode == 0
     print(f"acceptance: {time.monotonic() - began:.1f} s")
     accepting = site.rackproof("baseline", "accept", site.runs / "accepted", "--baseline", site.directory / "baselines")
     assert accepting.returncode == 0, accepting.stderr
@@ -150,7 +153,7 @@ def after(site: Site, accepted: dict[str, Any]) -> dict[str, Any]:
     site.gpus(SWAPPED, f"gpu.3.Serial={NEW_SERIAL}", "gpu.3.UUID=GPU-99999999-2d93-4f68-ba10-5c8e96f3d702")
     with limited_links(site.lab, SLOW):
         reason = ("-e", "rackproof_reason='replaced GPU 3 of node3'")
-        site.play("revalidate", "after", *reason, rackproof_baseline=str(site.directory / "baselines"))
+        site.play("revalidate", "after", MEASURING, *reason, rackproof_baseline=str(site.directory / "baselines"))
     print(f"re-validation: {time.monotonic() - began:.1f} s")
     return site.report("after")
 
