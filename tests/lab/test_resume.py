@@ -10,7 +10,6 @@ import re
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from tests.lab.agent_install import install_agent
 from tests.lab.fault_injection import IDLE_WITHOUT_TORCH, inject_fault
 from tests.lab.kill_points import STATE, Attempt, Site, differences_from_undisturbed, kill
 from tests.lab.lab import Lab
+from tests.lab.test_silence import wait
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2")
@@ -169,9 +169,13 @@ print(background.start(["-c", moved], run, "gang"))
 def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
     path = site.lab.directory / "study.yml"
     path.write_text(yaml.safe_dump(STUDY))
-    options: dict[str, Any] = {"playbook": "scaling", "rackproof_study": str(path)}
-    log: list[str] = []
-    assert kill(site, "study", "gang : Run the launch", 2.0, log.append, **options), log
+    options: dict[str, Any] = {"playbook": "scaling", "tags": "run,report", "rackproof_study": str(path)}
+    attempt = site.start("study", **options)
+    assert attempt.reached("gang : Run the launch", 2.0), attempt.lines[-20:]
+    attempt.process.send_signal(signal.SIGINT)  # Ctrl-C
+    hint = " ".join(attempt.end().split()).partition("interrupted: ")[2]
+    assert "stages that were started continue on the hosts. To resume the run, repeat the command with" in hint
+    assert re.search(r"ansible-playbook -i \S+ playbooks/stop\.yml -e rackproof_run_id=study$", hint), hint
     study_directory = f"{STATE}/runs/study"
     site.lab.on(
         "node1", "/opt/rackproof/bin/rackproof", "wait", "--run-dir", study_directory, "--host=node1", "--stage=gang"
@@ -199,69 +203,54 @@ def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
     assert "2 of 3 cells were measured, 1 skipped." in output
 
 
-@contextmanager
-def measuring_run(site: Site, run_id: str, *hosts: str) -> Iterator[Attempt]:
-    """Start a run, yield while it measures on these hosts, and kill it at the end."""
-    attempt = site.start(run_id, seconds=60.0, only=hosts, rackproof_gang="none")
+def test_second_operator_cannot_use_a_locked_run_or_a_held_host_and_stop_ends_only_the_named_run(site: Site) -> None:
+    """During a run, a second operator uses its run id, another run id on both hosts, and playbooks/stop.yml on one host."""
+    (kept, taken), stopping = HOSTS, {"only": [HOSTS[0]], "rackproof_gang": "none"}
+    attempt = start_measuring(site, "first")
     try:
-        assert attempt.reached("benchmark : Run the benchmarks"), attempt.lines[-20:]
-        while not all(site.lab.on(host, "pgrep", "-f", "agent.benchmarks", check=False).stdout for host in hosts):
-            assert attempt.process.poll() is None, attempt.lines[-20:]
-            time.sleep(0.2)
-        yield attempt
-    finally:
-        attempt.kill()
-
-
-def test_second_operator_cannot_use_a_locked_run_or_a_held_host(site: Site, undisturbed: Run) -> None:
-    with measuring_run(site, "first", *HOSTS) as attempt:
         since = json.loads((site.runs / "first" / "lock.json").read_text())["since"]
         code, output = site.run("first", "inspect", seconds=60.0)
         assert code == 2
         assert f"(process {attempt.process.pid}) since {since}: wait until it finishes" in output
-        code, output = site.run("second", "inspect")  # another run, which must not use the held hosts
+
+        code, output = site.run("other", "stop", **stopping)
         assert code == 2
-        assert output.count("this host is held by run first of root on") == len(HOSTS)
-        forced = site.start("forced", "inspect", rackproof_take_over=True)
-        assert "failed=1" not in forced.end()
-        for host in HOSTS:
-            lease = json.loads(site.lab.on(host, "cat", f"{STATE}/lease.json").stdout)
-            assert lease["run_id"] == "forced"
-            assert site.lab.on(host, "pgrep", "-af", "agent.benchmarks", check=False).stdout == ""
+        assert output.count("this host is held by run first of root on") == 1
+
+        code, output = site.run("second", "inspect", of_hosts={taken: {"rackproof_take_over": True}})
+        assert code == 2
+        assert output.count("this host is held by run first of root on") == 1
+        leases = [json.loads(site.lab.on(host, "cat", f"{STATE}/lease.json").stdout) for host in HOSTS]
+        assert [lease["run_id"] for lease in leases] == ["first", "second"]
+        assert [is_benchmarking(site, host) for host in HOSTS] == [True, False]
+
+        code, output = site.run("first", "stop", **stopping)
+        assert code == 0, output[-4000:]
+        assert output.count("ended stage benchmark of run first") == 1
         attempt.end()
+    finally:
+        attempt.kill()
+    wait(lambda: site.lab.on(kept, "pgrep", "-af", processes.AGENT, check=False).stdout == "", 30)
+    files = site.lab.on(kept, "ls", STATE, f"{STATE}/runs/first").stdout
+    assert "record.json" in files
+    assert "lease.json" not in files
     report = site.report("first")
     assert report["decision"] == "incomplete"
     events = {host["name"]: " ".join(host["events"]) for host in report["hosts"]}
-    assert [host for host in HOSTS if "this host was taken by run forced of root on" in events[host]] == list(HOSTS)
+    assert "this host was taken by run second of root on" in events[taken]
 
 
-def test_stop_ends_the_processes_of_an_interrupted_run_only_with_its_run_id(site: Site, undisturbed: Run) -> None:
-    (host, _), variables = HOSTS, {"rackproof_gang": "none"}
-    with measuring_run(site, "left", host) as attempt:
-        attempt.process.send_signal(signal.SIGINT)  # Ctrl-C
-        hint = " ".join(attempt.end().split()).partition("interrupted: ")[2]
-        assert "stages that were started continue on the hosts. To resume the run, repeat the command with" in hint
-        assert re.search(r"ansible-playbook -i \S+ playbooks/stop\.yml -e rackproof_run_id=left$", hint), hint
-        attempt.kill()
-        code, output = site.run("other", "stop", only=[host], **variables)
-        assert code == 2
-        assert output.count("this host is held by run left of root on") == 1
-        assert site.lab.on(host, "pgrep", "-f", "agent.benchmarks").stdout, (
-            "run other must not stop processes of run left"
-        )
-        code, output = site.run("left", "stop", only=[host], **variables)
-        assert code == 0, output[-4000:]
-        assert output.count("ended stage benchmark of run left") == 1
-        # The command that waits for the stage polls for its end every few seconds.
-        end = time.monotonic() + 30
-        while (
-            remaining := site.lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout
-        ) and time.monotonic() < end:
-            time.sleep(0.2)
-        assert remaining == ""
-        files = site.lab.on(host, "ls", STATE, f"{STATE}/runs/left").stdout
-        assert "record.json" in files
-        assert "lease.json" not in files
+def start_measuring(site: Site, run_id: str) -> Attempt:
+    """Start a run, and return when all hosts measure."""
+    attempt = site.start(run_id, seconds=60.0, rackproof_gang="none")
+    assert attempt.reached("benchmark : Run the benchmarks"), attempt.lines[-20:]
+    wait(lambda: all(is_benchmarking(site, host) for host in HOSTS), 60)
+    return attempt
+
+
+def is_benchmarking(site: Site, host: str) -> bool:
+    """Return whether processes of the benchmark stage run on the host."""
+    return site.lab.on(host, "pgrep", "-f", "agent.benchmarks", check=False).stdout != ""
 
 
 def write_lease_of_other_control_node(site: Site, host: str) -> dict[str, Any]:
@@ -288,12 +277,13 @@ def test_host_held_by_another_control_node_is_excluded_and_the_reason_is_reporte
     assert site.lab.on("node1", "test", "-e", f"{STATE}/lease.json", check=False).returncode == 1
 
 
-def test_teardown_does_not_touch_a_host_held_by_another_run(site: Site, undisturbed: Run) -> None:
-    write_lease_of_other_control_node(site, "node2")
-    code, output = site.run("down", "teardown")
+def test_teardown_touches_a_host_held_by_another_run_only_if_it_may_take_the_host(site: Site, undisturbed: Run) -> None:
+    for host in HOSTS:
+        write_lease_of_other_control_node(site, host)
+    code, output = site.run("down", "teardown", of_hosts={"node1": {"rackproof_take_over": True}})
     assert code == 2
     assert output.count("this host is held by run theirs of bob on control2") == 1
-    installed = [site.lab.on(host, "test", "-e", "/opt/rackproof", check=False).returncode == 0 for host in HOSTS]
-    assert installed == [False, True]
-    assert site.run("forced-down", "teardown", only=["node2"], rackproof_gang="none", rackproof_take_over=True)[0] == 0
-    assert site.lab.on("node2", "sh", "-c", f"ls -d /opt/rackproof {STATE}", check=False).stdout == ""
+    left = [
+        site.lab.on(host, "sh", "-c", f"ls -d /opt/rackproof {STATE}", check=False).stdout.split() for host in HOSTS
+    ]
+    assert left == [[], ["/opt/rackproof", STATE]]
