@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
@@ -183,9 +184,10 @@ class ProbeHost:
         """Run the probe of a role on a healthy host with these processes, but with `files` (None: absent) in place of its own."""
         wanted = {path: text for path, text in {**HEALTHY_FILES, **files}.items() if text is not None}
         script = ["trap 'kill $(jobs -p); cd /; rm -rf $made /tmp/pci /tmp/module' EXIT"]
-        script += ["mkdir -p /tmp/pci /tmp/module", f"made='{' '.join(wanted)}'"]
-        for path, text in wanted.items():
-            script += [f"mkdir -p {Path(path).parent}", f"cat >{path} <<'END'\n{text}END\n", f"chmod 755 {path}"]
+        directories = sorted({str(Path(path).parent) for path in wanted} | {"/tmp/pci", "/tmp/module"})
+        script += [f"made='{' '.join(wanted)}'", f"mkdir -p {' '.join(directories)}"]
+        script += [f"printf %s {shlex.quote(text)} >{path}" for path, text in wanted.items()]
+        script += ["chmod 755 $made"]
         script += [f"(exec -a {name} sleep 60 >/dev/null) &" for name in running]
         script += ["mount --bind /tmp/pci /sys/bus/pci/devices", "mount --bind /tmp/module /sys/module"]
         script += [f"python3 - {' '.join(options)} <{ROOT}/roles/{role}/files/probe.py"]
@@ -560,6 +562,27 @@ def test_driver_in_use_is_not_changed_and_fabric_manager_gets_the_version_of_the
         assert set(drivers.values()) == {"580.105.08-1"}
 
 
+# --- teardown
+
+
+def test_teardown_removes_an_agent_without_its_dependencies_unless_the_agent_may_have_started_processes(
+    site: Site,
+) -> None:
+    """It may have if the agent was installed completely (node1) or a run holds the host (node2)."""
+    message = "rackproof stop: pynvml is not installed for /opt/rackproof/bin/python: use the Python"
+    for host in NO_TASKS:
+        site.lab.put(host, "/opt/rackproof/bin/rackproof", f"#!/bin/sh\necho {message} >&2\nexit 2\n", mode=0o755)
+        site.lab.put(host, "/opt/rackproof/wheels/rackproof-2.0.0-py3-none-any.whl", "")
+    site.lab.put("node1", "/opt/rackproof/installed-x", "")
+    site.lab.put("node2", "/var/lib/rackproof/lease.json", "")
+    teardown = site.play(ROOT / "playbooks" / "teardown.yml")
+    assert teardown.returncode == 2
+    assert outcome(teardown, "failed") == {"node1": 1, "node2": 1, "node3": 0}
+    listed = ("ls", "-d", "/opt/rackproof", "/opt/rackproof/bin/rackproof")
+    left = {host: len(site.lab.on(host, *listed, check=False).stdout.split()) for host in NO_TASKS}
+    assert left == {"node1": 2, "node2": 2, "node3": 0}
+
+
 # --- the exporter as a systemd service
 
 
@@ -669,8 +692,13 @@ def test_exporter_without_a_service_runs_only_during_the_run(service: Service) -
     assert service.host.on("pgrep", "-f", processes.AGENT, check=False).stdout == ""
 
 
-def test_exporter_runs_as_a_dynamic_user_and_can_read_its_sources(service: Service) -> None:
-    assert service.play("deploy").returncode == 0
+def test_exporter_runs_as_a_dynamic_user_and_can_read_its_sources(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The playbook deploys the service with a sudo that needs a terminal."""
+    monkeypatch.setenv("ANSIBLE_BECOME_ALLOW_SAME_USER", "1")
+    deployed = service.play("deploy", ansible_become=True)
+    assert (deployed.returncode, "Turn pipelining off for this host" in deployed.stdout) == (0, True)
     process = service.process()
     status = service.host.on("cat", f"/proc/{process}/status").stdout
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -692,12 +720,6 @@ def test_unit_is_valid_and_hardened(service: Service) -> None:
     assert "DeviceAllow=char-nvidia* rw\n" in service.host.on("cat", UNIT).stdout
 
 
-def test_sudo_that_needs_a_terminal_gets_a_terminal(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("ANSIBLE_BECOME_ALLOW_SAME_USER", "1")
-    again = service.play("deploy", ansible_become=True)
-    assert (again.returncode, "Turn pipelining off for this host" in again.stdout) == (0, True)
-
-
 def test_service_restarts_only_if_the_agent_changes(service: Service) -> None:
     before = service.process()
     again = service.play("deploy")
@@ -717,21 +739,3 @@ def test_teardown_leaves_nothing_behind(service: Service) -> None:
         assert "0 " in service.host.on("systemctl", listing, "--all", "rackproof*", check=False).stdout
     assert service.host.on("id", "rackproof", check=False).returncode != 0
     assert service.host.on("pgrep", "-f", processes.AGENT, check=False).stdout == ""
-
-
-def test_teardown_removes_an_agent_without_its_dependencies(service: Service) -> None:
-    message = "rackproof stop: pynvml is not installed for /opt/rackproof/bin/python: use the Python"
-    service.host.on("mkdir", "-p", "/opt/rackproof/bin", "/opt/rackproof/wheels")
-    service.host.on("touch", "/opt/rackproof/wheels/rackproof-2.0.0-py3-none-any.whl")
-    program = f"#!/bin/sh\necho {message} >&2\nexit 2\n"
-    write = 'printf %s "$1" >/opt/rackproof/bin/rackproof; chmod 755 /opt/rackproof/bin/rackproof'
-    service.host.on("sh", "-c", write, "sh", program)
-    # Teardown must refuse if the agent was installed completely or a run holds the host: the agent may have started processes.
-    for evidence in ("/opt/rackproof/installed-x", "/var/lib/rackproof/lease.json"):
-        service.host.on("mkdir", "-p", str(Path(evidence).parent))
-        service.host.on("touch", evidence)
-        assert service.play("teardown").returncode == 2
-        assert service.host.on("test", "-e", "/opt/rackproof/bin/rackproof", check=False).returncode == 0
-        service.host.on("rm", evidence)
-    assert service.play("teardown").returncode == 0
-    assert service.host.on("test", "-e", "/opt/rackproof", check=False).returncode == 1
