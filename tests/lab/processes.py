@@ -6,8 +6,9 @@ import contextlib
 import os
 import signal
 import subprocess
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -101,3 +102,23 @@ def close_pipes(process: subprocess.Popen[str]) -> None:
         if pipe is not None:
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
+
+
+@contextlib.contextmanager
+def arguments_seen() -> Iterator[set[str]]:
+    """Yield a set that, until the block ends, gets the command lines of all processes of this machine and its lab hosts."""
+    ended, arguments = threading.Event(), set[str]()
+
+    def watch() -> None:
+        while not ended.wait(0.5):
+            for path in Path("/proc").glob("[0-9]*/cmdline"):
+                with contextlib.suppress(OSError):
+                    arguments.add(path.read_bytes().decode(errors="replace"))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield arguments
+    finally:
+        ended.set()
+        watcher.join()

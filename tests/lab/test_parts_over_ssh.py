@@ -1,4 +1,5 @@
-"""Test one run over real SSH with faults outside the GPUs: memory modules, driver versions, and parts that BMCs report.
+"""Test one run over real SSH with faults outside the GPUs: memory modules, driver versions, parts that BMCs report, a benchmark
+that fails, and an unreachable host. No secret of the run may become visible.
 
 GPUs, SMBIOS tables and BMCs are fakes; the libraries and collectors that read them are real. Slow, full, hanging and corrupt file
 systems are tested by `make test-storage`.
@@ -7,6 +8,8 @@ systems are tested by `make test-storage`.
 from __future__ import annotations
 
 import base64
+import json
+import secrets
 import subprocess
 import sys
 import time
@@ -15,20 +18,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import pytest
 import yaml
 
 from schemas import documents
 from tests import ROOT
 from tests.fakes import bmc, dmi, nvml
+from tests.lab import processes
 from tests.lab.agent_install import install_agent
 from tests.lab.fault_injection import IDLE_WITHOUT_TORCH, inject_fault
-from tests.lab.kill_points import ANSIBLE_OUTPUT, Attempt
+from tests.lab.kill_points import ANSIBLE_OUTPUT, DIRECTORY, STATE, Attempt
 from tests.lab.lab import Lab
 
-HEALTHY, PLAIN, OLD, LOST, SWAPPED = (f"node{number}" for number in range(1, 6))
-"""Healthy hosts with and without a BMC, a host with an old driver and an empty memory slot, and two whose BMCs report faults."""
+HEALTHY, PLAIN, OLD, LOST, SWAPPED, UNREACHABLE = (f"node{number}" for number in range(1, 7))
+"""Healthy hosts with and without a BMC. OLD: old driver, empty memory slot, failing benchmark. LOST, SWAPPED: their BMCs report
+faults. UNREACHABLE: its link is cut."""
 HOSTS = (HEALTHY, PLAIN, OLD, LOST, SWAPPED)
+GANG = (HEALTHY, PLAIN, UNREACHABLE)
 EMPTY_SLOT = "P1-DIMMC1"
 OLD_DRIVER, DRIVER = "550.54.14", "580.159.04"
 SCENARIO, BMC_PORT = "/etc/nvml.conf", 8443
@@ -41,10 +48,19 @@ PROFILE = {
         "benchmark": {
             "deadline_s": 90,
             "collective_timeout_s": 30,
-            "benchmarks": {"verbs": {"seconds": 2}},
-        }
+            "benchmarks": {"verbs": {"seconds": 2}, "local_storage": {"seconds": 0.1}},
+        },
+        "gang": {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {"verbs": {}}},
     },
 }
+FAILING_BENCHMARK = """
+def broken(*arguments):
+    raise RuntimeError("fio: Input/output error")
+
+local_storage._measure = broken
+"""
+WEB_CONFIG = "/etc/rackproof/web.config.yml"
+PASSWORD = f"canary-{secrets.token_hex(4)}"
 
 
 def serials(host: str) -> tuple[str, str]:
@@ -66,8 +82,13 @@ def mockup(host: str, gpus: tuple[str, ...]) -> bmc.Resources:
 class Rack:
     """The finished run."""
 
+    lab: Lab
     run: Path
     output: str
+    password_hash: str
+    """The secret in the file WEB_CONFIG of each host."""
+    arguments: set[str]
+    """Command lines of all processes during the run."""
 
     def report(self) -> dict[str, Any]:
         document: dict[str, Any] = documents.read(self.run / "report.json", "report", max_bytes=50_000_000)
@@ -116,20 +137,26 @@ def serve(lab: Lab, directory: Path, host: str, certificate: Path) -> str:
     return address
 
 
-def play(lab: Lab, directory: Path, accounts: dict[str, dict[str, str]]) -> Attempt:
+def play(lab: Lab, directory: Path, accounts: dict[str, dict[str, Any]]) -> Attempt:
     (directory / "profile.yml").write_text(yaml.safe_dump(PROFILE))
     group = {
         "rackproof_profile": str(directory / "profile.yml"),
         "rackproof_criteria": ["uniformity", "no-vulnerabilities"],
-        "rackproof_gang": "none",
         "rackproof_rack": "rack1",
+        "rackproof_fabric_interface": "eth0",
+        "rackproof_exporter_web_config": WEB_CONFIG,
+        "ansible_become_password": PASSWORD,
         "rackproof_python": sys.executable,
         "rackproof_system_torch": True,
         "rackproof_minimum_free_bytes": 100_000_000,
         "rackproof_runs_directory": str(directory / "runs"),
         "nvidia_driver_state": "ignored",
     }
-    inventory = lab.inventory(accounts, group)
+    others: dict[str, dict[str, Any]] = {
+        host: {"rackproof_rack": "rack2", "rackproof_gang": "none"} for host in HOSTS if host not in GANG
+    }
+    others[OLD]["rackproof_local_storage"] = [DIRECTORY]
+    inventory = lab.inventory({host: accounts.get(host, {}) | others.get(host, {}) for host in HOSTS}, group)
     command = [
         Path(sys.executable).with_name("ansible-playbook"),
         "-i",
@@ -150,10 +177,13 @@ def rack(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
     (directory / "runs").mkdir()
     certificate = bmc.make_certificate(directory)
     reported = {HEALTHY: serials(HEALTHY), LOST: serials(LOST), SWAPPED: (serials(SWAPPED)[0], "1659999999999")}
-    with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
+    password_hash = bcrypt.hashpw(b"canary", bcrypt.gensalt(4)).decode()
+    with Lab(directory / "lab", hosts=len((*HOSTS, UNREACHABLE))) as lab:
         install_agent(lab, agent_archive)
         for host in HOSTS:
-            inject_fault(lab, host, IDLE_WITHOUT_TORCH)
+            inject_fault(lab, host, IDLE_WITHOUT_TORCH + FAILING_BENCHMARK * (host == OLD))
+            lab.put(host, WEB_CONFIG, f"basic_auth_users:\n  prometheus: {password_hash}\n", mode=0o600)
+        lab.cut(UNREACHABLE)
         prepare(lab, nvml.build(directory / "nvml") / nvml.LIBRARY)
         accounts = {}
         for host, gpus in reported.items():
@@ -161,34 +191,91 @@ def rack(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
             account = {"user": bmc.USER, "password": bmc.PASSWORD, "ca": str(certificate)}
             account["address"] = serve(lab, directory / host, host, certificate)
             accounts[host] = {f"rackproof_bmc_{name}": value for name, value in account.items()}
-        attempt = play(lab, directory, accounts)
-        assert attempt.reached("benchmark : Run the benchmarks"), attempt.lines[-20:]
-        resources = mockup(LOST, reported[LOST])
-        resources[bmc.SEL]["Members"].append(bmc.entry(2, "Power Supply 2 AC lost", "Critical"))
-        resources[bmc.SEL]["Members@odata.count"] = 2
-        bmc.write_mockup(bmc.lost_supply(resources), directory / LOST)
-        output = attempt.end()
+        with processes.arguments_seen() as arguments:
+            attempt = play(lab, directory, accounts)
+            assert attempt.reached("benchmark : Run the benchmarks"), attempt.lines[-20:]
+            resources = mockup(LOST, reported[LOST])
+            resources[bmc.SEL]["Members"].append(bmc.entry(2, "Power Supply 2 AC lost", "Critical"))
+            resources[bmc.SEL]["Members@odata.count"] = 2
+            bmc.write_mockup(bmc.lost_supply(resources), directory / LOST)
+            output = attempt.end()
         print(output[-6000:])
-        yield Rack(directory / "runs" / "parts", output)
+        yield Rack(lab, directory / "runs" / "parts", output, password_hash, arguments)
 
 
 def test_report_has_exactly_one_cause_with_part_and_action_for_each_fault(rack: Rack) -> None:
-    causes = {(cause["host"], cause["part"], cause["problem"], cause["action"]) for cause in rack.report()["causes"]}
+    causes = {
+        (cause["host"], cause["part"], cause["problem"], cause.get("action")) for cause in rack.report()["causes"]
+    }
     assert causes == {
         (OLD, f"dimm={EMPTY_SLOT}", "memory-module-missing", "reseat"),
         (OLD, "host", "vulnerability.driver", "configure"),
         (LOST, "psu=Power_Supply_Bay_2", "bmc-part", "inspect_hardware"),
         (LOST, "log=1.SEL", "bmc-event", "inspect_hardware"),
         (SWAPPED, "gpu=1", "bmc-serial", "inspect_hardware"),
+        (OLD, "host", "not-verified", None),
+        (UNREACHABLE, "host", "no-record", None),
     }
 
 
 def test_hosts_without_a_fault_are_accepted(rack: Rack) -> None:
     decisions = {host["name"]: host["decision"] for host in rack.report()["hosts"]}
-    assert decisions == {HEALTHY: "accepted", PLAIN: "accepted", OLD: "rejected", LOST: "rejected", SWAPPED: "rejected"}
+    assert decisions == {
+        **dict.fromkeys((HEALTHY, PLAIN), "accepted"),
+        **dict.fromkeys((OLD, LOST, SWAPPED), "rejected"),
+        UNREACHABLE: "incomplete",
+    }
+
+
+def inconclusive(report: dict[str, Any], host: str) -> dict[str, set[str]]:
+    """Return name -> reasons of the inconclusive verdicts on a host."""
+    reasons: dict[str, set[str]] = {}
+    for verdict in report["verdicts"]:
+        if (verdict["host"], verdict["verdict"]) == (host, "inconclusive"):
+            reasons.setdefault(verdict["name"], set()).add(verdict["reason"])
+    return reasons
+
+
+def test_failing_benchmark_is_reported_with_its_host_and_reason(rack: Rack) -> None:
+    reasons = inconclusive(rack.report(), OLD)
+    print(*reasons)
+    assert {"local_storage.bandwidth", "local_storage.latency"} <= reasons.keys()
+    assert {name.partition(".")[0] for name in reasons} == {"local_storage", "benchmark"}
+    assert set.union(*reasons.values()) == {"error: RuntimeError: fio: Input/output error"}
+
+
+def test_unreachable_host_is_reported_and_its_gang_finishes_without_the_host(rack: Rack) -> None:
+    report = rack.report()
+    assert inconclusive(report, UNREACHABLE).keys() == {"record"}
+    lost = next(host for host in report["hosts"] if host["name"] == UNREACHABLE)
+    assert any("unreachable at Preflight" in event for event in lost["events"])
+    assert not inconclusive(report, HEALTHY)
+    for host in (HEALTHY, PLAIN):
+        (launch,) = documents.read(rack.run / "gangs" / "rack1" / f"{host}.json", "record")["launches"]
+        assert (launch["outcome"], launch["members"]) == ("finished", [HEALTHY, PLAIN])
 
 
 def test_no_credential_is_in_a_file_of_the_run_or_in_the_output(rack: Rack) -> None:
     written = b"".join(path.read_bytes() for path in rack.run.rglob("*") if path.is_file()) + rack.output.encode()
     assert b"Power Supply 2 AC lost" in written
     assert [canary for canary in (bmc.USER, bmc.PASSWORD) if canary.encode() in written] == []
+
+
+def test_no_secret_is_in_a_command_line_log_or_result(rack: Rack) -> None:
+    """Secrets: password hash in web.config.yml, a password in the inventory, and the nonce that signs messages of the run."""
+    assert any("--web-config" in line and WEB_CONFIG in line for line in rack.arguments)
+    assert any("agent.benchmarks" in line for line in rack.arguments)
+    nonce = json.loads((rack.run / "plan.json").read_text())["nonce"]
+    visible = "\n".join([rack.output, *rack.arguments])
+    for secret in (nonce, rack.password_hash, PASSWORD):
+        assert secret not in visible
+    written = ["grep", "-rlaF", "-e", rack.password_hash, "-e", PASSWORD]
+    assert subprocess.run([*written, rack.run], capture_output=True, check=False).stdout == b""
+    directories = ("/var", "/opt/rackproof", "/tmp", "/etc", "/root")
+    since = ("-xdev", "-type", "f", "-cnewer", "/etc/hostname")  # since the host booted
+    run = f"{STATE}/runs/parts"
+    for host in HOSTS:
+        matches = rack.lab.on(host, "find", *directories, *since, "-exec", *written, "{}", "+", check=False).stdout
+        assert matches.split() == [WEB_CONFIG]
+        logs = ("grep", "-rlaF", nonce, f"{run}/logs", f"{run}/work", f"{STATE}/exporter")
+        assert rack.lab.on(host, *logs, check=False).stdout == ""
