@@ -1,4 +1,4 @@
-"""Test one run over real SSH with two healthy hosts and ten faulty ones, each with a different fault (docs/faults.md).
+"""Test one run over real SSH with two healthy hosts and eleven faulty ones, each with a different fault (docs/faults.md).
 
 Each fault must be reported with its host, affect only that host, and leave no partial record and no process. The time until the
 report of each fault is printed.
@@ -32,14 +32,15 @@ from tests.lab.test_silence import pid_of_rank, wait
 
 ROOT = Path(__file__).parents[2]
 STATE = "/var/lib/rackproof"
-HEALTHY = ("node1", "node2")
+LOST, *HEALTHY = ("node1", "node2", "node3")
 HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM, PORT, CLOCK, OPEN, LINKED, EARLIER = (
-    f"node{number}" for number in range(3, 13)
+    f"node{number}" for number in range(4, 14)
 )
 """Hosts, named by their fault. HUNG: sshd is suspended. FULL, READ_ONLY: the file system is full or read-only.
 AGENT_OOM, RANK_OOM: the kernel kills the agent or a rank, because a control group has no memory left. PORT: the port of the gang
 is in use. CLOCK: the clock is an hour ahead. OPEN, LINKED, EARLIER: the run directory is writable by others, is a link, or
-belongs to another run with the same run id."""
+belongs to another run with the same run id. LOST: its link is cut during the gang's second launch; it is the first host of the
+gang, on whose messages the others depend."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "long enough to inject faults",
@@ -61,7 +62,8 @@ PROFILE = {
                     "sizes_bytes": [8],
                     "seconds": 0.1,
                     "precision": 1e-9,
-                }
+                },
+                "pairs": {"size_bytes": 1 << 20, "seconds": 0.2},
             },
         },
     },
@@ -206,7 +208,7 @@ if sys.orig_argv[2] == "agent.benchmarks.rendezvous":
 
     collective._sample = lambda *arguments: threading.Event().wait()
 """
-"""Fault: the collectives of a host do not end, so that the gang still runs when the memory fault is injected."""
+"""Fault: the collectives of a host do not end, so that the gang still runs when the next fault is injected."""
 CLOCK_AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
 
 
@@ -214,7 +216,7 @@ def prepare(lab: Lab) -> None:
     """Inject the faults that exist before the run."""
     for host in lab.hosts:
         lab.on(host.name, "sh", "-c", f"mkdir {sys.prefix}/wheels && ln -s {sys.prefix} /opt/rackproof")
-        inject_fault(lab, host.name, IDLE_WITHOUT_TORCH + ENDLESS_COLLECTIVE * (host.name == RANK_OOM))
+        inject_fault(lab, host.name, IDLE_WITHOUT_TORCH + ENDLESS_COLLECTIVE * (host.name in (RANK_OOM, LOST)))
     for name in (FULL, READ_ONLY):
         lab.on(name, "sh", "-c", f"mkdir -p {STATE} && mount -t tmpfs -o size=2m tmpfs {STATE}")
     lab.on(FULL, "/opt/rackproof/bin/rackproof", "export", "--port", "9836", "--detach", f"{STATE}/exporter")
@@ -234,7 +236,7 @@ def prepare(lab: Lab) -> None:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("faults") / "lab", hosts=12) as new_lab:
+    with Lab(tmp_path_factory.mktemp("faults") / "lab", hosts=13) as new_lab:
         yield new_lab
 
 
@@ -256,10 +258,12 @@ def fleet(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]
         attempt = play(fleet)
         try:
             inject_during_run(fleet, attempt, agent, rank)
+            cut_link_during_second_launch(fleet, attempt)
             attempt.end()
             lab.run([sys.executable, ROOT / "rackproof", "report", fleet.run], check=False)
         finally:
             lab.on(HUNG, "pkill", "-CONT", "-f", "^sshd: root", check=False)
+            lab.reconnect(LOST)
             print("\n".join(attempt.lines)[-8000:])
         print(f"the whole run: {time.time() - fleet.fault_times[PORT]:.1f} s")
         yield fleet
@@ -294,7 +298,25 @@ def inject_during_run(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit)
         list(pool.map(inject_while_measuring, faults))
     wait(is_measuring(lab, RANK_OOM, "gang", "collective"), 120)
     time.sleep(1.0)  # by then the heartbeats have reported the collectives as the current phase
-    inject(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, pid_of_rank(lab, RANK_OOM, 2)))
+    inject(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, pid_of_rank(lab, RANK_OOM, 3)))
+
+
+def cut_link_during_second_launch(fleet: Fleet, attempt: Attempt) -> None:
+    """Cut the link of host LOST while the collectives of the second launch run, which excludes host RANK_OOM."""
+    measuring = is_measuring(fleet.lab, LOST, "gang", "collective")
+    wait(lambda: len(recorded_on(fleet, LOST)) == 1, 60)
+    wait(lambda: not measuring(), 60)  # the next launch removes the states of the last one
+    wait(measuring, 120)
+    time.sleep(1.0)  # by then the heartbeats have reported the collectives as the current phase
+    fleet.fault_times[LOST] = time.time()
+    fleet.lab.cut(LOST)
+
+
+def recorded_on(fleet: Fleet, host: str) -> list[dict[str, Any]]:
+    """Return the gang launches in the record that is on the host."""
+    record = fleet.lab.host_path(host, f"{STATE}/runs/fire/gangs/rack1.json")
+    recorded: list[dict[str, Any]] = json.loads(record.read_text()).get("launches", []) if record.exists() else []
+    return recorded
 
 
 MAX_REPORT_DELAY_S = 60.0
@@ -336,24 +358,57 @@ def is_inconclusive_for(verdict: dict[str, Any], host: str, reason: str) -> bool
 
 
 def test_rank_killed_by_the_oom_killer_is_reported_by_every_host_and_the_other_hosts_continue(fleet: Fleet) -> None:
-    report = fleet.report()
-    (fault,) = (item for item in report["verdicts"] if item["verdict"] == "fail")
-    assert (fault["host"], fault["name"]) == (RANK_OOM, "gang.fault")
+    assert [name for name, _ in failures(fleet, RANK_OOM)] == ["gang.fault"]
     together = {host: launches(fleet, host) for host in (*HEALTHY, RANK_OOM)}
     reasons = {launches_[0]["reason"] for launches_ in together.values()}
     assert len(reasons) == 1, reasons
     assert re.fullmatch(
-        rf'host {RANK_OOM} cpu=0 rank 2 in phase "collective all_reduce.*": {OOM_KILL_MESSAGE}', *reasons
+        rf'host {RANK_OOM} cpu=0 rank 3 in phase "collective all_reduce.*": {OOM_KILL_MESSAGE}', *reasons
     )
     assert {host: [len(item["members"]) for item in launches_] for host, launches_ in together.items()} == {
-        **{host: [3, 2] for host in HEALTHY},
-        RANK_OOM: [3],
+        **{host: [4, 3, 2] for host in HEALTHY},
+        RANK_OOM: [4],
     }
     assert [rank["exit_code"] for rank in together[RANK_OOM][0]["ranks"]] == [-9]
     first = together[HEALTHY[0]][0]
     delay_s = timestamp(first["began"]) + first["duration_s"] - fleet.fault_times[RANK_OOM]
     print(f"{RANK_OOM}: reported after {delay_s:.1f} s: {first['reason']}")
     assert delay_s < 60  # the collective timeout would be later
+
+
+def failures(fleet: Fleet, host: str) -> list[tuple[str, str]]:
+    """Return name and reason of each verdict `fail` on the host."""
+    verdicts = fleet.report()["verdicts"]
+    return [(item["name"], item["reason"]) for item in verdicts if (item["host"], item["verdict"]) == (host, "fail")]
+
+
+def test_host_whose_link_is_cut_during_a_launch_is_excluded_and_the_others_are_measured(fleet: Fleet) -> None:
+    report = fleet.report()
+    ((name, reason),) = failures(fleet, LOST)
+    assert name == "gang.fault"
+    assert reason.startswith(f"host {LOST}: no messages for 10 s; check its link, host and supervisor")
+    (lost,) = (item for item in report["hosts"] if item["name"] == LOST)
+    assert any(event.startswith("unreachable at Gang: Run the launch") for event in lost["events"])
+    for host in HEALTHY:
+        assert [item["outcome"] for item in launches(fleet, host)] == ["failed", "failed", "finished"]
+        second = launches(fleet, host)[1]
+        delay_s = timestamp(second["began"]) + second["duration_s"] - fleet.fault_times[LOST]
+        print(f"{LOST}: reported by {host} after {delay_s:.1f} s: {second['reason']}")
+        assert delay_s < 60  # the collective timeout would be later
+    assert f"2 of 13 hosts were measured together ({', '.join(HEALTHY)})" in str(report)
+    coverage = {item["name"]: item["coverage"] for item in report["hosts"]}
+    missing = {host: coverage[host]["expected"] - coverage[host]["measured"] for host in HEALTHY}
+    assert missing == dict.fromkeys(HEALTHY, 2 * 11), "bandwidth and latency with each of the other 11 hosts"
+    own = recorded_on(fleet, LOST)
+    assert own[1]["reason"].startswith(f"host {LOST}: no messages from any other host for 10 s; either its own link")
+
+
+def test_resumed_run_would_repeat_no_launch_with_the_hosts_that_launched(fleet: Fleet) -> None:
+    hosts = ",".join((LOST, *HEALTHY, RANK_OOM))
+    planned = fleet.lab.run(
+        [sys.executable, ROOT / "rackproof", "gangs", "--run-dir", fleet.run, "--hosts", hosts]
+    ).stdout
+    assert planned.startswith("nothing left to launch")
 
 
 def timestamp(at: str) -> float:
@@ -368,8 +423,8 @@ def launches(fleet: Fleet, host: str) -> list[dict[str, Any]]:
 
 def test_hosts_without_a_fault_are_accepted(fleet: Fleet) -> None:
     decisions = {host["name"]: host["decision"] for host in fleet.report()["hosts"]}
-    assert [host for host, decision in decisions.items() if decision == "accepted"] == list(HEALTHY)
-    assert [host for host, decision in decisions.items() if decision == "rejected"] == [RANK_OOM]
+    assert [host for host, decision in decisions.items() if decision == "accepted"] == HEALTHY
+    assert [host for host, decision in decisions.items() if decision == "rejected"] == [LOST, RANK_OOM]
 
 
 def test_records_keep_the_stages_and_observations_from_before_the_fault(fleet: Fleet) -> None:
@@ -377,7 +432,7 @@ def test_records_keep_the_stages_and_observations_from_before_the_fault(fleet: F
         path.stem: {snapshot["stage"] for snapshot in documents.read(path, "record")["snapshots"]}
         for path in (fleet.run / "hosts").iterdir()
     }
-    expected = {host: {"preflight", "benchmark"} for host in (*HEALTHY, FULL, AGENT_OOM, RANK_OOM)}
+    expected = {host: {"preflight", "benchmark"} for host in (LOST, *HEALTHY, FULL, AGENT_OOM, RANK_OOM)}
     assert stages == {**expected, HUNG: {"preflight"}, READ_ONLY: {"preflight"}}
     measured = documents.read(fleet.run / "hosts" / f"{RANK_OOM}.json", "record")["observations"]
     assert {observation["status"] for observation in measured} == {"measured"}
@@ -388,7 +443,7 @@ def test_no_record_is_half_written(fleet: Fleet) -> None:
     assert fleet.report().get("quarantined", []) == []
     for path in fleet.run.rglob("*"):
         assert not path.name.startswith("."), path
-    for host in (*HEALTHY, HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM):
+    for host in (LOST, *HEALTHY, HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM):
         assert fleet.lab.on(host, "find", STATE, "-name", ".*").stdout == "", host
         text = fleet.lab.on(host, "cat", f"{STATE}/runs/fire/record.json").stdout
         documents.validate(documents.parse(text, source=host), "record", source=host)
