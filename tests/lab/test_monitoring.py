@@ -61,8 +61,8 @@ class Control:
         verdicts = {"rackproof_verdicts_textfile": str(self.directory / "rackproof.prom")}
         return {"existing": ("prometheus", variables), "run": ("prometheus", run), "verdicts": ("verdicts", verdicts)}
 
-    def play(self, *names: str, options: tuple[str, ...] = ()) -> dict[str, int]:
-        """Run these plays; return the number of changed tasks of each."""
+    def play(self, *names: str, options: tuple[str, ...] = ()) -> list[dict[str, int]]:
+        """Run these plays; return name -> number of changed tasks, for each round in which every name occurs once."""
         inventory = self.directory / "inventory.yml"
         local = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
         group = {
@@ -95,9 +95,10 @@ class Control:
         )
         assert done.returncode == 0, done.stdout + done.stderr
         _, *plays_output = re.split(r"^PLAY \[(\w+)\]", done.stdout, flags=re.MULTILINE)
-        return {
-            name: text.count("\nchanged: ") for name, text in zip(plays_output[::2], plays_output[1::2], strict=True)
-        }
+        changed = [text.count("\nchanged: ") for text in plays_output[1::2]]
+        assert plays_output[::2] == list(names)
+        step = len(set(names))
+        return [dict(zip(names, changed[first : first + step], strict=False)) for first in range(0, len(names), step)]
 
 
 @dataclass
@@ -119,11 +120,11 @@ def changed_tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChangedT
     (control.directory / "runs" / "x" / "verdicts.prom").write_text("rackproof_report_decision 1\n")
     pack = {"schema": "rackproof.criteria/1", "summary": "ours", "criteria": [CRITERION]}
     (control.directory / "mine.yml").write_text(yaml.safe_dump(pack))
-    checked = control.play("existing", options=("--check",))
+    (checked,) = control.play("existing", options=("--check",))
     assert not (control.directory / "etc").exists()
     control.address = f"127.0.0.1:{free_port()}"
     try:
-        yield ChangedTasks(control, checked, control.play(*control.task_files()), control.play(*control.task_files()))
+        yield ChangedTasks(control, checked, *control.play(*control.task_files(), *control.task_files()))
     finally:
         subprocess.run([sys.executable, SCRIPT, "stop", control.metrics], capture_output=True, check=True)
 
