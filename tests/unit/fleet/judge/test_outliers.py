@@ -372,7 +372,9 @@ def test_parts_are_compared_with_parts_of_the_same_model(item: Observation, mode
     host, figures = view(item, metrics=(module,)), FleetFigures(Planned(PLAN))
     key = figures.key(host, item)
     assert key[:4] == (model, item.name, "benchmark", kind)
-    assert [*figures.latest(host, host.observations[item.name])] == ([] if model == "an unknown model" else [(key, item.scope)])
+    assert [*figures.latest(host, host.observations[item.name])] == (
+        [] if model == "an unknown model" else [(key, item.scope)]
+    )
 
 
 def test_peers_are_all_parts_or_those_in_the_same_position_if_there_are_eight() -> None:
