@@ -43,11 +43,7 @@ def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts")
 @pytest.mark.parametrize(
     ("playbook", "options", "message"),
     [
-        (
-            "gang",
-            ["--tags", "install,nothing"],
-            "nothing was done: --tags install,nothing selects no task of this playbook",
-        ),
+        ("gang", ["--tags", "install"], "nothing was done: --tags install selects no task of this playbook"),
         ("acceptance", ["--limit", "localhost"], "no task ran on a host of the group gpu_hosts with --limit localhost"),
         ("stop", ["--limit", "w1"], "no task ran on a host of the group gpu_hosts with --limit w1"),
         (
