@@ -798,7 +798,7 @@ def test_page_of_a_large_fleet_is_limited_in_size() -> None:
 
 
 def test_passes_of_all_collective_operations_share_one_row_for_each_criterion() -> None:
-    fleet_plan = builders.plan("h1", "h2", "h3", gpu_count=4, rackproof_gang="none")
+    fleet_plan = builders.plan("h1", "h2", "h3", gpu_count=4, rackproof_gang="none", with_all_ops=True)
     evidence = builders.evidence(fleet_plan)
 
     def slower(item: Observation) -> Observation:
@@ -825,7 +825,7 @@ def test_passes_of_all_collective_operations_share_one_row_for_each_criterion() 
 
 
 def test_page_with_every_benchmark_is_limited_in_size() -> None:
-    fleet_plan = builders.plan(*(f"gpu-{number:02d}" for number in range(30)), gpu_count=8)
+    fleet_plan = builders.plan(*(f"gpu-{number:02d}" for number in range(30)), gpu_count=8, with_all_ops=True)
     report = merge(fleet_plan, builders.evidence(fleet_plan), read_packs([]))
     assert report.decision == "accepted"
     size = len(render_html(report)) / len(report.hosts)
