@@ -42,6 +42,7 @@ def main() -> None:
     _parameters_differ(context)
     _checkpoint_differs(context)
     _losses_are_not_finite(context)
+    run_benchmark(context, "training", {"networks": ["convnet"], "batch_size": 1_000_000, "data_directories": []})
     context.stage = stage
     for name in settings:
         if BENCHMARKS[name].needs_group:

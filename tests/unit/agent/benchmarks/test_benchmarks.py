@@ -231,10 +231,10 @@ def test_size_beyond_the_memory_is_an_error_and_other_sizes_are_measured(tmp_pat
 
 def test_command_line_runs_selected_benchmarks_without_training(tmp_path: Path) -> None:
     output = run_forked(
-        tmp_path, None, "--only", "training", "gemm", "--validation-only", "--results", str(tmp_path / "kept")
+        tmp_path, None, "--only", "training", "kernel_launch", "--validation-only", "--results", str(tmp_path / "kept")
     )
-    assert "cpu=0          gemm.throughput" in output
-    assert "cpu=1          gemm.throughput" in output
+    assert "cpu=0          kernel_launch.latency" in output
+    assert "cpu=1          kernel_launch.latency" in output
     assert not any(item.name.startswith("training.") for item in observations(tmp_path / "kept"))
 
 
@@ -310,7 +310,7 @@ def test_single_wrong_element_is_counted(op: str) -> None:
     ("arguments", "code", "message"),
     [
         (["--only", "training", "--epochs", "0"], 2, "0 is not a whole number of at least 1"),
-        (["--only", "training", "--batch-size", "1000000"], 1, "images, batches of 1000000 on each of 1 ranks"),
+        (["--only", "fashion_mnist", "--batch-size", "1000000"], 1, "images are fewer than one batch of 1000000"),
     ],
 )
 def test_exit_code_without_supervisor_states_the_error(

@@ -292,6 +292,12 @@ def test_losses_that_are_not_finite_are_counted_over_all_ranks(faulty: list[Obse
     }
 
 
+def test_batch_of_more_images_than_there_are_is_an_error_of_every_figure(faulty: list[Observation]) -> None:
+    results = [item for item in faulty if item.name.startswith("training.")]
+    assert {item.status for item in results} == {"error"}
+    assert all("10000 images, batches of 1000000 on each of 2 ranks" in item.reason for item in results)
+
+
 @pytest.mark.parametrize("fault", ["one bit on rank 1", "random state lost"])
 def test_differing_checkpoint_is_reported(faulty: list[Observation], fault: str) -> None:
     identical = {item.stage: item.value for item in faulty if item.name == "checkpoint.identical"}

@@ -311,7 +311,7 @@ def test_benchmark_that_begins_after_the_end_of_the_trace_has_no_start_time() ->
 
 @pytest.fixture
 def plan() -> Plan:
-    return builders.plan("h1", "h2")
+    return builders.plan("h1", "h2", profile="smoke")
 
 
 def test_line_is_interrupted_at_a_gap(plan: Plan) -> None:
@@ -388,7 +388,7 @@ def test_host_without_trace_has_no_plots(plan: Plan) -> None:
 
 
 def test_only_hosts_with_findings_have_plots_if_there_are_many_hosts() -> None:
-    many = builders.plan(*(f"h{number}" for number in range(1, 15)))
+    many = builders.plan(*(f"h{number}" for number in range(1, 15)), profile="smoke")
     evidence = builders.evidence(many)
     trace = launch_trace(60, gpus=2)
     for host, of_host in evidence.items():
