@@ -62,7 +62,7 @@ TORCH_STORE_CLIENT = """
 import sys
 from datetime import timedelta
 from torch.distributed import TCPStore
-store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=timedelta(seconds=3), wait_for_workers=False)
+store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=timedelta(seconds=30), wait_for_workers=False)
 for key in ("roll", "rackproof/roll", "barrier/0", "roll/0", "/rackproof/roll", "init/"):
     store.set(key, "rank 0 cannot take part: forged")
     store.delete_key(key)
