@@ -24,7 +24,7 @@ from tests.lab.lab import Lab
 
 HOSTS = ("node1", "node2", "node3")
 KILLED, FAULTY = "node2", "node3"
-SOAK_S = 20
+SOAK_S = 30
 """Long enough for a second round on two busy processors, since the supervisor is killed in a round after the first."""
 PROFILE = {
     "schema": "rackproof.profile/1",
@@ -37,7 +37,7 @@ PROFILE = {
             "deadline_s": 90,
             "collective_timeout_s": 30,
             "benchmarks": {
-                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 5.0, "settle_seconds": 0.1},
+                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 8.0, "settle_seconds": 0.1},
                 "integrity": {"most_bytes": 1048576, "patterns": ["random"]},
                 "memory": {"ops": ["copy"], "size_bytes": 1048576, "seconds": 0.1},
             },
