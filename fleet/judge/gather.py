@@ -246,10 +246,11 @@ class Gatherer:
     def _compile_figures(self, host: HostValues, layout: _Layout) -> None:
         """Add the positions of figures, ranks and bandwidths. Raises KeyError if one has no fixed position."""
         view, positions = host.view, host.positions()
-        for name in compared_names(view, view.observations.benchmark_names()):
+        compared = compared_names(view, view.observations.benchmark_names())
+        layout.pair_figures = {item.name for item in host.pair_observations} & {*compared}
+        for name in compared:
             for (key, scope), item in self._stats.figures.latest(view, view.observations[name]).items():
                 if Scope.parse(scope).get("partner"):
-                    layout.pair_figures.add(name)
                     continue
                 figures = layout.gang_figures if Scope.parse(scope).is_gang else layout.figures
                 figures.append((key, host.layout_scope(scope), positions[id(item)]))

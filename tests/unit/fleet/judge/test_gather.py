@@ -378,6 +378,23 @@ def test_figures_of_pairs_are_counted_although_each_host_has_other_partners(chan
     assert gathered(rule, FLOOR, plan=GANGS, evidence=changed) == []
 
 
+def test_figures_of_pairs_are_counted_if_the_first_host_has_only_infinite_ones() -> None:
+    """The quick reader refuses infinite numbers. These records come from elsewhere, so all hosts may have the same layout."""
+
+    def copied(name: str, record: Record) -> Record:
+        items = [
+            replace(item, value=INFINITE if (name, item.name) == ("h1", PAIRS.name) else item.value)
+            for item in record.observations
+        ]
+        return replace(record, observations=tuple(items))
+
+    evidence = {
+        name: Evidence(records=tuple(copied(name, record) for record in of_host.records))
+        for name, of_host in gangs().items()
+    }
+    assert gathered(replace(PAIRS, value=None, fleet_fraction=0.5), plan=GANGS, evidence=evidence) == []
+
+
 @pytest.mark.parametrize("profile", ["smoke", "standard", "extended"])
 def test_healthy_hosts_share_a_layout_with_the_shipped_criteria(profile: str, tmp_path: Path) -> None:
     simulated = Fleet(profile=profile, readings=JUDGED, gpus=2, hosts=2)
