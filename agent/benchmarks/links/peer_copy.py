@@ -37,9 +37,8 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
             for peer in range(context.local_world_size):
                 if peer == context.local_rank:
                     continue
-                if reason := context.why_absent(
-                    peer
-                ):  # an access to a lost GPU could break this process's CUDA context
+                # An access to a lost GPU could break this process's CUDA context.
+                if reason := context.why_absent(peer):
                     _report_skipped_pair(context, settings, peer, reason)
                 else:
                     _measure_pair(context, settings, peer)
