@@ -88,8 +88,8 @@ def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
     for item in ratios:
         if SHARE.items() <= item.params.items() and (partner := Scope.parse(item.scope).get("partner")):
             of_port = shares[item.stage, port_of(item.scope)]
-            # If a port was tested with a partner several times, the last share counts, as in the benchmark.
-            of_port[partner] = number_or_zero(item.value)
+            # A port is tested with a partner alone, while all ports transfer, or both: the benchmark keeps the higher share.
+            of_port[partner] = max(number_or_zero(item.value), of_port.get(partner, 0.0))
     for item in view.observations[BEST]:
         of_port = shares.get((item.stage, item.scope), {})
         if item.status != MEASURED or not of_port:

@@ -96,9 +96,8 @@ def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, 
                     yield _observation(host, chosen, stage, figure, rail, scope, partner)
     shares = [each for each in planned_figures(chosen, chosen["sharings"]) if _is_share(each)]
     for rail in range(len(host.devices)) if shares and partners else ():
-        # If several tests with a partner measured the share, the last one counts, as in the benchmark.
-        groups = tuple(_group(shares[-1], rail, partner) for partner in range(partners))
-        best = Greatest(texts=_texts(host, shares[-1], in_gang=True), groups=groups)
+        groups = tuple(_group(share, rail, partner) for share in shares for partner in range(partners))
+        best = Greatest(texts=_texts(host, shares[0], in_gang=True), groups=groups)
         yield {
             "name": BEST,
             "scope": adapter_scope(rail),
@@ -169,16 +168,13 @@ def _values(median: float, deviation: float) -> list[float]:
 
 
 def update_best(document: Doc) -> None:
-    """Compute the best share of each port again after its shares were changed.
-
-    It is the greatest of the shares with its partners. If there are several shares with a partner, the last one counts.
-    """
-    shares: dict[str, dict[str, float]] = {}
+    """Compute the best share of each port again after its shares were changed: the greatest of its shares with all partners."""
+    shares: dict[str, list[float]] = {}
     for item in document["observations"]:
         if item["name"] == "verbs.rate_ratio" and SHARE.items() <= item["params"].items():
             labels = Scope.parse(item["scope"]).labels
             if "partner" in labels:
-                shares.setdefault(f"hca={labels['hca']},port={labels['port']}", {})[labels["partner"]] = item["value"]
+                shares.setdefault(f"hca={labels['hca']},port={labels['port']}", []).append(item["value"])
     for item in document["observations"]:
         if item["name"] == BEST and item["scope"] in shares:
-            item["value"] = max(shares[item["scope"]].values())
+            item["value"] = max(shares[item["scope"]])

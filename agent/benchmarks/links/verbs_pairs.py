@@ -269,9 +269,9 @@ class PairOfHosts:
         return ""
 
     def _agree(self, run: PairRun, rails: Rails, key: str, problems: dict[str, str], is_client: bool) -> None:
-        """Exchange with the partner which rails failed.
+        """Exchange with the partner which rails failed. If this host is the client, report those that failed here.
 
-        If this host is the client, report the rails that failed here; if the partner did not answer, report every rail.
+        The client has already reported a figure for each rail that did not fail here.
         """
         self._store.post(f"{key}/end", {port.slot: problems[port.slot] for port, _ in rails if port.slot in problems})
         answers = self._store.wait(f"{key}/end", self._other, run.test.limit_s + LISTEN_S)
@@ -287,7 +287,7 @@ class PairOfHosts:
                 continue
             if run.test.memory != "gpu":
                 self._failed[port.slot] = reason
-            if is_client and (own or not isinstance(answers, dict)):
+            if is_client and own:
                 lacks = run.test.memory == "gpu" and port.slot in self._lacking
                 self._absent(run, port, UNSUPPORTED if lacks else ERROR, reason)
 

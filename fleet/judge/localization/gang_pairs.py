@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fleet.judge.evidence import from_benchmark
@@ -165,8 +165,7 @@ class GangPairs:
         for host, view in self._members.items():
             for quantity in UNITS:
                 name = f"{self.benchmark}.{quantity}"
-                latest = {item.scope: item for item in self._attempt.named(host, name) if self._is_compared(item)}
-                for observation in latest.values():
+                for observation in self._latest(host, name):
                     key = self._pair_key(view, observation)
                     # An error in the exchange with a host that stopped the launch is no evidence against its partner.
                     if key and not (observation.status == ERROR and culprits.keys() & set(key)):
@@ -187,6 +186,17 @@ class GangPairs:
             if report.failures or any(report.values.values())
         ]
         return _best_rails(pairs) if self._only_gross_faults else pairs
+
+    def _latest(self, host: str, name: str) -> Collection[Observation]:
+        """Return the last observation of each pair that is a measurement or an error; without one, any other.
+
+        A pair may be tested several times in a launch. If a test fails, the later ones are skipped: the error counts.
+        """
+        latest: dict[str, Observation] = {}
+        for item in self._attempt.named(host, name):
+            if self._is_compared(item) and (item.status in (MEASURED, ERROR) or item.scope not in latest):
+                latest[item.scope] = item
+        return latest.values()
 
     def _pair_key(self, view: HostView, observation: Observation) -> tuple[str, str, int] | None:
         """Return the two hosts in alphabetical order and the rail; None if the observation is not of a pair of the gang."""

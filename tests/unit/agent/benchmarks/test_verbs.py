@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import stat
 import sys
 import threading
@@ -329,6 +330,28 @@ def test_partner_that_starts_no_server_causes_one_error(
     assert time.monotonic() - began < 20
     assert [item["status"] for item in context.observations] == ["error"]
     assert context.observations[0]["reason"] == "h2: did not start a server"
+
+
+def test_figure_is_reported_once_if_the_partner_is_silent_after_the_test(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_adapter(tmp_path, "mlx5_0", "15")
+    monkeypatch.setattr(verbs_pairs, "LISTEN_S", 0.5)
+    monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))
+    request = {"fabric": True, "members": ["h1", "h2"], "gang": ["h1", "h2"], "addresses": {"h2": "127.0.0.1"}}
+    context = context_of(tmp_path, "h1", ["h1", "h2"], "gang", request)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        posted = {
+            "ports": ["0000:16:00.0/1"],
+            "1/round": "here",
+            "1/1/serve": {"0000:16:00.0/1": server.getsockname()[1]},
+        }
+        for key, value in posted.items():
+            context.store.set(f"verbs/{key}/h2", json.dumps(value))
+        verbs.run(context, QUICK | {"figures": ["bandwidth", "latency"]})  # type: ignore[arg-type]
+    names = ("verbs.bandwidth", "verbs.latency")
+    per_test = [(item["name"], item["status"]) for item in context.observations if item["name"] in names]
+    assert per_test == [("verbs.bandwidth", "measured"), ("verbs.latency", "skipped")]
 
 
 PARTNERS_PORT = {"ports/h2": ["0000:16:00.0/1"]}

@@ -8,8 +8,12 @@ from typing import Any
 
 import pytest
 
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
+from fleet.judge.port_consistency import port_problems
 from schemas.records import Metric, Observation
 from schemas.reports import INCONCLUSIVE
+from tests import builders
 from tests.unit.fleet.judge.test_port_figures import PORT, RATE, findings, fleet, readings
 
 Change = Callable[[Observation], Observation]
@@ -66,6 +70,30 @@ def test_figure_that_contradicts_another_is_inconclusive(
 def test_healthy_figures_agree() -> None:
     assert findings(fleet(), of_ports()) == set()
     assert findings(fleet()) == set()
+
+
+def test_best_share_is_the_higher_one_of_a_port_that_is_slower_while_all_ports_transfer() -> None:
+    """The profile `extended` measures each pair alone, and then all rails together."""
+    both = [
+        replace(item, value=value, params={**item.params, "sharing": sharing})
+        for item in fleet()["h1"]
+        if item.name == "verbs.rate_ratio"
+        and item.scope == f"{PORT},partner=h2"
+        and item.params["direction"] == "one_way"
+        for sharing, value in (("alone", 0.97), ("together", 0.6))
+    ]
+    best = replace(both[0], name="verbs.best_ratio", scope=PORT, value=0.97, params={"rail": 1, "partners": 1})
+    assert len(both) == 2
+    for items in (both, both[::-1]):
+        assert problems_of([*items, best]) == []
+        assert problems_of([*items, replace(best, value=0.6)]) == ["it is 0.6, but the greatest share is 0.97"]
+
+
+def problems_of(observations: Sequence[Observation]) -> list[str]:
+    plan = builders.plan("h1", "h2")
+    (record,) = builders.evidence(plan)["h1"].records[:1]
+    evidence = Evidence(records=(replace(record, observations=tuple(observations)),))
+    return [reason for _, _, reason, _ in port_problems(HostView(plan, plan.host("h1"), evidence, []))]
 
 
 def test_figures_that_do_not_fit_the_rate_of_the_port_are_inconclusive() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
@@ -37,6 +38,29 @@ def run_of(directory: Path, *faults: str, **changed: Any) -> Run:
 
 def report_of(run: Run) -> FleetReport:
     return merge(run.plan, run.evidence, read_packs([]), events=run.events, quarantined=run.quarantined)
+
+
+@pytest.fixture
+def profile_with_both_sharings(tmp_path: Path) -> str:
+    """Return a profile in which each pair of hosts measures each rail alone, and then all rails together, like `extended`."""
+    document = yaml.safe_load(Path(PROFILE).read_text())
+    document["stages"]["gang"]["benchmarks"]["verbs"]["sharings"] = ["alone", "together"]
+    path = tmp_path / "both-sharings.yml"
+    path.write_text(yaml.safe_dump(document))
+    return str(path)
+
+
+def test_ports_measured_alone_and_together_pass_if_healthy(tmp_path: Path, profile_with_both_sharings: str) -> None:
+    report = report_of(run_of(tmp_path / "run", profile=profile_with_both_sharings))
+    assert [item.reason for item in report.verdicts if item.verdict != PASS] == []
+
+
+@pytest.mark.parametrize("fault", ["slow_nic:r01-h02:1", "slow_cable:r01-h02:1", "slow_switch:r01-h02:1"])
+def test_slow_part_is_the_only_cause_if_ports_are_measured_alone_and_together(
+    tmp_path: Path, profile_with_both_sharings: str, fault: str
+) -> None:
+    report = report_of(run_of(tmp_path / "run", fault, profile=profile_with_both_sharings))
+    assert [(cause.problem, cause.verdict) for cause in report.causes] == [("slow-network", FAIL)]
 
 
 def test_healthy_ports_pass_and_have_figures_with_all_other_hosts(tmp_path: Path) -> None:
