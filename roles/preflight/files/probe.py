@@ -134,7 +134,8 @@ def environment_problems(given):
     for name, directory, kind in (("NCCL_SOCKET_IFNAME", NETWORK, "interface"), ("NCCL_IB_HCA", INFINIBAND, "adapter")):
         wanted, known = variables.get(name, ""), names_in(directory)
         is_unused = name == "NCCL_IB_HCA" and variables.get("NCCL_IB_DISABLE") == "1"
-        if wanted and not is_unused and (reason := selection_problem(wanted, known, kind)):
+        reason = selection_problem(wanted, known, kind) if wanted and not is_unused else ""
+        if reason:
             yield f"{name} is {wanted} in {sources[name]}, {reason}"
     for name in filter(None, variables.get("GLOO_SOCKET_IFNAME", "").split(",")):
         yield from interface_problems(f"GLOO_SOCKET_IFNAME in {sources['GLOO_SOCKET_IFNAME']}", name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import json
 import os
@@ -39,6 +40,12 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setattr(module, "INFINIBAND", str(tmp_path / "infiniband"))
     monkeypatch.setattr(module, "NCCL_FILES", (str(tmp_path / "nccl.conf"),))
     return module
+
+
+@pytest.mark.parametrize("role", ["preflight", "nvidia_driver", "container_toolkit"])
+def test_probe_can_be_parsed_by_an_old_python(role: str) -> None:
+    """Only then can the probe of `preflight` report that the Python is too old."""
+    ast.parse((ROOT / "roles" / role / "files/probe.py").read_text(), feature_version=(3, 6))
 
 
 def network(probe: ModuleType, interface: str = "", address: str = "") -> list[str]:
