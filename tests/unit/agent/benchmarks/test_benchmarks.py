@@ -306,6 +306,24 @@ def test_single_wrong_element_is_counted(op: str) -> None:
     assert operations.count_wrong_elements(received, operation, rank, world_size) == 2
 
 
+@pytest.mark.parametrize("op", ["all_reduce", "reduce", "reduce_scatter"])
+@pytest.mark.parametrize("world_size", [1, 2, 61, 62, 500, 4096])
+def test_expected_elements_of_a_reduction_are_the_sums_of_the_sent_ones(op: str, world_size: int) -> None:
+    operation = OPERATIONS[op]
+    for rank in {0, world_size // 2, world_size - 1}:
+        sent = sum(operation.sent(sender, rank, world_size) for sender in range(world_size))
+        assert operation.received(rank, 0, world_size) == (world_size, sent)
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "reduce", "reduce_scatter"])
+def test_sums_of_45_000_ranks_are_integers_that_fp32_represents_exactly(op: str) -> None:
+    """Otherwise the sum would depend on the order in which NCCL adds."""
+    world_size = 45_000
+    for rank in range(world_size):
+        factor, addend = OPERATIONS[op].received(rank, 0, world_size)
+        assert factor * (operations.PERIOD - 1) + addend < 1 << 24
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
