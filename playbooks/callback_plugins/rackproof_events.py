@@ -64,7 +64,7 @@ WAITS_FOR = "_rackproof_waits_for"
 """Task variable: the stage that the task waits for."""
 LAST_COMMAND = "_rackproof_last_command"
 """Play variable with the command that ends a run: `report` or `scaling`. If a playbook has plays with the tag `run`, this plugin
-makes sure that the command runs, except in check mode or with `--tags`."""
+makes sure that the command runs, except in check mode, with `--tags`, or if `--skip-tags` skips the play with this variable."""
 MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000
 NO_ERRNO = 257
@@ -210,7 +210,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if self._directory is not None:  # a further playbook of the same command
             self._open_logs(self._directory)
         self._progress.write({"what": "start", "playbook": Path(playbook._file_name).name[:200], "pid": os.getpid()})
-        plays = playbook.get_plays()
+        skipped = set(context.CLIARGS.get("skip_tags") or ())
+        plays = [play for play in playbook.get_plays() if not skipped & _labels(play)]
         is_complete = not context.CLIARGS.get("check") and "all" in (context.CLIARGS.get("tags") or ("all",))
         if is_complete and any("run" in play.tags for play in plays):
             self._last_command = next(filter(None, (play.get_vars().get(LAST_COMMAND) for play in plays)), "")
@@ -373,6 +374,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if (directory / "metrics" / "prometheus.pid").exists():
             program = ROOT / "roles" / "monitoring" / "files" / "prometheus.py"
             subprocess.run([sys.executable, str(program), "stop", str(directory / "metrics")], check=False)
+
+
+def _labels(play: Any) -> set[str]:
+    """Return the names with which `--skip-tags` skips a play."""
+    return {*play.tags, "tagged" if play.tags else "untagged", "all"}
 
 
 def _interruption_hint(run_id: str) -> str:

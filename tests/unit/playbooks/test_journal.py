@@ -86,12 +86,16 @@ def test_check_mode_stops_and_records_nothing(tmp_path: Path, run_dir: Path) -> 
     assert not (run_dir / "progress.jsonl").exists()
 
 
-def test_playbook_that_is_limited_to_some_tags_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
+@pytest.mark.parametrize(
+    ("task", "option"),
+    [(FAIL, "--tags=untagged,run"), ({"ansible.builtin.debug": {"msg": "measured"}}, "--skip-tags=report")],
+)
+def test_playbook_that_is_limited_to_some_tags_stops_nothing(
+    tmp_path: Path, run_dir: Path, task: dict[str, Any], option: str
+) -> None:
+    last = report_play() | ({"tags": ["report"]} if "skip" in option else {})
     with prometheus(run_dir) as server:
-        play(
-            [*playbook_of_plays(tmp_path, run_dir, measuring_play(FAIL), report_play()), "--tags=untagged,run"],
-            tmp_path,
-        )
+        play([*playbook_of_plays(tmp_path, run_dir, measuring_play(task), last), option], tmp_path)
         is_running = server.poll() is None
     assert is_running
     assert not (run_dir / "report.json").exists()
