@@ -51,7 +51,7 @@ def run_to_end(context: RankContext, run: Callable[[], object]) -> None:
         run()
         context.save()
         context.begin("end")
-        context.host_barrier()  # until the host's ranks have saved: if one fails while it exits, the launcher ends the others
+        context.host_barrier()  # until all ranks have saved: if a rank fails while it exits, the launcher ends the other ranks
     except Exception as error:
         context.heartbeat.record_failure(str(error))
         context.set_phase(f"failed: {describe_error(error)}"[:500], 1)

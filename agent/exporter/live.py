@@ -154,7 +154,7 @@ def publish_idle(run: HostRun) -> None:
 
 
 def live_path(run: HostRun) -> Path | None:
-    """Return the path of FILE; None if the run directory is not in a directory `runs`: no exporter would read FILE."""
+    """Return the path of FILE; None if the run directory is not in a directory `runs`, the only one that the exporter reads."""
     return run.directory.parent / FILE if run.directory.absolute().parent.name == RUNS else None
 
 

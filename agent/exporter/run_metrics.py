@@ -19,9 +19,9 @@ from schemas.scopes import Scope
 from schemas.stages import STATES
 
 LINGER_S = 300.0
-"""Figures of a stage are exported for this long after its end, so that the last ones are scraped too."""
+"""Figures of a stage are exported for this long after its end, so that the last figures are scraped too."""
 LASTING = frozenset({"rackproof_benchmark_wrong_results", "rackproof_benchmark_unmeasured"})
-"""Families that are exported until another run starts on this host: the end of a stage does not repair what they report."""
+"""Families that are exported until another run starts on this host: the faults that they report remain after the stage."""
 MAX_BYTES = 2_000_000
 
 

@@ -127,7 +127,8 @@ class _MonitoredRank:
         if process is None or process.state in ("T", "t"):
             return process is not None, False
         if process.state == "D":
-            # The process waits in the kernel for a disk or a device. It is slow, not lost; the group's time-out limits the wait.
+            # The process waits in the kernel for a disk or a device. It is slow, not lost, and the time-out of the process group
+            # limits the wait.
             return False, True
         if self._cpu_reference is None:
             self._cpu_reference = (silent_s, process.cpu_s)

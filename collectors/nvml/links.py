@@ -104,7 +104,7 @@ def _is_unsupported(state: bool | Absent) -> bool:
 
 
 def _missing_links(gpu: NvmlGpu) -> int:
-    """Count the links that are down while others are up. Only links to a switch count: others may be unused by design."""
+    """Count the links that are down while others are up. Only links to a switch count: other boards may leave links unused."""
     states = known_link_states(gpu)
     up = [link for link, is_up in states.items() if is_up]
     if not up:
@@ -167,7 +167,8 @@ def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[in
 def _read_error_counter(gpu: NvmlGpu, counter: int, links: Sequence[int]) -> dict[int, Value | Absent]:
     """Return the counter of each link; empty if the part lacks it.
 
-    The part lacks it if no link has it. That is known when neither the first active link nor one before it has it.
+    The part lacks the counter if no link has it. If neither the first active link nor a link before it has the counter, the
+    later links are not read.
     """
     counts: dict[int, Value | Absent] = {}
     for link in links:

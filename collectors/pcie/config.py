@@ -1,4 +1,4 @@
-"""PCI configuration space and IOMMU of devices. Both are constant while a host is up."""
+"""PCI configuration space and IOMMU of devices. The settings read here are constant while a host is up."""
 
 from __future__ import annotations
 

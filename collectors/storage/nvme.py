@@ -22,7 +22,7 @@ _IOCTL_ADMIN = 0xC0484E41  # NVME_IOCTL_ADMIN_CMD of linux/nvme_ioctl.h
 _GET_LOG_PAGE, _HEALTH_LOG, _ALL_NAMESPACES = 0x02, 0x02, 0xFFFFFFFF
 _NO_SUCH_LOG = frozenset({0x001, 0x002, 0x109})  # virtual disks return: invalid opcode, field or log page
 _ZERO_CELSIUS_K = 273
-_NO_TEMPERATURE = Absent.unsupported("the disk reports no temperature")  # 0 K, on virtual disks
+_NO_TEMPERATURE = Absent.unsupported("the disk reports no temperature")  # virtual disks report 0 K
 _DATA_UNIT_BYTES = 512 * 1000
 
 READINGS: Mapping[str, tuple[str, str, bool]] = {

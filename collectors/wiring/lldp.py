@@ -14,7 +14,7 @@ from collectors.wiring.neighbor import Neighbor, clean_text
 
 NOT_INSTALLED = Absent.unsupported("lldpd is not installed, so the switch port is not read")
 NOT_A_SWITCH = Absent.error(
-    "the LLDP neighbor is a network adapter, not a switch: the agent in a NIC, or a cable between two hosts"
+    "the LLDP neighbor is a network adapter, not a switch: the LLDP agent of this NIC, or a NIC of another host"
 )
 _SWITCHES = ("Bridge", "Router")
 _UNNAMED_PORTS = ("mac", "local")

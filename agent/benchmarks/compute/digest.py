@@ -1,9 +1,9 @@
 """Seeded computations whose results must be bit-identical: in every repetition, and on all GPUs with equal model and software.
 
 The computations find a GPU that computes or copies wrongly without reporting an error (silent data corruption). Many such GPUs
-fail only when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first one,
-or with the right one if it is known (copies). The control node compares the digests of the first results of all GPUs with equal
-model and software.
+fail only when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first
+result, but the result of a copy with the copied data. The control node compares the digests of the first results of all GPUs
+with equal model and software.
 """
 
 from __future__ import annotations
@@ -135,9 +135,10 @@ def compute_digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 def digest_factors(result: torch.Tensor) -> torch.Tensor:
     """Return an odd factor for each word of the result: a hash of the word's position.
 
-    If the factors rose evenly with the position, flips at equal distances, such as those of one lane, could cancel.
+    If the factors rose evenly with the position, bit flips at equal distances could cancel in the sum. One faulty lane of a GPU
+    causes such flips.
 
-    The hash is the mixing function of SplitMix64, but with arithmetic shifts, because torch has no others for int64.
+    The hash is the mixing function of SplitMix64, but with arithmetic shifts, because torch has no logical shift for int64.
     See Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     """
     mixed = torch.arange(1, _words(result).numel() + 1, device=result.device) * _signed(0x9E3779B97F4A7C15)

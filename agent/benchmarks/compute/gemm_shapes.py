@@ -1,4 +1,4 @@
-"""Matrix product rate in the shapes of language models: few rows as when tokens are generated, many as in training.
+"""Rate of matrix products in the shapes of language models: few rows, as in token generation, and many rows, as in training.
 
 `gemm` multiplies large square matrices, which needs little memory bandwidth. A product with few rows still reads its whole second
 factor, so its rate depends on memory bandwidth, caches and the choice of kernel.
@@ -23,9 +23,9 @@ of a whole row of 28672 elements, which is less than the tolerance: one wrong el
 TOLERANCE_FACTOR = 2
 """Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`. It is above 1, because here each row has up to 1800 checksums
 (28672 columns / GROUP). The largest of 8192 normally distributed errors is typically 4 times their standard deviation; the
-largest of 15 million (8192 rows of 1800) is 5.5 times. For bf16 the tolerated error is 4 % of the root mean square of the
-checksums. That is far more than rounding can cause: each element is rounded by at most 2⁻⁸ of its value, and all elements of an
-average group together by at most 1.1 % of this root mean square."""
+largest of 15 million (8192 rows of 1800 checksums) is typically 5.5 times. For bf16 the tolerated error is 4 % of the root mean
+square of the checksums. That is far more than rounding can cause: each element is rounded by at most 2⁻⁸ of its value, and all
+elements of an average group together by at most 1.1 % of this root mean square."""
 REPEATED = 8
 """Number of further products, after the timed ones, that are compared with the first product."""
 
@@ -126,6 +126,6 @@ def build(
         errors = (result.double().view(rows, -1, group).mul_(vector.view(-1, group)).sum(2) - expected).abs()
         tolerance = 0.0 if dtype == "int8" else TOLERANCE_FACTOR * TOLERANCE[dtype]
         limit = tolerance * float(expected.square().mean().sqrt())
-        return int((~(errors <= limit)).any(1).sum())  # written so that NaN is wrong
+        return int((~(errors <= limit)).any(1).sum())  # unlike `errors > limit`, this counts NaN as wrong
 
     return multiply, count_wrong_rows

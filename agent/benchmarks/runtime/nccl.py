@@ -98,7 +98,7 @@ class Communicator:
             library = load_library()
         except OSError as error:
             problem = (
-                f"{error}: torch may have NCCL linked into it; install libnccl2, or a torch that uses NCCL's library"
+                f"{error}: this torch may link NCCL statically; install libnccl2, or a torch that loads libnccl.so.2"
             )
         if not context.min_max_over_ranks(int(library is not None))[0] or library is None:
             raise NcclError(problem)
@@ -146,7 +146,7 @@ class Communicator:
         return make[op]()
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Call:
-        """Return a function that sends `send` to rank `peer` and at once receives `receive` from it, on the current stream."""
+        """Return a function that sends `send` to rank `peer` and receives `receive` from it at the same time."""
         count = send.numel()
         return self._group([self._send(Buffer(send), 0, count, peer), self._receive(Buffer(receive), 0, count, peer)])
 

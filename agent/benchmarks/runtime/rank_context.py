@@ -18,7 +18,7 @@ from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
 
 SAVE_S = 2.0
 """Minimum time between two writes of the progress, and between two writes of the observations at the beginning of phases. A
-launch that is stopped loses what it observed after its last write."""
+launch that is stopped loses the observations after its last write."""
 
 Value = float | str | bool | Samples
 """A figure, or samples whose median is the figure."""
@@ -136,7 +136,7 @@ class RankContext:
         """Report a value, or samples and their median. NaN and infinity are reported as an error.
 
         Args:
-            samples: the samples behind a value that is not their median.
+            samples: the samples from which `value` was computed, if `value` is not their median.
         """
         samples = value if isinstance(value, Samples) else samples
         figure = value.p50 if isinstance(value, Samples) else value
@@ -237,7 +237,7 @@ class RankContext:
         return rank not in self.lost and not self._has_left(rank)
 
     def why_absent(self, rank: int) -> str:
-        """Return why a local rank takes no further part in the benchmark; empty if it does."""
+        """Return why a local rank takes no further part in the benchmark; empty if it still takes part."""
         if rank in self.lost:
             return f"local rank {rank} {self.lost[rank]}"
         return f"local rank {rank} ended the benchmark early" if self._has_left(rank) else ""

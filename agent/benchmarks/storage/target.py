@@ -53,7 +53,7 @@ class Target:
 
 
 def prepare_targets(context: RankContext, paths: Sequence[str]) -> list[Target]:
-    """Return the directories. Each has a new subdirectory for test files or a problem; one with too little space has both."""
+    """Return the directories. Each has a subdirectory for test files or a problem. With too little free space it has both."""
     targets = [Target(path=path) for path in paths]
     answers = run_directory_program(context, {target.path: ["prepare", target.path] for target in targets})
     for target in targets:
@@ -82,7 +82,7 @@ def little_space(free: int, users: int, kind: str) -> str:
 
 
 def remove_targets(context: RankContext, targets: Iterable[Target]) -> None:
-    """Remove the test files. If the file system hangs, they stay; a later measurement removes those that are a day old."""
+    """Remove the test files. If the file system hangs, they stay: a later measurement removes them if they are a day old."""
     run_directory_program(
         context, {target.path: ["remove", target.path, target.work] for target in targets if target.work}
     )
@@ -101,7 +101,7 @@ def run_directory_program(
 
 
 def program_answer(ended: Ended | OSError, limit_s: float) -> dict[str, Any] | str:
-    """Return the JSON object that one of our programs printed.
+    """Return the JSON object that a program of Rackproof printed.
 
     If the object names a problem, or if there is no object, return the problem as text.
     """
