@@ -20,7 +20,7 @@ def record_problem(record: Record, *, checks_figures_only: bool = False) -> str:
     """Return the place and reason of the first problem in a record that matches its schema; empty if it is valid.
 
     `metric_problem` checks the metrics of the record's snapshots. With `checks_figures_only`, names, scopes and parameters of
-    `record.observations` are not checked: `observation_problem` and `scope_problem` have checked them.
+    `record.observations` are not checked: the caller has checked them with `observation_problem` and `scope_problem`.
     """
     of_launches = [item for launch in record.launches for item in launch.observations]
     if checks_figures_only:

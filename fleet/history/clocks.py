@@ -30,9 +30,9 @@ def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index
     """Return why the date of a run cannot be right; an empty text if the date can be right.
 
     Args:
-        nonce: the run.
+        nonce: nonce of the run.
         entry: the run as in the index.
-        ends: when the hosts ended, by their own clocks. Their median counts, because the clock of one host may be wrong.
+        ends: when the hosts finished, by their own clocks. The median is used, because the clock of one host may be wrong.
         index: the history before the run is added; None if there is no history yet.
         now: the present time of this machine, in the format of `entry["began"]`.
     """

@@ -63,7 +63,7 @@ class Selection:
 def figure_answer(history: History, selection: Selection, value: float | None = None) -> Answer:
     """Return the distribution of a figure.
 
-    If all selected figures have the same settings, stage and kind of part, it is also given by rack, driver and month.
+    If all selected figures have the same settings, stage and kind of part, also return it by rack, driver and month.
 
     Args:
         history: the history.

@@ -1,8 +1,8 @@
 """Compare one part with its peers over all runs. Peers that join or leave between runs do not disturb the comparison.
 
 Model: the logarithm of a value is the level of its part plus the effect of its run. Levels and effects of the peers are fitted in
-turn by medians (median polish, Tukey 1977), without the part itself. The logarithms of the part minus the effects of the runs are
-its own course.
+turn by medians (median polish, Tukey 1977), without the part itself. The course of the part is the logarithms of its values minus
+the effects of the runs.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Attribute failures of a host to the part that causes them, if their own scope does not name it.
 
-A broken GPU also makes the pair measurements of the other GPUs with it fail, since a pair is as fast as its slower end. An XID in
-the kernel log fails the whole host. Without this module, healthy neighbours or the whole host would be returned to the vendor.
+The pair measurements of a healthy GPU with a broken one also fail, because a pair is as fast as its slower GPU. An XID in the
+kernel log fails the whole host. Without this module, healthy GPUs or the whole host would be returned to the vendor.
 """
 
 from __future__ import annotations

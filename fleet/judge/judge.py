@@ -99,7 +99,7 @@ def judge_hosts(
     """Return the verdicts on the hosts of `views`, which must be all hosts of their gangs.
 
     The caller adds the verdicts on manifest and cables, and applies waivers. `remaining` lists for each host what is left to
-    evaluate; verdicts `pass` that are already counted are not returned.
+    evaluate; passes that are already counted are not returned.
     """
     verdicts = []
     for view in views:
@@ -185,7 +185,7 @@ def _figure(verdict: Verdict) -> tuple[object, ...]:
 
 
 def _with_user(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict on missing evidence. If others use the host, it gets the kind `in_use` and the user."""
+    """Return the verdict on missing evidence. If a user or job occupied the GPUs, it has the kind `in_use` and names the user."""
     user = view.evidence.user
     return replace(verdict, kind=VerdictKind.IN_USE, user=user) if user else verdict
 

@@ -1,8 +1,7 @@
 """One row of a tally: the verdicts of one criterion on one figure.
 
 A row keeps counts, values and the worst parts. It grows with the fleet only if the values are texts that differ from host to
-host.
-Numbers are exact while there are few different ones. If there are more, they are rounded to about one part in ten thousand.
+host. Up to MAX_EXACT different numbers are kept exactly. If there are more, they are rounded to about one part in ten thousand.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, FarthestPart, Judged, Spre
 from schemas.scopes import Scope
 
 MAX_FARTHEST, MAX_VALUES, MAX_BINS = 10, 8, 24
-"""Number of worst parts and of different texts that the report lists, and of equal intervals in which it counts the numbers."""
+"""Maximum number of worst parts, and of different texts, that the report lists; number of bins of the numbers' histogram."""
 MAX_EXACT = 1000
-"""Number of different values up to which all of them are kept exactly."""
+"""Maximum number of different values that are kept exactly."""
 ROUNDING_STEPS = 1 << 14
 """A number is rounded to one of this many steps between 0 and the next power of two."""
 MAX_BUFFERED = 2048

@@ -33,13 +33,13 @@ Doc = dict[str, Any]
 LARGE_BYTES = 1 << 20
 """From this size on, bandwidth and not latency determines the duration of a collective."""
 MIN_NVLS_RANKS = 8
-"""NCCL is assumed to use NVLink SHARP on a host with at least this many GPUs. It does on eight, and did not on four."""
+"""NCCL is assumed to use NVLink SHARP on a host with at least this many GPUs. It uses it on eight GPUs, but did not on four."""
 _SHUFFLES = {"stress.flop_per_cycle": 1, "stress.power": 2, "stress.temperature": 3}
 """Figure -> seed that shuffles its levels, so that the GPU with the highest throughput is not also the best in this figure."""
 HOST_COPIES = ("host_copy.bandwidth", "host_copy.wrong_bytes")
 """Figures with the parameter `devices`: how many GPUs of the host copied at the same time."""
 _RATES = ("throughput", "flops")
-"""Last parts of names. Figures with such a name are rates of all ranks together, so they grow with the number of ranks."""
+"""Last parts of the names of figures that are rates of all ranks together and so grow with the number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)

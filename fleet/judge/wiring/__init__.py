@@ -42,7 +42,8 @@ def judge_links(plan: Plan, hosts: Iterable[HostLinks]) -> Wiring:
     by_host = {host.host: host for host in hosts if host.host in judged}
     lines = [line for line in planned_lines(plan.manifest) if not plan.rehearsal or line.host in judged]
     planned = judge_planned(lines, by_host)
-    complete = [host for host in by_host.values() if host.has_record]  # others are inconclusive as a whole
+    # A host without a record is inconclusive as a whole.
+    complete = [host for host in by_host.values() if host.has_record]
     rails = compare_rails(complete, covered_ports(lines, by_host))
     texts = []
     if lines:

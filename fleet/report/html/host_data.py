@@ -43,7 +43,7 @@ _DECISIONS = (ACCEPTED, REJECTED, INCOMPLETE)
 _MAX_ROWS = 600
 """Maximum number of rows of verdicts on the page of a host."""
 PLOTS = (("traces", has_traces, launch_traces), ("waves", has_waves, power_waves))
-"""Key in the data of a page, function that tells whether a host has these plots, and function that makes the plots."""
+"""Key in the data of a page, function that returns whether a host has these plots, and function that makes the plots."""
 _PHRASE_CHARACTERS = 200
 """Maximum number of characters of the most urgent cause in the list of hosts."""
 

@@ -46,7 +46,7 @@ from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport
 from schemas.scopes import Scope, pci_address
 
 MAX_BYTES = 2_000_000
-"""Size limit of the file. Only columns of embedded data, which have a value for each host, exceed it in a very large fleet."""
+"""Size limit of the file. Only a very large fleet exceeds it, because the embedded data has columns with one value per host."""
 _RESERVE = 20_000
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200
