@@ -28,7 +28,7 @@ Every metric of `rackproof export`. The dashboards and alert rules use these nam
 tests/unit/agent/exporter/test_metrics_page.py` generates this page from the code.
 
 - Names end with the base unit, and those of counters with `_total`. A flag is 0 or 1.
-- A missing reading has no series, never a zero: `rackproof_readings_absent` counts them, and
+- A missing reading has no series, never a zero. `rackproof_readings_absent` counts missing readings, and
   `rackproof_collector_success` is 0 if a whole collector failed.
 - Texts (names, versions, serials) are labels of the `_info` series of their scope, whose value is 1:
   `rackproof_host_info`, `rackproof_gpu_info`, `rackproof_nic_info` …

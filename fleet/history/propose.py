@@ -3,7 +3,7 @@
 The centre is the median of the parts, without outliers (`robust_level`: up to 40 % may be bad). Sigma combines the scatter
 from part to part and from run to run, as in `fleet.judge.power`. The floor is the lower tolerance limit of a normal distribution:
 with confidence CONFIDENCE, at least 1 - false_alarm of the healthy parts are above it (Natrella, NBS Handbook 91, 1963;
-NIST/SEMATECH e-Handbook, section 7.2.6.3). Therefore few parts give a lower floor than many parts. A figure of which less is
+NIST/SEMATECH e-Handbook, section 7.2.6.3). Therefore few parts give a lower floor than many parts. A figure for which less is
 better gets the upper tolerance limit instead.
 """
 
@@ -51,7 +51,7 @@ class Floor:
     where: Mapping[str, Value]
     unit: str
     operator: str
-    """`ge`, or `le` for a figure of which less is better."""
+    """`ge`, or `le` for a figure for which less is better."""
     limit: float
     centre: float
     sigma: float

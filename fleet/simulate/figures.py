@@ -33,7 +33,7 @@ Doc = dict[str, Any]
 LARGE_BYTES = 1 << 20
 """From this size on, bandwidth and not latency determines the duration of a collective."""
 MIN_NVLS_RANKS = 8
-"""NCCL is assumed to use NVLink SHARP on a host with at least this many GPUs. It uses it on eight GPUs, but did not on four."""
+"""NCCL is assumed to use NVLink SHARP on a host with at least this many GPUs. NCCL uses it on eight, and did not on four."""
 _SHUFFLES = {"stress.flop_per_cycle": 1, "stress.power": 2, "stress.temperature": 3}
 """Figure -> seed that shuffles its levels, so that the GPU with the highest throughput is not also the best in this figure."""
 HOST_COPIES = ("host_copy.bandwidth", "host_copy.wrong_bytes")

@@ -21,11 +21,13 @@ GROUP = 16
 """Columns that one checksum covers. One element is about 25 % of a checksum of 16 elements. It would be only 0.6 % of a checksum
 of a whole row of 28672 elements, which is less than the tolerance: one wrong element in such a row could remain undetected."""
 TOLERANCE_FACTOR = 2
-"""Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`. It is above 1, because here each row has up to 1800 checksums
-(28672 columns / GROUP). The largest of 8192 normally distributed errors is typically 4 times their standard deviation; the
-largest of 15 million (8192 rows of 1800 checksums) is typically 5.5 times. For bf16 the tolerated error is 4 % of the root mean
-square of the checksums. That is far more than rounding can cause: each element is rounded by at most 2⁻⁸ of its value, and all
-elements of an average group together by at most 1.1 % of this root mean square."""
+"""Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`. It is above 1, because more checksums have a larger maximum
+error, and here each row has up to 1800 checksums (28672 columns / GROUP). If errors are normally distributed, the largest of 8192
+errors is typically 4 standard deviations, and the largest of 15 million (8192 rows of 1800 checksums) 5.5.
+
+For bf16 the tolerated error is 4 % of the root mean square of the checksums. That is far more than rounding can cause: each
+element is rounded by at most 2⁻⁸ of its value, and all elements of an average group together by at most 1.1 % of this root mean
+square."""
 REPEATED = 8
 """Number of further products, after the timed ones, that are compared with the first product."""
 
