@@ -9,7 +9,7 @@ import sys
 
 from agent.placement import torch_env
 
-# Before the import of torch, which takes seconds, so that errors in the launcher's variables are reported at once.
+# Prepare before the import of torch, which takes seconds, so that errors in the launcher's variables are reported at once.
 if __name__ == "__main__":
     torch_env.prepare_environment(sys.argv[1:])
     gc.disable()  # garbage collection would take an eighth of torch's import time, and would free nothing
@@ -46,7 +46,7 @@ def main() -> int:
     """Run the requested benchmarks on this rank.
 
     Under a supervisor, returns 0 even if a benchmark fails, because the record has the reason. Without a supervisor, returns 1
-    if this rank reports an error in place of any value.
+    if at least one observation of this rank is an error.
     """
     options = _parser().parse_args()
     try:
@@ -74,7 +74,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def take_device(context: Context, request: Mapping[str, Any]) -> str:
-    """Make this rank's device the current one; return why it cannot be measured, or an empty string."""
+    """Make this rank's device the current CUDA device; return why the device cannot be measured, or an empty string."""
     if context.kind == "cpu":
         return ""
     count = torch.cuda.device_count()
@@ -99,7 +99,7 @@ def _device_uuid(properties: Any) -> str:
 
 
 def connect_store() -> tuple[Store, int, int]:
-    """Return the launcher's store, this process's rank and the world size; without a launcher, rank 0 of 1."""
+    """Return the launcher's store, this process's rank and the world size; without a launcher: a local store, 0 and 1."""
     if "RANK" not in os.environ:
         return HashStore(), 0, 1
     store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=60)))
@@ -110,8 +110,8 @@ def connect_store() -> tuple[Store, int, int]:
 def _wait_for_all_ranks(context: Context) -> None:
     """Record that this rank has finished. Local rank 0 also waits for all ranks, at most until the time-out.
 
-    If local rank 0 ended earlier, it would remove files that the other ranks of its host still write. When rank 0 ends, the store
-    is closed.
+    If local rank 0 ended earlier, it would remove files that the other ranks of its host still write. Rank 0 also serves the
+    store, which the ranks of all hosts use.
     """
     if context.world_size == 1:
         return

@@ -64,7 +64,7 @@ def run_benchmark(context: RankContext, name: str, chosen: Mapping[str, Any]) ->
         "scope": "host" if context.is_reporting_rank else context.device_scope,
         "benchmark": name,
     }
-    if problem:  # on every rank: if the error came after the last figure, nothing else in the record shows it
+    if problem:  # on every rank: an error after the last figure has no other place in the record
         context.report_absent(DURATION.name, status=ERROR, reason=problem, **duration)
     elif context.is_reporting_rank:
         context.report(DURATION.name, time.monotonic() - began, **duration)

@@ -164,7 +164,7 @@ class EndOfRun:
     def is_reached(self, idle_s: float) -> bool:
         """Return whether a run has ended, and the last scrape is more than IDLE_S ago.
 
-        A run has ended if one has held the host (docs/resume.md) since the first call, and none holds it now.
+        A run has ended if an earlier call saw that a run held the host (docs/resume.md), and no run holds it now.
 
         Args:
             idle_s: seconds since the last scrape.

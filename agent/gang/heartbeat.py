@@ -79,7 +79,7 @@ class RankHeartbeat:
 
     @contextlib.contextmanager
     def in_collective(self) -> Iterator[None]:
-        """Mark an operation of all ranks. The other ranks wait for the one that has started the fewest of these operations."""
+        """Count and mark a collective operation. The rank with the lowest count is the rank for which the others wait."""
         self._sequence += 1
         self._waiting_since = self._progress_at = time.monotonic()
         yield  # after an error the rank still counts as waiting
@@ -96,9 +96,9 @@ class RankHeartbeat:
     def record_exception(self, error: BaseException) -> None:
         """Record the exception that ends this rank, if a device cannot be its cause.
 
-        Until the ranks have joined, record any exception, for example about a network interface that does not exist. After
-        that, record only a failed import or an error of the operating system, such as a full disk. EIO is not recorded, because
-        a broken disk causes it.
+        Before the ranks have exchanged data (`joined`), record any exception, for example about a network interface that does
+        not exist. After that, record only a failed import or an error of the operating system, such as a full disk. EIO is then
+        not recorded, because a broken disk causes it.
         """
         is_software = isinstance(error, OSError | ImportError) and getattr(error, "errno", None) != errno.EIO
         if not self._exception and (is_software or not self.joined):

@@ -61,7 +61,7 @@ def parse_rank_state(document: object) -> RankState:
 
 
 def _json_types(hint: Any) -> tuple[type, ...]:
-    """Return the types that a value of a field may have. JSON has no difference between 1 and 1.0."""
+    """Return the types that a value of a field may have: JSON does not distinguish 1 from 1.0, so a float may be an int."""
     types = get_args(hint) or (hint,)
     return (*types, int) if float in types else types
 

@@ -23,11 +23,11 @@ _TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySlot:
-    """A slot for a memory module, or memory that is soldered in. A text is empty, and a number None, if the firmware has none."""
+    """A slot for a memory module, or soldered memory. Texts that the firmware does not state are empty, and numbers None."""
 
     name: str
-    """Unique name: the locator of the slot as printed on the board. If several slots have the same locator, that of the bank is
-    put before it. If names are still equal, a number is appended."""
+    """Unique name: the locator of the slot as printed on the board. If several slots have the same locator, the locator of the
+    bank is put before it. If names are still equal, a number is appended."""
     bank: str
     size: int | None
     """Bytes; 0 without a module, None if the size is unknown."""

@@ -98,7 +98,7 @@ def read_uuid(gpu: NvmlGpu) -> str | Absent:
 
 
 def read_samples(gpu: NvmlGpu, full_snapshot: bool, constants: MutableMapping[str, Value]) -> Iterator[Sample]:
-    """Yield the samples of one GPU; those of SLOW and SNAPSHOT_ONLY only in a full snapshot.
+    """Yield the samples of one GPU. Without `full_snapshot`, leave out the readings of pace SLOW and SNAPSHOT_ONLY.
 
     Values that never change are cached in `constants`.
     """
@@ -121,7 +121,7 @@ def read_samples(gpu: NvmlGpu, full_snapshot: bool, constants: MutableMapping[st
 
 
 def read_slow(gpu: NvmlGpu) -> Iterator[Sample]:
-    """Yield the samples that `read_samples` leaves out because they are slow."""
+    """Yield the slow samples, which `read_samples` leaves out without `full_snapshot`."""
     for row in GPU_READINGS:
         if row.pace == SLOW:
             yield row.name, {}, try_read(lambda: row.get(gpu))  # noqa: B023

@@ -23,11 +23,11 @@ class Mount:
     device: str
     """Device number as the kernel writes it, `259:3`."""
     subdirectory: str
-    """Directory of the file system that is mounted; `/` means the whole file system."""
+    """The directory of the file system that is mounted here; `/` if the whole file system is mounted."""
     read_only: bool
     """Whether the file system itself is read-only."""
     mounted_read_only: bool
-    """Whether this mount of it is read-only."""
+    """Whether this mount of the file system is read-only."""
 
 
 def parse_mounts(text: str) -> list[Mount]:

@@ -1,1 +1,1 @@
-"""Kustomize manifests, inventories for them, and a check of the cluster to run before applying them."""
+"""Kustomize manifests, their inventories, and a program that checks a cluster before the manifests are applied."""

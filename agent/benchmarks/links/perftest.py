@@ -1,6 +1,6 @@
 """Commands of perftest (`ib_write_bw` and its relatives), and what their output means.
 
-Figures are read from stdout, not from the file of `--out_json`: before 2024 that file was not valid JSON. It never has a unit.
+Figures are read from stdout, not from the file of `--out_json`, which states no units, and was not valid JSON before 2024.
 """
 
 from __future__ import annotations
@@ -105,9 +105,9 @@ def parse_bandwidth(stdout: str) -> Bandwidth:
 
 
 def parse_latency(stdout: str) -> Latency:
-    """Return the last row of a latency test that makes a number of iterations (a test with a duration prints other columns).
+    """Return the last row of a latency test with a fixed number of iterations.
 
-    Raises PerftestError if the row, the typical latency or the MTU is missing.
+    A test with a fixed duration prints other columns. Raises PerftestError if the row, the typical latency or the MTU is missing.
     """
     columns, row = _table(stdout)
     values = dict(zip(columns, row, strict=True))

@@ -1,7 +1,7 @@
-"""The RDMA ports of this host: which of them belong to the fabric, which port of a partner host each is measured with,
-and the GPU nearest to each.
+"""Read from /sys the RDMA ports of this host.
 
-Reads only /sys.
+The functions select the ports of the fabric, the port of the partner host with which a port is measured, and the GPU nearest to
+a port.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ INFINIBAND, ROCE = "InfiniBand", "Ethernet"
 CHANNEL_ADAPTER = "1: CA"
 """Type of an adapter whose queues perftest can connect; an adapter for iWARP or EFA has another type."""
 LEAST_SHARE = 0.5
-"""Ports with less than this share of the rate of the host's fastest port are not ports of the fabric. If the host has InfiniBand
-ports, the fastest of these is meant."""
+"""Ports with less than this share of the rate of the host's fastest port (its fastest InfiniBand port, if it has InfiniBand) are
+not ports of the fabric."""
 _NAME = re.compile(r"[\w.-]{1,64}")
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _IPV4, _LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:", "fe80:"
@@ -33,8 +33,8 @@ class RdmaPort:
     hca: str
     number: int
     slot: str
-    """PCI address of the adapter, and the number of the port. An adapter without hardware has the name of its interface, or its
-    own name, in place of the address. Hosts of one type have equal slots."""
+    """PCI address of the adapter, and number of the port. For a software adapter, the name of its network interface (or of the
+    adapter, if it has no interface) replaces the address. Hosts of one type have equal slots."""
     rail: int
     """Position among the ports of the host, by slot; the ports with `can_connect` come first."""
     link_layer: str
@@ -42,7 +42,7 @@ class RdmaPort:
     rate: float
     """Data rate in B/s, one way; 0 if the port is not active, its rate is unknown, or perftest cannot connect its queues."""
     gid_index: int
-    """Index of the RoCE v2 GID that belongs to the address of the interface; -1: there is none; 0: the link is not Ethernet."""
+    """Index of the RoCE v2 GID of the interface's address; -1 if there is no such GID, 0 if the link is not Ethernet."""
     gid_type: str
     """`IB`, `RoCE v2 IPv4`, `RoCE v2 IPv6`, `RoCE v2 link-local`; empty without a GID."""
     numa_node: str
@@ -54,7 +54,7 @@ class RdmaPort:
     unusable: str = ""
     """Why the port is not measured; empty if it is measured."""
     can_connect: bool = True
-    """Whether perftest can connect its queues. It cannot connect those of adapters for iWARP and EFA."""
+    """Whether perftest can connect the port's queues; false for adapters for iWARP and EFA."""
 
     @property
     def scope(self) -> str:
@@ -96,7 +96,9 @@ def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, faste
 
 
 def partner_port(port: RdmaPort, own_slots: Sequence[str], partner_slots: Sequence[str]) -> str | None:
-    """Return the slot of the partner's port on the same rail: the same slot, or, if no slots are equal, the same position.
+    """Return the slot of the partner's port on the same rail.
+
+    This is the equal slot, or, if the hosts have no equal slots, the slot at the same position in the partner's list.
 
     Return None if the partner has no such port.
     """
@@ -151,7 +153,7 @@ def _port(hca: str, device: Path, path: Path) -> RdmaPort:
 
 
 def _gid(path: Path) -> tuple[int, str]:
-    """Return index and type of the best RoCE v2 GID of the port's own interface: of IPv4, else IPv6, else link-local.
+    """Return index and type of the best RoCE v2 GID of the port's interface: first IPv4, then IPv6, then link-local.
 
     Without such a GID the index is -1, and the type is empty.
     """
@@ -209,7 +211,7 @@ def _text(path: Path) -> str:
 
 
 def nearest_gpu(port: RdmaPort, devices: Sequence[int], root: Path = Path("/")) -> str:
-    """Return the PCI address of the GPU under test that shares the most bridges with the adapter; empty if there is none.
+    """Return the PCI address of the GPU under test that shares the most bridges with the adapter; empty without such a GPU.
 
     Args:
         port: a port of the adapter.

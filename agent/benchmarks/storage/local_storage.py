@@ -1,8 +1,8 @@
 """Rates, latencies and correctness of the host's disks, measured by fio in the directories that the inventory names.
 
 One rank of the host measures; the others wait. Each directory gets one file, and every job has a region of it. The regions are
-written and read in order, past the page cache if the file system supports that. Then blocks in random order are read and written.
-At the end every block of the regions is read once more and compared with the checksum that was written into it.
+written and read in order, without the page cache if the file system supports direct I/O. Then blocks are read and written in
+random order. At the end every block is read once more and compared with the checksum that was written into it.
 """
 
 from __future__ import annotations

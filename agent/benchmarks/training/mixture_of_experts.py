@@ -81,7 +81,7 @@ class Experts(nn.Module):
         gates = gates / gates.sum(dim=-1, keepdim=True)
         flat = chosen.flatten()  # (count · USED,): expert of each use
         uses = nn.functional.one_hot(flat, EXPERTS)
-        place = (uses.cumsum(0) * uses).sum(-1) - 1  # position of the use among those of its expert
+        place = (uses.cumsum(0) * uses).sum(-1) - 1  # position of the use among all uses of its expert
         kept = place < room
         # All uses without room get one additional row, after those of the last expert. No expert computes it: its result is zero.
         slot = torch.where(kept, flat * room + place, EXPERTS * room)
