@@ -1,4 +1,4 @@
-"""A read-only Redfish session: DMTF's client, with limits on time, on size and on the addresses that a service can lead it to."""
+"""A read-only Redfish session: DMTF's client, with limits on time and size, and without requests to any host but the BMC."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from urllib3.exceptions import InsecureRequestWarning
 
 from fleet.bmc.target import BmcError, BmcTarget, clean_text
 
-logging.getLogger("redfish").setLevel(logging.CRITICAL)  # its log has what services answer, and the body of a login
+logging.getLogger("redfish").setLevel(logging.CRITICAL)  # its log contains the answers of BMCs, and the body of the login
 
 Resource = Mapping[str, Any]
 REQUEST_TIMEOUT_S = 10.0
@@ -83,7 +83,7 @@ class RedfishSession:
         self._expands = isinstance(expand, dict) and expand.get("NoLinks") is True and expand.get("Levels") is True
 
     def get(self, path: object) -> Resource | None:
-        """Return the resource at a path; None if there is none, or if `path` is not a path of Redfish. Raises BmcError."""
+        """Return the resource at a path; None if it does not exist, or if `path` is not a Redfish path. Raises BmcError."""
         if not isinstance(path, str) or len(path) > 512 or not _PATH.fullmatch(path) or "/.." in path:
             return None
         with _named_errors():
@@ -195,7 +195,7 @@ def _named_errors() -> Iterator[None]:
         raise
     except InvalidCredentialsError:
         raise BmcError("credentials refused (HTTP 401)") from None
-    except Exception as error:  # noqa: BLE001 - the client parses what a BMC answers, and raises anything
+    except Exception as error:  # noqa: BLE001 - the client can raise any exception when it parses an answer
         raise BmcError(_describe(error)) from None
 
 

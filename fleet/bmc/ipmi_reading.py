@@ -32,7 +32,7 @@ _PARTS = {
     "Fan": "bmc.fan.health",
     "Power Unit": "bmc.power_redundancy.health",
 }
-"""Type of a sensor -> the reading of its part."""
+"""Type of a sensor -> the reading that contains the health of its part."""
 _EMPTY_LOG = "record not present"
 
 
@@ -109,7 +109,7 @@ def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -
 
 
 def _health(bits: object) -> str | None:
-    """Return the health of a sensor or event, from pyghmi's bits; None if there are none, or unknown ones."""
+    """Return the health of a sensor or event, from pyghmi's bits; None without bits, or with unknown bits."""
     if not isinstance(bits, int) or bits & ~(_CRITICAL_BITS | _WARNING_BIT):
         return None
     return CRITICAL if bits & _CRITICAL_BITS else WARNING if bits else OK

@@ -23,7 +23,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--on",
         default=",".join(STATES),
         help="states to notify about: accepted, rejected, incomplete, busy (incomplete only because hosts were in use); default: "
-        "all; '': none. Unless this is '', the notification is printed in every state while nodes are still drained",
+        "all; '': none. Unless --on is '', the notification is also printed in the other states while nodes are still drained",
     )
     notice.add_argument(
         "--link", default="", help="URL of the directory of the runs (default: give the path of the report)"

@@ -106,7 +106,7 @@ def _screen(watcher: Watcher, every_s: float) -> None:
 
 
 def _follow(watcher: Watcher, every_s: float, as_json: bool) -> None:
-    """Print one line for each change, until the run is over."""
+    """Print one line for each change, until the run has ended."""
     previous: View | None = None
     heartbeats = HeartbeatLines(HEARTBEAT_S)
     while True:

@@ -407,7 +407,7 @@ def bmc_event(shown: Sequence[Verdict]) -> str:
 
 
 def far_adapter(shown: Sequence[Verdict]) -> str:
-    """Return that a GPU is farther from the nearest network adapter than most."""
+    """Return that a GPU is farther from the nearest network adapter than most GPUs are."""
     first = shown[0]
     if first.limit is None:
         return describe(shown)
@@ -453,7 +453,7 @@ def swapped(shown: Sequence[Verdict]) -> str:
 
 
 def wrong_cable(shown: Sequence[Verdict]) -> str:
-    """Return the switch port at the other end of a cable, and where it belongs."""
+    """Return the switch port at the other end of a cable, and the switch port at which the cable belongs."""
     first = shown[0]
     if first.limit is None:
         return f"is cabled to {first.value}"
@@ -488,7 +488,7 @@ def network(shown: Sequence[Verdict]) -> str:
 def why(first: Verdict) -> str:
     """Return the explanation that the title leaves out: the detail of the first verdict, or its reason.
 
-    The reason is used if the verdict has no value, or is on an identity or a record, and for a suspect without a detail.
+    Return the reason if the verdict has no value, or is about an identity or a record, or if a suspect has no detail.
     """
     if first.kind == VerdictKind.SUSPECT:
         return first.detail or first.reason.removeprefix(f"host {first.host} {first.scope} ")

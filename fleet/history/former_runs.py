@@ -1,7 +1,7 @@
 """Compare a report with the former runs in the history: percentiles, earlier values of each part, and causes seen before.
 
-Four queries answer for the whole report, however many figures and parts it has. They run after the run was judged, and add a
-section to the report: decision, verdicts and causes stay as they are.
+Four queries are enough for any number of figures and parts. The comparison is made after the run was judged, and only adds a
+section to the report: it does not change the decision, the verdicts or the causes.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def with_history(directory: Path, plan: Plan, report: FleetReport) -> tuple[Flee
         document = to_json(section)
         json.dumps(document, allow_nan=False)
         documents.validate(document, "report#/$defs/history", source="the comparison")
-    except Exception as error:  # noqa: BLE001 - no fault of the history may cost the operator the report
+    except Exception as error:  # noqa: BLE001 - an error in the history must not prevent the report
         reason = " ".join(str(error).split()) or type(error).__name__
         return report, f"warning: the report compares nothing with former runs: {reason}"
     if not history.problems:
@@ -139,7 +139,7 @@ def _figures(hosts: Iterable[HostReport]) -> Iterator[_Figure]:
 
 
 def _largest_sizes(figures: Iterable[_Figure]) -> Iterable[_Figure]:
-    """Return the figures, those of messages only at their largest size: a host has hundreds of figures at other sizes."""
+    """Return the figures. If one was measured at several message sizes, which can be hundreds a host, return only the largest."""
     largest: dict[object, _Figure] = {}
     for figure in figures:
         rest = tuple(sorted((key, value) for key, value in figure.params.items() if key != SIZE))
@@ -164,7 +164,7 @@ def _asked(figures: Iterable[_Figure]) -> dict[str, list[object]]:
 def _accepted(
     history: History, figures: Sequence[_Figure], former: Mapping[str, object]
 ) -> dict[GroupKey, list[float]]:
-    """Return for each group of figures the sorted values of accepted parts: of each part, the one of its newest accepted run."""
+    """Return for each group of figures the sorted values of the parts, each from the newest run that accepted the part."""
     if not figures:
         return {}
     rows = history.rows(

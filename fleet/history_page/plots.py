@@ -60,7 +60,7 @@ def plots(
     history: History, months: Sequence[str], drivers: Mapping[str, tuple[str, ...]], drifting: Sequence[Drift],
     effects: Sequence[DriverEffect],
 ) -> tuple[Plot, ...]:  # fmt: skip
-    """Return the plots of at most MAX_PLOTS figures: those that drift or changed with a driver, then the most measured."""
+    """Return the plots of at most MAX_PLOTS figures: first figures that drift or changed with a driver, then the most measured."""
     chosen = _chosen(history, drifting, effects)
     spreads = _spreads(history, chosen, months)
     racks = {item.id: item for item in drifting if item.level == "rack"}
