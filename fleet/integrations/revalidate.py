@@ -30,8 +30,8 @@ NOTIFIED = "notified.json"
 def revalidate(options: argparse.Namespace) -> int:
     """Run the playbook, send the notification if the playbook did not, and return the exit code of the decision.
 
-    If nodes stay drained after an accepted run, it is the exit code of an incomplete run. If another process has locked the run,
-    or if the run of this minute was already decided, nothing is done, and the exit code is HELD.
+    If nodes stay drained after an accepted run, return the exit code of an incomplete run. If another process has locked the run,
+    or if the run of this minute was already decided, do nothing and return HELD.
     """
     directory = _directory(options)
     run_id = directory.name
@@ -95,7 +95,7 @@ def _inventory(source: str) -> str:
 
 
 def _directory(options: argparse.Namespace) -> Path:
-    """Return the directory of the newest run of the date. If it was accepted or rejected, return one for a new run."""
+    """Return the directory of the newest run of the date, or of a new run if the newest was already accepted or rejected."""
     now = datetime.now(UTC)
     try:
         run_id = f"{options.name}-{now.strftime(options.date)}"
@@ -122,7 +122,7 @@ def _directory(options: argparse.Namespace) -> Path:
 
 
 def _newest_run(directory: Path) -> Path:
-    """Return the newest run of the date: the one with the latest time of day as suffix, or else `directory`, which has none."""
+    """Return the newest run of the date: that with the latest time of day as suffix, or `directory` if no run has a suffix."""
     return max(directory.parent.glob(f"{directory.name}-[0-2][0-9][0-5][0-9]"), default=directory)
 
 

@@ -31,7 +31,8 @@ class Node:
     drain_reason: str = ""
     """Why the node is drained; empty if it is not."""
     unhealthy_reason: str = ""
-    """Why the node is out of service, apart from a drain; empty if it is not. We neither drain nor resume such a node."""
+    """Why the node is out of service for a reason other than a drain; empty if it is in service. We neither drain nor resume a
+    node that is out of service."""
 
 
 class Scheduler(Protocol):

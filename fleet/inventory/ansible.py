@@ -181,8 +181,8 @@ def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
 
     Raises:
         UsageError: a host name is invalid, or a variable of Rackproof is unknown or invalid. The message names the host and, for
-            an unknown variable, the known one with the most similar name. Variables of others are ignored, unless the name is
-            probably a misspelt one of Rackproof.
+            an unknown variable, the known variable with the most similar name. Variables of other software are ignored, unless
+            the name is probably a misspelt variable of Rackproof.
     """
     checked = {}
     for name, variables in hosts.items():

@@ -36,7 +36,7 @@ class DuplicateSerials:
         self._gpus: Counter[str] = Counter()
         """Host -> number of the identities of its GPUs."""
         self._disputed: defaultdict[Identity, set[str]] = defaultdict(set)
-        """Identity -> hosts with a record that has it, if the records of the host are of different machines."""
+        """Identity -> hosts that have a record with this identity, and whose records are of different machines."""
 
     def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
         """Add the GPUs of a host, and its network adapters unless the hosts may share them (`Plan.judges_ports`).
@@ -128,7 +128,7 @@ def _adapter_identities(evidence: Evidence) -> Iterator[tuple[str, Identity]]:
 
 
 _ASSIGNED = frozenset("014589cd")
-"""Second digits of the MAC addresses that a manufacturer assigns: the bit with the value 2 marks locally administered ones."""
+"""Possible second hex digits of a MAC address that a manufacturer assigned: the bit with value 2 marks local addresses."""
 
 
 def _is_unique(name: str, value: str) -> bool:
@@ -164,7 +164,7 @@ def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSeria
 
 
 def with_foreign_records(evidence: Evidence) -> Evidence:
-    """Return the evidence of a host, with gang records of another machine than its host record moved to `foreign`."""
+    """Return the evidence of a host. Gang records that are not of the machine of the host record are moved to `foreign`."""
     alone = [record for record in evidence.records if not record.gang]
     foreign = [
         record for record in evidence.records if record.gang and any(_are_of_two_machines(own, record) for own in alone)

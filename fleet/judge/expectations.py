@@ -223,7 +223,7 @@ def unmeasured_gpus(view: HostView) -> Iterator[Verdict]:
 
 
 def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
-    """Return a verdict on each host that shared no successful launch with some other measured host of its gang.
+    """Return a verdict on each host whose gang has measured hosts with which it shared no successful launch.
 
     A gang that launches again without a host is not partitioned if an earlier successful launch included the host. A host
     without a successful launch gets no verdict here.

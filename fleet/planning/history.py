@@ -23,10 +23,11 @@ MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
 """The reports of the newest MAX_RUNS runs are read. To know how long benchmarks take, records of the newest MAX_TIMED_RUNS of
 these runs are read too: of each run at most MAX_TIMED_RECORDS records of hosts, as many of gangs, and as many of BMCs."""
 REPORT_BYTES = 200_000_000
-"""Maximum size of a report, plan or record that is read; a run with a larger one is skipped."""
+"""Maximum size of a report, plan or record that is read; a run with a larger file is skipped."""
 Json = Any
 StoredRuns = Callable[[set[str], bool], Sequence[PastRun]]
-"""Function that returns the earlier runs of these hosts, perhaps none. Second argument: whether the new run is a rehearsal."""
+"""Function that returns earlier runs of the hosts in its first argument. Its second argument: whether the new run is a
+rehearsal."""
 
 
 def apply_budget(

@@ -81,8 +81,8 @@ def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, A
 def without_unused_benchmarks(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[str, Any]:
     """Return the profile without the benchmarks that no host of this inventory runs. A study is unchanged.
 
-    Left out are benchmarks whose directories no host names. With rackproof_validation_only, those that train are left out; if the
-    inventory has no NVLink domain, those of NVLink domains.
+    Benchmarks of directories are left out if no host names a directory, benchmarks that train if rackproof_validation_only is
+    set, and benchmarks of NVLink domains if the inventory has no NVLink domain.
     """
     if profile.get("study"):
         return dict(profile)

@@ -31,7 +31,7 @@ class VerdictChange:
 
     @property
     def about(self) -> Document:
-        """Return the new verdict, or the old one."""
+        """Return the new verdict, or the old verdict if there is no new verdict."""
         return self.new or self.old or {}
 
     def __str__(self) -> str:

@@ -1,7 +1,7 @@
 """Attribute failures on pairs of hosts and on ports to the slow part.
 
 A pair of GPUs on two hosts is as fast as the slowest of many parts: two GPUs, NICs and cables, and switches. So a failure in the
-scope `gpu=0,partner=h2` does not show a fault of GPU 0. Without this module, a healthy GPU would be returned for a slow cable.
+scope `gpu=0,partner=h2` does not show a fault of GPU 0. Without this module, a slow cable would look like a faulty GPU.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ PAIRS = "pairs."
 def attribute_pair_failures(
     verdicts: Iterable[Verdict], pair_verdicts: Sequence[Verdict], views: Iterable[HostView]
 ) -> list[Verdict]:
-    """Return the verdicts; those that failed on a pair of hosts or on a port name the part at fault.
+    """Return the verdicts. In those that failed on a pair of hosts, or on a port, `part` is the part at fault.
 
-    - A slow pair of GPUs: the suspect of its host that includes the rail of the pair. Without one, the gang; on a host without a
-      gang, the host. A pair with wrong data keeps its scope, because a slow part does not explain wrong data.
-    - A port that is slow with every partner: its rail or switch, if that fails as a suspect.
+    - A slow pair of GPUs: the suspect of its host that includes the rail of the pair. Without such a suspect, the gang; on a host
+      without a gang, the host. A pair with wrong data keeps its scope, because a slow part does not explain wrong data.
+    - A port that is slow with every partner: its rail or switch, if this rail or switch fails as a suspect.
 
     Args:
         verdicts: the verdicts of all criteria on all hosts.
