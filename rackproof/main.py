@@ -99,7 +99,7 @@ def main(arguments: list[str] | None = None) -> int:
         return _main(arguments)
     except KeyboardInterrupt:
         print(
-            "rackproof: interrupted; every file that it has written is complete",
+            "rackproof: interrupted; every file that was written is complete",
             file=sys.stderr,
         )
         return INTERRUPTED

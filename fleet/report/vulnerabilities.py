@@ -38,7 +38,7 @@ class Versions:
 def compare_versions(plan: Plan, hosts: Iterable[HostReport], advisories: Advisories) -> Versions:
     """Return the comparison.
 
-    It is empty without advisories, and for a run that tested no GPU, because its versions are not those of GPU hosts.
+    It is empty without advisories, and for a rehearsal or simulation, because their versions are not those of GPU hosts.
     """
     result = Versions()
     if plan.rehearsal or plan.simulated or not advisories.products:

@@ -1,4 +1,4 @@
-"""Make up the timeline of a launch: power, temperature and clock of each GPU, typical of an H200."""
+"""Generate the timeline of a launch: power, temperature and clock of each GPU, with values typical of an H200."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ansible.plugins.action import ActionBase
 GROUP = "gpu_hosts"
 NAMES = tuple(f"rackproof_bmc_{name}" for name in ("address", "protocol", "user", "password", "verify", "ca"))
 TIMEOUT_S = 3600
-"""For all BMCs together. `rackproof bmc` has a deadline for each of them."""
+"""Time limit for all BMCs together. `rackproof bmc` also has a deadline for each BMC."""
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]

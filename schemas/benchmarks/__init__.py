@@ -34,7 +34,7 @@ class Output:
       have no such port.
     - `directory`: directory that the inventory names for the benchmark (`Benchmark.directories`): `directory=data:scratch` is
       /data/scratch.
-    - `numa`: NUMA node with processors and memory: `numa=1`. The plan does not know how many there are.
+    - `numa`: NUMA node with processors and memory: `numa=1`. The plan does not state how many such nodes a host has.
     """
     over: Mapping[str, str] = field(default_factory=dict)
     """Parameter of the observation -> setting of the benchmark that lists its values."""
@@ -43,7 +43,7 @@ class Output:
     gpu_only: bool = False
     """Whether only GPUs have this figure, so that a rehearsal does not plan it."""
     sampled: bool = False
-    """Whether the supervisor makes the observation, from NVML samples while the ranks run. All others are made by the ranks."""
+    """Whether the supervisor makes the observation, from NVML samples while the ranks run. The ranks make all other outputs."""
     demanded: bool = True
     """Whether the plan requires it. False for figures that some healthy hosts do not have."""
 

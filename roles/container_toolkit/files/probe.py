@@ -87,14 +87,14 @@ def version_problems(wanted):
 
 
 def runtime_problem(runtime):
-    """Return why containers of a runtime have no access to the GPUs; empty if they have."""
+    """Return why containers of a runtime have no access to the GPUs; empty if they have access."""
     if not runtime:
         return f"wanted: one of {', '.join(RUNTIMES)}; found: none; install one, or set container_toolkit_runtime: none"
     return {"docker": docker_problem, "containerd": containerd_problem, "podman": cdi_problem, "none": str}[runtime]()
 
 
 def docker_problem():
-    """Return why docker lacks the nvidia runtime; empty if it has it."""
+    """Return why docker lacks the nvidia runtime; empty if docker has the runtime."""
     wanted = "wanted: the runtime nvidia in docker; found: "
     output, error = run("docker", "info", "--format={{json .Runtimes}}")
     if error:
@@ -111,7 +111,7 @@ def docker_problem():
 
 
 def containerd_problem():
-    """Return why containerd lacks the nvidia runtime; empty if it has it."""
+    """Return why containerd lacks the nvidia runtime; empty if containerd has the runtime."""
     output, error = run("containerd", "config", "dump")
     if re.search(r"^\s*\[plugins\..*\.runtimes\.['\"]?nvidia['\"]?\]", output, re.MULTILINE):
         return ""
@@ -121,7 +121,7 @@ def containerd_problem():
 
 
 def cdi_problem():
-    """Return why the CDI specification cannot be used (it is missing, for another driver, or lacks a GPU); empty if it can."""
+    """Return why the CDI specification is not valid (missing, for another driver, or without a GPU); empty if it is valid."""
     # A specification in /run takes precedence over one in /etc.
     paths = [path for directory in ("/var/run/cdi", "/etc/cdi") for path in sorted(glob.glob(directory + "/*"))]
     spec = next((path for path in paths if "nvidia.com/gpu" in read(path)), "")
