@@ -100,7 +100,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--for-run",
         action="store_true",
-        help="exit when the run that holds this host's lease (in --state) has finished and no client scrapes any more",
+        help="exit when the run that holds this host's lease (in --state) has finished and the last scrape was 15 minutes ago",
     )
     parser.set_defaults(call=_export)
 

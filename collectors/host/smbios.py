@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 _ARRAY, _DEVICE, _END = 16, 17, 127
 _SYSTEM_MEMORY = 3
-"""Code for the use of an array of memory modules as system memory. Other arrays are video memory, flash memory or caches."""
+"""Use of an array of memory modules: system memory. Arrays with other uses are video memory, flash memory or caches."""
 _HEADER, _LEAST_DEVICE = 4, 0x15
 """Bytes of the header of a structure, and least number of bytes of a memory device (SMBIOS 2.1)."""
 _MIB, _KIB, _MEGA = 1 << 20, 1 << 10, 1_000_000

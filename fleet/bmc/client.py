@@ -22,7 +22,7 @@ from urllib3.exceptions import InsecureRequestWarning
 
 from fleet.bmc.target import BmcError, BmcTarget, clean_text
 
-logging.getLogger("redfish").setLevel(logging.CRITICAL)  # its log contains the answers of BMCs, and the body of the login
+logging.getLogger("redfish").setLevel(logging.CRITICAL)  # its log has the BMCs' answers, and the body of a login
 
 Resource = Mapping[str, Any]
 REQUEST_TIMEOUT_S = 10.0

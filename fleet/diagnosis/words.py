@@ -95,7 +95,7 @@ _FIGURES = {
     "local_storage.wrong_blocks": "wrong blocks",
     "shared_storage.aggregate_bandwidth": "bandwidth of all clients together",
     "shared_storage.bandwidth": "bandwidth of the client",
-    "shared_storage.file_bandwidth": "bandwidth of others with the file of this host",
+    "shared_storage.file_bandwidth": "bandwidth of other hosts with the file of this host",
     "shared_storage.metadata_rate": "files per second",
     "shared_storage.checkpoint_bandwidth": "checkpoint bandwidth",
     "shared_storage.misread_bytes": "bytes that only this client read wrong",

@@ -139,7 +139,7 @@ def _figures(hosts: Iterable[HostReport]) -> Iterator[_Figure]:
 
 
 def _largest_sizes(figures: Iterable[_Figure]) -> Iterable[_Figure]:
-    """Return the figures. If one was measured at several message sizes, which can be hundreds a host, return only the largest."""
+    """Return the figures, each only at its largest message size: a host has hundreds of figures at other sizes."""
     largest: dict[object, _Figure] = {}
     for figure in figures:
         rest = tuple(sorted((key, value) for key, value in figure.params.items() if key != SIZE))

@@ -60,20 +60,20 @@ def plots(
     history: History, months: Sequence[str], drivers: Mapping[str, tuple[str, ...]], drifting: Sequence[Drift],
     effects: Sequence[DriverEffect],
 ) -> tuple[Plot, ...]:  # fmt: skip
-    """Return the plots of at most MAX_PLOTS figures: first figures that drift or changed with a driver, then the most measured."""
+    """Return the plots of at most MAX_PLOTS figures: first those that drift or changed with a driver, then the most measured."""
     chosen = _chosen(history, drifting, effects)
     spreads = _spreads(history, chosen, months)
     racks = {item.id: item for item in drifting if item.level == "rack"}
     result = []
     for figure in chosen:
         points = spreads.get(figure, {})
-        own = {
+        drifting_racks = {
             rack: _rack_values(history, figure, rack, months)
             for rack, item in racks.items()
             if _of_drift(item) == figure
         }
         if len(points) > 1:
-            result.append(_plot(figure, points, own, months, drivers))
+            result.append(_plot(figure, points, drifting_racks, months, drivers))
     return tuple(result)
 
 
@@ -140,7 +140,7 @@ def _plot(
         sorted(values[1] for values in points.values())[len(points) // 2],
     )
     all_values = [value for values in points.values() for value in values[:3]] + [
-        v for own in racks.values() for v in own.values()
+        value for of_rack in racks.values() for value in of_rack.values()
     ]
     low, high = min(all_values), max(all_values)
     space = max((high - low) * (1 + 2 * MARGIN), abs(middle) * MIN_RANGE) or 1.0
@@ -155,8 +155,8 @@ def _plot(
 
     order = sorted(points)
     step = -(-len(months) // X_TICKS)
-    there = [f"{x(at):g},{y(points[at][2]):g}" for at in order]
-    back = [f"{x(at):g},{y(points[at][0]):g}" for at in reversed(order)]
+    upper_edge = [f"{x(at):g},{y(points[at][2]):g}" for at in order]
+    lower_edge = [f"{x(at):g},{y(points[at][0]):g}" for at in reversed(order)]
     first, last = (quantity(points[at][1], unit, 4) for at in (order[0], order[-1]))
     return Plot(
         title=clean(f"{name} {settings}".strip()),
@@ -164,9 +164,11 @@ def _plot(
         description=f"median {first} in {months[order[0]]}, {last} in {months[order[-1]]}",
         x_ticks=tuple(Tick(at=x(at), text=months[at]) for at in range(0, len(months), step)),
         y_ticks=tuple(Tick(at=y(bottom + space * at / 4), text=quantity(bottom + space * at / 4, unit, 4)) for at in (0, 2, 4)),
-        band=f"M{'L'.join([*there, *back])}Z",
+        band=f"M{'L'.join([*upper_edge, *lower_edge])}Z",
         median=_path({at: values[1] for at, values in points.items()}, x, y),
-        racks=tuple(Line(path=_path(own, x, y), title=f"rack {clean(rack)}") for rack, own in racks.items() if len(own) > 1),
+        racks=tuple(
+            Line(path=_path(values, x, y), title=f"rack {clean(rack)}") for rack, values in racks.items() if len(values) > 1
+        ),
         marks=tuple(
             Mark(x=x(at), title=f"{month}: driver {', '.join(map(clean, drivers[month]))}")
             for at, month in enumerate(months) if month in drivers

@@ -165,9 +165,11 @@ def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSeria
 
 def with_foreign_records(evidence: Evidence) -> Evidence:
     """Return the evidence of a host. Gang records that are not of the machine of the host record are moved to `foreign`."""
-    alone = [record for record in evidence.records if not record.gang]
+    host_records = [record for record in evidence.records if not record.gang]
     foreign = [
-        record for record in evidence.records if record.gang and any(_are_of_two_machines(own, record) for own in alone)
+        record
+        for record in evidence.records
+        if record.gang and any(_are_of_two_machines(host_record, record) for host_record in host_records)
     ]
     if not foreign:
         return evidence

@@ -23,8 +23,8 @@ LOCAL, REMOTE, UNKNOWN = "local", "remote", "unknown"
 def locality_problems(view: HostView) -> Iterator[Problem]:
     """Yield each copy whose parameter `numa` or `devices` contradicts other copies of the GPU, or the host.
 
-    Copies of memory of another node are measured in addition to copies of memory of the GPU's own node. The node of a GPU is unknown only
-    if the host has several nodes and does not report which of them is the GPU's.
+    Copies of memory of another node are measured in addition to copies of memory of the GPU's own node. The node of a GPU is
+    unknown only if the host has several nodes and does not report which of them is the GPU's.
     """
     copies = [item for item in view.observations[COPY] if item.status == MEASURED]
     local = {_copy(item) for item in copies if item.params.get("numa") == LOCAL}
@@ -47,5 +47,5 @@ def locality_problems(view: HostView) -> Iterator[Problem]:
 
 
 def _copy(item: Observation) -> tuple[object, ...]:
-    """Return a key that is equal for copies that differ only in the NUMA node of the memory and in the number of GPUs that copy."""
+    """Return a key. It is equal for copies that differ only in the memory's NUMA node and in the number of GPUs that copy."""
     return item.scope, item.stage, item.params.get("direction"), item.params.get("size_bytes")

@@ -172,12 +172,12 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
             if missing and not present:
                 present = {scope for each in snapshot.metrics for scope in (*each.values, *each.absent)}
             for scope in sorted(missing):
-                if _is_there(name, scope, present, is_log_read=is_log_read) and not _has_port(metric, scope):
+                if _is_present(name, scope, present, is_log_read=is_log_read) and not _has_port(metric, scope):
                     yield name, scope, when, snapshot.stage
 
 
-def _is_there(name: str, scope: str, present: set[str], *, is_log_read: bool) -> bool:
-    """Return whether the part of that scope was there when the snapshot was taken.
+def _is_present(name: str, scope: str, present: set[str], *, is_log_read: bool) -> bool:
+    """Return whether the part of that scope was present when the snapshot was taken.
 
     A remote volume or a virtual interface may disappear and return, with all its readings. The scope of an error code
     appears when the error first occurs.

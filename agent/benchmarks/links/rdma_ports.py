@@ -117,11 +117,11 @@ def _ports(root: Path) -> Iterator[RdmaPort]:
         kind = _text(path / "node_type")
         for port in _entries(path / "ports") if kind else ():
             if port.name.isdecimal():
-                found = _port(path.name, device, port)
+                rdma_port = _port(path.name, device, port)
                 yield (
-                    found
+                    rdma_port
                     if kind == CHANNEL_ADAPTER
-                    else replace(found, rate=0.0, can_connect=False, unusable=_wrong_kind(kind))
+                    else replace(rdma_port, rate=0.0, can_connect=False, unusable=_wrong_kind(kind))
                 )
 
 
@@ -134,12 +134,12 @@ def _port(hca: str, device: Path, path: Path) -> RdmaPort:
     is_active = has_link and _text(path / "state").endswith("ACTIVE")
     index, kind = _gid(path) if layer == ROCE else (0, "IB")
     pci_path = _pci_path(device)
-    place = pci_path.rpartition("/")[2] or _text(path / "gid_attrs/ndevs/0") or hca
+    adapter = pci_path.rpartition("/")[2] or _text(path / "gid_attrs/ndevs/0") or hca
     node = _text(device / "numa_node")
     return RdmaPort(
         hca=hca,
         number=int(path.name),
-        slot=f"{place}/{path.name}",
+        slot=f"{adapter}/{path.name}",
         rail=0,
         link_layer=layer or "unknown",
         rate=_rate(_text(path / "rate")) if is_active else 0.0,
@@ -157,17 +157,17 @@ def _gid(path: Path) -> tuple[int, str]:
 
     Without such a GID the index is -1, and the type is empty.
     """
-    own = _text(path / "gid_attrs/ndevs/0")
-    found = []
+    interface = _text(path / "gid_attrs/ndevs/0")
+    candidates = []
     for entry in _entries(path / "gid_attrs/types"):
         gid = _text(path / "gids" / entry.name)
-        is_own = _text(path / "gid_attrs/ndevs" / entry.name) == own
+        is_own = _text(path / "gid_attrs/ndevs" / entry.name) == interface
         if entry.name.isdecimal() and is_own and _text(entry) == "RoCE v2" and gid not in ("", _NO_GID):
             order = 0 if gid.startswith(_IPV4) else 2 if gid.startswith(_LINK_LOCAL) else 1
-            found.append((order, int(entry.name)))
-    if not found:
+            candidates.append((order, int(entry.name)))
+    if not candidates:
         return -1, ""
-    order, index = min(found)
+    order, index = min(candidates)
     return index, ("RoCE v2 IPv4", "RoCE v2 IPv6", "RoCE v2 link-local")[order]
 
 

@@ -81,10 +81,10 @@ class Experts(nn.Module):
         gates = gates / gates.sum(dim=-1, keepdim=True)
         flat = chosen.flatten()  # (count · USED,): expert of each use
         uses = nn.functional.one_hot(flat, EXPERTS)
-        place = (uses.cumsum(0) * uses).sum(-1) - 1  # position of the use among all uses of its expert
-        kept = place < room
+        position = (uses.cumsum(0) * uses).sum(-1) - 1  # of the use among all uses of its expert
+        kept = position < room
         # All uses without room get one additional row, after those of the last expert. No expert computes it: its result is zero.
-        slot = torch.where(kept, flat * room + place, EXPERTS * room)
+        slot = torch.where(kept, flat * room + position, EXPERTS * room)
         source = torch.full((EXPERTS * room + 1,), count, dtype=torch.int64, device=tokens.device)
         source[slot] = torch.arange(count * USED, device=tokens.device) // USED
         padded = torch.cat([tokens, tokens.new_zeros(1, tokens.shape[1])])

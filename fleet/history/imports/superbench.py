@@ -31,9 +31,9 @@ def read_superbench(text: str, file: str) -> Imported:
         if not isinstance(metrics.get("node"), str):
             raise NotThisTool
         for key, value in metrics.items():
-            found, figure = _METRIC.fullmatch(key), number(value)
-            if found and figure is not None:
-                rows.append(_row(found[1], found[2], found[3] or "", figure, metrics["node"]))
+            match, figure = _METRIC.fullmatch(key), number(value)
+            if match and figure is not None:
+                rows.append(_row(match[1], match[2], match[3] or "", figure, metrics["node"]))
     if not rows:
         raise NotThisTool
     return Imported(source=SOURCE, version="unknown", rows=tuple(rows))
@@ -41,13 +41,13 @@ def read_superbench(text: str, file: str) -> Imported:
 
 def _row(benchmark: str, metric: str, rank: str, value: float, host: str) -> Row:
     """Return the figure under Rackproof's name, in SI units; an unknown metric under SuperBench's name, unchanged."""
-    place = {"tool_name": f"{benchmark}/{metric}", "host": host, "slot": f"gpu={rank}" if rank else ""}
-    if benchmark == "nccl-bw" and (found := _COLLECTIVE.fullmatch(metric)) and found[1] in _OPERATIONS:
-        settings = {"backend": "nccl", "size_bytes": int(found[2])}
-        return row(f"collective.{_OPERATIONS[found[1]]}.busbw", value * 1e9, "B/s", settings, **place)
-    if benchmark == "gemm-flops" and (found := _GEMM.fullmatch(metric)):
-        return row("gemm.throughput", value * 1e9, "FLOP/s", {"dtype": found[1] or found[2]}, **place)
+    source = {"tool_name": f"{benchmark}/{metric}", "host": host, "slot": f"gpu={rank}" if rank else ""}
+    if benchmark == "nccl-bw" and (match := _COLLECTIVE.fullmatch(metric)) and match[1] in _OPERATIONS:
+        settings = {"backend": "nccl", "size_bytes": int(match[2])}
+        return row(f"collective.{_OPERATIONS[match[1]]}.busbw", value * 1e9, "B/s", settings, **source)
+    if benchmark == "gemm-flops" and (match := _GEMM.fullmatch(metric)):
+        return row("gemm.throughput", value * 1e9, "FLOP/s", {"dtype": match[1] or match[2]}, **source)
     if benchmark == "mem-bw" and metric in _COPIES:
         settings = {"direction": _COPIES[metric], "sharing": "alone"}
-        return row("host_copy.bandwidth", value * 1e9, "B/s", settings, **place)
-    return row(f"superbench.{benchmark}/{metric}", value, "1", {}, **place)
+        return row("host_copy.bandwidth", value * 1e9, "B/s", settings, **source)
+    return row(f"superbench.{benchmark}/{metric}", value, "1", {}, **source)
