@@ -14,7 +14,7 @@ from collectors.base import Absent
 T = TypeVar("T")
 _BLOCK_BYTES = 65536
 _MOUNT_MARKERS = {"proc": "proc/sys", "sys": "sys/devices"}
-"""File system -> path that exists if it is mounted. If it is not mounted, a missing file says nothing about the kernel."""
+"""File system -> path that exists if the file system is mounted. If not, a missing file says nothing about the kernel."""
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO)

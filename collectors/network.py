@@ -148,7 +148,7 @@ class NetworkCollector:
     def _team_members(self, name: str) -> dict[str, Value | Absent]:
         """Return for each member of a team whether it has a link; empty for any other interface.
 
-        The uevent file of a bridge, bond or VRF has a DEVTYPE, that of a team has none. Open vSwitch has none either; it is
+        The uevent file of a bridge, bond or VRF has a DEVTYPE; that of a team or of Open vSwitch has none. Open vSwitch is
         recognized by the name of its interface.
         """
         path = f"{CLASS}/{name}"

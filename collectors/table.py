@@ -24,7 +24,7 @@ from collectors.xid import XidCollector
 
 @dataclass(frozen=True, kw_only=True)
 class CollectorOptions:
-    """How the collectors read."""
+    """What the collectors read, and where."""
 
     root: Path = Path("/")
     """Directory in which /proc, /sys, /dev, /etc and programs are looked up. NVML does not depend on it."""

@@ -16,8 +16,8 @@ _PRODUCTS = ("KVM", "Virtual Machine", "VMware", "Google Compute Engine", "QEMU"
 def is_virtual(files: Files) -> Value | Absent:
     """Return whether this is a virtual machine, by the hypervisor flag of the processor.
 
-    If the architecture has no such flags, a known product name or /sys/hypervisor shows a virtual machine. Without these two, the
-    result is `unsupported`.
+    If the architecture has no processor flags, a known product name or /sys/hypervisor/type shows a virtual machine. With
+    neither, the result is `unsupported`.
     """
     flag = files.required("proc/cpuinfo", has_hypervisor_flag, max_bytes=FIRST_PROCESSOR_BYTES)
     if not isinstance(flag, Absent) or flag.status == "error":

@@ -49,7 +49,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="another reason why the host is in use, such as a scheduler's job",
     )
     parser.add_argument(
-        "--take-over", action="store_true", help="do not count another run that holds this host as a reason"
+        "--take-over", action="store_true", help="do not count this host as in use because another run holds it"
     )
     parser.add_argument("--json", action="store_true", help="print the reasons as JSON")
     parser.set_defaults(call=_busy)
@@ -72,7 +72,7 @@ def _busy(options: argparse.Namespace) -> int:
 def _gpu_users(run: HostRun) -> list[str]:
     """Return a text for each process on a planned GPU, and for each planned GPU whose processes cannot be listed.
 
-    MIG mode does not count as use. `gpu_conflicts` returns it with and without `share`, but users of a GPU only without `share`.
+    `gpu_conflicts(share=True)` returns only conflicts that do not count as use, such as MIG mode. They are left out.
     """
     if run.host.device != "gpu" or run.host.share_gpus:
         return []
@@ -122,7 +122,7 @@ def _skipped_observations(run: HostRun, reason: str) -> Iterator[Observation]:
 
 
 def _unit(name: str) -> str:
-    """Return the unit of a planned observation; seconds for `benchmark.duration`, which is no output of a benchmark."""
+    """Return the unit of a planned observation: seconds for `benchmark.duration`, which no benchmark lists as an output."""
     benchmark = BENCHMARKS.get(name.split(".")[0])
     outputs = benchmark.outputs if benchmark else ()
     return next((output.unit for output in outputs if output.makes(name)), "s")

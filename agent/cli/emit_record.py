@@ -15,7 +15,7 @@ from schemas import documents, frames
 from schemas.run_directory import RunDirectory
 
 NODE_VARIABLE = "RACKPROOF_NODE"
-"""Environment variable with the name of the cluster node, because a pod has a host name of its own."""
+"""Environment variable with the name of the cluster node, which differs from the host name of a pod."""
 NO_RECORD = 2
 
 
@@ -66,7 +66,7 @@ def emit_records(run: HostRun) -> int:
 def _write_line(line: bytes) -> None:
     try:
         descriptor = sys.stdout.fileno()
-    except (OSError, ValueError):  # not a file, as in a notebook
+    except (OSError, ValueError):  # stdout has no descriptor, as in a notebook
         sys.stdout.write(line.decode())
         return
     while line:

@@ -48,7 +48,7 @@ def _soak(options: argparse.Namespace) -> int:
     if options.looks < 0:
         return fail(f"--looks {options.looks}: give 1 or more, or omit it to soak without reporting")
     if options.wait and not options.looks:
-        return fail("--wait: give --looks 1 in its place, which waits for the end of the soak")
+        return fail("--wait: give --looks 1 instead, which waits for the end of the soak")
     try:
         host = options.host or find_host(launch_options.read_plan(options).plan, os.environ)
         run = SoakRun(options.run_dir, host)
@@ -109,7 +109,7 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     arguments += [f"--interface={options.interface}"] if options.interface else []
 
     def start() -> None:
-        # With --looks this process may still run after its playbook has ended. A soak that was stopped since must stay stopped.
+        # With --looks this process may outlive its playbook. If the soak was stopped in the meantime, it must stay stopped.
         lease.renew(options.run_dir, run.plan, only_if_held=bool(options.looks))
         started = background.start(arguments, options.run_dir, SOAK)
         starts.append(started.is_new)

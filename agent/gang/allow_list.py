@@ -26,7 +26,7 @@ Instruction = tuple[int, int, int, int]
 
 
 def admit_only(channel: socket.socket, senders: Iterable[str]) -> None:
-    """Drop all packets to this socket except those from these numeric addresses.
+    """Drop all packets to this socket except those from `senders` (numeric addresses).
 
     Raises:
         OSError: the kernel refuses the filter. With many addresses it may be longer than net.core.optmem_max allows.

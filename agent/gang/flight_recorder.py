@@ -15,8 +15,8 @@ DUMP_S = 2.0
 def flight_recorder_env(work: Path) -> dict[str, str]:
     """Return the variables that make torch record its last operations and dump them into `work`.
 
-    Torch 2.9 renamed some variables, so the old and the new names are set. The dumps are pickles, so Rackproof keeps but never
-    loads them.
+    Torch 2.9 renamed some variables, so the old and the new names are set. Rackproof keeps the dumps but never loads
+    them, because they are pickles.
     """
     files, entries = str(work / FILE_PREFIX), "1000"
     return {

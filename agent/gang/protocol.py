@@ -31,7 +31,7 @@ class Gang:
     addresses: Mapping[str, str]
     """Member -> address, for at least the first two members."""
     port: int
-    """First port of the statuses. The rendezvous uses the port before it."""
+    """First of the two ports for status messages. The rendezvous uses the port before it."""
     nonce: str
     context: str
     """Run, stage, number of the launch, and gang. Messages of another context are not valid."""
@@ -42,7 +42,11 @@ class Gang:
     def from_plan(
         cls, plan: Plan, host: PlannedHost, stage: str, members: Sequence[str], port: int, *, members_only: bool = False
     ) -> Gang:
-        """Return the gang of these members. The rendezvous uses `port`, and the statuses use the two ports after it."""
+        """Return the gang of these members.
+
+        The rendezvous uses `port`, and the status messages use the two ports after it. `stage` includes the number of the launch:
+        `gang 0`.
+        """
         return cls(
             me=host.name,
             members=tuple(members),
@@ -71,7 +75,7 @@ class Gang:
 
     @property
     def watchers(self) -> tuple[str, ...]:
-        """The members that listen. The first live one decides about the culprit."""
+        """The members that listen for status messages. The first one that is alive decides which host caused a failure."""
         return self.members[:WATCHERS]
 
     @property
@@ -81,7 +85,7 @@ class Gang:
         return tuple(host for host in senders if host != self.me)
 
     def port_of(self, watcher: str) -> int:
-        """Return the port of a watcher. Each watcher has its own port, because in a test both may be on one machine."""
+        """Return the port of a watcher. Each watcher has its own port, because both may run on one machine in a test."""
         return self.port + self.watchers.index(watcher)
 
     def sign(self, message: Mapping[str, Any]) -> bytes:

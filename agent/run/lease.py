@@ -2,7 +2,7 @@
 
 The lease names the run and its operator. The start of the run and of each stage on this host renews it, and the end of the run
 releases it. If nothing renews it, for example because the control node is lost, it expires. docs/resume.md says when another
-run may take the host. A `rackproof run` has its lease in its own run directory, so it does not exclude other runs.
+run may take the host. The lease of a `rackproof run` is in its run directory, so it does not keep other runs off the host.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class Lease:
     def is_superseded(self, claim: Claim) -> bool:
         """Return whether `claim` is newer and does not list this run as running.
 
-        Claims from different directories of runs are not compared: False.
+        Return False if the claims are from different runs directories, because these cannot be compared.
         """
         same_directory = (self.by.machine, self.by.runs) == (claim.machine, claim.runs)
         return same_directory and self.by.since < claim.since and self.run_id not in claim.running

@@ -1,4 +1,4 @@
-"""Take snapshots for the record from the families of the collectors."""
+"""Take snapshots for the record: the families of readings that the collectors return."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ slowdown could fall between the samples."""
 class NvmlPoller(threading.Thread):
     """Thread that reads GPUs until it is stopped, with a pause of `period_s` before each reading.
 
-    It is a daemon thread, and nothing waits for its end, so that a driver that blocks does not keep the process alive.
+    It is a daemon thread that is never joined, so a driver that blocks does not keep the process alive.
     """
 
     def __init__(self, open_reader: Callable[[], FastReader], period_s: float) -> None:
@@ -278,7 +278,7 @@ def _wave_figures(
 
 
 def _loaded_clock(begin: float, period_s: float, samples: Sequence[tuple[float, GpuSample | Absent]]) -> float | None:
-    """Return the mean SM clock in the second half of the loaded phases; None without a sample there."""
+    """Return the mean SM clock in the second half of the loaded phases; None if there is no such sample."""
     clocks = [
         sample.clock
         for at, sample in samples

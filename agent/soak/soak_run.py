@@ -1,4 +1,4 @@
-"""A host's part in a run during a soak: save the progress of the soak, and aggregate each round into the record."""
+"""The state of a soak on one host: save its progress, and aggregate each round into the record."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ CAUSED_BY_INTERRUPTION = re.compile(
     r"|failed to recv, got 0 bytes",
     re.IGNORECASE,
 )
-"""Errors that an interruption causes: the ranks end with their supervisor, and those that end later lose their peers."""
+"""Errors that an interruption causes: ranks end with their supervisor, and ranks that end later lose the connection to them."""
 
 
 class SoakRun(HostRun):
-    """A host's part in a run during a soak. Each round is aggregated with the earlier rounds."""
+    """The run on one host during a soak. Each round is aggregated with the earlier rounds."""
 
     def __init__(self, directory: Path, host: str) -> None:
         super().__init__(directory, host)
@@ -47,7 +47,7 @@ class SoakRun(HostRun):
         self._began_at = epoch_seconds(self._state.began)
         self._started: float | None = None
         self._offset_s = 0.0
-        """Seconds from the begin of the soak to the start of this supervisor, interruptions included."""
+        """Seconds from the start of the soak to the start of this supervisor, interruptions included."""
 
     def _read_state(self) -> Soak:
         """Return the newest progress, from the record or from the checkpoint, which is newer if a round was interrupted."""
@@ -91,7 +91,7 @@ class SoakRun(HostRun):
         return self._planned_s - self.soaked_s
 
     def at_s(self, monotonic: float | None = None) -> float:
-        """Return the seconds from the begin of the soak to a time of the monotonic clock (None: now)."""
+        """Return the seconds from the start of the soak to a time of the monotonic clock (None: now)."""
         return self._offset_s + (time.monotonic() if monotonic is None else monotonic) - (self._started or 0.0)
 
     def start(self) -> None:

@@ -29,11 +29,11 @@ SILENT = (
     "the NIC or DPU takes the frames (mlx5: mlxconfig LLDP_NB_RX_MODE; BlueField: DPU mode)"
 )
 FIRMWARE_AGENTS = {"ice": ("fw-lldp-agent", "on", "off"), "i40e": ("disable-fw-lldp", "off", "on")}
-"""Driver -> private flag, its value while the LLDP agent in the firmware takes all frames, its value that disables the agent."""
+"""Driver -> private flag, its value if the LLDP agent in the firmware takes all frames, and the value that disables the agent."""
 
 
 class WiringCollector:
-    """Asks lldpd and infiniband-diags, if they are installed, in full snapshots only."""
+    """Queries lldpd and infiniband-diags, if they are installed, in full snapshots only."""
 
     name = "wiring"
 

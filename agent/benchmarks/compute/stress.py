@@ -1,8 +1,8 @@
 """Matrix products on all devices of the host at once: untimed while power and temperature settle, and then timed.
 
 The bf16 rates of healthy GPUs differ by up to 3 % in short runs, but only by up to 1.4 % at the power limit (4 H200,
-docs/measurements/h200x4-*). So a slightly slow GPU stands out only in a long run at the power limit. Meanwhile the supervisor
-samples power and throttle reasons.
+docs/measurements/h200x4-*). So a slightly slow GPU stands out only in a long run at the power limit. During the timed products,
+the supervisor samples power and throttle reasons.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from agent.sampling.statistics import SampleSeries
 from schemas.records import ERROR, UNSUPPORTED
 
 BLOCK_S = 0.5
-"""Length of a timed block, unless a tenth of the duration is shorter. At the power limit the GPU's clock oscillates several times
-a second; a block is long enough to average that."""
+"""Seconds of a timed block, unless a tenth of the duration is shorter. At the power limit the GPU's clock oscillates several
+times a second. A block is long enough to average these oscillations."""
 
 Moment = torch.cuda.Event | float
 
@@ -33,7 +33,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
     The last product of each block must be bit-identical to the very first product, because the factors are the same. Otherwise
     the block counts as one wrong product, also during the settling time. The very first and the very last product are also
-    checked against the factors. If one of them is wrong, this check adds one to the count.
+    checked against the factors. Each of these two products adds one to the count if it is wrong.
     """
     for dtype in settings["dtypes"]:
         context.set_phase(f"stress {dtype}")
@@ -64,12 +64,12 @@ def _run_products(context: Context, settings: Mapping[str, Any], dtype: str, com
 
 
 class WrongProducts:
-    """Counts the wrong products by one flag per block. The host reads a flag while later blocks are in the GPU's queue."""
+    """Counts wrong products. Each block adds one flag, which the host reads while later blocks are in the GPU's queue."""
 
     def __init__(self, context: Context) -> None:
         self.known = 0
         self._pending: deque[torch.Tensor] = deque()
-        # Flags are read on a stream of their own, so that reading a flag does not wait for the later blocks.
+        # Flags are read on a separate stream, so that reading a flag does not wait for the later blocks.
         self._stream = cuda_stream(context.device) if context.device.type == "cuda" else None
 
     def add(self, is_wrong: torch.Tensor) -> None:

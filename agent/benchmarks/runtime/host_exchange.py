@@ -1,8 +1,8 @@
 """Values that the hosts of a launch exchange through its store, without the process group.
 
-The first host collects the values of all and publishes them together, so the traffic grows with the number of hosts, not with its
-square. If the measuring rank of the first host has left the benchmark, for example because its GPU is broken, the next host
-collects.
+The first host collects the values of all hosts and publishes them together. So the traffic grows with the number of hosts, not
+with its square. If the measuring rank of the first host has left the benchmark, for example because its GPU is broken, the next
+host collects.
 """
 
 from __future__ import annotations
@@ -19,8 +19,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 MARGIN_S = 10.0
-"""Additional time for which the other hosts wait for the collecting host: the limit for its collection begins only when it enters
-the step."""
+"""Seconds that the other hosts wait beyond the limit, because the collecting host may enter the step later than they do."""
 
 
 class ExchangeError(Exception):
@@ -28,7 +27,7 @@ class ExchangeError(Exception):
 
 
 class HostExchange:
-    """One host among `members`, which all make the same calls in the same order.
+    """Exchanges values between this host and the other `members`. All of them must make the same calls in the same order.
 
     Args:
         context: the rank; its `node` is the position of its host in `members`.
@@ -41,7 +40,7 @@ class HostExchange:
         self.host = self._members[context.node]
 
     def gather(self, step: str, value: Any, limit_s: float, hosts: Sequence[str] = ()) -> dict[str, Any]:
-        """Return host -> value of the hosts that called this within the limit; the same on every host.
+        """Return host -> value for the hosts that called this within the limit. Every host gets the same result.
 
         Args:
             step: name of the step, different for each call.

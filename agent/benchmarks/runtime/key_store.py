@@ -1,4 +1,4 @@
-"""A store of keys that the ranks of a launch without torch share: a server on the first host, and its clients.
+"""A key-value store for the ranks of a launch whose benchmarks do not use torch: a server on the first host, and its clients.
 
 Like torch's store, it carries small texts between ranks. A client must first send the name of the launch, which only the
 supervisors and their ranks know. Each message is a line of JSON.
@@ -19,7 +19,7 @@ from schemas import documents
 MAX_BYTES = 1 << 22
 """Maximum size of a message."""
 ANSWER_S = 60.0
-"""How long a client waits for an answer, and the server for the name of the launch."""
+"""Seconds that a client waits for an answer, and that the server waits for the name of the launch."""
 REDIAL_S = 0.2
 """Pause between two attempts of a client to connect."""
 

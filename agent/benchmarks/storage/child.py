@@ -1,7 +1,7 @@
 """Run programs that access a file system, each in a child process that can be abandoned.
 
-An access to a file system that hangs cannot be interrupted, and a process that waits in it (state D in `ps`) cannot be killed. So
-no rank accesses a measured directory itself: a child does, and the rank stops waiting for it at a deadline.
+An access to a hung file system cannot be interrupted, and a process that waits for it (state D in `ps`) cannot be killed. So a
+rank accesses a measured directory only through a child process, and stops waiting for the child at a deadline.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Ended:
     """How a child ended."""
 
     code: int | None
-    """Exit code; None if it had not ended by its deadline, whether it could then be killed or not."""
+    """Exit code; None if the child was still running at its deadline."""
     stdout: str
     stderr: str
     at: float = 0.0
-    """When its end was noticed, or it was abandoned, by `time.monotonic()`."""
+    """When the child was found to have ended, or was killed or abandoned, by `time.monotonic()`."""
 
 
 def run_children(
@@ -40,7 +40,7 @@ def run_children(
     Args:
         commands: key -> program and arguments.
         limit_s: time after which a child is killed, and abandoned if that does not end it.
-        progress: called while the children run.
+        progress: called every POLL_S seconds while children run.
     """
     children: dict[str, _Child] = {}
     ended: dict[str, Ended | OSError] = {}
