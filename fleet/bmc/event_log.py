@@ -1,6 +1,6 @@
 """Read the new entries of an event log, newest first.
 
-A log may have 100 000 entries. Old ones are read only as far as needed to find the new ones.
+A log may have 100 000 entries. Old entries are read only as far as needed to find the new ones.
 """
 
 from __future__ import annotations
@@ -187,9 +187,9 @@ def _members(page: Resource | None) -> list[object]:
 def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
     """Return whether most entries are older than the entry that follows them.
 
-    If as many are newer, the first and the last entry are compared: by time, or by number if their times do not differ or are not
-    known. If their numbers are not known either, the first entry is taken to be the older one.
-    These two alone are not enough, because the clock of the BMC may have been wrong when one of them was written.
+    If as many entries are newer than the one that follows, the first and the last entry are compared: by time, or by number if
+    their times do not differ or are not known. If their numbers are not known either, the first entry is taken to be the older.
+    Comparing only the first and the last entry is not enough: the BMC may have written one of them with a wrong clock.
     """
     texts = [clean_text(item.get("Created", ""), 40) for item in members if isinstance(item, dict)]
     known = [moment for text in texts if (moment := _time(text))]

@@ -25,7 +25,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "nothing or only a part was uploaded; 75 the run is in progress.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
-    verb.add_argument("url", help="s3://BUCKET or s3://BUCKET/PREFIX; the run becomes a folder below")
+    verb.add_argument("url", help="s3://BUCKET or s3://BUCKET/PREFIX; the run becomes a folder in it")
     verb.add_argument("--endpoint", default="", help="URL of the store (default: AWS, or AWS_ENDPOINT_URL_S3)")
     verb.add_argument("--json", action="store_true", help="print URL, uploaded and unchanged objects and size as JSON")
     verb.set_defaults(call=call)

@@ -1,4 +1,7 @@
-"""Compare floors with the datasheet. A floor above the peak rejects every host; one far below the peak accepts every host."""
+"""Compare floors (lower limits) with the datasheet.
+
+A floor above the peak rejects every host. A floor far below the peak accepts every host.
+"""
 
 from __future__ import annotations
 
@@ -61,8 +64,9 @@ def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
     ratio, mistake = limit / peak.value, _unit_mistake(limit / peak.value)
     remedy = f"the datasheet of {pack.name} has {peak.value:g} {criterion.unit} {peak.of}"
     if max(limit, 0.0 if criterion.datasheet else criterion.expected or 0.0) > peak.value:
-        why = "above the peak," if limit > peak.value else "the expected value is above the peak, the floor is"
-        yield finding_on(criterion, float(limit), f"{why} {ratio:.3g} of it{mistake}", remedy)
+        floor_is_low = f"the expected value is above the peak, the floor is {ratio:.3g} of it"
+        why = f"above the peak: {ratio:.3g} times as high" if limit > peak.value else floor_is_low
+        yield finding_on(criterion, float(limit), f"{why}{mistake}", remedy)
     elif ratio < peak.least and not criterion.datasheet:
         yield finding_on(criterion, float(limit), f"far too low, {ratio:.3g} of the peak{mistake}", remedy)
 

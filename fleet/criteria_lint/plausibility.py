@@ -13,7 +13,7 @@ MUST_BE_TRUE = frozenset({"access", "loss_finite", "identical"})
 LEAST_TESTED = 0.9
 LONGEST_LATENCY_S = 1.0
 REHEARSAL = "rehearsal"
-"""This pack may let most of the memory go untested: in a rehearsal, the machine itself is not under test."""
+"""The pack that may leave most of the memory untested, because a rehearsal does not test the machine itself."""
 
 
 def check_plausibility(criterion: Criterion) -> Iterator[Finding]:

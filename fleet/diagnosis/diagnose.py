@@ -19,7 +19,7 @@ from schemas.scopes import HOST, Scope
 from schemas.stages import GANG
 
 NOT_VERIFIED = "not-verified"
-"""Id of the problem of a cause that has no failure and that no entry of `PROBLEMS` matches."""
+"""Problem id of a cause that has no failure and that no entry of `PROBLEMS` matches."""
 _MAX_NAMES = 4
 _CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 _SHARED_KINDS = (VerdictKind.PEERS, VerdictKind.IDENTITY, VerdictKind.SUSPECT, *STOPPED, VerdictKind.IN_USE)
@@ -308,7 +308,7 @@ def _joined(problems: Iterable[_PartProblem]) -> list[list[_PartProblem]]:
 def _shared_content(item: _PartProblem) -> tuple[object, ...]:
     """Return what several hosts with the same cause have in common; empty if the problem is of one part only.
 
-    Hosts with the same wrong setting or version have one cause. Hosts that lack evidence for the same reason have one cause too.
+    Hosts with the same wrong setting or version share a cause, and so do hosts that lack evidence for the same reason.
     If whole hosts fail the same criterion on a figure, they share a cause even if the values differ.
     """
     first = item.first

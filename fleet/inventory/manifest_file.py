@@ -110,9 +110,7 @@ def _check_columns(where: str, names: list[str]) -> None:
     wanted = OF_LINK if {*OF_LINK} & {*columns} and not {*OF_PART} & {*columns} else OF_PART
     missing = [name for name in (*REQUIRED, *wanted) if name not in columns]
     if missing:
-        raise UsageError(
-            f"{where}: no column {', '.join(missing)}: the first line names the columns {', '.join(COLUMNS)}"
-        )
+        raise UsageError(f"{where}: no column {', '.join(missing)}: give {', '.join((*REQUIRED, *wanted))}")
 
 
 def _check_cells(where: str, values: list[str], names: list[str]) -> None:
@@ -190,7 +188,7 @@ def is_module_serial(text: str) -> bool:
 
 
 def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
-    """Raise UsageError if the line lacks a value that it needs, or if a part has a value of cables, or a cable one of parts."""
+    """Raise UsageError if the line lacks a value that its kind needs, or has a value that its kind must not have."""
     needed = (*REQUIRED, *(OF_LINK if is_link else OF_PART))
     for name in needed:
         if not row.get(name):

@@ -109,12 +109,12 @@ def test_ceiling_far_above_the_expectation_is_reported() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"value": 5.0e12}, "above the peak, 1.04 of it"),
+        ({"value": 5.0e12}, "above the peak: 1.04 times as high"),
         (
             {"value": None, "expected": 5.0e12, "fraction": 0.9},
             "the expected value is above the peak, the floor is 0.938 of it",
         ),
-        ({"value": 3.84e13}, "above the peak, 8 of it, which looks like bits taken for bytes"),
+        ({"value": 3.84e13}, "above the peak: 8 times as high, which looks like bits taken for bytes"),
         ({"value": 5.0e11}, "far too low, 0.104 of the peak, which looks like bytes taken for bits"),
         ({"value": 4276.0}, "far too low, 8.91e-10 of the peak, which looks like a figure in giga-units"),
         ({"value": 4.2e15}, "a thousand times too high"),
