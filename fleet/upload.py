@@ -73,7 +73,7 @@ def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
         done = f"{len(result.uploaded) + len(result.unchanged)} of {len(paths)} files are in the store"
         raise WriteError(
             f"{run_dir}: not uploaded to {result.url} ({done}): {clean(str(error))}; the run directory and its decision are "
-            "as before; check endpoint, bucket and credentials (AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), "
+            "unchanged; check endpoint, bucket and credentials (AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), "
             "then run rackproof upload again"
         ) from None
     return result
@@ -90,7 +90,7 @@ def _location(url: str) -> tuple[str, str]:
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """Refuse an endpoint with a user name, password, path or query, without repeating it."""
+    """Refuse an endpoint with a user name, password, path or query. The message does not repeat the endpoint."""
     try:
         valid = not endpoint or (_ENDPOINT.fullmatch(endpoint) and urlsplit(endpoint).port != 0)
     except ValueError:  # the port is not a number, or an IPv6 address is incomplete

@@ -1,8 +1,9 @@
 """Read thousands of records quickly, with compiled schemas and with caches of the parts that many hosts have in common.
 
-`documents` and jsonschema decide which records are valid. This reader accepts a record only if they accept it too, with the
-same result; a fuzz test compares them. In every other case the reader returns `None`, and the caller must use `documents`, which
-has the error messages. Without msgspec and jsonschema-rs, which only the control node has, the reader always returns `None`.
+`documents` and jsonschema decide which records are valid. This reader accepts a record only if `documents` accepts it
+with the same result; a fuzz test compares the two. In every other case the reader returns `None`, and the caller must use
+`documents`, which has the error messages. Without msgspec and jsonschema-rs, which only the control node has, the reader always
+returns `None`.
 """
 
 from __future__ import annotations
@@ -185,7 +186,7 @@ class Reader:
     def _is_valid_metric(self, document: Any, raw: bytes) -> bool:
         if not compiled(_METRIC).is_valid(document) or _has_long_number(raw):
             return False
-        # Searched with Python's `re` too, because Rust's regular expressions may match differently.
+        # Search with Python's `re` too, because Rust's regular expressions may match differently.
         if not all(map(self._absent.search, document.get("absent", {}).values())):
             return False
         colons: int = msgspec.json.encode(document).count(b":")

@@ -51,9 +51,9 @@ class Study:
     """Price of a host for an hour; 0: unknown."""
     currency: str = ""
     stop_cost: float = 0.0
-    """No further cell starts when the previous ones have reached this cost; 0: no limit."""
+    """No further cell starts when the previous cells have reached this cost; 0: no limit."""
     stop_hours: float = 0.0
-    """No further cell starts when the previous ones have taken this long; 0: no limit."""
+    """No further cell starts when the previous cells have taken this many hours; 0: no limit."""
 
 
 def study_from_json(document: Mapping[str, Any]) -> Study:

@@ -2,7 +2,7 @@
 
 `rackproof criteria versions --rebuild` builds `advisories.json` from what the vendors publish (`fleet/advisories`). The file
 states the date of its sources; later advisories are missing. A version is compared with the fix of its own branch: an R535 driver
-with the fix is not affected, although a newer R580 driver without it is.
+with the R535 fix is not affected, although a newer R580 driver without the R580 fix is.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Advisories:
     """Key of PRODUCTS -> its advisories, the newest first."""
 
     def age_days(self, now: str) -> int:
-        """Return how many whole days after `date` the time `now` (ISO 8601) is."""
+        """Return the number of whole days from `date` to `now` (ISO 8601)."""
         return int((epoch_seconds(now) - epoch_seconds(f"{self.date}T00:00:00Z")) // 86400)
 
 

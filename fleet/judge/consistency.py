@@ -37,7 +37,7 @@ def contradictions(view: HostView, figures: Sequence[Figures] | None = None) -> 
     """Yield an inconclusive verdict for every element of evidence that is missing or contradicts another.
 
     `figures` has lists of the host's figures, each list with its structure if known. It is None for a host without a layout
-    (`layout`); the figures are then those in the records.
+    (`fleet.judge.layout`); the figures are then those in the records.
     """
     for name, scope, reason, stage in _problems(view, figures):
         yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)

@@ -42,7 +42,7 @@ class Evidence:
     user: str = ""
     """The user or job that occupied the GPUs of the host, if a play failed on the host for this reason; otherwise empty."""
     bmc: Record | None = None
-    """The record of the host's BMC, which the control node read; None without a valid one."""
+    """The record of the host's BMC, which the control node read; None if there is no valid record."""
     bmc_problem: str = ""
     """Why there is no record of the BMC."""
     baseline: HostBaseline | None = None
@@ -129,7 +129,7 @@ class Planned:
         for item in plan.expected:
             self._settings.setdefault((item.stage, item.name), set()).update(item.params)
         self.has_manifest = bool(plan.manifest)
-        """Whether parts are ordered. The plan of a part of the fleet (`Plan.only`) has no manifest."""
+        """Whether the plan has a manifest (the list of ordered parts). A plan for some of the hosts (`Plan.only`) has none."""
 
     def params(self, item: Observation | Verdict) -> dict[str, Value]:
         """Return the parameters that identify a figure. Observations that differ only in other parameters are of one figure."""

@@ -1,4 +1,4 @@
-"""Attribute slow figures to hosts of the inventory that are one machine and were measured at the same time.
+"""Find slow figures whose cause is that several hosts of the inventory are one machine and were measured at the same time.
 
 Containers of one machine, and several hosts with `ansible_connection: local`, share its processors, host memory, PCIe, disks and
 network. If they are measured at the same time, each may be slow although all parts are healthy. Hosts of one machine are
@@ -80,9 +80,9 @@ class Machines:
 
 
 def with_one_machine(views: Iterable[HostView], verdicts: Iterable[Verdict], machines: Machines) -> list[Verdict]:
-    """Return the verdicts. A failed speed gets the action `configure` if other hosts of its machine were measured meanwhile.
+    """Return the verdicts. A failed speed gets the action `configure` if other hosts of its machine were measured then.
 
-    The names of all these hosts are added to the reason. The verdict stays a failure of its part. Left as they are: speeds of
+    The names of all these hosts are added to the reason. The verdict stays a failure of its part. Unchanged are speeds of
     benchmarks that depend on the GPU alone (`Benchmark.gpu_bound`), and verdicts of rehearsals, whose hosts may be one machine.
 
     Args:

@@ -18,7 +18,7 @@ BANDWIDTH, TOGETHER = "shared_storage.bandwidth", "shared_storage.aggregate_band
 def silent_totals(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for each directory that has a floor and this client's bandwidth, but no total of all clients.
 
-    If a client was left out, its own figure has the reason, and another check reports that.
+    If this client was left out of the total, its own figure has the reason, and another check reports it.
     """
     totals = {
         (item.stage, Scope.parse(item.scope).get("directory"), item.params.get("op"))

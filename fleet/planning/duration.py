@@ -22,7 +22,7 @@ class Estimate:
     """How long a run takes per host."""
 
     stages_s: dict[str, float]
-    """Stage -> its expected duration in seconds, including start and end of the ranks; empty if that of any stage is unknown."""
+    """Stage -> its expected duration in seconds, including start and end of the ranks; empty if any duration is unknown."""
     longest_s: float
     """Seconds after which all stages have reached their deadlines."""
     source: str
@@ -39,7 +39,7 @@ class Estimate:
 def past_run(plan: Plan, runs: Path, excluded: Path | None) -> PastRun | None:
     """Return the newest run in `runs` with the same profile, at least one common host, and recorded times.
 
-    None if there is none among the newest _MAX_RUNS runs.
+    Return None if none of the newest _MAX_RUNS runs is such a run.
     """
     hosts = {host.name for host in plan.hosts}
     newest = islice(history(runs, hosts, rehearsal=plan.rehearsal, excluded=excluded), _MAX_RUNS)
@@ -86,7 +86,7 @@ def estimate_duration(plan: Plan, past: PastRun | None) -> Estimate:
 
 
 def _slowest_s(plan: Plan, stage: Stage) -> float:
-    """Return the seconds of a stage on the host with the most to do; 0 if the times are unknown."""
+    """Return the seconds of a stage on the slowest host; 0 if the times are unknown."""
     kinds = {
         (len(host.devices), host.gang if stage.name == GANG else "", host.infiniband_ports, host.verbs_required): host
         for host in plan.hosts

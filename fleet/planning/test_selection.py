@@ -2,7 +2,7 @@
 
 The risk of a benchmark is how often it failed on these hosts; it grows with the time since the last run. The coverage is the
 kinds of parts that it exercises; each kind counts less if tests that are already selected exercise it. The cost is the time
-that it took in earlier runs. The approach is from SuperBench's selector (USENIX ATC 2024); the numbers are ours.
+that it took in earlier runs. The approach is from SuperBench's selector (USENIX ATC 2024); the constants are Rackproof's.
 """
 
 from __future__ import annotations
@@ -116,7 +116,10 @@ def select_tests(
 
 
 def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Candidate:
-    """Return a test with its history. Its cost is that of earlier runs, of `profile` if possible, or else of the catalogue."""
+    """Return a test with its history.
+
+    Its cost is the median in earlier runs of `profile`, else in all earlier runs, else the estimate of the catalogue.
+    """
     runs_with_key = [run for run in past if run.measured.get(key)]
     last = runs_with_key[-1].began if runs_with_key else past[0].began if past else now
     costs_s = [run.cost_s[key] for run in past if key in run.cost_s and run.profile == profile]

@@ -19,7 +19,9 @@ def packs_blocks(packs: Sequence[Pack]) -> list[Table | Text]:
     table = plain_table("PACK", "CRITERIA", "GPU")
     for pack in packs:
         table.add_row(pack.name, str(len(pack.criteria)), ", ".join(pack.gpu_names))
-    hint = "rackproof criteria list PACK shows the criteria of one pack, rackproof criteria list --all of every pack"
+    hint = (
+        "rackproof criteria list PACK shows the criteria of one pack, rackproof criteria list --all those of every pack"
+    )
     return [table, Text(hint)]
 
 

@@ -1,4 +1,4 @@
-"""Render README.md of a package, for the vendor. Text from hosts is escaped and put in code spans and fences."""
+"""Render README.md of an RMA package, for the vendor. Text from hosts is escaped and put in code spans and fences."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ from schemas.stages import BENCHMARK, GANG
 
 Doc = dict[str, Any]
 ALL, JUDGED = "all", "judged"
-"""Which readings a record has: all, or only those that a criterion names and a few more, to keep large fleets small."""
+"""Readings that a record has: all, or only those that a criterion names and a few more, to keep simulated large fleets small."""
 _UNJUDGED_PREFIXES = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "infiniband.link_layer", "collector.")
 """Prefixes of readings that a record always has, although no criterion matches them."""
 _REPORTED_TOGETHER = frozenset({*TOGETHER, MODULE, *OF_MODULES})
@@ -50,8 +50,8 @@ TIMES = {"gpu.throttle.time": 38.6}
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 """Readings whose value is the number of GPUs, if their scope is the host."""
 DURING_GANG = "during the gang launch"
-"""Which readings a snapshot during a gang launch has: those from during the launch on the host alone. Counters have their values
-from after that launch instead, so that they never fall."""
+"""Snapshot during a gang launch. It has the readings from during the launch on the host alone, except that counters have their
+values from after that launch, so that they never fall."""
 BOOT_ID: Doc = {"name": "host.boot_id", "unit": "1", "values": {"host": Placeholder("boot")}}
 """The reading that identifies the machine."""
 UPTIME_S = 86_400.0
@@ -154,7 +154,7 @@ def host_template(plan: Plan, host: PlannedHost, data: GpuData, shape: RecordSha
 
 
 def gang_template(plan: Plan, host: PlannedHost, data: GpuData, shape: RecordShape) -> Template:
-    """Return the template of the gang record: what a host measures with the others, in one launch."""
+    """Return the template of the gang record: what a host measures in one launch with the other hosts of its gang."""
     times = timing(plan, data)
     snapshots = [
         (GANG, "before", "after", times.gang - 2),
@@ -351,7 +351,7 @@ def _values(
 
 
 def _scopes(general_scope: str, devices: int) -> Iterator[tuple[int, str]]:
-    """Yield each scope that a scope with `*` stands for, after its GPU. Without `*`, yield -1 and the scope itself."""
+    """Yield the GPU index and the scope, for each scope that a scope with `*` stands for. Without `*`, yield -1 and the scope."""
     if "*" not in general_scope:
         yield -1, general_scope
         return

@@ -18,7 +18,7 @@ NAMED_HOSTS = 8
 TASK_START_S = 2.0
 """Time to wait for all hosts to start a task before a line names them."""
 SILENT_S = 300.0
-"""Interval at which an unchanged heartbeat line is printed again, since some CI systems stop jobs that print nothing."""
+"""Interval at which an unchanged heartbeat line is printed again, because some CI systems stop jobs that print nothing."""
 
 
 def changes(old: View | None, new: View) -> list[str]:

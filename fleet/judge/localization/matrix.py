@@ -66,7 +66,7 @@ class Suspect:
     measured: float | None = None
     """Median of the part's pairs that did not fail, B/s or s; None if there are none."""
     typical: float | None = None
-    """Value with which the part was compared, in B/s or s: of a typical end's best pair or, for a link, of a typical pair."""
+    """Value with which the part was compared, B/s or s: of the best pair of a typical end or, for a link, of a typical pair."""
     limit: float | None = None
     """Value beyond which the pair compared with `typical` is slow, B/s or s."""
 

@@ -1,4 +1,4 @@
-"""Format the comparison of a report with former runs: the place of each figure, its earlier values, and causes seen before."""
+"""Format the comparison of a report with former runs: percentiles of figures, earlier values, and causes seen before."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ TrainingKey = tuple[RankGroup, str]
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRow:
-    """One network on one host or gang, or the range over many hosts. A missing figure reads as a dash."""
+    """One network on one host or gang, or the range over many hosts. A missing figure is shown as a dash."""
 
     trained_by: str
     network: str
