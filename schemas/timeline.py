@@ -100,11 +100,11 @@ def soak_from_json(document: Mapping[str, Any]) -> Soak:
 
 def downsample(timeline: Timeline, most: int) -> Timeline:
     """Return the timeline with at most `most` buckets in each series."""
-    last = max((one.at[-1] for one in timeline.series if one.at), default=0)
+    last = max((item.at[-1] for item in timeline.series if item.at), default=0)
     factor = last // most + 1
     if factor == 1:
         return timeline
-    series = tuple(_downsample(one, factor) for one in timeline.series)
+    series = tuple(_downsample(item, factor) for item in timeline.series)
     return replace(timeline, bucket_s=timeline.bucket_s * factor, series=series)
 
 

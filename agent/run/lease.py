@@ -1,8 +1,9 @@
 """Allow only one run of a playbook at a time on a host, with a lease: the file `lease.json` in the host's state directory.
 
-The lease names the run and its operator. The start of the run and of each stage on this host renews it, and the end of the run
-releases it. If nothing renews it, for example because the control node is lost, it expires. docs/resume.md says when another
-run may take the host. The lease of a `rackproof run` is in its run directory, so it does not keep other runs off the host.
+The lease names the run and its operator. The start of the run, of each stage and of each soak round on this host renews it, and
+the end of the run releases it. If nothing renews it, for example because the control node is lost, it expires. docs/resume.md
+says when another run may take the host. The lease of a `rackproof run` is in its run directory, so it does not keep other runs
+off the host.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def memory_left(root: Path = Path("/")) -> int | None:
     """
     tree = root / "sys/fs/cgroup"
     chains = [*cgroup_chains("memory", root), [tree, tree / "memory"]]  # a container sees its own group as the root
-    left = []
+    remaining = []
     for group in dict.fromkeys(group for chain in chains for group in chain):
         for limit_file, use_file, cache in (
             ("memory.max", "memory.current", "inactive_file"),
@@ -59,8 +59,8 @@ def memory_left(root: Path = Path("/")) -> int | None:
         ):
             limit, used = read_number(group / limit_file), read_number(group / use_file)
             if limit is not None and used is not None and limit < UNLIMITED:
-                left.append(max(0, limit - max(0, used - _statistic(group, cache))))
-    return min(left, default=None)
+                remaining.append(max(0, limit - max(0, used - _statistic(group, cache))))
+    return min(remaining, default=None)
 
 
 def _statistic(group: Path, name: str) -> int:

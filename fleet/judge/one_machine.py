@@ -74,7 +74,7 @@ class Machines:
             other
             for hosts in map(self._spans.get, _boot_ids(view))
             for other, spans in (hosts or {}).items()
-            if other != name and any(_overlap(own, span) for own in _judged(view, stage) for span in spans)
+            if other != name and any(_overlap(judged, span) for judged in _judged(view, stage) for span in spans)
         }
         return tuple(sorted({name, *others}, key=_natural)) if others else ()
 
@@ -162,9 +162,9 @@ def _judged(view: HostView, stage: str) -> list[_Span]:
     return [span for span in _spans(view) if span.stage == stage and span.is_judged]
 
 
-def _overlap(one: _Span, other: _Span) -> bool:
+def _overlap(first: _Span, second: _Span) -> bool:
     """Return whether two spans have a time in common. They have the same clock: that of the machine."""
-    return one.began < other.ended and other.began < one.ended
+    return first.began < second.ended and second.began < first.ended
 
 
 def _seconds(text: str) -> float | None:

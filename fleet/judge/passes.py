@@ -1,8 +1,8 @@
 """Count the passes of hosts without building a verdict for each.
 
 Most verdicts of a fleet are passes, and many of them are alike. This module counts the passes that it recognises without a full
-evaluation; `judge` evaluates everything else. Equal readings are evaluated once. Hosts whose benchmarks made the same
-observations share a layout (`layout`), and their numbers are compared with limits that were computed once for the layout.
+evaluation; `judge` evaluates everything else. Equal readings are evaluated once. Hosts whose benchmark observations differ only
+in their values share a layout (`layout`), and their numbers are compared with limits that were computed once for the layout.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from schemas.reports import PASS, Verdict
 from schemas.scopes import Scope
 
 MAX_READINGS = 50_000
-"""Number of results that are kept, each of one criterion on equal readings."""
+"""Maximum number of cached results, each of one criterion on equal readings."""
 MAX_PENDING = 256
-"""Number of hosts of a layout whose passes are kept until they are counted together."""
+"""Maximum number of hosts of a layout whose passes are kept until they are counted together."""
 
 Evaluate = Callable[[HostView, Criterion], list[Verdict]]
 
@@ -131,7 +131,7 @@ class _NumberChecks:
 
 @dataclass(kw_only=True)
 class Layout:
-    """What all hosts whose benchmarks made the same observations have in common."""
+    """What all hosts have in common whose benchmark observations differ only in their values."""
 
     number: int
     steps: list[_Step]
@@ -347,7 +347,7 @@ class PassCounter:
         return SharedReadings(values, names)
 
     def _compile(self, values: HostValues, number: int) -> Layout:
-        """Return the layout of hosts with the same benchmark observations as this host, the first of them."""
+        """Return the layout of this host, which is the first host of the layout."""
         view, positions = values.view, values.positions()
         incomplete = [
             verdict

@@ -33,14 +33,14 @@ def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
         measured = {
             (name.split(".")[1], host): None
             for host, of_host in facts.items()
-            for its_stage, name, _ in of_host.measured
-            if its_stage == stage and is_bandwidth_name(name)
+            for figure_stage, name, _ in of_host.measured
+            if figure_stage == stage and is_bandwidth_name(name)
         }
         judged = {
             (name.split(".")[1], host)
             for host, of_host in facts.items()
-            for its_stage, name in of_host.judged_bandwidths
-            if its_stage == stage and (stage == BENCHMARK or host in with_fabric_rate)
+            for figure_stage, name in of_host.judged_bandwidths
+            if figure_stage == stage and (stage == BENCHMARK or host in with_fabric_rate)
         }
         unjudged = [key for key in measured if key not in judged]
         if unjudged and not plan.rehearsal:
@@ -63,8 +63,8 @@ def _why(stage: str, unjudged: Set[str], with_fabric_rate: Set[str]) -> str:
 
 def _which(unjudged: Sequence[tuple[str, str]], measured: Sequence[tuple[str, str]]) -> str:
     """Return ` for broadcast, gather on 2 of 8 hosts`; empty for all operations on all hosts."""
-    operations, all_operations = ([*dict.fromkeys(name for name, _ in some)] for some in (unjudged, measured))
-    hosts, all_hosts = (len({host for _, host in some}) for some in (unjudged, measured))
+    operations, all_operations = ([*dict.fromkeys(name for name, _ in keys)] for keys in (unjudged, measured))
+    hosts, all_hosts = (len({host for _, host in keys}) for keys in (unjudged, measured))
     names = ", ".join(operations)
     if len(operations) > _MAX_OPERATIONS:
         names = f"{len(operations)} of {len(all_operations)} operations"

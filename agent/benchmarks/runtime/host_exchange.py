@@ -72,11 +72,11 @@ class HostExchange:
         deadline, values = time.monotonic() + limit_s, {}
         for host in hosts:
             key = f"{prefix}/of/{host}"
-            while not (is_there := self._context.store.check([key])) and time.monotonic() < deadline:
+            while not (has_value := self._context.store.check([key])) and time.monotonic() < deadline:
                 if self._has_left(host):
                     break
                 self._pause()
-            if is_there:
+            if has_value:
                 values[host] = json.loads(self._context.store.get(key).decode())
         return values
 
