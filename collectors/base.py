@@ -65,7 +65,7 @@ class Family:
     counter: bool = False
     varies: bool = False
     """Whether the value may change while the host runs. False for a counter, which may always change. A reading that neither
-    varies nor is a counter describes a part or its configuration: if its value differs between two snapshots of a record, the
+    varies nor is a counter describes a part or its configuration. If its value differs between two snapshots of a record, the
     judge reports a contradiction."""
     signed: bool = False
     """Whether the value may be negative. If not, the judge reports a negative value as not credible."""

@@ -141,8 +141,8 @@ def notify_ready() -> None:
 def wait(directory: Path, name: str, deadline_s: float) -> str:
     """Wait until the process has ended, and return the last part of its log. At `deadline_s` seconds after its start, end it.
 
-    If the kernel killed the process because memory ran out, if no log can be written, or if no signal ends the process, add
-    this reason to the text.
+    Add the reason to the text if the kernel killed the process because memory ran out, if no log can be written, or if no
+    signal ends the process.
 
     Raises:
         BackgroundError: no process of this name was started in the directory.

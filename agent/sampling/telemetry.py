@@ -40,8 +40,8 @@ PULSE = "pulse"
 """The benchmark that switches its load on and off during a window."""
 MIN_HZ = 10.0
 MAX_GAP_S = 1.0
-"""A window with fewer than MIN_HZ samples per second, or with more than MAX_GAP_S seconds between two samples, is not used: a
-slowdown could fall between the samples."""
+"""A window with fewer than MIN_HZ samples per second, or with more than MAX_GAP_S seconds between two samples, is not used. A
+slowdown could fall between its samples."""
 
 
 class NvmlPoller(threading.Thread):

@@ -187,8 +187,8 @@ def _members(page: Resource | None) -> list[object]:
 def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
     """Return whether most entries are older than the entry that follows them.
 
-    If as many entries are newer than the one that follows, the first and the last entry are compared: by time, or by number if
-    their times do not differ or are not known. If their numbers are not known either, the first entry is taken to be the older.
+    If as many entries are newer than the entry that follows them, compare the first and the last entry by time. If their times do
+    not differ or are not known, compare their numbers. If these are not known either, take the first entry to be the older.
     Comparing only the first and the last entry is not enough: the BMC may have written one of them with a wrong clock.
     """
     texts = [clean_text(item.get("Created", ""), 40) for item in members if isinstance(item, dict)]

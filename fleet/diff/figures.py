@@ -33,8 +33,10 @@ _MAX_NAMED_FIGURES = 6
 
 
 def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequence[Criterion]) -> Iterator[Change]:
-    """Yield the changed figures of a host, then one change with the number of figures that only the earlier state has, and one
-    with the number of figures that only the new state has. Parts that were replaced or added are left out."""
+    """Yield the changed figures of a host, then how many figures only the earlier state has, then how many only the new state has.
+
+    Parts that were replaced or added are left out.
+    """
     with_baseline = [item for item in criteria if item.baseline is not None]
     added = 0
     missing: Counter[str] = Counter()
@@ -74,8 +76,10 @@ class _Noise:
     basis: str
     """How `share` was determined, as text."""
     better: int = 0
-    """1 if more is better, -1 if less is. 0 if a change is neither improvement nor regression: it is not known which is better,
-    or no criterion judges the figure against a baseline and it is not in READINGS."""
+    """1 if more is better, -1 if less is better, 0 if a change is neither improvement nor regression.
+
+    It is 0 if the better direction is unknown, or if no criterion judges the figure against a baseline and READINGS lacks it.
+    """
     is_clear: bool = True
     """Whether the noise is small enough that a change beyond it is significant."""
 

@@ -1,7 +1,7 @@
 """Check that the evidence of a host is complete and does not contradict itself. A contradiction is inconclusive, never a pass.
 
-Nothing here is compared with a limit. Each check names the elements that disagree, so that the cause can be found: a record that
-was edited, an agent that lost a part of a record, or a host whose clock or parts changed during the run.
+Nothing here is compared with a limit. Each check names the elements that disagree, so that the cause can be found. Possible
+causes are an edited record, an agent that lost a part of a record, or a host whose clock or parts changed during the run.
 """
 
 from __future__ import annotations

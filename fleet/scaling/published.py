@@ -63,7 +63,7 @@ def closest_cell(run: PublishedRun, rows: Sequence[CellResult]) -> CellResult | 
     """Return the cell with the same epochs and batch size, and the closest number of hosts, then of GPUs; None if there is none.
 
     The cell must have trained in fp32 on all of Fashion-MNIST. A run on n1-standard-4, which has too few CPUs, is compared with a
-    cell with limited CPUs, and any other run with a cell without this limit.
+    cell with limited CPUs. Any other run is compared with a cell without this limit.
     """
     has_few_cpus = run.machine == _FEW_CPUS
     comparable = [

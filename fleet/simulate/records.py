@@ -50,8 +50,8 @@ TIMES = {"gpu.throttle.time": 38.6}
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 """Readings whose value is the number of GPUs, if their scope is the host."""
 DURING_GANG = "during the gang launch"
-"""Snapshot during a gang launch. It has the readings from during the launch on the host alone, except that counters have their
-values from after that launch, so that they never fall."""
+"""Snapshot during a gang launch. It has the readings from during the launch on the host alone. Counters have their values from
+after that launch, so that they never fall."""
 BOOT_ID: Doc = {"name": "host.boot_id", "unit": "1", "values": {"host": Placeholder("boot")}}
 """The reading that identifies the machine."""
 UPTIME_S = 86_400.0
@@ -371,7 +371,7 @@ def _value(name: str, value: Any, gpu: int, devices: int, at: float) -> Any:
     """Return the value of a reading.
 
     It is an identity of the simulated host, its number of GPUs, a slot with levels between two measured extremes, or the measured
-    value, which in some readings grows with the number of GPUs.
+    value. The measured value of PROPORTIONAL_READINGS is scaled to the number of GPUs.
     """
     identities: Mapping[str, Any] = {
         "gpu.uuid": Placeholder(f"uuid{gpu}"),

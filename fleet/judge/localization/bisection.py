@@ -1,7 +1,7 @@
 """Plan the probe launches that find the faulty hosts or links of a job that hangs or cannot form.
 
 A launch is a list of groups of hosts. No host is in two groups, all groups start at the same time, and each works or fails.
-`Bisection` keeps no state: it gets the outcomes so far, repeats its search from the start, and returns the first groups that
+`Bisection` keeps no state. It gets the outcomes so far and repeats its search from the start. It returns the first groups that
 the search needs and that have no outcome yet.
 
 1. Launch the hosts in pairs. If a pair works, both hosts are good, because only hosts and links can be bad.
