@@ -50,7 +50,7 @@ def test_image_is_published_only_for_a_tag_and_after_the_gpu_tests() -> None:
     assert job["if"] == "startsWith(github.ref, 'refs/tags/v')"
     assert set(job["needs"]) == {"rehearse", "gpu"}
     names = [step.get("name") for step in job["steps"]]
-    assert names.index("Accept this machine with the image") < names.index("Push the image")
+    assert names.index("Run an acceptance test of this machine with the image") < names.index("Push the image")
 
 
 @pytest.mark.parametrize("job", JOBS)
