@@ -32,7 +32,7 @@ def read_efa(files: Files, port: str, read: Callable[[str], Value | Absent]) -> 
         return {}
     readings: dict[str, Value | Absent] = {}
     for name in _NAMES:
-        # Some versions of the driver have the counter in the directory of the adapter instead of the port's.
+        # Some versions of the driver have the counter in the directory of the adapter, not in that of the port.
         of_port = read(f"{port}/hw_counters/{name}")
         readings[f"efa.{name}"] = read(f"{adapter}/hw_counters/{name}") if isinstance(of_port, Absent) else of_port
     return readings

@@ -1,6 +1,6 @@
 """Errors in the kernel log since boot.
 
-The NVIDIA driver logs errors of GPUs (XIDs) and of NVSwitches (SXids), the kernel those of other parts.
+The NVIDIA driver logs errors of GPUs (XIDs) and of NVSwitches (SXids). The kernel logs errors of other parts.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _GPU_AT = re.compile(rf"NVRM:\s+GPU at ({_ADDRESS}): ({_UUID.pattern})")
 _PREEMPTED, _ACTION = 45, 154
 """XID 45 reports that the channels of a process were removed, XID 154 that the recovery action of a GPU changed."""
 _NVLINK5 = range(144, 151)
-"""XIDs of NVLink 5. One code covers fatal and other errors; the message tells which: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01`."""
+"""XIDs of NVLink 5. One code covers fatal and other errors; the message has the severity: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01`."""
 _NVLINK5_SEVERITY = re.compile(r"\s(Fatal|Non-?fatal)\s+(?:XC|i ?\d|Link)", re.IGNORECASE)
 _SXID = re.compile(rf"nvidia-nvswitch\d+:\s+SXid\s+\(({_ADDRESS})\)\s*:\s*(\d+)\s*,\s*(.*)")
 _SXID_DETAIL = re.compile(r"Severity \d|Data \{")
@@ -61,7 +61,7 @@ _RESOLVED = re.compile(r", GPU recovery action changed from .* to 0x0\b")
 """Text of an XID 154 that withdraws the action for an earlier XID: `changed from 0x1 (GPU Reset Required) to 0x0 (None)`."""
 _SENTENCE = re.compile(r"NVRM:\s+The NVIDIA v?GPU ")
 _SENTENCE_PART = re.compile(r"\s*NVRM:\s+((?:\(PCI ID|installed in|system has|fallen off).*)")
-"""A sentence in three lines of the log, which ` / ` separates here:
+"""The driver logs this sentence in three lines, separated here by ` / `:
 
 `The NVIDIA GPU 0000:18:00.0 / (PCI ID: 10de:2330) installed in this system has / fallen off the bus and is not responding`.
 """

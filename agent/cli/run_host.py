@@ -151,7 +151,7 @@ class HostRunner:
             return None
 
     def _launch_gang(self, run: HostRun) -> None:
-        """Wait for the gang's other hosts and launch with those that connect. If none does, record why the stage did not run."""
+        """Wait for the gang's other hosts and launch with those that connect. If no host connects, record why the stage did not run."""
         options, stage = self._options, self._plan.stage(GANG)
         expected = self._plan.gangs()[run.host.gang]
         gang = Gang.from_plan(self._plan, run.host, "meeting", expected, options.port)
@@ -162,7 +162,7 @@ class HostRunner:
         else:
             absent = ", ".join(host for host in expected if host not in (*members, run.host.name))
             # If `members` is empty, neither of the two hosts that collect the members (`gang.watchers`) answered this host. The
-            # other hosts may have launched without this one.
+            # other hosts may have launched without this host.
             absence = f"{absent} did not connect" if members else f"no answer from {' and '.join(gang.watchers)}"
             reason = f"no other host to launch with: {absence} within {options.meet_within:g} s"
             if absent and len(members) > 1:

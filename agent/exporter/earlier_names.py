@@ -17,7 +17,7 @@ def earlier_name(name: str) -> str:
 
 
 def earlier_metrics(families: Iterable[Family]) -> Iterator[Metric]:
-    """Yield each renamed family that has a reading, under its earlier name: a gauge without a unit."""
+    """Yield each renamed family that has a reading, under its earlier name, as a gauge without a unit."""
     for family in families:
         if family.name in PROMETHEUS_NAMES:
             new_name = prometheus_name(family.name, family.unit)

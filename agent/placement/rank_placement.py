@@ -92,7 +92,7 @@ def without_placement(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def count_device_nodes(root: Path) -> int:
-    """Return the number of device nodes of NVIDIA GPUs. A container has only those of its own GPUs."""
+    """Return the number of device nodes of NVIDIA GPUs. A container has device nodes only for its own GPUs."""
     return sum(bool(re.fullmatch(r"nvidia\d+", path.name)) for path in root.glob("dev/nvidia*"))
 
 

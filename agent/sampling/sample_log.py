@@ -1,8 +1,8 @@
 """Samples of the GPUs over a time of any length, in bounded memory.
 
-While there is room, every sample is kept. When the log is full, every two neighbours are merged into a group, and new samples
-are merged into groups of the same size. One sample of each group is kept, selected at random: samples at a fixed distance could
-all fall into the same phase of a pulsed load.
+While there is room, every sample is kept. When the log is full, each two neighbouring groups are merged into one group, and new
+samples are merged into groups of the same size. One sample of each group is kept. It is selected at random, because samples at a
+fixed distance could all fall into the same phase of a pulsed load.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class Group(NamedTuple):
     """When the first sample was read."""
     last: float
     gap_s: float
-    """Longest time between two successive samples; 0 for a single one."""
+    """Longest time between two successive samples; 0 for a single sample."""
     reads: int
     """Number of samples."""
     samples: GpuSamples
-    """The kept sample, with each GPU's highest temperature of the group. If a GPU has no sample at one of the moments, the reason
-    for this replaces its kept sample."""
+    """The kept sample, with each GPU's highest temperature of the group. If a GPU has no sample at one of the group's times, the
+    reason for this replaces its kept sample."""
 
     def reads_between(self, begin: float, end: float) -> float:
         """Estimate how many samples of the group were read in a window that overlaps it, assuming even intervals."""
@@ -52,7 +52,7 @@ class Selection(NamedTuple):
     reads: int
     """How many samples were read, including those that were not kept."""
     gap_s: float
-    """Longest time without a sample in the window. A group that is only partly in the window counts with its longest gap."""
+    """Longest time without a sample in the window. If a group is only partly in the window, its longest gap counts all the same."""
 
 
 class SampleLog:
@@ -65,11 +65,11 @@ class SampleLog:
 
     @property
     def last(self) -> float:
-        """Return when the last sample was read; minus infinity without one."""
+        """Return when the last sample was read; minus infinity if there is none."""
         return self._groups[-1].last if self._groups else float("-inf")
 
     def add(self, at: float, samples: GpuSamples) -> None:
-        """Add the samples of one moment, later than those before."""
+        """Add the samples of one moment, which must be later than all samples in the log."""
         group = Group(at, at, at, 0.0, 1, samples)
         if self._groups and self._groups[-1].reads < self._group_size:
             self._groups[-1] = self._merge(self._groups[-1], group)

@@ -66,7 +66,7 @@ def _registration(gpu: NvmlGpu) -> str:
 
 
 def _state(gpu: NvmlGpu) -> str:
-    """Return the state of the registration; for a registered GPU whose health is a fault, the summary of this health instead."""
+    """Return the state of the registration, or the summary of its health if the GPU is registered but not healthy."""
     registration = _registration(gpu)
     return _SUMMARIES.get(_fabric_info(gpu).summary, registration) if registration == "completed" else registration
 
@@ -84,10 +84,10 @@ def _if_registered(get: Getter) -> Getter:
 
 
 def _health(shift: int, mask: int = 0b11, healthy: int | None = None) -> Getter:
-    """Return a getter of whether one of the items in the health word is a problem.
+    """Return a getter of whether one item of the health word reports a problem.
 
     The item consists of the bits that `mask` selects after a shift by `shift`. Its value 0 means not supported. Without
-    `healthy`, only the value 1 is a problem; with `healthy`, every value except 0 and `healthy` is.
+    `healthy`, only the value 1 is a problem; with `healthy`, every value except 0 and `healthy` is a problem.
     """
 
     def is_unhealthy(gpu: NvmlGpu) -> bool:

@@ -53,7 +53,7 @@ def internal_disks(files: Files) -> list[str] | Absent:
 
 
 def _is_detachable(files: Files, disk: str) -> bool:
-    """Return whether the disk may be detached by design. With NVMe multipath, its device is a subsystem with controllers."""
+    """Return whether the disk may be detached by design. With NVMe multipath, the device of a disk is a subsystem with controllers."""
     device = f"{_BLOCK}/{disk}/device"
     controllers = (device, *sorted(files.glob(f"{device}/nvme*")))
     transports = {files.read(f"{controller}/transport", str) for controller in controllers}
@@ -66,7 +66,7 @@ def _is_detachable(files: Files, disk: str) -> bool:
 
 
 def states(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
-    """Yield the number of disks, whether each works, and its failed commands."""
+    """Yield the number of disks, whether each disk works, and the number of its failed commands."""
     count = disks if isinstance(disks, Absent) else len(disks)
     if isinstance(count, Absent) and count.status == "unsupported":
         count = 0
@@ -106,7 +106,8 @@ def controllers(files: Files) -> Iterable[Family]:
 def _is_built_in(files: Files, controller: str) -> bool:
     """Return whether an NVMe controller is on the PCI bus and must have disks.
 
-    Left out are controllers for administration or discovery, those being added or removed, and network volumes of clouds.
+    The result is False for controllers for administration or discovery, for controllers that are being added or removed, and for
+    network volumes of clouds.
     """
     kind, state = files.read(f"{controller}/cntrltype", str), files.read(f"{controller}/state", str)
     model = files.read(f"{controller}/model", str)
@@ -148,7 +149,7 @@ def _read(files: Files, path: str, parse: Callable[[str], T], disk: str) -> T | 
 
 
 def _first_text(files: Files, paths: tuple[str, ...], disk: str) -> str | Absent:
-    """Return the text of the first file that has one. If none has, return why the last file has none."""
+    """Return the first text in these files. If no file has a text, return why the last file has none."""
     text: str | Absent = Absent.unsupported("not reported")
     for path in paths:
         text = _read(files, path, nonempty, disk)

@@ -49,7 +49,7 @@ def read_targets(control: Path, name: str) -> Targets:
 
 
 def parse_targets(buffer: bytes) -> Targets:
-    """Return the targets in the answer of the ioctl. Raises OSError if it is cut short."""
+    """Return the targets in the answer of the ioctl. Raises OSError if the answer is cut short."""
     header = _HEADER.unpack_from(buffer)
     start, count, flags = header[4], header[5], header[7]
     if flags & _BUFFER_FULL:
@@ -86,9 +86,9 @@ def redundant_devices(
 ) -> Iterator[tuple[str, str, KnownMembers]]:
     """Yield name, kind and members of each device with redundancy.
 
-    If this process may not read the status, the legs of LVM RAID and mirrors are known by their names, and their state is an
-    error. Left out are all devices in a container without the device mapper, devices that are removed meanwhile, and those whose
-    status is too long.
+    If this process may not read the status, the legs of LVM RAID and mirrors come from the names of the devices, and the state of
+    each leg is an error. In a container without the device mapper the result is empty. Devices that are removed meanwhile, or whose
+    status is too long, are left out.
     """
     control = files.path("dev/mapper/control")
     paths = files.glob("sys/block/dm-*/dm/name")

@@ -92,20 +92,20 @@ def _read_array(files: Files, name: str) -> Array:
         flags = files.read(f"{path}/{device}/state", lambda text: text.split(","))
         slot = files.read(f"{path}/{device}/slot", int)
         if isinstance(flags, Absent) or (not isinstance(slot, int) and {"spare", "journal"} & {*flags}):
-            continue  # a spare or journal is no member
+            continue  # a spare or a journal is not a member
         array.members[device.removeprefix("dev-")] = "in_sync" in flags and "faulty" not in flags
         if isinstance(slot, int):
             filled.append(slot)
         else:
             failed += "faulty" in flags
     slots = files.read(f"{path}/raid_disks", lambda text: int(text.split()[0]))
-    if array.missing and filled and isinstance(slots, int):  # without a slot that was read, all would count as empty
+    if array.missing and filled and isinstance(slots, int):  # if no slot could be read, all slots would count as empty
         array.add_empty([slot for slot in range(slots) if slot not in filled], failed)
     return array
 
 
 def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]:
-    """Yield how many disks each md array misses, and whether it can be used.
+    """Yield how many disks are missing from each md array, and whether the array can be used.
 
     Also yield whether each member of md arrays, btrfs and LVM RAID (`mapped`) is in sync.
     """
@@ -121,12 +121,12 @@ def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family
     known = {} if isinstance(listed, Absent) else listed
     names = files.matching(_BLOCK, r"md\w+", "no disk array")
     for name in sorted({*known, *([] if isinstance(names, Absent) else names)}):
-        array, other = _read_array(files, name), known.get(name, Array())
-        counts = [count for count in (array.missing, other.missing) if count is not None]
+        array, listed_array = _read_array(files, name), known.get(name, Array())
+        counts = [count for count in (array.missing, listed_array.missing) if count is not None]
         unknown = files.read(f"{_BLOCK}/{name}/md/degraded", int)
         missing.add({"array": name}, max(counts) if counts else unknown)
-        works.add({"array": name}, array.works and other.works)
-        for member, in_sync in (array.members or other.members).items():
+        works.add({"array": name}, array.works and listed_array.works)
+        for member, in_sync in (array.members or listed_array.members).items():
             members.add({"array": name, "member": member}, in_sync)
     for path in files.glob(f"{_BTRFS}/*/devinfo/*/missing"):
         _, _, _, system, _, device, _ = path.split("/")
@@ -197,7 +197,7 @@ def _nvme_paths(files: Files) -> dict[str, dict[str, str | Absent]]:
 
 
 def _mapped_paths(files: Files) -> Iterator[tuple[str, dict[str, str | Absent]]]:
-    """Yield each multipath disk of the device mapper. Its paths are disks: path -> its state, or why its state cannot be read."""
+    """Yield each multipath disk of the device mapper, with each of its paths (disks) -> state, or why it cannot be read."""
     for path in files.glob(f"{_BLOCK}/dm-*/dm/uuid"):
         device = path.split("/")[-3]
         uuid, name = files.read(path, str), files.read(f"{_BLOCK}/{device}/dm/name", nonempty)

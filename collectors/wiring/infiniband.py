@@ -1,7 +1,7 @@
 """Neighbors of InfiniBand ports, from `smpquery` of infiniband-diags.
 
 Two directed-route packets ask the device at the other end of the cable, so large fabrics take no longer than small ones. A switch
-answers with its GUID, its name, and the port at which the packet arrived. Any other device is an error.
+answers with its GUID, its name, and the port at which the packet arrived. If the device is not a switch, the result is an error.
 """
 
 from __future__ import annotations

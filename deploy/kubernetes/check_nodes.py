@@ -3,7 +3,7 @@
     kubectl get nodes -o json | python3 deploy/kubernetes/check_nodes.py --plan runs/r1/plan.json
 
 Exit codes: 0 the cluster can run all hosts of the plan at the same time, 1 it cannot, 64 wrong usage. GPUs that other pods use
-count as free. Needs only Python.
+count as free. The script needs only Python.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ RESOURCE = "nvidia.com/gpu"
 TOLERATED = (RESOURCE,)
 """Taints that the manifests' pods tolerate."""
 SHARED, MIG = f"{RESOURCE}.shared", "nvidia.com/mig-"
-"""Resource of GPUs that pods share, if the device plugin renames it; prefix of the resources of MIG partitions."""
+"""Resource of shared GPUs, if the device plugin gives them another name; prefix of the resources of MIG partitions."""
 STRATEGY, PRODUCT, COUNT = f"{RESOURCE}.sharing-strategy", f"{RESOURCE}.product", f"{RESOURCE}.count"
 """Labels of GPU Feature Discovery: how GPUs are shared, their model (`-SHARED` or `-MIG-1g.10gb` added), and their number."""
 CONDITION_TAINTS = "node.kubernetes.io/"
@@ -80,14 +80,14 @@ def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -
     absent = sorted(set(wanted) - set(by_name)) if named else []
     lines += [f"{name}: the cluster has no such node, or --selector leaves it out" for name in absent]
     fits = usable >= len(wanted)
-    lines.append(f"hosts in the plan: {len(wanted)}; nodes that can run one: {usable}{'' if fits else ', not enough'}")
+    lines.append(f"hosts in the plan: {len(wanted)}; nodes that can run a host: {usable}{'' if fits else ', not enough'}")
     return lines, fits
 
 
 def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
     """Return the problems of this node for a pod that requests `wanted` GPUs.
 
-    An unhealthy GPU is a problem even if enough others are left.
+    An unhealthy GPU is a problem even if enough healthy GPUs remain.
     """
     problems = []
     reported: set[str] = set()  # taints of conditions that are already in `problems`

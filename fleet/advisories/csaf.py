@@ -65,10 +65,10 @@ def bulletin_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tup
             (vulnerability, dict(_fixes(key, listed, _fixed_versions(vulnerability, products))))
             for vulnerability in document["vulnerabilities"]
         ]
-        every_branch = {branch: fixed for _, of_one in fixes for branch, fixed in of_one.items()}
+        every_branch = {branch: fixed for _, fixed_by_branch in fixes for branch, fixed in fixed_by_branch.items()}
         groups: dict[tuple[AffectedRange, ...], list[tuple[float, str, str]]] = {}
-        for vulnerability, of_one in fixes:
-            if ranges := tuple(_ranges(key, every_branch, of_one)):
+        for vulnerability, fixed_by_branch in fixes:
+            if ranges := tuple(_ranges(key, every_branch, fixed_by_branch)):
                 groups.setdefault(ranges, []).append((*_rating(vulnerability), vulnerability["cve"]))
         for ranges, rated in groups.items():
             score, severity, _ = max(rated)

@@ -1,4 +1,4 @@
-"""Read the BMCs of many hosts at once. If one hangs, only its own reading is lost."""
+"""Read the BMCs of many hosts at once. If a BMC hangs, only its own readings are lost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from fleet.bmc.target import IPMI, BmcError, BmcTarget
 from schemas.records import Metric
 
 DEADLINE_S = 120.0
-"""Maximum time for one BMC. Those of GB200 trays need up to a minute."""
+"""Maximum time for one BMC. BMCs of GB200 trays need up to a minute."""
 GRACE_S = 2.0
 """Time after the deadline in which a thread may still return its readings."""
 WORKERS = 128
@@ -62,6 +62,6 @@ def _read_one(target: BmcTarget, marks: Marks | None, deadline_s: float, results
         metrics = read_bmc(target, marks, start + deadline_s).metrics()
     except BmcError as error:
         metrics = unreadable(str(error))
-    except Exception as error:  # noqa: BLE001 - a service may answer with anything; the other BMCs are read all the same
+    except Exception as error:  # noqa: BLE001 - a service may answer with anything, which must not stop the reading of the other BMCs
         metrics = unreadable(f"answers with unexpected data ({type(error).__name__})")
     results.put((target, metrics, time.monotonic() - start))

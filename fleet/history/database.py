@@ -112,7 +112,7 @@ class History:
         self._database.execute(f"create view loose_figures as {loose_figures or tables.empty('figures')}")
 
     def rows(self, query: str, values: Sequence[object] | Mapping[str, object] = ()) -> Rows:
-        """Return the result of a query that Rackproof itself makes. If a file turns out to be damaged, it is left out.
+        """Return the result of a query of Rackproof itself. If a file turns out to be damaged, the query is repeated without it.
 
         Raises:
             RunError: the query fails although every file is undamaged.
@@ -133,10 +133,10 @@ class History:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def select(self, query: str) -> tuple[list[str], Rows]:
-        """Return the columns and rows of the operator's query, which must be one SELECT. A damaged file is left out.
+        """Return the columns and rows of the operator's query, which must be one SELECT. If a file is damaged, the query is repeated without it.
 
         Raises:
-            UsageError: the query is not one SELECT, reads another file, or fails although every file is undamaged.
+            UsageError: the query is not one SELECT, reads a file outside the history, or fails although every file is undamaged.
         """
         duckdb = importlib.import_module("duckdb")
         try:

@@ -1,7 +1,7 @@
 """The index of a history: its runs, and the Parquet files that belong to it.
 
 The index is the only list of files. A writer (`commit`) adds files under new names, then adds the next version of the index
-atomically, then removes files that it no longer lists. So a reader always has a complete history.
+atomically, then removes files that this version no longer lists. So a reader always has a complete history.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from schemas.errors import RunError
 
 VERSION = 1
 SCHEMA = f"rackproof.history/{VERSION}"
-"""A change that older versions of Rackproof would misread needs a new number. A new table or key needs none: older versions
-refuse an index that has one (`_newer_names`)."""
+"""A change that older versions of Rackproof would misread needs a new number. A new table or key needs no new number: older
+versions refuse an index with a table or key that they do not know (`_newer_names`)."""
 INDEX = "index.json"
 """File name of the index. Each version is in a directory `index-N`; the highest N counts. A copy is beside these directories."""
 INDEX_BYTES = 256_000_000
@@ -57,7 +57,7 @@ class Index:
     """Nonce -> run."""
     files: list[StoredFile] = field(default_factory=list)
     imports: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """SHA-256 of an imported file -> what it is."""
+    """SHA-256 of an imported file -> description of the file."""
     generation: int = 0
     """Number of this version of the index; each writer adds 1."""
     published: set[str] = field(default_factory=set)
@@ -87,7 +87,7 @@ def read_index(directory: Path, kind: str) -> Index | None:
             return read_version(directory, kind, path)
         except RunError:
             if path.exists():
-                raise  # otherwise a writer has replaced it meanwhile
+                raise  # if the file is missing, a writer has replaced this version meanwhile
     raise RunError(f"{place}: other processes change the history all the time: try again later")
 
 
@@ -201,7 +201,7 @@ def stored(place: Path, path: Path, table: str, runs: tuple[str, ...], month: st
 
 
 def damage(place: Path, item: StoredFile, *, complete: bool = False) -> str:
-    """Return what is wrong with a file; empty if nothing is. `complete` compares its checksum too, which reads all of it."""
+    """Return what is wrong with a file; empty if nothing is. `complete` also compares the checksum, which reads the whole file."""
     path = place / item.path
     try:
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Find the place of a figure among those of accepted parts of the same model, driver and stage: is this number normal?
+"""Compute the percentile of a figure among the figures of accepted parts with the same model, driver and stage.
 
 `percentiles` answers for many figures in one query.
 """
@@ -21,7 +21,7 @@ MIN_PARTS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class PeerFigure:
-    """A measured figure, and the kind of part that it is of."""
+    """A measured figure, and the properties that figures must share to be compared with it."""
 
     name: str
     settings: str
@@ -38,10 +38,10 @@ class PeerFigure:
 
 @dataclass(frozen=True, kw_only=True)
 class Percentile:
-    """The place of a value among the values of accepted parts."""
+    """The percentile of a value among the values of accepted parts."""
 
     below: float
-    """Share of the values below it, equal ones counted half; 0.5 is the median."""
+    """Share of the values that are smaller (equal values count half); 0.5 is the median."""
     values: int
     """Number of values compared: one for each part and run, even if the part has several links or peers."""
     parts: int
@@ -81,12 +81,12 @@ from found group by number"""
 
 
 def percentiles(history: History, figures: Sequence[PeerFigure]) -> list[Percentile | None]:
-    """Return the place of each figure among the values of accepted hosts; None with fewer than MIN_PARTS parts.
+    """Return the percentile of each figure among the values of accepted hosts; None with fewer than MIN_PARTS parts.
 
-    Values of merged months are known as 200 quantiles, so shares have errors of up to 0.25 %.
+    Of merged months only 200 quantiles are stored, so shares have errors of up to 0.25 %.
 
     Args:
-        history: the history of the kind of the run.
+        history: the history with runs of the same kind as the run (real, rehearsal or simulated).
         figures: the figures; `settings_text` makes their settings comparable.
     """
     if not figures:

@@ -21,7 +21,7 @@ from schemas.errors import RunError
 
 _HERE = Path(__file__).parent
 MAX_ROWS = 100
-"""Maximum number of rows of each table; `rackproof history lemons` and `rackproof history drivers` have all."""
+"""Maximum number of rows of each table; `rackproof history lemons` and `rackproof history drivers` print all rows."""
 REPEATED_COLUMNS = ("Part", "Last in", "Episodes", "Runs", "Problems", "First", "Last", "Expected by chance", "Finding")
 DRIFT_COLUMNS = ("Part", "Figure", "Per year", "± (95 %)", "In all", "Shape", "From", "To", "Other figures")
 DRIVER_COLUMNS = ("Figure", "Old driver", "New driver", "Change", "± (95 %)", "Hosts", "Weeks", "Change is", "Finding")
@@ -64,7 +64,7 @@ def render_page(history: History) -> str:
 
 
 def summarize(drifting: Sequence[Drift], repeated: Sequence[Lemon]) -> str:
-    """Return what needs attention as a sentence."""
+    """Return a sentence that says what needs attention."""
     certain = sum(item.is_lemon for item in repeated)
     worse = [item for item in drifting if item.meaning == "worse"]
     levels = {level: sum(item.level == level for item in worse) for level in ("gpu", "host", "rack")}

@@ -38,7 +38,7 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
 
 
 def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
-    """Return the decision, or `busy` if the run is incomplete only because hosts were in use; and the busy hosts with reasons."""
+    """Return the decision, or `busy` if the run is incomplete only because hosts were in use; and busy host -> its user."""
     open_items = [item for item in report["verdicts"] if item["verdict"] != PASS and not item.get("waiver")]
     busy = {item["host"]: item.get("user", "") for item in open_items if item.get("kind") == VerdictKind.IN_USE}
     for item in open_items:  # a host with any other open verdict is not just in use
@@ -58,11 +58,11 @@ def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
 
 
 def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path) -> dict[str, Any]:
-    """Return the notification. Its `text`, which chat programs show, is complete by itself.
+    """Return the notification. Chat programs show only its `text`, so the text has everything that matters.
 
     Args:
         report, plan: the run's report and plan.
-        link: URL of the directory of the runs; empty: the path of the report is given.
+        link: URL of the directory of the runs; if it is empty, the notification has the path of the report instead.
         directory: the run directory.
     """
     outcome, busy = state(report, plan)
@@ -99,9 +99,9 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
 def _shown_lines(report: Mapping[str, Any]) -> list[str]:
     """Return counts and caveats of the summary, then one line per cause, the most urgent first.
 
-    At most _MAX_CAVEATS counts and caveats are returned. The lines on hosts that fail or are incomplete "as well" come last. If
-    there are more than MAX_LINES lines, one more line counts the rest. If the report has no causes, or was written before lines
-    had kinds, return the summary without checks and criteria.
+    At most _MAX_CAVEATS counts and caveats are returned. The lines that count further hosts (LineKind.MORE) come last. If there
+    are more than MAX_LINES lines, one more line counts the rest. If the report has no causes, or was written before lines had
+    kinds, return the summary without its lines about checks and criteria.
     """
     texts, lines = list(report["acceptance"]["summary"]), list(report["acceptance"].get("lines", ()))
     causes = [_cause(cause) for cause in report.get("causes", ())]
@@ -122,7 +122,7 @@ def _shown_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _first(texts: Sequence[str], most: int = MAX_LINES) -> list[str]:
-    """Return the first texts, and how many more there are."""
+    """Return the first texts, and a line with the number of the others if there are more."""
     more = len(texts) - most
     return [*texts[:most], *([f"… and {counted(more, 'more line')} in the report"] if more > 0 else [])]
 
@@ -137,7 +137,7 @@ def _cause(cause: Mapping[str, Any]) -> str:
 
 
 def _plain(line: str) -> str:
-    """Return a line without control characters, because chats and mail programs show text from hosts; a cut line ends in `…`."""
+    """Return a line without control characters, which text from hosts may contain. A line that is too long is cut at `…`."""
     text = "".join(character if character.isprintable() else " " for character in str(line))
     return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"
 

@@ -26,8 +26,8 @@ class CounterChange:
     total: Value
     """The increase; if a reading is not a number, that reading, which no limit accepts."""
     reading: Observation
-    """Of the stage in which the counter rose most, the reading after the largest single increase. For a timestamp of the newest
-    event: the first reading with its last value. If a reading is not a number: that reading."""
+    """The reading after the largest single increase in the stage in which the counter rose most. For a timestamp of the newest
+    event, the first reading with its last value. If a reading is not a number, that reading."""
     stage: str
     """The stage of `reading`; empty if the increase was before the stage began, or if the counter did not rise."""
     where: str
@@ -67,7 +67,7 @@ def change(readings: Sequence[Observation]) -> CounterChange:
 def _running_maximum(readings: Sequence[Observation]) -> list[Observation]:
     """Return the readings, each with the largest value so far.
 
-    A reading may miss an event that the reading before it found. If the next reading finds it again, it did not happen twice.
+    A reading may miss an event that the reading before it found. If the next reading finds the event again, the event did not happen twice.
     """
     latest = itertools.accumulate((number(item.value) for item in readings), max)
     return [replace(item, value=value) for item, value in zip(readings, latest, strict=True)]

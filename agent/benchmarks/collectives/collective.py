@@ -36,8 +36,8 @@ GRAPH_CALLS = 100
 """Operations in one CUDA graph."""
 BUFFER_PAIRS = 12
 """Maximum number of pairs of buffers of a large operation. The operation is timed with each pair in turn, and the median of all
-these times is reported, because the time depends on the addresses of the buffers: between pairs it differs by up to 5 %
-(measured, 4 H200, all_to_all of 128 MiB), with one pair it varies by 0.3 %."""
+these times is reported, because the time depends on the addresses of the buffers. The times of two pairs differ by up to 5 %; the
+times of one pair differ by only 0.3 % (measured, 4 H200, all_to_all of 128 MiB)."""
 LARGE_BYTES = 1 << 20
 """Smallest size of a large operation."""
 MEMORY_SHARE = 0.75
@@ -45,7 +45,7 @@ MEMORY_SHARE = 0.75
 
 
 class Case(NamedTuple):
-    """One measurement."""
+    """One operation to measure, with its placement and size."""
 
     op: str
     placement: str
@@ -57,7 +57,7 @@ class Case(NamedTuple):
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report algbw and busbw in B/s, latency in s and the number of wrong elements of each operation, size and placement.
 
-    With NCCL also `collective.transport`, `.nvls` and `.channels`, and the latency of small messages in a CUDA graph.
+    With NCCL, also report `collective.transport`, `.nvls` and `.channels`, and the latency of small messages in a CUDA graph.
     """
     cases = [
         Case(op, placement, size)
@@ -109,7 +109,7 @@ def _measure(
         _report_absent(context, case, ERROR, reason)
         return
     wrong_before = buffers.run_and_check()
-    context.synchronize()  # has a time-out, unlike reading the count
+    context.synchronize()  # times out if the operation hangs; reading the count would wait without end
     wrong = context.sum_over_ranks(float(wrong_before))
     params = _params(context, case.size) | {"placement": case.placement, **choice}
     try:
@@ -125,7 +125,7 @@ def _measure(
         raise
     times = summarize(series.seconds, series.stopped)
     algbw = buffers.moved / times.p50
-    if buffers.moved != case.size:  # the size is rounded, so that all ranks have the same whole number of elements
+    if buffers.moved != case.size:  # the size was rounded, so that every rank has the same whole number of elements
         params["moved_bytes"] = buffers.moved
     if len(buffer_pairs) > 1:
         params["places"] = len(buffer_pairs)
@@ -151,7 +151,7 @@ def _sample(context: Context, work: Work | Sequence[Work], settings: Mapping[str
 
 
 def _allocate(context: Context, case: Case, communicator: Communicator | None) -> tuple[CollectiveBuffers | None, str]:
-    """Return the buffers, or None and a reason. Either all ranks get buffers or none: a rank alone would wait forever."""
+    """Return the buffers, or None and a reason. Either all ranks get buffers or none: a rank whose partners are missing would hang."""
     buffers, error = None, None
     try:
         if case.op == "hypercube" and context.world_size & (context.world_size - 1):
@@ -204,9 +204,9 @@ def _report_absent(context: Context, case: Case, status: str, reason: str) -> No
 def _find_nccl_choices(
     context: Context, cases: Sequence[Case], communicator: Communicator
 ) -> dict[Case, dict[str, Any]]:
-    """Run every case once, untimed, with NCCL's log enabled; return case -> what NCCL chose for it (parameters of its figures).
+    """Run every case once, untimed, with NCCL's log enabled, and report transport, channels and use of NVLS.
 
-    Reports transport, channels and use of NVLS.
+    Return case -> what NCCL chose for it, as parameters of the figures.
     """
     context.set_phase("collective paths")
     log = nccl_log.NcclLog(context.work / f"nccl.rank{context.rank}.log")
@@ -244,18 +244,18 @@ def _find_nccl_choices(
     return {case: {**known, **choice} for case, choice in choices.items()}
 
 
-def all_transports(context: Context, own: str, key: str) -> str:
-    """Return the transports of all ranks: if one rank lacks NVLink or GPUDirect, only the log of that rank shows it.
+def all_transports(context: Context, transport: str, key: str) -> str:
+    """Return the transports of all ranks, because the log of a rank shows only the transport of this rank.
 
     The ranks exchange their transports in the store of the launch under `key`. A rank without a transport in its log counts as
     `unknown`. The result is empty if no log has one.
     """
-    context.store.set(f"{key}/{context.rank}", own)
+    context.store.set(f"{key}/{context.rank}", transport)
     context.min_max_over_ranks(1)  # serves as a barrier: afterwards every rank has set its key
     by_rank = {context.store.get(f"{key}/{rank}").decode() for rank in range(context.world_size)}
     if by_rank == {""}:
         return ""
-    return "+".join(sorted({transport or "unknown" for text in by_rank for transport in text.split("+")}))
+    return "+".join(sorted({name or "unknown" for text in by_rank for name in text.split("+")}))
 
 
 def _measure_in_graph(

@@ -70,7 +70,7 @@ class VerbsTest:
             port: the local port.
             tcp_port: where the server listens for the exchange of parameters.
             gpu: the options for GPU memory, from `Installation.gpu_options`.
-            server: address of the server; empty: be the server.
+            server: address of the server; empty if this side is the server.
         """
         arguments = ["-F", "-d", port.hca, "-i", str(port.number), "-p", str(tcp_port), "-s", str(self.size_bytes)]
         if port.link_layer == ROCE:
@@ -136,7 +136,7 @@ class PerftestRun:
             )
             self._files = files.pop_all()
         # The caller passes the processors near the adapter, so that the memory of the test is on the adapter's NUMA node.
-        with contextlib.suppress(OSError):  # the processors may be outside this container's cpuset
+        with contextlib.suppress(OSError):  # the test works on other processors, too
             if wanted := set(cpus) & os.sched_getaffinity(0):
                 os.sched_setaffinity(self._process.pid, wanted)
 
@@ -168,7 +168,7 @@ def _read(file: IO[bytes]) -> str:
 
 
 def wait_until_listening(servers: Mapping[str, tuple[PerftestRun, int]], progress: Progress) -> dict[str, str]:
-    """Wait until each server listens on its port; return key -> reason for each that ended or did not listen within LISTEN_S."""
+    """Wait until each server listens on its port; return key -> problem for each that ended or did not listen within LISTEN_S."""
     deadline, problems = time.monotonic() + LISTEN_S, {}
     waiting = dict(servers)
     while waiting and time.monotonic() < deadline:
@@ -187,7 +187,7 @@ def wait_until_listening(servers: Mapping[str, tuple[PerftestRun, int]], progres
 def finish(runs: Mapping[str, PerftestRun], limit_s: float, progress: Progress) -> dict[str, str]:
     """Wait for the runs; return key -> why it failed, empty if it succeeded.
 
-    A run that exceeds the limit has failed, and still runs: the caller must end it.
+    A run that exceeds the limit counts as failed but is not killed: the caller must end it.
     """
     deadline = time.monotonic() + limit_s
     while any(run.is_running for run in runs.values()) and time.monotonic() < deadline:

@@ -80,7 +80,7 @@ def _name(text: str, known: Sequence[str]) -> str:
 
 
 def parse_transport(text: str) -> str:
-    """Return the transports in the log, for example `P2P/CUMEM` or `NET/IB/GDRDMA`, joined by `+`; empty if it has none.
+    """Return the transports in the log, for example `P2P/CUMEM` or `NET/IB/GDRDMA`, joined by `+`; empty if the log has none.
 
     The name of a network plugin may have spaces, which become `_`: `NET/AWS Libfabric/0/GDRDMA` is `NET/AWS_Libfabric/GDRDMA`.
     """
@@ -90,6 +90,6 @@ def parse_transport(text: str) -> str:
 
 
 def parse_channels(text: str) -> tuple[int, int] | None:
-    """Return the number of channels for collectives, and for NVLS (0: NVLink SHARP is not used); None if not in the log."""
+    """Return the numbers of channels for collectives and for NVLS (0: no NVLink SHARP); None if the log does not have them."""
     counts = re.findall(r"(\d+) coll channels, (?:\d+ collnet channels, )?(\d+) nvls channels", text)
     return (int(counts[-1][0]), int(counts[-1][1])) if counts else None

@@ -1,4 +1,4 @@
-"""A checkpoint in a shared directory: each host writes a shard for each of its ranks; another host reads and compares them.
+"""A checkpoint in a shared directory: each host writes a shard for each of its ranks, and another host reads and checks them.
 
 If bytes of a shard are wrong, the host that wrote the shard (its owner) and a third host, if there is one, read the shard, too.
 If every host that read the shard, or two hosts other than the owner, read wrong bytes, the file system stored the shard wrong.
@@ -23,7 +23,7 @@ MOST_DISPUTED = 16
 """Maximum number of wrong shards of one owner that a host reports. Only reported shards are read again."""
 
 Readings = dict[tuple[str, int], dict[str, tuple[int, int]]]
-"""Owner and number of a shard -> host that read it wrong -> number of wrong bytes, and offset of the first."""
+"""Owner and number of a shard -> host that read it wrong -> number of wrong bytes, and offset of the first wrong byte."""
 
 
 class CheckpointShards:
@@ -102,13 +102,13 @@ class CheckpointShards:
 
     @staticmethod
     def _wrong(owner: str, answers: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
-        """Return owner, number, wrong bytes and offset of the first, for at most MOST_DISPUTED shards that were read wrong."""
-        found = [
+        """Return owner, number, count of wrong bytes and first wrong offset of at most MOST_DISPUTED shards that were read wrong."""
+        wrong_shards = [
             [owner, int(number), int(answer["wrong"]), int(answer["first"])]
             for number, answer in answers.items()
             if answer["wrong"]
         ]
-        return found[:MOST_DISPUTED]
+        return wrong_shards[:MOST_DISPUTED]
 
     def _settle(self, first: Mapping[str, Sequence[Sequence[Any]]]) -> None:
         """Report how many bytes of this host's shards are stored wrong, and how many bytes this host misread in any shard.
@@ -129,9 +129,9 @@ class CheckpointShards:
             # Two hosts other than the owner suffice, because the owner may read its shard correctly from a cache.
             if found.keys() == readers[name] or len(found.keys() - {name[0]}) > 1:
                 if name[0] == clients.host:
-                    bytes_, place = next(iter(found.values()))
+                    bytes_, offset = next(iter(found.values()))
                     stored += bytes_
-                    about.setdefault("first_wrong", f"shard {name[1]} byte {place}")
+                    about.setdefault("first_wrong", f"shard {name[1]} byte {offset}")
                     about.setdefault("readers", clean(", ".join(sorted(found))))
             elif clients.host in found:
                 misread += found[clients.host][0]
@@ -148,7 +148,7 @@ class CheckpointShards:
         for name, found in readings.items():
             owner, reader = name[0], next(iter(found))
             third = next((host for host in clients.hosts if host not in (reader, owner)), "")
-            # If the owner was excluded after the first reading, it has removed its shards, and nobody can read them again.
+            # If the owner was excluded after the first reading, it has removed its shards, so no host can read them again.
             readers[name] = {*found, *({owner, third} - {""} if owner in clients.hosts else ())}
         again: list[list[Any]] = []
         for owner, number in readings:
@@ -162,9 +162,9 @@ class CheckpointShards:
 
 
 def _by_shard(wrong: Mapping[str, Sequence[Sequence[Any]]]) -> Readings:
-    """Return owner and number of each shard -> reader -> wrong bytes and offset of the first."""
+    """Return owner and number of each shard -> reader -> number of wrong bytes and offset of the first wrong byte."""
     shards: dict[tuple[str, int], dict[str, tuple[int, int]]] = defaultdict(dict)
     for reader, items in wrong.items():
-        for owner, number, bytes_, place in items:
-            shards[str(owner), int(number)][reader] = (int(bytes_), int(place))
+        for owner, number, bytes_, offset in items:
+            shards[str(owner), int(number)][reader] = (int(bytes_), int(offset))
     return dict(shards)

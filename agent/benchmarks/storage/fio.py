@@ -94,7 +94,7 @@ class FioPass:
             options["time_based"] = 1
         if is_random:
             options |= {"norandommap": 1, "group_reporting": 1}
-            # Of two writes in flight to one block, a healthy disk may store parts of both.
+            # If two writes to one block overlap in time, a healthy disk may store parts of both.
             options |= {"serialize_overlap": 1} if self.verify and self.op == "write" else {}
         return [f"--{key}={value}" for key, value in options.items()]
 
@@ -106,9 +106,9 @@ class FioResult:
     bytes_per_second: float
     operations_per_second: float
     job_bytes: tuple[int, ...]
-    """Bytes that each job transferred; with `group_reporting` one number for all."""
+    """Bytes that each job transferred; with `group_reporting` only their sum."""
     latency_s: Mapping[str, float]
-    """Percentile (`p50`) -> seconds from submission to completion; of several jobs that report separately, the longest."""
+    """Percentile (`p50`) -> seconds from submission to completion; if jobs report separately, the longest time of any job."""
 
 
 def parse(op: str, code: int, stdout: str, stderr: str) -> FioResult:

@@ -36,8 +36,8 @@ ranks diverges."""
 MAX_RATE = 0.16
 """Upper limit of the learning rate, which grows with the number of ranks. At the default rate, 16 ranks reach the limit."""
 GRAPH_WARM_UP = 3
-"""Number of steps that run before the capture of the graph. Each step uses up a batch, so a training of at most this many steps
-runs only one step before the capture."""
+"""Number of steps that run before the capture of the graph. Each step uses one batch of the training data, so a training of at
+most this many steps runs only one step before the capture."""
 
 
 class GraphedTraining:
@@ -101,9 +101,9 @@ def count_differing_parameters(model: nn.Module) -> int:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report accuracy on the test images, images per second in training, and the seconds from reading the files to the accuracy.
+    """Report accuracy on the test images, images per second in training, and the seconds for loading, training and testing together.
 
-    If parameters differ between the ranks after the training, report their number instead (`fashion_mnist.wrong_parameters`).
+    If parameters differ between the ranks after the training, report how many (`fashion_mnist.wrong_parameters`) instead.
     """
     context.min_max_over_ranks(0)  # a barrier: all ranks start together
     began = time.perf_counter()

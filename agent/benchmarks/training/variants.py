@@ -98,7 +98,7 @@ class VariantTraining:
         self.finite.logical_and_(loss.detach().isfinite())
 
     def step_alone(self) -> None:
-        """Run forward and backward pass without other ranks: fails if memory or support for the precision is missing."""
+        """Run forward and backward pass without other ranks. This fails if memory or support for the precision is missing."""
         self._scaler.scale(self.loss()).backward()  # type: ignore[no-untyped-call]
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -181,7 +181,7 @@ def _measure(context: Context, name: str, batch: int, steps: int) -> None:
 
 
 def _prepare(context: Context, variant: Variant, batch: int) -> VariantTraining:
-    """Return the training. Each rank tests it alone first, because an error in a collective would block the others."""
+    """Return the training. Each rank first tests it alone, because an error in a collective would block the other ranks."""
 
     def build() -> VariantTraining:
         training = VariantTraining(context, variant, batch)
@@ -197,7 +197,7 @@ def _prepare(context: Context, variant: Variant, batch: int) -> VariantTraining:
 
 @contextlib.contextmanager
 def _cudnn_autotuning(enabled: bool) -> Iterator[None]:
-    """If `enabled`, let cuDNN time its convolution algorithms (this takes seconds) and use the fastest; otherwise forbid it."""
+    """If `enabled`, let cuDNN time its convolution algorithms (this takes seconds) and use the fastest; otherwise disable this search."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = enabled
     try:

@@ -415,7 +415,7 @@ def test_nodes_with_enough_gpus_fit_the_plan(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_file: Path
 ) -> None:
     code, output = check(capsys, monkeypatch, plan_file, node("gpu-a"), node("gpu-b"))
-    assert (code, output) == (0, "gpu-a: 8 GPUs\ngpu-b: 8 GPUs\nhosts in the plan: 2; nodes that can run one: 2\n")
+    assert (code, output) == (0, "gpu-a: 8 GPUs\ngpu-b: 8 GPUs\nhosts in the plan: 2; nodes that can run a host: 2\n")
 
 
 @pytest.mark.parametrize(
@@ -476,7 +476,7 @@ def test_node_that_cannot_run_its_pod_is_reported_with_the_reason(
     code, output = check(capsys, monkeypatch, plan_file, node("gpu-a"), second)
     assert code == 1
     assert expected in output
-    assert output.endswith("hosts in the plan: 2; nodes that can run one: 1, not enough\n")
+    assert output.endswith("hosts in the plan: 2; nodes that can run a host: 1, not enough\n")
 
 
 T4, MIG_A100 = "Tesla-T4", "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
