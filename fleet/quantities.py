@@ -106,7 +106,7 @@ def _binary(value: float) -> tuple[float, str]:
 def quantity(value: Value, unit: str, digits: int = 4, like: float | None = None) -> str:
     """Format a value with its unit: `364.8 GB/s`, `22.5 µs`, `1 GiB`, `yes`.
 
-    If `like` is given, the unit is the one that suits `like`.
+    If `like` is given, the unit suits `like` instead of the value.
     """
     if value is None:
         return NONE
@@ -148,7 +148,7 @@ def format_pair(value: Value, limit: Value, unit: str) -> tuple[str, str]:
 
 
 def digits_for(values: Collection[Value], unit: str, like: float | None = None) -> int:
-    """Return the digits needed so that different values read differently, at most 17."""
+    """Return how many significant digits distinguish the different values, at most 17."""
     distinct = len({(isinstance(value, bool), value) for value in values})
     choices = (4, 6, 9, 12, 17)
     return next(

@@ -22,7 +22,7 @@ _KINDS = {
     "detector": "leak detector",
     "log": "event log",
 }
-"""Kind of device -> its name; other kinds are their own names."""
+"""Kind of device -> its name in text; any other kind is its own name."""
 
 
 def describe_scope(scope: str) -> str:

@@ -55,7 +55,7 @@ def _convert(value: Any, default: Any) -> Any:
 
 
 def value_problem(benchmark: str, key: str, value: Any) -> str:
-    """Return why a benchmark's setting cannot have this value, as the end of a sentence; empty if it can have it."""
+    """Return why a benchmark's setting cannot have this value, as the end of a sentence; empty if the value is valid."""
     default = BENCHMARKS[benchmark].settings[key]
     items, examples = (item if isinstance(item, list) else [item] for item in (value, default))
     examples = examples or [*BENCHMARKS[benchmark].choices[key]]
@@ -75,7 +75,7 @@ def _is_number(value: object) -> bool:
 
 
 def _has_type(item: object, example: object) -> bool:
-    """Return whether a value has the type of the default. A fraction does not, if the default is an integer."""
+    """Return whether a value has the type of the default. If the default is an integer, a fraction has another type."""
     if not _is_number(example):
         return isinstance(item, type(example))
     return _is_number(item) and (isinstance(example, float) or isinstance(item, int))
@@ -96,7 +96,7 @@ def _choice_problem(items: Sequence[str], choices: Sequence[str]) -> str:
 
 
 def needs_torch(benchmarks: Collection[str]) -> bool:
-    """Return whether a stage with these benchmarks needs torch. Without benchmarks it does, to join a process group."""
+    """Return whether a stage with these benchmarks needs torch. A stage without benchmarks needs it to join a process group."""
     return not benchmarks or any(BENCHMARKS[name].needs_torch for name in benchmarks)
 
 
@@ -156,7 +156,7 @@ def parameters(output: Output, benchmark: Benchmark | None) -> dict[str, Paramet
 
 @cache
 def output_of(name: str) -> Output | None:
-    """Return the output whose observations have that name; None if no benchmark has one."""
+    """Return the output whose observations have that name; None if no benchmark has such an output."""
     if name == DURATION.name:
         return DURATION
     entries = (output for entry in BENCHMARKS.values() for output in entry.outputs)

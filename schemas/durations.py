@@ -36,7 +36,7 @@ class Size:
 
 
 def expected_s(benchmark: str, chosen: Mapping[str, Any], size: Size) -> float:
-    """Return the seconds that a benchmark is expected to take on GPUs with these settings; 0 if it needs peers and has none."""
+    """Return the expected seconds of a benchmark on GPUs with these settings; 0 if it needs peers and the launch has none."""
     entry = BENCHMARKS.get(benchmark)
     if entry is None:
         return UNKNOWN_S
@@ -78,9 +78,9 @@ def size_of(plan: Plan, host: PlannedHost, stage: str) -> Size:
 
 
 def expected_durations(plan: Plan, host: PlannedHost, stage: Stage) -> dict[str, float]:
-    """Return benchmark -> expected seconds, in the order in which they run; empty if they are unknown.
+    """Return benchmark -> expected seconds, in the order in which the benchmarks run; empty if the durations are unknown.
 
-    In a rehearsal they are known only from an earlier run, because the table of benchmarks is for GPUs.
+    In a rehearsal, durations are known only from an earlier run, because the table of benchmarks is for GPUs.
     """
     measured = plan.durations_s.get(stage.name, {})
     if plan.rehearsal and not measured.keys() >= stage.benchmarks.keys():

@@ -40,7 +40,7 @@ def exclusive(path: Path, mode: int = 0o644) -> Iterator[int]:
 
 
 def _is_same_file(path: Path, descriptor: int) -> bool:
-    """Return whether the path still leads to the opened file: while this process waited, another may have replaced it."""
+    """Return whether the path still leads to the opened file: while this process waited, another process may have replaced it."""
     try:
         current = path.lstat()
     except FileNotFoundError:
@@ -63,7 +63,8 @@ def read_line(descriptor: int, schema: str) -> dict[str, Any] | None:
 def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
     """Replace the content of the file with the document, as one line. A reader always gets the old or the new document."""
     text = (json.dumps(document) + "\n").encode()
-    # One call, which a signal does not interrupt. Until the file is cut, the rest of a longer old line follows, and is ignored.
+    # One call, which a signal does not interrupt. Until the file is truncated, the rest of a longer old line may follow the new
+    # line. A reader ignores it.
     try:
         os.pwrite(descriptor, text, 0)
         os.ftruncate(descriptor, len(text))
@@ -75,7 +76,7 @@ def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
 def process_start_time(pid: int) -> str:
     """Return the start time of a process in clock ticks since boot; empty if it is a zombie or does not exist.
 
-    From one boot of a machine to the next, no two processes have the same PID and start time.
+    Between two boots of a machine, no two processes have the same PID and start time.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
@@ -111,7 +112,7 @@ class Claim:
 
     @property
     def process(self) -> tuple[str, str, str, int, str]:
-        """The unique identity of the process."""
+        """Return the unique identity of the process."""
         return self.machine, self.boot_id, self.pid_namespace, self.pid, self.start_time
 
     def who(self) -> str:

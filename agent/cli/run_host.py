@@ -151,7 +151,7 @@ class HostRunner:
             return None
 
     def _launch_gang(self, run: HostRun) -> None:
-        """Wait for the gang's other hosts and launch with those that connect. If no host connects, record why the stage did not run."""
+        """Wait for the gang's other hosts and launch with those that connect. If none connects, record why there is no launch."""
         options, stage = self._options, self._plan.stage(GANG)
         expected = self._plan.gangs()[run.host.gang]
         gang = Gang.from_plan(self._plan, run.host, "meeting", expected, options.port)

@@ -52,7 +52,7 @@ class Selection(NamedTuple):
     reads: int
     """How many samples were read, including those that were not kept."""
     gap_s: float
-    """Longest time without a sample in the window. If a group is only partly in the window, its longest gap counts all the same."""
+    """Longest time without a sample in the window. If a group is only partly in the window, its longest gap still counts."""
 
 
 class SampleLog:

@@ -53,7 +53,7 @@ def internal_disks(files: Files) -> list[str] | Absent:
 
 
 def _is_detachable(files: Files, disk: str) -> bool:
-    """Return whether the disk may be detached by design. With NVMe multipath, the device of a disk is a subsystem with controllers."""
+    """Return whether the disk may be detached by design. With NVMe multipath, its `device` is a subsystem with controllers."""
     device = f"{_BLOCK}/{disk}/device"
     controllers = (device, *sorted(files.glob(f"{device}/nvme*")))
     transports = {files.read(f"{controller}/transport", str) for controller in controllers}

@@ -87,8 +87,8 @@ def redundant_devices(
     """Yield name, kind and members of each device with redundancy.
 
     If this process may not read the status, the legs of LVM RAID and mirrors come from the names of the devices, and the state of
-    each leg is an error. In a container without the device mapper the result is empty. Devices that are removed meanwhile, or whose
-    status is too long, are left out.
+    each leg is an error. In a container without the device mapper the result is empty. Devices that are removed meanwhile, or
+    whose status is too long, are left out.
     """
     control = files.path("dev/mapper/control")
     paths = files.glob("sys/block/dm-*/dm/name")

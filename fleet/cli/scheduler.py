@@ -29,7 +29,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     verb.add_argument("--run-dir", type=Path, required=True, help="directory of the run on the control node")
     verb.add_argument(
-        "--kind", choices=KINDS, help="the scheduler; required for ask and drain, which read host -> node as JSON from standard input"
+        "--kind",
+        choices=KINDS,
+        help="the scheduler; required for ask and drain, which read host -> node as JSON from standard input",
     )
     verb.add_argument(
         "--word", action="append", default=[], dest="words", help="word that precedes each command, such as sudo"

@@ -133,7 +133,9 @@ class History:
         return [dict(zip(names, row, strict=True)) for row in rows]
 
     def select(self, query: str) -> tuple[list[str], Rows]:
-        """Return the columns and rows of the operator's query, which must be one SELECT. If a file is damaged, the query is repeated without it.
+        """Return the columns and rows of the operator's query, which must be one SELECT.
+
+        If a file turns out to be damaged, the query is repeated without it.
 
         Raises:
             UsageError: the query is not one SELECT, reads a file outside the history, or fails although every file is undamaged.

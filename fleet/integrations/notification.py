@@ -99,9 +99,9 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
 def _shown_lines(report: Mapping[str, Any]) -> list[str]:
     """Return counts and caveats of the summary, then one line per cause, the most urgent first.
 
-    At most _MAX_CAVEATS counts and caveats are returned. The lines that count further hosts (LineKind.MORE) come last. If there
-    are more than MAX_LINES lines, one more line counts the rest. If the report has no causes, or was written before lines had
-    kinds, return the summary without its lines about checks and criteria.
+    At most _MAX_CAVEATS counts and caveats are returned. The lines with further hosts ("Failed as well", "Incomplete as well")
+    come last. If there are more than MAX_LINES lines, one more line counts the rest. If the report has no causes, or was written
+    before lines had kinds, return the summary without its lines about checks and criteria.
     """
     texts, lines = list(report["acceptance"]["summary"]), list(report["acceptance"].get("lines", ()))
     causes = [_cause(cause) for cause in report.get("causes", ())]

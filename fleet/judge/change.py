@@ -67,7 +67,7 @@ def change(readings: Sequence[Observation]) -> CounterChange:
 def _running_maximum(readings: Sequence[Observation]) -> list[Observation]:
     """Return the readings, each with the largest value so far.
 
-    A reading may miss an event that the reading before it found. If the next reading finds the event again, the event did not happen twice.
+    A reading may miss an event that the reading before it found. If the next reading finds it again, the event is not a new one.
     """
     latest = itertools.accumulate((number(item.value) for item in readings), max)
     return [replace(item, value=value) for item, value in zip(readings, latest, strict=True)]

@@ -26,7 +26,7 @@ RESERVED_IDS = frozenset(
 
 
 Range = dict[str, float]
-"""Bounds of a number, both included: `ge` and `le`, or one of them."""
+"""Inclusive bounds of a number: `ge`, `le` or both."""
 Where = Mapping[str, Value | Range]
 MODEL = "model"
 """Basis of a limit that is derived from figures of other parts."""
@@ -74,7 +74,7 @@ class Criterion:
     stage: str = ""
     scope: str = ""
     where: Where = field(default_factory=dict)
-    """Parameter, or label of the scope -> the value that the observation must have there, or the bounds of a number."""
+    """Parameter, or label of the scope -> its required value, or the bounds of a number."""
     value: Value = None
     expected: float | None = None
     datasheet: str = ""
@@ -92,7 +92,7 @@ class Criterion:
     within: float = 0.0
     """With `same_as_fleet`: numbers that differ by at most this fraction count as the same."""
     prefer: Value = None
-    """With `same_as_fleet`: a value that always passes. If another value is equally common, parts with that value fail."""
+    """With `same_as_fleet`: a value that always passes. If another value is equally common, parts with the other value fail."""
     among: str = ""
     """With `same_as_fleet`: compare within the `device`, within the `host`, with all hosts of the same `rack`, or with all hosts
     of the same NVLink `domain` (hosts in no domain are not compared). Default: with the hosts of the same gang."""
@@ -144,7 +144,7 @@ class Criterion:
         return name == self.name if "*" not in self.name else name_matches(self.name, name)
 
     def matched(self, names: Collection[str]) -> Sequence[str]:
-        """Return those of the names that the criterion is for. `names` needs a fast `in`, because few criteria have a `*`."""
+        """Return those of the names that the criterion is for. `names` should be a set or a mapping, for a fast `in`."""
         if "*" in self.name:
             return _matching_names(self.name, tuple(names))
         return (self.name,) if self.name in names else ()
@@ -159,7 +159,7 @@ def name_matches(pattern: str, name: str) -> bool:
 
 @lru_cache(maxsize=2048)
 def _matching_names(pattern: str, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names that match the pattern. Most hosts of a fleet report the same names."""
+    """Return the names that match the pattern. The result is cached, because most hosts of a fleet report the same names."""
     return tuple(name for name in names if name_matches(pattern, name))
 
 
@@ -181,7 +181,7 @@ class Pack:
     lacks: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     """Observation -> parameter -> values that the part, or its software, may not support: `unsupported` is then acceptable.
 
-    Only shipped packs that apply to the host count (`HostView.lacks`)."""
+    Only the entries of shipped packs that apply to the host are used (`HostView.lacks`)."""
     rack_is_nvlink_domain: bool = False
     """The GPUs of a rack are in one NVLink domain, unless the inventory names domains."""
 
@@ -194,9 +194,9 @@ class Pack:
 def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, Any]]) -> Criterion:
     """Return the criterion. If its limit is a fraction of a datasheet figure, it gets the value of that figure as `expected`.
 
-    Limits have the units of the datasheet. Link rates are one-way. `nvlink` and `all_nvlinks` are the rate of all NVLinks of the
-    GPU together; a limit with `nvlink` is scaled by the links that join the GPUs. `host_link` is PCIe if the datasheet names no
-    other link to the CPU. `expected` stays None if the datasheet does not have the figure.
+    Limits have the units of the datasheet. Rates of links are those of one direction. `nvlink` and `all_nvlinks` are the rate of
+    all NVLinks of the GPU together; a limit with `nvlink` is scaled by the links that join the GPUs. `host_link` is PCIe if the
+    datasheet names no other link to the CPU. `expected` stays None if the datasheet does not have the figure.
     """
     part, figure = datasheet.get(criterion.datasheet, {}), None
     if criterion.datasheet == "flops":
@@ -238,7 +238,7 @@ def read_pack(name: str, *, included_by: tuple[Path, ...] = ()) -> Pack:
 
     Raises:
         UsageError: there is no such pack, the file does not follow criteria.schema.json, it has the name of a shipped pack, it
-            has an id twice, or it includes itself; or this is so for a pack that it includes.
+            has an id twice, or it includes itself; or one of these is true of a pack that it includes.
     """
     if name.endswith((".yml", ".yaml")):
         return _read(Path(name), included_by)
@@ -285,7 +285,7 @@ def _read(path: Path, included_by: tuple[Path, ...] = ()) -> Pack:
 
 
 def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
-    """Return every shipped pack, and the ones that the operator named.
+    """Return every shipped pack, and the packs that the operator named.
 
     Raises:
         UsageError: as `read_pack`; or a criterion of a named pack has a reserved id, reuses an id without `replaces`, or

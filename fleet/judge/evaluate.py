@@ -77,7 +77,7 @@ def _without_impossible_values(
 
 
 def is_applicable(view: HostView, criterion: Criterion) -> bool:
-    """Return whether inventory, plan and datasheet give the criterion a limit. Without one, the report lists it as not judged.
+    """Return whether inventory, plan and datasheet give the criterion a limit. Otherwise the report lists it as not judged.
 
     NVLinks are not judged if a hypervisor gave the host one GPU without NVLinks. A criterion with `new_part` applies only if the
     run accepts new parts (`is_acceptance`).
@@ -102,7 +102,7 @@ def inventory_value(view: HostView, variable: str) -> Value:
     """Return the value of a variable of the inventory; empty or zero if the inventory does not set it.
 
     If the inventory does not set the number of InfiniBand ports, the value is 1 if the gang uses its fabric
-    (`HostView.uses_fabric`), and else 0.
+    (`HostView.uses_fabric`), otherwise 0.
     """
     host = view.host
     if variable == "gpu_count":
@@ -186,7 +186,7 @@ def _judge_series(
 def judge_unobserved(
     view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]
 ) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict on the host, or on each GPU, if it lacks the reading. `groups` come from `series`."""
+    """Yield an inconclusive verdict on the host, or on each GPU, that lacks the reading. `groups` come from `series`."""
     observed = {group[0].scope for group in groups} | set(view.unmeasured_gpus)
     if criterion.scope in ("host", "") and not observed:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
@@ -276,8 +276,8 @@ def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequ
 def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Verdict:
     """Return the verdict on the increase of a counter; if the limit is a floor, on its net change.
 
-    If the increase fails, the verdict names the stage in which the counter rose most. For a timestamp of the newest event, it
-    names the stage of this event.
+    If the increase fails, the verdict names the stage in which the counter rose most. The verdict on a timestamp of the newest
+    event names the stage of this event.
     """
     last = measured[-1]
     phases = [(item.stage, item.params.get("phase")) for item in (measured[0], last)]
@@ -325,7 +325,10 @@ def _without_uptime(view: HostView, criterion: Criterion, last: Observation) -> 
 
 
 def _deciding_observation(criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Observation:
-    """Return the last observation that fails, or else the last; with `best_of_run` the first that passes, or else the first."""
+    """Return the last failing observation, or the last if all pass.
+
+    With `best_of_run`, return the first passing observation, or the first if all fail.
+    """
     failing = [item for item in measured if not holds(criterion.operator, item.value, limit)]
     passing = [item for item in measured if item not in failing]
     return (passing or failing)[0] if criterion.best_of_run else (failing or passing)[-1]

@@ -15,10 +15,10 @@ from schemas.times import epoch_seconds
 
 
 def separate_launches(plan: Plan, evidence: Mapping[str, Evidence]) -> Iterator[Verdict]:
-    """Yield a verdict on each host whose record has a launch at a time at which no other host had it.
+    """Yield a verdict on each host that reports a launch at a time at which no other host reports this launch.
 
-    The hosts of a launch wait for each other, so their times overlap. A record of another launch, or a wrong clock, has other
-    times.
+    The hosts of a launch wait for each other, so their times overlap. A host whose clock is wrong, or whose record is of another
+    launch, reports other times.
     """
     for gang in plan.gangs() if any(stage.name == GANG for stage in plan.stages) else ():
         for attempt in gang_attempts(plan, evidence, gang):
@@ -35,13 +35,13 @@ def separate_launches(plan: Plan, evidence: Mapping[str, Evidence]) -> Iterator[
                     criterion="plan",
                     kind=VerdictKind.CONTRADICTORY,
                     reason=f"launch {attempt.number} began at {launch.began} and took {launch.duration_s:.0f} s, but no other "
-                    "host had it at that time: the record is of another launch, or the clock of the host is wrong",
+                    "host ran it at that time: the record is of another launch, or the clock of the host is wrong",
                     source="plan",
                 )
 
 
 def _hosts_without_overlap(attempt: Attempt) -> list[str]:
-    """Return the hosts that finished the launch at a time that overlaps with that of no other host."""
+    """Return the hosts whose finished launch overlaps in time with the finished launch of no other host."""
     times: dict[str, tuple[float, float]] = {}
     for host, launch in attempt.launches.items():
         try:
@@ -56,7 +56,7 @@ def _hosts_without_overlap(attempt: Attempt) -> list[str]:
     return [
         host
         for host, (began, ended) in times.items()
-        # Count the hosts that began before this one ended, minus those that ended before it began. The count includes this host.
+        # Count the hosts that began before this host ended, minus those that ended before this host began. This host counts, too.
         if bisect.bisect_right(begins, ended + CLOCK_TOLERANCE_S) - bisect.bisect_left(ends, began - CLOCK_TOLERANCE_S)
         <= 1
     ]

@@ -72,7 +72,7 @@ def _with_root(verdict: Verdict, view: HostView, root: Part) -> Verdict:
 
 
 def _is_follower(view: HostView, verdict: Verdict) -> bool:
-    """Return whether the failure is of an XID 145, or of the kernel log of a host that has no XIDs except 145, 149 and 45."""
+    """Return whether the failure is of an XID 145, or of `xid.last_seen` on a host without XIDs other than 145, 149 and 45."""
     if verdict.name == LAST_SEEN:
         codes = {Scope.parse(item.scope).get("xid") for item in view.observations[COUNT] if item.status == MEASURED}
         return bool(codes) and codes <= {FOLLOWING, DEAD_LINK, AFTERMATH}

@@ -20,7 +20,7 @@ _INTERFACE = "infiniband.interface"
 
 
 def with_module(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it fails a port, add vendor, part number and serial of the module at the port, if they are known.
+    """Return the verdict. If it fails a port, add the known vendor, part number and serial of the module at the port.
 
     If an Ethernet interface is a port of a RoCE adapter, a failed reading of its link is attributed to the adapter. The adapter
     reports the link too, and one bad link must be one cause.
@@ -39,7 +39,7 @@ def with_module(view: HostView, verdict: Verdict) -> Verdict:
 
 
 def _ports(view: HostView, scope: str) -> Iterator[str]:
-    """Yield the scopes under which the port may have a module: an Ethernet interface may be the port of an adapter."""
+    """Yield the scopes under which the module of a port may be read. An Ethernet interface may also be a port of an adapter."""
     labels = Scope.parse(scope).labels
     if "hca" in labels:
         yield f"hca={labels['hca']},port={labels.get('port', '1')}"
@@ -50,7 +50,7 @@ def _ports(view: HostView, scope: str) -> Iterator[str]:
 
 
 def _module_at(view: HostView, port: str) -> str:
-    """Return `module ACME AC-400, serial X1`; empty if nothing is known. If it was replaced, the last reading counts."""
+    """Return `module ACME AC-400, serial X1`; empty if nothing is known. If a module was replaced, its last reading counts."""
     known: dict[str, str] = {}
     for name in _IDENTITY:
         for _, metric in view.observations.metrics.get(name, ()):

@@ -54,7 +54,7 @@ class NormalPaths:
         """The normal paths; complete after `find_normal_paths`."""
 
     def add(self, view: HostView, figures: FleetFigures) -> None:
-        """Add the paths of one host; `figures` give the keys by which its figures are compared."""
+        """Add the paths of one host; `figures` give the keys by which the figures of hosts are compared."""
         names = {name for name in view.observations.benchmark_names() if is_bandwidth_name(name)}
         for criterion in view.criteria().values() if names else ():
             if criterion.same_as_fleet is None and criterion.matched(names):
@@ -107,14 +107,14 @@ class NormalPaths:
 
 
 def is_number(value: Value) -> bool:
-    """Return whether a value is a number, and not yes or no."""
+    """Return whether a value is a number. A boolean is not a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: Collection[Path]) -> Verdict:
-    """Return the verdict. A failed bandwidth that a slow transport explains gets this reason and the action `configure`.
+    """Return the verdict. If a slow transport explains a failed bandwidth, add this reason, and set the action to `configure`.
 
-    The action stays the same if another verdict fails a link of the host. A failed verdict on `collective.nvls` gets a remedy.
+    If another verdict fails a link of the host, the action stays the same. A failed verdict on `collective.nvls` gets a remedy.
 
     Args:
         view: the host.
@@ -157,7 +157,7 @@ def _figure_path(view: HostView, item: Observation | Verdict) -> tuple[str, str,
 def _explain_transport(view: HostView, verdict: Verdict) -> str:
     """Return why the transport that NCCL chose for this figure's ranks is slow.
 
-    Empty if the transport is fast, and for ranks of one host whose GPU model has no peer access.
+    Empty if the transport is fast, or if the ranks are on one host and its GPU model has no peer access.
     """
     within = not Scope.parse(verdict.scope).is_gang
     slow = slow_transport(_transport(view, verdict), within=within)
@@ -180,7 +180,7 @@ def slow_transport(transport: Value, *, within: bool) -> str:
 
 
 def _has_peer_access(view: HostView) -> bool:
-    """Return whether GPUs of this model access each other's memory. Without peer access NCCL uses host memory."""
+    """Return whether the criteria require peer access between the GPUs. Without peer access NCCL uses host memory."""
     return any(item.matches_name("peer_copy.access") and item.value is True for item in view.criteria().values())
 
 
@@ -191,7 +191,7 @@ def _is_slow_between_hosts(name: str) -> bool:
 
 
 def _transport(view: HostView, figure: Observation | Verdict) -> Value:
-    """Return the transport that the launch observed, or else the one in the figure's parameters."""
+    """Return the transport that was measured in the figure's stage, or else the transport in the figure's parameters."""
     observed = [
         item.value
         for item in view.observations.get("collective.transport", ())

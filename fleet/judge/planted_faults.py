@@ -1,9 +1,9 @@
-"""Compute with which probability the comparisons of a profile find a planted fault: wrong bits without an error.
+"""Compute the probability that the comparisons of a profile find a planted fault: wrong bits without an error.
 
-A fault has a pattern (which bits of a result are wrong) and a rate (how often a result is wrong). The rate decides: a comparison
-sees almost every pattern. Rates:
+A fault has a pattern (which bits of a result are wrong) and a rate (how often a result is wrong). A comparison
+detects almost every pattern, so the probability depends mainly on the rate. Rates:
 
-- *always*: every repetition has the same wrong bits. A comparison with the device's own first result cannot see it.
+- *always*: every repetition has the same wrong bits. A comparison with the device's own first result cannot detect them.
 - *per element*: each element of each result is wrong with probability p, independently of all others.
 - *per repetition*: each result (a whole matrix product, a pass of a pattern over the memory) is wrong with probability p.
 
@@ -31,13 +31,13 @@ from schemas.records import MEASURED
 from schemas.scopes import Scope
 
 RATE = 1e-6
-"""The rate p of a fault, for which the table of `rackproof power --planted-faults` has the probability that it is found."""
+"""The table of `rackproof power --planted-faults` lists the probability that a fault with this rate p is found."""
 FOUND = 0.99
-"""The table also has the smallest rate of a fault that is found with this probability."""
+"""The table also lists the smallest rate of a fault that is found with this probability."""
 STRESS_BLOCK_S, STRESS_BLOCKS = 0.5, 10
 """`stress` compares one product every STRESS_BLOCK_S seconds, or STRESS_BLOCKS products in `seconds` if that is more often."""
 COLLISION = 2.0**-32
-"""Upper estimate of the probability that flips of several bits leave a digest as it is, with factors taken as random.
+"""Upper estimate of the probability that flips of several bits leave a digest unchanged, if its factors are random.
 
 A digest is the sum modulo 2⁶⁴ of words of at most 32 bits, each times its own odd factor. A flip of bit b adds ±2^b times a
 factor. One flip alone always changes the sum. Several flips of the highest bit, b = 31, cancel if the sum of their factors is 0
@@ -68,7 +68,7 @@ class Comparison:
     repetitions: float | None
     """Compared results; None if no run has measured how many."""
     elements: int
-    """Elements (words, in memory) of a result."""
+    """Number of elements of a result; for a memory test, number of words."""
     always_alone: float
     """Probability that a fault with the rate *always* is found on a GPU that cannot be compared with others."""
     always_compared: float
@@ -109,7 +109,8 @@ def comparisons(runs: Iterable[tuple[Plan, Mapping[str, Evidence]]], profiles: I
     """Return what the profiles compare, for each GPU model with a measured `digest` in the runs.
 
     Args:
-        runs: runs with GPUs. They give the repetitions per second and the tested memory: for each model, the least of its GPUs.
+        runs: runs with GPUs. They give the repetitions per second and the tested memory; for each model, the smallest values of
+            its GPUs.
         profiles: profiles as `read_profile` returns them. Their time budgets are used as they are, without scaling to a duration.
     """
     rates: dict[str, dict[str, float]] = {}
@@ -210,7 +211,7 @@ def _of_stage(
             **common,
             benchmark="integrity",
             case=f"{len(chosen['patterns'])} patterns",
-            # A lower bound: tests over time may make several passes of a pattern.
+            # A lower bound: a pattern with a time budget of its own may make several passes.
             repetitions=float(len(chosen["patterns"])),
             elements=memory[0] // 8,
             always_alone=memory[1],

@@ -1,6 +1,6 @@
 """Estimate the detection power of floors from several runs of the same hosts.
 
-With a high floor healthy parts fail; with a low floor slow parts pass. Both probabilities follow from the scatter of healthy
+If a floor is high, healthy parts fail; if it is low, slow parts pass. Both probabilities follow from the scatter of healthy
 parts, from run to run and from part to part. The scatter is assumed to have a normal distribution. A few runs do not show the
 tails of the distribution, so small probabilities come from this assumption.
 """
@@ -85,9 +85,10 @@ class Gate:
     false_alarm: float
     """Probability that a healthy part fails."""
     finds: float | None
-    """Smallest slowdown (0.05: 5 % slower) that the floor finds with DETECTION_PROBABILITY; None if it finds none."""
+    """Smallest slowdown (0.05: 5 % slower) that the floor finds with DETECTION_PROBABILITY; None if there is none."""
     could_find: float
-    """Smallest slowdown that a floor can find with DETECTION_PROBABILITY, if MAX_FALSE_ALARM of the healthy parts may fail."""
+    """Smallest slowdown that a floor can find with DETECTION_PROBABILITY, if a healthy part may fail with probability
+    MAX_FALSE_ALARM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +116,8 @@ def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
     for plan, evidence in runs:
         planned = Planned(plan)
         figures: dict[tuple[Figure, Part], float] = {}
-        for host, of_host in evidence.items():  # every host of a gang has the same figures of the gang: they count once
+        # Every host of a gang has the same figures of the gang, which count once.
+        for host, of_host in evidence.items():
             figures |= _figures(host, of_host, planned)
         for (figure, part), value in figures.items():
             series[figure][part].append(value)
@@ -190,7 +192,7 @@ def _is_floor(verdict: Verdict) -> bool:
 def _gate(
     criterion: str, unit: str, figure: Figure, limits: Sequence[float], parts: Mapping[Part, Sequence[float]]
 ) -> Gate:
-    """Return the power of one floor. `limits` are those of its verdicts; `parts` have the values of each part over the runs."""
+    """Return the power of one floor. `limits`: the limits in its verdicts. `parts`: part -> its values in the runs."""
     medians = [statistics.median(values) for values in parts.values()]
     mean = statistics.fmean(medians)
     run_sigma = statistics.fmean(mad_sigma(values) for values in parts.values())
@@ -217,7 +219,7 @@ def _gate(
 
 
 def mad_sigma(values: Sequence[float]) -> float:
-    """Return `robust_sigma`; for fewer than MIN_VALUES_FOR_OUTLIERS values the larger of it and the standard deviation.
+    """Return `robust_sigma`; for fewer than MIN_VALUES_FOR_OUTLIERS values, return the standard deviation if it is larger.
 
     A median absolute deviation ignores one slow run of three. With so few values, that run is not an outlier but a third of the
     data. On average, the larger of two estimates overestimates the noise.

@@ -29,10 +29,10 @@ class _Form:
 
 
 class ReadingIndex(Mapping[str, list[tuple[Snapshot, Metric]]]):
-    """Name -> each snapshot of a host with a reading of that name, and the reading; those of the BMC come last.
+    """Name -> pairs of a snapshot of a host and its reading of that name. Snapshots of the BMC come last.
 
     A list is built on the first lookup of its name. Readings of BMCs (names that begin with BMC) are taken only from
-    `bmc_snapshots`, and all others only from `snapshots`: a host cannot report what its BMC reads.
+    `bmc_snapshots`, and all others only from `snapshots`, so a host cannot forge the readings of its BMC.
     """
 
     def __init__(self, snapshots: Sequence[Snapshot], bmc_snapshots: Sequence[Snapshot]) -> None:

@@ -1,7 +1,7 @@
 """Check that the readings of one snapshot agree with each other and with the parts of the host.
 
 Each value must belong to a part of the kind that the collector declares, and the record must list each GPU. A count must equal
-the number of parts that were read. A value that is part of a total must not exceed the total.
+the number of parts that were read. A value that has a total or a maximum must not exceed it.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
 
 
 def relation_problems(view: HostView, record: Record) -> Iterator[Problem]:
-    """Yield each reading of a part that the host does not have, each wrong count, and each value above its total."""
+    """Yield each reading of a part that the host does not have, each wrong count, and each value above its total or maximum."""
     # A planned GPU that the record does not list has a verdict of its own.
     known = {str(index) for index in view.host.devices} | {str(gpu.index) for gpu in record.gpus}
     unlisted: dict[str, str] = {}
@@ -131,7 +131,7 @@ def _problems_of_snapshot(
 
 
 def has_wrong_scope(metric: Metric) -> bool:
-    """Return whether a scope of the metric is of a part without this reading, or is of the path from a GPU to itself."""
+    """Return whether a scope of the metric is that of a part without this reading, or of the path from a GPU to itself."""
     shapes = _shapes(metric.name)
     is_right = shapes is None or (metric.shapes <= shapes and metric.absent_shapes <= _wider(shapes))
     return not is_right or (metric.name == PEER and any(map(_is_own_peer, metric.values)))
@@ -207,7 +207,7 @@ def _part_of(name: str) -> str:
 def _exceeding(
     metric: Metric, readings: Mapping[str, Metric], parts_read: Mapping[str, set[int]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield scope and reason of a count that is not the number of parts, or of a value above its total."""
+    """Yield scope and reason of a count that is not the number of parts, or of a value above its total or maximum."""
     of_parts, whole = COUNTS.get(metric.name, ""), readings.get(WHOLES.get(metric.name, ""))
     if HOST in metric.values and of_parts in parts_read:
         # A snapshot during a launch has counts, but no readings of the parts. Parts may come and go between two full snapshots.
@@ -236,7 +236,7 @@ def _wider(shapes: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
 
 @cache
 def _shapes(name: str) -> frozenset[tuple[str, ...]] | None:
-    """Return the label kinds that the scopes of a reading may have; None if another version of Rackproof made the reading."""
+    """Return the label kinds that the scopes of a reading may have; None if this version of Rackproof lacks the reading."""
     reading = READINGS.get(name)
     if reading is None:
         return frozenset({()}) if name.startswith(COLLECTOR) else None

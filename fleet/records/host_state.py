@@ -51,7 +51,7 @@ class HostState:
     figures: Mapping[str, Mapping[Key, Figure]] = field(default_factory=dict)
     """Serial of a GPU, or an empty string for the host -> its figures."""
     has_record: bool = True
-    """Whether the run has a record of the host itself, or the host has a baseline. Without one, everything else is empty."""
+    """Whether the run has a record of the host itself, or the host has a baseline. If it is False, everything else is empty."""
 
 
 def host_state(evidence: Evidence) -> HostState:
@@ -78,11 +78,11 @@ def host_state(evidence: Evidence) -> HostState:
 
 
 def _figure(observation: Observation, within: str, run_id: str, earlier: Figure | None) -> Figure:
-    """Return the figure of an observation. Of the readings of a link, the best of the run counts (`READINGS`).
+    """Return the figure of an observation. For readings of a link, the best value of the run counts (`READINGS`).
 
     Args:
         observation: a benchmark result, or a reading.
-        within: the scope below the GPU; the whole scope if it is not that of a GPU (`part_of_scope`).
+        within: the scope below the GPU; the whole scope if the observation is not of a GPU (`part_of_scope`).
         run_id: the run.
         earlier: the figure from the observations before this one; None if this is the first.
     """

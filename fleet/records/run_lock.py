@@ -35,7 +35,7 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
         take_over: take the lock from a holder on another machine, whose state cannot be checked from here.
 
     Returns:
-        A note for the operator if the previous holder has exited or its lock was taken over; else an empty string.
+        A note for the operator if the previous holder has exited or its lock was taken over; otherwise an empty string.
 
     Raises:
         HeldError: another process holds the lock, or the run belongs to another user; the message says what to do.
@@ -82,7 +82,7 @@ def release(directory: Path, outcome: str) -> None:
 
 
 def holder(directory: Path) -> Claim | None:
-    """Return the process that holds the lock, or held it when it was interrupted; None without a readable lock."""
+    """Return the process that holds the lock, or held it when it was interrupted; None if there is no readable lock."""
     try:
         descriptor = os.open(RunDirectory(directory).lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:

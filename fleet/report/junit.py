@@ -1,4 +1,4 @@
-"""Render `junit.xml` for CI: a suite per host, with a case per cause and, if the report lists them, one per passed check.
+"""Render `junit.xml` for CI: a suite per host, with a case per cause and, if the report lists passes, a case per passed check.
 
 A cause of several hosts is a case in the suite of the first host. The text of the case lists the checks of the cause. A failed
 cause becomes a `failure`. An inconclusive cause becomes an `error`: CI systems count `skipped` cases as success, so only waived
@@ -56,12 +56,12 @@ class JunitCase:
     """One test case."""
 
     class_name: str
-    """`rackproof.RACK.HOST`, for the fleet `rackproof.fleet`; in a report with a mark, the mark is in front."""
+    """`rackproof.RACK.HOST`, for the fleet `rackproof.fleet`. The mark of a rehearsal or a simulation precedes it."""
     name: str
     verdict: str
     """`pass`, `fail`, `inconclusive` or `waived`; anything else is an error."""
     kind: str = ""
-    """Attribute `type` of the element of a case that does not pass."""
+    """Attribute `type` of the element (`failure`, `error` or `skipped`) of a case that does not pass."""
     message: str = ""
     lines: tuple[str, ...] = ()
     """Text of that element."""
@@ -244,7 +244,7 @@ def _xml(case: JunitCase) -> str:
 
 
 def _class_name(report: FleetReport, *parts: str) -> str:
-    """Return a class name; CI systems split it at its dots."""
+    """Return a class name. CI systems split a class name at its dots, so dots within a part become `_`."""
     return ".".join(part.replace(".", "_") for part in (report.mark, "rackproof", *parts) if part)
 
 

@@ -1,6 +1,6 @@
 """Render `observations.parquet`, in which each column has a type. Needs pyarrow.
 
-It has the rows that `observations.csv` has with `--all-observations`: those of every host, in a fleet of any size.
+The file has the same rows as `observations.csv` with `--all-observations`: those of every host, in a fleet of any size.
 """
 
 from __future__ import annotations

@@ -25,12 +25,12 @@ class Package:
     path: Path
     model: str
     slot: str
-    """PCI address; empty if the part has none, or it is not known."""
+    """PCI address; empty if the part has none, or if it is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CauseRow:
-    """A cause and one of its parts that has a package; if none has one, the first part of the cause."""
+    """A cause and one of its parts that has a package; if no part has a package, the first part of the cause."""
 
     cause: Cause
     host: str
@@ -91,7 +91,7 @@ def cause_rows(
 
 
 def render_rows(rows: Sequence[CauseRow], mark: str, width: int | None) -> str:
-    """Return tables for people: the packages, the causes without one, and how to act on each."""
+    """Return tables for people: the packages, the causes without a package, and how to act on each cause."""
     packed, others = [row for row in rows if row.package], [row for row in rows if not row.package]
     blocks: list[Table | Text] = [Text(f"{mark}: no hardware was tested.")] if mark else []
     if packed:

@@ -75,7 +75,7 @@ class FailedPart:
     scope: str
     """Scope of the part: `gpu=3`, `hca=mlx5_0`, `host`."""
     serial: str
-    """Serial that the report gives; empty if it gives none."""
+    """Serial in the report; empty if the report has none."""
     causes: tuple[Cause, ...]
     """The causes of this part that are failures, the most urgent first."""
     findings: tuple[Verdict, ...]
@@ -145,7 +145,7 @@ def is_within(scope: str, part_scope: str) -> bool:
 
 
 def read_identifiers(part: FailedPart, observations: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the last measured value of each identifier, and the reason for identifiers without one."""
+    """Return the last measured value of each identifier, and why the other identifiers have no value."""
     key_by_reading = {name: key for key, name in IDENTITY_READINGS.get(part.kind, {}).items()}
     identifiers: dict[str, str] = {}
     missing = dict.fromkeys((key for key in key_by_reading.values() if key not in MODULE), "not observed")
@@ -165,7 +165,7 @@ def read_identifiers(part: FailedPart, observations: Iterable[Observation]) -> t
 
 
 def _failed_ports(part: FailedPart) -> list[str]:
-    """Return the ports of the part that have a finding; the part itself if none is known."""
+    """Return the ports of the part that have a finding; the part itself if no finding names a port."""
     scopes = (Scope.parse(finding.scope) for finding in part.findings)
     ports = [f"{scope.device},port={scope.get('port')}" for scope in scopes if scope.get("port")]
     return ports or [part.scope]

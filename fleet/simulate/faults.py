@@ -42,9 +42,9 @@ class FaultyHost:
     twin: int
     """Number of the host from which `duplicate_serial` and `serial_mismatch` derive the wrong serial."""
     documents: dict[str, Doc]
-    """`host`, and `gang` if the host is in one: the records as JSON documents."""
+    """The records as JSON documents: `host`, and `gang` if the host is in a gang."""
     bmc: Doc | None = None
-    """The record of its BMC, which the control node writes."""
+    """The record of the host's BMC, which the control node writes."""
     texts: dict[str, str | None] = field(default_factory=dict)
     """`host` or `gang` -> text that is written instead of this record; None: no file is written."""
     events: list[Doc] = field(default_factory=list)
@@ -60,7 +60,7 @@ class FaultyHost:
 
         Args:
             name: name of the metric.
-            late: skip snapshots from before the first launch of the host.
+            late: skip snapshots that were taken before the first launch of the host (`is_early`).
             phase: skip snapshots of other phases; empty: skip none.
         """
         bmcs = [self.bmc] if self.bmc else []
@@ -135,7 +135,7 @@ class Fault:
     description: str
     apply: Callable[[FaultyHost], None]
     of_gpu: bool = True
-    """Whether one GPU has the fault; else the whole host."""
+    """Whether one GPU has the fault; otherwise the whole host has it."""
     in_gang: Callable[[int], Effect] = lambda _gpu: Effect()
     """Function from the number of the GPU to the effect on launches of the gang."""
     is_unreachable: bool = False
@@ -143,7 +143,7 @@ class Fault:
     of_bmc: bool = False
     """Whether the fault shows only in the readings of the BMC."""
     breaks_domain: bool = False
-    """Whether NCCL cannot use NVLink between this host and the others of its NVLink domain. The host must be in such a domain."""
+    """Whether NCCL cannot use NVLink between this host and other hosts of its NVLink domain. The host must be in a domain."""
     least_gpus: int = 1
     """Minimum number of GPUs that a host must have for this fault."""
     of_storage: bool = False
@@ -238,7 +238,7 @@ def _is_of_gpu(host: FaultyHost, scope: str) -> bool:
 
 
 def _abort_rank(host: FaultyHost, benchmarks: set[str], phase: str) -> None:
-    """Abort the rank of the GPU in `phase`. In `benchmarks`, the other ranks then measure only what needs no other rank."""
+    """Abort the rank of the GPU in `phase`. Of `benchmarks`, the other ranks then report only results that need no other rank."""
     document = host.documents["host"]
     kept = []
     for item in document["observations"]:
@@ -391,7 +391,7 @@ def _missing_observations(host: FaultyHost) -> None:
 
 
 def _slow_port(host: FaultyHost) -> None:
-    """Slow down what the adapter of the GPU sends to itself."""
+    """Lower the speed of transfers that the adapter of the GPU sends to itself."""
     for item in host.documents["host"]["observations"]:
         if item["scope"] == adapter_scope(host.gpu) and item["name"] in PORT_SPEEDS:
             scale_observation(item, SLOW_PORT)
@@ -624,7 +624,7 @@ FAULTS: Mapping[str, Fault] = {
               in_gang=lambda gpu: Effect(speed=SLOW_PORT, rails=(gpu,))),
         Fault("slow_cable", "cable from the NIC of one GPU to the switch at half its rate", apply=_no_change,
               in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,))),
-        Fault("slow_path", "half the bandwidth between the host and the next one of its gang, on the rail of one GPU",
+        Fault("slow_path", "half the bandwidth between the host and the next host of its gang, on the rail of one GPU",
               apply=_no_change, in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=PATH)),
         Fault("slow_switch", "leaf switch of one GPU's rail at half its bandwidth, for all hosts at this switch",
               apply=_no_change, in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=SWITCH)),

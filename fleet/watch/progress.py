@@ -25,7 +25,7 @@ class HostProgress:
     states: dict[str, str] = field(default_factory=dict)
     """Stage -> state, for the stages that the host has reached."""
     since: dict[str, float] = field(default_factory=dict)
-    """Stage -> when the host entered that state, in seconds since 1970."""
+    """Stage -> when the host entered the state in `states`, in seconds since 1970."""
     last_seen: float = 0.0
     """When the host last answered; 0: never."""
     left_task: str = ""
@@ -35,8 +35,8 @@ class HostProgress:
     waiting_since: float = 0.0
     """When the playbook began to wait for the stage that runs on this host; 0: the playbook does not wait."""
     state_before: tuple[str, float] | None = None
-    """State of the current stage, and when the host entered it, before the task that waits for the stage. Restored if the host
-skips the task. None: the host had not reached the stage."""
+    """State of the current stage before the task that waits for the stage began, and when the host entered this state. It is
+    restored if the host skips the task. None: the host had not reached the stage."""
 
     def set_state(self, stage: str, state: str, at: float) -> None:
         """Set the state of a stage, and when the host entered it."""

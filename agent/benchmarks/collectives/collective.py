@@ -151,7 +151,7 @@ def _sample(context: Context, work: Work | Sequence[Work], settings: Mapping[str
 
 
 def _allocate(context: Context, case: Case, communicator: Communicator | None) -> tuple[CollectiveBuffers | None, str]:
-    """Return the buffers, or None and a reason. Either all ranks get buffers or none: a rank whose partners are missing would hang."""
+    """Return the buffers, or None and a reason. Either all ranks get buffers or none: one rank alone would hang."""
     buffers, error = None, None
     try:
         if case.op == "hypercube" and context.world_size & (context.world_size - 1):

@@ -102,7 +102,7 @@ class CheckpointShards:
 
     @staticmethod
     def _wrong(owner: str, answers: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
-        """Return owner, number, count of wrong bytes and first wrong offset of at most MOST_DISPUTED shards that were read wrong."""
+        """Return owner, number, count and first offset of wrong bytes for at most MOST_DISPUTED shards that were read wrong."""
         wrong_shards = [
             [owner, int(number), int(answer["wrong"]), int(answer["first"])]
             for number, answer in answers.items()

@@ -101,7 +101,7 @@ def count_differing_parameters(model: nn.Module) -> int:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report accuracy on the test images, images per second in training, and the seconds for loading, training and testing together.
+    """Report accuracy on the test images, images per second in training, and the seconds for loading, training and testing.
 
     If parameters differ between the ranks after the training, report how many (`fashion_mnist.wrong_parameters`) instead.
     """

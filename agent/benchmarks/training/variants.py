@@ -197,7 +197,7 @@ def _prepare(context: Context, variant: Variant, batch: int) -> VariantTraining:
 
 @contextlib.contextmanager
 def _cudnn_autotuning(enabled: bool) -> Iterator[None]:
-    """If `enabled`, let cuDNN time its convolution algorithms (this takes seconds) and use the fastest; otherwise disable this search."""
+    """Enable or disable the search for the fastest convolution algorithm: cuDNN times its algorithms, which takes seconds."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = enabled
     try:

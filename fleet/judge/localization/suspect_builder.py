@@ -1,4 +1,7 @@
-"""Turn the slow ends, rails, switches and links of one quantity into suspects with a name, a confidence and the evidence."""
+"""Turn the slow parts of one quantity into suspects with a name, a confidence and the evidence.
+
+The parts are ends (a host on one rail), rails, switches, and links between two hosts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ MAX_LINKS_SHARE = 0.02
 """If the number of slow links exceeds MAX_LINKS and this share of all pairs of hosts, the only suspect is the fabric."""
 
 _FAILED_LOG_SHARE = math.log(FAILED_SHARE) / 2
-"""Only failed pairs have a share below this."""
+"""A share (logarithm of a ratio) below this value occurs only for pairs that failed."""
 
 
 class SuspectBuilder:
@@ -46,7 +49,7 @@ class SuspectBuilder:
             if rail not in slow_parts.rails:
                 self._rails_of_host[host].add(rail)
         self._slow_rails_of_host: dict[str, set[int]] = defaultdict(set)
-        """Host -> the rails on which its end is slow, except those of `SlowParts.switches`."""
+        """Host -> the rails on which its end is slow, except ends at a slow switch (`SlowParts.switches`)."""
         self._ends_at_switch = {end: switch for switch, ends in slow_parts.switches.items() for end in ends}
         for host, rail in slow_parts.ends:
             if (host, rail) not in self._ends_at_switch:
@@ -253,7 +256,7 @@ class SuspectBuilder:
         )
 
     def _figures(self, indexes: Iterable[int], typical: float, limit: float) -> dict[str, float]:
-        """Return the median of these edges (`measured`), and the values with the shares `typical` and `limit`, in B/s or s.
+        """Return the median of these edges (`measured`), and the shares `typical` and `limit` converted to B/s or s.
 
         Failed edges do not count. If all of these edges failed, there is no `measured`.
         """

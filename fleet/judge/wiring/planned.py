@@ -31,7 +31,7 @@ class _Cables:
                 self._lines_at[name, line.switch_port.casefold()].append(line)
 
     def owner(self, link: PortLink | None) -> Part | None:
-        """Return the line that names the switch port at which a cable was found; None if there is none, or it was not read."""
+        """Return the line that names the switch port of a cable; None if no line names this port, or if it was not read."""
         if link is None or not link.switch_id:
             return None
         keys = [
@@ -45,7 +45,7 @@ class _Cables:
     def partner(self, line: Part) -> Part | None:
         """Return the line whose cable is swapped with the cable of `line`; None if there is no such line.
 
-        Two cables are swapped if each is at the switch port that the manifest has for the other.
+        Two cables are swapped if each is at the switch port of the other cable in the manifest.
         """
         owner = self.owner(self.links[id(line)])
         is_swapped = owner is not None and owner is not line and self.owner(self.links[id(owner)]) is line
@@ -122,8 +122,8 @@ def _of_line(line: Part, link: PortLink | None, verdict: str, detail: str, *, is
     return Verdict(
         host=line.host,
         scope=link.scope if link else "host",
-        # The switch port could not be read, often because the cable has no signal. Like other readings of the port, this is
-        # attributed to the adapter.
+        # The switch port could not be read, often because the cable has no signal. Like other failures of the port, the missing
+        # reading is attributed to the adapter.
         part=f"hca={link.adapter}" if verdict == INCONCLUSIVE and link and link.adapter else "",
         name=f"{link.kind if link else 'network'}.{SWITCH_PORT}",
         verdict=verdict,

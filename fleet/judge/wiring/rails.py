@@ -29,9 +29,9 @@ SOURCE = (
     "NVIDIA DGX SuperPOD reference architecture, rail-optimized: the NICs in one slot of all hosts share leaf switches"
 )
 MIN_HOSTS = 3
-"""Smallest number of hosts in which a majority can be right."""
+"""Smallest number of hosts in which a majority is trusted."""
 MAJORITY = 2 / 3
-"""Minimum share of hosts that is a clear majority."""
+"""Smallest share of hosts that counts as a clear majority."""
 MAX_NAMES = 4
 
 

@@ -9,11 +9,11 @@ from typing import Any
 from fleet.report.formatting import clean, clean_log
 
 _LOG_CHARACTERS = 4000
-"""Maximum number of characters of a log on a host's page. Of a longer log the page has only the end; the record has more."""
+"""Maximum number of characters of a log on a host's page. Of a longer log the page shows only the end; the record has more."""
 
 
 class TextTable:
-    """The texts of the page's data while it is built; the data refers to a text by its number."""
+    """The texts of the page's data, while the page is built. The data refers to a text by its number."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
@@ -47,7 +47,7 @@ class TextTable:
 
     @property
     def texts(self) -> list[str]:
-        """Return the texts by number."""
+        """Return the texts in the order of their numbers."""
         return self._texts
 
 

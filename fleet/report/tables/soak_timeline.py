@@ -82,7 +82,7 @@ class HostTimeline:
 
 
 def timelines(report: FleetReport) -> list[HostTimeline]:
-    """Return the soak of each host that the report lists one by one."""
+    """Return the soak of each host that the report shows in detail."""
     drifts = judged_drifts(report)
     return [_host_timeline(host, host.soak, drifts) for host in detailed_hosts(report) if host.soak]
 
@@ -164,7 +164,7 @@ def _part_row(
 
 
 def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:
-    """Yield the rates of the whole host, for the largest message size only, because small ones are latency-bound."""
+    """Yield the rates of the whole host, for the largest message size only, because small messages are latency-bound."""
     rates = [item for item in soak.timeline.series if item.scope == "host" and is_rate(item)]
     largest: dict[str, int] = {}
     for series in rates:
@@ -189,7 +189,7 @@ def _size(series: Series) -> int:
 
 
 def judged_drifts(report: FleetReport) -> Drifts:
-    """Return every drift that the report lists. It is not computed from the sparklines, for which the report keeps less data."""
+    """Return every drift that the report lists. The data of the sparklines is too coarse to compute it."""
     return {
         (verdict.host, verdict.scope, _figure(verdict.name.removeprefix(f"{DRIFT}."), verdict.params)): value
         for verdict in report.verdicts

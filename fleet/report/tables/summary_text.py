@@ -38,7 +38,7 @@ def render_screen(report: FleetReport, *, width: int | None = None, colour: bool
 
     Args:
         report: the report.
-        width: columns of the terminal, at which text is wrapped; None: one row is one line of any length.
+        width: columns of the terminal, at which text is wrapped; None: each row is one line of any length.
         colour: whether to colour the results.
     """
     state = {"accepted": PASS, "rejected": FAIL}.get(report.decision, INCONCLUSIVE)
@@ -78,7 +78,7 @@ def _checks(lines: Iterable[SummaryLine]) -> Table:
     _set_result_width(table)
     for line in lines:
         result, note = clean(line.text), ""
-        if not line.verdict:  # NOT JUDGED (why), NOT COMPARED (why). A verdict keeps its note, such as `(waived)`.
+        if not line.verdict:  # `NOT JUDGED (why)` or `NOT COMPARED (why)`; a verdict keeps its note, such as `(waived)`
             result, _, note = result.partition(" (")
         affected = ", ".join(filter(None, (_affected(line), note.removesuffix(")"))))
         table.add_row(clean(line.title), Text(result, style=_STYLES.get(line.verdict, "")), affected)

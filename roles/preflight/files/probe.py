@@ -17,7 +17,7 @@ import time
 NETWORK = "/sys/class/net"
 INFINIBAND = "/sys/class/infiniband"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-"""The callback plugin warns of hosts with the same boot ID: they are one machine."""
+"""If two hosts have the same boot ID, they are one machine, and the callback plugin warns of them."""
 NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NVIDIA_TF32_OVERRIDE")
 """Environment variables that make a healthy GPU look slow."""
@@ -168,7 +168,7 @@ def nccl_files():
 def selection_problem(wanted, known, kind):
     """Return why NCCL selects none of the known names, with the remedy.
 
-    Empty if it selects at least one, or if `wanted` only excludes names and none is known.
+    Empty if NCCL selects at least one name, or if `wanted` only excludes names and no name is known.
     """
     excludes = wanted.startswith("^")
     if nccl_selection(wanted, known) or (excludes and not known):
@@ -187,10 +187,10 @@ def nccl_selection(wanted, known):
     `mlx5,ib` selects the names that begin with `mlx5` or `ib`, `=mlx5_0` only the name `mlx5_0`, `^ib` the names that do not
     begin with `ib`, and `^=ib0` all names but `ib0`. A `:PORT` after a name is ignored.
     """
-    others, whole = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
+    excludes, whole = wanted.startswith("^"), wanted.lstrip("^").startswith("=")
     parts = [part.partition(":")[0] for part in wanted.lstrip("^=").split(",")]
     matches = [name for name in known if any(name == part if whole else name.startswith(part) for part in parts)]
-    return [name for name in known if name not in matches] if others else matches
+    return [name for name in known if name not in matches] if excludes else matches
 
 
 def names_in(directory):
@@ -220,7 +220,7 @@ def nearest_directory(path):
 def listening_process(port):
     """Return process id and command line of the process that listens on a TCP port.
 
-    Return an empty text if no process listens, and "a process of another user" if this user cannot see it.
+    Return an empty text if no process listens, and "a process of another user" if this user cannot see the process.
     """
     for _ in range(3):
         inodes = listening_sockets(port)
