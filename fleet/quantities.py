@@ -47,7 +47,7 @@ _FACTORS = {
 PER_HOUR = "1/h"
 """Unit of the rate of a counter."""
 _PLAIN_UNITS = {"1": "", PER_HOUR: "an hour", "Cel": "°C", "ratio": "", "FLOP/J": "FLOP/s/W"}
-"""SI unit -> how it is written if it has no scale, or after the value 0; other units are written as they are."""
+"""Unit -> its text, for units without an entry in `_SCALES` and after the value 0. Other units are written as they are."""
 
 
 def number(value: float, digits: int = 4) -> str:

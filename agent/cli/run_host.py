@@ -64,7 +64,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument(
         "--host",
-        help=f"this host's name in the plan (default: {HOST_VARIABLE}, else the one that matches a name of this machine)",
+        help=f"this host's name in the plan (default: {HOST_VARIABLE}, else the name in the plan that this machine has)",
     )
     parser.add_argument(
         "--run-dir", type=run_directory, help=f"directory of the run on this host (default: {lease.STATE}/runs/RUN_ID)"

@@ -23,7 +23,7 @@ class LaunchRequest:
     members_only: bool = False
     """Accept connections from the addresses of the members only."""
     interface: str = ""
-    """Network interface for NCCL and gloo; empty: their own choice."""
+    """Network interface for NCCL and gloo; if it is empty, NCCL and gloo choose."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the operator sets for the ranks."""
     span: Span | None = None

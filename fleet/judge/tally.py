@@ -32,7 +32,7 @@ class Tally:
         row.add(verdict.verdict, verdict.value, verdict.limit, position, verdict.host, verdict.scope, serial)
 
     def add_repeated(self, passes: Sequence[Verdict], hosts: Sequence[tuple[int, str]], count: int) -> None:
-        """Count passes that `count` hosts have in common; `hosts` are position and name of the first of these hosts."""
+        """Count passes that `count` hosts have in common; `hosts`: position and name of the first few of these hosts."""
         for verdict in passes:
             self.row(verdict).add_repeated(verdict.value, verdict.limit, hosts, count, verdict.scope)
 

@@ -118,23 +118,26 @@ class CheckpointShards:
         """
         clients, readings = self._clients, _by_shard(first)
         readers = self._read_again(readings) if readings else {}
-        if any(found.keys() == readers[name] == {clients.host} != {name[0]} for name, found in readings.items()):
+        if any(
+            wrong_by_host.keys() == readers[shard_id] == {clients.host} != {shard_id[0]}
+            for shard_id, wrong_by_host in readings.items()
+        ):
             clients.target.problem = (
                 "this host read wrong bytes, and no other host could read the same bytes to confirm that they are wrong"
             )
             return
         stored, misread = 0, 0
         about: dict[str, Any] = {}
-        for name, found in readings.items():
+        for shard_id, wrong_by_host in readings.items():
             # Two hosts other than the owner suffice, because the owner may read its shard correctly from a cache.
-            if found.keys() == readers[name] or len(found.keys() - {name[0]}) > 1:
-                if name[0] == clients.host:
-                    bytes_, offset = next(iter(found.values()))
+            if wrong_by_host.keys() == readers[shard_id] or len(wrong_by_host.keys() - {shard_id[0]}) > 1:
+                if shard_id[0] == clients.host:
+                    bytes_, offset = next(iter(wrong_by_host.values()))
                     stored += bytes_
-                    about.setdefault("first_wrong", f"shard {name[1]} byte {offset}")
-                    about.setdefault("readers", clean(", ".join(sorted(found))))
-            elif clients.host in found:
-                misread += found[clients.host][0]
+                    about.setdefault("first_wrong", f"shard {shard_id[1]} byte {offset}")
+                    about.setdefault("readers", clean(", ".join(sorted(wrong_by_host))))
+            elif clients.host in wrong_by_host:
+                misread += wrong_by_host[clients.host][0]
         self._report.figure(clients.target, "shared_storage.wrong_bytes", stored, about)
         self._report.figure(clients.target, "shared_storage.misread_bytes", misread)
 
@@ -145,20 +148,20 @@ class CheckpointShards:
         """
         clients = self._clients
         readers: dict[tuple[str, int], set[str]] = {}
-        for name, found in readings.items():
-            owner, reader = name[0], next(iter(found))
+        for shard_id, wrong_by_host in readings.items():
+            owner, reader = shard_id[0], next(iter(wrong_by_host))
             third = next((host for host in clients.hosts if host not in (reader, owner)), "")
             # If the owner was excluded after the first reading, it has removed its shards, so no host can read them again.
-            readers[name] = {*found, *({owner, third} - {""} if owner in clients.hosts else ())}
+            readers[shard_id] = {*wrong_by_host, *({owner, third} - {""} if owner in clients.hosts else ())}
         again: list[list[Any]] = []
         for owner, number in readings:
             if clients.host in readers[owner, number] - set(readings[owner, number]):
                 again += self._wrong(owner, self._read(owner, [number]))
         second = clients.step("checkpoint/again", {"wrong": again}, self._limit_s)
-        for name, found in _by_shard({host: value["wrong"] for host, value in second.items()}).items():
-            if name in readings:
-                readings[name].update(found)
-        return {name: {*readings[name], *(hosts & second.keys())} for name, hosts in readers.items()}
+        for shard_id, wrong_by_host in _by_shard({host: value["wrong"] for host, value in second.items()}).items():
+            if shard_id in readings:
+                readings[shard_id].update(wrong_by_host)
+        return {shard_id: {*readings[shard_id], *(hosts & second.keys())} for shard_id, hosts in readers.items()}
 
 
 def _by_shard(wrong: Mapping[str, Sequence[Sequence[Any]]]) -> Readings:

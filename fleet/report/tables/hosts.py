@@ -93,8 +93,8 @@ def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out
     """Return the worst verdict on each GPU of a host.
 
     A waived verdict counts as passed. A GPU without verdicts is inconclusive. If the report leaves out passes, a GPU without
-    verdicts passed, provided that the host has at least as many inconclusive verdicts (waived or not) as expected observations
-    without a measured value. On a host without a record, or without any result of a stage, no GPU passes.
+    verdicts passed, except on a host with fewer inconclusive verdicts (waived or not) than expected observations without a
+    measured value. On a host without a record, or without any result of a stage, no GPU passes.
 
     Args:
         host: the host.

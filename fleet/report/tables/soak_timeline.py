@@ -31,7 +31,7 @@ COLUMNS = (
 """Figures of each GPU, or of each process of a rehearsal, with their headings."""
 
 Drifts = Mapping[tuple[str, str, str], float]
-"""Host, scope, name with parameters of a rate -> its lowest level as a share of its reference (`reference_name`), as judged."""
+"""Host, scope, and name with parameters of a rate -> lowest judged level, as a share of the reference (`reference_name`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
