@@ -26,7 +26,8 @@ _GPU_AT = re.compile(rf"NVRM:\s+GPU at ({_ADDRESS}): ({_UUID.pattern})")
 _PREEMPTED, _ACTION = 45, 154
 """XID 45 reports that the channels of a process were removed, XID 154 that the recovery action of a GPU changed."""
 _NVLINK5 = range(144, 151)
-"""XIDs of NVLink 5. A code covers fatal and other errors. The message says which: `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01`."""
+"""XIDs of NVLink 5. The same code covers fatal and other errors; only the message has the severity, as in
+`NETIR_LINK_EVT  Fatal   XC0 i0 Link 01`."""
 _NVLINK5_SEVERITY = re.compile(r"\s(Fatal|Non-?fatal)\s+(?:XC|i ?\d|Link)", re.IGNORECASE)
 _SXID = re.compile(rf"nvidia-nvswitch\d+:\s+SXid\s+\(({_ADDRESS})\)\s*:\s*(\d+)\s*,\s*(.*)")
 _SXID_DETAIL = re.compile(r"Severity \d|Data \{")

@@ -1,7 +1,7 @@
 """Detect whether the kernel killed a process because memory ran out, from the kernel's counters and, if readable, its log.
 
-A rank that is killed this way ends with SIGKILL, like one that a user kills. The kernel counts these kills (`oom_kill`) for each
-control group and for the whole machine. Only kills counted during a launch are attributed to it.
+A rank that is killed this way ends with SIGKILL, like a rank that a user kills. The kernel counts these kills (`oom_kill`) for
+each control group and for the whole machine. Only kills counted during a launch are attributed to it.
 """
 
 from __future__ import annotations

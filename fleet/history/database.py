@@ -36,7 +36,7 @@ class History:
             self._open(complete=False)
         except RunError:
             raise
-        except error_type():  # damage that size and first bytes do not show
+        except error_type():  # a file is damaged, although its size and first bytes are right
             self._open(complete=True)
 
     def _open(self, *, complete: bool) -> None:

@@ -201,7 +201,7 @@ def stored(place: Path, path: Path, table: str, runs: tuple[str, ...], month: st
 
 
 def damage(place: Path, item: StoredFile, *, complete: bool = False) -> str:
-    """Return what is wrong with a file; empty if nothing is. `complete` also compares the checksum, which reads all of it."""
+    """Return what is wrong with a file; empty if nothing is. `complete` also reads the whole file to compare its checksum."""
     path = place / item.path
     try:
         with path.open("rb") as file:

@@ -64,7 +64,7 @@ def render_page(history: History) -> str:
 
 
 def summarize(drifting: Sequence[Drift], repeated: Sequence[Lemon]) -> str:
-    """Return a sentence that says what needs attention."""
+    """Return a sentence about what needs attention."""
     certain = sum(item.is_lemon for item in repeated)
     worse = [item for item in drifting if item.meaning == "worse"]
     levels = {level: sum(item.level == level for item in worse) for level in ("gpu", "host", "rack")}

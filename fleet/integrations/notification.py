@@ -137,7 +137,7 @@ def _cause(cause: Mapping[str, Any]) -> str:
 
 
 def _plain(line: str) -> str:
-    """Return a line without control characters, which text from hosts may contain. A line that is too long is cut at `…`."""
+    """Return a line without control characters, which text from hosts may contain. A line that was cut ends in `…`."""
     text = "".join(character if character.isprintable() else " " for character in str(line))
     return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"
 

@@ -1,9 +1,9 @@
 """An all_reduce at the same time as matrix products: the hidden share and the slowdown.
 
 As in the backward pass of data-parallel training, NCCL's kernels take some of the multiprocessors and of the memory
-bandwidth. The number of products is chosen so that they take about as long as the all_reduce. The hidden share is the time that
-running both at once saves, compared with one after the other, divided by the time of the shorter operation alone. The slowdown
-is the time of both at once divided by the time of the longer operation alone.
+bandwidth. The number of products is chosen so that they take about as long as the all_reduce. The hidden share is the time
+saved by running both at once instead of one after the other, divided by the time of the shorter operation alone. The slowdown is
+the time of both at once divided by the time of the longer operation alone.
 """
 
 from __future__ import annotations
