@@ -1,4 +1,4 @@
-"""Run several calls in parallel with a common deadline. A call that blocks delays the start of the next by at most STAGGER_S."""
+"""Run calls in parallel with a common deadline. A call that blocks delays the start of the next call by at most STAGGER_S."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """InfiniBand, RoCE and EFA ports: state, rate, firmware, error counters. Reads /sys/class/infiniband.
 
-For Soft-RoCE it reads /sys/class/net too.
+For Soft-RoCE, it also reads /sys/class/net.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ class InfinibandCollector:
     def _link(self, path: str, layer: Value | Absent, physical: Value | Absent) -> Readings:
         names = ("rate", "width", "narrowed")
         if isinstance(physical, Absent) or physical != "LinkUp":
-            # Without a link, the file `rate` does not have the rate of the port.
+            # While the port has no link, its file `rate` does not contain a valid rate.
             return dict.fromkeys(names, physical if isinstance(physical, Absent) else NO_LINK)
         text = self._files.required(f"{path}/rate", str)
         if isinstance(text, Absent):
@@ -171,7 +171,7 @@ class InfinibandCollector:
 
 
 def adapters(files: Files) -> list[str]:
-    """Return the names of the physical adapters, and of Soft-RoCE on a physical interface; empty without either."""
+    """Return the names of the physical adapters, and of the Soft-RoCE adapters that use a physical interface."""
     try:
         names = files.names(CLASS)
     except FileNotFoundError:
@@ -218,7 +218,7 @@ def parse_rate(text: str) -> tuple[Value | Absent, Value | Absent]:
 
 
 def parse_counter(text: str, bits: int) -> Value | Absent:
-    """Return a counter; an error at its maximum, where events are lost; `unsupported` if it is no number. Raises ValueError."""
+    """Return a counter; an error if it stopped at its maximum; `unsupported` if it is not a number. Raises ValueError."""
     if not text[:1].isdigit():
         return Absent.unsupported(f"{_NO_COUNTER}: {text or 'empty'}")  # N/A (no PMA)
     number = parse_natural(text)

@@ -63,9 +63,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     run = verbs.add_parser(
         "run",
         help="acceptance-test this machine without Ansible; exits 0 accepted, 1 rejected, 2 incomplete or not possible",
-        epilog="examples: rackproof run --gpus 8; rackproof run --profile rehearsal (no GPU needed). The same --run-dir again "
-        "resumes an interrupted run. Exit codes: 0 accepted, 1 rejected, 2 incomplete or this machine cannot run the "
-        "benchmarks, 64 wrong usage, 75 another run holds this machine.",
+        epilog="examples: rackproof run --gpus 8; rackproof run --profile rehearsal (no GPU needed). To resume an interrupted "
+        "run, repeat the command with its --run-dir. Exit codes: 0 accepted, 1 rejected, 2 incomplete or this machine cannot run "
+        "the benchmarks, 64 wrong usage, 75 another run has locked this machine.",
     )
     run.add_argument(
         "--profile", default="standard", help="smoke, standard, extended, rehearsal, scaling, or a .yml file"

@@ -80,7 +80,7 @@ class PartBaseline:
     """`gpu` or `host`."""
     id: str
     host: str
-    """The host in which it was last accepted."""
+    """The host in which the part was last accepted."""
     runs: tuple[Accepted, ...]
     figures: tuple[Level, ...]
     slot: str = ""
@@ -155,7 +155,7 @@ class Change:
 
     @property
     def is_unreported(self) -> bool:
-        """Whether it is not known if something has changed: a figure is too noisy, or the new run lacks figures or serials."""
+        """Whether a change can be neither shown nor excluded: a figure is too noisy, or the new run lacks figures or serials."""
         return self.kind in (UNCLEAR, FIGURES_GONE)
 
 

@@ -38,8 +38,8 @@ COMPILES = jsonschema_rs is not None
 READABLE, SECRET = 0o644, 0o600
 """Permissions of a written file: readable by everyone, or by its owner only."""
 MAX_BYTES = 8_000_000
-"""Default limit of the size of a document. A record of 8 GPUs with the profile `standard` has about 0.8 MB, one of 16 GPUs
-about 1.5 MB."""
+"""Default limit of the size of a document. A record of 8 GPUs with the profile `standard` has about 0.8 MB, a record of
+16 GPUs about 1.5 MB."""
 MAX_DEPTH = 12
 """Maximum number of nested levels of a document."""
 _DEVICES = Path("/dev")
@@ -152,7 +152,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
                 raise DocumentError(f"{path}: not a regular file")
             if status.st_size > max_bytes:
                 raise DocumentError(f"{path}: {status.st_size} bytes, more than the allowed {max_bytes}")
-            # Not `max_bytes`: allocating that memory takes longer than reading a small file.
+            # Do not pass `max_bytes`: allocating so much memory takes longer than reading a small file.
             content = file.read(status.st_size + 1)
             if len(content) > status.st_size:  # the file has grown
                 content += file.read(max_bytes + 1 - len(content))
@@ -380,7 +380,7 @@ def compiled(schema: str) -> Any:
 
 
 class _Whole:
-    """The schema keyword `whole`, which rejects 2.0. Needed because jsonschema-rs accepts 2.0 as an integer."""
+    """The schema keyword `whole`, which rejects 2.0. It is needed because jsonschema-rs accepts 2.0 as an integer."""
 
     def __init__(self, *_: object) -> None: ...
 

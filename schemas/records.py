@@ -93,12 +93,12 @@ class Metric:
 
     @cached_property
     def least(self) -> float:
-        """Return the least of its numbers; infinity if it has none."""
+        """Return the lowest number of the metric; infinity if no value is a number."""
         return min(self._numbers, default=math.inf)
 
     @cached_property
     def greatest(self) -> float:
-        """Return the greatest of its numbers; minus infinity if it has none."""
+        """Return the highest number of the metric; minus infinity if no value is a number."""
         return max(self._numbers, default=-math.inf)
 
     @cached_property
@@ -108,7 +108,7 @@ class Metric:
 
     @cached_property
     def is_whole(self) -> bool:
-        """Whether all its numbers are whole."""
+        """Whether all numbers of the metric are whole."""
         return all(type(value) is int or value.is_integer() for value in self._numbers)
 
     @cached_property
@@ -123,7 +123,7 @@ class Metric:
 
     @cached_property
     def gpus(self) -> frozenset[str]:
-        """Return the indices of the GPUs in its scopes, with or without a value."""
+        """Return the indices of the GPUs in the scopes of the metric, with or without a value."""
         scopes = map(Scope.parse, (*self.values, *self.absent))
         labels = [scope.labels for scope in scopes if scope.device_kind == "gpu"]
         return frozenset(each[label] for each in labels for label in GPU_LABELS if label in each)
@@ -148,7 +148,7 @@ class Snapshot:
         return [item for metric in self.metrics for item in self.observations_of(metric)]
 
     def observations_of(self, metric: Metric) -> list[Observation]:
-        """Return one of its metrics as observations."""
+        """Return one metric of the snapshot as observations."""
         common: dict[str, Any] = {
             "name": metric.name,
             "unit": metric.unit,
@@ -200,8 +200,8 @@ class Culprit:
     - `rank_silent`, `rank_ended`, `rank_absent`: a rank became silent, ended, or did not start.
     - `rank_behind`: a rank failed first, or the others wait for it.
     - `host_silent`, `host_absent`: a host became silent, or did not join the launch.
-    - `cut_off`: a host no longer receives statuses of other hosts. If all other hosts should send their statuses to it, it names
-      itself. Otherwise it names the hosts that should send theirs to it.
+    - `cut_off`: a host no longer receives statuses of other hosts. The host names itself if all other hosts should send their
+      statuses to it. Otherwise it names the hosts that should.
     - `rank_unable`: a host reports that one of its ranks has no working device.
     - `rank_raised`: ranks ended with an exception that a device cannot cause, for example because a network interface does not
       exist.
@@ -240,7 +240,7 @@ class Launch:
     """Observations of a probe, of a cell, or of a launch that a later launch of the stage replaced. Those of any other launch are
     in `Record.observations`."""
     timeline: Trace | None = None
-    """Telemetry of its GPUs. None on CPUs, for a probe or a cell, and for a round of a soak, which has its own timeline."""
+    """Telemetry of the GPUs. None on CPUs, for a probe or a cell, and for a round of a soak: the soak has a timeline of its own."""
 
     @property
     def succeeded(self) -> bool:
@@ -250,7 +250,7 @@ class Launch:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """All data of one host from one run or, with `gang` set, from its part in one gang."""
+    """All data of one host from one run or, if `gang` is set, from the launches of the host in that gang."""
 
     run_id: str
     nonce: str
@@ -326,7 +326,7 @@ _Made = TypeVar("_Made")
 def instance_of(kind: type[_Made], fields: dict[str, Any]) -> _Made:
     """Return a frozen dataclass with these fields. `fields` must have all of them, and becomes the dictionary of the instance.
 
-    Ten times as fast as the constructor; a fleet may need 100 million instances.
+    This is ten times as fast as the constructor; a fleet may need 100 million instances.
     """
     instance = _new(kind)
     _set(instance, "__dict__", fields)

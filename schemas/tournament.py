@@ -15,7 +15,7 @@ Round = list[tuple[str, str]]
 
 
 def tournament(hosts: Sequence[str], rounds: int = 0) -> list[Round]:
-    """Return the rounds, each with disjoint pairs: at most `rounds` of them, or all (0), which have every pair of hosts once."""
+    """Return at most `rounds` rounds of disjoint pairs; if `rounds` is 0, all rounds, which have every pair of hosts once."""
     return [pairs_of(hosts, number) for number in select_rounds(len(hosts), rounds)]
 
 
@@ -47,7 +47,7 @@ def select_rounds(count: int, rounds: int = 0) -> tuple[int, ...]:
 
 
 def partner(count: int, number: int, index: int) -> int | None:
-    """Return the partner of the host at `index` of `count` in round `number`; None if it has none."""
+    """Return the partner of the host at `index` of `count` in round `number`; None if that host has no partner."""
     # In the circle method this position is fixed while the others rotate. With an odd number of hosts it is empty.
     fixed = count + count % 2 - 1
     if index == fixed:

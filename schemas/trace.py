@@ -1,8 +1,8 @@
 """GPU telemetry of one launch. It is stored as text, one word for each time bucket, so that it is small enough for every record.
 
 The word `693-4+8` means: mean 693, minimum 4 less, maximum 8 more. The word `61` means that all samples of the bucket were 61,
-and `.` is an incomplete bucket. The words stay text in a record, because the judge reads thousands of records and does not need
-the numbers; only charts parse them.
+and `.` is a bucket with missing samples. In a record, the words remain text, because the judge reads thousands of records and
+does not need the numbers; only charts parse them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """torchrun with a store that listens on one address: `python -m agent.benchmarks.rendezvous FILE --nnodes=… PROGRAM …`.
 
-torchrun's own rendezvous backends listen on every address of the host. This one listens on one address only, because the
+torchrun's own rendezvous backends listen on every address of the host. This backend listens on one address only, because the
 hosts and their order are known: the first host runs the store, and all torchrun agents and ranks use it. The parameters are
-in FILE, which only its owner can read; arguments are visible to every user of the host.
+in FILE, which only its owner can read, because arguments are visible to every user of the host.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def main() -> None:
     path, *arguments = sys.argv[1:]
     config: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     if config["trains"]:
-        importlib.import_module("torch._dynamo")  # once here, or else the first optimizer of each rank imports it
+        importlib.import_module("torch._dynamo")  # imported once here; otherwise the first optimizer of each rank imports it
     gc.freeze()  # otherwise Python spends half a second at exit on the objects that the import of torch created
     gc.enable()
     disable_name_lookups()

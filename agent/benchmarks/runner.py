@@ -16,7 +16,7 @@ from schemas.catalogue import BENCHMARKS
 from schemas.records import SKIPPED
 
 STORE_ERRORS = (RuntimeError, ValueError)
-"""The errors that torch's stores raise after their time-out, depending on the version."""
+"""The errors that torch's stores raise after their time-out, depending on the version of torch."""
 
 
 def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:

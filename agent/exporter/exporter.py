@@ -50,7 +50,7 @@ class Exporter:
     def __init__(
         self, collectors: Sequence[Collector], compat: Iterable[str] = (), sources: Sequence[Source] = ()
     ) -> None:
-        """`compat`: keys of COMPATIBLE_NAMES, each for a set of other names under which the metrics are exported too."""
+        """`compat`: keys of COMPATIBLE_NAMES. The metrics are exported a second time under the names of each of these keys."""
         self._collectors, self._sources = collectors, sources
         self._compat = {name: COMPATIBLE_NAMES[name]() for name in compat}
         self._lock = threading.Lock()
@@ -137,7 +137,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
     kinds: dict[str, InfoMetricFamily] = {}
     for labels_of_scope, names in texts.items():
         if address := names.get("pci_bus_id"):
-            # The address in the form of the kernel log and sysfs, so that alert rules can join a PCI device with its GPU.
+            # Alert rules join a PCI device with its GPU by this address, which has the form of the kernel log and of sysfs.
             names["pci"] = pci_address(address)
         kind = PREFIX + ("_".join(key for key, _ in labels_of_scope if key not in IDENTITY_LABELS) or "host")
         info = kinds.setdefault(kind, InfoMetricFamily(kind, "Identity"))
@@ -174,7 +174,7 @@ def _absences(families: Iterable[Family]) -> Metric:
 def registry(
     collectors: Sequence[Collector], compat: Iterable[str] = (), sources: Sequence[Source] = ()
 ) -> CollectorRegistry:
-    """Return the registry of the exporter's metrics, to serve or to write to a file."""
+    """Return a registry with the exporter's metrics, which can be served or written to a file."""
     result = CollectorRegistry(auto_describe=False)
     result.register(_Undescribed(Exporter(collectors, compat, sources)))
     return result
@@ -203,11 +203,11 @@ def serve(
 
 
 class _Undescribed:
-    """Wraps the exporter with an empty description. Without it, prometheus_client reads the hardware to register the exporter."""
+    """Wraps the exporter with an empty description. Otherwise prometheus_client would read the hardware at registration."""
 
     def __init__(self, exporter: Exporter) -> None:
         self.collect = exporter.collect
 
     def describe(self) -> list[Metric]:
-        """Return nothing."""
+        """Return no descriptions."""
         return []

@@ -17,9 +17,9 @@ from agent.gang.protocol import MAX_BYTES, Gang, GangError
 from agent.gang.transport import REDIAL_S, BufferedConnection, GangListener, listen, own_address, resolve
 
 PORT_OFFSET = 2
-"""Port of the discovery minus the gang's port. The status messages use the gang's port and the next one."""
+"""The discovery uses the gang's port plus this number. The status messages use the gang's port and the next port."""
 ANSWER_S = 15.0
-"""Time for the first member to send the list, after its wait for the others."""
+"""Time for the first member to send the list, after it has waited for the other members."""
 CONNECT_S = 10.0
 
 
@@ -124,10 +124,10 @@ def _receive_members(gang: Gang, channel: socket.socket, timeout_s: float) -> li
     """
     line, end = b"", time.monotonic() + timeout_s
     while not line.endswith(b"\n"):
-        channel.settimeout(max(0.001, end - time.monotonic()))  # 0 would mean: do not wait
+        channel.settimeout(max(0.001, end - time.monotonic()))  # a time-out of 0 would make recv fail at once if no data is there
         data = channel.recv(1 << 16)
         line += data
-        if not data or len(line) > MAX_BYTES:  # the other end is no member of the gang
+        if not data or len(line) > MAX_BYTES:  # the other end is not a member of the gang
             return []
         if time.monotonic() > end:
             raise TimeoutError

@@ -34,7 +34,7 @@ class BufferedConnection:
         self.host = ""
         """The member at the other end; empty until its first valid message."""
         self.greeting = ""
-        """Token of the launch, which the supervisor at the other end sent in its greeting; empty before."""
+        """Token of the launch, which the supervisor at the other end sent in its greeting; empty before the greeting."""
         self.token, self.number = "", 0
         """Token and number of the newest status from the other end."""
         self.pending = b""
@@ -155,7 +155,7 @@ class GangListener:
 def listen(
     address: str, port: int, allowed: Collection[str] = (), *, purpose: str = "the gang's statuses"
 ) -> socket.socket:
-    """Return a listening socket. If `allowed` is given, only those addresses and the socket's own can connect.
+    """Return a listening socket. If `allowed` is given, only those addresses and the socket's own address can connect.
 
     Raises:
         GangError: the address or the port is not available, or the kernel refuses the restriction.
@@ -225,8 +225,8 @@ def check_addresses(gang: Gang) -> None:
     """Check how this host resolves the addresses of the hosts that it connects to.
 
     Raises:
-        GangError: one of them is a loopback address, and this host's own is not. This host would then connect to itself, and
-            the others would report it as lost.
+        GangError: one of them is a loopback address, but this host's own address is not. This host would then connect to
+            itself, and the other hosts would report it as lost.
     """
     for host in gang.watchers:
         address, own = gang.addresses[host], gang.addresses[gang.me]
@@ -242,7 +242,7 @@ def interface_of(address: str) -> str:
     """Return the network interface that has this IPv4 address; empty if none has it."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel:
         for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):  # it has no IPv4 address
+            with contextlib.suppress(OSError):  # the interface has no IPv4 address
                 request = struct.pack("256s", name.encode())
                 answer = fcntl.ioctl(channel, SIOCGIFADDR, request)
                 if socket.inet_ntoa(answer[20:24]) == address:

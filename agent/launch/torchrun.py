@@ -172,9 +172,9 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
 
 
 def _gloo_interface(host: PlannedHost, gang: Gang, request: LaunchRequest) -> str:
-    """Return the interface for gloo; empty: gloo's own choice.
+    """Return the interface for gloo; empty if gloo chooses one itself.
 
-    gloo itself chooses the interface of the address to which the host name resolves, which is often 127.0.1.1 because of
+    gloo would choose the interface of the address to which the host name resolves, which is often 127.0.1.1 because of
     /etc/hosts. gloo connects only ranks on CPUs, so the interface of the planned address is fast enough.
     """
     if len(gang.members) == 1:

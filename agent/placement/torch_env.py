@@ -73,7 +73,7 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _missing_variables(environment: Mapping[str, str], placement: RankPlacement | None) -> dict[str, str]:
-    """Check torch's variables, of which RANK or WORLD_SIZE is set. Return those that are not set, with the placement's values."""
+    """Check torch's variables, given that RANK or WORLD_SIZE is set. Return the missing variables that the placement supplies."""
     missing = [name for name in REQUIRED if not environment.get(name)]
     if missing:
         given = ", ".join(name for name in REQUIRED if name in environment)
@@ -166,7 +166,7 @@ def check_writable(directory: Path) -> None:
 
 
 def check_port_is_free(port: int) -> None:
-    """Raise NotPossibleError if the first rank cannot listen on the port on every address, as torch does."""
+    """Raise NotPossibleError if the port is not free on every address of this host. On rank 0, torch listens on all of them."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as channel:
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

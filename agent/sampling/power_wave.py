@@ -1,7 +1,7 @@
 """Power of a GPU under a load that is switched on and off at a fixed period: plateaus, rise and shape of one period.
 
-NVML gives a new power value only every 20 to 100 ms, depending on the GPU, and each value may be a mean over up to 1 s. So the
-moments at which the value changes are used, and a period is resolved only if each of its phases has several new values.
+NVML gives a new power value only every 20 to 100 ms, depending on the GPU, and each value may be a mean over up to 1 s. So only
+readings at which the value changes are used. A period is resolved only if each of its two phases has several new values.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STUCK_S = 3.0
-"""A power value that stays the same for this time or for two periods of the load, whichever is longer, is no measurement: GPUs
+"""A power value that stays the same for this time or for two periods of the load, whichever is longer, is not a measurement: GPUs
 have a new value every 20 to 100 ms, as a mean over at most 1 s (NVML)."""
 UPDATE_S = 0.1
 """The longest time between two new values of a GPU (NVML)."""
@@ -199,12 +199,12 @@ class PowerLog:
             self._failures.append((at, at, reason))
 
     def failure_between(self, begin: float, end: float) -> str:
-        """Return the reason of the last span of failed readings that overlaps the time between two moments; empty without one."""
+        """Return the reason of the last span of failed readings that overlaps `begin` to `end`; empty if there is none."""
         reasons = [reason for first, last, reason in self._failures if first <= end and last >= begin]
         return reasons[-1] if reasons else ""
 
     def why_stuck(self, begin: float, end: float, period_s: float) -> str:
-        """Return why the readings between two moments, under a pulsed load, are no measurement; empty if they may be one.
+        """Return why the readings between two moments, under a pulsed load, are not a measurement; empty if they may be valid.
 
         A load whose period NVML's values do not resolve is not judged: then all power values may be equal.
         """

@@ -57,7 +57,7 @@ def _numa_node(gpu: NvmlGpu) -> int:
         return int(gpu.query("NumaNodeId"))
     except ReadingError as error:
         if error.absent == NOT_AVAILABLE:
-            raise unsupported_error("the memory of the GPU is no NUMA node") from None
+            raise unsupported_error("the memory of the GPU is not a NUMA node") from None
         raise
 
 

@@ -22,7 +22,7 @@ _PATHS = {
 }
 
 Address = tuple[int, int, int]
-"""PCI domain, bus and device. The bus is not enough, because the GPUs of a virtual machine may share one."""
+"""PCI domain, bus and device. The bus alone is not enough, because GPUs of a virtual machine may be on the same bus."""
 
 
 def peer_paths(index: int, gpus: Mapping[int, NvmlGpu]) -> Iterator[tuple[int, str | Absent]]:

@@ -1,4 +1,4 @@
-"""What a module reports about itself, whichever tool read it: identity, measurements, and how these compare with its limits.
+"""What an optical module or cable reports about itself: identity, measurements, and how these compare with its limits.
 
 The limits are in the EEPROM of the module (SFF-8472, SFF-8636, CMIS). Its alarm flags are not used: they are latched until they
 are read, and ethtool reads those of CMIS lanes with a wrong mask.
@@ -94,7 +94,7 @@ class Module:
         return not measured or any(lane < len(values) and values[lane] for values in measured)
 
     def readings(self, *, has_link: bool) -> Readings:
-        """Return every reading of the module. One that the module does not report is absent, with the reason."""
+        """Return every reading of the module. A reading that the module does not report is absent, with the reason."""
         readings: Readings = {}
         for name in IDENTITY:
             known = self.identity.get(name)
@@ -147,7 +147,7 @@ class Module:
         return readings
 
     def _why_meaningless(self, name: str, *, has_link: bool) -> str:
-        """Return why this quantity or flag is absent on every lane; empty if its values count."""
+        """Return why this quantity or flag is absent on every lane; empty if its values are valid."""
         if self._state in (LOW_POWER, FAULT):
             return f"the module is in the state {self._state}"
         received = self.lanes.get("rx_power", [])

@@ -42,7 +42,7 @@ def osv_advisories(directory: Path, since: str) -> Iterator[tuple[str, Advisory]
     Raises:
         OSError: a file cannot be read.
         ValueError, LookupError, TypeError, AttributeError: a document is not as expected.
-        UsageError: git does not know when a document without a date was added.
+        UsageError: git cannot report when a document without a date was added.
     """
     for path in sorted(directory.rglob("*.json")):
         text = path.read_text(encoding="utf-8")

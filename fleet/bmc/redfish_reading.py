@@ -111,7 +111,7 @@ def _read_chassis(session: RedfishSession, readings: Readings, chassis: Resource
 
 
 def _fan_health(fan: Resource) -> str | None:
-    """Return the health of a fan. One that turns too slowly by its own limit is critical even if `Health` is OK or missing."""
+    """Return the health of a fan. A fan whose speed is below its critical limit is critical even if `Health` is OK or missing."""
     value, speed, low = health(fan), _number(fan.get("Reading")), _limit(fan, "Lower")
     if value in (None, OK) and speed is not None and low is not None and speed < low:
         return f"{CRITICAL}: its speed {speed:g} is below its critical limit {low:g}"
@@ -167,7 +167,7 @@ def side_of(place: str) -> str:
 
 
 def _limits(sensor: Resource) -> tuple[float | None, float | None]:
-    """Return the lower and upper critical limit, None for one that is not set.
+    """Return the lower and upper critical limit; None for a limit that is not set.
 
     Services write an upper limit of 0, often with a lower limit of 0, for limits that are not set. Neither limit is used if they
     contradict each other.
@@ -179,7 +179,7 @@ def _limits(sensor: Resource) -> tuple[float | None, float | None]:
 
 
 def _limit(sensor: Resource, side: str) -> float | None:
-    """Return a critical limit of a sensor, in the old schema or the new one; None if it has none."""
+    """Return a critical limit of a sensor, in the old schema or the new one; None if the sensor has no such limit."""
     value = sensor.get(f"{side}ThresholdCritical")
     thresholds = sensor.get("Thresholds")
     if isinstance(thresholds, dict) and isinstance(threshold := thresholds.get(f"{side}Critical"), dict):

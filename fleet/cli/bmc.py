@@ -24,7 +24,7 @@ from schemas.run_directory import BMCS, RunDirectory
 from schemas.times import utc_now
 
 DURING, DELAY_S = "during", 30.0
-"""Seconds that a reading during a stage waits before it starts, so that the stage has load."""
+"""Seconds that a reading during a stage waits before it starts, so that the hosts are under load by then."""
 MAX_INPUT_BYTES = 64_000_000
 
 
@@ -36,13 +36,13 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Reads the variables of the hosts on standard input, as JSON (host -> rackproof_bmc_address, "
         "rackproof_bmc_user, rackproof_bmc_password …), so that no credential is in a file or in the list of processes.",
         epilog="example, with the variables on standard input: rackproof bmc runs/r1 --stage benchmark --phase after. "
-        "Exit codes: 0 the BMCs were asked, whether they answered or not, or the stage is over; 2 the run has no valid plan; "
+        "Exit codes: 0 the BMCs were queried, answered or not, or the stage has finished; 2 the run has no valid plan; "
         "64 wrong usage.",
     )
     bmc.add_argument("run_dir", type=Path, help="directory of the run")
     bmc.add_argument("--stage", required=True, help="stage that the reading belongs to, such as benchmark")
     bmc.add_argument(
-        "--phase", required=True, choices=["before", "during", "after"], help="when, relative to the stage"
+        "--phase", required=True, choices=["before", "during", "after"], help="when the BMCs are read, relative to the stage"
     )
     bmc.set_defaults(call=call)
 
@@ -63,7 +63,7 @@ def call(options: argparse.Namespace) -> int:
             if target.host not in damaged
         }
         if options.phase == DURING and any(_is_over(record, options.stage) for record in known.values()):
-            print("the stage is over")
+            print("the stage has finished: the BMCs are not read")
             return 0
         began = utc_now()
         jobs = [(target, marks(known[target.host])) for target in targets if target.host in known]

@@ -25,7 +25,7 @@ from schemas.errors import UsageError
 PLANTED_PROFILES = ("standard", "extended")
 """Default profiles of --planted-faults."""
 REPORTED_PROFILES = ("smoke", "standard", "extended", "soak")
-"""Profiles of the tables with --markdown."""
+"""Profiles in the tables that --markdown prints."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -135,7 +135,7 @@ def pooled_markdown(runs: Sequence[Run], packs: Sequence[Pack], detections: Sequ
 
 
 def _profiles(runs: Sequence[Run]) -> dict[str, list[Stages]]:
-    """Return profile -> its stages. If it is scaled to a duration, add the stages of each run that was planned with it."""
+    """Return profile -> its stages. If a profile is scaled to a duration, add the stages of each run that was planned with it."""
     profiles: dict[str, list[Stages]] = {}
     for name in REPORTED_PROFILES:
         profile = read_profile(name)

@@ -1,7 +1,7 @@
 """Check criteria packs against physics and the catalogue, before a wrong limit judges a rack.
 
 A floor above the part's peak rejects every host. A floor a thousand times too low accepts every host. A criterion judges
-nothing if no observation has its name. In a report, none of these looks like a mistake in the pack.
+nothing if no observation has its name. A report does not show that the cause is a mistake in the pack.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ TRUTHS = frozenset(
 TEXTS = frozenset({"collective.transport", "digest.value", "pulse.wave"})
 """Figures of benchmarks that are texts."""
 LEAST_OF_EXPECTED = 0.75
-"""Lowest floor, as a share of the expected value. The highest ceiling is 2 - LEAST_OF_EXPECTED of that value."""
+"""Lowest floor, as a share of the expected value. The highest ceiling is 2 - LEAST_OF_EXPECTED times that value."""
 STORAGE, LEAST_OF_STORAGE, MOST_OF_STORAGE = ("local_storage.", "shared_storage."), 0.2, 10.0
 """Prefixes of storage figures, and their lowest floor and highest ceiling as shares of the fleet's median: file systems differ
 more than parts, by fill level, wear and load."""
@@ -100,7 +100,7 @@ def _catalogue() -> Iterator[tuple[str, Output, Benchmark | None]]:
 
 @cache
 def _explain_unknown_name(name: str) -> str:
-    """Explain why no observation has this name; empty if one has it, or may have it."""
+    """Return why no observation has this name; empty if an observation has it, or may have it."""
     first = name.split(".")[0]
     if first in COLLECTED:
         siblings = [reading for reading in READINGS if reading.startswith(f"{first}.")]

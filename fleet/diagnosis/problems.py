@@ -1,7 +1,7 @@
-"""The problems that a part can have: which verdicts show each, and which other verdicts follow from it.
+"""The problems that a part can have: which verdicts show each problem, and which other verdicts follow from it.
 
-Causes come before their effects in the list. A GPU that fell off the bus fails everything else, and one that is too hot computes
-slowly. A verdict belongs to the first problem in the list that it shows or that explains it.
+Causes come before their effects in the list. A GPU that fell off the bus fails everything else, and a GPU that is too hot
+computes slowly. A verdict belongs to the first problem in the list that it shows or that explains it.
 
 A pattern is the name of an observation, with the wildcards `*` and `?`. A comma and a label of the scope or a parameter may
 follow: `gpu.throttle.*,reason=*thermal*`.
@@ -205,7 +205,7 @@ PROBLEMS = (
         not_shown_by=_WRONG_TRANSFERS,
         explains=("gpu.ecc.*", *_WRONG_TRANSFERS),
     ),
-    # A wrong copy does not show which part on its way is at fault.
+    # A wrong copy does not show which part of the path is at fault.
     Problem(
         id="wrong-host-copies",
         title=lambda shown: words.wrong_copies("the host", "the GPU, its PCIe link or the memory of the host"),
@@ -394,7 +394,7 @@ PROBLEMS = (
         stops=True,
         confidence=LIKELY,
     ),
-    # Before all problems of slow parts, because slow parts of a shared machine may be healthy.
+    # This problem is before all problems of slow parts, because slow parts of a shared machine may be healthy.
     Problem(
         id="shared-machine",
         title=words.shared_machine,
@@ -435,7 +435,7 @@ PROBLEMS = (
     ),
     Problem(id="bmc-event", title=words.bmc_event, shown_by=("bmc.event.severity", "bmc.log.new_entries")),
     Problem(id="far-adapter", title=words.far_adapter, shown_by=("pcie.nic_path",)),
-    # Before `differs`: a version with a published vulnerability must be replaced even if all hosts have it.
+    # These problems are before `differs`: a version with a published vulnerability must be replaced even if all hosts have it.
     *(
         Problem(id=f"{SCORES}{key}", title=words.describe, shown_by=(f"{SCORES}{key}",), explains=(product.reading,))
         for key, product in PRODUCTS.items()

@@ -68,7 +68,7 @@ class Comparison:
             host: name of the host.
             old: earlier state; None: the earlier side does not have the host.
             new: state now; None: the new side does not have the host.
-            criteria: those with `vs_baseline` state from which size on a change of a figure counts.
+            criteria: those with `vs_baseline` define the smallest change of a figure that counts.
         """
         self._order.setdefault(host, len(self._order))
         had_record, has_record = old is not None and old.has_record, new is not None and new.has_record
@@ -91,7 +91,7 @@ class Comparison:
             self._changes.append(Change(kind=NEW, host=host, scope="host", what="host", text=text))
 
     def changes(self) -> tuple[Change, ...]:
-        """Return every change, the most important kinds first. Those of one kind are in the order in which hosts were added."""
+        """Return every change, the most important kinds first. Changes of one kind follow the order of the hosts."""
         changes = [*self._changes, *gpu_changes(self._before, self._after), *version_changes(self._versions)]
 
         def sort_key(change: Change) -> tuple[int, int, str]:
@@ -102,12 +102,12 @@ class Comparison:
 
 
 def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
-    """Compare all hosts of either side, those of `new` first.
+    """Compare all hosts that are in `old` or `new`, those of `new` first.
 
     Args:
-        old: host -> its earlier state; `merge_states` merges those of several runs.
+        old: host -> its earlier state; `merge_states` merges the states from several runs.
         new: host -> its state now.
-        criteria: host -> the criteria that apply to it; those with `vs_baseline` state from which size on a change of a figure
+        criteria: host -> the criteria that apply to it; those with `vs_baseline` define the smallest change of a figure that
             counts.
     """
     comparison = Comparison()

@@ -19,7 +19,7 @@ class Section:
     """Key of a row -> heading of the column. A key in QUANTITIES is shown with the unit of the row."""
     rows: Sequence[Mapping[str, Any]]
     empty: str = ""
-    """What the text says if there are no rows; empty: the section is left out."""
+    """Text that is shown if there are no rows; empty: the section is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)

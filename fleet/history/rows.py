@@ -1,6 +1,6 @@
 """Convert a judged run to rows of the history: its figures, its parts, its causes and its tests.
 
-Text from hosts is cleaned here, once, so that no question and no page has to do it again.
+Text from hosts is cleaned here, once, so that no query and no page has to clean it again.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RunRows:
     nonce: str
     """Identity of the run: a run that is judged again, copied or signed keeps it."""
     entry: Mapping[str, Any]
-    """The run in the index of the store."""
+    """Entry of the run in the index of the store."""
     causes: tuple[Row, ...]
     hosts: Iterable[HostRows] = field(repr=False)
     """Can be iterated once. The rows of a host are made when they are reached, because those of a large fleet do not fit into
@@ -182,7 +182,7 @@ def duplicates(parts: Iterable[Row]) -> dict[str, list[str]]:
 
 
 def _causes(report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[Row]:
-    """Yield a row for each part of each cause that is a failure. Missing evidence is no property of a part."""
+    """Yield a row for each part of each cause that is a failure. Missing evidence does not describe a part."""
     for cause in report.causes:
         if cause.verdict != FAIL:
             continue
@@ -204,7 +204,7 @@ def _causes(report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[Ro
 
 
 def part_serial(host: HostReport | None, scope: str) -> str:
-    """Return the identity of the GPU of a scope; empty if the scope has none."""
+    """Return the identity of the GPU in a scope; empty if the scope names no GPU of the host."""
     device = Scope.parse(scope).device
     return next((identity(gpu) for gpu in host.gpus if f"gpu={gpu.index}" == device), "") if host else ""
 

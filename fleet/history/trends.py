@@ -1,12 +1,12 @@
 """Find figures that drift slowly, from the sums of all runs.
 
 A line is fitted to `relative` (`tables.py`) over time by least squares. Peers have the same driver. For a part without peers,
-the line has one intercept for each driver, so that a change of the driver is no drift. The standard error follows from the
-residuals. z is the normal deviate with the same probability as t, and must exceed the quantile for FALSE_FINDINGS over all
-tests (Bonferroni). A part is compared with its peers in the same run: a GPU with its host, a host with its rack, a rack with
+the line has one intercept for each driver, so that a change of the driver does not count as a drift. The standard error follows
+from the residuals. z is the normal deviate with the same probability as t, and must exceed the quantile for FALSE_FINDINGS over
+all tests (Bonferroni). A part is compared with its peers in the same run: a GPU with its host, a host with its rack, a rack with
 all racks. So what happens to a rack is found once, for the rack, and not for each of its GPUs. A drift must be confirmed by
-comparison with fitted peers (`peer_fit`), because the median of a host moves when one of its GPUs is replaced; and it must
-remain if any one run is left out.
+comparison with fitted peers (`peer_fit`), because the median of a host moves when one of its GPUs is replaced. The drift must
+also remain if any one run is left out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MIN_DAYS = 60.0
 MIN_EFFECT = 0.01
 """Change over the observed time, as a share, below which a drift is not listed."""
 MIN_Z_WITHOUT_ONE = 3.0
-"""z must be at least this if any one run is left out: one odd run, or one with a wrong date, is no drift."""
+"""z must remain at least this high if any one run is left out. So one odd run, or one run with a wrong date, is not a drift."""
 DAYS_PER_YEAR = 365.25
 _FIGURE = "name, settings, stage, within, model, unit"
 
@@ -85,7 +85,7 @@ class Drift:
 
 
 def drifts(history: History) -> list[Drift]:
-    """Return one drift for each GPU, host and rack that drifts: that of its clearest figure. Those for the worse come first."""
+    """Return one drift for each GPU, host and rack that drifts: that of its clearest figure. Drifts for the worse come first."""
     candidates, count = _candidates(history)
     limit = NormalDist().inv_cdf(1 - FALSE_FINDINGS / 2 / max(1, count))
     clear = [item for item in candidates if item["z"] >= limit and abs(item["change"]) >= MIN_EFFECT]
@@ -174,7 +174,7 @@ def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
 
 
 def meaning(name: str, unit: str, change: float) -> str:
-    """Return whether a change of a figure is `worse` or `better`; `unknown` if the figure has neither."""
+    """Return whether a change of a figure is `worse` or `better`; `unknown` if neither direction is better."""
     sign = direction(name, unit) * change
     return "worse" if sign < 0 else "better" if sign > 0 else "unknown"
 

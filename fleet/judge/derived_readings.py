@@ -1,8 +1,8 @@
 """Check that a snapshot has the readings that the agent derives from, or reports together with, other readings of the snapshot.
 
-Criteria on such readings are optional, because not every host has the part. If another reading shows that the host has it, a
-missing reading is a contradiction. An alarm of a module is a contradiction if it does not follow from the power of the
-lane and the limits of the module.
+Criteria on such readings are optional, because not every host has the part that they describe. If another reading shows that
+the host has the part, a missing reading is a contradiction. An alarm of an optical module is a contradiction if it does not
+follow from the power of the lane and the limits of the module.
 """
 
 from __future__ import annotations

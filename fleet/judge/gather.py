@@ -57,7 +57,7 @@ class _Bandwidth:
     transport: Value
     """The transport that the figure itself reports."""
     transport_position: int | None
-    """Position of the transport that the launch reports; None if it reports none. The transport there replaces `transport`."""
+    """Position of the transport that the launch reports; None if the launch reports none. That transport replaces `transport`."""
     limit: Value
     """The limit of a criterion that does not compare with the fleet."""
 
@@ -83,7 +83,7 @@ class _Layout:
     figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     gang_figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     pair_figures: set[str] = field(default_factory=set)
-    """Names of figures of pairs of hosts. They have no position, because each host has other partners."""
+    """Names of figures of pairs of hosts. They have no position, because the partners differ from host to host."""
     figure_criteria: list[Criterion]
     """The criteria that require the same figure of a benchmark on all hosts."""
     ranks: list[tuple[Kind, str, int]] = field(default_factory=list)

@@ -127,7 +127,7 @@ class FleetFigures:
             yield key, scope, float(observation.value or 0)
 
     def latest(self, view: HostView, observations: Iterable[Observation]) -> dict[tuple[FigureKey, str], Observation]:
-        """Return the last numeric one of the observations of each part; none for modules and disks of an unknown model."""
+        """Return the last numeric observation of each figure and scope, except of modules and disks of an unknown model."""
         latest = {}
         for observation in observations:
             value = observation.value

@@ -97,7 +97,7 @@ def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -
 def _factor(
     plan: Plan, scaled: Mapping[str, Mapping[str, Any]], host: PlannedHost, wanted_s: float, least: float
 ) -> tuple[float, float]:
-    """Return the factor of the time budgets with which the host takes `wanted_s`, and how long it takes with `least`, in s."""
+    """Return the factor of the time budgets with which the host takes `wanted_s`, and its time with the factor `least`, in s."""
     once, twice = (
         sum(_stage_s(plan, host, _scaled(stage, scaled[stage.name], factor)) for stage in plan.stages)
         for factor in (1, 2)

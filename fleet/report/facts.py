@@ -28,15 +28,15 @@ class HostFacts:
     """The facts about one host that the summary needs."""
 
     measured: tuple[tuple[str, str, str], ...] = ()
-    """Stage, name and unit of every figure of its benchmarks."""
+    """Stage, name and unit of every figure of the host's benchmarks."""
     judged_bandwidths: frozenset[Figure] = frozenset()
     """The bandwidths of collectives that were compared with a limit."""
     uncompared_digests: tuple[tuple[str, str], ...] = ()
     """Stage and scope of digests without another GPU to compare with."""
     gang_launches: tuple[Launch, ...] = ()
-    """Its gang launches, reduced to number, outcome, members and culprit."""
+    """Launches of the host in its gang, reduced to number, outcome, members and culprit."""
     rates_without_drift: tuple[str, ...] = ()
-    """Rates of its soak with too few values to evaluate drift."""
+    """Rates of the host's soak with too few values to evaluate drift."""
 
 
 class FactCollector:

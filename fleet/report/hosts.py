@@ -223,7 +223,7 @@ class HostJudge:
         names = self._shared[key]
         metrics = view.observations.metrics
         tokens = tuple(metric.token for name in names for _, metric in metrics.get(name, ()))
-        # Only metrics with a token can be compared by it.
+        # Only metrics with a token can be compared by their tokens.
         if 0 in tokens or any(name not in metrics for name in names):
             return versions(view.evidence, criteria, view.observations)
         key = ("versions", view.kind, tokens, *view.evidence.software().items())

@@ -98,8 +98,8 @@ class _ReportCollector:
         waived = self._failures(waived=True)[:MAX_FAILURES]
         yield self._family("waived", "Observations that fail a criterion and are waived", _FAILURE, waived)
         for name, about, figures in (
-            ("failure_value", "Value that fails the criterion, in the unit of the label unit", "value"),
-            ("failure_limit", "Limit of the failed criterion, in the unit of the label unit", "limit"),
+            ("failure_value", "Value that fails the criterion; the label unit states its unit", "value"),
+            ("failure_limit", "Limit of the failed criterion; the label unit states its unit", "limit"),
         ):
             yield self._family(name, about, _FIGURE, self._figures(figures))
 

@@ -63,7 +63,7 @@ def render_html(plan: Plan, results: StudyResults, currency: str) -> str:
         bars=bars(results),
         how=Markup(COLUMN_NOTES),  # noqa: S704 - our own text; Markup keeps it from being cut at TEXT_LIMIT
         synthetic=SYNTHETIC_NOTE if _is_synthetic(results) else "",
-        compare=Markup(GKE_NOTES),  # noqa: S704 - the same
+        compare=Markup(GKE_NOTES),  # noqa: S704 - our own text
         published=_published_rows(results),
         frame=FRAME,
     )  # fmt: skip

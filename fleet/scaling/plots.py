@@ -27,7 +27,7 @@ class Plot:
     y_ticks: tuple[Tick, ...]
     curves: tuple[Curve, ...]
     dots: tuple[tuple[float, float, str, str], ...]
-    """X, y, CSS class and tooltip of each cell that a curve passes."""
+    """X, y, CSS class and tooltip of each cell that a curve goes through."""
 
 
 def styles(results: StudyResults) -> Mapping[tuple[int, int, int, str], tuple[str, str]]:
@@ -77,7 +77,7 @@ def _plot(
         value = figure(row)
         if row.throughput is not None and value is not None:
             points = values.setdefault(row.cell.series, {})
-            # Of cells with the same number of ranks on different numbers of hosts, the highest value is drawn, as the page says.
+            # If cells on different numbers of hosts have equally many ranks, only the highest value is drawn, as the page says.
             if row.cell.ranks not in points or value > points[row.cell.ranks][0]:
                 points[row.cell.ranks] = value, row
     rank_counts = sorted({count for points in values.values() for count in points})

@@ -82,7 +82,7 @@ HARDWARE: Mapping[str, Benchmark] = {
     "kernel_launch": Benchmark(
         group="compute",
         title="Kernel launches",
-        summary="time to launch a small kernel: queued, waiting for each, and inside a CUDA graph",
+        summary="time to launch a small kernel: without a wait, with a wait after each launch, and inside a CUDA graph",
         settings={"ways": ["queued", "synchronous"], "percentiles": ["p50", "p99"], "launches": 20000},
         outputs=[
             Output(

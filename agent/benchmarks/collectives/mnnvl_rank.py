@@ -1,7 +1,8 @@
-"""One rank of a collective in a process of its own, so that NCCL reads its environment variables again.
+"""Measure collectives as one rank in a separate process, because NCCL reads NCCL_MNNVL_ENABLE only once in a process.
 
-A program: it reads a request as a line of JSON from standard input, and writes lines of JSON. Rank 0 first writes the ID of the
-communicator (`id`); the other ranks read it from their standard input. The last line has `results` or `error`.
+This program reads a request as one line of JSON from standard input, and writes lines of JSON to standard output. Rank 0 first
+writes the ID of the communicator (`id`); the other ranks read that ID from their standard input. The last line has `results` or
+`error`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ WARM_UP, REPEATS = 3, 10
 
 
 class PipeStore:
-    """The part of a store that a communicator needs for its ID, over standard input and output."""
+    """A substitute for torch's store, with which the ranks exchange the communicator's ID over standard input and output."""
 
     def __init__(self) -> None:
         self._value = ""
@@ -34,7 +35,7 @@ class PipeStore:
         _write({"id": value})
 
     def wait(self, keys: Sequence[str], timeout: timedelta) -> None:
-        """Read the ID, unless this rank has written it. The parent ends a rank that waits for too long."""
+        """Read the ID, unless this rank has written it. The parent process kills a rank that waits too long."""
         self._value = self._value or str(json.loads(sys.stdin.readline())["id"])
 
     def get(self, key: str) -> bytes:
@@ -43,9 +44,9 @@ class PipeStore:
 
 
 def measure(request: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return for each operation and size the median time in seconds, the bytes of the larger buffer, and the wrong elements.
+    """Return for each operation and size: median time in seconds, bytes of the larger buffer, and number of wrong elements.
 
-    This rank's receive buffer is checked before and after the timed runs. The wrong elements of both checks are added up.
+    This rank's receive buffer is checked before and after the timed runs. The number is the sum of both checks.
     """
     device = torch.device("cuda", request["device"])
     torch.cuda.set_device(device)

@@ -1,8 +1,8 @@
-"""Bandwidth and latency of memory for the processors of each NUMA node, in their own and in the farthest node.
+"""Measure bandwidth and latency from the processors of each NUMA node to the memory of that node and of the farthest node.
 
 The bandwidth of all nodes together is also measured. One rank of the host measures, with one thread on each core; the other ranks
-wait. Bytes are counted as in STREAM: those of the arrays that the operation reads and writes (2 arrays for copy, 3 for triad),
-without the lines that the processor reads before it overwrites them. The target and the first source are checked afterwards.
+wait. Bytes are counted as in STREAM: only the arrays that the operation reads and writes count (2 arrays for copy, 3 for triad),
+not the cache lines that the processor reads before it overwrites them. The target and the first source are checked afterwards.
 Latency is the time of a step in a chain of dependent reads, each from a different cache line, minus the time of a step in a
 chain that stays in the cache. So the time that Python's interpreter needs for a step cancels out.
 """
@@ -42,7 +42,7 @@ STEPS, SEGMENTS, NEAR_LINES = 2048, 7, 32
 """Steps in each timed segment of a chain, number of segments, and lines of the short chain, which stays in the nearest cache."""
 
 Arrays = Mapping[int, torch.Tensor]
-"""Processor -> three arrays that a thread on it has written first, so that they are on its node."""
+"""Processor -> its three arrays. A thread on this processor writes them first, so that the kernel places them on its node."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -185,9 +185,9 @@ class HostMemory:
                 once()
                 passes += 1
             rate = passes * MOVED[op] * target.nbytes / (time.perf_counter() - began)
-            barrier.wait()  # no thread checks while another one is timed
+            barrier.wait()  # no thread checks its arrays while another thread is timed
             wrong = int((target != expected).sum()) + int((source != SOURCE).sum())
-            target.zero_()  # or the next operation could leave this result unchanged and still pass its check
+            target.zero_()  # otherwise the next operation could write nothing and still pass its check
             return rate, wrong
 
         results = run_on_cpus(cpus, work, self.timeout_s)
@@ -198,8 +198,8 @@ class HostMemory:
     def latency(self, node: Node, home: Node) -> float:
         """Return how many seconds longer a read from the memory of `home` takes than one from the nearest cache.
 
-        The chain leads once through random lines of one array, whose contents are lost. Other arrays on that node are read
-        first, so that they displace the lines of the chain from the caches.
+        The chain visits random cache lines of one array, each line once. It overwrites the contents of this array. Before the
+        chain is timed, other arrays on that node are read, so that they displace the lines of the chain from the caches.
         """
         arrays = self.arrays[home.cpus[0]]
         table = arrays[0]

@@ -24,8 +24,8 @@ passes would ignore it."""
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `memory.bandwidth` in B/s for each operation on buffers of `size_bytes`; bytes read and written both count.
 
-    If the last pass of an operation left wrong values, report their number as `memory.wrong_elements`, and the bandwidth as an
-    error.
+    If the last pass of an operation left wrong values, report their number as `memory.wrong_elements`, and an error instead of
+    the bandwidth.
     """
     size = settings["size_bytes"]
     for op in settings["ops"]:

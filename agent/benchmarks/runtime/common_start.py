@@ -1,8 +1,9 @@
 """A common start for ranks of several hosts, whose clocks differ: the offsets are measured as NTP does, and corrected.
 
 All clocks are `time.monotonic()`. The common clock is that of the leading host: the first host of the launch whose first rank has
-not left the benchmark. The leading host answers the questions of the other hosts, and then publishes the time of the start, and
-the names of the hosts that are not ready. So a host that hangs delays the others by one time-out only, and their reports name it.
+not left the benchmark. The leading host answers the questions of the other hosts. It then publishes the time of the start, and
+the names of the hosts that are not ready. So a host that hangs delays the other hosts by one time-out only, and the reports of
+those hosts name it.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 
 EXCHANGES = 8
-"""Number of questions that each host asks the leading host. The offset is taken from the question that was answered fastest: in
-that short time, the way to the leading host and the way back can differ least."""
+"""Number of questions that each host asks the leading host. The offset is taken from the question that was answered fastest:
+the shorter the round trip, the less the delays of its two directions can differ."""
 LEAD_S, GANG_LEAD_S = 0.05, 0.5
 """Seconds from the agreement to the start, on one host and on several. Within this time all ranks must read the start from the
 store."""
@@ -58,7 +59,7 @@ class Start:
     at: float
     """By this host's clock."""
     uncertainty_s: float
-    """By how much the start of a host may differ from that of the leading host, because offsets are uncertain; 0 on one host."""
+    """Largest possible difference between the starts of a host and of the leading host, from uncertain offsets; 0 on one host."""
 
 
 class CommonStart:
@@ -74,7 +75,7 @@ class CommonStart:
         self._context, self._members, self._clock = context, list(members), clock
 
     def agree(self, step: str) -> Start:
-        """Return when all ranks of all hosts start.
+        """Return the moment at which all ranks of all hosts start.
 
         Raises:
             NoStartError: a host did not reach the start, or the first rank of this host is lost or did not answer.
@@ -87,7 +88,7 @@ class CommonStart:
             if self._decides_for_host():
                 context.store.set(key, json.dumps(self._decide(step)))
             elif len(self._members) > 1 and not context.is_present(REPORTING_RANK) and not context.store.check([key]):
-                raise NoStartError("the first rank of this host, which knows the common clock, is lost")
+                raise NoStartError("the first rank of this host, which agrees on the start with the other hosts, is lost")
             elif time.monotonic() > deadline:
                 raise NoStartError("the first rank of this host did not answer")
             else:
@@ -127,7 +128,7 @@ class CommonStart:
         return {"at": start["at"] - offset.seconds, "uncertainty_s": start["uncertainty_s"]}
 
     def _lead(self, name: str) -> dict[str, Any]:
-        """Answer the hosts after this one. Then publish the start, by this host's clock, and the names of the missing hosts."""
+        """Answer the hosts after this host in the launch. Then publish the start, by this host's clock, and the missing hosts."""
         context = self._context
         others = range(context.node + 1, len(self._members))
         uncertainties = answer_hosts(context, name, others, self._clock)
@@ -238,7 +239,7 @@ def _wait_for(context: RankContext, key: str, host: int, host_name: str, deadlin
         _HostLeftError: that rank left the benchmark without setting the key.
     """
     while not context.store.check([key]):
-        # The second check, because the rank may have set the key just before it left.
+        # Check the key again: the rank may have set it after the first check, just before it left.
         if _has_left(context, host) and not context.store.check([key]):
             raise _HostLeftError
         if time.monotonic() > deadline:

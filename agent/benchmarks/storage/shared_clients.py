@@ -23,7 +23,7 @@ _WORK = re.compile(rf"{PREFIX}\w{{1,32}}")
 
 
 class ExcludedError(Exception):
-    """This host takes no further part; the message says why. The message is empty if `Target.problem` has the reason."""
+    """This host must not continue; the message says why. The message is empty if `Target.problem` has the reason."""
 
 
 class Clients:
@@ -54,7 +54,7 @@ class Clients:
         Raises:
             ExcludedError: this host has another file system there or a problem, or answered too late.
         """
-        # The long limit, because hosts may arrive late from the benchmark before this one, and a file system may hang at first.
+        # This limit is long: a host may arrive late from the previous benchmark, and a file system may hang at first.
         answers = self._gather("join", {"work": self.target.work.rpartition("/")[2]}, self.context.timeout_s)
         self._works = {
             host: str(answer["work"]) for host, answer in answers.items() if _WORK.fullmatch(str(answer["work"]))
@@ -88,7 +88,7 @@ class Clients:
         self.hosts = same
 
     def step(self, name: str, value: Mapping[str, Any], limit_s: float = ACCESS_S) -> dict[str, Any]:
-        """Exchange the values of a step; return host -> value of the hosts without a problem. Only these take further part.
+        """Exchange the values of a step; return host -> value of the hosts without a problem. Only these hosts continue.
 
         Args:
             name: name of the step, different for each call.

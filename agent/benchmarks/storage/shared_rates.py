@@ -73,7 +73,7 @@ class SharedRates:
         self._report_ramp()
 
     def _write(self, step: str, part: Sequence[str], is_last: bool) -> dict[str, int]:
-        """Write on the hosts of `part` at the same time; return host -> bytes that each of its jobs has written at least.
+        """Write on the hosts of `part` at the same time; return host -> bytes that its slowest job has written.
 
         The bytes are rounded down to whole blocks. A host is left out if one of its jobs wrote no whole block.
         """
@@ -113,7 +113,7 @@ class SharedRates:
         if self._clients.host not in part:
             return ""
         order = [*part[(at := part.index(self._clients.host)) + 1 :], *part[: at + 1]]
-        # A host that was excluded after it wrote its file has removed it.
+        # A host that was excluded after writing its file has removed this file.
         readable = [host for host in order if host in regions and host in self._clients.hosts]
         others = [host for host in readable if host != self._clients.host] or readable
         return others[(round_number - 1) % len(others)] if others else ""
@@ -127,7 +127,7 @@ class SharedRates:
         return results.get(clients.target.path)
 
     def _aggregate(self, op: str, rates: Sequence[float], is_last: bool) -> None:
-        """Keep the total of these rates. Of several rounds with the same number of clients, the highest total is kept."""
+        """Keep the total of these rates. If several rounds have the same number of clients, keep the highest total."""
         if rates:
             count, rate = len(rates), sum(rates)
             self._ramp[op][count, is_last] = max(rate, self._ramp[op].get((count, is_last), 0.0))
@@ -198,6 +198,6 @@ def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[s
         if action == "create":
             count = int(answer["count"])
         if answer["count"] and answer["typical"] > 0:
-            # From the median time per file: a pause of the server or of this host must not make the client look slow.
+            # The median time per file counts: a pause of the server or of this host must not make the client look slow.
             rate = 1 / float(answer["typical"])
             report.figure(clients.target, "shared_storage.metadata_rate", rate, {"clients": len(counts)}, op=action)

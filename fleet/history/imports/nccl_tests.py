@@ -53,7 +53,7 @@ def read_text(text: str, file: str) -> Imported:
 
 
 def read_json(text: str, file: str) -> Imported:
-    """Return the figures in a file that -J wrote; raise NotThisTool for another text. The environment in the file is ignored."""
+    """Return the figures in a file that -J wrote; raise NotThisTool for other text. The environment in the file is ignored."""
     try:
         document = as_dict(json.loads(text))
     except (ValueError, RecursionError):

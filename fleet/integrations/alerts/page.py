@@ -46,7 +46,7 @@ def runbook(packs: Iterable[Pack]) -> str:
     lines.append("")
     for group in groups:
         if group.record:
-            lines.append(f"## Series that {' and '.join(alert.alert for alert in group.alerts)} use\n")
+            lines.append(f"## Series used by {', '.join(alert.alert for alert in group.alerts)}\n")
         for name, expr in (group.record or {}).items():
             lines.append(f"`{name}` is recorded as:\n\n```\n{shares(expr, criteria).strip()}\n```\n")
         lines += [line for alert in group.alerts for line in _section(alert, criteria)]

@@ -95,7 +95,7 @@ def _text(item: Observation, value: float | None) -> str:
 
 
 def _range(items: Sequence[Observation], failing: int) -> tuple[TableCell, ...]:
-    """Return lowest, median and highest value (for texts the distinct values), how many groups measured it, and how many fail."""
+    """Return lowest, median and highest value (for texts the distinct values), how many groups have it, and how many fail."""
     measured = [item for item in items if item.status == MEASURED]
     values = [value for item in measured if (value := finite(item.value)) is not None]
     css = FAIL if failing else "" if len(measured) == len(items) else "inconclusive"

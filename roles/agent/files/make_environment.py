@@ -1,4 +1,4 @@
-"""Create the agent's virtual environment with this Python, unless there is one that can be used.
+"""Create the agent's virtual environment with this Python, unless there is already one that can be used.
 
 An environment that is incomplete, has another Python, or cannot be used by other users is replaced.
 
@@ -13,7 +13,7 @@ import subprocess
 import sys
 
 base = pathlib.Path(getattr(sys, "_base_executable", sys.executable))
-# The setting `home` in pyvenv.cfg is one of these, depending on the version of venv.
+# The setting `home` in pyvenv.cfg is one of these directories, depending on the version of venv.
 homes = [str(base.parent), str(base.resolve().parent)]
 prefix = pathlib.Path(sys.argv[1])
 MARK = "rackproof-environment"
@@ -23,7 +23,7 @@ def is_current():
     """Return whether the environment is complete, usable by every user, and made with this interpreter in this minor version."""
     if not (prefix / "bin" / "pip").exists():  # of the files that the agent needs, venv creates this one last
         return False
-    # If it was created with umask 027, the user of the exporter's service cannot run the programs in bin.
+    # If the environment was created with umask 027, the user of the exporter's service cannot run the programs in bin.
     if not (prefix / "bin").stat().st_mode & 0o001:
         return False
     lines = (prefix / "pyvenv.cfg").read_text().splitlines()
