@@ -240,7 +240,7 @@ class Launch:
     """Observations of a probe, of a cell, or of a launch that a later launch of the stage replaced. Those of any other launch are
     in `Record.observations`."""
     timeline: Trace | None = None
-    """Telemetry of the GPUs. None on CPUs, for a probe or a cell, and for a round of a soak: the soak has a timeline of its own."""
+    """Telemetry of the GPUs. None on CPUs, for a probe or a cell, and for a round of a soak: the soak has its own timeline."""
 
     @property
     def succeeded(self) -> bool:

@@ -106,7 +106,8 @@ def main() -> None:
     path, *arguments = sys.argv[1:]
     config: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     if config["trains"]:
-        importlib.import_module("torch._dynamo")  # imported once here; otherwise the first optimizer of each rank imports it
+        # Otherwise the first optimizer of each rank imports it; here it is imported only once.
+        importlib.import_module("torch._dynamo")
     gc.freeze()  # otherwise Python spends half a second at exit on the objects that the import of torch created
     gc.enable()
     disable_name_lookups()

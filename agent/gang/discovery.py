@@ -124,7 +124,7 @@ def _receive_members(gang: Gang, channel: socket.socket, timeout_s: float) -> li
     """
     line, end = b"", time.monotonic() + timeout_s
     while not line.endswith(b"\n"):
-        channel.settimeout(max(0.001, end - time.monotonic()))  # a time-out of 0 would make recv fail at once if no data is there
+        channel.settimeout(max(0.001, end - time.monotonic()))  # with 0, recv would not wait
         data = channel.recv(1 << 16)
         line += data
         if not data or len(line) > MAX_BYTES:  # the other end is not a member of the gang

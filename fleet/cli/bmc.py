@@ -42,7 +42,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     bmc.add_argument("run_dir", type=Path, help="directory of the run")
     bmc.add_argument("--stage", required=True, help="stage that the reading belongs to, such as benchmark")
     bmc.add_argument(
-        "--phase", required=True, choices=["before", "during", "after"], help="when the BMCs are read, relative to the stage"
+        "--phase", required=True, choices=["before", "during", "after"], help="when to read, relative to the stage"
     )
     bmc.set_defaults(call=call)
 

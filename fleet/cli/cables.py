@@ -31,9 +31,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "cables",
         help="print the cables of a run as found, as lines of a manifest, for review",
         epilog="example: rackproof cables runs/rack12 > cables.csv. Compare every line with the cabling plan before the file "
-        "becomes a manifest: it lists the cables as they are plugged in, right or wrong. Exit codes: 0 every network port with a "
-        "link is listed (with --modules also every module); 2 a port or module is not listed (standard error has the reasons), no cable was "
-        "found, or there is no run; 64 wrong usage.",
+        "becomes a manifest: it lists the cables as they are plugged in, right or wrong. Exit codes: 0 every network port "
+        "with a link is listed (with --modules also every module); 2 a port or module is not listed (standard error has the "
+        "reasons), no cable was found, or there is no run; 64 wrong usage.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
     verb.add_argument(

@@ -88,7 +88,7 @@ class CommonStart:
             if self._decides_for_host():
                 context.store.set(key, json.dumps(self._decide(step)))
             elif len(self._members) > 1 and not context.is_present(REPORTING_RANK) and not context.store.check([key]):
-                raise NoStartError("the first rank of this host, which agrees on the start with the other hosts, is lost")
+                raise NoStartError("the first rank of this host, which measures the common clock, is lost")
             elif time.monotonic() > deadline:
                 raise NoStartError("the first rank of this host did not answer")
             else:
