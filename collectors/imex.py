@@ -1,6 +1,6 @@
 """IMEX, the daemon by which the hosts of an NVLink domain share GPU memory: its state, and its connections to the other hosts.
 
-`nvidia-imex-ctl -N -j` asks the daemons of all hosts of the domain. Early R570 has no `-j`, and prints only a table.
+`nvidia-imex-ctl -N -j` asks the daemons of all hosts of the domain. Early versions of driver R570 lack `-j`: they print a table.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def imex_families(root: Path) -> Iterable[Family]:
     for name in OF_NODES:
         families[name].labels = ("imex",)
     state = _read_state(root)
-    # If the program hangs or is not installed, do not run it a second time.
+    # If the program hangs, fails or is not installed, do not run it a second time.
     domain = state if isinstance(state, Absent) else _read_domain(root)
     own = domain if isinstance(domain, Absent) else own_number(Files(root), domain.nodes)
     readings: Mapping[str, Value | Absent] = {

@@ -53,7 +53,7 @@ class Accepted:
     report: str
     """SHA-256 of the report.json that was accepted."""
     status: str
-    """PASS or PASS WITH WAIVERS, after REHEARSAL or SIMULATED if no GPU was tested."""
+    """PASS or PASS WITH WAIVERS, preceded by REHEARSAL or SIMULATED if no GPU was tested."""
     at: str
     by: str
     why: str = ""

@@ -184,7 +184,7 @@ class Rank:
     rank: int
     local_rank: int
     phase: str
-    """The last phase that it reported."""
+    """The last phase that the rank reported."""
     exit_code: int | None
     """Exit code, negative for a signal; None if unknown, or if the launcher ended the process."""
     log_tail: str
@@ -198,7 +198,7 @@ class Culprit:
     """What happened:
 
     - `rank_silent`, `rank_ended`, `rank_absent`: a rank became silent, ended, or did not start.
-    - `rank_behind`: a rank failed first, or the others wait for it.
+    - `rank_behind`: a rank failed first, or the other ranks wait for it.
     - `host_silent`, `host_absent`: a host became silent, or did not join the launch.
     - `cut_off`: a host no longer receives statuses of other hosts. The host names itself if all other hosts should send their
       statuses to it. Otherwise it names the hosts that should.

@@ -1,8 +1,8 @@
 """Round-robin schedule of pairs of hosts, by the circle method.
 
-With an even number n of hosts there are n - 1 rounds. Each host has one partner in every round, and meets each other host once.
-With an odd number there are n rounds, and in each of them a different host has no partner. The plan and the ranks compute the
-same schedule, so it need not be transferred. They also select the same rounds if only some are run.
+With an even number n of hosts there are n - 1 rounds. Each host has one partner in every round, and every other host is its
+partner once. With an odd number there are n rounds, and in each of them a different host has no partner. The plan and the ranks
+compute the same schedule, so it need not be transferred. They also select the same rounds if only some are run.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def select_rounds(count: int, rounds: int = 0) -> tuple[int, ...]:
 
 def partner(count: int, number: int, index: int) -> int | None:
     """Return the partner of the host at `index` of `count` in round `number`; None if that host has no partner."""
-    # In the circle method this position is fixed while the others rotate. With an odd number of hosts it is empty.
+    # In the circle method this position is fixed, and the other positions rotate. With an odd number of hosts it is empty.
     fixed = count + count % 2 - 1
     if index == fixed:
         other = number * (fixed + 1) // 2 % fixed

@@ -1,8 +1,8 @@
 """Discover the present members of a gang (the hosts of one multi-node launch) without a control node.
 
 All members connect to the first member, or to the second if the first is absent. Hosts become ready at different times, because
-image pulls and single-host stages do not end at the same time on all of them. So the first member waits until all others have
-connected or the time-out has passed. Then it sends the list of present members, in the plan's order, to each of them.
+image pulls and single-host stages do not end at the same time on all of them. So the member that they connect to waits until all
+others have connected or the time-out has passed. Then it sends the list of present members, in the plan's order, to each of them.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ def _from_placement(placement: RankPlacement, environment: Mapping[str, str]) ->
     if not address:
         raise PlacementError(
             f"MASTER_ADDR is not set, and mpirun does not report which of the {placement.nodes} hosts has rank 0: "
-            "give its address with mpirun -x MASTER_ADDR=ADDRESS …"
+            "give the address of that host with mpirun -x MASTER_ADDR=ADDRESS …"
         )
     port = environment.get("MASTER_PORT") or str(DEFAULT_PORT)
     _check_port(port)

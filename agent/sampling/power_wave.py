@@ -21,8 +21,8 @@ UPDATE_S = 0.1
 PAUSE_S = 1.0
 """Readings that are further apart do not show that the value was the same between them."""
 FAST_TELEMETRY = "fast-telemetry"
-"""Files `fast-telemetry.RANK` in the work directory of a launch. While one exists, the supervisor reads the power of the GPUs
-every `telemetry.FAST_PERIOD_S`, which is more often than NVML has new values."""
+"""Files `fast-telemetry.RANK` in the work directory of a launch. While such a file exists, the supervisor reads the power of the
+GPUs every `telemetry.FAST_PERIOD_S`, which is more often than NVML has new values."""
 VALUES_PER_PHASE = 2.0
 """Number of new values of NVML that each phase (load on, load off) needs, so that at least one of them lies completely within the
 plateau of the phase."""
@@ -112,7 +112,7 @@ def power_wave(values: Sequence[PowerValue], begin: float, period_s: float) -> P
         for first in (0.2, 0.7)  # the edges, and values averaged across them, are left out
     ]
     if min(map(len, plateaus)) < MIN_VALUES:
-        raise UnresolvedError("NVML's new power values fall into the same part of each period")
+        raise UnresolvedError("all of NVML's new power values fall into the same part of each period")
     high, low = map(statistics.median, plateaus)
     return PowerWave(
         low=low, high=high, slew=_slew(updates, begin, period_s), update_s=update_s, wave=_wave(moments, powers)

@@ -19,7 +19,7 @@ NEWEST = "bmc.log.newest"
 MAX_SNAPSHOTS = 250
 """Maximum number of snapshots; the newest are kept. The schema of records allows 256.
 
-If all snapshots of a stage were dropped, the judge reports that the stage has no reading."""
+If all snapshots of a stage are dropped, the judge reports that the stage has no reading."""
 
 
 def read_record(directory: Path, plan: Plan, host: str) -> Record | None:

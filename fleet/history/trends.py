@@ -76,7 +76,7 @@ class Drift:
     last: str
     z: float
     meaning: str
-    """`worse`, `better`, or `unknown` for a figure without better and worse."""
+    """`worse`, `better`, or `unknown` if neither direction is better."""
     shape: str
     """`drift`, or `step` if the figure changed at once, on the date `at`."""
     at: str = ""

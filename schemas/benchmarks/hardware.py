@@ -58,7 +58,7 @@ HARDWARE: Mapping[str, Benchmark] = {
     "gemm_shapes": Benchmark(
         group="compute",
         title="GEMM shapes",
-        summary="matrix product rate of each device in shapes of language models, also in int8; ten products of each are checked",
+        summary="matrix product rate of each device in shapes of language models, also in int8; ten products per shape are checked",
         settings={
             "dtypes": ["bf16", "fp8", "int8"],
             "shapes": [*_SHAPES],
@@ -284,7 +284,7 @@ HARDWARE: Mapping[str, Benchmark] = {
     "pulse": Benchmark(
         group="compute",
         title="Pulsed load",
-        summary="matrix products for half of each period and idle for the other half, on all GPUs in phase, and on one at a time",
+        summary="matrix products for half of each period and idle for the other half: all GPUs in phase, and one GPU at a time",
         settings={
             "dtype": "bf16",
             "size": 4096,

@@ -30,9 +30,9 @@ MOVED = {"copy": 2, "triad": 3}
 """Operation -> number of arrays that it reads or writes."""
 ARRAYS, ELEMENT_BYTES, LINE_BYTES = 3, 8, 64
 CACHE_FACTOR, MOST_FACTOR = 4, 4
-"""STREAM's rule: the targets of all threads of a node are together at least CACHE_FACTOR times as large as the node's last-level
-caches. But no array is larger than MOST_FACTOR times the setting `size_bytes`, because a virtual machine with few cores may see
-the cache of the whole processor."""
+"""STREAM's rule: the target arrays of all threads of a node are together at least CACHE_FACTOR times as large as the node's
+last-level caches. But no array is larger than MOST_FACTOR times the setting `size_bytes`, because a virtual machine with few
+cores may see the cache of the whole processor."""
 MEMORY_SHARE = 0.25
 """Largest share of the free memory that the arrays may take."""
 LEAST_BYTES = 1 << 16
@@ -131,7 +131,7 @@ def array_bytes(nodes: Sequence[Node], wanted: int, limit: int) -> int:
         least = min(node.free for node in nodes)
         raise CannotMeasureError(
             ERROR,
-            f"too little free memory: {limit >> 20} MiB of the host, {least >> 20} MiB of a NUMA node; drop the page cache "
+            f"too little free memory: {limit >> 20} MiB on the host, {least >> 20} MiB on one NUMA node; drop the page cache "
             "(/proc/sys/vm/drop_caches), or end the process that uses the memory",
         )
     return size

@@ -12,7 +12,7 @@ from fleet.report.formatting import ACTIONS
 HEAD = """# Alerts
 
 This page explains each alert of [deploy/prometheus/rackproof.rules.yml](../deploy/prometheus/rackproof.rules.yml) and what to do.
-Alerts that name a criterion use its limit ([checks.md](checks.md)). To change a limit, change the criterion in a pack of
+An alert that names a criterion uses its limit ([checks.md](checks.md)). To change a limit, change the criterion in a pack of
 your own: `rackproof criteria alerts mine.yml` prints the rules with that pack. If a criterion limits the increase of a
 counter in a run, the alert fires if the counter rises by more than this limit within an hour. `critical`: the host is unfit for
 use. `warning`: inspect the host.
