@@ -273,7 +273,7 @@ _KINDS = {
 
 
 def explain(error: ValidationError) -> str:
-    """Return a schema error as a message for the operator, with the nearest valid name for a wrong one."""
+    """Return a schema error as a message for the operator, with the nearest valid name for an invalid name."""
     where = ".".join(str(step) for step in error.absolute_path) or "the document"
     if _of_version(error) and error.validator in ("enum", "const"):
         wanted = error.validator_value

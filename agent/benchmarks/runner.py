@@ -20,7 +20,7 @@ STORE_ERRORS = (RuntimeError, ValueError)
 
 
 def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:
-    """Run the benchmarks that need no process group, then the others, which are skipped if any rank cannot join the group.
+    """Run the benchmarks that need no process group, then the others. If any rank cannot join the group, skip the others.
 
     Args:
         broken: why this rank's device cannot be used; empty if it can.
@@ -53,7 +53,7 @@ def _check_readiness(context: Context, broken: str) -> str:
     context.heartbeat.grouped, context.unable = True, broken
     context.begin("readiness check")
     context.store.set(f"roll/{context.rank}", broken or "here")
-    # Rank 0 decides for all. If each rank decided alone, some could see a late rank as ready and others as missing.
+    # Rank 0 decides for all. If each rank decided alone, a late rank could count as ready on some ranks and as missing on others.
     if context.rank == 0:
         context.store.set("roll", _unready_ranks(context))
     try:

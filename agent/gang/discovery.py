@@ -108,7 +108,7 @@ def _request_members(gang: Gang, host: str, timeout_s: float) -> list[str]:
             with socket.create_connection(address[:2], timeout=min(remaining, CONNECT_S)) as channel:
                 channel.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 channel.sendall(gang.sign({"host": gang.me}))
-                # The other host waits for the full time-out, and may have started later than this host.
+                # `host` waits for the full time-out, and may have started later than this host.
                 if members := _receive_members(gang, channel, timeout_s + ANSWER_S):
                     return members
         except OSError:

@@ -1,4 +1,4 @@
-"""Set torch's variables in a rank of `python -m agent.benchmarks` that mpirun or srun started; check those already set.
+"""Set torch's variables in a rank of `python -m agent.benchmarks` that mpirun or srun started, and check those that are set.
 
 torch reads RANK, WORLD_SIZE, MASTER_ADDR and others. mpirun and srun set the same values under other names. Importing torch
 takes seconds. This module does not import it, so that wrong variables are reported at once.

@@ -162,12 +162,12 @@ class PowerLog:
         self._unchanged: dict[float, tuple[float, float]] = {}
         """When a value was first read -> when it was last read, and the value. Only values that stayed for STUCK_S."""
         self._failures: list[tuple[float, float, str]] = []
-        """First and last moment of each span of failed readings, and the reason of the last one."""
+        """First and last moment of each span of failed readings, and the reason of the last failure."""
         self._count, self._interval = 0, 1
         """Number of changed values so far; one of every `_interval` blocks is kept."""
 
     def add(self, value: PowerValue) -> None:
-        """Add a reading, later than those before."""
+        """Add a reading that is later than all earlier readings."""
         before, self._latest = self._latest, value
         if before is None or value.power != before.power or value.at - before.at > PAUSE_S:
             self._since = value.at

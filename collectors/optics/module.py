@@ -27,8 +27,8 @@ WITH_LIMITS = ("rx_power", "tx_power")
 """Quantities whose limits are readings too, because only the limits show whether the power of a lane is too low or too high."""
 _NOT_REPORTED = Absent.unsupported("neither module nor tool reports it; copper cables report no measurements")
 NONE, LOW, HIGH = "none", "low", "high"
-"""Values of `optics.*.alarm` and `optics.*.warning`: the value is within the module's limits, below the low one, or above the
-high one."""
+"""Values of `optics.*.alarm` and `optics.*.warning`: the value is within the module's limits, below the low limit, or
+above the high limit."""
 LIMITS = tuple(
     f"{quantity}.{level}_{side}" for quantity in WITH_LIMITS for level in (ALARM, WARNING) for side in (LOW, HIGH)
 )

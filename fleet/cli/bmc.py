@@ -82,7 +82,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def targets_of(variables: Mapping[str, Any], plan: Plan) -> Iterator[BmcTarget]:
-    """Yield the BMCs of the planned hosts that have one. Raises UsageError if a variable is not valid."""
+    """Yield the BMC of each planned host that has a BMC. Raises UsageError if a variable is not valid."""
     for host in plan.hosts:
         own = variables.get(host.name)
         if not host.bmc or not isinstance(own, dict):

@@ -74,8 +74,8 @@ class Problem:
 
     id: str
     title: Callable[[Sequence[Verdict]], str]
-    """Takes the verdicts that show the problem, the most important first, and for `hot` also one that passes. Returns the end of
-    a sentence about the part."""
+    """Takes the verdicts that show the problem, the most important first, and for `hot` also a verdict that passes. Returns the
+    end of a sentence about the part."""
     shown_by: tuple[str, ...]
     """Patterns of observations that show the problem. The title names the first one that fails, so the clearest come first."""
     not_shown_by: tuple[str, ...] = ()

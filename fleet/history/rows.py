@@ -69,8 +69,8 @@ class RunRows:
     """Entry of the run in the index of the store."""
     causes: tuple[Row, ...]
     hosts: Iterable[HostRows] = field(repr=False)
-    """Can be iterated once. The rows of a host are made when they are reached, because those of a large fleet do not fit into
-    memory."""
+    """Can be iterated once. The rows of a host are made when the iteration reaches the host, because the rows of a large fleet do
+    not fit into memory."""
 
 
 def run_rows(run: Run, report: FleetReport) -> RunRows:

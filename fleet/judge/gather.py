@@ -244,7 +244,7 @@ class Gatherer:
         return layout
 
     def _compile_figures(self, host: HostValues, layout: _Layout) -> None:
-        """Add the positions of figures, ranks and bandwidths. Raises KeyError if one has no fixed position."""
+        """Add the positions of figures, ranks and bandwidths. Raises KeyError if an observation has no fixed position."""
         view, positions = host.view, host.positions()
         compared = compared_names(view, view.observations.benchmark_names())
         layout.pair_figures = {item.name for item in host.pair_observations} & {*compared}

@@ -19,7 +19,7 @@ MAX_DURATION_S = 31 * 86400
 
 
 def duration_s(variables: Variables, name: str, default_s: float) -> float:
-    """Return the duration that a variable of the inventory sets, in seconds, or else that of the profile.
+    """Return the duration that a variable of the inventory sets, in seconds, or else the duration of the profile.
 
     Raises:
         UsageError: the duration is invalid, zero or longer than MAX_DURATION_S.

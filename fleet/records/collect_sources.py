@@ -18,7 +18,7 @@ RECORDS = ("record.json", f"{HOSTS}/*.json", f"{GANGS}/*.json", f"{GANGS}/*/*.js
 """Paths of records on a host and in a run directory."""
 MAX_FILES = 200_000
 MAX_LINE_BYTES = 1 << 20
-"""Longer lines of a log contain no record."""
+"""Maximum length of a line of a log that may contain a record."""
 
 
 def read_source(source: str) -> tuple[list[FramedRecord], list[str]]:

@@ -196,7 +196,7 @@ class HostMemory:
         return sum(rate for rate, _ in results)
 
     def latency(self, node: Node, home: Node) -> float:
-        """Return how many seconds longer a read from the memory of `home` takes than one from the nearest cache.
+        """Return how many seconds longer a read from the memory of `home` takes than a read from the nearest cache.
 
         The chain visits random cache lines of one array, each line once. It overwrites the contents of this array. Before the
         chain is timed, other arrays on that node are read, so that they displace the lines of the chain from the caches.

@@ -46,7 +46,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 Operation = tuple[Callable[[], object], Callable[[], int], int]
-"""A function that runs one pass, one that counts the wrong elements of the last pass, and the bytes read and written."""
+"""A function that runs one pass, a function that counts the wrong elements of the last pass, and the bytes read and written."""
 
 
 def _copy(count: int, device: torch.device) -> Operation:

@@ -57,7 +57,7 @@ class LineAxes:
         return round(self.frame.left + share * (self.frame.width - self.frame.left - self.frame.right), 1)
 
     def y(self, value: float) -> float:
-        """Return the vertical position of a value; that of the nearest end for a value beyond the axis."""
+        """Return the vertical position of a value; for a value beyond the axis, the position of the nearest end."""
         share = min(max(value / self._ceiling, 0.0), 1.0)
         return round(
             self.frame.height - self.frame.bottom - share * (self.frame.height - self.frame.top - self.frame.bottom), 1

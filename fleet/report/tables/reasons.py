@@ -51,7 +51,7 @@ class Reason:
     """All verdicts of the reason, if there are several."""
     count: int
     share: float | None = None
-    """Value divided by limit; None if one is not a number, the limit is 0, or the operator is `eq`."""
+    """Value divided by limit; None if either is not a number, the limit is 0, or the operator is `eq`."""
     severity: str = ""
     waiver: str = ""
     """The waiver: person, reason and last day. The verdict is unchanged."""
@@ -60,7 +60,7 @@ class Reason:
     seen: str = ""
     """In which former runs the cause was seen: `3 times, last on 2026-02-01 in r2`; empty if in none."""
     candidates: tuple[Verdict, ...] = ()
-    """Verdicts to draw if they have numbers: first the leading one, then the figure that is farthest beyond its limit."""
+    """Verdicts to draw if they have numbers: first the leading verdict, then the figure that is farthest beyond its limit."""
 
 
 def reasons(verdicts: Sequence[Verdict], causes: Iterable[Cause], seen: Mapping[int, str]) -> list[Reason]:
