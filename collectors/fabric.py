@@ -1,7 +1,7 @@
 """The NVLink fabric of the host: NVSwitches on its PCI bus, the fabric manager, and IMEX, which shares GPU memory between hosts.
 
-The nvml collector reads how each GPU sees the fabric. This collector sees only NVSwitches on the host's PCI bus, not those that
-are passed through to a virtual machine, are in a separate tray, or are behind a NIC as on HGX B200.
+The nvml collector reads how each GPU sees the fabric. This collector sees only NVSwitches on the host's PCI bus. It does not see
+switches that are passed through to a virtual machine, are in a separate tray, or are behind a NIC as on HGX B200.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
     """Return the JSON value in `text`.
 
     Raises:
-        DocumentError: the text is larger than `max_bytes`, nested deeper than MAX_DEPTH, not UTF-8, not JSON, or has NaN, an
+        DocumentError: the text is larger than `max_bytes`, nested deeper than MAX_DEPTH, not UTF-8 or not JSON; or it has NaN, an
             infinity, an integer of more than 64 bits, a lone surrogate or a duplicate key. The message starts with `source` (a
             path or a host).
     """

@@ -25,7 +25,7 @@ from fleet.history.tables import DAYS, MIN_PEERS
 from fleet.judge.baseline import direction
 
 FALSE_FINDINGS = 0.01
-"""Expected number of drifts that one call of `drifts` finds in a history that has none, if the noise is normal and independent."""
+"""Expected number of drifts that `drifts` finds in a history that has none, if the noise is normal and independent."""
 MIN_POINTS = 8
 MIN_DAYS = 60.0
 MIN_EFFECT = 0.01

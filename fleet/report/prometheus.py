@@ -1,7 +1,7 @@
 """Render the report for Prometheus: `verdicts.prom`, for node_exporter's textfile collector.
 
-The decisions of a rehearsal are named `REHEARSAL accepted` and so on, those of a simulated run `SIMULATED accepted`, so that no
-query for accepted hosts matches them.
+The decisions of a rehearsal are named `REHEARSAL accepted` and so on, and the decisions of a simulated run `SIMULATED accepted`.
+So a query for accepted hosts does not match them.
 """
 
 from __future__ import annotations

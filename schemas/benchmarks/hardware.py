@@ -58,7 +58,7 @@ HARDWARE: Mapping[str, Benchmark] = {
     "gemm_shapes": Benchmark(
         group="compute",
         title="GEMM shapes",
-        summary="matrix product rate of each device in shapes of language models, also in int8; ten products per shape are checked",
+        summary="matrix product rate of each device in language-model shapes, also in int8; ten products per shape are checked",
         settings={
             "dtypes": ["bf16", "fp8", "int8"],
             "shapes": [*_SHAPES],

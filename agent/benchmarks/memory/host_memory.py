@@ -3,8 +3,8 @@
 The bandwidth of all nodes together is also measured. One rank of the host measures, with one thread on each core; the other ranks
 wait. Bytes are counted as in STREAM: only the arrays that the operation reads and writes count (2 arrays for copy, 3 for triad),
 not the cache lines that the processor reads before it overwrites them. The target and the first source are checked afterwards.
-Latency is the time of a step in a chain of dependent reads, each from a different cache line, minus the time of a step in a
-chain that stays in the cache. So the time that Python's interpreter needs for a step cancels out.
+Latency is measured with a chain of dependent reads, each from a different cache line. It is the time of a step in this chain,
+minus the time of a step in a chain that stays in the cache. So the time that Python's interpreter needs for a step cancels out.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ class _HostLeftError(Exception):
 def measure_offset(context: RankContext, name: str, leader: int, leader_name: str, clock: Clock) -> ClockOffset:
     """Return the clock of the leading host minus that of this host, and report to the leading host that this host is ready.
 
-    If a question is asked at `a`, and its answer, the leading host's time `s`, is received at `b`, the offset is
+    This host asks at the time `a` and receives the answer at `b`. The answer is the leading host's time `s`. The offset is then
     `s - (a + b) / 2` (RFC 5905, section 8, for a server that answers at once). Its error is at most `(b - a) / 2`.
 
     Args:
