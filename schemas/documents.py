@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 try:
     import jsonschema_rs
-except ImportError:  # it is not installed on GPU hosts, which validate few documents
+except ImportError:  # GPU hosts do not have jsonschema-rs, because they validate few documents
     jsonschema_rs = None  # type: ignore[assignment]
 COMPILES = jsonschema_rs is not None
 """Whether schemas can be compiled: jsonschema-rs is installed."""
@@ -404,7 +404,7 @@ def validator(schema: str) -> Draft202012Validator:
     """Return the jsonschema validator of schemas/`schema`.schema.json, or of a part of it. It rejects 2.0 as an integer."""
     from jsonschema import Draft202012Validator, validators  # imported here, because the import is slow
 
-    extend: Any = validators.extend  # it has no types
+    extend: Any = validators.extend  # jsonschema declares no types for `extend`
     checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
     return cast("Draft202012Validator", extend(Draft202012Validator, type_checker=checker)(part(*schema.split("#/"))))
 

@@ -230,7 +230,7 @@ def check_addresses(gang: Gang) -> None:
     """
     for host in gang.watchers:
         address, own = gang.addresses[host], gang.addresses[gang.me]
-        with contextlib.suppress(OSError):  # the connection reports a name that cannot be resolved
+        with contextlib.suppress(OSError):  # the later connection attempt reports a name that cannot be resolved
             if host != gang.me and _is_loopback(address) and not _is_loopback(own):
                 raise GangError(
                     f"host {host}: its address {address} is the loopback address {resolve(address, 0)[1][0]} on this host: "

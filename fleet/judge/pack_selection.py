@@ -59,7 +59,7 @@ def resolve(packs: Iterable[Pack]) -> Selection:
             continue
         names = {item.replaces for item in pack.criteria} & criteria.keys()
         removed = {name: criteria.pop(name) for name in names}
-        # If a criterion replaces an operator's criterion, it also replaces the shipped ones that the operator's had replaced.
+        # A criterion that replaces an operator's criterion also replaces the shipped criteria which that criterion had replaced.
         shipped = {name: replaced.pop(name, () if name in of_operator else (item,)) for name, item in removed.items()}
         for item in pack.criteria:
             if item.id not in criteria:

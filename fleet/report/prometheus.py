@@ -130,7 +130,7 @@ class _ReportCollector:
             return  # the failures that report.json does not list would be missing from the counts
         counts = Counter((verdict.host, verdict.verdict) for verdict in self._report.verdicts)
         for host in self._report.hosts:
-            # The report of a large fleet has no passes per host; then the series is left out, not 0.
+            # The report of a large fleet has no passes per host. Their series is then omitted instead of 0.
             for verdict in (PASS, FAIL, INCONCLUSIVE) if self._report.detail == ALL else (FAIL, INCONCLUSIVE):
                 yield (host.name, host.rack, verdict), float(counts[host.name, verdict])
 

@@ -78,7 +78,7 @@ class Fleet:
         rack_digits, host_digits = max(len(str(self.racks)), 2), max(len(str(-(-self.hosts // self.racks))), 2)
         for number in range(self.hosts):
             rack = number * self.racks // self.hosts
-            first_number = -(-rack * self.hosts // self.racks)  # of the rack's first host; the quotient is rounded up
+            first_number = -(-rack * self.hosts // self.racks)  # of the first host in the rack; -(-a // b) rounds up
             index = number - first_number
             rack_name = f"r{rack + 1:0{rack_digits}}"
             hosts[f"{rack_name}-h{index + 1:0{host_digits}}"] = {

@@ -422,7 +422,7 @@ HARDWARE: Mapping[str, Benchmark] = {
         summary="seeded computations and copies whose results must be bit-identical each time and on all GPUs of a model",
         settings={
             "workloads": ["gemm", "reduction", "training_step"],
-            "peer_copies": [],  # `round_trip`: to each other GPU of the host and back
+            "peer_copies": [],  # possible: `round_trip`, to each other GPU of the host and back
             "size": 4096,
             "seconds": 2.0,
         },
