@@ -1,4 +1,4 @@
-"""`rackproof cables`: print the cables of a run as found, as lines of a manifest."""
+"""`rackproof cables`: print the cables that a run found, as lines of a manifest."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add cables to the command."""
     verb = verbs.add_parser(
         "cables",
-        help="print the cables of a run as found, as lines of a manifest, for review",
+        help="print the cables that a run found, as lines of a manifest, for review",
         epilog="example: rackproof cables runs/rack12 > cables.csv. Compare every line with the cabling plan before the file "
         "becomes a manifest: it lists the cables as they are plugged in, right or wrong. Exit codes: 0 every network port "
         "with a link is listed (with --modules also every module); 2 a port or module is not listed (standard error has the "

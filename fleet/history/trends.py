@@ -1,12 +1,14 @@
 """Find figures that drift slowly, from the sums of all runs.
 
-A line is fitted to `relative` (`tables.py`) over time by least squares. Peers have the same driver. For a part without peers,
-the line has one intercept for each driver, so that a change of the driver does not count as a drift. The standard error follows
-from the residuals. z is the normal deviate with the same probability as t, and must exceed the quantile for FALSE_FINDINGS over
-all tests (Bonferroni). A part is compared with its peers in the same run: a GPU with its host, a host with its rack, a rack with
-all racks. So what happens to a rack is found once, for the rack, and not for each of its GPUs. A drift must be confirmed by
-comparison with fitted peers (`peer_fit`), because the median of a host moves when one of its GPUs is replaced. The drift must
-also remain if any one run is left out.
+A line is fitted by least squares to `relative` over time: the logarithm of a figure divided by the median of its peers
+(`tables.py`). Peers have the same driver. For a part without peers, the line has one intercept for each driver, so that a change
+of the driver does not count as a drift. The standard error follows from the residuals. z is the normal deviate with the same
+probability as t, and must exceed the quantile for FALSE_FINDINGS over all tests (Bonferroni).
+
+A part is compared with its peers in the same run: a GPU with its host, a host with its rack, a rack with all racks. So what
+happens to a rack is found once, for the rack, and not for each of its GPUs. A drift must be confirmed by comparison with fitted
+peers (`peer_fit`), because the median of a host moves when one of its GPUs is replaced. The drift must also remain if any one
+run is left out.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Gather the statistics of a fleet host by host.
 
-Hosts whose benchmarks made the same observations share a layout (`layout`). Readings that they have in common are evaluated once.
+Hosts whose benchmarks made the same observations share a layout (`layout`). Readings that these hosts have in common are
+evaluated once.
 """
 
 from __future__ import annotations
