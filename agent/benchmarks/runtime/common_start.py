@@ -1,9 +1,9 @@
 """A common start for ranks of several hosts, whose clocks differ: the offsets are measured as NTP does, and corrected.
 
 All clocks are `time.monotonic()`. The common clock is that of the leading host: the first host of the launch whose first rank has
-not left the benchmark. The other hosts ask the leading host for its time. It then publishes the time of the start, and
-the names of the hosts that are not ready. So a host that hangs delays the other hosts by one time-out only, and the reports of
-those hosts name it.
+not left the benchmark. The other hosts ask the leading host for its time. The leading host then publishes the time of the start,
+and the names of the hosts that are not ready. So a host that hangs delays the other hosts by one time-out only, and the reports
+of those hosts name it.
 """
 
 from __future__ import annotations
