@@ -100,7 +100,7 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 def _drop_smaller_sizes(
     series: dict[Series, float], largest: dict[Series, int], metric: str, labels: Mapping[str, str]
 ) -> bool:
-    """Return whether no larger size of this operation is known; if so, remove the series of its other sizes.
+    """Return whether this is the largest size of its operation so far; if so, remove the earlier series of the operation.
 
     An operation is a metric with these labels, apart from `size_bytes`.
     """
@@ -129,7 +129,7 @@ def _counts(item: Json) -> Iterator[Sample]:
 def _figures(item: Json) -> Iterator[Sample]:
     """Yield the observation as a sample.
 
-    Yield nothing if its value is no measured number, if neither its unit nor its name has a metric, or if its scope has more than
+    Yield nothing if its value is not a measured number, if neither its unit nor its name has a metric, or if its scope has more than
     one label (a pair of GPUs).
     """
     name, value, params = item["name"], item.get("value"), item.get("params", {})

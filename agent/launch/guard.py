@@ -52,7 +52,7 @@ def main() -> int:
     if child == 0:
         _become_rank(guard)
     _set_process_name(f"{_rank_name()}'s guard")
-    # When the launcher ends, SIGCHLD wakes the guard, which kills its rank at once: ranks of other hosts are waiting for it.
+    # When the launcher ends, SIGCHLD wakes the guard, which kills its rank at once. Ranks of other hosts may wait for that rank.
     _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)
     return _wait_for_rank(child, parent, sender)
 
@@ -159,7 +159,7 @@ def _end_like(code: int) -> int:
     """End by the signal that ended the rank, or return the rank's exit code, so that the launcher sees how the rank ended.
 
     Args:
-        code: exit code of the rank; negative: minus the number of the signal.
+        code: exit code of the rank. A negative code is minus the number of the signal that ended it.
     """
     if code >= 0:
         return code

@@ -27,7 +27,7 @@ class GivenPlan:
 
 
 def standalone_options() -> argparse.ArgumentParser:
-    """Return a parser with these options, as a parent of the parsers of `bench`, `launch` and `run-host`."""
+    """Return a parser with the options of this module, as a parent of the parsers of `bench`, `launch` and `run-host`."""
     parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_argument_group("without Ansible")
     group.add_argument(
@@ -56,7 +56,7 @@ def standalone_options() -> argparse.ArgumentParser:
 
 
 def rank_environment(options: argparse.Namespace) -> dict[str, str]:
-    """Return the variables that these options set for the ranks. Raises PlacementError if one is malformed."""
+    """Return the environment variables that the options set for the ranks. Raises PlacementError if an `--env` is malformed."""
     variables = {"NCCL_IB_DISABLE": "1"} if options.ethernet else {}
     if options.nccl_debug:
         variables["NCCL_DEBUG"] = options.nccl_debug
@@ -71,7 +71,7 @@ def _parse_variable(text: str) -> tuple[str, str]:
 
 
 def read_plan(options: argparse.Namespace) -> GivenPlan:
-    """Return the plan from `--plan`, or without it from the run directory. Call this once: it may read standard input.
+    """Return the plan from `--plan`; without this option, from the run directory. Call once: it may read standard input.
 
     Raises:
         PlacementError: `--plan -` with `--detach`.

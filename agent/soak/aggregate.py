@@ -34,7 +34,7 @@ REBOOT_PAIRS = 8
 """How many pairs of snapshots before and after a reboot are kept."""
 UPTIME = "host.uptime"
 CHANGES_WITH_LOAD = ("gpu.throttle.active", "gpu.tenant", "host.cpu.governor", "gpu.performance_state")
-"""Readings that change with the load. A change of one of them is no reason to keep a snapshot."""
+"""Readings that change with the load. Their changes are no reason to keep a snapshot."""
 _IDENTIFYING = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]
 
 FigureKey = tuple[str, str, tuple[tuple[str, Value], ...]]
@@ -158,7 +158,7 @@ def _one_round(value: float) -> Samples:
 
 
 def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
-    """Return the first, the last LAST_LAUNCHES and up to FAILED_LAUNCHES failed launches. Only failed ones keep their logs."""
+    """Return the first, the last LAST_LAUNCHES and up to FAILED_LAUNCHES failed launches. Only failed launches keep their logs."""
     failed = [index for index, launch in enumerate(launches) if not launch.succeeded]
     chosen = {
         *range(FIRST_LAUNCHES),
@@ -177,9 +177,9 @@ def _without_logs(launch: Launch) -> Launch:
 def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """Return the snapshots that the record keeps.
 
-    Of the snapshots before and after rounds, these are the first and the last, up to CHANGED_SNAPSHOTS with a changed state or a
-    counter that fell, and those before and after up to REBOOT_PAIRS reboots. Of the snapshots during rounds, SnapshotSelector
-    selects the one under the highest load and those that show alarms.
+    - Before and after rounds: the first and the last snapshot, up to CHANGED_SNAPSHOTS in which a state changed or a counter fell,
+      and the two around each of up to REBOOT_PAIRS reboots.
+    - During rounds: the snapshot under the highest load, and those that show alarms (`SnapshotSelector`).
     """
     selector = SnapshotSelector()
     for snapshot in snapshots:
@@ -217,9 +217,9 @@ def _differs(earlier: Snapshot, later: Snapshot) -> bool:
 
 
 def _changed(before: Metric, after: Metric) -> bool:
-    """Return whether a flag or text changed, other parts than before have no value, or a counter fell.
+    """Return whether a flag or text changed, a counter fell, or the set of parts without a value changed.
 
-    A change of a number that is no counter does not matter.
+    Changes of numbers that are not counters are ignored.
     """
     if before.absent.keys() != after.absent.keys():
         return True

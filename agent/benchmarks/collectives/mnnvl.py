@@ -1,6 +1,6 @@
 """Collectives of a launch whose hosts share one NVLink domain, measured with and without NVLink between the hosts.
 
-NCCL reads NCCL_MNNVL_ENABLE once in a process. Therefore each rank starts a process of its own (`mnnvl_rank`) for each of the two
+NCCL reads NCCL_MNNVL_ENABLE once in a process. Therefore each rank starts a new process (`mnnvl_rank`) for each of the two
 measurements. If the inventory does not put all hosts of the launch into one domain, nothing is measured.
 """
 
@@ -32,7 +32,7 @@ POLL_S = 0.05
 END_S = 5.0
 """Time to wait for a killed process to end."""
 MAX_OUTPUT = 1 << 20
-"""The most that is used: characters from the end of a log, and bytes from the beginning of a process's output."""
+"""Of a log, the last MAX_OUTPUT characters are used; of the output of a process, the first MAX_OUTPUT bytes."""
 Results = list[dict[str, Any]]
 
 
@@ -41,10 +41,10 @@ class MeasurementError(Exception):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report for each operation and size two figures `mnnvl.busbw` in B/s, and `mnnvl.speedup`: the first divided by the second.
+    """Report two bandwidths (`mnnvl.busbw`, B/s) for each operation and size, and their ratio `mnnvl.speedup`.
 
-    The first figure (parameter `mnnvl`: true) is measured with the transport that NCCL chooses. The second (false) is measured
-    with NCCL_MNNVL_ENABLE=0, so without NVLink between the hosts. If a result has wrong elements on any rank, their number on all
+    The first bandwidth (parameter `mnnvl`: true) is measured with the transport that NCCL chooses. The second (false) is measured
+    with NCCL_MNNVL_ENABLE=0, which prevents NVLink between the hosts. The ratio is the first divided by the second. If a result has wrong elements on any rank, their number on all
     ranks, `mnnvl.wrong_elements`, is reported in place of the bandwidth.
     """
     if context.kind != "gpu" or not read_request(context).get("nvlink_domain"):
@@ -96,7 +96,7 @@ def _measure(context: Context, settings: Mapping[str, Any], *, enabled: bool) ->
 
 
 def _problems_of_ranks(context: Context, own: str, key: str) -> str:
-    """Return the problem of the first rank that has one, and the number of other ranks with one; empty if no rank has one.
+    """Return the problem of the first rank with a problem, and how many more ranks have problems; empty if no rank has any.
 
     The ranks exchange their problems in the store of the launch under `key`. Only local rank 0 of each host reports, so without
     the exchange a problem of any other rank would be lost.
@@ -144,7 +144,7 @@ def _run_rank(context: Context, settings: Mapping[str, Any], log_path: Path, *, 
             process.kill()
             if process.stdin:
                 process.stdin.close()
-            with suppress(subprocess.TimeoutExpired):  # it may hang in the driver, and is then abandoned
+            with suppress(subprocess.TimeoutExpired):  # a process that hangs in the driver is abandoned
                 process.wait(END_S)
 
 
@@ -179,7 +179,7 @@ def _send(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
 def _answer(file: int) -> dict[str, Any]:
     """Return the objects that the process has written so far, merged into one."""
     answer: dict[str, Any] = {}
-    output = os.pread(file, MAX_OUTPUT, 0)  # does not move the file position, where the process writes
+    output = os.pread(file, MAX_OUTPUT, 0)  # leaves the file position unchanged: the process writes there
     for item in _objects(output.decode(errors="replace")):
         answer |= item
     return answer

@@ -11,7 +11,7 @@ from schemas.tournament import partners
 
 
 def expected_scopes(context: RankContext, settings: Mapping[str, Any]) -> list[str]:
-    """Return the scopes that the plan expects of this rank: one for each host that its own host is paired with."""
+    """Return the scopes that the plan expects of this rank: one for each host with which this host is paired."""
     gang, members = host_names(context)
     if len(members) < 2:
         return []

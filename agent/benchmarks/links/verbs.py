@@ -49,7 +49,7 @@ def run(context: RankContext, settings: Mapping[str, Any]) -> None:
 def _measure_loopback(
     context: RankContext, settings: Mapping[str, Any], report: PortReport, ports: list[RdmaPort]
 ) -> None:
-    """Measure each port with itself, one port after the other: together they would share the host's memory bandwidth."""
+    """Measure each port with itself, one port after the other: simultaneous tests would share the host's memory bandwidth."""
     tests = planned_tests(settings)
     for port in ports:
         failed = ""
@@ -57,7 +57,7 @@ def _measure_loopback(
             context.set_phase(f"verbs: {port.hca} port {port.number} {test.figure} {test.op}")
             if failed:
                 report.absent(test, port, SKIPPED, f"an earlier test of the port failed: {failed}", sharing="alone")
-            # After a failed test with GPU memory the other tests still run: perhaps only the support of GPU memory is missing.
+            # After a failed test with GPU memory the other tests still run: perhaps the port only lacks support for GPU memory.
             elif (problem := _loopback(context, report, test, port)) and test.memory == "host":
                 failed = problem
 
@@ -81,7 +81,7 @@ def _loopback(context: RankContext, report: PortReport, test: VerbsTest, port: R
         if not problem:
             runs["client"] = PerftestRun(commands["client"], port.cpus)
             problems = finish(runs, test.limit_s, progress)
-            # The server's error is often a consequence of the client's.
+            # An error of the server is often a consequence of the client's error.
             problem = problems["client"] or problems["server"]
         problem = problem or report.figure(test, port, runs["client"].stdout(), sharing="alone")
     except OSError as error:

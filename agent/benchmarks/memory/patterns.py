@@ -1,7 +1,7 @@
 """Write the patterns of memory tests.
 
-`address` is always the address of the first of `words`, divided by 8. So a pattern that is written in parts continues from part
-to part.
+`address` is always the address of the first of `words`, divided by 8. It determines where the pattern begins, so a pattern that
+is written in parts continues from part to part. For the pattern `random` it is the seed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ WALK = 64
 CONSTANTS = {"zeros": 0, "ones": -1, "checkerboard": 0x5555555555555555}
 """Patterns of one word, as int64."""
 MODULO = 20
-"""Distance of the words that `modulo_20` checks, in words. It is no power of two, unlike the sizes of lines, rows and banks."""
+"""`modulo_20` checks every 20th word. Unlike the sizes of memory lines, rows and banks, 20 is not a power of two."""
 
 
 def fill(words: torch.Tensor, address: int, *, pattern: str) -> None:
@@ -40,7 +40,7 @@ def fill(words: torch.Tensor, address: int, *, pattern: str) -> None:
 
 
 def fill_modulo(words: torch.Tensor, address: int, *, offset: int, value: int) -> None:
-    """Write `value` to each word whose address modulo MODULO is `offset`, and its inverse to all others."""
+    """Write `value` to each word whose address modulo MODULO is `offset`, and the inverse of `value` to all other words."""
     words.fill_(~value)
     words[(offset - address) % MODULO :: MODULO] = value
 

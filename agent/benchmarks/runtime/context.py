@@ -73,7 +73,7 @@ class Context(RankContext, Timing):
 def _cublas_version(maps: Path) -> str:
     """Return the version of the cuBLAS that this process has loaded; empty if it has none, or if cuBLAS reports no version.
 
-    torch has no function for this. The version of CUDA does not determine it: packages and containers replace cuBLAS alone.
+    torch has no function for this. The version of CUDA does not determine it: packages and containers may replace only cuBLAS.
 
     Args:
         maps: list of the mapped files, `/proc/self/maps`.

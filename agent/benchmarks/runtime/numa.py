@@ -29,11 +29,11 @@ class Node:
 
     number: int
     cpus: tuple[int, ...]
-    """One processor of each core."""
+    """One logical processor (hardware thread) of each core."""
     free: int
-    """Bytes of free memory on the node; if the host counts as one node, of available memory (free, or used by the page cache)."""
+    """Bytes of free memory on the node. If the host counts as one node, memory used by the page cache counts as free, too."""
     cache: int
-    """Bytes of the last-level caches of its processors; 0 if not known."""
+    """Bytes of the last-level caches of the node's processors; 0 if not known."""
     farthest: int
     """Number of the node whose memory is farthest from these processors; the number of this node if there is no other."""
 
@@ -117,7 +117,7 @@ def _one_of_each_core(cpus: set[int], root: Path) -> list[int]:
 
 
 def _cache(cpus: set[int], root: Path) -> int:
-    """Return the bytes of the last-level caches: each is counted once, although several processors share it."""
+    """Return the total size of the last-level caches in bytes. A cache that several processors share is counted once."""
     caches: dict[str, int] = {}
     for cpu in cpus:
         indexes = sorted((root / f"sys/devices/system/cpu/cpu{cpu}/cache").glob("index[0-9]*"))
@@ -128,7 +128,7 @@ def _cache(cpus: set[int], root: Path) -> int:
 
 
 def _farthest(number: int, nodes: Sequence[int], root: Path) -> int:
-    """Return the farthest node; of equally far ones, the next by number, so that different nodes get different results."""
+    """Return the farthest node; of equally far nodes, the next by number, so that different nodes get different results."""
     # The file has a distance for each node that is online, in the order of their numbers, which may have gaps.
     online = sorted(int(path.name[len("node") :]) for path in (root / _NODES).glob("node[0-9]*"))
     distances = dict(zip(online, _text(root / f"{_NODES}/node{number}/distance").split(), strict=False))

@@ -120,7 +120,7 @@ class _Batches:
         )
 
     def take(self, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield that many batches."""
+        """Yield `steps` batches."""
         epoch, remaining = 0, steps
         while remaining:
             self._sampler.set_epoch(epoch)

@@ -35,7 +35,7 @@ class ConvNet(nn.Module):
 
 
 def build_network(name: str) -> nn.Module:
-    """Return `convnet` or `resnet18`. `resnet18` raises CannotMeasureError without a torchvision that fits this torch."""
+    """Return `convnet` or `resnet18`. For `resnet18`, raise CannotMeasureError if no torchvision fits this torch."""
     if name == "convnet":
         return ConvNet()
     try:
@@ -92,8 +92,8 @@ def train_step(
     """Run forward pass, backward pass and update; return the loss that `forward` computed, detached.
 
     Args:
-        collective: whether to mark backward pass and update as a collective in the heartbeat. If False, the caller marks them, or
-            they are none.
+        collective: whether to mark backward pass and update as a collective in the heartbeat. False if the caller marks them, or
+            if they contain no collective.
         synchronize: wait until the device has finished the step.
     """
     optimizer.zero_grad(set_to_none=True)
@@ -187,8 +187,8 @@ def evaluate(
 def report_losses(context: Context, benchmark: str, losses: Sequence[float], **params: Any) -> None:
     """Report `BENCHMARK.loss_ratio`: the last loss divided by the first, each summed over all ranks.
 
-    If losses are not finite, report `BENCHMARK.wrong_losses` instead: their number, summed over all ranks. Every rank must call
-    this function.
+    If any loss is not finite, report `BENCHMARK.wrong_losses` instead: the number of such losses on all ranks. Every rank must
+    call this function.
     """
     wrong = int(context.sum_over_ranks(sum(not math.isfinite(loss) for loss in losses)))
     first, last = context.sum_over_ranks(losses[0]), context.sum_over_ranks(losses[-1])
