@@ -14,7 +14,7 @@ from collectors.nvml.calls import available, call, translate
 S = TypeVar("S")
 
 KINDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Member of a field's value, by its type (nvmlValueType_t)."""
+"""Members of the union that holds a field's value. The index is the type of the value (nvmlValueType_t)."""
 WIDE = KINDS.index("ullVal")
 
 POWER_POLICY, THERMAL_POLICY, SYNC_BOOST, BOARD_LIMIT, RELIABILITY, MEMORY_TEMPERATURE = 74, 75, 76, 77, 79, 82

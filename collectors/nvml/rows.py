@@ -15,7 +15,7 @@ CONSTANT, VARIES, COUNTER = "constant", "varies", "counter"
 """How a reading may change while the host runs: not at all, in any way (`Family.varies`), or as a counter (`Family.counter`)."""
 ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY = "always", "once", "slow", "snapshot_only"
 """When a reading is taken. A full snapshot takes all readings. An exporter takes ALWAYS whenever it renders its page, ONCE once
-because it never changes, and SLOW in the background. It never takes SNAPSHOT_ONLY: very slow, or not useful in a graph."""
+because it never changes, and SLOW in the background. It never takes SNAPSHOT_ONLY, which is very slow or not useful in a graph."""
 
 
 class Row(NamedTuple):
@@ -61,7 +61,7 @@ def text(getter: str) -> Getter:
 
 
 def named(getter: str, names: Mapping[int, str], *arguments: int) -> Getter:
-    """Return a getter of the name, in `names`, of the number that NVML returns."""
+    """Return a getter that translates the number that NVML returns to its name in `names`."""
     return lambda gpu: name_of(gpu.query(getter, *arguments), names)
 
 

@@ -112,7 +112,7 @@ def _gpus(key: str, promql: str, unit: str, **more: Any) -> Any:
 
 
 def _each_gpu() -> Section:
-    """Return the panels of one GPU, repeated for each and collapsed."""
+    """Return a collapsed section with the panels of one GPU, which Grafana repeats for each GPU."""
     highest = query(_by_gpu("clock_sm_max_hertz"), "limit of the part")
     limit = query(_by_gpu("power_limit_watts"), "limit in force")
     memory = query(_by_gpu("memory_temperature_celsius"), "memory")

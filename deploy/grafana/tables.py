@@ -1,4 +1,4 @@
-"""Build tables, with one row for each set of labels, or as a matrix: a coloured cell for each pair of values of two labels."""
+"""Build two kinds of tables: rows, one for each set of labels; and matrices, one coloured cell for each pair of label values."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`rackproof criteria`: check criteria packs, list them, propose one, print them as alert rules; show the floors of versions."""
+"""`rackproof criteria`: check, list and propose criteria packs, print them as alert rules, and show version floors."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def call(options: argparse.Namespace) -> int:
         print(rule_file([*map(read_pack, PACKS), *named], options.runbook), end="")
         return 0
     packs = [read_pack(name) for name in (*shipped_packs(), *options.packs)]
-    # This refuses ids that are used twice. A pack of a GPU model is left out: it has the ids of the packs of other models.
+    # This refuses ids that are used twice. Packs of GPU models are left out, because different models use the same ids.
     read_packs([name for name in options.packs if not read_pack(name).gpu_names])
     findings = dict.fromkeys(finding for pack in packs for finding in lint(pack))
     for finding in findings:

@@ -53,13 +53,13 @@ WITHOUT_EVIDENCE = {
     ),
 }
 _SLOW = Handling(
-    "Compare power, clock and temperature of the GPU with those of the others in the report. Then reboot the host and measure "
-    "it again.",
+    "Compare power, clock and temperature of the GPU with those of the other GPUs in the report. Then reboot the host and "
+    "measure it again.",
     "return the GPU (RMA).",
 )
 _SHARED = Handling(
     "End the other processes on the GPU (nvidia-smi lists them), then measure the host again without rackproof_share_gpus.",
-    "compare power, clock and temperature of the GPU with those of the others in the report.",
+    "compare power, clock and temperature of the GPU with those of the other GPUs in the report.",
 )
 _SLOW_GPU = ("slow-memory", "slow-compute", "slow-workload", "slow-host-copies", "slow-peer-copies")
 _LINK = Handling(
@@ -80,13 +80,13 @@ _RESET_AT_BOOT = "find what sets the old value at boot: image, configuration man
 _MODULE = Handling(
     "Inspect and clean both ends of the fibre, reseat the module and the cable; the host may stay on. Then read the port again: "
     "ethtool -m INTERFACE, or mlxlink -d ADAPTER -m -c.",
-    "swap the module with that of a healthy port, then the cable. Replace the one with which the fault moves. The cause names "
-    "vendor, part number and serial of the module.",
+    "swap the module with that of a healthy port, then the cable. Replace the part with which the fault moves. The cause "
+    "names vendor, part number and serial of the module.",
 )
 _MEMORY_MODULE = Handling(
     "Read the event log of the BMC for the slot. Drain the host and power it off. Reseat the module, or insert the missing one.",
-    "swap the module with that of a neighboring slot. If the fault moves with it, replace it, otherwise inspect the slot and the "
-    "socket of the processor.",
+    "swap the module with that of a neighboring slot. If the fault moves with the module, replace the module. Otherwise inspect "
+    "the slot and the socket of the processor.",
 )
 HANDLING = {
     **{(problem, action, ""): _MODULE for problem in ("module", "port") for action in ("reseat", "inspect_hardware")},
@@ -157,7 +157,7 @@ HANDLING = {
     ),
     ("slow-path", "inspect_hardware", ""): Handling(
         "Check the switches between the two hosts: routes, error counters and congestion of the links that their traffic "
-        "takes. Both hosts are normal with others, so neither is the fault.",
+        "takes. Both hosts are normal with other hosts, so neither is faulty.",
         "route the traffic of the two hosts over other links, one by one, and replace the link that is slow.",
     ),
     ("slow-network", "inspect_hardware", HOST): Handling(
@@ -173,7 +173,7 @@ HANDLING = {
     ),
     ("stopped-launch", "inspect_hardware", ""): Handling(
         "Read the kernel log of the host and the event log of its BMC. Then reboot the host and measure it again.",
-        "return the GPU (RMA) if both causes name the same GPU, otherwise inspect the host.",
+        "return the GPU (RMA) if the causes in both runs name the same GPU, otherwise inspect the host.",
     ),
     ("far-adapter", "inspect_hardware", ""): Handling(
         "Check that the network adapter next to the GPU is present and in its slot (nvidia-smi topo -m, lspci -t). The GPU is "
@@ -193,7 +193,7 @@ HANDLING = {
         "check the label of the cable, and the row of the manifest if it lists this link.",
     ),
     ("shared-machine", "configure", ""): Handling(
-        "Give the machine to one host of the inventory, with all of its GPUs, and measure it again. The slow parts may be "
+        "List the machine in the inventory as one host with all of its GPUs, and measure it again. The slow parts may be "
         "healthy.",
         "measure the hosts of the machine one at a time (--limit). A part that is still slow is faulty.",
     ),
@@ -233,7 +233,7 @@ HANDLING = {
     ),
     ("slow-files", "inspect_hardware", ""): Handling(
         "The host is not at fault. Find the server, storage target or path that holds its files (lfs getstripe, mmlsattr, or the "
-        "address in `device`), and compare it with the others: disks, rebuilds, links, load.",
+        "address in `device`), and compare its disks, rebuilds, links and load with those of a healthy one.",
         "measure again with the target taken out of service.",
     ),
     ("slow-storage", "inspect_hardware", "gang"): Handling(
@@ -242,9 +242,9 @@ HANDLING = {
         "ask the vendor of the file system, with the figures of each client.",
     ),
     ("slow-storage", "inspect_hardware", ""): Handling(
-        "On a disk: compare it with one of the same model: PCIe link (lspci -vv, LnkSta), temperature and spare blocks (nvme "
-        "smart-log), free space, state of its array (/proc/mdstat). On a shared file system: compare link, MTU and mount options "
-        "of this client (ethtool, nfsstat -m) with those of another client.",
+        "If it is a disk, compare it with a disk of the same model: PCIe link (lspci -vv, LnkSta), temperature and spare blocks "
+        "(nvme smart-log), free space, state of its array (/proc/mdstat). If it is a shared file system, compare link, MTU and "
+        "mount options of this client (ethtool, nfsstat -m) with those of another client.",
         "repeat the measurement by hand (docs/storage.md), then replace the disk, or the cable or NIC of the client.",
     ),
     ("", "reseat", "hca"): _LINK,

@@ -35,8 +35,8 @@ group by all order by all"""
 def render_metrics(history: History) -> str:
     """Return the state of each rack: hosts by decision, causes by problem, and the newest run.
 
-    The state of a host is that of its newest run with a right date, or of its newest run if none has one. So a rack whose hosts
-    were tested in several runs is complete. In rehearsals and simulated runs the decisions are named `REHEARSAL accepted` and so
+    The state of a host is that of its newest run with a right date or, if no run has a right date, of its newest run. So a rack
+    whose hosts were tested in several runs is complete. In rehearsals and simulated runs the decisions are named `REHEARSAL accepted` and so
     on, as in verdicts.prom.
     """
     registry = CollectorRegistry(auto_describe=False)

@@ -22,12 +22,12 @@ from fleet.history.index import Index, StoredFile, damage, home, read_index, sto
 from fleet.history.rows import Row, RunRows, clean_text, duplicates
 
 MAX_LOOSE_RUNS = 64
-"""Maximum number of runs with files of their own. More are merged into files of their months, which are faster to read."""
+"""Maximum number of runs with files of their own. If there are more, they are merged into monthly files, which are faster to read."""
 MAX_NOTES = 20
 
 
 def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> tuple[list[str], str]:
-    """Add a run, or replace it if the history has it.
+    """Add a run, or replace it if the history already has it.
 
     Args:
         directory: the history.
@@ -64,7 +64,7 @@ def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> tupl
 
 
 def merge_runs(directory: Path, kind: str) -> int:
-    """Merge all runs that have files of their own into the files of their months; return their number."""
+    """Merge all runs that have files of their own into the files of their months; return the number of these runs."""
     with writing(directory) as database:
 
         def apply(index: Index) -> int:
@@ -139,7 +139,7 @@ def _publish(place: Path, index: Index, path: Path, table: str, runs: tuple[str,
     target = place / table / f"{name}-{uuid.uuid4().hex[:12]}.parquet"
     target.parent.mkdir(parents=True, exist_ok=True)
     index.published.add(str(target.relative_to(place)))
-    shutil.copyfile(path, target)  # not moved, because the change may have to be made again
+    shutil.copyfile(path, target)  # not moved, because a retry of the change needs the file again
     with target.open("rb") as file:
         os.fsync(file.fileno())  # before the index lists it
     return stored(place, target, table, runs, month)

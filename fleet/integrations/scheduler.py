@@ -2,7 +2,7 @@
 
 A node is listed in `drained.json` of the run directory before it is drained. A background process waits until the playbook
 exits for any reason, then resumes the nodes. The command `scheduler resume` resumes them at once. A node is resumed only if this
-run drained it and nobody changed its state after that.
+run drained it and its state has not been changed since.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _reason_in_use(client: Scheduler, node: str) -> str:
 
 
 def _drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, str]) -> dict[str, str]:
-    """Drain the healthy nodes that nobody has drained yet; return the hosts that cannot be measured, each with the reason."""
+    """Drain the healthy nodes that are not drained yet; return the hosts that cannot be measured, each with the reason."""
     client, failed, notes, run_id = scheduler_client(kind, words), dict[str, str](), dict[str, str](), directory.name
     for host, node in nodes.items():
         try:
@@ -264,7 +264,7 @@ def notes(directory: Path) -> list[str]:
 
 
 def guard(directory: Path) -> list[str]:
-    """Wait until the playbook that drained the nodes exits, or for SIGTERM, then resume them.
+    """Wait until the playbook that drained the nodes exits or SIGTERM arrives, then resume them.
 
     If a later playbook continues the run, the background process of that playbook resumes the nodes. Return a line for each node
     that could not be resumed.

@@ -101,7 +101,7 @@ def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
 
 
 def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
-    """Yield what is wrong with the times of the record. The control node dates both the record and the plan by its own clock."""
+    """Yield what is wrong with the times of the record. The times of the record and of the plan are from the control node's clock."""
     times = [view.plan.created, record.began, *(snapshot.at for snapshot in record.snapshots)]
     stages = [PREFLIGHT, *(snapshot.stage for snapshot in record.snapshots)]
     for (earlier, later), stage in zip(itertools.pairwise(times), stages, strict=True):
@@ -255,5 +255,5 @@ def is_serial(text: str) -> bool:
 
 
 def _form(serial: str) -> tuple[int, bool]:
-    """Return length and kind of characters, which serials of one kind have in common."""
+    """Return the form of a serial: its length, and whether it has only digits. Serials of one kind have the same form."""
     return len(serial), serial.isdigit()

@@ -1,6 +1,6 @@
 """Check that units, signs and amounts in a record are possible.
 
-A value with a wrong unit or a corrupted digit may be within its limit nevertheless. So an impossible value is inconclusive.
+A value with a wrong unit or a corrupted digit may still be within its limit. So an impossible value is inconclusive.
 """
 
 from __future__ import annotations
@@ -43,15 +43,14 @@ _WRONG_SOURCE = {
     True: "the record of the BMC has this reading, which is not one of a BMC",
 }
 DATASHEET_MULTIPLE = 3.0
-"""A rate above this multiple of the rate in the datasheet counts as wrong. A correct rate may reach twice the rate in the
-datasheet: that of copies in both directions at once, because the datasheet states the rate of a link in one direction. A wrong
+"""A rate above this multiple of the rate in the datasheet counts as wrong. Copies in both
+directions at once may correctly reach twice the rate in the datasheet, which states the rate of a link in one direction. A wrong
 unit or a wrong count multiplies a rate by 8 or more."""
 CACHED_BYTES = 1 << 28
 """Memory bandwidths over fewer bytes than this are not compared with the datasheet: a large part of the bytes may be in the GPU's
 L2 cache (at most 128 MB), which is several times as fast as the GPU's memory."""
 EMULATED_BY = {"fp64": "fp32"}
-"""Matrix products in the first type may be computed in the second type, and then reach its rate: B300 has hardly any fp64
-units."""
+"""Type -> type in which its matrix products may be computed, at the rate of that type: B300 has hardly any fp64 units."""
 
 _COMPARED: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, list[Criterion]]]] = BoundedCache(64)
 """Cache: `id` of a mapping of criteria -> the mapping, and for each observation name the criteria with a datasheet figure.
@@ -135,7 +134,7 @@ def _rules_of_reading(name: str, unit: str) -> tuple[bool, bool, str, float, flo
 def _bounds_of_reading(name: str, unit: str) -> tuple[str, float, float]:
     """Return why the unit is wrong (empty: it is right), and the lowest and highest possible value.
 
-    A reading that is not in READINGS may be negative.
+    A reading that is not in READINGS may be negative, except those of the collectors themselves (`collector.…`).
     """
     reading = READINGS.get(name)
     right = "s" if name.startswith(COLLECTOR) else reading.unit if reading else unit
@@ -175,7 +174,7 @@ def _datasheet_problem(criteria: Mapping[str, Criterion], item: Observation) -> 
 
 
 def _peak(criteria: Mapping[str, Criterion], item: Observation) -> float:
-    """Return the rate in the datasheet of the part; 0 if there is none. It does not depend on the value of the figure."""
+    """Return the rate that the datasheet of the part states for this figure; 0 if it states none."""
     compared, size_bytes = _compared(criteria, item.name), item.params.get("size_bytes")
     if not compared:
         return 0.0
@@ -191,8 +190,8 @@ def _peak(criteria: Mapping[str, Criterion], item: Observation) -> float:
 def _compared(criteria: Mapping[str, Criterion], name: str) -> list[Criterion]:
     """Return the criteria that compare figures of this name with the datasheet, for messages of any size.
 
-    A limit applies only to the sizes at which a link reaches its rate. But no message, whatever its size, can exceed the rate. If
-    `size_bytes` were not ignored, the rate over NVLink would seem impossible at a size for which only PCIe has a limit.
+    A limit applies only to the sizes at which a link reaches its rate. But no message, whatever its size, can exceed the rate.
+    If `size_bytes` were not ignored, the rate over NVLink would seem impossible at a size for which only PCIe has a limit.
     """
     if id(criteria) not in _COMPARED:
         _COMPARED[id(criteria)] = criteria, {}

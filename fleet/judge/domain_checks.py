@@ -1,4 +1,4 @@
-"""Judge NVLink domains of several hosts: whether each GPU is in one, its hosts are joined, and NCCL uses it.
+"""Judge NVLink domains of several hosts: whether each GPU is in its domain, the hosts are joined, and NCCL uses the domain.
 
 IMEX, a daemon on each host, joins the hosts (see `nvlink_domains`).
 """
@@ -68,8 +68,8 @@ def _is_of_gang(item: Observation) -> bool:
 def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
     """Yield a verdict on each GPU: it must report a domain.
 
-    A GPU that reports no UUID is judged only if the inventory names a domain, other hosts of the rack report one, or its NVLinks
-    end at a switch. On some boards, NVLinks join the GPUs only to each other: such GPUs are in no domain.
+    A GPU that reports no UUID is judged only if the inventory names a domain, another GPU of the domain reports one, or its
+    NVLinks end at a switch. On some boards, NVLinks join the GPUs only to each other: such GPUs are in no domain.
     """
     where = f"the hosts of rack {view.host.rack} are one NVLink domain by their GPU model"
     if view.host.nvlink_domain:
@@ -185,7 +185,7 @@ def _judge_transport(view: HostView, item: Observation, domains: NvlinkDomains) 
         view, TRANSPORT, item.scope, FAIL, f"found {item.value}, wanted {MULTI_NODE}: {detail}", item.value, MULTI_NODE,
         "configure", detail, stage=GANG,
     )  # fmt: skip
-    # The host that reports the launch is not at fault for a host that it cannot reach.
+    # The verdict is on the host at fault, not on the host that reports the launch.
     yield replace(verdict, host=culprit or verdict.host)
 
 

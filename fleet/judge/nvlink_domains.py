@@ -48,7 +48,7 @@ class NvlinkDomains:
     def __init__(self) -> None:
         self._members: dict[str, dict[str, DomainMember]] = {}
         self._culprits: dict[str, dict[str, dict[str, str]]] = {}
-        """Domain -> address -> address of the other end -> state of each broken connection that is attributed to it."""
+        """Domain -> address of the host at fault -> address of the other end -> state of the broken connection."""
 
     def add(self, view: HostView) -> None:
         """Add a host, if it is in a domain and has a record."""
@@ -74,7 +74,7 @@ class NvlinkDomains:
         return any(uuid != NO_DOMAIN for member in self._members.get(domain, {}).values() for uuid, _ in member.cliques)
 
     def cliques(self, domain: str, hosts: Iterable[str]) -> set[tuple[Value, Value]]:
-        """Return cluster UUID and clique of the GPUs of these hosts; a host that reports none counts as one without a domain."""
+        """Return cluster UUID and clique of the GPUs of these hosts. A host that reports no UUID counts as a host without a domain."""
         members = self._members.get(domain, {})
         nothing = frozenset({(NO_DOMAIN, None)})
         return {pair for host in hosts for pair in (members[host].cliques if host in members else nothing) or nothing}
@@ -87,9 +87,9 @@ class NvlinkDomains:
         return {names.get(address, address): state for address, state in broken.items()}
 
     def host_at_fault(self, domain: str, hosts: Collection[str]) -> str:
-        """Return the one of `hosts` with most broken connections.
+        """Return the one of `hosts` to which most broken connections are attributed; empty if no host is at fault.
 
-        Only hosts count that have broken connections attributed to them, or whose daemon does not work; empty if there is none.
+        A host whose daemon does not work is at fault even without broken connections.
         """
         counts = {address: len(broken) for address, broken in self._attributed(domain).items()}
         faulty = {
@@ -140,8 +140,8 @@ def _attribute(members: Collection[DomainMember]) -> dict[str, dict[str, str]]:
     """Return the broken connections by the host at fault.
 
     First, each host whose daemon does not work gets all its broken connections. Then the host with the most remaining broken
-    connections gets these, and so on until no connection is left. If both hosts of a connection have no other connection left,
-    it is attributed to both; but if one of them is not in the run, only to that one.
+    connections gets these, and so on until no connection is left. If both hosts of a connection have no other broken
+    connection left, it is attributed to both. But if one of the two hosts is not in the run, it is attributed only to that host.
     """
     states: dict[Edge, str] = {}
     not_ready = []

@@ -23,8 +23,8 @@ Problem = tuple[str, str, str, str]
 OVERLAP_TOLERANCE_S = 60.0
 """Longest overlap of two launches that is not reported: the system clock may have been corrected between them."""
 UNREAD_S = 60.0
-"""If a launch with a timeline takes longer than this, a snapshot was taken during it: the agent takes one every 2 s, and a
-blocked driver delays it by 20 s."""
+"""If a launch with a timeline takes longer than this, the record must have a snapshot during it: the agent takes a snapshot every
+2 s, and a blocked driver delays it by 20 s."""
 POWER = "gpu.power"
 """Reading in the timeline of every soak whose GPUs the agent polls."""
 KEPT_ROUNDS = 4
@@ -91,7 +91,7 @@ def _is_earlier(moment: str, other: str) -> bool:
 
     Within one second, a time of lower precision never counts as earlier.
     """
-    if moment >= other:  # texts sort like the times, and most are in order: parse only the other texts
+    if moment >= other:  # the texts sort like the times; most are in order and need no parsing
         return False
     with contextlib.suppress(ValueError):
         return epoch_seconds(moment) < epoch_seconds(other)
@@ -170,7 +170,7 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
 
     Args:
         soak: the soak of the record. It counts all rounds, also those whose launches the record does not keep.
-        launches: those that the record keeps, each with the number of its round.
+        launches: the launches that the record keeps, each with the number of its round.
     """
     finished = sum(launch.succeeded for launch in launches)
     if finished > soak.finished:

@@ -2,7 +2,7 @@
 
 All reachable hosts of a gang launch first. If that fails, the hosts at fault are excluded and the others launch again. If no
 host is identified, probe launches of parts of the gang find the hosts that do not work together. A host that slows the
-collectives below their criterion is excluded too, so that the others get figures of their own. The decision is a pure function:
+collectives below their criterion is excluded too, so that the other hosts are measured without it. The decision is a pure function:
 the same records give the same launches, so an interrupted run continues where it stopped.
 """
 
@@ -31,7 +31,7 @@ from schemas.stages import GANG
 
 MIN_HOSTS = 2
 MAX_TRIES = 2
-"""How often the same hosts are launched if no host is found at fault."""
+"""Maximum number of launches of the same hosts if no host is found at fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,8 +76,8 @@ class Decision:
 def hosts_missing_launch(evidence: Mapping[str, Evidence], present: Collection[str]) -> tuple[str, ...]:
     """Return the reachable hosts whose record lacks a launch that another member has recorded.
 
-    Hosts do not finish a launch at the same moment. If an interrupted control node returns in between, some records lack the
-    launch.
+    Hosts do not finish a launch at the same moment. If the control node was interrupted and continues before all have finished,
+    some records lack the launch.
     """
     recorded: dict[tuple[str, int, tuple[str, ...]], set[str]] = defaultdict(set)
     for host, host_evidence in evidence.items():

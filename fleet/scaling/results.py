@@ -98,7 +98,7 @@ class StudyResults:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every cell was measured, except those that inventory or budget exclude, and at least one cell was."""
+        """Return whether every cell was measured, except those that inventory or budget exclude, and at least one cell was measured."""
         return bool(self.count(MEASURED)) and not self.count(FAILED) and not self.count(OPEN)
 
 
@@ -151,7 +151,7 @@ def next_cell(plan: Plan, evidence: Mapping[str, Evidence], present: Collection[
 
 
 def _launches_by_cell(evidence: Mapping[str, Evidence]) -> dict[int, dict[str, Launch]]:
-    """Return the launch as each of its hosts reports it, by cell number and host."""
+    """Return cell number -> host -> launch of the cell, as that host reports it."""
     launches: dict[int, dict[str, Launch]] = {}
     for host, host_evidence in evidence.items():
         for launch in host_evidence.launches():
@@ -171,7 +171,7 @@ def _row_without_launch(plan: Plan, number: int, cell: Cell) -> CellResult:
 
 
 def _row_of_cell(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> CellResult:
-    """Return the result of a cell: of the launch that measured it, else of the last one."""
+    """Return the result of a cell: of the launch that measured it, else of its last launch."""
     launches_by_members: dict[tuple[str, ...], dict[str, Launch]] = {}
     for host, launch in by_host.items():
         launches_by_members.setdefault(launch.members, {})[host] = launch

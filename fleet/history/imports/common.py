@@ -1,4 +1,4 @@
-"""What the readers of other tools' outputs share."""
+"""Code shared by the readers of the outputs of other tools."""
 
 from __future__ import annotations
 

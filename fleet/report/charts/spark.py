@@ -131,7 +131,7 @@ def bounds(series: Sequence[Series]) -> tuple[float, float]:
 
 
 def range_text(series: Sequence[Series]) -> str:
-    """Return `71 to 702 W`."""
+    """Return the lowest and the highest value with the unit: `71 to 702 W`."""
     low, high = bounds(series)
     factor, unit = scale(high, series[0].unit)
     return f"{number(low / factor, 3)} to {number(high / factor, 3)} {unit}".strip()

@@ -118,7 +118,7 @@ def _gpu_trace(host: HostReport, trace: Trace, timeline: Timeline, index: str, a
 
 
 def _describe(series: Series, axes: Axes, throttled: Series | None) -> str:
-    """Return `655 W (71 to 702), no data for 12 s`."""
+    """Return the mean, the range and the anomalies of a series: `655 W (71 to 702), no data for 12 s`."""
     factor, unit = scale(max(series.high), series.unit)
     low, high = bounds([series])
     mean = number(statistics.fmean(series.mean) / factor, 3)

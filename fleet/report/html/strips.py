@@ -22,7 +22,7 @@ from schemas.stages import BENCHMARK
 HEALTH = "Health"
 _MAX_WORST = 3
 _EQUAL = 1.0
-"""Percent of the axis that are not shaded as failing on each side of a limit that must be equalled."""
+"""If a value must equal a limit, this many percent of the axis on each side of the limit are not shaded as failing."""
 
 _ORDERED = ("ge", "gt", "le", "lt")
 
@@ -180,8 +180,8 @@ def drawn_limits(limits: Sequence[Limit]) -> list[float]:
 def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
     """Return the regions of the axis in which values fail, each as begin and width in percent.
 
-    If there are several limits of one direction, a region has only the values that fail all of them. A limit that must be
-    equalled has a region on both sides.
+    If several limits have the same direction, a region has only the values that fail all of them. A limit that values must
+    equal has a region on both sides.
     """
     by_operator: dict[str, list[float]] = {}
     for operator, x in limits:
@@ -216,7 +216,7 @@ class EvidencePlot:
 
 
 def evidence(report: FleetReport, reasons: Iterable[Reason]) -> dict[int, EvidencePlot]:
-    """Return id() of a reason -> its picture, if value and limit are numbers and several parts have the figure."""
+    """Return id() of a reason -> its plot, if value and limit are numbers and several parts have the figure."""
     wanted = [
         (reason, [item for item in reason.candidates if item.operator in (*_ORDERED, "eq")]) for reason in reasons
     ]
@@ -279,7 +279,7 @@ def _limit_text(operator: str, limit: float, unit: str) -> str:
 
 
 def _limits_text(figure: Distribution) -> tuple[str, ...]:
-    """Return each limit. Of more than two, such as fractions of several medians, return a range for each operator."""
+    """Return each limit as text. If there are more than two, such as fractions of several medians, return a range per operator."""
     limits = list(figure.limits)
     if len(limits) <= 2:
         return tuple(_limit_text(*limit, figure.unit) for limit in limits)

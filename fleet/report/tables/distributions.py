@@ -42,9 +42,9 @@ class Distribution:
     change: bool = False
     """Whether the values are changes during the run, not readings."""
     points: dict[tuple[str, str], Point] = field(default_factory=dict)
-    """Host and scope -> point. In a large fleet only the worst ones."""
+    """Host and scope -> point; in a large fleet only the worst points."""
     bins: list[Bin] = field(default_factory=list)
-    """Histogram of all values, only if `points` has the worst ones only."""
+    """Histogram of all values; empty unless `points` has only the worst points."""
     range: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Lowest, median, highest."""
     count: int = 0

@@ -1,4 +1,4 @@
-"""Build the top of the report: decision, numbers, facts, state of each kind of test; also the figures without a criterion."""
+"""Build the top of the report (decision, numbers, facts, state of each kind of test) and list the figures without a criterion."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def numbers(report: FleetReport) -> list[tuple[str, str, str]]:
 
 
 def certificate(report: FleetReport) -> list[tuple[str, str]]:
-    """Return what the report is about: names and values. Site, purchase order and operator only if the inventory has them."""
+    """Return what the report is about: names and values. Facts without a value are left out."""
     racks = list(dict.fromkeys(host.rack for host in report.hosts))
     models = Counter(gpu.name for host in report.hosts for gpu in host.gpus)
     packs = list(dict.fromkeys(pack for host in report.hosts for pack in host.packs))
