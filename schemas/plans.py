@@ -23,7 +23,7 @@ GPU, NIC, MODULE, LINK = "gpu", "nic", "module", "link"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage of the run: `benchmark` measures each host alone, `soak` does so in rounds, `gang` measures across hosts."""
+    """A stage of the run. `benchmark` and `soak` measure each host alone, `soak` in repeated rounds; `gang` measures across hosts."""
 
     name: str
     deadline_s: float
@@ -64,7 +64,7 @@ class PlannedHost:
     infiniband_ports: int = 0
     """InfiniBand and RoCE ports that must be up; 0 if not in the inventory."""
     verbs_required: bool = False
-    """perftest must measure the RDMA ports: `infiniband_ports` of them, or at least one if that is 0."""
+    """Whether perftest must measure the RDMA ports: `infiniband_ports` of them, or at least one if that number is 0."""
     dimm_count: int = 0
     """Memory modules that the host was ordered with; 0 if not in the inventory."""
     memory_mts: float = 0.0
@@ -85,10 +85,10 @@ class PlannedHost:
     share_gpus: bool = False
     """Measure even if other processes use the GPUs."""
     bmc: bool = False
-    """The inventory names the BMC of the host, so that it must be read."""
+    """Whether the inventory names the BMC of the host. If it does, the BMC must be read."""
     count_found: bool = False
-    """Whether nobody stated how many GPUs were ordered (`rackproof run` without `--gpus`). Then `devices` are those of
-    `--devices`, or else all that were found."""
+    """Whether the number of ordered GPUs was not given (`rackproof run` without `--gpus`). Then `devices` are those of
+    `--devices`, or else all GPUs of the host."""
 
     @cached_property
     def scopes(self) -> tuple[str, ...]:
@@ -101,7 +101,7 @@ class PlannedHost:
 
     @property
     def fabric(self) -> float:
-        """Line rate of the fabric ports of all its devices in B/s; 0 if not in the inventory."""
+        """Sum of the line rates of the fabric ports of all devices of the host in B/s; 0 if not in the inventory."""
         return self.fabric_gbps * 1e9 / 8 * len(self.devices)
 
 
@@ -205,7 +205,7 @@ class Plan:
 
     @cached_property
     def _expected(self) -> dict[tuple[bool, int, int], list[Expectation]]:
-        """Cache: (whether a host is in a gang, number of its devices, of the gang's devices) -> its expected observations."""
+        """Cache: (whether a host is in a gang, its number of devices, the gang's number of devices) -> expected observations."""
         return {}
 
     def only(self, hosts: Iterable[str]) -> Plan:

@@ -55,7 +55,8 @@ PROMETHEUS_NAMES: Mapping[str, str] = {
     "sxid.count": "sxid_errors",
     "xid.count": "xid_errors",
 }
-"""Reading -> another name for Prometheus, where only the names of histograms and summaries may end in `_count`."""
+"""Reading -> its name in Prometheus, if the usual name would end in `_count`: Prometheus reserves this ending for histograms and
+summaries."""
 
 
 def metric_name(name: str) -> str:
@@ -79,9 +80,9 @@ class Reading:
     fractional: bool = False
     """Whether a value with the unit 1 may be other than a whole number."""
     bounds: tuple[float, float] | None = None
-    """Lowest and highest possible value, if those of the unit do not fit."""
+    """Lowest and highest possible value, if the bounds of the unit do not fit."""
     full_only: bool = False
-    """Whether only the snapshots before and after a launch have it, because it is slow to read or never changes."""
+    """Whether only the snapshots before and after a launch have the reading, because it is slow to read or never changes."""
 
 
 def _read() -> dict[str, Reading]:

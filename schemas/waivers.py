@@ -14,12 +14,12 @@ class Waiver:
     """The person responsible."""
     why: str
     until: str
-    """Last day on which it is valid, in UTC: `2026-12-31`. It is compared with the day on which the plan was made."""
+    """Last day on which the waiver is valid, in UTC: `2026-12-31`. It is compared with the day on which the plan was made."""
     host: str = ""
     serial: str = ""
     """Serial of the GPU: the waiver applies to the part in any host."""
     scope: str = ""
-    """Scope, such as `gpu=3`, including all scopes below it; empty: the whole host."""
+    """Scope, such as `gpu=3`; it includes all scopes below, such as `gpu=3,link=0`. Empty: the whole host."""
     name: str = ""
     """Name of the observation; empty: every observation. Required if `absent` is true."""
     absent: bool = False

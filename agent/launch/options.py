@@ -32,7 +32,7 @@ def standalone_options() -> argparse.ArgumentParser:
     group = parser.add_argument_group("without Ansible")
     group.add_argument(
         "--plan",
-        help="plan.json with which this host begins the run and takes the first snapshot; - reads standard input",
+        help="plan.json, or - for standard input: this host begins the run with it and takes the first snapshot",
     )
     group.add_argument(
         "--results",

@@ -32,7 +32,7 @@ MIN_EFFECT = 0.005
 MIN_HOSTS = 5
 """Smallest number of hosts with runs under both drivers."""
 MIN_WEEKS = 3
-"""Smallest number of weeks with runs under each driver, for the model above."""
+"""The model above requires at least this many weeks with runs under each driver."""
 CLEAR, CONFOUNDED = "changed with the driver", "confounded with the date"
 _FIGURE = "name, settings, stage, within, model, unit"
 Value = tuple[float, bool, float]
@@ -117,7 +117,7 @@ def _values(history: History, pairs: Sequence[Mapping[str, Any]]) -> Mapping[int
 
 
 def _effect(item: Mapping[str, Any], values: Sequence[Value], limit: float) -> DriverEffect | None:
-    """Return the effect of a driver on one figure; None if it is below MIN_EFFECT or below `limit` standard errors."""
+    """Return the effect of a driver on one figure; None if the effect is below MIN_EFFECT or below `limit` standard errors."""
     old, new = (len({week for week, is_new, _ in values if is_new == under_new}) for under_new in (False, True))
     shared: dict[str, Any] = {
         **{key: item[key] for key in (*_FIGURE.split(", "), "old", "new")},

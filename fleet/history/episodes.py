@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from schemas.scopes import Scope
 
 MIN_PARTS, MIN_RACK_HOSTS = 2, 3
-"""Fewest slots of a host, and fewest hosts of a rack, that must begin to fail in one run to count as one event.
+"""Minimum number of slots of a host, and of hosts of a rack, that must begin to fail in one run to count as one event.
 
 At least half of the hosts of a rack must begin to fail, even if that is more than MIN_RACK_HOSTS."""
 Cause = Mapping[str, Any]
@@ -52,7 +52,7 @@ class Episode:
 
 @dataclass(frozen=True, kw_only=True)
 class Episodes:
-    """All episodes. Each is in one of the lists."""
+    """All episodes. Each episode is in exactly one of the tuples."""
 
     racks: tuple[Episode, ...]
     """Episodes that began in a run in which at least half of the hosts of the rack, and at least MIN_RACK_HOSTS, began to fail,

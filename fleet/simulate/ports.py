@@ -77,7 +77,7 @@ def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, 
         stage: the stage.
         partners: number of hosts with which the host is paired in the gang stage.
         later_partners: number of these partners that come after the host in the gang. They have the lowest partner numbers. In a
-            pair with one of them, this host comes first. Only the host that comes first reports latency and message rate.
+            pair with one of these, this host comes first. Only the first host of a pair reports latency and message rate.
     """
     planned = plan.stage(stage).benchmarks
     if VERBS not in planned:
@@ -114,7 +114,7 @@ def _is_share(figure: PortFigure) -> bool:
 
 
 def _group(figure: PortFigure, rail: int, partner: int | str) -> str:
-    """Return the group of slots of one test. All figures of the test get the same level."""
+    """Return the name of the group of template slots for one test: all figures of the test get the same level."""
     return f"{figure.test}/{rail}/{partner}/{sorted(figure.params.items())}"
 
 
@@ -148,7 +148,7 @@ def _observation(
 
 
 def _texts(host: PlannedHost, figure: PortFigure, *, in_gang: bool) -> Sequence[str]:
-    """Return the member `value` as JSON at each level."""
+    """Return the JSON member `value` for each level (see `template.Slot`)."""
     kind = figure.name.removeprefix(f"{VERBS}.")
     if kind in ("latency", "message_rate"):
         median, deviation = (assumptions.PAIR_FIGURES if in_gang else assumptions.PORT_FIGURES)[kind]

@@ -73,12 +73,12 @@ class Exporters:
             return {host: problem for host, problem in self._problems.items() if host in self._hosts}
 
     def set_hosts(self, hosts: Collection[str], targets: str, *, background: bool = True) -> None:
-        """Set the hosts to scrape. They are scraped now, or with `background` in a thread.
+        """Set the hosts to scrape. Scrape them once now, or repeatedly in a thread if `background` is true.
 
         Args:
             hosts: names of the hosts.
             targets: path of the file of addresses; empty: `prometheus/RUN_ID.json` beside the run directory.
-            background: return at once; a thread scrapes the hosts repeatedly from now on.
+            background: return at once, and let a thread scrape the hosts.
         """
         with self._lock:
             self._hosts, self._targets_path = frozenset(hosts), targets

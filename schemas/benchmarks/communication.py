@@ -76,7 +76,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         summary="bandwidth and latency between every two hosts of a gang, from each GPU to the GPU of the same number",
         settings={
             "rounds": 0,  # maximum number of rounds, in each of which a host has at most one partner; 0: all pairs of hosts
-            "size_bytes": 1 << 26,  # less between two hosts that are too slow to exchange this several times
+            "size_bytes": 1 << 26,  # smaller for two hosts that are too slow to exchange this size several times
             "seconds": 0.4,  # for each round
         },
         outputs=[
@@ -100,11 +100,11 @@ COMMUNICATION: Mapping[str, Benchmark] = {
             "ops": ["write"],
             "directions": ["one_way", "both_ways"],
             "memories": ["host"],
-            # Between hosts. together: all rails of a pair at once; alone: one rail after the other.
+            # In tests between hosts: together: all rails of a pair at once; alone: one rail after the other.
             "sharings": ["together"],
             "rounds": 0,  # as in the benchmark `pairs`
             "size_bytes": 1 << 16,
-            "seconds": 1,  # for each test; perftest takes whole seconds
+            "seconds": 1,  # for each test; perftest accepts only whole seconds
         },
         choices={"ops": ("write", "read", "send"), "memories": ("host", "gpu"), "sharings": ("alone", "together")},
         outputs=[
@@ -129,7 +129,8 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         params={"rail": int},
         adapted=["size_bytes"],
         cost_s=0.5,
-        # A host alone (`port`), then rounds between hosts (`port_round`). In each: the bandwidths, then latency and message rate.
+        # The first two costs are for a host alone, the last two for a round between hosts. In each pair of costs, the first is for the
+        # bandwidths, the second for latency and message rate.
         costs=[
             Cost(seconds=0.25, timed=["seconds"], over=["ops", "directions", "memories"], per="port"),
             Cost(seconds=0.5, timed=["seconds"] * 2, per="port"),

@@ -30,8 +30,8 @@ STORAGE: Mapping[str, Benchmark] = {
             "ops": ["read", "write"],
             "percentiles": ["p50", "p99"],
             "sharings": ["together"],  # together: all directories at once; alone: one after the other
-            "seconds": 1.0,  # for each rate; what was written in this time is read back whole
-            "size_bytes": 32 << 30,  # maximum written to a directory, but at most half of its free space
+            "seconds": 1.0,  # for each rate; everything that was written in this time is read back
+            "size_bytes": 32 << 30,  # maximum that is written to a directory; never more than half of its free space
             "jobs": 4,
         },
         choices={"sharings": ("together", "alone"), "percentiles": ("p50", "p99", "p99_9")},

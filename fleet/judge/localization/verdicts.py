@@ -27,7 +27,7 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
 
     Args:
         views: the hosts with valid records.
-        verdicts: earlier verdicts. They show which GPUs failed in tests of single hosts, and whether a gang's collectives are too slow.
+        verdicts: earlier verdicts. They show which GPUs failed a check of their own host, and whether a gang's collectives are too slow.
     """
     gangs: dict[str, dict[str, HostView]] = defaultdict(dict)
     for view in views:
