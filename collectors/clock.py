@@ -83,7 +83,7 @@ class ClockCollector:
     def _synchronized(self, files: Files, state: ClockState | Absent) -> bool | Absent:
         """Return whether the clock is synchronized, judged by its maximum error, as systemd does.
 
-        If the kernel of a virtual machine is not synchronized, the reading is `unsupported`, because the host may set the clock.
+        If the kernel of a virtual machine is not synchronized, the reading is `unsupported`: the hypervisor may set the clock.
         The kernel's flag STA_UNSYNC is not used: it stays set on a synchronized clock if chrony does not set the RTC as well.
         """
         if isinstance(state, Absent):

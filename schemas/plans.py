@@ -23,7 +23,7 @@ GPU, NIC, MODULE, LINK = "gpu", "nic", "module", "link"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage of the run. `benchmark` and `soak` measure each host alone, `soak` in repeated rounds; `gang` measures across hosts."""
+    """A stage of the run. `benchmark` measures each host alone, `soak` repeats this in rounds, `gang` measures across hosts."""
 
     name: str
     deadline_s: float
@@ -209,7 +209,7 @@ class Plan:
         return {}
 
     def only(self, hosts: Iterable[str]) -> Plan:
-        """Return the plan of these hosts, in this order, without the manifest. `hosts` must have all hosts of a gang, or none."""
+        """Return the plan of these hosts, in this order, without the manifest. `expected_of` needs complete gangs."""
         part = replace(self, hosts=tuple(self._by_name[name] for name in hosts), manifest=())
         vars(part)["_expected"] = self._expected  # the cache is valid for both plans
         return part

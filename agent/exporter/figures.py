@@ -129,8 +129,8 @@ def _counts(item: Json) -> Iterator[Sample]:
 def _figures(item: Json) -> Iterator[Sample]:
     """Yield the observation as a sample.
 
-    Yield nothing if its value is not a measured number, if neither its unit nor its name has a metric, or if its scope has more than
-    one label (a pair of GPUs).
+    Yield nothing if its value is not a measured number, if neither its unit nor its name has a metric, or if its scope has
+    more than one label (a pair of GPUs).
     """
     name, value, params = item["name"], item.get("value"), item.get("params", {})
     benchmark, _, quantity = name.partition(".")

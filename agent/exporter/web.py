@@ -75,7 +75,7 @@ class Page:
 
 
 class Users:
-    """Basic authentication against bcrypt hashes. The fingerprint of each correct header is kept, so that bcrypt runs only once for it."""
+    """Basic authentication against bcrypt hashes. bcrypt is slow, so fingerprints of correct headers are kept."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = {name: text.encode() for name, text in hashes.items()}

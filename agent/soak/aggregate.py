@@ -158,7 +158,7 @@ def _one_round(value: float) -> Samples:
 
 
 def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
-    """Return the first, the last LAST_LAUNCHES and up to FAILED_LAUNCHES failed launches. Only failed launches keep their logs."""
+    """Return the first, the last LAST_LAUNCHES and up to FAILED_LAUNCHES failed launches, without the logs of successes."""
     failed = [index for index, launch in enumerate(launches) if not launch.succeeded]
     chosen = {
         *range(FIRST_LAUNCHES),
@@ -177,8 +177,8 @@ def _without_logs(launch: Launch) -> Launch:
 def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """Return the snapshots that the record keeps.
 
-    - Before and after rounds: the first and the last snapshot, up to CHANGED_SNAPSHOTS in which a state changed or a counter fell,
-      and the two around each of up to REBOOT_PAIRS reboots.
+    - Before and after rounds: the first and the last snapshot, up to CHANGED_SNAPSHOTS with a changed state or a counter that
+      fell, and the two around each of up to REBOOT_PAIRS reboots.
     - During rounds: the snapshot under the highest load, and those that show alarms (`SnapshotSelector`).
     """
     selector = SnapshotSelector()

@@ -31,7 +31,7 @@ def topology(files: Files) -> Iterable[Family]:
 
 
 def clocks(files: Files) -> Iterable[Family]:
-    """Yield governors and clocks. Reading them is too slow for a scrape: each processor has its own files, and some files are slow."""
+    """Yield governors and clocks. Reading them is too slow for a scrape: each processor has its own files, some of them slow."""
     governors = _policies(files, "scaling_governor", nonempty)
     value = governors if isinstance(governors, Absent) else ",".join(sorted(set(governors)))
     yield host_family("host.cpu.governor", "1", "Frequency governors of the processors", value)

@@ -15,7 +15,7 @@ CONSTANT, VARIES, COUNTER = "constant", "varies", "counter"
 """How a reading may change while the host runs: not at all, in any way (`Family.varies`), or as a counter (`Family.counter`)."""
 ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY = "always", "once", "slow", "snapshot_only"
 """When a reading is taken. A full snapshot takes all readings. An exporter takes ALWAYS whenever it renders its page, ONCE once
-because it never changes, and SLOW in the background. It never takes SNAPSHOT_ONLY, which is very slow or not useful in a graph."""
+because it never changes, and SLOW in the background. It never takes SNAPSHOT_ONLY, which is very slow or useless in a graph."""
 
 
 class Row(NamedTuple):

@@ -2,9 +2,11 @@
 
 An episode lasts from a failure until the next run in which the part passes: a part that waits for its replacement and is
 measured ten times has one episode. The part passes only in a run that measured the benchmarks that had failed on the host: a
-short run between two complete runs does not end the episode. If episodes of several parts of a host begin in the same run, that is one
-event of the host, not of its parts: eight GPUs that fall off the bus together are one fault. If at least half of the hosts of a
-rack, and at least three, begin to fail in the same run, that is one event of the rack.
+short run between two complete runs does not end the episode.
+
+If episodes of several parts of a host begin in the same run, that is one event of the host, not of its parts: eight GPUs that
+fall off the bus together are one fault. If at least half of the hosts of a rack, and at least three, begin to fail in the same
+run, that is one event of the rack.
 """
 
 from __future__ import annotations

@@ -36,8 +36,8 @@ def render_metrics(history: History) -> str:
     """Return the state of each rack: hosts by decision, causes by problem, and the newest run.
 
     The state of a host is that of its newest run with a right date or, if no run has a right date, of its newest run. So a rack
-    whose hosts were tested in several runs is complete. In rehearsals and simulated runs the decisions are named `REHEARSAL accepted` and so
-    on, as in verdicts.prom.
+    whose hosts were tested in several runs is complete. In rehearsals and simulated runs the decisions have names such as
+    `REHEARSAL accepted`, as in verdicts.prom.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_HistoryCollector(history))

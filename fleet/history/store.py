@@ -22,7 +22,7 @@ from fleet.history.index import Index, StoredFile, damage, home, read_index, sto
 from fleet.history.rows import Row, RunRows, clean_text, duplicates
 
 MAX_LOOSE_RUNS = 64
-"""Maximum number of runs with files of their own. If there are more, they are merged into monthly files, which are faster to read."""
+"""Maximum number of runs with files of their own. If there are more, they are merged into monthly files, to be read faster."""
 MAX_NOTES = 20
 
 

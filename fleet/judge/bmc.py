@@ -101,7 +101,7 @@ def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
 
 
 def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
-    """Yield what is wrong with the times of the record. The times of the record and of the plan are from the control node's clock."""
+    """Yield what is wrong with the times of the record. The control node's clock sets these times, and that of the plan."""
     times = [view.plan.created, record.began, *(snapshot.at for snapshot in record.snapshots)]
     stages = [PREFLIGHT, *(snapshot.stage for snapshot in record.snapshots)]
     for (earlier, later), stage in zip(itertools.pairwise(times), stages, strict=True):

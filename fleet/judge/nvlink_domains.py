@@ -74,7 +74,7 @@ class NvlinkDomains:
         return any(uuid != NO_DOMAIN for member in self._members.get(domain, {}).values() for uuid, _ in member.cliques)
 
     def cliques(self, domain: str, hosts: Iterable[str]) -> set[tuple[Value, Value]]:
-        """Return cluster UUID and clique of the GPUs of these hosts. A host that reports no UUID counts as a host without a domain."""
+        """Return cluster UUID and clique of the GPUs of these hosts. A host that reports none counts as being in no domain."""
         members = self._members.get(domain, {})
         nothing = frozenset({(NO_DOMAIN, None)})
         return {pair for host in hosts for pair in (members[host].cliques if host in members else nothing) or nothing}

@@ -2,8 +2,9 @@
 
 All reachable hosts of a gang launch first. If that fails, the hosts at fault are excluded and the others launch again. If no
 host is identified, probe launches of parts of the gang find the hosts that do not work together. A host that slows the
-collectives below their criterion is excluded too, so that the other hosts are measured without it. The decision is a pure function:
-the same records give the same launches, so an interrupted run continues where it stopped.
+collectives below their criterion is excluded too, so that the other hosts are measured without it.
+
+The decision is a pure function: the same records give the same launches, so an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def _replaced(old: Criterion, new: Criterion, hosts: int) -> Replaced:
 
 
 def replaced_lines(items: Sequence[Replaced]) -> Iterator[SummaryLine]:
-    """Yield a caveat for each shipped criterion that was replaced, at most _MAX_LINES, then a line with the number of the rest."""
+    """Yield a caveat for each of the first _MAX_LINES replaced criteria, then one line with the number of the rest."""
     for item in items[:_MAX_LINES]:
         by = f"{item.by_pack}: {item.by}" if item.by != item.criterion else item.by_pack
         text = f"{item.criterion} of {item.pack}: {item.old}; now, by {by}: {item.new} (changed: {changes(item)})"

@@ -1,6 +1,6 @@
 """Evaluate the cells of a scaling study from the records fetched so far, and select the next cell to measure.
 
-This module reads and writes no files.
+A cell is one combination of hosts, GPUs and settings, measured in a launch of its own. This module reads and writes no files.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class StudyResults:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every cell was measured, except those that inventory or budget exclude, and at least one cell was measured."""
+        """Return whether every cell was measured that inventory and budget do not exclude, and at least one cell was measured."""
         return bool(self.count(MEASURED)) and not self.count(FAILED) and not self.count(OPEN)
 
 

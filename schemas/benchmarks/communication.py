@@ -129,8 +129,8 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         params={"rail": int},
         adapted=["size_bytes"],
         cost_s=0.5,
-        # The first two costs are for a host alone, the last two for a round between hosts. In each pair of costs, the first is for the
-        # bandwidths, the second for latency and message rate.
+        # The first two costs are for a host alone, the last two for a round between hosts. In each pair of costs, the first is
+        # for the bandwidths, the second for latency and message rate.
         costs=[
             Cost(seconds=0.25, timed=["seconds"], over=["ops", "directions", "memories"], per="port"),
             Cost(seconds=0.5, timed=["seconds"] * 2, per="port"),

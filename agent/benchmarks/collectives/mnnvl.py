@@ -44,8 +44,10 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report two bandwidths (`mnnvl.busbw`, B/s) for each operation and size, and their ratio `mnnvl.speedup`.
 
     The first bandwidth (parameter `mnnvl`: true) is measured with the transport that NCCL chooses. The second (false) is measured
-    with NCCL_MNNVL_ENABLE=0, which prevents NVLink between the hosts. The ratio is the first divided by the second. If a result has wrong elements on any rank, their number on all
-    ranks, `mnnvl.wrong_elements`, is reported in place of the bandwidth.
+    with NCCL_MNNVL_ENABLE=0, which prevents NVLink between the hosts. The ratio is the first divided by the second.
+
+    If a result has wrong elements on any rank, their number on all ranks (`mnnvl.wrong_elements`) is reported in place of the
+    bandwidth.
     """
     if context.kind != "gpu" or not read_request(context).get("nvlink_domain"):
         return

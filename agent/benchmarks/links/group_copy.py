@@ -26,7 +26,7 @@ LARGEST = 1 << 24
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `group_copy.bandwidth` of each pattern in B/s, the sum over all copies, and `.wrong_bytes` of each pair.
+    """Report `group_copy.bandwidth` of each pattern in B/s, the sum over all copies, and `group_copy.wrong_bytes` of each pair.
 
     - `one_to_all`: this GPU writes to all others; `all_to_one`: all others write to this GPU.
     - `by_kernel`: a kernel on this GPU writes to the memory of the next GPU. torch has no copy kernel between GPUs for

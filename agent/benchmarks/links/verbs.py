@@ -1,9 +1,9 @@
 """Bandwidth, latency and message rate of every RDMA port, measured by perftest below NCCL.
 
 On one host (stage `benchmark`) each port sends to itself. In a gang (the hosts of one multi-node launch), hosts are paired by a
-round-robin tournament (schemas/tournament.py), and each port exchanges data with the port of the same rail on the partner. One
-rank of each host runs the tests; the others wait. Hosts coordinate through the store of the launch, not the process group, so
-a fabric on which NCCL cannot work is measured too.
+round-robin tournament (schemas/tournament.py), and each port exchanges data with the partner's port of the same rail (the ports
+at the same position in every host). One rank of each host runs the tests; the other ranks wait. Hosts coordinate through the
+store of the launch, not the process group, so a fabric on which NCCL cannot work is measured too.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
 
     Args:
         views: the hosts with valid records.
-        verdicts: earlier verdicts. They show which GPUs failed a check of their own host, and whether a gang's collectives are too slow.
+        verdicts: earlier verdicts. They show which GPUs failed a check within their host, and whether the collectives of a gang
+            are too slow.
     """
     gangs: dict[str, dict[str, HostView]] = defaultdict(dict)
     for view in views:
@@ -57,7 +58,7 @@ def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
 
 
 def _with_port(verdict: Verdict, ports: Sequence[Verdict]) -> Verdict:
-    """Return a verdict of NCCL's pairs. If the pairs of ports show exactly one slow part on its host, attribute it to that part.
+    """Return a verdict on NCCL's pairs, attributed to the slow part of its host if the pairs of ports show exactly one such part.
 
     A slow NIC is attributed to a port, rail or switch, and a slow rail to a rail or switch.
     """

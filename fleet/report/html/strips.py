@@ -279,7 +279,7 @@ def _limit_text(operator: str, limit: float, unit: str) -> str:
 
 
 def _limits_text(figure: Distribution) -> tuple[str, ...]:
-    """Return each limit as text. If there are more than two, such as fractions of several medians, return a range per operator."""
+    """Return each limit as text. Of more than two limits, such as fractions of several medians, return one range per operator."""
     limits = list(figure.limits)
     if len(limits) <= 2:
         return tuple(_limit_text(*limit, figure.unit) for limit in limits)
