@@ -43,9 +43,9 @@ _WRONG_SOURCE = {
     True: "the record of the BMC has this reading, which is not one of a BMC",
 }
 DATASHEET_MULTIPLE = 3.0
-"""A rate above this multiple of the rate in the datasheet counts as wrong. Copies in both
-directions at once may correctly reach twice the rate in the datasheet, which states the rate of a link in one direction. A wrong
-unit or a wrong count multiplies a rate by 8 or more."""
+"""A rate above this multiple of the rate in the datasheet counts as wrong. Copies in both directions at once may correctly reach
+twice the rate in the datasheet, which states the rate of a link in one direction. A wrong unit or a wrong count multiplies a rate
+by 8 or more."""
 CACHED_BYTES = 1 << 28
 """Memory bandwidths over fewer bytes than this are not compared with the datasheet: a large part of the bytes may be in the GPU's
 L2 cache (at most 128 MB), which is several times as fast as the GPU's memory."""
