@@ -23,12 +23,12 @@ _HEADER = re.compile(r"Nodes From\\To((?:\s+\d{1,4})+)\s*$")
 
 @dataclass(kw_only=True)
 class ImexNode:
-    """A host of the domain, as its daemon or a daemon that is connected to it reports."""
+    """A host of the domain, as reported by its own daemon or by a daemon that is connected to it."""
 
     address: str = ""
     """Address or name, as in the node configuration file."""
     version: str = ""
-    """Version of its daemon; empty if not reported, as in the text output of early R570."""
+    """Version of the host's IMEX daemon; empty if not reported, as in the text output of early R570 drivers."""
     connections: dict[int, str] = field(default_factory=dict)
     """Number of a host -> state of the connection to it."""
 

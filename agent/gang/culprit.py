@@ -1,6 +1,6 @@
 """Find the host or rank that blocks a gang (the hosts of one multi-node launch), from the statuses of all supervisors.
 
-torch does not say who blocks the gang: if a peer is stopped or its link is cut, every rank fails at the time-out of the process
+torch does not report what blocks the gang: if a rank is stopped or a link is cut, every rank fails at the time-out of the process
 group, and no error names the cause. Therefore each rank reports its progress to its supervisor, outside the process group. Each
 supervisor forwards the states of its ranks to the watchers, the first two hosts of the gang (`agent/gang/peer_channel.py`).
 """
@@ -20,11 +20,11 @@ RANK_SILENT_S = 8.0
 HOST_SILENT_S = 10.0
 """A host without a status for this long is lost."""
 UNSURE_S = 1.6
-"""After this long without a status, a host may be silent; after this long without a heartbeat, a rank may be. Until that is
-certain, the late host delays every verdict; the late rank delays only the verdict on ranks that ended."""
+"""A host without a status for this long may be silent, and so may a rank without a heartbeat for this long. Until that is certain,
+such a host delays every verdict, and such a rank delays only the verdict on ranks that ended."""
 SETTLE_S = 2.0
-"""When a rank ends, other ranks end as a result. After this time all of these have reported their end, so it is known which rank
-ended first."""
+"""When a rank ends, other ranks end as a result. After this time all of these ranks have reported their end, so it is known which
+rank ended first."""
 START_S = 60.0
 """A starting rank can be silent for this long without a fault: importing torch and initializing the driver block all threads."""
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -100,7 +100,7 @@ def find_culprit(gang: GangSnapshot) -> Culprit | None:
 
     A lost host comes first, because ranks on other hosts die or time out when it is lost. Next come a rank that failed, a silent
     rank, a rank that did not start, and last a rank that the others waited for until their time-out. Before that time-out a slow
-    rank is no culprit, because compilation takes long. If a host has ended its own ranks, ranks on other hosts fail as a result,
+    rank is not a culprit, because compilation can take long. If a host has ended its own ranks, ranks on other hosts fail as a result,
     so no culprit is named.
     """
     if _is_unsettled(gang) or any(status.aborted for status in gang.statuses.values()):
@@ -136,8 +136,8 @@ def _lost_contact(gang: GangSnapshot, silent: Sequence[str], silence: str) -> Cu
     """Return the culprit if all hosts from which this host awaits statuses are silent: this host cannot tell which side failed.
 
     A watcher expects statuses from all hosts, so its own link is the likely cause, and it names itself. Any other host expects
-    statuses only from the watchers, and names them. If the link of such a host failed, the watchers name that host, and their
-    report counts.
+    statuses only from the watchers, and names them. If the link of such a host failed, the watchers name that host, and the
+    report of the watchers counts.
     """
     if gang.me in gang.members[:WATCHERS]:
         text = (
@@ -180,11 +180,11 @@ def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
 def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
     """Return the rank that failed first, on its own or by a signal from outside the gang.
 
-    Return None if there is none, if a silent rank may be the cause, or if an earlier failure of another rank may not be
+    Return None if no rank failed, if a silent rank may be the cause, or if an earlier failure of another rank may not be
     reported yet (SETTLE_S).
     """
     if any(report.rank.silent_s > UNSURE_S and _can_be_silent(report.rank) for report in reports):
-        return None  # a silent rank may be the cause of the end
+        return None
     ended = [report for report in reports if _failed_on_its_own(report.rank, timeout_s)]
     # A rank that ended by a termination signal is the culprit only if no rank ended in another way.
     ended = [report for report in ended if not _was_signalled(report.rank, TERMINATION_SIGNALS)] or ended
@@ -249,7 +249,7 @@ def describe_exit(exit_code: int | None) -> str:
 
 
 def _has_timed_out(rank: RankState, timeout_s: float) -> bool:
-    """Return whether a rank waited too long for others: it reported a time-out, or NCCL's watchdog aborted it."""
+    """Return whether a rank waited too long for other ranks: it reported a time-out, or NCCL's watchdog aborted it."""
     waited_s = rank.waiting_s or rank.progress_s
     return rank.failure == "timeout" or (rank.exit_code == -signal.SIGABRT and waited_s >= 0.8 * timeout_s)
 

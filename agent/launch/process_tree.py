@@ -46,7 +46,7 @@ class ProcessTree:
         self.scan()
         for number, timeout_s in ((signal.SIGTERM, GRACE_S if grace_s is None else grace_s), (signal.SIGKILL, GRACE_S)):
             for pid in self.alive():
-                with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
+                with contextlib.suppress(OSError):  # the process has just ended, or belongs to another user
                     os.kill(pid, number)
                     os.kill(pid, signal.SIGCONT)  # a stopped process does not handle SIGTERM
             end = time.monotonic() + timeout_s

@@ -24,7 +24,7 @@ from schemas.times import utc_now
 
 STANDARD_INPUT = "-"
 OWNER_FILE = "host"
-"""File in the run directory with the host's name. Two hosts must not share one: each would overwrite the other's record."""
+"""File with the host's name. Two hosts must not share a run directory, because each would overwrite the other's record."""
 _P = ParamSpec("_P")
 
 
@@ -112,11 +112,11 @@ class HostRun:
         return run
 
     def path(self, gang: str = "") -> Path:
-        """Return the path of the record of this host's own stages, or with `gang` of its stages in the gang."""
+        """Return the path of this host's record: of its stages in `gang`, or, if `gang` is empty, of the stages that it runs alone."""
         return own_record(self.directory, gang)
 
     def record(self, gang: str = "") -> Record:
-        """Read the record; return an empty one if there is none yet. Raises documents.DocumentError."""
+        """Return the record, which is empty if the file does not exist yet. Raises documents.DocumentError."""
         path = self.path(gang)
         if not path.exists():
             began = utc_now()

@@ -104,7 +104,7 @@ class Recorder:
             self._events.append(Event(at_s=at_s, until_s=at_s, name=name, scope=scope, count=count, text=text[:1024]))
 
     def add_samples(self, at_s: float, samples: Mapping[int, GpuSample | Absent]) -> None:
-        """Add each GPU's sample of one moment."""
+        """Add a sample of each GPU; all were taken at the same time."""
         for index, sample in samples.items():
             scope = f"gpu={index}"
             if isinstance(sample, Absent):
@@ -131,7 +131,7 @@ class Recorder:
                 if isinstance(value, bool) or not isinstance(value, int | float):
                     continue
                 key = (metric.name, scope)
-                # A counter of the kernel log has no reading before its error first occurs, so it starts at 0.
+                # A counter from the kernel log has no reading before its error first occurs, so a counter that appears later starts at 0.
                 default = 0.0 if metric.name.startswith(LOGGED) and self._has_counters else value
                 before = self._counters.get(key, default)
                 self._counters[key] = value

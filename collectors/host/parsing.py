@@ -18,7 +18,7 @@ _PLACEHOLDER = re.compile(
 
 
 def cpu_model(text: str) -> str:
-    """Return the processor's name in /proc/cpuinfo; on Arm, which has none, the code of its implementer. Raises ValueError."""
+    """Return the processor's name in /proc/cpuinfo, or on Arm, which lists no name, the implementer code. Raises ValueError."""
     match = re.search(r"^(?:model name|CPU implementer|Processor)\s*:\s*(.+)$", text, re.MULTILINE)
     if not match:
         raise ValueError("no processor model")
@@ -26,7 +26,7 @@ def cpu_model(text: str) -> str:
 
 
 def cpu_clocks(text: str) -> list[float]:
-    """Return the clock of each processor in Hz, from /proc/cpuinfo. Raises MissingError if the architecture lists none."""
+    """Return the clock of each processor in Hz, from /proc/cpuinfo. Raises MissingError if the architecture lists no clocks."""
     clocks = [float(clock) * 1e6 for clock in re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", text, re.MULTILINE)]
     if not clocks:
         raise MissingError("this architecture reports no clock")

@@ -29,10 +29,10 @@ from collectors.nvml.readings import (
 from collectors.nvml.slow_readings import SlowReadings
 
 GPU_DEADLINE_S = 5.0
-"""A GPU that takes longer is reported as an error, without an effect on the other GPUs. A healthy one takes milliseconds."""
+"""A GPU that takes longer is reported as an error, without an effect on the other GPUs. A healthy GPU takes milliseconds."""
 PEERS_DEADLINE_S = 2.0
 PAUSES_S = (0.1, 0.3, 1.0)
-"""If a GPU denies a reading that its model has (`collectors.nvml.denials`), it is read again after each of these pauses."""
+"""If a GPU denies a reading that its model has (`collectors.nvml.denials`), all GPUs are read again after each of these pauses."""
 HOST_KINDS = {
     "gpu.count": ("1", "GPUs that the driver reports"),
     "driver.version": ("1", "NVIDIA driver version"),
@@ -70,8 +70,8 @@ class NvmlCollector:
     Args:
         devices: the NVML indices to read; default: all.
         full_snapshot: read everything, including slow readings, and use no cached value.
-        deadline_s: shared by all GPUs.
-        keep_open: keep NVML open between collections, because opening NVML takes 50 ms. Without it, no GPM counters are read.
+        deadline_s: time in which all GPUs together must have been read.
+        keep_open: keep NVML open between collections, because opening NVML takes 50 ms. If False, no GPM counters are read.
         pauses_s: see PAUSES_S. With `keep_open`, a GPU that denies a reading is read again only in the next collection, because a
             scrape must not wait.
     """
@@ -143,7 +143,7 @@ class NvmlCollector:
         return [*host.values(), *gpu_families]
 
     def _close(self, keep: int) -> None:
-        """Close NVML until `keep` of its openings are left. Leave it open while a call is pending or a GPM sample exists."""
+        """Close NVML until it is open `keep` times. Leave it open while a call is pending or a GPM sample exists."""
         keep = max(keep, int(any(cached.counters.has_sample for cached in self._cache.values())))
         while self._open_count > keep and not self._stuck and not self._stuck_peers:
             self._open_count -= 1

@@ -51,7 +51,7 @@ class Ethtool:
         self._path = path
 
     def module(self, interface: str, *, has_link: bool) -> Module | Absent:
-        """Return the module of the interface, or why it is not known."""
+        """Return the module of the interface, or why it could not be read."""
         output = self._run(("-j", "-m", interface), ("-m", interface))
         if isinstance(output, Absent):
             return output
@@ -97,7 +97,7 @@ class Ethtool:
 
 def _refused(output: CompletedProcess[str], *, has_link: bool) -> Absent:
     message = error_message(output)
-    # Before _CANNOT: its "No such device" is also in a message of _NO_MODULE.
+    # Checked before _CANNOT, because "No such device" in _CANNOT is also part of a message in _NO_MODULE.
     no_module = any(text in message for text in _NO_MODULE)
     if not no_module and any(text in message for text in _CANNOT):
         return Absent.unsupported(f"ethtool: {message}")

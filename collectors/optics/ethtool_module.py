@@ -101,7 +101,7 @@ def _add_row(fields: Fields, label: str, value: str) -> None:
 
 
 def _table(fields: Fields, key: str) -> dict[Any, float]:
-    """Return the table of lanes or limits at a key. In damaged output a text may be there: it is replaced."""
+    """Return the table of lanes or limits at a key. A text at this key, as in damaged output, is replaced."""
     table = fields.get(key)
     if not isinstance(table, dict):
         table = fields[key] = {}

@@ -1,4 +1,4 @@
-"""Matrix product rate of each device in each precision, in a short run: C = A·B with square random matrices.
+"""Rate of matrix products (C = A·B, square random matrices) on each device in each precision, in a short run.
 
 A short run shows what the GPU can do before it reaches its power limit; `stress` shows what it sustains.
 """
@@ -24,7 +24,7 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "fp8": 2e-2}
-"""Largest tolerated error of a row's checksum, relative to the root mean square of all checksums. It allows for rounding."""
+"""Largest tolerated error of a row's checksum, relative to the root mean square of all checksums. Rounding stays below it."""
 CHECKSUMS = 4
 """Number of checksums of each row: its products with this many random vectors."""
 DTYPE_REST_S = 0.3
@@ -38,8 +38,8 @@ pause, by at most 0.23 % with it."""
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `gemm.throughput` in FLOP/s for each dtype. A product counts as 2·size³ operations, as usual for GEMM.
 
-    The first and the last product are checked. If any is wrong, report their number (1 or 2) as `gemm.wrong_products`, and the
-    throughput as an error.
+    The first and the last product are checked. If one or both are wrong, report the number of wrong products as
+    `gemm.wrong_products`, and the throughput as an error.
     """
     size = settings["size"]
     for dtype in settings["dtypes"]:
@@ -70,7 +70,7 @@ def _measure(context: Context, settings: Mapping[str, Any], dtype: str, common: 
             rest_s=BLOCK_REST_S if on_gpu else 0.0,
         )
         wrong += int(count_wrong_rows() > 0)
-    finally:  # a wrong product counts even if the GPU fails later
+    finally:  # a wrong product is reported even if the GPU fails later
         if wrong:
             context.report_wrong_data("gemm.wrong_products", wrong, invalid={"gemm.throughput": "FLOP/s"}, **common)
     if not wrong:
@@ -106,7 +106,7 @@ def build_product(
         """Check every row with Freivalds' algorithm, which costs little: (A·B)·x must equal A·(B·x), in fp64."""
         expected = left.double() @ (right.double() @ vectors)
         errors = (result.double() @ vectors - expected).abs() / expected.square().mean().sqrt()
-        return int((~(errors <= TOLERANCE[dtype])).any(1).sum())  # written so that NaN is wrong
+        return int((~(errors <= TOLERANCE[dtype])).any(1).sum())  # `not <=` instead of `>`, so that NaN counts as wrong
 
     return multiply, count_wrong_rows
 

@@ -1,8 +1,9 @@
 """Copies between each GPU and pinned host memory: in one direction and in both, one GPU at a time and all at once.
 
-If all GPUs copy at once they share the host's memory and PCIe bridges, so each is slower than alone (measured on 4 H200:
-39.6 GB/s each instead of 55.4). If the GPU's NUMA node is known, and this process may run on CPUs of the node, the host memory is
-on that node. If the process may also run on another node, the copies are repeated with memory there, one GPU at a time.
+If all GPUs copy at once, they share the host's memory and PCIe bridges, so each GPU is slower than alone (measured on 4 H200:
+39.6 GB/s per GPU instead of 55.4). If the GPU's NUMA node is known, and this process may run on CPUs of the node, the host memory
+is on that node. If the process may also run on another node, the copies are repeated, one GPU at a time, with memory on that other
+node.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ NODES = Path("/sys/devices/system/node")
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `host_copy.bandwidth` in B/s. With copies in both directions at once it is the sum of both.
+    """Report `host_copy.bandwidth` in B/s; for copies in both directions at once, the sum of the two bandwidths.
 
     If the last copy is wrong, report `host_copy.wrong_bytes` instead.
     """
@@ -49,7 +50,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 class CopyBuffers:
-    """Two buffers of `size` bytes in pinned host memory and two on the device, one pair for each direction, and the copies."""
+    """A pair of buffers of `size` bytes for each direction, one in pinned host memory and one on the device, and their copies."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
@@ -136,13 +137,13 @@ def _measure(
 
 
 def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, int | None, str]:
-    """Return the GPU's own NUMA node, another node on whose CPUs this process may run, and a label for memory on the first.
+    """Return the GPU's own NUMA node, another node on whose CPUs this process may run, and a label for memory on the first node.
 
     The first node is None if the host does not report it. The label is then `unknown` if the process may use several nodes. In
     all other cases the label is `local`.
 
-    The other node is None if no other can be used, if the first is None, or if this process may not run on the first: copies with
-    memory on another node are judged only by comparison with copies that use memory on the GPU's node.
+    The other node is None if the process can use no other node, if the first node is None, or if the process may not run on the
+    first node: copies with memory on another node are only judged by comparison with copies that use memory on the GPU's node.
     """
     properties = torch.cuda.get_device_properties(device)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
@@ -160,10 +161,10 @@ def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, i
 def _excluded_reason(node: int | None, nodes: Path) -> str:
     """Return why this process may not run on the processors of that NUMA node.
 
-    Empty if it may, if the node is None, or if the node has no processors.
+    Return an empty string if the process may run there, if the node is None, or if the node has no processors.
     """
     cpus = dict(_cpus_by_node(nodes))
-    usable = [str(each) for each, own in cpus.items() if own & os.sched_getaffinity(0)]
+    usable = [str(each) for each, cpus_of_node in cpus.items() if cpus_of_node & os.sched_getaffinity(0)]
     if node is None or not cpus.get(node) or str(node) in usable:
         return ""
     return (
@@ -181,7 +182,7 @@ def _cpus_by_node(nodes: Path) -> Iterator[tuple[int, set[int]]]:
 def memory_from_node(node: int | None) -> Iterator[None]:
     """Context manager in which new memory is allocated on that NUMA node, if this thread may run on its CPUs.
 
-    The kernel places memory on the node of the CPU that touches it first. So in this context the thread runs on those CPUs.
+    The kernel places memory on the node of the CPU that touches it first. So in this context the thread runs on CPUs of the node.
     """
     before = os.sched_getaffinity(0)
     cpus = dict(_cpus_by_node(NODES)).get(node, set()) & before if node is not None else set()

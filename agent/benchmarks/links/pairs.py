@@ -1,9 +1,10 @@
 """Bandwidth and latency between pairs of hosts of a gang (the hosts of one multi-node launch), in one launch.
 
 The figures show which host makes a whole gang slow. The pairs are those of a round-robin tournament (schemas/tournament.py); the
-setting `rounds` can limit the number of its rounds. In each round every host has a partner (with an odd number of hosts, one has
-none), and GPU i of one host exchanges data with GPU i of the other, on all rails and in both directions at once. All ranks start
-a round together. So if a pair hangs, only that pair reports an error in its round; all ranks report their later pairs as skipped.
+setting `rounds` can limit the number of its rounds. In each round every host has a partner (with an odd number of hosts, one host
+has none), and GPU i of one host exchanges data with GPU i of the partner, on all rails and in both directions at once. All ranks
+start a round together. So if a pair hangs, only that pair reports an error in its round; all ranks report their later pairs as
+skipped.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def _play_rounds(context: Context, settings: Mapping[str, Any], layout: RankLayo
         other = gang[index] if index is not None else ""
         context.set_phase(f"pairs round {count} of {len(rounds)}: {f'with {other}' if other else 'without a partner'}")
         transport.barrier()
-        with context.heartbeat.in_collective():  # ranks without a partner also count the round as a collective
+        with context.heartbeat.in_collective():  # also on ranks without a partner, so that all ranks count the same collectives
             if other in members and context.local_rank < layout.rails:
                 peer = layout.rank(members.index(other), context.local_rank)
                 _measure_pair(context, exchange, other, peer, count)
@@ -146,7 +147,7 @@ class PairResult:
     """Seconds of an exchange of `size_bytes`."""
     size_bytes: int
     wrong: int
-    """Elements received in the last exchange that differ from those that the other rank sent."""
+    """Number of elements received in the last exchange that differ from what the other rank sent."""
 
 
 class PairExchange:
@@ -209,7 +210,7 @@ class PairTransport(Protocol):
         """Return a function that exchanges the buffers with that rank once."""
 
     def barrier(self) -> None:
-        """Wait for all ranks. Raises RuntimeError or TimeoutError if one does not arrive."""
+        """Wait for all ranks. Raises RuntimeError or TimeoutError if a rank does not arrive."""
 
     def abort(self) -> str:
         """Abort operations that hang; return the error that the transport reports, or an empty string."""
@@ -219,7 +220,7 @@ class PairTransport(Protocol):
 
 
 class GlooTransport:
-    """torch.distributed, between the CPUs of a rehearsal."""
+    """Exchanges data through torch.distributed with gloo. A rehearsal uses it, because it has no GPUs."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -235,7 +236,7 @@ class GlooTransport:
         return call
 
     def barrier(self) -> None:
-        """Wait for all ranks. Raises RuntimeError if one does not arrive."""
+        """Wait for all ranks. Raises RuntimeError if a rank does not arrive."""
         self._context.min_max_over_ranks(1)
 
     def abort(self) -> str:
@@ -247,7 +248,7 @@ class GlooTransport:
 
 
 class NcclTransport:
-    """NCCL, with a communicator of its own, so that operations that hang can be aborted."""
+    """Exchanges data through a separate NCCL communicator, so that operations that hang can be aborted."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -261,7 +262,7 @@ class NcclTransport:
         return self._communicator.exchange(send, receive, peer)
 
     def barrier(self) -> None:
-        """Wait for all ranks. Raises TimeoutError if one does not arrive."""
+        """Wait for all ranks. Raises TimeoutError if a rank does not arrive."""
         with self._context.heartbeat.in_collective():
             self._all_reduce()
             self._context.synchronize()

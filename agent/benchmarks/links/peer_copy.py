@@ -26,10 +26,10 @@ WRONG_DATA = "a copy differs from its source: see peer_copy.wrong_bytes"
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `peer_copy.access`, `.bandwidth` (B/s; for both directions the sum) and `.latency` (s) to every other GPU.
+    """Report `peer_copy.access`, `.bandwidth` (B/s; the sum for copies in both directions) and `.latency` (s) to every other GPU.
 
     If a copy is wrong, report `peer_copy.wrong_bytes` of the pair, and an error for the bandwidth or latency. The GPUs take
-    turns: two copies at once may share a link or a bridge.
+    turns, because simultaneous copies may share a link or a bridge.
     """
     for turn in range(context.local_world_size):
         context.host_barrier("turn")
@@ -65,7 +65,7 @@ def _measure_pair(context: Context, settings: Mapping[str, Any], peer: int) -> N
         for direction in settings["directions"]:
             wrong += _measure_bandwidth(context, settings, other, direction, scope=scope, access=access)
         wrong += _measure_latency(context, other, scope=scope, access=access)
-    finally:  # wrong bytes count even if a GPU fails later
+    finally:  # wrong bytes are reported even if a GPU fails later
         if wrong:
             context.report("peer_copy.wrong_bytes", wrong, unit="1", scope=scope, access=access)
 
@@ -165,7 +165,7 @@ def _count_differing(context: Context, source: torch.Tensor, target: torch.Tenso
 
 
 def _time_small_copies(context: Context, target_device: torch.device) -> tuple[list[float], int]:
-    """Return LATENCY_SAMPLES measurements of the latency of a 4-byte copy in seconds, and the wrong bytes of the last copy.
+    """Return LATENCY_SAMPLES latencies of a 4-byte copy in seconds, and the number of wrong bytes of the last copy.
 
     Each latency is the mean of LATENCY_COPIES copies.
     """

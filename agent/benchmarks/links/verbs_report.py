@@ -1,4 +1,4 @@
-"""What verbs measures on each port, and how it is reported."""
+"""The tests that the benchmark `verbs` runs on each RDMA port, and the reports of their figures."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agent.benchmarks.runtime.rank_context import RankContext
 
 UNITS = {"verbs.bandwidth": "B/s", "verbs.latency": "s", "verbs.message_rate": "1/s"}
-REMEDY = "install perftest (package perftest, or the one of DOCA-OFED) to measure the fabric below NCCL"
+REMEDY = "install perftest (package perftest, from the distribution or from DOCA-OFED) to measure the fabric below NCCL"
 
 
 def planned_tests(settings: Mapping[str, Any]) -> list[VerbsTest]:
@@ -44,7 +44,7 @@ class PortReport:
         self._context, self._settings = context, settings
         self.installation = Installation()
         self._ratios: dict[RdmaPort, dict[str, float]] = {}
-        """Port -> partner -> bandwidth of one-way writes to the partner, as a share of the port's rate."""
+        """Port -> partner -> highest bandwidth of one-way writes to the partner, as a share of the port's rate."""
 
     def usable_ports(self, ports: list[RdmaPort]) -> list[RdmaPort]:
         """Return the ports to measure. Report why the other ports are not measured.

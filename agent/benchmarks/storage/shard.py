@@ -61,7 +61,7 @@ def _write_all(descriptor: int, buffer: mmap.mmap) -> None:
 def read(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
     """Read the shard and compare every byte with what `write` writes for this seed. Raises OSError.
 
-    The shard is read past the page cache (`direct`), or after the kernel was asked to drop it from there.
+    With `direct`, the read bypasses the page cache. Otherwise the kernel is asked first to drop the shard from the page cache.
 
     Returns the seconds, the number of wrong bytes, and the offset of the first one (-1: none).
     """
@@ -85,7 +85,7 @@ def read(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
 def differences(found: bytes, expected: bytes) -> tuple[int, int]:
     """Return how many bytes differ, and the position of the first. Bytes that are missing from `found` count as different."""
     length = len(found)
-    # The exclusive or of two long integers, because a loop over a million bytes takes a fifth of a second.
+    # One exclusive or of two long integers, because a loop over a million bytes would take a fifth of a second.
     bits = int.from_bytes(found, "big") ^ int.from_bytes(expected[:length], "big")
     different = bits.to_bytes(length, "big")
     return len(expected) - different.count(0), length - len(different.lstrip(b"\0"))
@@ -119,9 +119,9 @@ def create(directory: str, seconds: float, most: int) -> dict[str, Any]:
 def access(action: str, directory: str, seconds: float, most: int) -> dict[str, Any]:
     """Look up (`stat`) or delete (`remove`) the first `most` files that `create` made. Raises OSError.
 
-    Only `stat` ends after `seconds`, even if files are left.
+    `stat` stops after `seconds`, even if files are left. `remove` has no time limit.
 
-    Returns the number of these files and the median seconds per file.
+    Returns the number of files that were looked up or deleted, and the median seconds per file.
     """
     times: list[float] = []
     began = time.perf_counter()

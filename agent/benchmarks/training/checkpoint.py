@@ -178,8 +178,8 @@ def _leaves(state: object, name: str = "") -> dict[str, object]:
 
 @contextlib.contextmanager
 def _deterministic_algorithms() -> Iterator[None]:
-    """Make PyTorch's results reproducible to the bit. PyTorch warns of operations that are not reproducible."""
-    # PyTorch warns of the backward pass of max pooling, because it uses atomic additions. That is no problem here: the pooling
+    """Make PyTorch's results reproducible to the bit. PyTorch warns about operations that are not reproducible."""
+    # PyTorch warns about the backward pass of max pooling, which uses atomic additions. They are no problem here: the pooling
     # windows do not overlap, so each element of the gradient is one value, not a sum, and the order of additions does not matter.
     before, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark

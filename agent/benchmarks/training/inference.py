@@ -1,8 +1,8 @@
 """Inference of a decoder with a full KV cache: rates of prefill and greedy decoding, percentiles of the latencies, wrong tokens.
 
-The decoder has the blocks of `transformer`, in bf16, with one KV head for each head. Each sequence has `prompt` tokens and room
+The decoder has the blocks of `transformer`, in bf16, with one KV head per query head. Each sequence has `prompt` tokens and room
 for `steps` more. The cache takes a share of the free memory, but at most `most_bytes`. As many sequences as fit into the cache
-are decoded together, one token of each in a step. A step reads the whole cache and masks the part that is not yet written, so
+are decoded together; a step decodes one token of each sequence. A step reads the whole cache and masks the part that is not yet written, so
 that all steps take the same time.
 
 After each step the host waits for the device, as a server does before it sends a token. Times are those of the host's clock, so
@@ -34,7 +34,7 @@ from schemas.records import ERROR
 
 SEED = 20261128
 MULTIPLE = 8
-"""If more than this many sequences fit, their number is rounded down to a multiple of this. So GPUs of one model, whose free
+"""If more than MULTIPLE sequences fit, their number is rounded down to a multiple of MULTIPLE. So GPUs of one model, whose free
 memory differs slightly, usually decode equally many sequences."""
 WARM_UP = 3
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999}
@@ -180,7 +180,7 @@ class Engine:
         return torch.where(scores.isfinite().all(dim=-1), scores.argmax(dim=-1), -1)
 
     def run(self, seconds: float) -> None:
-        """Decode for about `seconds`, in at least two rounds. The first round is complete; a later one decodes at least one step.
+        """Decode for about `seconds`, in at least two rounds. The first round runs all steps, a later round at least one.
 
         The last round ends when the time is over. Afterwards, prefill until there are enough samples for the percentiles of the
         time to the first token.
@@ -226,7 +226,7 @@ class Engine:
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report tokens per second, times to the first token and between tokens, wrong tokens, the cache's share of free memory."""
-    context.host_barrier("start")  # after it, the other ranks have freed their memory on this device
+    context.host_barrier("start")  # after this barrier, the other ranks have freed their memory on this device
     with torch.inference_mode():
         engine = Engine(context, settings)
         context.host_barrier("decode")
@@ -235,7 +235,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         common: dict[str, Any] = {"scope": context.device_scope, "dtype": "bf16", "graphed": engine.graphed}
         try:
             engine.run(settings["seconds"])
-        except BaseException:  # wrong tokens count even if the device fails later
+        except BaseException:  # wrong tokens are reported even if the device fails later
             if times.wrong_tokens:
                 context.report("inference.wrong_tokens", times.wrong_tokens, unit="1", **common)
             raise

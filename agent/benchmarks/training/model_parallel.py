@@ -71,7 +71,7 @@ class SplitReplica:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the step time of the slowest replica, and the sum of the replicas' last losses divided by that of their first ones.
+    """Report the step time of the slowest replica, and the sum of the replicas' last losses divided by the sum of their first losses.
 
     If losses are not finite, report `model_parallel.wrong_losses` instead of the ratio.
     """
@@ -95,7 +95,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     finally:
         _wait_for_host(context, "trained")
     if group:
-        dist.destroy_process_group(group)  # frees NCCL's memory on the neighbour's device
+        dist.destroy_process_group(group)  # frees NCCL's memory on the replica's second device
     step_times = summarize(context.max_over_ranks([seconds for _, seconds in results]))
     params = {
         "width": width,
@@ -139,7 +139,7 @@ def _create_group(leaders: list[int]) -> dist.ProcessGroup | None:
 
 
 def _build_replica(context: Context, leads: bool, width: int, batch: int) -> SplitReplica | None:
-    """Return the replica that this rank runs; None if it runs none. As a test, the replica did a backward pass on its own."""
+    """Return the replica that this rank runs, tested with one backward pass; None if the rank runs no replica."""
 
     def build() -> SplitReplica | None:
         try:
@@ -155,5 +155,5 @@ def _build_replica(context: Context, leads: bool, width: int, batch: int) -> Spl
 
 
 def _wait_for_host(context: Context, what: str) -> None:
-    """Wait for the other ranks of the host, without NCCL: its kernels would occupy a device that a replica uses."""
+    """Wait for the other ranks of the host, without NCCL, because its kernels would occupy a device that a replica uses."""
     context.host_barrier(f"model_parallel {what}")

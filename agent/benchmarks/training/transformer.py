@@ -216,14 +216,14 @@ def fit_to_memory(context: Context, wanted: AnyShape) -> AnyShape:
 
 
 def measure_gemm_rate(context: Context) -> float:
-    """Return this device's FLOP/s in a bf16 matrix product while all devices run one."""
+    """Return this device's FLOP/s in a bf16 matrix product, measured while all devices run such products."""
     factor = torch.randn(GEMM_SIZE, GEMM_SIZE, device=context.device, dtype=torch.bfloat16)
     times = context.time(lambda: torch.mm(factor, factor), GEMM_CALLS, warm_up=10)
     return 2 * GEMM_SIZE**3 / statistics.median(times)
 
 
 def make_tokens(context: Context, shape: Shape) -> torch.Tensor:
-    """Return rows of tokens (batch, sequence + 1). Each first token is random; after token t comes (5·t + 3) mod VOCABULARY."""
+    """Return rows of tokens (batch, sequence + 1). A row starts with a random token; (5·t + 3) mod VOCABULARY follows token t."""
     generator = torch.Generator().manual_seed(context.rank)
     rows = [torch.randint(VOCABULARY, (shape.batch_size,), generator=generator)]
     for _ in range(shape.sequence):
