@@ -18,7 +18,7 @@ from schemas.reports import ACCEPTED, FleetReport, Verdict
 from schemas.run_directory import RunDirectory
 
 MAX_RUNS = 20
-"""Maximum number of runs of a part in a baseline. The oldest are dropped."""
+"""Maximum number of runs of a part in a baseline. The oldest runs are dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,10 +115,10 @@ def _levels(state: HostState, serial: str) -> tuple[Level, ...]:
 def with_earlier(new: PartBaseline, old: PartBaseline | None) -> PartBaseline:
     """Return the earlier baseline of a part, `old`, with the run and the figures of `new` added; `new` alone if `old` is None.
 
-    If `old` has this run already, its former content is replaced.
+    If `old` already contains this run, the figures of the run are replaced by the new ones.
 
     Raises:
-        UsageError: `old` has a different run of the same name.
+        UsageError: `old` contains a different run with the same name.
     """
     if old is None:
         return new
@@ -171,12 +171,12 @@ def accept(
         directory: directory of the baselines.
         by: who accepts the run.
         replace_runs: whether the run replaces the earlier runs of the parts.
-        replaced: parts whose earlier runs were already replaced by another run, which was accepted by the same command. The run
-            is added to the new baseline of these parts.
+        replaced: parts whose earlier runs were already replaced by another run that the same command accepted. The run is added
+            to the new baselines of these parts.
 
     Raises:
         RunError: the run is not accepted, an existing baseline is invalid, or a baseline cannot be written.
-        UsageError: a baseline has a different run of the same name.
+        UsageError: a baseline contains a different run with the same name.
     """
     digest = refuse_unaccepted(run, report)
     try:

@@ -45,7 +45,7 @@ def _state(resource: Resource) -> str:
 
 
 def has_health(resource: Resource) -> bool:
-    """Return whether the part reports a health, even one with a name that `standard` does not know."""
+    """Return whether the part reports a health, even if `standard` does not know the name of the health."""
     return _raw_health(resource) not in (None, "")
 
 
@@ -55,7 +55,7 @@ def _raw_health(resource: Resource) -> object:
 
 
 def health(resource: Resource) -> str | None:
-    """Return the health of a part, with the reason if it is bad; None if no health is reported, or one with an unknown name."""
+    """Return the health of a part, with the reason if it is bad; None if the health is missing or unknown."""
     status, value = resource.get("Status"), standard(_raw_health(resource))
     if value in (None, OK):
         return value

@@ -1,4 +1,4 @@
-"""Return the former runs by which tests are selected for a time budget: those in the history that measured any of the hosts."""
+"""Return the runs in the history that measured any of the given hosts. Tests are selected for a time budget by these runs."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def is_history(directory: Path) -> bool:
 def former_tests(directory: Path, hosts: Collection[str], *, rehearsal: bool) -> tuple[list[PastRun], str]:
     """Return the runs that measured any of these hosts, newest first, and a warning of one line.
 
-    The warning is empty if nothing is wrong. Without a history of this kind there are no runs and no warning. Raises nothing.
+    The warning is empty if nothing is wrong. Without a history of this kind there are no runs and no warning. Raises no exception.
 
     Args:
         directory: the history.

@@ -1,4 +1,4 @@
-"""The life of a part or host: where it was, its figures, its causes, and what was repaired."""
+"""The history of a part or host: where it was, its figures, the causes of its failures, and its repairs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _HOST_RUNS = f"(select nonce, host from parts where part = 'host' and {_PART})"
 
 
 def part_answer(history: History, name: str, *, values: bool = False) -> Answer:
-    """Return the life of the part with the serial `name`, or of the host with this name or chassis serial.
+    """Return the history of the part with the serial `name`, or of the host with this name or chassis serial.
 
     Raises:
         UsageError: the history has no such part or host.
@@ -76,7 +76,7 @@ def _unknown(history: History, name: str) -> UsageError:
 
 
 def _where(*, is_host: bool) -> str:
-    """Return the condition of the figures of the part. `host in` lets DuckDB skip rows; the condition on the pair is exact."""
+    """Return the SQL condition for the figures of the part. `host in` lets DuckDB skip rows; only the condition on the pair is exact."""
     if not is_host:
         return "serial = $id"
     return f"serial = '' and host in (select host from {_HOST_RUNS}) and (nonce, host) in {_HOST_RUNS}"
@@ -85,7 +85,7 @@ def _where(*, is_host: bool) -> str:
 def _causes(history: History, name: str, *, is_host: bool) -> list[dict[str, Any]]:
     if is_host:
         where = f"(nonce, host) in {_HOST_RUNS}"
-    else:  # the cause of a part that is no GPU may have no serial, only host and slot
+    else:  # a cause on a part other than a GPU may have only host and slot, without a serial
         where = (
             "(serial = $id or serial = '' and slot <> '' and (nonce, host, split_part(slot, ',', 1)) in "
             "(select nonce, host, slot from parts where serial = $id))"
@@ -117,8 +117,8 @@ def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any
 def _solved(history: History, name: str, causes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each problem the run that shows that the problem is gone.
 
-    This is the first run, after the last run with the problem, that measured every benchmark that had failed on the host in that
-    last run.
+    Of the runs after the last run with the problem, this is the first that measured every benchmark that failed on the host in
+    the last run with the problem.
     """
     result = []
     for problem in dict.fromkeys(item["problem"] for item in causes):

@@ -1,4 +1,4 @@
-"""Least squares of a line, and its uncertainty."""
+"""Least-squares fit of a line, and the uncertainty of its slope."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 Point = tuple[str, float, float]
-"""Group, time and value. Each group has a level of its own, and all have one slope."""
+"""Group, time and value. In the fit of several groups, each group has its own intercept, and all groups share one slope."""
 
 
 def fit_line(times: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
@@ -36,7 +36,7 @@ def t_quantile(z: float, freedom: float) -> float:
 def weakest_z(points: Sequence[Point], slope: float) -> float:
     """Return the smallest normal deviate that the slope has if one of the points is left out; 0 with fewer than 4 points.
 
-    It is negative if the slope without that point does not have the sign of `slope`.
+    The result is negative if the slope without one of the points does not have the sign of `slope`.
     """
     if len(points) < 4:
         return 0.0

@@ -23,7 +23,7 @@ class BoundedCache(dict[K, V]):
         super().__setitem__(key, value)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the cache without its entries. If `on_removal` must get their values, call `clear` before."""
+        """Pickle the cache without its entries. If `on_removal` must be called with the values, call `clear` first."""
         return BoundedCache, (self.max_entries, self._on_removal)
 
     def clear(self) -> None:

@@ -2,10 +2,11 @@
 
 For a figure that varies, the estimate follows from its spread: from part to part, and from run to run of the same part. With few
 parts the spread itself is uncertain, so quantiles are those of Student's t distribution for a further part (a prediction
-interval), with the degrees of freedom of Satterthwaite (Biometrics 2, 1946). Some verdicts need no spread, because any value
-beyond the limit is found (LOGIC): those on values that are equal on at least MIN_PARTS parts, on values that are not numbers, on
-counts and on increases over the run, and comparisons for equality or with peers. For any other figure, nothing is stated with
-fewer than MIN_PARTS parts.
+interval), with the degrees of freedom of Satterthwaite (Biometrics 2, 1946). Nothing is stated with fewer than MIN_PARTS parts.
+
+Some criteria need no spread, because they find any value beyond the limit (LOGIC). These are comparisons for equality or with
+peers, and criteria on counts, on increases over the run, on values that are not numbers, and on values that are equal on at least
+MIN_PARTS parts.
 """
 
 from __future__ import annotations
@@ -77,13 +78,13 @@ class Detection:
     """Smallest fault that is found with DETECTION_PROBABILITY: as a share of the healthy value, or in `unit`. None if the kind is
     LOGIC, or if there are fewer than MIN_PARTS parts."""
     false_alarm: float | None = None
-    """Probability that a further healthy part fails; None as for `fault`."""
+    """Probability that a further healthy part fails. None if `fault` is None."""
     freedom: float = 0.0
     """Degrees of freedom of the spread."""
 
     @property
     def is_stated(self) -> bool:
-        """Return whether a fault can be stated: there are enough parts, or none are needed."""
+        """Return whether a fault can be stated: there are enough parts, or the kind is LOGIC, which needs no number of parts."""
         return self.kind == LOGIC or self.parts >= MIN_PARTS
 
     @property
@@ -182,7 +183,7 @@ def _detection(key: GateKey, group: _Series) -> Detection:
 
 
 def _margins(verdicts: Sequence[Verdict]) -> Iterator[tuple[float, float]]:
-    """Yield value / limit and value - limit, with NaN as the ratio to a limit that is not positive."""
+    """Yield value / limit and value - limit. The ratio is NaN if the limit is not positive."""
     for verdict in verdicts:
         value, limit = _number(verdict.value), _number(verdict.limit)
         if value is not None and limit is not None:
@@ -214,7 +215,7 @@ def _fault(parts: Sequence[Sequence[float]], operator: str, kind: str) -> tuple[
     """Return the smallest fault that is found, the probability of a false alarm, and the degrees of freedom.
 
     Args:
-        parts: for each part its values in the runs: divided by the limit, or minus the limit.
+        parts: for each part, value / limit (RELATIVE) or value - limit (ABSOLUTE) in each run.
         operator: `ge`, `gt`: a fault lowers the value. `le`, `lt`: it raises the value.
         kind: RELATIVE or ABSOLUTE.
     """
@@ -224,7 +225,7 @@ def _fault(parts: Sequence[Sequence[float]], operator: str, kind: str) -> tuple[
     within = sum(statistics.variance(values) * (len(values) - 1) for values in parts if len(values) > 1) / (
         repeats or 1
     )
-    # The variance of the mean of a part is that between parts, plus that between runs divided by the number of runs.
+    # The variance of a part's mean is: variance between parts + (variance between runs / number of runs).
     rest = within * (1 - statistics.fmean(1 / len(values) for values in parts))
     of_means = between * (1 + 1 / len(parts))
     terms = [(of_means, len(parts) - 1), (rest, repeats)]

@@ -35,9 +35,9 @@ MAX_CUT_ROUNDS = 3
 MIN_ROUND_SHARE, SPARE_ROUNDS = 0.9, 1
 """A rate must be present in at least this share of the finished rounds, minus SPARE_ROUNDS."""
 LATE_ROUNDS = 2.0
-"""A figure may end this many rounds, or WINDOW buckets if they are longer, before the longest series of the same name."""
+"""A figure may end this many rounds before the end of the longest series of the same name; or WINDOW buckets, if longer."""
 ROUNDING_S = 0.1
-"""A record may state the duration of its soak too low by this much, because it is rounded."""
+"""The duration of a soak in a record may be too short by this much, because it is rounded."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class RateCourse:
         return min(self.levels)
 
     def first_drop(self, limit: float) -> tuple[float, float | None]:
-        """Return start and end, in seconds, of the first time below `limit`; the end is None if it lasts to the end of the soak.
+        """Return start and end, in seconds, of the first period below `limit`. The end is None if the period lasts to the end of the soak.
 
         `limit` is a share of the start of the rate.
 
@@ -100,7 +100,7 @@ def _drifts(record: Record) -> Iterator[Observation]:
 
 
 def is_drift(name: str) -> bool:
-    """Return whether observations of that name are drifts, which the judge adds to those of a host."""
+    """Return whether observations of that name are drifts, which the judge adds to the observations of a host."""
     return name.startswith(f"{DRIFT}.")
 
 
@@ -152,7 +152,7 @@ def _describe_drift(course: RateCourse, soak: Soak, limit: float) -> str:
 
 
 def reference_name(soak: Soak) -> str:
-    """Return the name of the time that the figures of a soak are compared with."""
+    """Return the name of the reference period with which the figures of a soak are compared."""
     return "first hour" if REFERENCE_SHARE * soak.planned_s >= REFERENCE_S else "first tenth"
 
 

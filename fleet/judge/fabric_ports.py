@@ -1,4 +1,4 @@
-"""Add up the ports of a host: how many InfiniBand and RoCE ports are up, and the rate of the ports of one kind together.
+"""Add up the ports of a host: the number of InfiniBand and RoCE ports that are up, and the total rate of the ports of one kind.
 
 The totals are observations of the host in each snapshot, like readings. They are compared with the inventory. Each port
 is also compared with the same port of other hosts.
@@ -25,7 +25,7 @@ _READINGS = frozenset({*_UP, "infiniband.link_layer", "infiniband.rate", "networ
 
 
 _TOTALS: BoundedCache[tuple[int, ...], tuple[tuple[Metric, ...], tuple[Metric, ...]]] = BoundedCache(256)
-"""`id` of the readings in a snapshot -> the readings, which are kept so that no other object gets the `id`, and their totals."""
+"""`id` of the readings in a snapshot -> the readings and their totals. Keeping the readings prevents the reuse of their `id`."""
 
 
 def with_port_totals(evidence: Evidence) -> Evidence:
@@ -79,7 +79,7 @@ def _total_rate(readings: Mapping[str, Mapping[str, Value]], up: Iterable[str]) 
     """Return the largest of three sums of rates, in B/s: of the InfiniBand ports that are up, the RoCE ports that are up, and the
     Ethernet interfaces.
 
-    A fabric is of one kind. In a total of all kinds, an Ethernet port for storage could hide a slow InfiniBand port, and a RoCE
+    A fabric has ports of one kind only. In a total of all kinds, an Ethernet port for storage could hide a slow InfiniBand port, and a RoCE
     port would count twice, because it is an Ethernet interface too.
     """
     by_layer: dict[bool, float] = defaultdict(float)

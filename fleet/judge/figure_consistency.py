@@ -1,7 +1,7 @@
 """Check that the figures of a host's benchmarks are possible and agree with each other.
 
-Units, settings and the number of figures are the same for all hosts of a layout. They are checked once, and the result is a
-`FigureStructure`. After that only numbers are compared.
+Units, settings and the number of figures are the same for all hosts of one layout (fleet/judge/layout.py). They are checked once for
+each layout, and the result is a `FigureStructure`. After that only numbers are compared.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ LEAST: Mapping[str, tuple[float, str]] = {
     "verbs.latency": (1e-7, "no message takes so little time"),
     "straggler.compute": (1e-6, "no step of a training takes so little time"),
 }
-"""Figure -> its lowest credible value, and the reason. In 0.1 us, light passes 20 m of cable, and a GPU needs longer to read even
-its own memory."""
+"""Figure -> its lowest credible value, and the reason. For latencies: in 0.1 us, light passes 20 m of cable, and a GPU needs longer
+than that to read even its own memory."""
 ELEMENT_BYTES = 4
 """Bytes of an element. A collective moves the same whole number of elements for each rank, so the requested size is rounded."""
 DURATION_TOLERANCE_S = 1.0
-"""Seconds by which the benchmarks of a launch, which run one after the other, may seem to take longer than the launch: times are
-rounded."""
+"""Seconds by which the benchmarks of a launch, which run one after the other, may seem to take longer than the launch, because times
+are rounded."""
 RELATIVE = 1e-3
 """Relative difference that rounding may cause between a value and its samples."""
 STEP_TIMES = ("training.step_time", "transformer.step_time", "mixture_of_experts.step_time")
@@ -67,9 +67,9 @@ FACTORS = {
     ("stress.flop_per_cycle", "stress.clock"): "stress.throughput",
     ("stress.efficiency", "stress.power"): "stress.throughput",
 }
-"""Two figures of a device -> their product."""
+"""Two figures of a device -> the figure that is their product."""
 STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_copy.access": "access"}
-"""Figure -> the parameter of other figures of its benchmark that states the same value, or a part of it."""
+"""Figure -> the parameter of other figures of the same benchmark that states the same value, or a part of the value."""
 LEAST_FOR_PRECISION = 6
 """Smallest number of samples that gives a 95 % confidence interval of the median."""
 SUFFICIENCY, LOADING_RATE, TRAINING_RATE = "dataloader.sufficiency", "dataloader.throughput", "training.throughput"
@@ -84,7 +84,7 @@ class FigureStructure:
     problems: tuple[tuple[int, str], ...]
     """Position of a figure -> a reason why it cannot be right, whatever its value."""
     most: tuple[float | None, ...]
-    """For each figure: the value up to which it is certainly possible; None: its value is not checked."""
+    """For each figure: the value up to which the figure is certainly possible; None if the value of the figure is not checked."""
     texts: tuple[int, ...]
     """Positions of the figures that have an entry in `most` and whose value is a text."""
     siblings: tuple[tuple[int, ...], ...]
@@ -103,8 +103,8 @@ class FigureStructure:
     """Positions of the figures of `LEAST`."""
     loaders: tuple[tuple[int, int, int, float], ...] = ()
     """Positions of a `dataloader.sufficiency`, of a loading rate of the same device, and of the training rate of all ranks; then
-    the factor that turns loading rate / training rate into the sufficiency. It is the number of ranks, times the ratio of the
-    batch sizes if these differ, because small batches train more slowly."""
+    the factor that turns loading rate / training rate into the sufficiency. The factor is the number of ranks, times the ratio of
+    the batch sizes if these differ, because small batches train more slowly."""
     durations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Stage -> positions of the times that its benchmarks took."""
     is_soak: bool = False
@@ -175,8 +175,8 @@ class PartnerStructures:
 
 def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: bool = False) -> FigureStructure:
     """Return the structure of figures of a host. The figures of a soak (`is_soak`) are aggregates of its rounds."""
-    # A launch that was repeated later keeps its figures in `Launch.observations`; they are not in `items`. A soak has its figures
-    # once, for all rounds together.
+    # A launch that was repeated later keeps its figures in `Launch.observations`; these figures are not in `items`. A soak has each
+    # figure once, for all rounds together.
     launches = Counter(launch.stage for launch in view.evidence.launches() if not launch.observations and not is_soak)
     planned = Planned(view.plan)
     settings_of_plan: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -258,7 +258,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
 def figure_problems(
     view: HostView, items: Sequence[Observation], structure: FigureStructure | None = None
 ) -> Iterator[Problem]:
-    """Yield what cannot be right about figures of a host; `structure` is that of its layout (None: it is determined here)."""
+    """Yield what cannot be right about figures of a host; `structure`: structure of its layout, by default determined here."""
     structure = structure or figure_structure(view, items)
     for position, reason in structure.problems:
         yield _problem(items[position], reason)
@@ -281,7 +281,7 @@ def figure_problems(
         least, why = LEAST[item.name]
         if isinstance(item.value, int | float) and item.value < least:
             yield _problem(item, f"{item.value:g} {item.unit} is not credible: {why}")
-    # The processes of a rehearsal share processors, so that one may wait for the others: their rates are not compared.
+    # The processes of a rehearsal share processors, so one process may wait for the others. Therefore their rates are not compared.
     if not view.plan.rehearsal:
         yield from _incredible_sufficiency(items, structure)
         for group in structure.siblings:
@@ -310,7 +310,7 @@ def _problem(item: Observation, reason: str) -> Problem:
 
 
 def _wrong_param(view: HostView, item: Observation, planned: Mapping[str, Any]) -> str:
-    """Return why a parameter of a figure cannot be right; empty if all can. `planned`: the `_fixed_settings` of its benchmark."""
+    """Return why a parameter of a figure cannot be right; empty if there is no such parameter. `planned`: see `_fixed_settings`."""
     for key, value in item.params.items():
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
             return f"its parameter {key} is {value}"
@@ -372,7 +372,7 @@ def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> I
 
 
 def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
-    """Yield each rate that is far above the same rate of the other devices of the host, and each time far below theirs.
+    """Yield each rate that is far above that of the host's other devices, and each time that is far below that of the other devices.
 
     A rate far below the others', or a time far above, is a fault, which the criteria find.
     """
@@ -404,7 +404,7 @@ def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterato
     reported: set[tuple[str, Value]] = set()
     for position, item in enumerate(items):
         size = item.params.get("world_size")
-        # Figures of a stage without a launch have a verdict of their own.
+        # Another check reports figures of a stage without a launch.
         if size is None or item.stage not in sizes or size in sizes[item.stage] or (item.stage, size) in reported:
             continue
         reported.add((item.stage, size))
@@ -432,7 +432,8 @@ def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
 def _without_judged_params(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
     """Yield each figure that escapes a shipped criterion because it lacks a parameter by which the criterion selects figures.
 
-    Ranks state all of these parameters. Only a choice of NCCL may be unknown: then the figure that states it is absent too.
+    Ranks state all of these parameters, except that a choice of NCCL may be unknown. Then the figure that states the choice is absent
+    too.
     """
     names = {item.name for item in items}
     selecting: dict[str, list[Criterion]] = defaultdict(list)
@@ -559,7 +560,7 @@ def _durations(items: Sequence[Observation]) -> dict[str, tuple[int, ...]]:
 
 
 def _without_ranks(items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield the figures that do not state the number of ranks, although they should and others of their benchmark do."""
+    """Yield the figures that should state the number of ranks, but do not, although other figures of their benchmark do."""
     with_ranks = {(item.stage, _benchmark(item)) for item in items if "world_size" in item.params}
     for position, item in enumerate(items):
         lacks = item.status == MEASURED and "world_size" not in item.params
@@ -614,7 +615,7 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
 def _sample_problem(samples: Samples, value: float, *, has_rounds: bool) -> str:
     """Return why the samples and the value derived from them cannot belong together; empty if they can.
 
-    `has_rounds`: the samples are the rounds of a soak. Their variation is that of means of several rounds.
+    `has_rounds`: the samples are the rounds of a soak, and their variation is the variation of means of several rounds.
     """
     least, greatest = samples.min, samples.max
     margin = RELATIVE * max(abs(least), abs(greatest))
@@ -636,7 +637,8 @@ def _possible_variation(samples: Samples, *, has_rounds: bool) -> bool:
     """Return whether samples between the extremes can have this coefficient of variation.
 
     With the extremes among n samples, the standard deviation is at least range / sqrt(2 n), and never more than the range. The
-    mean lies between the extremes. Means of several rounds vary less than the rounds do: at least by range / 2 n.
+    mean lies between the extremes. Means of several rounds vary less than the rounds: their standard deviation is at least
+    range / (2 n).
     """
     spread = samples.max - samples.min
     least = spread / (2 * samples.n if has_rounds else math.sqrt(2 * samples.n)) / samples.max

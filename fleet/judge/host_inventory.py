@@ -38,7 +38,7 @@ class LocatedPart:
     scope: str
     serial: str
     slots: frozenset[str]
-    """All names of its slot: index, PCI address, name of the adapter."""
+    """All names of the part's slot: index, PCI address, name of the adapter."""
 
     ethernet: bool = False
     """Whether the part is an adapter with a known link layer and no InfiniBand port."""
@@ -74,7 +74,7 @@ class HostInventory:
 
         Args:
             name: name of the observation with its serial.
-            slot: the slot from which it may be missing, by the manifest; empty: it may be missing from the whole host.
+            slot: the slot in which the manifest lists the part; empty if the manifest lists it for the host without a slot.
         """
         if name != MODULE_SERIAL or self.unknown[name]:
             return self.unknown[name]

@@ -89,7 +89,7 @@ class HostView:
 
     @cached_property
     def renumbered(self) -> bool:
-        """Return whether two records have different GPUs under one index, for example because one was lost in between."""
+        """Return whether two records have different GPUs under one index, for example because a GPU was lost in between."""
         first: dict[tuple[int, str], str] = {}
         gpus = [gpu for record in self.evidence.records for gpu in record.gpus]
         return any(
@@ -218,7 +218,7 @@ class HostView:
     def kind(self) -> Hashable:
         """Return a key of all that the criteria use except values: with equal keys, equal readings get equal verdicts.
 
-        The gang is not part of it (`peer_key` has it).
+        The name of the gang is not part of the key, but of `peer_key`.
         """
         host = self.host
         return (
@@ -247,10 +247,10 @@ class HostView:
         )
 
     def must_match(self, criterion: Criterion) -> bool:
-        """Return whether the criterion must match an observation: it is from a pack of the operator and not optional.
+        """Return whether the criterion must match an observation, because it is from a pack of the operator and not optional.
 
-        This is never required in a rehearsal. In a run without a baseline, it is not required of criteria that compare with a
-        baseline.
+        In a rehearsal, no criterion must match. In a run without a baseline, criteria that compare with a baseline need not
+        match.
         """
         is_required = criterion.origin in self.operator_packs and not criterion.optional and not self.plan.rehearsal
         return is_required and (criterion.baseline is None or self.plan.baseline is not None)

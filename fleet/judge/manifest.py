@@ -1,7 +1,7 @@
 """Compare the manifest with the parts of the hosts: each part in its slot, elsewhere or missing, and parts that were not ordered.
 
-A part is identified by its label: the serial of a GPU or module, the GUID of an InfiniBand adapter (or of a RoCE one), the
-address of an Ethernet port. The modules at the ends of a splitter cable may have the same serial, so only the serial of a module
+A part is identified by its label: the serial of a GPU or module, the GUID of an InfiniBand or RoCE adapter, or the MAC address of
+an Ethernet port. The modules at the ends of a splitter cable may have the same serial, so only the serial of a module
 may be in several lines.
 """
 
@@ -96,7 +96,7 @@ def _key(part: Part) -> tuple[str, str]:
 def _on_part(
     part: Part, located: Sequence[LocatedPart], lines: Sequence[Part], inventories: Mapping[str, HostInventory]
 ) -> Iterator[Verdict]:
-    """Yield the verdicts on a line of the manifest. `located`: parts with its serial; `lines`: all lines with that serial."""
+    """Yield the verdicts on `part`, a line of the manifest. `located`: found parts with its serial; `lines`: lines with its serial."""
     others = [line for line in lines if line is not part]
     located = [item for item in located if not any(_is_place_of(line, item) for line in others)]
     in_its_host = [location for location in located if location.host == part.host]

@@ -1,6 +1,7 @@
 """Compare a figure that is measured between pairs of hosts (scopes with `partner=`) with one limit.
 
-The checks of a layout compare values at fixed positions. Figures of pairs have none: hosts differ in their number of pairs.
+The checks of a layout compare values at fixed positions. Figures of pairs have no fixed positions, because hosts differ in their
+number of pairs.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from schemas.records import Observation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartnerCheck:
-    """A figure that must meet a limit in every pair. Except for scopes and values, it is the same on all hosts of the layout."""
+    """A figure that must meet a limit in every pair. On all hosts of the layout it is the same except for scopes and values."""
 
     name: str
     operator: str
@@ -24,7 +25,7 @@ class PartnerCheck:
     row: TallyRow
 
     def count_passes(self, values: HostValues, position: int) -> int | None:
-        """Count the passes of a host and return their number. Unless all values certainly pass, count nothing, return None."""
+        """Count the passes of a host and return their number. If a value may not pass, count nothing and return None."""
         items = [item for item in values.pair_observations if item.name == self.name]
         holds, limit = COMPARE[self.operator], self.limit
         for item in items:

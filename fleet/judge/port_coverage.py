@@ -26,9 +26,9 @@ VERBS = "verbs"
 """Benchmark of the RDMA ports."""
 BEST = "verbs.best_ratio"
 LAYERS = ("InfiniBand", "Ethernet")
-"""Link layers of ports that `verbs` measures. Of other ports it measures nothing."""
+"""Link layers of the ports that `verbs` measures."""
 _TEST_OF = {"verbs.rate_ratio": "verbs.bandwidth", "verbs.mtu": "verbs.bandwidth"}
-"""Figure -> the figure of the same test that states the reason if the test has no result."""
+"""Figure -> the figure of the same test that has the reason if the test has no result."""
 _BOTH_WAYS = {"direction": "both_ways"}
 SHARE = {"op": "write", "direction": "one_way", "memory": "host"}
 """Settings of the figures whose best value over all partners is reported too (BEST)."""
@@ -53,7 +53,7 @@ class PortFigure:
 
     @property
     def is_both_ways(self) -> bool:
-        """Return whether the test sends in both directions at once. Its client, the partner, states a missing result."""
+        """Return whether the test sends in both directions at once. If it has no result, its client (the partner) reports the reason."""
         return _BOTH_WAYS.items() <= self.params.items()
 
     def is_stated_by(self, items: Sequence[Observation]) -> bool:
@@ -83,7 +83,7 @@ class PortStatements:
                     self._add(item)
 
     def _add(self, item: Observation) -> None:
-        """Add a figure, or the reason for its absence, to the scopes that it concerns."""
+        """Add a figure, or the reason for its absence, to the scopes to which it applies."""
         scope = Scope.parse(item.scope)
         if item.status == MEASURED or "sharing" in item.params:
             self.by_scope[item.scope].append(item)
@@ -99,7 +99,7 @@ class PortStatements:
         return {port_of(scope) for scope, items in self.by_scope.items() if any(item.name != BEST for item in items)}
 
     def ports_with(self, partner: str) -> set[str]:
-        """Return the ports about which the host states something with this partner."""
+        """Return the ports for which the host has a figure, or a reason for its absence, with this partner."""
         scopes = {*self.by_scope, *self.excused}
         return {port_of(scope) for scope in scopes if Scope.parse(scope).get("partner") == partner}
 

@@ -18,7 +18,7 @@ _SAME = {"gpu to host bandwidth": "device_to_host", "host to gpu bandwidth": "ho
 
 
 def read_dcgm(text: str, file: str) -> Imported:
-    """Return the figures; raise NotThisTool if the text is no output of `dcgmi diag -j`. The layouts of DCGM 3 and 4 are read."""
+    """Return the figures in output of DCGM 3 or 4; raise NotThisTool if the text is not output of `dcgmi diag -j`."""
     try:
         document = as_dict(json.loads(text))
     except (ValueError, RecursionError):
@@ -46,7 +46,7 @@ def _test(test: dict[str, object], driver: str) -> Iterator[Row]:
         passed = _PASSED.get(str(result.get("status", "")).lower())
         is_gpu = str(result.get("entity_group", "GPU")) == "GPU"
         if passed is None or not is_gpu:
-            continue  # skipped, or not of a GPU
+            continue  # the test was skipped, or did not test a GPU
         for gpu in filter(str.isdigit, map(str.strip, ids)):
             place = {"tool_name": name, "slot": f"gpu={gpu}", "driver": driver}
             yield row(f"dcgm.{name}.passed", passed, "1", {}, **place)
@@ -56,8 +56,10 @@ def _test(test: dict[str, object], driver: str) -> Iterator[Row]:
 
 
 def _figures(test: str, text: str, place: dict[str, str]) -> Iterator[Row]:
-    """Yield the figures in a sentence about one GPU. Figures of copies to and from the host get Rackproof's name, all other
-    figures the name that DCGM gives them."""
+    """Yield the figures in a sentence about one GPU.
+
+    Figures of copies to and from the host have the name that Rackproof uses, all other figures the name that DCGM uses.
+    """
     for label, digits, unit in _FIGURE.findall(text):
         value, (si, factor) = number(digits), _UNITS[unit]
         if value is None:

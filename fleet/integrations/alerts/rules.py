@@ -74,7 +74,7 @@ class AlertGroup:
     name: str
     alerts: tuple[Alert, ...] = ()
     record: Mapping[str, str] | None = None
-    """Name of a recorded series -> PromQL."""
+    """Name of a recorded series -> its PromQL expression."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +154,7 @@ _RMA = (
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """A rule of an alert; `criteria` are those that it checks."""
+    """A rule of an alert; `criteria` are the criteria that the rule checks."""
 
     alert: Alert
     expr: str
@@ -173,7 +173,7 @@ class Rule:
 
     @property
     def has_serial(self) -> bool:
-        """Return whether its alerts have the label `serial` if the part has reported one."""
+        """Return whether the alerts have the label `serial` if the part has reported its serial."""
         return self.part is not None or MISSING_PARTS in self.expr
 
 
@@ -301,7 +301,7 @@ def _expression(criterion: Criterion, matchers: Sequence[str]) -> str:
 
 
 def _text_expression(criterion: Criterion, matchers: Sequence[str]) -> str:
-    """Return the series whose label has another text than the criterion.
+    """Return a PromQL expression for the series whose label has another text than the criterion requires.
 
     A label that is absent or empty does not violate the criterion: the text could not be read.
     """

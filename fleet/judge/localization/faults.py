@@ -48,7 +48,7 @@ def judge_faults(attempts: Sequence[Attempt], views: Mapping[str, HostView]) -> 
 def _heartbeat_verdicts(attempt: Attempt, views: Mapping[str, HostView], decided: Collection[str]) -> Iterator[Verdict]:
     """Yield verdicts on the hosts that the heartbeats or the hosts themselves report as culprits.
 
-    Hosts that started no rank get none: the verdict on the stage gives the reason. A rank without a working device is
+    Hosts that started no rank get no such verdict: the verdict on the stage gives the reason. A rank without a working device is
     inconclusive: criteria on driver and kernel messages judge the device.
     """
     for host, reason in attempt.culprits().items():
