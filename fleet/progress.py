@@ -94,6 +94,6 @@ def advance(count: int = 1) -> None:
 
 
 def draw() -> None:
-    """Draw what other processes have finished. Call this function while waiting for them."""
+    """Draw what other processes have finished. Call this function while waiting for these processes."""
     if _active:
         _active.draw()

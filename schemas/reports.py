@@ -32,7 +32,7 @@ ACTIONS = (
 )
 """What to do about a failed criterion, most severe first."""
 RECORD = "record"
-"""Name of the verdict on a host without a record. No criterion judges such a host, except by its BMC."""
+"""Name of the verdict on a host without a record. Such a host is judged only by criteria on its BMC."""
 CRITICAL, WARNING = "critical", "warning"
 SEVERITY = {action: WARNING if action in ("configure", "monitor", "none") else CRITICAL for action in ACTIONS}
 """Action -> severity of a failure, if the criterion states no severity. The alerts use the same words."""
@@ -117,7 +117,7 @@ class Verdict:
     detail: str = ""
     """The rest of the reason after value and limit: the source of a fleet limit, or an explanation of the value."""
     part: str = ""
-    """Scope of the part at fault, if it is not the part of the verdict's own scope, such as a GPU whose pairs are all slow."""
+    """Scope of the part at fault, if that is not the part in `scope`: for example a GPU all of whose pairs are slow."""
     serial: str = ""
     """Serial of the part."""
     stage: str = ""
@@ -148,7 +148,7 @@ class Verdict:
 
     @property
     def blocks_acceptance(self) -> bool:
-        """Whether it prevents acceptance, because it does not pass and has no waiver."""
+        """Whether the verdict prevents acceptance, because it is not `pass` and has no waiver."""
         return self.verdict != PASS and self.waiver is None
 
 
@@ -169,7 +169,7 @@ class Cause:
     """Why a part or a host is not accepted: one problem, with all verdicts that show it or follow from it."""
 
     problem: str
-    """Id of the problem (`fleet/diagnosis/problems.py`); or the name of the failed reading, if it has no such id; or
+    """Id of the problem (`fleet/diagnosis/problems.py`); the name of the failed reading if the problem has no id; or
     `not-verified`."""
     title: str
     """One sentence for people: the part and its problem."""
@@ -220,9 +220,9 @@ class AdapterReading:
     reason: str = ""
     """Why it could not be read, with the status."""
     increase: float | None = None
-    """Of a counter that is not 0: by how much it rose during the run."""
+    """Increase during the run, for a counter that is not 0."""
     per_hour: float | None = None
-    """Of a counter that is not 0: its rate before the run, over the time since it was cleared or the host started."""
+    """Rate before the run, for a counter that is not 0: value divided by the time since it was cleared or the host started."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -390,9 +390,9 @@ class Vulnerability:
     fixed: str
     """First version that has all the fixes."""
     severity: str
-    """Of the most severe vulnerability: critical, high, medium or low; empty if its source states none."""
+    """Severity of the most severe vulnerability: critical, high, medium or low; empty if its source states no severity."""
     score: float | None
-    """CVSS base score of the most severe vulnerability; None if its source states none."""
+    """CVSS base score of the most severe vulnerability; None if its source states no score."""
     cves: tuple[str, ...]
     """The most severe first."""
     advisories: tuple[str, ...]
@@ -433,8 +433,8 @@ class PartHistory:
     part: str
     """Scope of the part: `gpu=3`, `host`."""
     percentile: float | None = None
-    """Percentage of the accepted parts that have a lower value; parts with an equal value count half. None if too few parts are
-    accepted."""
+    """Percentage of the accepted parts that have a lower value; a part with an equal value counts as half a part. None if too few
+    parts are accepted."""
     values: tuple[float, ...] = ()
     """Its values in the last former runs, the oldest first, and then that of this run; empty if no former run has it."""
 
@@ -463,9 +463,9 @@ class SeenBefore:
     cause: int
     """Position of the cause in the report."""
     parts: int
-    """How many parts of the cause had it in former runs."""
+    """Number of parts of this cause that had the same cause in former runs."""
     runs: int
-    """Number of former runs in which at least one of these parts had it."""
+    """Number of former runs in which at least one of these parts had the cause."""
     last: str
     """Day on which the last of these runs began: `2026-02-01`."""
     run: str
@@ -514,8 +514,8 @@ class FleetReport:
     """All verdicts of the fleet, aggregated. Complete for fleets of any size."""
     detail: str = ALL
     """`all` or `exceptions`. With `exceptions`, a report on more than 16 hosts has no passing verdicts, and at most 20 000
-    others. A report on more than 64 hosts has the measurements of at most 64 hosts, none of them accepted. `rackproof report
-    RUN_DIR --host NAME` shows what is left out."""
+    other verdicts. A report on more than 64 hosts has the measurements of at most 64 hosts, none of them accepted. `rackproof
+    report RUN_DIR --host NAME` shows what is left out."""
     left_out: int = 0
     """Number of verdicts that are in `judged`, aggregated, but not in `verdicts`."""
     site: str = ""

@@ -12,12 +12,12 @@ def utc_now() -> str:
 
 
 def epoch_seconds(text: str) -> float:
-    """Return the seconds since 1970-01-01 of an ISO 8601 time in UTC. Raises ValueError if the text is no time."""
+    """Return the seconds since 1970-01-01 of an ISO 8601 time in UTC. Raises ValueError if the text is not a time."""
     return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def seconds_or_nan(text: str) -> float:
-    """Do the same as `epoch_seconds`, but return NaN if the text is no time."""
+    """Return the result of `epoch_seconds`, or NaN if the text is not a time."""
     try:
         return epoch_seconds(text)
     except ValueError:

@@ -20,8 +20,8 @@ RANK_SILENT_S = 8.0
 HOST_SILENT_S = 10.0
 """A host without a status for this long is lost."""
 UNSURE_S = 1.6
-"""A host without a status for this long may be silent, and so may a rank without a heartbeat for this long. Until that is certain,
-such a host delays every verdict, and such a rank delays only the verdict on ranks that ended."""
+"""A host without a status for this long may be silent, and so may a rank without a heartbeat for this long. Until that is
+certain, such a host delays every verdict, and such a rank delays only the verdict on ranks that ended."""
 SETTLE_S = 2.0
 """When a rank ends, other ranks end as a result. After this time all of these ranks have reported their end, so it is known which
 rank ended first."""
@@ -100,8 +100,8 @@ def find_culprit(gang: GangSnapshot) -> Culprit | None:
 
     A lost host comes first, because ranks on other hosts die or time out when it is lost. Next come a rank that failed, a silent
     rank, a rank that did not start, and last a rank that the others waited for until their time-out. Before that time-out a slow
-    rank is not a culprit, because compilation can take long. If a host has ended its own ranks, ranks on other hosts fail as a result,
-    so no culprit is named.
+    rank is not a culprit, because compilation can take long. If a host has ended its own ranks, ranks on other hosts fail as a
+    result, so no culprit is named.
     """
     if _is_unsettled(gang) or any(status.aborted for status in gang.statuses.values()):
         return None

@@ -112,7 +112,7 @@ class HostRun:
         return run
 
     def path(self, gang: str = "") -> Path:
-        """Return the path of this host's record: of its stages in `gang`, or, if `gang` is empty, of the stages that it runs alone."""
+        """Return the path of this host's record on its stages in `gang`; without `gang`, on the stages that it runs alone."""
         return own_record(self.directory, gang)
 
     def record(self, gang: str = "") -> Record:

@@ -131,7 +131,8 @@ class Recorder:
                 if isinstance(value, bool) or not isinstance(value, int | float):
                     continue
                 key = (metric.name, scope)
-                # A counter from the kernel log has no reading before its error first occurs, so a counter that appears later starts at 0.
+                # A counter from the kernel log has no reading before its error first occurs. So if it is missing in the first
+                # snapshot, it starts at 0.
                 default = 0.0 if metric.name.startswith(LOGGED) and self._has_counters else value
                 before = self._counters.get(key, default)
                 self._counters[key] = value

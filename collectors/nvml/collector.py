@@ -32,7 +32,7 @@ GPU_DEADLINE_S = 5.0
 """A GPU that takes longer is reported as an error, without an effect on the other GPUs. A healthy GPU takes milliseconds."""
 PEERS_DEADLINE_S = 2.0
 PAUSES_S = (0.1, 0.3, 1.0)
-"""If a GPU denies a reading that its model has (`collectors.nvml.denials`), all GPUs are read again after each of these pauses."""
+"""If a GPU denies a reading that its model has (`collectors.nvml.denials`), all GPUs are read again after each pause."""
 HOST_KINDS = {
     "gpu.count": ("1", "GPUs that the driver reports"),
     "driver.version": ("1", "NVIDIA driver version"),

@@ -26,7 +26,7 @@ def is_history(directory: Path) -> bool:
 def former_tests(directory: Path, hosts: Collection[str], *, rehearsal: bool) -> tuple[list[PastRun], str]:
     """Return the runs that measured any of these hosts, newest first, and a warning of one line.
 
-    The warning is empty if nothing is wrong. Without a history of this kind there are no runs and no warning. Raises no exception.
+    The warning is empty if nothing is wrong. Without a history of this kind there are no runs and no warning. Raises nothing.
 
     Args:
         directory: the history.

@@ -76,7 +76,7 @@ def _unknown(history: History, name: str) -> UsageError:
 
 
 def _where(*, is_host: bool) -> str:
-    """Return the SQL condition for the figures of the part. `host in` lets DuckDB skip rows; only the condition on the pair is exact."""
+    """Return the SQL condition for figures of the part. `host in` lets DuckDB skip rows; the condition on the pair is exact."""
     if not is_host:
         return "serial = $id"
     return f"serial = '' and host in (select host from {_HOST_RUNS}) and (nonce, host) in {_HOST_RUNS}"

@@ -84,7 +84,7 @@ class Detection:
 
     @property
     def is_stated(self) -> bool:
-        """Return whether a fault can be stated: there are enough parts, or the kind is LOGIC, which needs no number of parts."""
+        """Return whether a fault can be stated: there are enough parts, or the kind is LOGIC."""
         return self.kind == LOGIC or self.parts >= MIN_PARTS
 
     @property

@@ -62,7 +62,7 @@ class RateCourse:
         return min(self.levels)
 
     def first_drop(self, limit: float) -> tuple[float, float | None]:
-        """Return start and end, in seconds, of the first period below `limit`. The end is None if the period lasts to the end of the soak.
+        """Return start and end, in seconds, of the first period below `limit`. The end is None if the soak ends in this period.
 
         `limit` is a share of the start of the rate.
 

@@ -79,8 +79,8 @@ def _total_rate(readings: Mapping[str, Mapping[str, Value]], up: Iterable[str]) 
     """Return the largest of three sums of rates, in B/s: of the InfiniBand ports that are up, the RoCE ports that are up, and the
     Ethernet interfaces.
 
-    A fabric has ports of one kind only. In a total of all kinds, an Ethernet port for storage could hide a slow InfiniBand port, and a RoCE
-    port would count twice, because it is an Ethernet interface too.
+    A fabric has ports of one kind only. In a total of all kinds, an Ethernet port for storage could hide a slow InfiniBand port,
+    and a RoCE port would count twice, because it is an Ethernet interface too.
     """
     by_layer: dict[bool, float] = defaultdict(float)
     for scope in up:

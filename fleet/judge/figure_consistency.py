@@ -1,7 +1,7 @@
 """Check that the figures of a host's benchmarks are possible and agree with each other.
 
-Units, settings and the number of figures are the same for all hosts of one layout (fleet/judge/layout.py). They are checked once for
-each layout, and the result is a `FigureStructure`. After that only numbers are compared.
+Units, settings and the number of figures are the same for all hosts of one layout (fleet/judge/layout.py). They are checked once
+for each layout, and the result is a `FigureStructure`. After that only numbers are compared.
 """
 
 from __future__ import annotations
@@ -52,13 +52,13 @@ LEAST: Mapping[str, tuple[float, str]] = {
     "verbs.latency": (1e-7, "no message takes so little time"),
     "straggler.compute": (1e-6, "no step of a training takes so little time"),
 }
-"""Figure -> its lowest credible value, and the reason. For latencies: in 0.1 us, light passes 20 m of cable, and a GPU needs longer
-than that to read even its own memory."""
+"""Figure -> its lowest credible value, and the reason. For latencies: in 0.1 us, light passes 20 m of cable, and a GPU needs
+longer than that to read even its own memory."""
 ELEMENT_BYTES = 4
 """Bytes of an element. A collective moves the same whole number of elements for each rank, so the requested size is rounded."""
 DURATION_TOLERANCE_S = 1.0
-"""Seconds by which the benchmarks of a launch, which run one after the other, may seem to take longer than the launch, because times
-are rounded."""
+"""Seconds by which the benchmarks of a launch, which run one after the other, may seem to take longer than the launch, because
+times are rounded."""
 RELATIVE = 1e-3
 """Relative difference that rounding may cause between a value and its samples."""
 STEP_TIMES = ("training.step_time", "transformer.step_time", "mixture_of_experts.step_time")
@@ -175,8 +175,8 @@ class PartnerStructures:
 
 def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: bool = False) -> FigureStructure:
     """Return the structure of figures of a host. The figures of a soak (`is_soak`) are aggregates of its rounds."""
-    # A launch that was repeated later keeps its figures in `Launch.observations`; these figures are not in `items`. A soak has each
-    # figure once, for all rounds together.
+    # A launch that was repeated later keeps its figures in `Launch.observations`; these figures are not in `items`. A soak has
+    # each figure once, for all rounds together.
     launches = Counter(launch.stage for launch in view.evidence.launches() if not launch.observations and not is_soak)
     planned = Planned(view.plan)
     settings_of_plan: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -281,7 +281,7 @@ def figure_problems(
         least, why = LEAST[item.name]
         if isinstance(item.value, int | float) and item.value < least:
             yield _problem(item, f"{item.value:g} {item.unit} is not credible: {why}")
-    # The processes of a rehearsal share processors, so one process may wait for the others. Therefore their rates are not compared.
+    # The processes of a rehearsal share processors, so one may wait for the others. Therefore their rates are not compared.
     if not view.plan.rehearsal:
         yield from _incredible_sufficiency(items, structure)
         for group in structure.siblings:
@@ -310,7 +310,7 @@ def _problem(item: Observation, reason: str) -> Problem:
 
 
 def _wrong_param(view: HostView, item: Observation, planned: Mapping[str, Any]) -> str:
-    """Return why a parameter of a figure cannot be right; empty if there is no such parameter. `planned`: see `_fixed_settings`."""
+    """Return why a parameter of a figure cannot be right; empty if there is none. `planned`: see `_fixed_settings`."""
     for key, value in item.params.items():
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
             return f"its parameter {key} is {value}"
@@ -372,9 +372,9 @@ def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> I
 
 
 def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
-    """Yield each rate that is far above that of the host's other devices, and each time that is far below that of the other devices.
+    """Yield each rate that is far above the rates of the host's other devices, and each time that is far below their times.
 
-    A rate far below the others', or a time far above, is a fault, which the criteria find.
+    A rate far below the others', or a time far above the others', is a fault, which the criteria find.
     """
     is_time = items[0].name in COMPARED_TIMES
     values = sorted(
@@ -432,8 +432,8 @@ def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
 def _without_judged_params(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
     """Yield each figure that escapes a shipped criterion because it lacks a parameter by which the criterion selects figures.
 
-    Ranks state all of these parameters, except that a choice of NCCL may be unknown. Then the figure that states the choice is absent
-    too.
+    Ranks state all of these parameters, except that a choice of NCCL may be unknown. Then the figure that states the choice
+    is absent too.
     """
     names = {item.name for item in items}
     selecting: dict[str, list[Criterion]] = defaultdict(list)

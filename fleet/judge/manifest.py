@@ -96,7 +96,7 @@ def _key(part: Part) -> tuple[str, str]:
 def _on_part(
     part: Part, located: Sequence[LocatedPart], lines: Sequence[Part], inventories: Mapping[str, HostInventory]
 ) -> Iterator[Verdict]:
-    """Yield the verdicts on `part`, a line of the manifest. `located`: found parts with its serial; `lines`: lines with its serial."""
+    """Yield the verdicts on a line of the manifest (`part`). `located`: parts with its serial; `lines`: lines with its serial."""
     others = [line for line in lines if line is not part]
     located = [item for item in located if not any(_is_place_of(line, item) for line in others)]
     in_its_host = [location for location in located if location.host == part.host]

@@ -58,7 +58,7 @@ def _changed_links(view: HostView) -> Iterator[Problem]:
 def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Problem]:
     """Yield the bandwidths that are not the stated share of the rate of their port.
 
-    If the rate of a port was not read, it is the median of the rates that the tests of the port imply (bandwidth divided by share).
+    If the rate of a port was not read, it is the median of the rates that the port's tests imply (bandwidth divided by share).
     """
     readings: dict[str, set[float]] = defaultdict(set)
     for _, metric in view.observations.metrics.get(RATE, ()):

@@ -53,7 +53,7 @@ class PortFigure:
 
     @property
     def is_both_ways(self) -> bool:
-        """Return whether the test sends in both directions at once. If it has no result, its client (the partner) reports the reason."""
+        """Return whether the test sends in both directions at once. If there is no result, the partner has the reason."""
         return _BOTH_WAYS.items() <= self.params.items()
 
     def is_stated_by(self, items: Sequence[Observation]) -> bool:

@@ -19,8 +19,8 @@ from schemas.reports import FAIL, Verdict
 
 NAME = "straggler.compute"
 MIN_DEVIATION = 0.05
-"""Smallest relevant difference from the peers' median, as a fraction of the median: the clocks of healthy GPUs differ by less. Also
-the smallest relevant share of time."""
+"""Smallest relevant difference from the peers' median, as a fraction of the median: the clocks of healthy GPUs differ by less.
+Also the smallest relevant share of time."""
 MIN_HOTTER_K = 10.0
 """Kelvin above the peers' median from which a GPU counts as hotter."""
 MIN_MORE_PRESSURE = 0.2

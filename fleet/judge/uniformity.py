@@ -33,7 +33,7 @@ _MAX_LISTED_VALUES = 4
 MIN_ALIKE = 4
 """Smallest number of alike parts of one host, or of one device, that are compared with each other; for GPUs it is two."""
 MIN_ALIKE_SHARE = 0.75
-"""Share of these parts that must agree for the others to fail. At most two of eight, or one of four, can fail."""
+"""Share of these parts that must agree; only then the other parts fail. At most two of eight, or one of four, can fail."""
 SLOT_READINGS = "pcie."
 """Prefix of readings that depend on the slot: a GPU is compared with the one in the same slot of other hosts."""
 PCI_KIND, DRIVE = "pcie.kind", "nvme"
@@ -47,14 +47,14 @@ _CHANGED = "; it changed during the run: measure again"
 """Remedies for criteria with the action `none` or `configure`: a version or setting differs, and no part is faulty."""
 
 GroupKey = tuple[str, str, str, str, str]
-"""Criterion, name, GPU model, group of hosts (`group_name`) and scope, which comparable values share."""
+"""Criterion, name, GPU model, group of hosts (`group_name`) and scope. Values with the same key are compared with each other."""
 KindKey = tuple[str, str, str]
 """Criterion, GPU models and name of a group of hosts (`group_name`): if one of these hosts reports the value, all must."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ValueGroup:
-    """The number of parts of a group that have each value. The last value of a part counts."""
+    """The number of parts of a group that have each value. A part counts with its last value."""
 
     what: str
     """Name of one part: `GPU`, `host`."""
@@ -212,14 +212,14 @@ class ValueGroups:
         self._common.clear()
 
     def share_equal_groups(self) -> None:
-        """Let equal groups be one object: a large fleet has many gangs with the same values. No part may be added after that."""
+        """Make equal groups share one object: a large fleet has many gangs with the same values. Afterwards, add no part."""
         shared: dict[tuple[object, ...], ValueGroup] = {}
         for key, group in self._groups.items():
             content = (key[0], group.what, *group.counts.items(), *(type(value) for _, value in group.counts))
             self._groups[key] = shared.setdefault(content, group)
 
     def update(self, other: ValueGroups) -> None:
-        """Add the values of other hosts. Groups are replaced, because equal ones may be one object (`share_equal_groups`)."""
+        """Add the values of other hosts. Groups are replaced, not changed: keys may share one group (`share_equal_groups`)."""
         for key, group in other._groups.items():
             known = self._groups.get(key)
             self._groups[key] = known.merged(group) if known else group
@@ -227,7 +227,7 @@ class ValueGroups:
         self._common.clear()
 
     def of(self, view: HostView, criterion: Criterion, observation: Observation) -> ValueGroup:
-        """Return the group of an observation of this host; an empty one if no value of it was counted."""
+        """Return the group of an observation of this host; an empty group if no value was counted."""
         key, what = group_key(view, criterion, observation)
         return self._groups.get(key) or ValueGroup(what=what)
 
@@ -250,7 +250,7 @@ class ValueGroups:
     def majority(self, view: HostView, criterion: Criterion, keys: Iterable[GroupKey]) -> Hashable:
         """Return what the groups of a host require. Hosts with equal requirements and equal readings get equal verdicts `pass`.
 
-        `keys`: from any host with these readings (`group_keys`).
+        `keys`: the `group_keys` of any host with these readings.
         """
         name = group_name(view, criterion)
         groups = [self._groups.get((*key[:3], name, key[4])) for key in keys]
@@ -321,7 +321,7 @@ def has_observation(view: HostView, criterion: Criterion) -> bool:
 
 
 def uniform(view: HostView, criterion: Criterion, groups: ValueGroups) -> Iterator[Verdict]:
-    """Yield every verdict of one criterion on one host; none on a part that has no other part to compare with."""
+    """Yield the verdicts of one criterion on one host. A part without another part to compare with gets no verdict."""
     if not criterion.same_as_fleet or (criterion.among == DOMAIN and not view.nvlink_domain):
         return
     series, own_groups = _series(view, criterion), _OwnGroups(view, criterion)
@@ -363,7 +363,7 @@ def _series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 def _judge_series(
     view: HostView, criterion: Criterion, items: Sequence[Observation], groups: ValueGroups, own_groups: _OwnGroups
 ) -> Iterator[Verdict]:
-    """Yield the verdict on one figure of one part; none if no other part can be compared with it."""
+    """Yield the verdict on one figure of one part; yield nothing if there is no other part to compare with."""
     measured, last = [item for item in items if item.status == MEASURED], items[-1]
     if criterion.among in WITHIN_HOST or (criterion.group_by and groups.of(view, criterion, last).total <= 1):
         group = _own_parts(view, criterion, last, own_groups)
@@ -372,7 +372,7 @@ def _judge_series(
     if group.total <= bool(measured):
         return  # there is no other part
     may_be_absent = criterion.optional and last.status == UNSUPPORTED
-    # For a result that a benchmark did not measure, `expectations.missing_observations` has a verdict.
+    # If a benchmark did not measure a result, `expectations.missing_observations` yields the verdict.
     is_lost = last.status == ERROR or (last.status == UNSUPPORTED and not from_benchmark(last.name))
     if measured and (may_be_absent or not is_lost):
         yield _compare(view, criterion, measured, group)
@@ -382,7 +382,7 @@ def _judge_series(
 
 
 class _OwnGroups:
-    """The values of the parts of one host that are like each other. They are counted once for all parts of a reading."""
+    """The values of the parts of one host that are like each other. For each reading, all parts are counted at once."""
 
     def __init__(self, view: HostView, criterion: Criterion) -> None:
         self._view, self._criterion = view, criterion
@@ -432,7 +432,7 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation, own_grou
 
 
 def _kind_of(scope: Scope, kinds: Sequence[Mapping[str, Value]]) -> tuple[Value, ...]:
-    """Return the part's value in each of these readings, or else that of its device; None where neither has a value."""
+    """Return the part's value in each of these readings, or else the value of its device; None if neither has a value."""
     return tuple(values.get(scope.text, values.get(scope.device)) for values in kinds)
 
 

@@ -13,7 +13,7 @@ from schemas.errors import UsageError
 from schemas.studies import MOST_CELLS, WORKLOAD, Cell, Study
 
 AXES = ("hosts", "gpus", "cpus", "precision", "batch_size", "epochs")
-"""In the order of the cells: the last axis varies fastest."""
+"""The cells are ordered by these axes; the last axis varies fastest."""
 NOT_WITH_A_STUDY = {
     "rackproof_epochs": "its matrix sets the epochs",
     "rackproof_batch_size": "its matrix sets the batch sizes",

@@ -41,7 +41,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 def kind_of(plan: Plan) -> str:
-    """Return the kind of baseline that a run can be added to and compared with."""
+    """Return the kind of baseline to which a run can be added, and with which it can be compared."""
     return SIMULATED if plan.simulated else REHEARSAL if plan.rehearsal else REAL
 
 

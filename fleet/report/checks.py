@@ -17,7 +17,7 @@ from schemas.readings import READINGS
 _COMPUTED = {
     "drift": "lowest level of this rate in a soak, as a share of its mean in the first hour (or in the first tenth, if shorter)",
     "fabric_ports.active": "number of InfiniBand and RoCE ports that are up",
-    "fabric_ports.rate": "sum of the rates of the InfiniBand ports that are up, or of RoCE and Ethernet ports if that is higher",
+    "fabric_ports.rate": "highest of three sums of rates: active InfiniBand ports, active RoCE ports, Ethernet interfaces",
     "launch": "versions of torch, CUDA, cuDNN and NCCL that the ranks used",
 }
 """Name of a value that the judge computes, or the part of the name before the first dot -> what the value is.

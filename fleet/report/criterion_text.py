@@ -26,7 +26,7 @@ _CHANGE_TEXTS = {
     **dict.fromkeys(("≤ 0", "≤ 0 s"), "no increase during the run"),
     "≥ 0": "no decrease during the run",
 }
-"""Limit of a change -> the limit in words."""
+"""Limit of a change during the run -> the limit in words."""
 
 
 def describe(criterion: Criterion) -> str:

@@ -1,4 +1,4 @@
-"""Describe what criteria find by logic (without a spread of healthy values), and why nothing is stated about other criteria."""
+"""Describe what criteria find by logic (whatever the spread of healthy values), and why nothing is stated about the others."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CONFIDENCE = 0.95
 def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] = ()) -> dict[str, dict[str, str]]:
     """Return what is found by logic -> criterion -> its limit in words.
 
-    The words are empty if the limit is a text, if it is a value of other parts, or if parts have different limits. A criterion of
+    The words are empty if the limit is a text or a value of other parts, or if parts have different limits. A criterion in
     `criteria` that judged no value is added if its definition alone shows what it finds.
     """
     groups: dict[str, dict[str, str]] = {title: {} for title in LOGIC_TITLES}
@@ -32,7 +32,7 @@ def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] 
                 if item.peers or isinstance(item.limit, str | None)
                 else _limit_text(item.operator, item.limit, item.unit)
             )
-            # A limit that depends on the host, such as its number of GPUs, is not printed.
+            # A limit that depends on the host, such as the number of GPUs, is not printed.
             same = limits.setdefault(item.key.criterion, limit) == limit
             limits[item.key.criterion] = limit if same else ""
     judged = {item.key.criterion for item in detections}

@@ -1,7 +1,7 @@
 """Write the files of a report other than `report.json`.
 
-FORMATS is the only list of them. `sign` and `verify` render each of these files again and compare the result with the
-file. A file whose library is not installed is not compared.
+FORMATS is the only list of these files. `sign` and `verify` render each of them again and compare the result with the file. A
+file whose library is not installed is not compared.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class Format:
     """How a file of the report is made."""
 
     render: Callable[[RenderInput], str | Iterable[str | bytes]]
-    """Return the content; in pieces if it grows with the fleet. The same source gives the same bytes."""
+    """Return the content, in pieces if its size grows with the fleet. The same source gives the same bytes."""
     only_with: str = ""
     """The flag without which the file is not written; empty: it is always written."""
     variants: tuple[str, ...] = ()
     """Flags that change the content."""
     library: str = ""
-    """Optional package that `render` imports. Another version of it may give other bytes."""
+    """Optional package that `render` imports. Another version of the package may give other bytes."""
     extra: str = ""
     """The extra of Rackproof that installs the library."""
 
@@ -62,7 +62,7 @@ class Format:
         return self.library if self.library and not importlib.util.find_spec(self.library) else ""
 
     def possible_flags(self) -> Iterable[tuple[str, ...]]:
-        """Yield each combination of `variants`, the empty one first."""
+        """Yield each combination of `variants`, the empty combination first."""
         return chain.from_iterable(combinations(self.variants, size) for size in range(len(self.variants) + 1))
 
 

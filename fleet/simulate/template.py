@@ -9,12 +9,12 @@ from typing import Any
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 HOST, GANG = "host", "gang"
-"""What draws the level of a slot: each host for itself, or the gang for all of its hosts."""
+"""Which random draw sets the level of a slot (the index of its text): one per host, or one for all hosts of a gang."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A value that is drawn: one JSON text for each level. If the key is `**`, each text has several members of the object."""
+    """A random value: one JSON text for each level. If the key is `**`, each text has several members of the object."""
 
     texts: Sequence[str]
     group: str

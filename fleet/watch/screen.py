@@ -143,7 +143,7 @@ def _head(view: View) -> Iterator[RenderableType]:
 
 
 def _run_state(view: View) -> str:
-    """Return who is running the playbook and since when, or why no playbook is running."""
+    """Return the state of the playbook in words: who runs it and since when, or that it is not running."""
     age = duration((view.ended or view.at) - view.began)
     attempt = f", attempt {view.attempts}" if view.attempts > 1 else ""
     if view.is_running is False:
@@ -231,7 +231,7 @@ def _time_left(host: HostStatus) -> str:
 
 
 def _note(host: HostStatus) -> str:
-    """Return why a host needs attention, else its benchmark."""
+    """Return why a host needs attention; if it does not, return its current benchmark."""
     if host.trouble:
         return host.trouble
     if host.failed:

@@ -246,7 +246,7 @@ class Watcher:
     def _state_without_event(
         self, host: PlannedHost, stage: str, state: str, stage_report: StageReport | None, outcomes: Mapping[str, str]
     ) -> str:
-        """Return the state if the playbook reports none: from the host's exporter, else from its record."""
+        """Return the state of a stage for which the playbook reports none: by the host's exporter, or else by its record."""
         if stage_report and stage_report.state == "running":
             return RUNNING
         if stage in outcomes:

@@ -2,8 +2,8 @@
 
 If all GPUs copy at once, they share the host's memory and PCIe bridges, so each GPU is slower than alone (measured on 4 H200:
 39.6 GB/s per GPU instead of 55.4). If the GPU's NUMA node is known, and this process may run on CPUs of the node, the host memory
-is on that node. If the process may also run on another node, the copies are repeated, one GPU at a time, with memory on that other
-node.
+is on that node. If the process may also run on another node, the copies are repeated, one GPU at a time, with memory on that
+other node.
 """
 
 from __future__ import annotations

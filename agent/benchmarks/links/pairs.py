@@ -92,7 +92,8 @@ def _play_rounds(context: Context, settings: Mapping[str, Any], layout: RankLayo
         other = gang[index] if index is not None else ""
         context.set_phase(f"pairs round {count} of {len(rounds)}: {f'with {other}' if other else 'without a partner'}")
         transport.barrier()
-        with context.heartbeat.in_collective():  # also on ranks without a partner, so that all ranks count the same collectives
+        # Also on ranks without a partner, so that all ranks count the same collectives.
+        with context.heartbeat.in_collective():
             if other in members and context.local_rank < layout.rails:
                 peer = layout.rank(members.index(other), context.local_rank)
                 _measure_pair(context, exchange, other, peer, count)

@@ -2,8 +2,8 @@
 
 The decoder has the blocks of `transformer`, in bf16, with one KV head per query head. Each sequence has `prompt` tokens and room
 for `steps` more. The cache takes a share of the free memory, but at most `most_bytes`. As many sequences as fit into the cache
-are decoded together; a step decodes one token of each sequence. A step reads the whole cache and masks the part that is not yet written, so
-that all steps take the same time.
+are decoded together; a step decodes one token of each sequence. A step reads the whole cache and masks the part that is not yet
+written, so that all steps take the same time.
 
 After each step the host waits for the device, as a server does before it sends a token. Times are those of the host's clock, so
 they include kernel launches and delays by other processes of the host.

@@ -71,7 +71,7 @@ class SplitReplica:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the step time of the slowest replica, and the sum of the replicas' last losses divided by the sum of their first losses.
+    """Report the step time of the slowest replica, and the sum of all last losses divided by the sum of all first losses.
 
     If losses are not finite, report `model_parallel.wrong_losses` instead of the ratio.
     """

@@ -141,7 +141,8 @@ def _report(
         for part in (all_losses[:edge], all_losses[-edge:])
     )
     finite = context.sum_over_ranks(float((~all_losses.isfinite()).sum())) == 0
-    step_times = summarize(context.max_over_ranks(seconds[1:]))  # without the first step, which builds kernels and buckets
+    # Without the first step, which builds kernels and buckets.
+    step_times = summarize(context.max_over_ranks(seconds[1:]))
     params: dict[str, Any] = {
         "network": name,
         "data": images.label,

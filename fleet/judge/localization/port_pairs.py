@@ -1,7 +1,7 @@
 """The pair matrix of RDMA ports, measured below NCCL.
 
-Unlike the pair matrix of GPUs, it has the rate of each port in loopback, and the switch at the other end of the port's cable. So a
-slow port can be distinguished from a slow cable, and a slow switch from many slow ports.
+Unlike the pair matrix of GPUs, it has the rate of each port in loopback, and the switch at the other end of the port's cable. So
+a slow port can be distinguished from a slow cable, and a slow switch from many slow ports.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ class VerbsPairs(GangPairs):
         return super()._is_reported(suspect) or self._fails(suspect)
 
     def _suspect_verdicts(self, suspect: Suspect) -> Iterator[Verdict]:
-        """Yield the verdicts on a suspect. A verdict on a rail or switch is repeated for each port of its host on the rail."""
+        """Yield the verdicts on a suspect. For a rail or switch, yield one for each port of the host on its rails."""
         for verdict in super()._suspect_verdicts(suspect):
             if suspect.kind == NIC:
                 yield self._with_share_alone(verdict, suspect)

@@ -20,7 +20,7 @@ from schemas.times import format_span
 WAVE, AMPLITUDE, SLEW = "pulse.wave", "pulse.amplitude", "pulse.slew"
 ENDS = "one period"
 LOAD_OFF = f"M{WIDTH // 2} 0v{HEIGHT}"
-"""SVG path of a vertical line in the middle of the period, when the load is switched off."""
+"""SVG path of a vertical line in the middle of the period, where the load is switched off."""
 MAX_PERIODS = 6
 """Maximum number of period lengths that are shown; the longest ones are kept."""
 _WORDS = re.compile(r"([0-9]{1,6}|\.)( ([0-9]{1,6}|\.)){1,127}")
@@ -37,7 +37,7 @@ class Wave:
 
 
 def has_waves(host: HostReport) -> bool:
-    """Return whether a GPU of the host has a valid `pulse.wave`, which can be drawn."""
+    """Return whether a GPU of the host has a `pulse.wave` that can be drawn."""
     return any(True for _ in _waves(host))
 
 

@@ -1,4 +1,4 @@
-"""Summarize figures of single devices: a row per figure with range, limits and counts. The module `gpus` has a row per device."""
+"""Summarize figures of single devices in a table with a row per figure. The tables of the module `gpus` have a row per device."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _order(name: str) -> tuple[int, str]:
 
 
 def _values(report: FleetReport) -> tuple[dict[FigureKey, list[_Value]], Counter[FigureKey]]:
-    """Return the values of each figure, and the number of devices that should have a value of it but do not."""
+    """Return the values of each figure, and the number of devices that should have a value of the figure but do not."""
     failing = failing_figures(verdict for verdict in report.verdicts if Scope.parse(verdict.scope).is_one_device)
     values: dict[FigureKey, list[_Value]] = {}
     absent: Counter[FigureKey] = Counter()

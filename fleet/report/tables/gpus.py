@@ -58,7 +58,7 @@ class ErrorCounter:
     not_checked: int
     """Number of devices on which the counter could not be read."""
     errors: tuple[str, ...]
-    """Host, part and value of the readings that are not zero, at most _MAX_ERRORS; then the number of further ones."""
+    """Host, part and value of at most _MAX_ERRORS readings that are not zero; then `and 3 more`."""
 
     @property
     def gap(self) -> str:
@@ -99,7 +99,7 @@ class _Figures:
         return scale(max(values, key=abs, default=0.0), unit)
 
     def cell(self, device: Device, key: FigureKey, factor: float) -> TableCell:
-        """Return one device's figure as a cell, with its place among the accepted parts of former runs."""
+        """Return one device's figure as a cell, with the percentile of its value among the accepted parts of former runs."""
         item = self.by_device.get(device, {}).get(key)
         if item is None:
             return EMPTY
@@ -128,7 +128,7 @@ def speeds(report: FleetReport) -> Table | None:
 
 
 def stress(report: FleetReport) -> Table | None:
-    """Return a row per GPU: the figures of STRESS that were reported, and the share of time in which each reason throttled it."""
+    """Return a row per GPU: the figures of STRESS that were reported, and the share of time for each throttle reason."""
     figures = _Figures(report)
     columns = figures.columns(STRESS)
     if not columns:
@@ -156,7 +156,7 @@ def _rows(
     scales: Mapping[str, tuple[float, str]],
     throttled: Sequence[FigureKey] | None = None,
 ) -> Iterable[TableRow]:
-    """Return the range over a large fleet, then the devices of the hosts that are listed one by one."""
+    """Yield rows with lowest, median and highest value of a large fleet, then a row per device of the hosts listed in detail."""
     if len(report.hosts) > MANY_HOSTS:
         statistic: Callable[[list[float]], float]
         for word, statistic in (("lowest", min), ("median", statistics.median), ("highest", max)):
