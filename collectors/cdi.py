@@ -1,4 +1,4 @@
-"""Parsers for CDI specifications, in JSON or in YAML as `nvidia-ctk cdi generate` writes it."""
+"""Parsers for CDI (Container Device Interface) specifications, in JSON or in the YAML that `nvidia-ctk cdi generate` writes."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 It does what torchrun does for the other stages (`rendezvous.py`): the first host opens a store, each host starts its ranks as
 forks, and if a rank fails, the other ranks of its host are ended. FILE has the parameters that `rendezvous.py` needs,
 and also says which ranks are on this host. REQUEST has the benchmarks and their settings.
-`python -m agent.benchmarks.without_torch --rank REQUEST` is one of these ranks.
+`python -m agent.benchmarks.without_torch --rank REQUEST` runs one of these ranks.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> int:
     code = _wait_for_ranks(guards)
     if config["hosts"] > 1 and (
         not code or config["rank"]
-    ):  # if ranks of the first host failed, it ends at once, without waiting for the others
+    ):  # if ranks of the first host failed, its launcher ends at once, without waiting for the other hosts
         with contextlib.suppress(RuntimeError):  # the first host has ended early; its supervisor reports why
             _leave(config, json.loads(Path(request).read_text(encoding="utf-8")))
     return code
@@ -110,7 +110,7 @@ def _wait_for_ranks(guards: set[int]) -> int:
 
 
 def _leave(config: dict[str, Any], request: dict[str, Any]) -> None:
-    """Report the end of this host's ranks. The first host then waits for the other hosts, whose ranks use its store.
+    """Record in the store that this host's ranks have ended. The first host then waits for the other hosts, which use its store.
 
     It waits at most `collective_timeout_s`, and writes the names of the hosts whose ranks have not ended by then to its log.
     """

@@ -1,4 +1,4 @@
-"""Options and messages that the verbs of a GPU host share."""
+"""Options and messages shared by the verbs (subcommands of `rackproof`) that run on a GPU host."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def run_options() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--run-dir", type=run_directory, required=True, help="directory of the run on this host")
     parser.add_argument(
-        "--host", help="this host's name in the plan (default: the one that matches a name of this machine)"
+        "--host", help="this host's name in the plan (default: the planned host whose name matches this machine)"
     )
     parser.add_argument(
         "--interface", default="", help="network interface for NCCL and gloo (default: their own choice)"

@@ -28,7 +28,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
     parser.add_argument(
-        "--host", help="this host's name in the plan (default: the one that matches a name of this machine)"
+        "--host", help="this host's name in the plan (default: the planned host whose name matches this machine)"
     )
     parser.set_defaults(call=_emit_record)
 

@@ -70,7 +70,7 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
             run, stage = run.for_cell(number), CELL
         planned = probe(run.plan.stage(GANG)) if stage == PROBE else run.plan.stage(stage)
     except KeyError as error:
-        known = [one.name for one in run.plan.stages] + (
+        known = [item.name for item in run.plan.stages] + (
             [f"cell 1 to {len(run.plan.study.cells)}"] if run.plan.study else []
         )
         return fail(f"{error.args[0]} is not in the plan of run {run.plan.run_id}, which has {', '.join(known)}")

@@ -1,4 +1,4 @@
-"""Names, types and help texts of the exporter's own metrics, and functions that return the names of collectors' families.
+"""Names, types and help texts of the exporter's own metrics, and functions that derive metric names from collectors' readings.
 
 docs/metrics.md is generated from this module.
 """

@@ -47,8 +47,8 @@ class GangMonitor:
         self._verdict: Culprit | None = None
         self._memory, self._kill_reasons = OomWatch(), dict[int, str]()
         self._launcher_exit, self._last_line, self._launcher_ended_at = "", "", 0.0
-        """How the launcher ended, the last line of its output, and when it ended. Set if the launcher
-        failed, and not if the supervisor ended it."""
+        """How the launcher ended, the last line of its output, and when it ended. Not set if the launcher succeeded or the
+        supervisor ended it."""
         self._launcher_code: int | None = None
         """Exit code of the launcher; None if a fatal or terminating signal ended it, which no other host can cause."""
         self.pids: Callable[[], Collection[int]] = tuple
@@ -111,8 +111,8 @@ class GangMonitor:
     def _states(self) -> tuple[RankState, ...]:
         """Return the ranks' states. If the kernel or the launcher ended a rank, its state has the reason.
 
-        If the launcher exited by itself, and no rank of this host had failed before, ranks of other hosts are not the cause:
-        they only lost a peer. So the states of this host's ranks name the launcher.
+        If the launcher exited by itself, and no rank of this host had failed before, ranks of other hosts did not cause the
+        failure: they only lost a peer. So the states of this host's ranks name the launcher as the cause.
         """
         states = self._receiver.states()
         if self._launcher_exit and self._channel and not self.has_started() and self._failed_on_its_own():
@@ -195,7 +195,7 @@ class GangMonitor:
         return (are_fresh and self._channel.is_decider(now)) or elapsed_s > HOST_SILENT_S + 2 * SETTLE_S
 
     def announce_abort(self) -> None:
-        """Note that this host ends its ranks itself. `announce_exit` reports it to the other hosts."""
+        """Record that this host ends its ranks itself. `announce_exit` reports this to the other hosts."""
         if self._channel:
             self._channel.aborted = True
 

@@ -1,8 +1,8 @@
 """Exchange statuses between the supervisors of a gang over TCP, once per second and when a rank starts, fails or ends.
 
 The first two members are watchers, which listen on their fabric addresses. Every member sends the state of its ranks to the
-watchers, and they answer. The first watcher decides which host or rank is at fault. If it is silent, the second one decides,
-and if both are, each host decides for itself. So the loss of a watcher is detected too.
+watchers, and they answer. The first watcher decides which host or rank is at fault. If it is silent, the second watcher decides;
+if both are silent, each host decides for itself. So the loss of a watcher is detected too.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class PeerChannel:
         self._answered: dict[str, int] = {}
         """Watcher -> number of the newest status of this host that it has answered."""
         self._numbers: dict[tuple[str, str], int] = {}
-        """Member and token -> number of the newest status received from it."""
+        """Member and token -> number of the newest status received from that supervisor."""
         self._selector = selectors.DefaultSelector()
         self._listener: GangListener | None = None
         if gang.me in gang.watchers:
@@ -114,7 +114,7 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host names the culprit: every watcher before it has finished, is silent or has sent nothing.
+        """Return whether this host decides on the culprit: if every watcher before it has finished, is silent or has sent nothing.
 
         If this host is no watcher, all watchers come before it.
         """

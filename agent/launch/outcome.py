@@ -33,7 +33,7 @@ class RanksEnd:
     """The host or rank that caused the end of the launch; None if none was found."""
     states: Mapping[int, RankState]
     oom_kill: str
-    """How the kernel's out-of-memory killer ended a process of this launch, in words; empty: it did not."""
+    """How the kernel's out-of-memory killer ended a process of this launch, in words; empty if it ended none."""
     any_rank_started: bool
     last_line: str = ""
     """Last line of the launcher's output that names an error; if no line does, its last line."""
@@ -63,8 +63,8 @@ def conclude(
         end: how the ranks ended.
         host: this host.
         ranks: the ranks of this host.
-        excluded: rank -> why it could not join the process group. Empty for a launch on one host, because there each missing
-            measurement has its own reason.
+        excluded: rank -> why it could not join the process group. Empty for a launch on one host, because there the record
+            states a reason for each missing measurement.
         problems: result files that cannot be used.
         deadline_s: deadline of the launch.
     """

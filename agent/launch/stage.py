@@ -34,8 +34,8 @@ log = logging.getLogger(__name__)
 ATTEMPTS_FILE = "tries.json"
 """File in the run directory that counts the attempts at each cell (one measurement) of a scaling study."""
 MAX_ATTEMPTS = 3
-"""Maximum number of attempts at a cell. Without it, a cell whose supervisor is killed each time would be launched for ever: none
-of its launches is recorded."""
+"""Maximum number of attempts at a cell. Without this limit, a cell whose supervisor is killed each time would be launched again
+and again, because none of its launches is recorded."""
 
 
 def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, take_over: bool = False) -> HostRun:

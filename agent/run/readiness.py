@@ -44,7 +44,7 @@ class Gpus:
     def expected(self) -> int:
         """Number of GPUs that should be tested: the higher of the two counts.
 
-        In a container, the number of its device nodes replaces the count of the PCI bus, which also has GPUs of other containers.
+        In a container, the number of its device nodes replaces the count of the PCI bus, which includes GPUs of other containers.
         """
         driver = self.answering if isinstance(self.answering, int) else 0
         if self.given:
@@ -120,9 +120,9 @@ def problems(
     Args:
         devices: NVML indices, or the process numbers of a rehearsal.
         directory: run directory, created if it is missing.
-        cpu: a rehearsal, which needs no GPU.
-        uses_torch: a stage needs torch.
-        share: other processes may use the GPUs.
+        cpu: whether the run is a rehearsal, which needs no GPU.
+        uses_torch: whether any stage needs torch.
+        share: whether other processes may use the GPUs.
     """
     problems = [
         *(_torch_problems(host_readings, cpu=cpu, root=root) if uses_torch else ()),

@@ -40,11 +40,11 @@ class SnapshotSelector:
 
     The load of a snapshot is the total power of its GPUs. A throttled GPU draws less power, so the snapshot under the highest
     load may not show that a GPU was throttled. If more than MAX_ALARMS snapshots would be needed to show every alarm, the later
-    ones are left out: one alarm already prevents acceptance.
+    snapshots are left out: one alarm already prevents acceptance.
     """
 
     MAX_ALARMS = 8
-    """Maximum number of snapshots with alarms. They are few because a snapshot of four GPUs under load takes 36 kB
+    """Maximum number of snapshots with alarms. It is low because a snapshot of four GPUs under load takes 36 kB
     (docs/measurements/h200x4-burnin), and a record may have at most `documents.MAX_BYTES`."""
 
     def __init__(self) -> None:

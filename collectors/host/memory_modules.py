@@ -1,4 +1,4 @@
-"""The memory modules that the firmware lists: which slots have one, of what size, speed and make."""
+"""The memory modules that the firmware lists: which slots have a module, and its size, speed and manufacturer."""
 
 from __future__ import annotations
 

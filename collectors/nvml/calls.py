@@ -76,7 +76,7 @@ def _why_denied(root: Path) -> str:
     try:
         os.close(os.open(root / _CONTROL, os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as error:
-        # NVIDIA/nvidia-container-toolkit issue 48: systemd removes devices that it does not know from the control group.
+        # NVIDIA/nvidia-container-toolkit issue 48: systemd takes away a container's access to devices that systemd does not manage.
         return (
             f"/{_CONTROL}: {error.strerror}: this process may not use the GPUs; a container loses them if `systemctl "
             "daemon-reload` runs on its host: start the container again"
@@ -97,7 +97,7 @@ def unsupported_error(reason: str) -> ReadingError:
 
 
 def binding(name: str) -> Any:
-    """Return the function or structure of nvidia-ml-py of this name. Raises ReadingError if the installed version lacks it."""
+    """Return nvidia-ml-py's function or structure with this name. Raises ReadingError if the installed version lacks it."""
     try:
         return getattr(nvml, name)
     except AttributeError:

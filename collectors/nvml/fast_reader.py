@@ -1,4 +1,4 @@
-"""Fast readings of GPUs while the ranks run."""
+"""Readings of GPUs that are fast enough to be taken many times per second."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 AVERAGED_S = 1.0
 """Time over which `nvmlDeviceGetPowerUsage` averages (NVML API reference). GPUs before Ampere, and GA100, do not average. For
-them this time is too long: fewer periods of a load count as resolved, but no figure becomes wrong."""
+these GPUs AVERAGED_S is too long, so fewer periods of a load count as resolved, but no figure becomes wrong."""
 
 
 class GpuSample(NamedTuple):
@@ -87,14 +87,14 @@ class FastReader:
         """The GPU that is being read. If a call hangs, this is the GPU that does not answer."""
 
     def read(self) -> dict[int, GpuSample | Absent]:
-        """Return a sample of each GPU by NVML index, or the reason why that GPU gave none."""
+        """Return a sample of each GPU by NVML index, or the reason why the GPU could not be read."""
         if self._reads % self._slow_interval == 0:
             self._slow_values = {}
         self._reads += 1
         return {index: self._read(index, self._sample) for index in self._handles}
 
     def read_power(self) -> dict[int, PowerSample | Absent]:
-        """Return the power of each GPU by NVML index, or the reason why that GPU gave none."""
+        """Return the power of each GPU by NVML index, or the reason why the GPU could not be read."""
         return {index: self._read(index, lambda number: _power(self._handle(number))) for index in self._handles}
 
     def limits(self, index: int) -> GpuLimits | Absent:

@@ -46,7 +46,7 @@ def _sram_threshold(gpu: NvmlGpu) -> bool:
 
 
 def change_pending(getter: str) -> Getter:
-    """Return a getter that tells whether the next reset changes the setting."""
+    """Return a getter that returns whether the next reset changes the setting."""
 
     def get(gpu: NvmlGpu) -> bool:
         current, pending = gpu.query(getter)

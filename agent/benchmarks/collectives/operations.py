@@ -13,7 +13,7 @@ from agent.benchmarks.runtime.nccl import Communicator
 CHUNK = 1 << 24
 """Maximum number of elements that are filled or checked at once. This limits the memory for the expected values."""
 PERIOD = 251
-"""The elements of the pattern (see `pattern`) are 0 to 250, again and again."""
+"""The pattern (see `pattern`) repeats the integers 0 to 250."""
 TERMS = 61
 """What a rank adds to the pattern in a reduction is its rank modulo TERMS.
 
@@ -34,9 +34,9 @@ class Operation:
     root_only: bool = False
     """Only rank 0 receives."""
     sent: Callable[[int, int, int], int]
-    """(r, chunk, n) -> addend of the pattern in that chunk of rank r's send buffer."""
+    """(r, chunk, n) -> addend: that chunk of rank r's send buffer contains pattern + addend."""
     received: Callable[[int, int, int], tuple[int, int]]
-    """(r, chunk, n) -> (factor, addend) of the pattern expected in that chunk of rank r's receive buffer."""
+    """(r, chunk, n) -> (factor, addend): that chunk of rank r's receive buffer must contain pattern · factor + addend."""
     run: Call
     """The call in torch.distributed, used in a rehearsal on CPUs. On GPUs NCCL is called directly."""
 
@@ -157,8 +157,8 @@ OPERATIONS = {
 class CollectiveBuffers:
     """Send and receive buffer (fp32) of one rank for one operation; the larger one has about `size` bytes.
 
-    `run` starts one operation on the current stream. In place, the buffers overlap as NCCL requires: they are the same
-    buffer, or one of them is the rank's own chunk of the other.
+    `run` starts one operation on the current stream. For an in-place operation, the buffers overlap as NCCL requires: they are
+    the same buffer, or one of them is the rank's chunk of the other buffer.
 
     Raises:
         RuntimeError: out of memory.

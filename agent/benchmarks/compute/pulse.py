@@ -3,8 +3,8 @@
 In a launch of one host, the GPUs are also loaded one after the other, each while the others are idle.
 
 A weak power supply or regulator carries a steady load, but fails if the load jumps from idle to full: clocks fall, products are
-wrong, or the GPU is lost. All GPUs of a host, and in a gang those of all hosts, begin each period at the same time. Meanwhile
-the supervisor reads the power of the GPUs more often than NVML updates it.
+wrong, or the GPU is lost. All GPUs of a launch, of one host or several, begin each period at the same time. Meanwhile the
+supervisor reads the power of the GPUs more often than NVML updates it.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ LEAST_PERIODS = 2
 DUTY = 0.5
 """Share of a period in which the GPU is loaded."""
 LATEST = 0.1
-"""A period counts as kept only if its load begins late by at most this share of the period."""
+"""A period counts as kept only if its load begins too late by at most this share of the period."""
 DEPTH = 2
-"""Products in the GPU's queue at once: so many that the GPU never waits for the host, so few that the load ends in time."""
+"""Number of products in the GPU's queue: enough that the GPU never waits for the host, few enough that the load ends in time."""
 SPIN_S = 0.001
 """The host does not sleep in the last SPIN_S seconds before a period begins or the wave ends: a sleep may last too long."""
 TURN_S = 0.01
-"""When the GPUs are loaded one after the other: seconds from the beginning of a GPU's turn to its first period, and seconds
-between two checks by the waiting ranks whether the turn is over."""
+"""While the GPUs are loaded one after the other: seconds from the beginning of a GPU's turn to its first period. The waiting
+ranks also check at this interval whether the turn has ended."""
 IDLE_S = 0.2
-"""Pause before the first period of each wave, so that this period begins at idle like the later ones."""
+"""Pause before the first period of each wave, so that the GPU is idle before this period as it is before the later ones."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -93,7 +93,7 @@ def _fast_telemetry(context: Context) -> Iterator[None]:
 
 
 class Load:
-    """Matrix products on this rank's device, with the number of wrong ones."""
+    """Matrix products on this rank's device, and the number of wrong products."""
 
     def __init__(self, context: Context, dtype: str, size: int) -> None:
         self.wrong = 0
@@ -136,7 +136,7 @@ class Load:
         self.wrong += int(differs)
 
     def verify(self) -> None:
-        """Check the last product against its factors, too."""
+        """Check the last product against its factors, and mark the load as verified."""
         self._verify_last()
         self.is_verified = True
 
@@ -155,7 +155,7 @@ class Wave:
     begun: list[float] = field(default_factory=list)
     """When the load of each period began."""
     loaded_s: list[float] = field(default_factory=list)
-    """For how long the load of each period lasted."""
+    """How long the load of each period lasted."""
 
     @property
     def end(self) -> float:
@@ -177,7 +177,7 @@ class Wave:
 
     @property
     def periods_s(self) -> list[float]:
-        """Return the measured lengths of the periods in seconds, each from the begin of its load to that of the next period."""
+        """Return the measured length of each period in seconds: from the start of its load to the start of the next load."""
         return [later - earlier for earlier, later in zip(self.begun, self.begun[1:], strict=False)]
 
     @property
@@ -259,7 +259,7 @@ def _report_share(context: Context, work: float, common: Mapping[str, Any]) -> N
 
 
 def _measure_alone(context: Context, load: Load, seconds: float, common: Mapping[str, Any]) -> None:
-    """Load one GPU of the host after the other; the others are idle meanwhile."""
+    """Load the GPUs of the host one after the other, each while the others are idle."""
     prefix = f"pulse/alone/{context.node}/{common['period_ms']}"
     for rank in range(context.local_world_size):
         context.set_phase(f"pulse {common['period_ms']} ms, rank {rank} alone")

@@ -1,8 +1,9 @@
-"""The tournament of verbs: pairs of hosts, with each rail alone, all rails together, or both (the setting `sharings`).
+"""The RDMA tournament: run perftest between pairs of hosts, on each rail alone, on all rails together, or both (`sharings`).
 
-Both hosts of a pair compute the same list of runs. In each run one host starts the servers and posts their TCP ports in the
-store, and the other connects. After a run both post which rails failed. Both leave the failed rails out of the rest of the round.
-If the failed test used GPU memory, the rail is kept, because perhaps only the support of GPU memory is missing.
+A rail is a pair of ports in equal positions on the two hosts. Both hosts of a pair compute the same list of runs. In each run one
+host starts the servers and posts their TCP ports in the launch's store, and the other host connects. After a run both hosts post
+which rails failed, and leave these rails out of the rest of the round. If the failed test used GPU memory, the rail is kept,
+because perhaps only the support of GPU memory is missing.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def measure_pairs(
     ports: Sequence[RdmaPort],
     request: Mapping[str, Any],
 ) -> None:
-    """Report `verbs.*` of each port with the port of the same rail on every partner.
+    """Report the `verbs.*` figures of each port of this host, measured with the same rail's port of every partner.
 
     Args:
         context, settings: the rank and the benchmark's settings.
@@ -148,13 +149,13 @@ class PairOfHosts:
         gang: Sequence[str],
         count: int,
     ) -> None:
-        """Run every test of the round. Report the tests in which this host is the client or both send at once (`both_ways`).
+        """Run every test of the round. Report the tests in which this host is the client or both hosts send (`both_ways`).
 
         Args:
             settings: the benchmark's settings.
             ports: the ports of this host.
             partner_slots: the slots of the partner's ports; None if it did not report them.
-            gang: the planned hosts. Of the two hosts of the pair, the one that comes first here is the first client of each test.
+            gang: the planned hosts. The host of the pair that comes first in this list is the first client of each test.
             count: number of the round, from 1.
         """
         rails = self._rails(ports, partner_slots or []) if partner_slots is not None else []
@@ -280,7 +281,7 @@ class PairOfHosts:
                 theirs = f"{self._other}: {_one_line(answers[slot])}" if slot in answers else ""
             else:
                 theirs = f"{self._other} did not answer"
-            # The server's error is often a consequence of the client's.
+            # The server's error is often a consequence of the client's error, so the client's error is preferred.
             own = problems.get(port.slot, "")
             reason = own or theirs if is_client else theirs or own
             if not reason:
@@ -299,5 +300,5 @@ class PairOfHosts:
 
 
 def _one_line(answer: object) -> str:
-    """Return the text that another host posted, in one line without control characters, shortened."""
+    """Return the text that another host posted, in one line without control characters, cut to MAX_REASON characters."""
     return " ".join("".join(char if char.isprintable() else " " for char in str(answer)).split())[:MAX_REASON]

@@ -1,9 +1,9 @@
-"""Memory tests that need time: data stay in memory for minutes, on an idle or a hot device, or words nearby are rewritten often.
+"""Memory tests that need time: data stay in memory for minutes on an idle or hot device, or neighbouring words change often.
 
 The tests are those of memtest86+ (moving inversions, modulo 20, bit fade; https://www.memtest86.com/tech_memtest-algoritm.html
-explains the first two) and of cuda_memtest, which brought them to GPUs. It is not known here to which row and bank of the
-memory an address belongs. So `neighbours` does not aim at single rows, but disturbs memory with stripes of several widths. Nor
-is it known in which order a device accesses the words of one part (the words that one call reads or writes).
+explains the first two) and of cuda_memtest, which brought them to GPUs. The row and bank of an address are unknown. So
+`neighbours` does not aim at single rows, but disturbs memory with stripes of several widths. The order in which a device
+accesses the words of one part (the words that one call reads or writes) is also unknown.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ BYTE_PATTERNS = [int.from_bytes(bytes([1 << bit]) * 8, "big", signed=True) for b
 REWRITES = 2
 """Times that `modulo_20` rewrites all words but every 20th; memtest86+ rewrites them "one or more times"."""
 STRIPE_BYTES = (256, 1024, 4096, 16384, 65536)
-"""Widths of the stripes of `neighbours`, around 1 KiB: the size of a row of a pseudo channel of HBM2 and HBM3 (JEDEC JESD235 and
-JESD238)."""
+"""Widths of the stripes of `neighbours`. The second width, 1 KiB, is the row size of a pseudo channel of HBM2 and HBM3 (JEDEC
+JESD235 and JESD238)."""
 INVERSIONS = 32
 """Times that `neighbours` inverts every second stripe before it reads all words; even, so that the stripes end as they began."""
 
 Test = Callable[[Context, MemoryUnderTest, WrongWords, float], int]
-"""Runs for about the seconds of its last argument, at least for one pass, and returns the number of passes."""
+"""Runs for about as many seconds as its last argument, but at least one pass. Returns the number of passes."""
 
 
 def _fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_s: float) -> int:
@@ -60,13 +60,16 @@ def _fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_
 
 
 def _hot_fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_s: float) -> int:
-    """Write each pattern, heat the device with matrix products in the rest of its memory, then read the pattern."""
+    """Write each pattern, heat the device with matrix products in the rest of its memory, then read the pattern.
+
+    Wrong products are not counted here; `stress` counts them.
+    """
     on_gpu = context.device.type == "cuda"
     dtype = "fp16" if unsupported_reason("bf16", context.device) else "bf16"
     multiply, _ = build_product(
         dtype if on_gpu else "fp32", HEATER_SIZE if on_gpu else CPU_HEATER_SIZE, context.device, seed=1
     )
-    multiply()  # the library allocates its memory now; `stress` counts wrong products, this test does not
+    multiply()  # the library allocates its memory now, not while a pattern is in memory
     for pattern in FADE_PATTERNS:
         memory.write(partial(fill, pattern=pattern))
         context.synchronize()
@@ -101,7 +104,7 @@ def _moving_inversions(context: Context, memory: MemoryUnderTest, errors: WrongW
 
 
 def _modulo_20(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
-    """Write every 20th word once and all others several times, then read all; then the same with each of the other 19 offsets.
+    """For each of 20 offsets, write every 20th word once and all other words several times, then read all words.
 
     A cache cannot hide an error, because all of the memory is written between the write and the read of a word.
     """
@@ -118,9 +121,9 @@ def _modulo_20(context: Context, memory: MemoryUnderTest, errors: WrongWords, nu
 def _neighbours(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
     """Invert every second stripe many times, then read all words.
 
-    This is done for each width of the stripes, first with the even stripes, then with the odd ones. All inversions of a chunk
-    come before those of the next one. A whole chunk of 1 GiB is larger than any cache of a GPU, so each inversion of such a
-    chunk reads and writes the memory itself.
+    This is done for each width of the stripes, first with the even stripes, then with the odd ones. All inversions of one chunk
+    are done before those of the next chunk. A whole chunk of 1 GiB is larger than any cache of a GPU, so each inversion of
+    such a chunk reads and writes the memory itself.
     """
     value = _random_word(number)
     for width in (size // 8 for size in STRIPE_BYTES):

@@ -37,7 +37,7 @@ class WrongWords:
     def compare(self, words: torch.Tensor, expected: torch.Tensor, fill: Fill, address: int) -> None:
         """Count the words that differ from what `fill` writes. `expected` has as many words as `words`; it is overwritten.
 
-        Each wrong word that is examined is read a second time. If it is right then, the transfer was faulty, not the memory cell.
+        Each examined wrong word is read a second time. If the second value is right, the transfer was faulty, not the memory cell.
         """
         fill(expected, address)
         wrong = words != expected
@@ -49,8 +49,8 @@ class WrongWords:
             most = MOST_EXAMINED - self._examined
             positions = wrong[start : start + SLICE].nonzero().view(-1)[:most] + start
             columns = ((positions + address).tolist(), expected[positions].tolist(), words[positions].tolist())
-            for place, wanted, read in zip(*columns, strict=True):
-                self._add(place * 8, wanted & UNSIGNED, read & UNSIGNED)
+            for word_address, wanted, read in zip(*columns, strict=True):
+                self._add(word_address * 8, wanted & UNSIGNED, read & UNSIGNED)
 
     def _add(self, address: int, expected: int, read: int) -> None:
         self._examined += 1

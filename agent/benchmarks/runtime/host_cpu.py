@@ -1,4 +1,4 @@
-"""The CPUs of a rank: which of them it uses, and how long its threads waited for one.
+"""The CPUs of a rank: which CPUs it uses, and how long its threads waited for a CPU.
 
 The waiting time shows whether busy CPUs or a CPU quota slowed the rank down. It comes from counters of the kernel, which are read
 before and after a benchmark and not during it.
@@ -55,7 +55,8 @@ def available_cpus() -> int:
 def pin_to_cpus(cpus: int, local_rank: int) -> None:
     """Limit this process and its children to `cpus` processors that no other rank of the host uses.
 
-    One hardware thread of each core is taken first, because two ranks on the two threads of one core would share that core.
+    The first hardware thread of every core is taken before any second one, because two ranks on the two threads of one core would
+    share that core.
 
     Raises:
         ValueError: there are not enough processors. (With fewer, the record would state more processors than the rank had.)
@@ -71,7 +72,7 @@ def pin_to_cpus(cpus: int, local_rank: int) -> None:
 
 
 def select_cpus(available: Sequence[int], cpus: int, local_rank: int, root: Path = Path("/")) -> list[int]:
-    """Return the processors of that local rank; fewer than `cpus` if `available` is too short for this rank and those before."""
+    """Return the processors of that local rank; fewer than `cpus` if `available` is too short for it and the ranks before it."""
 
     def thread_number(cpu: int) -> int:
         try:

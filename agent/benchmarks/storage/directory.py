@@ -78,7 +78,7 @@ def _supports_direct(work: str) -> bool:
                 os.fsync(descriptor)
                 return bool(flag)
             except OSError as error:
-                if not flag or error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # no O_DIRECT here
+                if not flag or error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # both: O_DIRECT is not supported
                     raise
             finally:
                 if descriptor >= 0:
@@ -91,7 +91,7 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
     Args:
         directory: the directory.
-        now: the time by the file system's clock. By the clock of this host, if it is wrong, directories in use could look old.
+        now: the time by the file system's clock. The clock of this host may be wrong, so that directories in use would look old.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
@@ -103,7 +103,7 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
 
 def mount_of(mountinfo: str, directory: str) -> tuple[str, str]:
-    """Return type and source of the mount that contains the directory (proc(5)). Of two mounts in one place the last counts."""
+    """Return type and source of the mount that contains the directory (proc(5)). Of several mounts on one directory, the last counts."""
     best = ("", "", "")
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")

@@ -1,6 +1,6 @@
 """Images per second that the host's CPUs prepare for each rank, compared with the rate at which the rank's device trains.
 
-All ranks of the host load images at once, because they share its CPUs: one rank alone would be far faster than in real training.
+All ranks of the host load images at once, because they share its CPUs: a single rank would load far faster than in real training.
 The images are in memory, so the figure depends on the CPUs and not on the disk. Each image is shifted, rotated and normalized
 individually, as in PyTorch's examples. No process group is used, because ranks on different hosts do not affect each other here.
 """

@@ -61,7 +61,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 def largest_deviation(losses: Sequence[float], reference: Sequence[float]) -> float:
     """Return the largest |loss - reference| / reference over all steps."""
-    return max(abs(loss - right) / right for loss, right in zip(losses, reference, strict=True))
+    return max(abs(loss - expected) / expected for loss, expected in zip(losses, reference, strict=True))
 
 
 def train(settings: Mapping[str, Any], dtype: str, device: torch.device) -> list[float]:
@@ -88,7 +88,7 @@ def train(settings: Mapping[str, Any], dtype: str, device: torch.device) -> list
 
 
 def compute_loss(weights: Sequence[torch.Tensor], tokens: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mean loss of the next tokens in rows (N, sequence + 1)."""
+    """Return the mean cross-entropy of predicting each next token. `tokens` has rows (N, sequence + 1)."""
     embedding, *blocks, head = (weight.to(dtype) for weight in weights)
     states = nn.functional.one_hot(tokens[:, :-1], VOCABULARY).to(dtype) @ embedding
     batch, sequence, width = states.shape
