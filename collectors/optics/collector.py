@@ -1,9 +1,9 @@
 """Read the module and the physical layer of every Ethernet, InfiniBand and RoCE port, with ethtool and mlxlink.
 
-A port of an adapter for RDMA has the scope of the `infiniband` collector (`hca=mlx5_0,port=1`). Another Ethernet port has the
-scope of the `network` collector with the label `port`, which is always 1 (`nic=eth0,port=1`). ethtool reads ports with an
-Ethernet interface; mlxlink reads adapters of NVIDIA. Both read a RoCE port of an NVIDIA adapter: ethtool takes precedence, except
-that the module comes from mlxlink if only mlxlink has measurements of its lanes.
+A port of an RDMA adapter has the scope of the `infiniband` collector (`hca=mlx5_0,port=1`). Any other Ethernet port has the scope
+of the `network` collector and a label `port`, which is always 1 (`nic=eth0,port=1`). ethtool reads ports with an Ethernet
+interface; mlxlink reads adapters of NVIDIA. Both read a RoCE port of an NVIDIA adapter. Then ethtool takes precedence, except that
+the module's readings come from mlxlink if only mlxlink has measurements of the module's lanes.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ NVIDIA = "0x15b3"
 VIRTUAL_DRIVERS = frozenset({"ena", "gve", "hv_netvsc", "virtio_net", "vmxnet3"})
 VIRTUAL_FUNCTIONS = frozenset({"0x1014", "0x1016", "0x1018", "0x101a", "0x101c", "0x101e"})
 """PCI device IDs of virtual functions of ConnectX-4 to ConnectX-8 (Linux, mlx5/core/main.c). In a virtual machine they look like
-adapters; mlxlink takes 10 s for one and reads nothing."""
+adapters; mlxlink takes 10 s for such a function and reads nothing."""
 _TOOLS = ("mlxlink", "mstlink")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Port:
-    """A port. ethtool knows it as `interface`, and mlxlink as `adapter`; a name is empty if the tool cannot read the port."""
+    """A port. `interface` is its name for ethtool, `adapter` its name for mlxlink; empty if that tool cannot read the port."""
 
     labels: Labels
     interface: str
@@ -67,8 +67,8 @@ class OpticsCollector:
             family.labels = (*labels, "lane") if name in OF_LANES else labels
             family.bounds = POWER_BOUNDS if family.unit == "W" else None
         ethtool = Ethtool(find_program(self._root, "ethtool"))
-        found = (find_program(self._root, tool) for tool in _TOOLS)
-        tool = next((path for path in found if path), None)
+        paths = (find_program(self._root, tool) for tool in _TOOLS)
+        tool = next((path for path in paths if path), None)
         readers = {number: partial(self._read, port, ethtool, tool) for number, port in enumerate(ports)}
         for number, result in call_with_deadline(readers, DEADLINE_S).items():
             module, link = (absent_module(result), absent_port(result)) if isinstance(result, Absent) else result

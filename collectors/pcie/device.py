@@ -22,7 +22,7 @@ class Device:
     is_coherent: bool = False
     """Whether the GPU is attached to its Grace CPU by NVLink-C2C, so that its PCIe link carries no data."""
     limits: dict[str, Value | Absent] = field(default_factory=dict)
-    """Reading -> highest PCIe generation or width of the device, or of the port above it. Empty until all were read once."""
+    """Reading -> highest PCIe generation or width of the device, or of the port above it. Empty until all of them are known."""
 
 
 class PciBus:

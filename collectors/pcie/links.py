@@ -40,7 +40,7 @@ KINDS = {
     "pcie.port.address": ("1", "PCI address of the port above the device"),
     "pcie.power_state": ("1", "Power state of the device"),
     "pcie.numa_node": ("1", "NUMA node of the device"),
-    "pcie.driver": ("1", "Driver that the GPU is bound to; none: to no driver"),
+    "pcie.driver": ("1", "Driver that the GPU is bound to; none if the GPU has no driver"),
 }
 COUNTERS = [name for name in KINDS if ".aer." in name]
 VARYING = [
@@ -156,7 +156,7 @@ class PcieCollector:
 
 
 def parse_generation(speed: str) -> Value | Absent:
-    """Return the PCIe generation of a link speed: 5 for `32.0 GT/s PCIe`. An Absent says why a speed has none."""
+    """Return the PCIe generation of a link speed: 5 for `32.0 GT/s PCIe`. If there is none, return an Absent with the reason."""
     number = speed.split(" ", 1)[0]
     try:
         return GENERATIONS[float(number)]

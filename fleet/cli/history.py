@@ -1,4 +1,4 @@
-"""`rackproof history`: add runs to the history of the fleet, and ask it questions."""
+"""`rackproof history`: add runs to the history of the fleet, and query it."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--model",
         default="",
-        help="figure: GPU model, such as 'NVIDIA H200'; import: model of figures whose file names none",
+        help="figure: GPU model, such as 'NVIDIA H200'; import: model for a file that does not name one",
     )
     verb.add_argument("--value", type=float, help="figure: print the percentile of this value, in the SI unit")
     verb.add_argument("--all", action="store_true", help="figure: include hosts that were not accepted")
@@ -218,7 +218,7 @@ def _import(options: argparse.Namespace) -> int:
         ]
         print(", ".join(counts))
         for kind in sorted({str(item["kind"]) for item in added if item.get("kind", REAL) != REAL}):
-            print(f"runs of kind {kind} are kept apart: ask with --kind {kind}")
+            print(f"runs of kind {kind} are stored separately: query them with --kind {kind}")
     return TROUBLE if failed else 0
 
 

@@ -1,4 +1,4 @@
-"""`rackproof plan`: plan from inventory and profile what a run must measure on each host."""
+"""`rackproof plan`: derive from inventory and profile what a run must measure on each host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add plan to the command."""
     plan = verbs.add_parser(
         "plan",
-        help="plan from inventory and profile what a run must measure on each host, and estimate the time; "
+        help="derive from inventory and profile what a run must measure on each host, and estimate the time; "
         "exits 75 if the run is locked",
         epilog="examples: rackproof plan -i inventory/rack12 --profile smoke; "
         "rackproof plan --hosts n1,n2 --gpus 8 --run-dir runs/r1",
@@ -93,7 +93,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _earlier_runs(option: Path | None, variables: Variables) -> tuple[Path | None, Path | None]:
-    """Return the history of the fleet and the directory of runs by which tests are selected; None for one that is not given."""
+    """Return the history of the fleet and the directory of runs by which tests are selected; each is None if it is not given."""
     if option is None:
         store = str(variables.get("rackproof_history") or "")
         return (Path(store) if store else None), None

@@ -27,7 +27,7 @@ LABELS = COLLECTED_LABELS - {"phase"} | {"gpu", "cpu", "peer", "partner", "gang"
 AT_LEAST_1 = frozenset({"size_bytes", "world_size", "batch_size"})
 """Parameters that are at least 1. Other whole numbers can be 0, for example a count, or the number of the first node or rank."""
 DECIMAL_SIZE = 10**9
-"""A size that is a multiple of this number of bytes was probably written in GB, where a profile has GiB."""
+"""A size that is a multiple of this number of bytes was probably written in GB, but sizes in profiles are in GiB."""
 COLLECTOR_PREFIXES = tuple({f"{name.split('.')[0]}." for name in READINGS})
 
 Outputs = Sequence[tuple[Output, Benchmark | None]]

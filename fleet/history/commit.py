@@ -1,4 +1,4 @@
-"""Change the index of a history, so that no writer loses what another one added.
+"""Change the index of a history, so that no writer overwrites what another writer added.
 
 Writers wait for each other with a file lock. That lock is not enough: on a network file system it may be local to each machine
 (NFS with `nolock`), or missing. So a writer commits version N + 1 of the index by renaming a directory to `index-<N + 1>`. On
@@ -74,9 +74,9 @@ def change(directory: Path, kind: str, apply: Callable[[Index], Result]) -> Resu
 def writer(directory: Path, kind: str) -> Iterator[Index]:
     """Yield the index, which the caller may change, and commit it. A second writer waits, at most LOCK_WAIT_S.
 
-    The index is written when the block ends without an exception; then the files that it listed before and lists no longer are
-    removed. If the block fails, the files that it added are removed. Besides these, only older versions of the index, and
-    temporary files older than STALE_S, are removed: other files may belong to another program, or to an index that was lost.
+    The index is written when the block ends without an exception; then the files that are no longer in the index are removed. If
+    the block fails, the files that it added are removed. Besides these, only older versions of the index, and temporary files
+    older than STALE_S, are removed: other files may belong to another program, or to an index that was lost.
 
     Raises:
         IndexChangedError: another writer was faster; nothing was changed.
@@ -104,7 +104,7 @@ def writer(directory: Path, kind: str) -> Iterator[Index]:
         except Exception as error:
             newest = read_index(directory, kind) or Index(kind=kind)
             _remove(place, index.published - {item.path for item in newest.files})
-            if newest.generation > index.generation:  # its writer may have removed a file that the change needed
+            if newest.generation > index.generation:  # the other writer may have removed a file that was needed
                 raise IndexChangedError(f"{place}: {error}") from error
             raise
         _remove(place, (before | index.published) - {item.path for item in index.files})
@@ -191,7 +191,7 @@ def _has_lost_its_index(place: Path) -> bool:
 
 
 def _remove_stale(place: Path) -> None:
-    """Remove the temporary directories of writers that were killed at least a day ago."""
+    """Remove temporary files and directories that are older than STALE_S."""
     os.utime(place / LOCK)  # the present time by the clock of the file system, which also dates the directories
     now = (place / LOCK).stat().st_mtime
     for path in place.iterdir():

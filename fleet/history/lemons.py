@@ -1,7 +1,8 @@
-"""Find racks, hosts, slots and parts that fail again and again. Racks are searched first, then hosts, slots and parts.
+"""Find lemons: racks, hosts, slots and parts that fail again and again. Racks are searched first, then hosts, slots and parts.
 
-An episode of a whole rack or host (see `episodes`) counts only for that rack or host. From the other episodes, a host gets the
-number of its slots or of its parts that failed, whichever is smaller, and a slot gets the number of serials that failed in it. So
+An episode (a failure that lasts until the part passes, see `episodes`) of a whole rack or host counts only for that rack or host.
+From the other episodes, a host gets the number of its slots or of its parts that failed, whichever is smaller, and a slot gets
+the number of serials that failed in it. So
 if one GPU after another fails in a host, or if each GPU that is put into a slot fails, the finding names the host or the slot,
 not the GPUs. The remaining episodes count for the part. A part is identified by its serial, wherever it was installed.
 Episodes of a part without a serial count only for its host and its slot.
@@ -26,7 +27,7 @@ from schemas.scopes import Scope
 HARDWARE = ("rma", "inspect_hardware", "reseat", "recable", "recover_imex_domain", "drain_p2p", "reset_gpu", "reboot")
 """Actions of causes that count. A wrong setting (`configure`) is not a fault of a part."""
 COUNTED = f"not waived and action in ({', '.join(map(repr, HARDWARE))})"
-"""The condition of a cause that counts, in SQL."""
+"""SQL condition that selects the causes that count."""
 MIN_EPISODES = 2
 MAX_CHANCE = 0.05
 """A finding is a lemon if fewer parts than this are expected to have as many episodes by chance."""
@@ -100,7 +101,7 @@ def lemons(history: History) -> list[Lemon]:
 
 
 def _repeated(causes: Iterable[Mapping[str, Any]], key: str) -> set[str]:
-    """Return the serials or hosts with failures in several runs. The runs of all others need not be known."""
+    """Return the serials or hosts with failures in several runs. Only their runs need to be known."""
     failing: dict[str, set[str]] = defaultdict(set)
     for item in causes:
         failing[item[key]].add(item["nonce"])
@@ -142,7 +143,7 @@ def _rack_hosts(history: History) -> dict[tuple[str, str], int]:
 
 
 def _exposures(history: History) -> Exposures:
-    """Return how many parts, slots, hosts and racks there are, by the number of their runs with a right date."""
+    """Return how many parts, slots, hosts and racks there are, by the number of their runs with a correct date."""
     kind = "split_part(slot, '=', 1)"
     rows = history.rows(
         f"""with counted as (
@@ -170,7 +171,7 @@ def _racks(episodes: Episodes) -> list[_Group]:
 def _hosts(episodes: Episodes, measured: MeasuredRuns) -> list[_Group]:
     """Return for each host its failures: those of the whole host, and the number of slots or of parts that failed alone.
 
-    The smaller of these two numbers counts.
+    The smaller of the numbers of slots and of parts counts.
     """
     common, alone = (_by(items, lambda item: item.host) for items in (episodes.hosts, episodes.alone))
     result = []
@@ -236,7 +237,7 @@ def _unexplained(alone: Iterable[Episode], groups: Iterable[_Group], found: Iter
 
 
 def _tested(groups: Sequence[_Group], exposures: Exposures, measured: MeasuredRuns) -> list[Lemon]:
-    """Return a Lemon for each group with several episodes, whether it is likely to be chance or not."""
+    """Return a Lemon for each group with several episodes, even if they are likely to be chance."""
     totals = Counter[tuple[str, str]]()
     members = Counter[tuple[str, str]]()
     for group in groups:

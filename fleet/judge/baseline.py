@@ -31,11 +31,11 @@ MIN_VALUES_FOR_OUTLIERS = 5
 MIN_RUNS_FOR_NOISE = 3
 """With fewer runs, the noise from run to run is unknown."""
 NEAR_FRACTION = 0.01
-"""Fraction of the middle value: a run this close to the middle is never an outlier, however close together the others are."""
+"""Fraction of the middle value: a run this close to the middle is never an outlier, however little the other runs scatter."""
 OUTLIER_SIGMAS = 5.0
 """Values more than this many standard deviations from the middle are outliers."""
 MAX_NOISE_MARGIN = 0.25
-"""Fraction of the level. If the noise margin is larger than this and than the criterion's own distance, there is no limit."""
+"""Fraction of the level. If the noise margin exceeds both this fraction and the criterion's distance, there is no limit."""
 MIDDLE_HALF_SIGMAS = 1.349
 """Width of the middle half of a normal distribution, in standard deviations."""
 STDEV_BIAS = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
@@ -51,7 +51,7 @@ OUTCOME_PARAMS = frozenset(
         *("passes", "elapsed_s", "wrong_addresses", "wrong_bits"),
     }
 )
-"""Parameters that describe the outcome of a measurement. They are not settings, so figures that differ in them are compared."""
+"""Parameters that describe the outcome of a measurement, not its settings. Figures that differ only in them are compared."""
 READINGS = {
     "gpu.pcie.generation": 1,
     "gpu.pcie.width": 1,
@@ -62,9 +62,9 @@ READINGS = {
     "infiniband.rate": 1,
     "network.speed": 1,
 }
-"""Readings in a baseline -> 1 if more is better, -1 if less is.
+"""Readings in a baseline -> 1 if more is better, -1 if less is better.
 
-For links the best reading of a run counts, since idle links lower their speed. Wear (-1) only grows."""
+For links the best reading of a run counts, since idle links lower their speed. Readings of wear (-1) only grow."""
 BASELINE_UNITS = RATE_UNITS | {"W", "Hz", "Cel"}
 BASELINE_NAMES = frozenset(
     {"latency", "graph_latency", "step_time", "save_time", "restore_time", "mfu", "hidden_share"}
@@ -156,7 +156,7 @@ def noise(level: Level) -> float:
 
 
 def direction(name: str, unit: str) -> int:
-    """Return 1 if more is better, -1 if less is, 0 if neither is known."""
+    """Return 1 if more is better, -1 if less is better, 0 if neither is known."""
     last = name.rpartition(".")[2]
     if name in READINGS:
         return READINGS[name]
@@ -253,9 +253,9 @@ class AcceptedRecord:
 def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
     """Return the limit by the accepted level, and its explanation; None if the noise is too large, or is needed and not known.
 
-    The distance from the level is the criterion's, or its multiple of the figure's noise if that is larger. A criterion with
-    fraction 1 uses the noise alone, and gives no limit if the noise is unknown or 0, except for figures with the unit 1. A
-    criterion with `change` ignores the noise.
+    The distance from the level is the criterion's fraction, or the criterion's multiple of the figure's noise if that is larger. A
+    criterion with fraction 1 uses the noise alone, and gives no limit if the noise is unknown or 0, except for figures with the
+    unit 1. A criterion with `change` ignores the noise.
 
     Raises:
         ValueError: the criterion compares with no baseline.

@@ -51,10 +51,10 @@ def _case(case: dict[str, object], place: dict[str, str]) -> Iterator[Row]:
     name, matrix = str(case.get("name", "")), [as_list(line) for line in as_list(case.get("bandwidth_matrix"))]
     if case.get("status") != "Passed" or not matrix or "GB/s" not in str(case.get("bandwidth_description")):
         return
-    own, settings, factor = SAME.get(name, (f"nvbandwidth.{name}", {}, 1.0))
+    figure, settings, factor = SAME.get(name, (f"nvbandwidth.{name}", {}, 1.0))
     if name == BOTH_WAYS and len(matrix) == 3 * len(matrix[0]):
-        own, settings, matrix = "peer_copy.bandwidth", {"direction": "both_ways"}, matrix[2 * len(matrix[0]) :]
+        figure, settings, matrix = "peer_copy.bandwidth", {"direction": "both_ways"}, matrix[2 * len(matrix[0]) :]
     for line in matrix:
         for column, cell in enumerate(line):
             if value := number(cell):
-                yield row(own, value * factor * 1e9, "B/s", settings, tool_name=name, slot=f"gpu={column}", **place)
+                yield row(figure, value * factor * 1e9, "B/s", settings, tool_name=name, slot=f"gpu={column}", **place)
