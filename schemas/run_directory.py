@@ -24,7 +24,7 @@ PLAN_BYTES = 64_000_000
 
 
 def record_name(host: str, gang: str = "") -> str:
-    """Return the path of a host's record within a run directory; with `gang`, of the record of the host's part in that gang."""
+    """Return the path of a host's record within a run directory; with `gang`, of its record of that gang's launches."""
     return f"{GANGS}/{gang}/{host}.json" if gang else f"{HOSTS}/{host}.json"
 
 
@@ -99,7 +99,7 @@ class RunDirectory:
         return self.root / LOCK
 
     def record(self, host: str, gang: str = "") -> Path:
-        """Return the path of a host's record; with `gang`, of the record of the host's part in that gang."""
+        """Return the path of a host's record; with `gang`, of its record of that gang's launches."""
         return self.root / record_name(host, gang)
 
     def bmc_record(self, host: str) -> Path:

@@ -17,10 +17,10 @@ NO_SPEEDS = (".accuracy", ".mtu")
 
 
 def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it fails a speed, and other processes used the GPU, add the GPU's scope and the action `configure`.
+    """Return the verdict. If a speed fails, and other processes used the GPU, add the GPU's scope and the action `configure`.
 
     A GPU counts as used by other processes if it had compute processes outside of the launches of the run. A figure of the whole
-    host counts as one of all its GPUs.
+    host counts as a figure of all its GPUs.
     """
     if not view.host.share_gpus or verdict.verdict != FAIL or not is_speed(verdict):
         return verdict
@@ -35,7 +35,7 @@ def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
 
 
 def is_speed(verdict: Verdict) -> bool:
-    """Return whether the limit is a least rate or a longest time: a healthy part that another process uses may miss it."""
+    """Return whether the limit is a minimum rate or a maximum time: a healthy part that another process uses may miss it."""
     if not from_benchmark(verdict.name) or verdict.name.endswith(NO_SPEEDS):
         return False
     return verdict.operator in FLOORS or (verdict.operator in CEILINGS and verdict.unit == "s")

@@ -53,7 +53,7 @@ REMEDIES = (
     (
         r"python[\d.]*'?: (not found|No such file or directory)|module interpreter .* was not found",
         "this Python is not on the host: install python3, or set ansible_python_interpreter and rackproof_python to an "
-        "installed one",
+        "installed Python",
     ),
 )
 

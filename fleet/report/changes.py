@@ -70,7 +70,7 @@ def _row(change: Change) -> tuple[str, ...]:
 
 
 def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> list[Table | Text]:
-    """Return a table of the changes for a terminal, and the numbers of those that it leaves out.
+    """Return a table of the changes for a terminal, and lines that count the changes that the table leaves out.
 
     Regressions, changed parts, and what is unclear or missing come first. A row has the changes of one kind to a part; parts with
     equal changes share a row. Unless `everything` is true, changes of MINOR_KINDS are only counted.
@@ -120,7 +120,7 @@ def _content(change: Change) -> tuple[object, ...]:
 
 
 def has_values(change: Change) -> bool:
-    """Return whether the values before and now explain the change; else its text does."""
+    """Return whether the old and the new value explain the change. Otherwise its text does."""
     return change.old is not None and change.new is not None and not change.is_unreported and change.kind not in PARTS
 
 
@@ -134,7 +134,7 @@ def _names(parts: Sequence[str]) -> str:
 
 
 def _what(change: Change) -> str:
-    """Return the values before and now; for a change that they do not explain, its sentence."""
+    """Return the old and the new value of a change, or its text if these values do not explain it."""
     if not has_values(change):
         return clean(change.text, TEXT_LIMIT)
     params = params_text(change.params)

@@ -167,7 +167,7 @@ def _host_reports(
 
     In a large fleet at most MEASURED_HOSTS hosts keep their measurements: first hosts that are rejected even without manifest and
     cables, then the others in the order of the plan. `reports` may have the measurements of more hosts, because each process that
-    judged a share of the hosts kept some.
+    judged a share of the hosts kept the measurements of some of them.
     """
     hosts = [reports[host.name] for host in context.plan.hosts]
     if not context.in_full:
@@ -187,7 +187,7 @@ def _host_reports(
 def _limit_verdicts(exceptions: Sequence[Verdict]) -> list[Verdict]:
     """Return at most MAX_VERDICTS verdicts in the order of the plan.
 
-    If there are more, each host keeps at most MAX_VERDICTS_OF_HOST of its own, failures first.
+    If there are more, each host keeps at most MAX_VERDICTS_OF_HOST of its verdicts, failures first.
     """
     if len(exceptions) <= MAX_VERDICTS:
         return list(exceptions)

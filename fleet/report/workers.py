@@ -45,7 +45,7 @@ def shares(units: Sequence[Unit], count: int) -> list[Share]:
 
 
 def map_shares(call: Callable[[_Context, Share], _Result], context: _Context, shares: Sequence[Share]) -> list[_Result]:
-    """Return `call(context, share)` for each share; several shares have one process each.
+    """Return `call(context, share)` for each share. If there are several shares, each runs in its own process.
 
     Raises:
         RunError: the system killed one of the processes.

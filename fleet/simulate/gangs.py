@@ -89,7 +89,7 @@ def _end_launch(
 ) -> dict[str, Doc]:
     """Change the records of a launch that a rank of `host` ended, so that no host has measured anything.
 
-    If the rank was unable to take part, only its own host reports it. Otherwise, every host of the launch reports it.
+    If the rank was unable to take part, only its host reports the failure. Otherwise, every host of the launch reports it.
     """
     benchmarks = list(plan.stage(GANG).benchmarks)
     devices = plan.host(host).devices
@@ -155,7 +155,7 @@ def _slow_pairs(plan: Plan, records: Mapping[str, Doc], host: str, reach: str) -
 
 
 def _leaf(record: Doc) -> Any:
-    """Return the switch of a host's first rail. Two hosts with the same switch on this rail have the same one on every rail."""
+    """Return the switch of a host's first rail. Two hosts that share this switch share a switch on every rail."""
     metrics = (metric for snapshot in record["snapshots"] for metric in snapshot["metrics"])
     return next(metric["values"][adapter_scope(0)] for metric in metrics if metric["name"] == "infiniband.switch_id")
 

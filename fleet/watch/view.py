@@ -57,7 +57,7 @@ class View:
     rehearsal: bool
     racks: tuple[str, ...]
     began: float
-    """When the plan was made, in seconds since 1970, like each moment here."""
+    """When the plan was made, in seconds since 1970, like every time in this class."""
     is_running: bool | None
     """Whether a playbook is running; None: this cannot be determined on this machine."""
     by: str
@@ -115,7 +115,7 @@ class View:
 
 
 def state_text(cell: StageCell) -> str:
-    """Return the progress of a running stage as `43 %`, else the state."""
+    """Return the progress of a running stage as `43 %`, otherwise the state, or `-` if there is none."""
     if cell.state == NONE:
         return "-"
     return percent(cell.progress) if cell.state == RUNNING and cell.progress is not None else cell.state
@@ -127,7 +127,7 @@ def expected_s(hosts: Sequence[HostStatus], stages_s: Mapping[str, float]) -> fl
     None if no stage is running or waiting, or if a running stage does not report when it ends.
 
     Args:
-        hosts: all hosts of the run. Those that left it do not count.
+        hosts: all hosts of the run. Hosts that left the run do not count.
         stages_s: stage -> its expected seconds, in order; empty if they are unknown.
     """
     current = [host for host in hosts if any(host.cells[stage].state == RUNNING for stage in stages_s)]

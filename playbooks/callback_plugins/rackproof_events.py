@@ -72,9 +72,9 @@ NO_ERRNO = 257
 USAGE = 64
 """Exit code if the operator's options select no task, or Ansible is too old."""
 MIN_ANSIBLE = (2, 19)
-"""The oldest supported ansible-core (pyproject.toml). Older ones lack attributes of results that this plugin reads."""
+"""The oldest supported ansible-core (pyproject.toml). Older versions lack attributes of results that this plugin reads."""
 TAGS = ("install", "configure", "run", "report")
-"""The tags of the plays, without `always` (tests/unit/roles/test_roles.py)."""
+"""The tags of the plays, without `always`. tests/unit/roles/test_roles.py checks that plays have no other tags."""
 LEASED = 75
 """Exit code of the agent if the host is leased to another run."""
 ROOT = Path(__file__).parents[2]
@@ -306,7 +306,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._failures.close()
         if self._is_ours and (reason := self._reason_without_tasks()):
             self._display.error(reason)
-            sys.exit(USAGE)  # Ansible ends with 0 if no host matches
+            sys.exit(USAGE)  # otherwise Ansible would exit with 0
 
     def _reason_without_tasks(self) -> str:
         """Return why nothing was done, and the remedy; empty if tasks ran.
@@ -425,7 +425,8 @@ def _is_unterminated(path: Path) -> bool:
 class HeartbeatThread(threading.Thread):
     """Displays the lines of `rackproof watch`, which runs in a separate process, so that its errors cannot affect Ansible.
 
-    Ansible forks for every task, so this thread must hold no lock while it waits for a line, as it would with a buffered pipe.
+    Ansible forks for every task, so this thread must not hold a lock while it waits for a line. Reading a buffered pipe would hold
+    one.
     """
 
     def __init__(self, directory: Path, every_s: float, display: Callable[[str], None]) -> None:

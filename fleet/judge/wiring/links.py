@@ -57,7 +57,7 @@ class PortLink:
 
     @property
     def switch_name(self) -> str:
-        """Return the name of the switch, or its ID if it sent none."""
+        """Return the name of the switch, or its ID if it sent no name."""
         return self.switch or self.switch_id
 
     @property
@@ -68,7 +68,7 @@ class PortLink:
 
     @property
     def kind(self) -> str:
-        """Return the first part of the names of its readings."""
+        """Return the first part of the names of the port's readings."""
         return "infiniband" if Scope.parse(self.scope).device_kind == "hca" else "network"
 
     @property
@@ -83,17 +83,17 @@ class PortLink:
 
     @property
     def ports(self) -> tuple[str, ...]:
-        """Return the scopes of the port: `nic=eth1` or `hca=mlx5_0,port=2`, and for an interface both, if known."""
+        """Return the scopes of the port: `nic=eth1` or `hca=mlx5_0,port=2`; both for an interface whose adapter is known."""
         is_known = self.adapter and self.adapter_port
         return (self.scope, *((f"hca={self.adapter},port={self.adapter_port}",) if is_known else ()))
 
     @property
     def own_end(self) -> str:
-        """Return `NIC ens8f0np0 of r12-h01`."""
+        """Return the host's end of the cable as text, such as `NIC ens8f0np0 of r12-h01`."""
         return f"{describe_scope(self.scope)} of {self.host}"
 
     def is_at(self, switch: str, port: str) -> bool:
-        """Return whether the other end is this port of this switch, as an operator writes them."""
+        """Return whether the other end is this port of this switch, both in an operator's spelling."""
         return (
             self.is_switch(switch) and bool(port) and port.casefold() in (self.port.casefold(), self.label.casefold())
         )
@@ -220,7 +220,7 @@ def _absent(view: HostView) -> dict[str, str]:
 
 
 def _changed(view: HostView) -> dict[str, str]:
-    """Return port -> a reason that names its switches, for each port that had more than one during the run: a moved cable."""
+    """Return port -> a reason that names its switches, for each port that had several switches during the run (a moved cable)."""
     seen: dict[str, dict[Value, None]] = {}
     for kind in KINDS:
         for _, metric in view.observations.metrics.get(f"{kind}.{SWITCH_ID}", ()):

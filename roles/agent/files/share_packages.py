@@ -17,4 +17,4 @@ paths = subprocess.run(
 ).stdout
 shared = pathlib.Path(sysconfig.get_path("purelib"), "rackproof_shared.pth")
 shared.write_text(paths)
-shared.chmod(0o644)  # independent of the umask, because the user of the exporter's service reads it too
+shared.chmod(0o644)  # independent of the umask, because the account of the exporter's service also reads this file
