@@ -1,4 +1,4 @@
-"""Defaults and maxima of the exporter's settings, in a module that `rackproof export --detach` can import without the exporter."""
+"""Defaults and maxima of the exporter's settings. `rackproof export --detach` imports this module, but not the exporter."""
 
 from __future__ import annotations
 

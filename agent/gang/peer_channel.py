@@ -114,7 +114,7 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host decides on the culprit: if every watcher before it has finished, is silent or has sent nothing.
+        """Return whether this host names the culprit: if each watcher before it has finished, is silent or has sent nothing.
 
         If this host is no watcher, all watchers come before it.
         """

@@ -108,4 +108,4 @@ def _has_started(end: RanksEnd, ranks: Sequence[Rank]) -> bool:
 
 
 def _describe_end(exit_code: int | None) -> str:
-    return "no exit code of its own" if exit_code is None else f"exit code {exit_code}"
+    return "no exit code" if exit_code is None else f"exit code {exit_code}"

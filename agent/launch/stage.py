@@ -222,7 +222,7 @@ def _reason_without_gpus(run: HostRun) -> str:
     indices = gpu_indices()
     if indices and not isinstance(indices, Absent):
         return ""
-    reason = indices.reason if isinstance(indices, Absent) else "NVML lists 0"
+    reason = indices.reason if isinstance(indices, Absent) else "NVML lists no GPU"
     remedy = "" if isinstance(indices, NotOpened) else ": nvidia-smi must list them; a container needs --gpus all"
     return f"the plan has {len(run.host.devices)} GPUs on host {run.host.name}, and the driver reports none ({reason}){remedy}"
 

@@ -1,4 +1,4 @@
-"""Run a soak: repeat one short launch until the planned time has passed, a finding ends the soak, or several rounds in a row fail.
+"""Run a soak: repeat a short launch until the planned time has passed, a finding ends the soak, or several rounds in a row fail.
 
 Each round is aggregated into the record. At least every CHECKPOINT_S, and after each round, the progress is written to
 `soak.json` next to the record. If the host or the supervisor fails, only the running round is interrupted, and the figures that

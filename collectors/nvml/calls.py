@@ -76,7 +76,7 @@ def _why_denied(root: Path) -> str:
     try:
         os.close(os.open(root / _CONTROL, os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as error:
-        # NVIDIA/nvidia-container-toolkit issue 48: systemd takes away a container's access to devices that systemd does not manage.
+        # NVIDIA/nvidia-container-toolkit issue 48: systemd revokes a container's access to devices that systemd does not manage.
         return (
             f"/{_CONTROL}: {error.strerror}: this process may not use the GPUs; a container loses them if `systemctl "
             "daemon-reload` runs on its host: start the container again"

@@ -2,8 +2,8 @@
 
 A port of an RDMA adapter has the scope of the `infiniband` collector (`hca=mlx5_0,port=1`). Any other Ethernet port has the scope
 of the `network` collector and a label `port`, which is always 1 (`nic=eth0,port=1`). ethtool reads ports with an Ethernet
-interface; mlxlink reads adapters of NVIDIA. Both read a RoCE port of an NVIDIA adapter. Then ethtool takes precedence, except that
-the module's readings come from mlxlink if only mlxlink has measurements of the module's lanes.
+interface; mlxlink reads adapters of NVIDIA. Both read a RoCE port of an NVIDIA adapter. Then ethtool takes precedence, but the
+module's readings come from mlxlink if only mlxlink has measurements of the module's lanes.
 """
 
 from __future__ import annotations

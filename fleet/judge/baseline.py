@@ -253,7 +253,7 @@ class AcceptedRecord:
 def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
     """Return the limit by the accepted level, and its explanation; None if the noise is too large, or is needed and not known.
 
-    The distance from the level is the criterion's fraction, or the criterion's multiple of the figure's noise if that is larger. A
+    The criterion's fraction sets the distance from the level, unless the criterion's multiple of the figure's noise is larger. A
     criterion with fraction 1 uses the noise alone, and gives no limit if the noise is unknown or 0, except for figures with the
     unit 1. A criterion with `change` ignores the noise.
 

@@ -281,8 +281,8 @@ def cause_lines(
     """Return one line per cause that is not waived, the most urgent first; if there are too many, the rest is counted.
 
     Every host gets a line before any host gets a second one. Causes refer to `verdicts` by position; `slots` gives the PCI
-    address of each GPU (`pci_slots`). The last lines name those of `hosts` that are not accepted and that no cause line names: one
-    line per decision, with at most MAX_OTHER_HOSTS names and the number of the rest.
+    address of each GPU (`pci_slots`). The last lines name those of `hosts` that are not accepted and that no cause line names:
+    one line per decision, with at most MAX_OTHER_HOSTS names and the number of the rest.
     """
     shown, rest = select_causes(causes)
     lines = [_cause_line(cause, describe_cause(cause, verdicts[cause.verdicts[0]], slots)) for cause in shown]

@@ -425,8 +425,8 @@ def _is_unterminated(path: Path) -> bool:
 class HeartbeatThread(threading.Thread):
     """Displays the lines of `rackproof watch`, which runs in a separate process, so that its errors cannot affect Ansible.
 
-    Ansible forks for every task, so this thread must not hold a lock while it waits for a line. Reading a buffered pipe would hold
-    one.
+    Ansible forks for every task, so this thread must not hold a lock while it waits for a line. A read from a buffered pipe
+    would hold a lock.
     """
 
     def __init__(self, directory: Path, every_s: float, display: Callable[[str], None]) -> None:

@@ -37,7 +37,7 @@ class WrongWords:
     def compare(self, words: torch.Tensor, expected: torch.Tensor, fill: Fill, address: int) -> None:
         """Count the words that differ from what `fill` writes. `expected` has as many words as `words`; it is overwritten.
 
-        Each examined wrong word is read a second time. If the second value is right, the transfer was faulty, not the memory cell.
+        Each examined wrong word is read a second time. If the second value is right, the transfer was faulty, not the memory.
         """
         fill(expected, address)
         wrong = words != expected

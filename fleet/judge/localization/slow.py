@@ -156,8 +156,8 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
 def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple[dict[int, float], bool]:
     """Return index -> natural logarithm of the speed of each edge as a share of the typical speed of its kind.
 
-    If a typical speed is below the lowest speed of a healthy pair (`least`), `least` replaces it, and the second returned value is
-    True: the logarithm of a healthy edge is then at least 0.
+    If a typical speed is below the lowest speed of a healthy pair (`least`), `least` replaces it, and the second returned value
+    is True: the logarithm of a healthy edge is then at least 0.
 
     If the kind has a minimum speed instead of a typical one, the share is relative to the minimum and capped at 1. An edge whose
     kind has neither is left out.

@@ -158,7 +158,7 @@ def rank(number: int, exit_code: int | None, phase: str = "gemm bf16") -> Rank:
             0,
             [rank(0, None), rank(1, 3, "")],
             "failed",
-            "the launcher exited with 0: rank 0 in gemm bf16 (no exit code of its own), rank 1 in start (exit code 3)",
+            "the launcher exited with 0: rank 0 in gemm bf16 (no exit code), rank 1 in start (exit code 3)",
         ),
     ],
 )
