@@ -32,8 +32,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = verbs.add_parser(
         "diff",
         help="compare runs: parts, versions, figures beyond noise; "
-        "exits 0 no regression and no changed part, 1 a regression or a changed part, "
-        "2 not comparable, or an earlier figure was not measured again, or it is unclear whether a figure changed",
+        "exits 0 if there is no regression and no changed part, 1 if there is one, 2 if the runs are not comparable, an earlier "
+        "figure was not measured again, or it is unclear whether a figure changed",
         description="Compares the last run with the runs before it, or with a directory of baselines. Figures of several "
         "earlier runs are combined, and their spread from run to run is the noise.",
         epilog="examples: rackproof diff; rackproof diff runs/before runs/after; rackproof diff runs/a runs/b runs/c runs/after "

@@ -175,11 +175,12 @@ def _hosts(episodes: Episodes, measured: MeasuredRuns) -> list[_Group]:
     common, alone = (_by(items, lambda item: item.host) for items in (episodes.hosts, episodes.alone))
     result = []
     for host in dict.fromkeys([*common, *alone]):
-        own = common.get(host, [])
+        host_episodes = common.get(host, [])
         parts = alone.get(host, [])
-        count = len(split([cause for item in own for cause in item.causes], measured.get(("host", host), ())))
+        causes = [cause for item in host_episodes for cause in item.causes]
+        count = len(split(causes, measured.get(("host", host), ())))
         count += min(len({item.slot for item in parts}), len({item.part for item in parts}))
-        result.append(_Group(kind="host", id=host, part_kind="", count=count, episodes=(*own, *parts)))
+        result.append(_Group(kind="host", id=host, part_kind="", count=count, episodes=(*host_episodes, *parts)))
     return result
 
 

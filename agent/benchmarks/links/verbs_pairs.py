@@ -1,9 +1,9 @@
 """The RDMA tournament: run perftest between pairs of hosts, on each rail alone, on all rails together, or both (`sharings`).
 
-A rail is a pair of ports in equal positions on the two hosts. Both hosts of a pair compute the same list of runs. In each run one
-host starts the servers and posts their TCP ports in the launch's store, and the other host connects. After a run both hosts post
-which rails failed, and leave these rails out of the rest of the round. If the failed test used GPU memory, the rail is kept,
-because perhaps only the support of GPU memory is missing.
+A rail is a pair of ports with the same slot (or position) on the two hosts. Both hosts of a pair compute the same list of runs.
+In each run one host starts the servers and posts their TCP ports in the launch's store, and the other host connects. After a run
+both hosts post which rails failed, and leave these rails out of the rest of the round. If the failed test used GPU memory, the
+rail is kept, because perhaps only the support of GPU memory is missing.
 """
 
 from __future__ import annotations

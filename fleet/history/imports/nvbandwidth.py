@@ -36,17 +36,17 @@ def read_nvbandwidth(text: str, file: str) -> Imported:
     if not document:
         raise NotThisTool
     gpus = [found for item in as_list(document.get("GPU Device list")) if (found := _GPU.match(str(item)))]
-    place = {
+    origin = {
         "model": gpus[0][1] if gpus else "",
         "host": gpus[0][2] or "" if gpus else "",
         "driver": str(document.get("Driver Version", "")),
     }
-    rows = tuple(item for case in as_list(document.get("testcases")) for item in _case(as_dict(case), place))
+    rows = tuple(item for case in as_list(document.get("testcases")) for item in _case(as_dict(case), origin))
     version = str(document.get("git_version") or document.get("version") or "unknown")
     return Imported(source=SOURCE, version=clean_text(version), rows=rows)
 
 
-def _case(case: dict[str, object], place: dict[str, str]) -> Iterator[Row]:
+def _case(case: dict[str, object], origin: dict[str, str]) -> Iterator[Row]:
     """Yield the figures of a test case that passed and whose unit is GB/s."""
     name, matrix = str(case.get("name", "")), [as_list(line) for line in as_list(case.get("bandwidth_matrix"))]
     if case.get("status") != "Passed" or not matrix or "GB/s" not in str(case.get("bandwidth_description")):
@@ -57,4 +57,4 @@ def _case(case: dict[str, object], place: dict[str, str]) -> Iterator[Row]:
     for line in matrix:
         for column, cell in enumerate(line):
             if value := number(cell):
-                yield row(figure, value * factor * 1e9, "B/s", settings, tool_name=name, slot=f"gpu={column}", **place)
+                yield row(figure, value * factor * 1e9, "B/s", settings, tool_name=name, slot=f"gpu={column}", **origin)
