@@ -9,8 +9,8 @@ FRESH_S = 14.0
 SAMPLE_HZ, MAX_HZ = 10.0, 50.0
 """Default and largest number of samples of each GPU per second."""
 WINDOW_S = 30.0
-"""Default length of the window whose samples give the exported minimum, mean and maximum. It is longer than a scrape interval of
-15 s plus the time for which a page is cached (FRESH_S), so that each sample is in the window of at least one scrape."""
+"""Default length of the window whose samples give the exported minimum, mean and maximum. It is longer than a scrape interval
+(15 s) plus FRESH_S, so that each sample is in the window of at least one scrape."""
 MAX_WINDOW_S = 600.0
 COMPATIBLE = ("1.0", "dcgm")
 """Values of `--compat`, the keys of `exporter.COMPATIBLE_NAMES`."""

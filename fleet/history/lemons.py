@@ -1,10 +1,10 @@
 """Find lemons: racks, hosts, slots and parts that fail again and again. Racks are searched first, then hosts, slots and parts.
 
 An episode (a failure that lasts until the part passes, see `episodes`) of a whole rack or host counts only for that rack or host.
-From the other episodes, a host gets the number of its slots or of its parts that failed, whichever is smaller, and a slot gets
-the number of serials that failed in it. So if one GPU after another fails in a host, or if each GPU that is put into a slot
-fails, the finding names the host or the slot, not the GPUs. The remaining episodes count for the part. A part is identified by
-its serial, wherever it was installed. Episodes of a part without a serial count only for its host and its slot.
+From the other episodes, a host gets the smaller of two numbers: its slots that failed, and its parts that failed. A slot gets the
+number of serials that failed in it. So if one GPU after another fails in a host or in a slot, the finding names the host or the
+slot, not the GPUs. The remaining episodes count for the part. A part is identified by its serial, wherever it was installed.
+Episodes of a part without a serial count only for its host and its slot.
 
 `by_chance` is the number of parts of the same kind that would have as many episodes by chance. It is computed twice: as if all
 parts failed equally often, and as if every run of every part failed equally often. The larger result counts. So the number of

@@ -2,9 +2,8 @@
 
 An end is one rail of a host: a GPU with its NIC, or an RDMA port. A pair is as fast as its slowest part, and a good end is fast
 with at least one partner. Therefore an end is judged by its best pair, not by its average. If a pair of two good ends is slow,
-the link is slow. But if an end is slow with at least MIN_HOSTS good ends, and with at least half of the good ends that it was
-measured with, that end is partly slow and the links are not.
-Speeds are compared as logarithms, so that a ratio is a difference.
+the link is slow. But if an end is slow with at least MIN_HOSTS of its good partners, and with at least half of them, the end
+counts as partly slow, and the links do not count as slow. Speeds are compared as logarithms, so that a ratio is a difference.
 """
 
 from __future__ import annotations
@@ -251,8 +250,8 @@ def _find_slow_ends(
 def _find_slow_links(slow_parts: SlowParts, edges: Sequence[Edge], min_limit: float, sigmas: float) -> None:
     """Find the slow edges between good ends.
 
-    If at least MIN_HOSTS edges of one end are slow, and these are at least half of its edges, the end counts as slow
-    and these edges do not.
+    If an end has at least MIN_HOSTS slow edges, and these are at least half of its edges, the end counts as slow instead of these
+    edges.
     """
     shares = {
         index: share - slow_parts.rails.get(edges[index].rail, 0.0)
