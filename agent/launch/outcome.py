@@ -36,7 +36,7 @@ class RanksEnd:
     """How the kernel's out-of-memory killer ended a process of this launch, in words; empty if it ended none."""
     any_rank_started: bool
     last_line: str = ""
-    """Last line of the launcher's output that names an error; if no line does, its last line."""
+    """Last line of the launcher's output that names an error; if there is none, the last line of the output."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""Supervise the ranks of one launch under a deadline, and return its outcome however they end.
+"""Supervise the ranks of one launch under a deadline, and return its outcome, no matter how the ranks end.
 
 torchrun itself can hang (observed for 330 s after a link was cut), and its ranks can outlive it. So the supervisor tracks and
 ends the whole process tree, and each rank writes its results so far to a file of its own. The supervisor also monitors the

@@ -139,7 +139,7 @@ def problems(
 
 
 def torch_build() -> tuple[str, str] | None:
-    """Return torch's version and the CUDA version it was built for (empty: none); None if torch is not installed.
+    """Return torch's version and its CUDA version (empty if it was built without CUDA); None if torch is not installed.
 
     The versions come from torch's files, because importing torch takes seconds. A version that is not in the files is `?`.
     """

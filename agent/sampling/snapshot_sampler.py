@@ -52,7 +52,7 @@ class SnapshotSelector:
         self._alarms: list[tuple[Snapshot, frozenset[Alarm]]] = []
 
     def add(self, snapshot: Snapshot) -> None:
-        """Consider one more snapshot."""
+        """Keep the snapshot if it has the highest load so far, or if it shows an alarm that no kept snapshot shows."""
         if self._highest is None or _power(snapshot) >= _power(self._highest):
             self._highest = snapshot
         alarms = _alarms(snapshot)

@@ -44,7 +44,7 @@ class Port:
     adapter: str
     has_link: bool
     is_virtual: bool = False
-    """The driver of the interface is one for virtual machines, so the port has no module and no FEC."""
+    """Whether the interface has a driver for virtual machines, so that the port has no module and no FEC."""
 
 
 class OpticsCollector:
@@ -140,8 +140,8 @@ class OpticsCollector:
 def _best_module(modules: list[Module | Absent], *, has_link: bool) -> Readings:
     """Return the readings of the module of one port. `modules`: what each tool read of this module, by precedence.
 
-    The first tool with measurements of lanes is used, or else the first that could read the module. If none could, the readings
-    are absent, with the reason of a tool that failed, or else of the first tool.
+    The first tool with measurements of lanes is used, or else the first that could read the module. If no tool could read it, the
+    readings are absent, with the reason of a tool that failed, or else of the first tool.
     """
     known = [module for module in modules if isinstance(module, Module)]
     best = next((module for module in known if module.lanes), known[0] if known else None)

@@ -44,7 +44,7 @@ class Lemon:
     kind: str
     """`part`, `slot`, `host` or `rack`."""
     id: str
-    """Serial of a part, host and slot of a slot, or name of a host or rack."""
+    """Serial (for a part), host and slot (for a slot), or name (for a host or rack)."""
     host: str
     """Host of the newest cause; empty for a rack."""
     slot: str

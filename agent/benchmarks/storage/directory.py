@@ -103,7 +103,10 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
 
 def mount_of(mountinfo: str, directory: str) -> tuple[str, str]:
-    """Return type and source of the mount with the directory (proc(5)). Of several mounts on one path, the last counts."""
+    """Return type and source of the mount that contains the directory (proc(5)).
+
+    Of several mounts on one path, the last counts.
+    """
     best = ("", "", "")
     for line in mountinfo.splitlines():
         before, _, after = line.partition(" - ")

@@ -55,7 +55,7 @@ REHEARSAL_MIN_CONFIDENCE = 0.8
 """Confidence from which a slow host of a rehearsal is reported. A host that is slow in three comparisons out of three
 reaches it. A single slow pair is no evidence, because another process may be using the CPU."""
 LINK_PARAM = "link"
-"""Parameter of the verdicts on the path between two hosts: the names of the hosts, and of the slow rails if some are normal."""
+"""Parameter of the verdicts on the path between two hosts: the hosts, and the slow rails if other rails are normal."""
 SLOW_RAIL = 0.75
 """Share of the typical speed below which a rail is reported even if the collective is not slow. Smaller differences between rails
 may be by design."""

@@ -131,8 +131,8 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
 
     The typical speed is the median, over rails and hosts, of the best speed of each host. The median of all pairs is unsuitable:
     three slow hosts out of eight slow down most of the pairs. A kind has a typical speed only if three or more hosts have pairs
-    of it. Any other kind has a minimum speed instead: the highest typical speed of the kinds that it must be at least as fast
-    as. If there is no such kind, it is in neither mapping.
+    of that kind. Any other kind has a minimum speed instead: the highest typical speed among the kinds whose speed it must reach
+    (`must_match_speed_of`). If there are no such kinds, it is in neither mapping.
     """
     best: dict[PairKind, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for edge in edges:

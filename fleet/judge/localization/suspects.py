@@ -41,7 +41,7 @@ def find_suspects(
         pairs: every pair of hosts that was attempted, once for each rail.
         failed_alone: ends whose GPU failed a test that involves no other host.
         collective_slow: whether a collective over all hosts was too slow. If it was, and no pair is slow, the suspect is the
-            fabric. With two hosts it is the link between them.
+            fabric, or with two hosts the link between them.
         tolerance: limits beyond which a part is slow; the default is for GPU hosts.
         switches: the switch at the other end of the cable of an end, if it is known.
         least: kind of pair -> the lowest bandwidth of a healthy pair in B/s, if it is known; not used for two hosts.
@@ -95,7 +95,7 @@ def _merge_suspects(first: Sequence[Suspect], second: Iterable[Suspect]) -> list
 
 
 def _slow_fabric(pairs: Sequence[Pair]) -> Suspect:
-    """Return the fabric as suspect: no pair is slow, but the collective over all hosts is."""
+    """Return the fabric as suspect: no pair is slow, but the collective over all hosts is slow."""
     hosts = {host for pair in pairs for host in (pair.a, pair.b)}
     compared = {(pair.a, pair.b) for pair in comparable_pairs(pairs, BANDWIDTH)}
     if not compared:

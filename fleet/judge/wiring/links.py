@@ -36,7 +36,7 @@ class PortLink:
     names: frozenset[str]
     """All names of the port: interface, adapter, `ADAPTER/PORT`, PCI address."""
     is_fastest: bool
-    """Whether no port of the host has a higher rate."""
+    """Whether no other of the host's ports in `HostLinks` has a higher rate."""
     has_link: bool = True
     switch_id: str = ""
     """Empty if the switch was not read."""
@@ -204,7 +204,7 @@ def _names(labels: Mapping[str, str], slot: str, rdma_ports: Mapping[str, Scope]
 
 
 def _last(view: HostView, *names: str) -> dict[str, Value]:
-    """Return scope -> the value of one of these readings in the last snapshot that has one."""
+    """Return scope -> the value of one of these readings in the last snapshot that has a value."""
     result: dict[str, Value] = {}
     for name in names:
         for _, metric in view.observations.metrics.get(name, ()):
