@@ -53,7 +53,7 @@ RATES = {
     "peer_copy.bandwidth": {"one_way": 3.9e11, "both_ways": 7.6e11},
     "stress.throughput": {"bf16": 7.0e14},
 }
-"""Rates of an H200 SXM in FLOP/s or B/s: name -> value of the parameter in SETTINGS -> rate."""
+"""Rates of an H200 SXM in FLOP/s or B/s: name of the observation -> value of its parameter in SETTINGS -> rate."""
 SETTINGS = ("dtype", "op", "direction")
 """Parameters that select a rate."""
 FIGURES: dict[str, Any] = {
@@ -161,8 +161,8 @@ def plan(
 ) -> Plan:
     """Return the plan of a run on these hosts.
 
-    It has the collectives in OPS with the sizes in SIZES. `with_all_ops`: all collectives of the profile with these sizes;
-    `with_all_sizes`: all collectives with all sizes of the profile.
+    With the profile `standard`, the plan has only the collectives in OPS with the sizes in SIZES. `with_all_ops`: it has all
+    collectives of the profile with these sizes; `with_all_sizes`: all collectives with all sizes of the profile.
     """
     hosts = inventory(*names, rackproof_gpu_count=gpu_count, **variables)
     document = read_profile(profile)
@@ -223,7 +223,7 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
 
 @cache  # most tests call it with the same arguments
 def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
-    """Return the readings of NEVER_ABSENT, and the readings of other optional criteria as unsupported.
+    """Return the readings in NEVER_ABSENT with their values, and the readings of other optional criteria as unsupported.
 
     Readings of BMCs are left out, and those in `exported`, which the snapshot already has.
     """
@@ -274,7 +274,7 @@ def launch(
 ) -> Launch:
     """Return a launch that ended with `outcome`, because of `reason`; `first` is the first rank of the host.
 
-    The ranks are known only if it finished.
+    The launch has ranks only if `outcome` is `finished`.
     """
     return Launch(
         stage=stage,
@@ -355,7 +355,7 @@ def _value(name: str, params: Any) -> Any:
 
 
 def slowed_collective(observation: Observation, *, op: str) -> Observation:
-    """Return the observation. A bandwidth or latency of this collective gets the value that it has at a rate of 1 GB/s."""
+    """Return the observation; if it is a bandwidth or latency of the collective `op`, with the value for a rate of 1 GB/s."""
     if observation.name in (f"collective.{op}.algbw", f"collective.{op}.busbw"):
         return replace(observation, value=1e9)
     if observation.name == f"collective.{op}.latency":

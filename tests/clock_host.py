@@ -1,4 +1,4 @@
-"""A host of a gang, in a process of its own, whose clock differs from that of the other host."""
+"""Run one of the two hosts of a gang in its own process, with a clock that differs from that of the other host."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ def host_context(port: int, work: Path, node: int) -> Iterator[RankContext]:
 
 
 def main(port: int, work: Path, node: int, shift_s: float) -> None:
-    """Agree on a common start with the other host, by a shifted clock. Print the start on the clock that is not shifted, and its
-    uncertainty, both in seconds.
+    """Agree on a common start with the other host, with a clock that is shifted by `shift_s` seconds.
+
+    Print the start as a time of the unshifted clock, and its uncertainty, both in seconds.
     """
     with host_context(port, work, node) as context:
         start = CommonStart(context, HOSTS, partial(shifted, shift_s)).agree("step")

@@ -19,7 +19,7 @@ HOSTS_PER_RACK = 8
 NOISY_UNITS = ("B/s", "FLOP/s", "images/s", "tokens/s", "s", "W", "Hz", "Cel", "FLOP/J", "FLOP/cycle")
 NETWORK_PROFILE: dict[str, Any] = {
     "schema": "rackproof.profile/1",
-    "summary": "benchmarks that a slow network makes slower, and GPU memory, which it does not affect",
+    "summary": "benchmarks that a slow network slows down, and a GPU memory benchmark, which it does not affect",
     "device": "gpu",
     "stages": {
         "benchmark": {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {"memory": {}}},
@@ -34,7 +34,7 @@ NETWORK_PROFILE: dict[str, Any] = {
         },
     },
 }
-"""Profile of a few benchmarks. A simulated fleet with it takes less than half the time of one with `standard`."""
+"""Profile with a few benchmarks. Simulating a fleet with it takes less than half as long as with the profile `standard`."""
 
 
 def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool = True, **variables: Any) -> Plan:

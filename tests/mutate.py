@@ -65,7 +65,7 @@ class MutationScope:
     """Whether a mutant may kill arbitrary processes, so that it needs its own PID namespace."""
 
     def chosen(self, name: str, wanted: list[str]) -> list[str]:
-        """Return the targets of this scope that are in `wanted`: all if `name`, the name of this scope, is in `wanted`.
+        """Return all targets of this scope if `name`, the name of the scope, is in `wanted`.
 
         Otherwise return the files and functions in `wanted` that are in a file of this scope.
         """
@@ -126,7 +126,8 @@ MAX_EXTRA_S = 15.0
 MAX_FILE_S = 400.0
 """Limit of elapsed time for all tests of a file under line tracing."""
 MAX_TESTS_S, MAX_SUPERVISOR_TESTS_S = 30.0, 60.0
-"""Limit of the time, measured under line tracing, of all tests for one mutant. Tests of the supervisor mostly wait."""
+"""Limit of the total time of the tests for one mutant, measured under line tracing. Tests of the supervisor get a higher limit,
+because they mostly wait."""
 MAX_TRACED_CALLS, MAX_SUPERVISOR_TRACED_CALLS = 200, 2000
 """Number of calls of each function that are traced in one test. A supervisor calls some functions again and again."""
 CLONE_NEWNS, CLONE_NEWPID, MS_REC, MS_PRIVATE, PR_SET_PDEATHSIG = 0x20000, 0x20000000, 0x4000, 0x40000, 1
@@ -142,7 +143,7 @@ NAMES = {"any": "all", "all": "any", "min": "max", "max": "min", "sorted": "list
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One change to a file. `number` is the index of its node in `_changeable`; `kind` is its index in `_changes` of the node."""
+    """One change to a file. `number`: index of the node in `_changeable`; `kind`: index of the change in `_changes`."""
 
     file: str
     line: int
@@ -151,7 +152,8 @@ class Mutant:
 
     A tracer reports an `if` whose condition has several lines only on the lines of the condition."""
     statement: int
-    """First line of the statement that contains the node. A tracer reports a constant that the compiler folds only there."""
+    """First line of the statement that contains the node. For a constant that the compiler folds, a tracer reports only
+    this line."""
     number: int
     kind: int
 
@@ -166,7 +168,7 @@ class Mutant:
 
 
 def mutants(target: str) -> list[Mutant]:
-    """Return every mutant of a file (`FILE`), or of the functions of one name in it (`FILE:NAME`)."""
+    """Return every mutant of a file (`FILE`), or of all functions in the file that have this name (`FILE:NAME`)."""
     file, _, name = target.partition(":")
     tree = ast.parse((ROOT / file).read_text())
     within = [
@@ -227,10 +229,10 @@ def _changeable(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST, int]]:
 
 
 def _changes(node: ast.AST) -> list[Any]:
-    """Return the possible changes of a node: functions of node and parent that make the change and return the changed source."""
+    """Return the possible changes of a node: functions (node, parent) that make the change and return the changed source."""
     changes: list[Any] = []
     swapped = node.ops[0] if isinstance(node, ast.Compare) and len(node.ops) == 1 else getattr(node, "op", None)
-    if type(swapped) in SWAPS and not _is_order_of_moments(node):
+    if type(swapped) in SWAPS and not _is_comparison_with_monotonic_time(node):
         changes.append(_swap_op)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         changes.append(lambda node, parent: _replace_child(parent, node, node.operand))
@@ -287,8 +289,8 @@ def _replace_child(parent: ast.AST, old: ast.AST, new: ast.AST) -> str:
     return ast.unparse(ast.fix_missing_locations(new))
 
 
-def _is_order_of_moments(node: ast.AST) -> bool:
-    """Return whether a node compares `time.monotonic()` with another moment by `<`, `<=`, `>` or `>=`."""
+def _is_comparison_with_monotonic_time(node: ast.AST) -> bool:
+    """Return whether a node compares `time.monotonic()` with another time by `<`, `<=`, `>` or `>=`."""
     is_order = isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE)
     return is_order and any(ast.unparse(each) == "time.monotonic()" for each in (node.left, *node.comparators))  # type: ignore[attr-defined]
 
@@ -308,7 +310,7 @@ def _module(file: str) -> types.ModuleType:
 
 
 def clear_caches(files: Iterable[str]) -> None:
-    """Clear the caches in the modules of `files`. A test that finds its result in a cache does not execute the code behind it."""
+    """Clear the caches in the modules of `files`. A test that gets a result from a cache does not execute the cached function."""
     for file in files:
         for value in vars(_module(file)).values():
             if isinstance(value, BoundedCache):
@@ -337,7 +339,7 @@ def _replace_code(code: types.CodeType, owner: Any) -> None:
             continue
         if function.__code__.co_freevars == part.co_freevars:
             function.__code__ = part
-        else:  # the mutant no longer uses a variable of the closure, such as that of `super()`
+        else:  # the mutant no longer uses a variable of the closure, such as `__class__` of `super()`
             cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
             closure = tuple(cells[name] for name in part.co_freevars)
             replacement = types.FunctionType(part, function.__globals__, part.co_name, function.__defaults__, closure)
@@ -580,7 +582,7 @@ def main() -> int:
             continue
         if scope.ends_processes and not _can_enter_pid_namespace():
             print(
-                f"{name}: skipped: a mutant may kill any of your processes; run as root, so that each gets its own PID namespace"
+                f"{name}: skipped: a mutant may kill any of your processes; run as root to give each mutant its own PID namespace"
             )
             is_too_low = True
             continue

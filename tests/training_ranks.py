@@ -1,4 +1,4 @@
-"""Run the training benchmarks on each of two ranks, with injected faults and without, as `agent.benchmarks` does on a request.
+"""Run the training benchmarks on two ranks, with and without injected faults, as `agent.benchmarks` does for a request.
 
 All cases run in the same processes, because the imports of torch and the process group take more time than the benchmarks.
 This module imports no test: the worker processes of the benchmark `dataloader` import it again.
@@ -24,13 +24,14 @@ from agent.benchmarks.training import fashion_mnist, training_loop, variants
 from schemas.catalogue import BENCHMARKS
 
 FAULTS = "faults"
-"""Stage of the observations of most faults. Some faults have a stage of their own."""
+"""Stage of the observations of most faults. Some faults have a separate stage."""
 
 
 def main() -> None:
-    """Run the benchmarks of the file request.json, counting the collective operations in the heartbeat, and all faults.
+    """Run the benchmarks that request.json lists, and all faults. Count the collective operations in the heartbeat.
 
-    On rank 0, also compile: the caller has hidden the compiler. The observations are in the directory `alone`.
+    Rank 0 also measures torch.compile without a compiler, which the caller has hidden; the observations are in the directory
+    `alone`.
     """
     requested = json.loads(Path("request.json").read_text(encoding="utf-8"))
     stage, settings = requested["stage"], requested["benchmarks"]
@@ -123,7 +124,7 @@ def _checkpoint_differs(context: Context) -> None:
 
 
 def _compile(requested: dict[str, Any]) -> None:
-    """Compile a small network on one rank: torch.compile takes seconds before it finds that there is no compiler."""
+    """Measure torch.compile on one rank with a small network, because it takes seconds to find that there is no compiler."""
     os.environ |= {"LOCAL_WORLD_SIZE": "1"}
     directory = Path("alone")
     directory.mkdir()

@@ -1,4 +1,7 @@
-"""A BMC with IPMI: OpenIPMI's simulator with a temperature sensor and two power supplies, one of them without input."""
+"""Simulate a BMC that supports IPMI, with OpenIPMI's `ipmi_sim`.
+
+The BMC has a temperature sensor and two power supplies. One power supply has lost its input.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ def interface(root: Path, name: str) -> Path:
 
 
 def set_link(root: Path, address: str, which: str, *, speed: str = "", width: int | None = None) -> None:
-    """Set speed in GT/s, number of lanes, or both, of a PCIe link; `which` is `current` or `max`."""
+    """Set the speed (in GT/s), the width (number of lanes) or both of a PCIe link; `which` is `current` or `max`."""
     if speed:
         (pci(root, address) / f"{which}_link_speed").write_text(f"{speed} GT/s PCIe\n")
     if width is not None:
@@ -147,7 +147,7 @@ def as_unprivileged(root: Path) -> None:
 
 
 def as_virtual_machine(root: Path) -> None:
-    """Build a virtual machine with two GPUs and an adapter, without links, ports or AER."""
+    """Build the /sys of a virtual machine with two GPUs and an adapter, without PCIe bridges, link states or AER counters."""
     write(root, "proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vme hypervisor\n")
     for number, ids in enumerate((_GPU_IDS, _GPU_IDS, _HCA_IDS)):
         folder = _device(root, (), f"0000:00:0{number + 4}.0", -1, ids)

@@ -36,16 +36,16 @@ DIRECTORY = "/srv"
 RUN_S = 300.0
 """Longest time that a test waits for a run, in seconds."""
 MARK = "RACKPROOF_TEST_ATTEMPT"
-"""Environment variable of all processes of an attempt on the control node; its value is the mark of the attempt."""
+"""Environment variable that marks the processes of an attempt on the control node; its value identifies the attempt."""
 ANSIBLE_OUTPUT = {"PYTHONUNBUFFERED": "1", "ANSIBLE_DISPLAY_SKIPPED_HOSTS": "true"}
-"""Environment in which Ansible prints a task when it begins, not with its first result."""
+"""Environment variables with which Ansible prints the name of a task when the task begins, not with its first result."""
 _VARYING_KEYS = frozenset({"run_id", "log_tail", "samples", "stopped"})
 
 
 def smallest_profile(seconds: float) -> dict[str, Any]:
     """Return the smallest profile with the stages benchmark and gang. Its ranks do not import torch, which takes 2 s of CPU time.
 
-    The benchmark stage takes about twice `seconds`. The inventory must have a directory for local storage.
+    The benchmark stage takes about twice `seconds`. The inventory must name a directory for local storage.
     """
     storage = {"local_storage": {"ops": ["read"], "seconds": seconds, "size_bytes": 1 << 20, "jobs": 1}}
     return _profile({"benchmark": storage, "gang": {"verbs": {}}})
@@ -67,7 +67,7 @@ def smallest_torch_profile(seconds: float) -> dict[str, Any]:
 
 
 def _profile(stages: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the profile with these benchmarks in each stage."""
+    """Return a profile with these stages; `stages`: stage -> benchmark -> settings."""
     limits = {"deadline_s": 90, "collective_timeout_s": 30}
     return {
         "schema": "rackproof.profile/1",
@@ -105,7 +105,7 @@ class Attempt:
         return [name for name, _ in self.begun]
 
     def reached(self, task: int | str, then_s: float = 0.0) -> bool:
-        """Wait until `then_s` after a task (number or name) began. Return False if the playbook ended before."""
+        """Wait until `then_s` seconds after the start of a task (number or name). Return False if the playbook ends before."""
         deadline = time.monotonic() + RUN_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -138,7 +138,7 @@ class Attempt:
 
 
 def marked(mark: str) -> Iterator[int]:
-    """Yield the PIDs of running processes that have this mark in their environment. SSH does not pass it to the hosts."""
+    """Yield the PIDs of running processes that have this mark in their environment. SSH does not pass the mark to hosts."""
     wanted = f"{MARK}={mark}".encode()
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -171,8 +171,8 @@ class Site:
     ) -> Attempt:
         """Start playbooks/`playbook`.yml on the control node; `seconds` is the argument of `self.profile`.
 
-        The inventory has the hosts in `only`, or all. A variable that is None keeps its default. `tags` selects plays; `of_hosts`
-        has the variables of single hosts.
+        The inventory has the hosts in `only`, or all. A variable that is None keeps its default. `tags` selects plays;
+        `of_hosts`: host -> variables of only this host.
         """
         profile = self.lab.directory / f"tiny{seconds:g}.yml"
         profile.write_text(yaml.safe_dump(self.profile(seconds)))
@@ -296,7 +296,7 @@ def chain(
 ) -> int:
     """Kill the run at each point, resume it each time, let it finish; return the number of kills.
 
-    A point is a task, and how many seconds after its beginning.
+    A point is a task and a number of seconds after the start of this task.
     """
     killed = sum(kill(site, run_id, task, then_s, log, **variables) for task, then_s in points)
     code, output = site.run(run_id, **variables)
@@ -306,7 +306,7 @@ def chain(
 
 
 def kill(site: Site, run_id: str, task: int | str, then_s: float, log: Any = print, **variables: Any) -> bool:
-    """Start or resume the run and kill it at the point. Return False if it ended before."""
+    """Start or resume the run and kill it at the point. Return False if the run ends before."""
     attempt = site.start(run_id, **variables)
     if attempt.reached(task, then_s):
         attempt.kill()
@@ -326,7 +326,7 @@ def spread(count: int, tasks: int, seed: int) -> list[tuple[int | str, float]]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Make the kills and print the results.
+    """Kill and resume runs, and print the results.
 
     Return 1 if a run differs from the undisturbed one, 2 if a run without kills fails.
     """
@@ -343,7 +343,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory(prefix="rackproof-kill-") as directory, Lab(Path(directory), options.hosts) as lab:
         site = Site(lab=lab, runs=Path(directory) / "runs", profile=smallest_torch_profile)
         site.runs.mkdir()
-        # The first run installs the agent. Tasks are counted in the second, which finds it installed.
+        # The first run installs the agent. Tasks are counted in the second run, which does not install it again.
         code, output = site.run("first")
         attempt = site.start("undisturbed")
         undisturbed_output = attempt.end()

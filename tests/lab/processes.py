@@ -1,4 +1,4 @@
-"""Run child processes in their own process groups, so that ending one also ends the processes it started in that group."""
+"""Run each child process in its own process group, so that a signal to the group also ends the processes that it started."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from typing import IO, Any
 Command = Sequence[str | Path]
 Stream = int | IO[Any] | None
 
-SEARCH_PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"  # `su` without `-` leaves the last two out
+SEARCH_PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"  # `su` without `-` omits these directories
 AGENT = r"(^|[ /])rackproof [a-z]|torch\.distributed|agent\.(benchmarks|launch)"
-"""Pattern for pgrep that matches the processes of the agent: `rackproof` with a verb, since the path of any process may contain
-a directory named rackproof."""
+"""Pattern for pgrep that matches the processes of the agent. After `rackproof` it requires a verb, because the path of any
+program may contain a directory named rackproof."""
 SHOWN = 4000
 """Characters of a failed command's output that its exception shows."""
 

@@ -1,7 +1,7 @@
 """Test every query of every dashboard with a real Prometheus that scrapes three real exporters, one of a faulty host.
 
-The GPUs are a fake NVML, /sys and the kernel log are fakes, and the code of the agent publishes a run in progress. The rules are
-those of the product, with times of ten minutes and one hour shortened to four seconds.
+The GPUs are a fake NVML, /sys and the kernel log are fakes, and the code of the agent publishes a run in progress. The
+Prometheus rules are those of the product, with times of ten minutes and one hour shortened to four seconds.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def start(command: list[Any], log: Path, more: dict[str, str] | None = None) -> 
 
 
 def scenario(directory: Path, *lines: str) -> Path:
-    """Set the readings of the GPUs of a host to those of a healthy host, overridden by these lines of a scenario."""
+    """Write the scenario of a host's fake NVML: a healthy host, with these lines as overrides."""
     return nvml.write(directory / "scenario", "healthy-h100x8", *whole.NVML, *lines)
 
 
@@ -196,7 +196,7 @@ def degrade(item: Any) -> Any:
 
 
 def verdicts_text() -> str:
-    """Return verdicts.prom of a run in which the bad host failed."""
+    """Return the text of verdicts.prom for a run in which the bad host failed."""
     plan = builders.plan(*HOSTS, gpu_count=len(DEVICES))
     evidence = builders.evidence(plan)
     evidence[BAD] = builders.with_observations(evidence[BAD], degrade)

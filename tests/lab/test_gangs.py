@@ -30,12 +30,12 @@ HOSTS = tuple(f"node{number}" for number in range(1, 8))
 STATE = "/var/lib/rackproof/runs"
 PAIRS = {"pairs": {"size_bytes": 1 << 20, "seconds": 0.2}}
 healthy, slow = partial(links.limited, rate="200mbit"), partial(links.limited, rate="10mbit", burst="4kb")
-"""Healthy and slow links are limited: on busy processors the rates of unlimited transfers vary tenfold, those of limited ones
-little. The burst of the slow link is small, because a burst could otherwise contain a whole exchange."""
+"""Healthy and slow links both have a rate limit. Without a limit, the rates of transfers vary tenfold on busy processors; with
+a limit they vary little. The burst of the slow link is small, because a larger burst could contain a whole exchange."""
 lossy = partial(links.lossy, lost=0.15)
-"""With a lost share of 0.05, 2 of 30 exchanges of 32 KiB were fast (1.7 and 9.9 MB/s) because TCP recovered quickly; the others
-were below 0.1 MB/s. If one of the four pairs of a host is fast, there is too little evidence against the host. With 0.15, none
-of 30 exchanges was above 0.14 MB/s."""
+"""The lossy link loses 15 % of its packets: none of 30 exchanges of 32 KiB was faster than 0.14 MB/s. With a loss of 5 %, two of
+30 exchanges were fast (1.7 and 9.9 MB/s) because TCP recovered quickly; all others were slower than 0.1 MB/s. If one of the
+four pairs of a host is fast, there is too little evidence against the host."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,5 @@
-"""Test acceptance and re-validation of a rack over real SSH. The last tests run the command of the timer, with a fake Slurm.
+"""Test acceptance and re-validation of a rack over real SSH. The last tests run the command of the systemd timer,
+with a fake Slurm.
 
 The simulated maintenance slows the link of one host and replaces one GPU. A fake NVML in /usr/lib gives every record GPU serials;
 the benchmarks run on the CPU.
@@ -31,8 +32,8 @@ ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
 SLOW, SWAPPED = "node2", "node3"
 RATE, SLOW_RATE = "100mbit", "8mbit"
-"""Rate limit of each link, and that of the slow link after the maintenance. Both are below what busy processors reach, so that
-the measured rates hardly vary."""
+"""Rate limit of each link, and that of the slow link after the maintenance. Both are below the rate that busy processors reach,
+so that the measured rates hardly vary."""
 NEW_SERIAL = "1659999999999"
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 RACKPROOF = (sys.executable, ROOT / "rackproof")
@@ -52,7 +53,7 @@ GANG_PROFILE = small_profile("gang", "pairs", size_bytes=131072, seconds=2.0)
 HOST_PROFILE = small_profile("benchmark", "verbs")
 """The ranks do not import torch. Without RDMA ports, the only figure is `benchmark.duration`."""
 MEASURING = "--tags=run,report"
-"""Option of a playbook that neither installs the agent, which is installed, nor starts exporters, which no test here needs."""
+"""Option with which a playbook only tests the hosts and writes the report. It does not install the agent or start exporters."""
 
 
 def group(runs: Path | str, profile: Path | str, **variables: Any) -> dict[str, Any]:
@@ -99,7 +100,7 @@ class Site:
         return document
 
     def gpus(self, host: str, *lines: str) -> None:
-        """Set the fake NVML of a host: its own serials, overridden by these scenario lines."""
+        """Write the scenario of a host's fake NVML: healthy GPUs with serials of this host, and these lines as overrides."""
         number = HOSTS.index(host)
         identities = [f"gpu.{index}.Serial=165{number}00000000{index}" for index in range(4)]
         identities += [f"gpu.{index}.UUID=GPU-{number}{index}b7e0c5-2d93-4f68-ba10-5c8e96f3d702" for index in range(4)]
@@ -171,7 +172,7 @@ def test_revalidation_states_its_reason(site: Site, after: dict[str, Any]) -> No
 
 
 def test_only_the_slow_link_and_the_replaced_gpu_are_reported(site: Site, after: dict[str, Any]) -> None:
-    """`rackproof diff` reports them, and so does the report, which compares with the baseline."""
+    """`rackproof diff` and the report, which compares the run with the baseline, both list exactly these changes."""
     done = site.rackproof("diff", site.runs / "accepted", site.runs / "after", "--json")
     assert done.returncode == 1
     for changes in (json.loads(done.stdout)["changes"], after["changes"]):
@@ -184,7 +185,7 @@ def test_only_the_slow_link_and_the_replaced_gpu_are_reported(site: Site, after:
     assert after["decision"] == "rejected"
 
 
-# --- by a timer: node1 is the control node of the other two, which a fake Slurm schedules
+# --- re-validation by a timer: node1 is the control node of node2 and node3, whose jobs a fake Slurm schedules
 
 
 SLURM = """#!/bin/sh
@@ -215,7 +216,7 @@ UNITS = "/etc/systemd/system/rackproof-revalidate-rack1"
 
 @dataclass(frozen=True)
 class Control:
-    """A lab host that is the control node of the others."""
+    """The lab host node1, which is the control node of the other hosts."""
 
     site: Site
 
@@ -261,9 +262,7 @@ def control(site: Site) -> Control:
     return Control(site)
 
 
-def test_service_of_the_timer_writes_a_report_with_the_busy_host_skipped(
-    control: Control, accepted: dict[str, Any]
-) -> None:
+def test_timer_service_reports_the_busy_host_as_skipped(control: Control, accepted: dict[str, Any]) -> None:
     control.schedule()
     unit = dict(line.split("=", 1) for line in control.text(f"{UNITS}.service").splitlines() if "=" in line)
     fired = control.on(*shlex.split(unit["ExecStart"].replace("%%", "%")))
@@ -296,7 +295,7 @@ def test_service_of_the_timer_writes_a_report_with_the_busy_host_skipped(
     assert control.on("sh", "-c", f"ls {run}").stdout.split().count("drained.json") == 0
 
 
-def test_run_in_progress_gives_exit_code_75_which_the_unit_accepts(control: Control) -> None:
+def test_timer_service_exits_with_75_for_a_locked_run_and_systemd_counts_that_as_success(control: Control) -> None:
     (run,) = control.on("sh", "-c", "ls -d /root/runs/rack1-*").stdout.split()
     claim = "import pathlib, sys, time; from fleet.records import run_lock; run_lock.acquire(pathlib.Path(sys.argv[1]))"
     claim += "; print(1, flush=True); time.sleep(60)"

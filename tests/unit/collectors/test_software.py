@@ -1,6 +1,6 @@
 """The software collector reads versions from files and programs.
 
-It compares the versions of driver library and fabric manager with the version of the loaded driver module.
+It compares the versions of the driver library and of the fabric manager with the version of the loaded driver module.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Return name without `software.` -> the reading of the host."""
+    """Return the readings of the host by their names, without `software.`."""
     families = list(SoftwareCollector(root, full_snapshot).collect())
     assert all([labels for labels, _ in family.readings] == [HOST_LABELS] for family in families)
     return {family.name.removeprefix("software."): family.readings[0][1] for family in families}

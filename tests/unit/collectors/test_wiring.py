@@ -74,7 +74,7 @@ def test_every_capture_of_lldpctl_is_tested() -> None:
     assert {path.name for path in LLDP.glob("*.json*")} == CAPTURES.keys()
 
 
-def test_switch_without_a_name_is_known_by_its_id() -> None:
+def test_switch_without_a_name_is_identified_by_its_id() -> None:
     item = wiring.neighbor(NIC, "leaf01", "swp7")
     del item["chassis"][0]["name"]
     (neighbor,) = parse_lldp(wiring.lldp(item)).values()
@@ -102,7 +102,7 @@ def test_port_is_the_name_of_the_interface_if_the_switch_sends_it(
     assert (neighbor.port, neighbor.label) == expected
 
 
-def test_second_switch_behind_the_port_is_an_error_and_an_adapter_is_ignored() -> None:
+def test_second_switch_on_a_port_is_an_error_and_the_lldp_agent_of_an_adapter_is_ignored() -> None:
     first, second = (wiring.neighbor(NIC, name, "swp1") for name in ("leaf01", "leaf02"))
     agent = json.loads((LLDP / "lldpctl-nic-agent-no-sysname.json").read_text())["lldp"]["interface"]["ens13np0"]
     (neighbor,) = parse_lldp(wiring.lldp(first, {**agent, "name": NIC})).values()
@@ -114,7 +114,7 @@ def test_second_switch_behind_the_port_is_an_error_and_an_adapter_is_ignored() -
 
 
 def test_port_that_the_switch_sends_as_id_and_as_name_is_read_by_its_name() -> None:
-    """Until SONiC has configured LLDP, it sends the chassis ID as port ID, afterwards the name of the port.
+    """SONiC sends the chassis ID as the port ID until it has configured LLDP; afterwards it sends the name of the port.
 
     lldpd on the host then lists two neighbors for one switch port (lldpd/lldpd issue 502).
     """
@@ -189,7 +189,7 @@ def test_malformed_output_of_lldpctl_is_an_error(output: str, root: Path) -> Non
     assert (value.status, value.reason.partition(":")[0]) == ("error", "lldpctl")
 
 
-def test_dead_lldpd_is_an_error_and_not_taken_for_a_missing_neighbor(root: Path) -> None:
+def test_dead_lldpd_is_an_error_and_not_reported_as_a_missing_neighbor(root: Path) -> None:
     message = (LLDP / "lldpctl-daemon-dead.stderr.txt").read_text().strip()
     wiring.write_program(root, "lldpctl", f"#!/bin/sh\necho '{message}' >&2\nexit 1\n")
     value = readings(root)[f"nic={NIC}"]["switch_id"]
@@ -376,7 +376,7 @@ def test_each_cable_of_a_captured_fabric_is_parsed() -> None:
         ("MF0;:", "MF0;:"),
     ],
 )
-def test_name_of_a_managed_switch_is_in_its_description(description: str, expected: str) -> None:
+def test_name_of_a_managed_switch_is_read_from_its_description(description: str, expected: str) -> None:
     assert switch_name(description) == expected
 
 
@@ -456,7 +456,7 @@ def test_real_smpquery_reads_the_switch_ports_of_a_simulated_fabric(
     with simulated_fabric(fabric, tmp_path) as environment:
         exports = "".join(f"export {name}={value}\n" for name, value in environment.items())
         for host, ports in expected.items():
-            # In the simulator each adapter is a node of its own; a program sees only the adapter that SIM_HOST names.
+            # In the simulator each adapter is a separate node; a program sees only the adapter that SIM_HOST names.
             wiring.write_program(
                 root,
                 "smpquery",

@@ -1,6 +1,6 @@
-"""A playbook that did nothing exits with 64: the operator would take the exit code 0 for an acceptance.
+"""A playbook that did nothing exits with 64, because the operator would take the exit code 0 for an acceptance.
 
-test_inventory_forms runs a playbook that had something to do, and tests/unit/roles/test_roles.py lists the tasks of one.
+test_inventory_forms runs a playbook that did something, and tests/unit/roles/test_roles.py lists the tasks of a playbook.
 """
 
 from __future__ import annotations

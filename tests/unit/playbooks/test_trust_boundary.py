@@ -43,7 +43,7 @@ def variables_of_the_playbooks() -> set[str]:
 
 
 def hostile_python(directory: Path, value: str) -> Path:
-    """Return a Python that adds each variable, with that value, as a fact to every module result."""
+    """Write a program that replaces Python and adds each variable, with this value, as a fact to every module result."""
     facts = dict.fromkeys(sorted(variables_of_the_playbooks()), value)
     assert len(facts) > 100
     (directory / "facts.json").write_text(json.dumps(facts), encoding="utf-8")

@@ -64,7 +64,7 @@ def test_truncated_record_is_refused(tmp_path: Path) -> None:
             documents.read(path, "record")
 
 
-@settings(max_examples=40)  # `make fuzz` changes many more
+@settings(max_examples=40)  # `make fuzz` tests many more changes
 @given(st.integers(0, len(TEXT) - 1), st.characters(codec="ascii"))
 def test_record_with_a_changed_character_is_read_or_raises_a_document_error(position: int, character: str) -> None:
     text = TEXT[:position] + character + TEXT[position + 1 :]

@@ -63,7 +63,7 @@ def test_interval_is_derived_from_order_statistics() -> None:
 def test_interval_contains_the_median_in_95_percent_of_cases() -> None:
     torch.manual_seed(1)
     covered = 0
-    for sample in torch.randn(2000, 30).exp():  # a skewed distribution, like that of times; its median is 1
+    for sample in torch.randn(2000, 30).exp():  # a skewed distribution, like that of durations; its median is 1
         summary = summarize(sample.tolist())
         ordered = sorted(sample.tolist())
         covered += ordered[9] <= 1.0 <= ordered[20]
@@ -71,7 +71,7 @@ def test_interval_contains_the_median_in_95_percent_of_cases() -> None:
     assert 0.93 <= covered / 2000 <= 0.98
 
 
-def test_sampling_stops_at_precision_or_time(tmp_path: Path) -> None:
+def test_sampling_stops_at_the_precision_or_at_the_time_limit(tmp_path: Path) -> None:
     steady = context(tmp_path).sample(lambda: time.sleep(0.002), precision=10, seconds=10)
     assert (steady.stopped, len(steady.seconds)) == ("precision", 6)
     waits = iter([0.001, 0.004] * 1000)
@@ -411,7 +411,7 @@ def test_transport_with_the_name_of_a_network_plugin_is_read(logged: str, transp
     assert nccl_log.parse_transport(line + line) == transport
 
 
-def test_unknown_nccl_log_yields_nothing() -> None:
+def test_unknown_parts_of_an_nccl_log_are_ignored() -> None:
     assert nccl_log.parse_transport("NCCL INFO something new") == ""
     assert nccl_log.parse_channels("NCCL INFO something new") is None
     assert nccl_log.parse_choice("NCCL INFO something new") == {}

@@ -1,4 +1,4 @@
-"""Mixture of experts: the batched results equal those of each token alone, and an expert that is full leaves out tokens."""
+"""Mixture of experts: batched results equal the results for each token alone, and an expert that is full skips tokens."""
 
 from __future__ import annotations
 
@@ -39,8 +39,11 @@ def test_each_token_gets_the_results_of_its_two_experts(monkeypatch: pytest.Monk
         torch.testing.assert_close(gradient, right, rtol=1e-4, atol=1e-4)
 
 
-def test_tokens_without_room_skip_the_expert() -> None:
-    """All tokens are equal, so all choose the same two experts, which have room for 1.25 x 2 x 64 / 8 = 20 of 64 tokens."""
+def test_tokens_for_which_an_expert_has_no_room_skip_the_expert() -> None:
+    """All 64 tokens are equal, so all choose the same 2 of 8 experts.
+
+    With a capacity of 1.25, each expert has room for 1.25 x 2 x 64 / 8 = 20 tokens.
+    """
     torch.manual_seed(1)
     results = Experts(16)(torch.randn(16).expand(1, 64, 16))[0]
     assert int((results.abs().sum(dim=1) > 0).sum()) == 20

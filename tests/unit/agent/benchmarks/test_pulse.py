@@ -77,7 +77,7 @@ def figures(context: Context) -> dict[str, Observation]:
     return {item.name: item for item in context.observations}
 
 
-def test_two_ranks_are_in_phase_and_do_the_same_work(tmp_path: Path) -> None:
+def test_two_ranks_are_loaded_in_phase_and_then_one_at_a_time(tmp_path: Path) -> None:
     store = dist.HashStore()
     contexts = [context(tmp_path, store, rank) for rank in range(2)]
     run_together(contexts)
@@ -98,7 +98,7 @@ def test_two_ranks_are_in_phase_and_do_the_same_work(tmp_path: Path) -> None:
     starts = [{item["params"]["sharing"]: item for item in rank.windows} for rank in contexts]
     assert starts[0]["all_gpus"]["begin"] == starts[1]["all_gpus"]["begin"]
     first, second = sorted((of_rank["alone"]["begin"], of_rank["alone"]["end"]) for of_rank in starts)
-    assert second[0] >= first[1], "the ranks must be measured one at a time"
+    assert second[0] >= first[1], "the ranks must be loaded alone one after the other"
     assert list(tmp_path.glob(f"{FAST_TELEMETRY}.*")) == []
 
 
@@ -132,7 +132,7 @@ def test_slow_rank_does_less_work_than_its_siblings(tmp_path: Path, monkeypatch:
     assert [figures(rank)["pulse.work_share"].value for rank in contexts] == [1.0, 0.8, 1.0]
 
 
-def test_rank_alone_has_nothing_to_compare_with(tmp_path: Path) -> None:
+def test_work_of_the_only_gpu_of_a_host_is_not_compared(tmp_path: Path) -> None:
     rank = context(tmp_path, dist.HashStore(), ranks=1)
     run_together([rank])
     share = figures(rank)["pulse.work_share"]
@@ -191,7 +191,7 @@ class HungEvent:
         time.sleep(60)
 
 
-def test_gpu_that_hangs_ends_the_benchmark_in_time_and_its_wrong_products_are_reported(
+def test_benchmark_of_a_hung_gpu_times_out_and_reports_its_wrong_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All GPUs are loaded together, with a wrong product in each period. The GPU hangs later, when it is loaded alone."""
@@ -224,7 +224,7 @@ def test_wait_for_an_event_ends_when_the_device_reaches_it(tmp_path: Path, pause
     assert next(answers, None) is None
 
 
-def test_type_that_the_device_lacks_is_unsupported(tmp_path: Path) -> None:
+def test_data_type_that_the_device_lacks_is_unsupported(tmp_path: Path) -> None:
     rank = context(tmp_path, dist.HashStore(), ranks=1)
     pulse.run(rank, {**CHOSEN, "dtype": "fp8"})
     assert {(item.status, item.reason) for item in rank.observations} == {(UNSUPPORTED, "no fp8 on a CPU")}

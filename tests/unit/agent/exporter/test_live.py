@@ -158,7 +158,9 @@ def test_stage_is_published_while_it_runs_and_after_its_end(run: HostRun, end_st
     assert after[("stage_finished", (("outcome", "finished"), *stage))] == 1
     assert after[("stage_ended_timestamp_seconds", stage)] > began
     assert ("rank_silent_seconds", (("cpu", "0"), ("rank", "0"))) not in after
-    assert any(name == "benchmark_flop_per_second" for name, _ in after), "the last figures have to be scraped too"
+    assert any(name == "benchmark_flop_per_second" for name, _ in after), (
+        "the last figures must remain until they are scraped"
+    )
     assert not any(name.startswith("benchmark_") for name, _ in series(ended, later_s=400))
     wrong = {"metric": "rackproof_benchmark_wrong_results", "value": 7.0, "labels": {"benchmark": "gemm", "gpu": "0"}}
     next(item for item in ended["stages"] if item.get("figures"))["figures"].append(wrong)
@@ -384,9 +386,9 @@ def test_measured_figure_replaces_the_live_figure() -> None:
 
 @pytest.mark.parametrize("run", ["h100x2", "h200x2-extended", "h200x4-compared"])
 def test_figures_with_different_settings_have_different_labels(run: str) -> None:
-    """Some figures are not compared: those with a size, because only the largest size is exported, and counts, which are sums.
+    """Figures with a size are not compared, because only the largest size is exported.
 
-    The counts are those of wrong results and of unmeasured figures.
+    Counts of wrong results and of unmeasured figures are not compared, because each count is a sum over several figures.
     """
     (path,) = (ROOT / "docs" / "measurements" / run / "hosts").glob("*.json")
     document = documents.parse(path.read_bytes(), source=run)
@@ -482,7 +484,7 @@ def test_host_without_a_run_exports_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["", "{}", '{"schema": "rackproof.live/2"}', "link"])
-def test_invalid_live_file_is_a_failed_collector(run: HostRun, broken: str) -> None:
+def test_invalid_live_file_makes_the_collector_fail(run: HostRun, broken: str) -> None:
     live.publish_idle(run)
     path = run.directory.parent / "live.json"
     assert scrape(run.directory.parents[1])[SUCCESS] == 1

@@ -185,7 +185,7 @@ def test_rank_continues_without_a_receiver(receiver: HeartbeatReceiver, tmp_path
     rank.send()
 
 
-# ---- what the supervisor derives ----
+# ---- what the supervisor derives from the messages ----
 
 
 def test_new_receiver_replaces_the_old_one_and_leaks_no_file_descriptor(
@@ -325,7 +325,7 @@ def make_silent(receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, a
 @pytest.mark.parametrize(
     ("state", "stopped", "busy"), [("T", True, False), ("t", True, False), ("D", False, True), ("Z", False, False)]
 )
-def test_silent_rank_is_stopped_or_busy_by_its_process_state(
+def test_process_state_shows_whether_a_silent_rank_is_stopped_or_busy(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, proc: FakeProc, state: str, stopped: bool, busy: bool
 ) -> None:
     proc.put(4711, state)

@@ -64,7 +64,9 @@ def read_journal(directory: Path) -> list[dict[str, object]]:
 # --- the lock
 
 
-def test_second_operator_gets_the_holder_and_the_remedy(tmp_path: Path, other_process: subprocess.Popen[bytes]) -> None:
+def test_error_for_a_second_operator_names_the_holder_and_the_remedy(
+    tmp_path: Path, other_process: subprocess.Popen[bytes]
+) -> None:
     write_claim(tmp_path / "r1", make_claim(other_process.pid, tmp_path / "r1"))
     with pytest.raises(HeldError) as error:
         run_lock.acquire(tmp_path / "r1")
@@ -379,7 +381,7 @@ def test_exporter_detects_the_end_of_its_run(tmp_path: Path) -> None:
     """The exporter must notice the end itself: no playbook stops the exporter of a host that left the run."""
     end_of_run = EndOfRun(tmp_path)
     recent_s, long_ago_s = lease.IDLE_S - 1, lease.IDLE_S + 1
-    assert not end_of_run.is_reached(long_ago_s)  # no run yet: the host is only monitored
+    assert not end_of_run.is_reached(long_ago_s)  # no run yet: the exporter only monitors the host
     acquire(tmp_path, "r1")
     assert not end_of_run.is_reached(long_ago_s)
     set_lease_age(tmp_path, float(str(read_lease(tmp_path)["lasts_s"])) + 1)
@@ -410,7 +412,7 @@ def test_control_node_takes_the_host_of_a_run_that_it_knows_to_be_finished(tmp_p
 @pytest.mark.parametrize(
     ("since", "changes"),
     [
-        ("05:00", {"running": ("r1",)}),  # the run is running
+        ("05:00", {"running": ("r1",)}),  # the claim lists r1 as running
         ("03:00", {}),  # the run began after this claim was made, so its state is unknown
         ("05:00", {"runs": "/elsewhere"}),  # another directory of runs, whose runs are unknown
     ],
@@ -497,7 +499,7 @@ def test_stop_ends_the_supervisor(
     assert not (tmp_path / "lease.json").exists()
 
 
-def test_stop_without_end_keeps_a_running_stage(
+def test_stop_without_the_option_end_keeps_a_running_stage(
     tmp_path: Path, supervisor: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rackproof.main(["stop", str(tmp_path / "exporter"), "--run-dir", "/x/runs/r1"]) == 0

@@ -1,4 +1,4 @@
-"""What a supervisor reads in the work directory of a launch: states, results, logs, and what it keeps of earlier attempts."""
+"""What a supervisor reads in the work directory of a launch (states, results, logs), and the logs of earlier attempts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_request_is_written(tmp_path: Path) -> None:
     assert (tmp_path / "request.json").exists()
 
 
-def test_start_of_a_benchmark_is_that_of_the_first_rank_that_begins_it(tmp_path: Path) -> None:
+def test_benchmark_starts_when_the_first_rank_begins_it(tmp_path: Path) -> None:
     write_state(tmp_path, 0, {"begun": {"gemm": 30.0, "memory": 20.0, "pause": 1.0}})
     write_state(tmp_path, 1, {"begun": {"gemm": 10.0, "memory": 25.0, "stress": "soon", "pairs": 5}})
     times = benchmark_start_times(tmp_path, [0, 1, 2])

@@ -78,7 +78,7 @@ def test_a_driver_bulletin_has_a_range_for_each_branch() -> None:
     assert item.url == "https://github.com/NVIDIA/product-security/tree/main/2026/5821"
 
 
-def test_branch_in_a_bulletin_is_not_affected_by_a_cve_without_a_fix_for_it() -> None:
+def test_cve_without_a_fix_for_a_branch_does_not_affect_the_branch() -> None:
     fixes = {
         "CVE-2026-1": {R535: "535.309.01", R580: "580.159.03", R595: "595.71.05"},
         "CVE-2026-2": {R580: "580.159.03", R595: "595.71.05"},
@@ -198,7 +198,7 @@ def test_the_list_is_built_from_two_checkouts(checkouts: tuple[Path, Path], caps
         "https://github.com/NVIDIA/product-security",
         "https://github.com/golang/vulndb",
     ]
-    # The OSV document has the date 0001-01-01, which means none, so the date of the commit is used.
+    # The OSV document has the date 0001-01-01, which means no date. The date of the commit is used.
     assert built.date == runc.date == built.sources[0]["date"]
 
 
@@ -230,7 +230,7 @@ def test_vulnerability_without_any_date_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 60)])
-def test_error_says_so_if_git_cannot_be_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_error_states_that_git_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(subprocess, "run", Mock(side_effect=error))
     with pytest.raises(UsageError, match="git does not run"):
         rebuild_git(tmp_path, "log")

@@ -1,4 +1,4 @@
-"""A drift is reported only if it remains whichever run is left out, even if each rack is measured in runs of its own."""
+"""A drift is reported only if no single run causes it, even if each rack is measured in separate runs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def racks(count: int, *, per_year: float = 0.0, odd: float = 0.0, reference: str
     Args:
         per_year: drift of rack 0: change of the logarithm of its figure in a year.
         odd: change of the logarithm in one additional run of rack 0, on day FAR; 0: there is no such run.
-        reference: `run`: the figures are relative to peers of their run, which are not in this history; "": not relative.
+        reference: `run`: each figure is relative to peers of its run, which this history does not have; "": not relative.
     """
     generator = random.Random(7)  # noqa: S311
     rows: list[Level] = []

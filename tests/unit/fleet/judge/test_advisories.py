@@ -162,7 +162,7 @@ def test_packages_of_a_distribution_are_not_compared(package: str, expected: boo
     assert is_vendor_version(PRODUCTS["driver"], package)
 
 
-def test_products_are_read_by_collectors() -> None:
+def test_version_and_package_of_each_product_are_readings() -> None:
     names = {name for item in PRODUCTS.values() for name in (item.reading, item.package) if name}
     assert names <= READINGS.keys()
     assert advisories.UNOWNED == container_versions.UNOWNED

@@ -1,4 +1,4 @@
-"""Rates of counters: the readings that decide them, the time over which a counter counted, and the text about it."""
+"""Rates of counters: the readings that decide a rate, the time over which a counter has counted, and the text on this time."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_uptime_and_counter_age_decide_only_the_rate_of_a_counter_above_0(
         (RESETS, {COUNTER_AGE: 48 * HOUR, UPTIME: 100 * HOUR}, 100.0),
     ],
 )
-def test_counter_is_taken_to_count_since_its_port_was_cleared_or_else_since_the_host_started(
+def test_counter_is_assumed_to_count_since_it_was_cleared_or_else_since_the_host_started(
     name: str, ages: Readings, hours: float | None
 ) -> None:
     view = view_of(("benchmark", "before", {name: 5, **ages}))
@@ -159,7 +159,7 @@ def test_invalid_date_of_a_snapshot_matters_only_next_to_a_reboot(
     ("count", "hours", "rate"),
     [(-1, 1.0, 0.0), (0, 1.0, 0.0), (1, 1.0, 0.0), (2, 1.0, 0.026738), (100, 1.0, 72.626), (100, 4.0, 18.1565)],
 )
-def test_least_rate_is_0_for_one_event_and_is_inversely_proportional_to_the_time(
+def test_least_rate_is_0_for_at_most_one_event_and_is_inversely_proportional_to_the_time(
     count: float, hours: float, rate: float
 ) -> None:
     assert least_rate(count, hours) == pytest.approx(rate, rel=1e-3)

@@ -1,4 +1,4 @@
-"""Units, signs and amounts that no hardware can have are named: the bounds of each unit, reading and figure."""
+"""Impossible values are reported: wrong units, wrong signs, and values outside the bounds of a unit, reading or figure."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ BOUNDS: list[tuple[str, str, Any, str]] = [
     ("network.mtu", "B", 65537, HIGH.format(65537, "B", 65536)),
     ("collector.duration", "s", 1.5, ""),
     ("collector.duration", "s", -1, "-1 s is not credible: it cannot be negative"),
-    ("site.altitude", "m", -1, ""),  # a reading that this version does not know
+    ("site.altitude", "m", -1, ""),  # a reading that is not in the catalogue
 ]
 
 
@@ -90,13 +90,13 @@ def test_reading_is_doubtful_if_its_unit_source_or_one_of_its_values_may_be_impo
     assert is_doubtful(metric) is expected
 
 
-def test_readings_of_a_bmc_are_doubtful_in_the_record_of_a_host_and_readings_of_a_host_in_that_of_a_bmc() -> None:
+def test_bmc_reading_is_doubtful_in_a_host_record_and_host_reading_is_doubtful_in_a_bmc_record() -> None:
     of_bmc, of_host = reading("bmc.outlet.temperature", "Cel", 40), reading("gpu.power", "W", 300)
     assert [is_doubtful(metric, is_bmc=True) for metric in (of_bmc, of_host)] == [False, True]
     assert [is_doubtful(metric) for metric in (of_bmc, of_host)] == [True, False]
 
 
-def test_only_readings_that_are_known_to_be_doubtful_are_checked() -> None:
+def test_only_the_given_doubtful_readings_are_checked() -> None:
     power, temperature = reading("gpu.power", "W", -1), reading("gpu.temperature", "Cel", -1)
     shot = Snapshot(stage="gang", phase="after", at="", duration_s=0.1, metrics=(power, temperature, power))
     twice = "gpu.power"  # the first problem: the snapshot has this reading twice, which is always checked
@@ -109,7 +109,7 @@ def test_only_readings_that_are_known_to_be_doubtful_are_checked() -> None:
         assert [name for name, *_ in impossible_readings(shot, doubtful=doubtful)] == names
 
 
-def test_every_impossible_value_of_a_reading_is_named_and_no_other() -> None:
+def test_exactly_the_impossible_values_of_a_reading_are_named() -> None:
     counts = {"gpu=0": 1.5, "gpu=1": 2.0, "gpu=2": 3, "gpu=3": "none", "gpu=4": 0.5}
     assert [scope for _, scope, *_ in problems(Metric(name="gpu.pcie.replays", unit="1", values=counts))] == [
         "gpu=0",
@@ -147,7 +147,7 @@ def test_bmc_and_host_report_only_their_own_readings() -> None:
 
 
 def compared(id: str, name: str, unit: str, expected: float, datasheet: str = "", **fields: Any) -> Criterion:
-    """Return a criterion whose floor is half of `expected`, the value that the datasheet has for the figure `datasheet`."""
+    """Return a criterion whose floor is half of `expected`, the value that the datasheet states for `datasheet`."""
     return criterion(
         name, id=id, unit=unit, operator="ge", expected=expected, fraction=0.5, datasheet=datasheet, **fields
     )

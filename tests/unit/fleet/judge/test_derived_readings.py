@@ -1,4 +1,4 @@
-"""A reading that must exist because another one does cannot be left out of a snapshot."""
+"""A snapshot cannot leave out a reading that must exist because another reading exists."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def without(readings: Mapping[str, Metric], *names: str) -> dict[str, Metric]:
     return {name: metric for name, metric in readings.items() if name not in names}
 
 
-COPY = {"collector.container": _metric("collector.container", {HOST: 0.1})}
+CONTAINER = {"collector.container": _metric("collector.container", {HOST: 0.1})}
 MATCHES, MANAGER = "software.driver_library.matches", "software.fabric_manager.matches"
 MEMBER = "network.bond.member_up"
 INTERFACE = {name: _metric(name, {HOST: 0.1}) for name in OF_INTERFACES}
@@ -111,17 +111,17 @@ ALARM, REASON = "optics.rx_power.alarm", "unsupported: hidden"
     ("readings", "expected"),
     [
         (module(), []), (software(), []), (bond(), []), ({}, []),
-        # A reading that its collector always reports together with another one.
+        # A collector always reports some readings together.
         (without(software(), MATCHES), [(MATCHES, HOST)]),
         (software() | {MATCHES: Metric(name=MATCHES, unit="1")}, [(MATCHES, HOST)] * 2),
         (without(software(), MATCHES, "software.driver_library.version"), []),
-        (COPY, [("container.toolkit.present", HOST)]),
+        (CONTAINER, [("container.toolkit.present", HOST)]),
         ({"collector.container": Metric(name="collector.container", unit="s", absent={HOST: REASON})}, []),
-        # A reading that follows from others must have a value, unless one of these is 0 or missing.
+        # A reading that is derived from other readings must have a value, unless one of the other readings is 0 or missing.
         (software() | {MATCHES: Metric(name=MATCHES, unit="1", absent={HOST: REASON})}, [(MATCHES, HOST)]),
         (software() | {MANAGER: Metric(name=MANAGER, unit="1", absent={HOST: REASON}),
                        "fabric.nvswitch.probed": _metric("fabric.nvswitch.probed", {HOST: 0})}, []),
-        # Each bond with members needs a reading of its members: a value, or the reason why there is none.
+        # Each bond with members needs a reading of its members: a value, or the reason why a value is absent.
         (without(bond(), MEMBER), [(MEMBER, "nic=bond0")]),
         (bond() | {MEMBER: Metric(name=MEMBER, unit="1", absent={"nic=bond0,member=eth0": REASON})}, []),
         (bond() | {MEMBER: Metric(name=MEMBER, unit="1", absent={"nic=bond0": REASON})}, []),
@@ -134,7 +134,7 @@ ALARM, REASON = "optics.rx_power.alarm", "unsupported: hidden"
         (INTERFACE | {"network.mtu": Metric(name="network.mtu", unit="B")}, []),
         (without(module(), "optics.bias"), [("optics.bias", PORT)]),
         (module() | {"optics.bias": Metric(name="optics.bias", unit="A", absent={PORT: REASON})}, []),
-        # An alarm is not checked if the module does not report one of its limits.
+        # An alarm is not checked if the module does not report one of the limits of this alarm.
         (without(module(), f"{ALARM}_low") | {ALARM: _metric(ALARM, {LANE: "?"})}, []),
         # A reason in place of the kind of a module does not excuse the other readings of the module.
         ({MODULE: Metric(name=MODULE, unit="1", absent={PORT: REASON})}, [(name, PORT) for name in OF_MODULES]),
@@ -155,7 +155,7 @@ def test_missing_reading_is_a_problem_if_another_reading_requires_it(
         (3e-3, ["none", "high"]), (3.000015e-3, ["none", "high"]), (3.00006e-3, ["high"]),
     ],
 )  # fmt: skip
-def test_alarm_is_the_side_of_the_limits_on_which_the_power_is(power: float, sides: list[str]) -> None:
+def test_alarm_must_name_the_side_of_the_limits_on_which_the_power_is(power: float, sides: list[str]) -> None:
     name, quantity = "optics.rx_power.alarm", {"optics.rx_power": _metric("optics.rx_power", {LANE: power})}
     possible = [
         side
@@ -214,7 +214,7 @@ def test_derived_reading_of_the_host_cannot_be_hidden(name: str) -> None:
         ),
     ],
 )
-def test_leaving_out_all_readings_of_a_collector_is_noticed(shown: dict[str, dict[str, Value]], name: str) -> None:
+def test_leaving_out_all_readings_of_a_collector_is_detected(shown: dict[str, dict[str, Value]], name: str) -> None:
     units = {"network.mtu": "B", **{each: "s" for each in shown if each.startswith("collector.")}}
     readings = {each: _metric(each, values, units.get(each, "")) for each, values in shown.items()}
     assert (name, HOST) in judged(readings)[1]

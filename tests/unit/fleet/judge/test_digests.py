@@ -138,7 +138,7 @@ def with_driver(evidence: Evidence, version: str) -> Evidence:
 
 
 @pytest.mark.parametrize("what", ["torch", "cuda", "cublas", "cudnn", "nccl", "driver"])
-def test_different_software_is_not_compared(what: str) -> None:
+def test_gpus_with_different_software_are_not_compared(what: str) -> None:
     """Two groups of three hosts with different software and different digests both pass."""
     plan = gangless_plan("a", "b", "c", "d", "e", "f", gpu_count=1)
     evidence = evidence_of(plan, {(host, "gpu=0"): BAD for host in "def"})
@@ -152,7 +152,7 @@ def test_different_software_is_not_compared(what: str) -> None:
     assert len(digest_verdicts(plan, evidence)) == 6 * len(WORKLOADS)
 
 
-def test_different_models_are_not_compared() -> None:
+def test_gpus_of_different_models_are_not_compared() -> None:
     plan = gangless_plan("h1", "h2", gpu_count=3)
     evidence = evidence_of(plan, {("h2", f"gpu={index}"): BAD for index in range(3)})
     other = (
@@ -199,7 +199,7 @@ def test_unjudged_gpu_is_named() -> None:
     assert any(line.startswith("Digests of 1 of 3 GPUs: NOT JUDGED") for line in report.acceptance.summary)
 
 
-def test_report_omits_digest_coverage_if_all_are_compared() -> None:
+def test_report_omits_digest_coverage_if_all_digests_are_compared() -> None:
     plan = gangless_plan("h1", gpu_count=4)
     report = merge(plan, builders.evidence(plan), PACKS)
     assert not any("digest" in item for item in report.unjudged)
@@ -213,7 +213,7 @@ def extended_plan(*hosts: str, gpu_count: int) -> Plan:
 
 
 @pytest.mark.parametrize("workload", DIGEST_WORKLOADS)
-def test_each_workload_is_compared_with_equal_gpus_only(workload: str) -> None:
+def test_each_workload_is_compared_only_between_equal_gpus(workload: str) -> None:
     """One GPU with another digest fails; three hosts with another digest and another cuBLAS do not."""
     plan = extended_plan("a", "b", "c", "d", "e", "f", gpu_count=1)
     one = evidence_of(plan, {("c", "gpu=0"): BAD}, workload)
@@ -236,11 +236,11 @@ def test_each_workload_is_compared_with_equal_gpus_only(workload: str) -> None:
         ("NVIDIA A100-SXM4-80GB", "gemm_fp4", []),
         ("NVIDIA A100-SXM4-80GB", "gemm_int8", ["digest.value", "digest.mismatches"]),
         ("Tesla T4", "gemm_tf32", []),
-        ("NVIDIA B200", "gemm_fp4", []),  # torch may not support it
+        ("NVIDIA B200", "gemm_fp4", []),  # torch may not support fp4
         ("NVIDIA B200", "gemm_fp8_e4m3", ["digest.value", "digest.mismatches"]),
     ],
 )
-def test_unsupported_number_format_is_inconclusive_only_on_a_gpu_that_has_it(
+def test_unsupported_number_format_is_inconclusive_only_on_a_gpu_that_supports_it(
     gpu_name: str, workload: str, judged: list[str]
 ) -> None:
     plan = extended_plan("h1", gpu_count=1)

@@ -56,12 +56,12 @@ def summarize(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
 
 
 def of_criterion(verdicts: list[Verdict]) -> list[Verdict]:
-    """Return only the verdicts of criterion `c`. Others report that the plan does not have the stages of the snapshots."""
+    """Return only the verdicts of criterion `c`. Other verdicts report that the plan lacks the stages of the snapshots."""
     return [item for item in verdicts if item.criterion == "c"]
 
 
 def with_last_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
-    """Return the evidence with these metrics in place of those of the last snapshot."""
+    """Return the evidence with these metrics as the only metrics of the last snapshot."""
     record = evidence.records[0]
     last = replace(record.snapshots[-1], metrics=metrics)
     return replace(evidence, records=(replace(record, snapshots=(*record.snapshots[:-1], last)),))
@@ -140,7 +140,7 @@ def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_part(scope:
     assert [item.scope for item in verdicts] == wanted
 
 
-def test_gpu_without_a_reading_is_inconclusive_if_another_passes() -> None:
+def test_gpu_without_a_reading_is_inconclusive_if_another_gpu_passes() -> None:
     plan = one_figure_plan(gpu_count=2)
     verdicts = judge_criteria(
         plan, host_evidence(plan, "h1", reading(1, scope="gpu=1,link=3")), criterion(scope="link")
@@ -158,7 +158,7 @@ def test_gpu_without_any_observation_is_not_reported_again_by_a_criterion() -> N
     plan = one_figure_plan(gpu_count=2)
     evidence = host_evidence(plan, observations=tuple(builders.results(plan, "h1", "benchmark")[:1]))
     assert summarize(judge_criteria(plan, evidence, criterion())) == [
-        ("gpu=1", "plan", INCONCLUSIVE),  # no planned figure
+        ("gpu=1", "plan", INCONCLUSIVE),  # the planned figure is missing
         ("gpu=1", "plan", INCONCLUSIVE),  # no observation at all
         ("gpu=0", "c", INCONCLUSIVE),
     ]
@@ -203,7 +203,7 @@ def test_unreadable_value_is_inconclusive_unless_optional_and_unsupported(
     assert [item.reason for item in actual] == [last] * len(verdicts)
 
 
-def test_order_of_parameters_does_not_matter() -> None:
+def test_series_does_not_depend_on_the_order_of_parameters() -> None:
     plan = one_figure_plan()
     params = [{"a": 1, "b": 2, "phase": "x"}, {"b": 2, "a": 1, "phase": "y"}, {"a": 1, "b": 3}]
     observed = [replace(builders.observation("peer_copy.thing", 1.0, scope="gpu=0"), params=each) for each in params]
@@ -361,7 +361,7 @@ STEPS = (
 
 
 def counter_readings(*values: Any, name: str = "gpu.thing") -> list[Observation]:
-    """Return readings of a counter with these values, at the first of STEPS."""
+    """Return readings of a counter with these values, one at each of the first STEPS."""
     return [
         Observation(
             name=name, scope="gpu=0", stage=stage, unit="1", status=MEASURED, value=value, params={"phase": phase}
@@ -383,7 +383,7 @@ WITHIN = "in stage benchmark between its snapshots"
         ((1, 1, 2, 5, 5), 4, 3, "benchmark", f"4 {WITHIN} during and after", ""),
         ((1, 1, 2, 2, 9), 8, 4, "", "7 before stage gang, 1 in stage benchmark", ""),
         ((1, 9, 9, 9, 9), 8, 1, "", "8 before stage benchmark, 0 in stage benchmark", ""),
-        # The sum in a stage decides: 2 + 3 in benchmark are more than 4 before gang.
+        # The stage with the largest sum decides: 2 + 3 in `benchmark` are more than 4 before `gang`.
         ((1, 1, 3, 6, 10), 9, 3, "benchmark", f"5 {WITHIN} during and after, 4 before stage gang", ""),
         ((5, 5, 2, 2), 2, 2, "benchmark", f"2 {WITHIN} before and during",
          "fell from 5 to 2 in stage benchmark"),
@@ -414,7 +414,7 @@ def test_counter_increase_is_attributed_to_a_stage(
         (("after", "after"), " between its snapshots after and after"),
     ],
 )  # fmt: skip
-def test_change_within_a_stage_names_its_snapshots(phases: tuple[str, str], expected_text: str) -> None:
+def test_change_over_a_part_of_a_stage_names_its_snapshots(phases: tuple[str, str], expected_text: str) -> None:
     one, two = counter_readings(1, 4)
     observed = [
         replace(item, stage="gang", params={"phase": phase}) for item, phase in zip((one, two), phases, strict=True)
@@ -689,7 +689,7 @@ def test_host_without_a_record_has_one_inconclusive_verdict() -> None:
     assert (other.name, other.scope, other.reason) == ("record", "host", "quarantined: x")
 
 
-def test_host_problem_is_reported_in_addition_to_its_record() -> None:
+def test_host_problem_is_reported_in_addition_to_the_verdicts_on_its_record() -> None:
     plan = one_figure_plan()
     verdicts = judge_criteria(
         plan, replace(host_evidence(plan, "h1", reading(1)), problem="unreachable at Gang"), criterion()
@@ -991,7 +991,7 @@ def test_hosts_that_no_cause_names_are_listed() -> None:
     assert lines[1:] == ["Incomplete as well: u1"]
 
 
-def test_gpu_is_named_with_its_slot_with_or_without_a_serial() -> None:
+def test_gpu_is_named_with_its_pci_address_with_or_without_a_serial() -> None:
     gpus = [
         Gpu(index=number, serial="0", uuid="", name="", pci_bus_id=f"00000000:{number + 10:02X}:00.0")
         for number in range(2)
@@ -1209,7 +1209,7 @@ def test_launch_of_another_stage_is_ignored() -> None:
     )
 
 
-def test_host_without_its_own_record_is_not_compared_by_digest() -> None:
+def test_host_with_only_a_gang_record_is_not_compared_by_digest() -> None:
     plan = gang_plan("h1", "h2", "h3")
     expectation = replace(
         plan.expected[0], stage="gang", name="digest.value", scope="device", params={"workload": "gemm"}
@@ -1380,7 +1380,7 @@ def test_host_is_renumbered_if_an_index_has_another_serial_or_another_uuid(
 
 
 @pytest.mark.parametrize("address", ["zz:zz", "0.0.0.0", "", "\u0662\u0662", "0"])
-def test_address_of_another_form_does_not_identify_an_adapter(address: str) -> None:
+def test_malformed_mac_address_does_not_identify_an_adapter(address: str) -> None:
     """Such an address raises no error, and two hosts with the same address do not fail as duplicates."""
     known = DuplicateSerials()
     evidence = {}

@@ -2,7 +2,7 @@
 fails unless its floor is low.
 
 The healthy figures were measured for Rackproof or published; each row has its source. The tests of all models and GPU counts
-derive healthy figures from the datasheet: `host_rates` multiplies its rates by the shares that the weakest models reach.
+derive healthy figures from the datasheet: `host_rates` multiplies the rates there by the shares that the weakest models reach.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ def outcomes(
     """Return the worst verdict on each figure (fail, inconclusive or pass), or an empty string if no criterion judges it.
 
     Args:
-        model: pack of the GPU model.
+        model: name of the pack of the GPU model.
         figures: what the benchmarks measured.
-        count: GPUs of the host.
+        count: number of GPUs of the host.
         path: `gpu.peer.link` of every pair; empty: all NVLinks of the model, or PCIe if it has none.
-        hosts: hosts of the gang.
-        gbps: rate of the fabric port of each GPU.
+        hosts: number of hosts of the gang.
+        gbps: rate of the fabric port of each GPU in Gb/s.
         packs: all packs.
     """
     plan = _plan(count, model, hosts, gbps)
@@ -365,7 +365,7 @@ WITH_LOW_FLOORS = (
     *_copies("rtx-pro-6000-server", "PIX", (52, 56.6, 36, 40), (101, 111, 52), "local-inference-lab/rtx6kpro"),
     *_copies("a10", "NODE", (26.3, 21.8), (), "NVIDIA/nvbandwidth issue 50, A6000 with the same link"),
 )
-"""Healthy figures with low floors, which detect only a wrong transport or a gross fault. Half of such a figure may pass."""
+"""Healthy figures whose floors are low and detect only a wrong transport or a gross fault. Half of such a figure may pass."""
 
 
 def linked_figures(row: BetweenGpus, factor: float) -> list[Observation]:
@@ -401,7 +401,7 @@ DIRECTIONS = ("host_to_device", "device_to_host")
 
 
 def _expectation_of_the_model(model: str, name: str, params: Mapping[str, Value]) -> float:
-    """Return the highest value that a criterion of the model's own pack expects of a figure; 0 if no criterion matches it."""
+    """Return the highest value that a criterion of the model's own pack expects of a figure; 0 if none matches it."""
     matching = (
         item.expected or item.value or 0.0
         for item in read_pack(model).criteria
@@ -412,7 +412,7 @@ def _expectation_of_the_model(model: str, name: str, params: Mapping[str, Value]
 
 
 def host_rates(model: str, count: int, links: int) -> list[Observation]:
-    """Return all rates of a healthy host, derived from its datasheet; `links` NVLinks join each pair of GPUs."""
+    """Return all rates of a healthy host, derived from the datasheet of its GPUs; `links` NVLinks join each pair of GPUs."""
     sheet = read_pack(model).datasheet
     host_link = sheet.get("host_link", sheet.get("pcie", {}))["bandwidth"]
     share_of_links = links / sheet["nvlink"]["links"] if links else 0.0
@@ -591,7 +591,7 @@ def fabric_figures(row: Fabric, factor: float, size: int = 8 * GIB) -> list[Obse
 
 
 @pytest.mark.parametrize("row", FABRICS, ids=lambda row: f"{row.model} {row.hosts}x{row.gpus} {row.op}")
-def test_healthy_fabric_passes_and_a_much_slower_one_fails(row: Fabric) -> None:
+def test_healthy_fabric_passes_and_a_much_slower_fabric_fails(row: Fabric) -> None:
     is_ring = row.op in ("all_gather", "reduce_scatter", "broadcast", "reduce")
     for factor, expected in ((1.0, PASS), (0.5 if is_ring else 0.1, FAIL)):
         figures = fabric_figures(row, factor)
@@ -636,13 +636,13 @@ RINGS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce")
 
 
 @pytest.mark.parametrize(("watts", "expected"), [(253.0, PASS), (180.0, FAIL)])
-def test_power_of_a_healthy_a100_passes_and_a_much_lower_one_fails(watts: float, expected: str) -> None:
+def test_power_of_a_healthy_a100_passes_and_a_much_lower_power_fails(watts: float, expected: str) -> None:
     for model in ("a100-sxm-40", "a100-sxm-80"):
         assert outcomes(model, [figure("stress.power", watts, dtype="bf16")]) == [expected]
 
 
 def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
-    """Return evidence of the hosts of a plan with GPUs of a model: every planned figure; its rates are those of `host_rates`."""
+    """Return evidence of all hosts of a plan, with GPUs of this model: every planned figure, and the rates of `host_rates`."""
     sheet = read_pack(model).datasheet
     rates = host_rates(model, count, sheet.get("nvlink", {}).get("links", 0))
     by_name: dict[str, list[Observation]] = {}

@@ -125,7 +125,7 @@ def test_adapter_is_ethernet_if_a_port_is_ethernet_and_none_is_infiniband(
         ("nic=a,port=1", {"a", "0000:2a:00.0"}),
     ],
 )
-def test_module_may_be_ordered_under_any_name_of_its_port(scope: str, slots: set[str]) -> None:
+def test_module_has_all_names_of_its_port_as_slots(scope: str, slots: set[str]) -> None:
     named: dict[str, dict[str, Value]] = {
         HCA_ADDRESS: {"hca=a": "00000000:1A:00.0", "hca=b": "error: lost"},
         NIC_ADDRESS: {"nic=a": "0000:2a:00.0"},
@@ -225,7 +225,7 @@ def test_gpu_without_a_serial_may_be_the_missing_one(
     assert inventory({name: {"host": count} for name, count in counts.items()}, gpus=gpus).unknown[SERIAL] == why
 
 
-def test_serial_is_that_of_the_last_snapshot() -> None:
+def test_serial_comes_from_the_last_snapshot() -> None:
     view = host_view(PLAN, "h1", metric(GUID, {"hca=a": "0c42"}))
     first, *others = view.evidence.records[0].snapshots
     late = replace(others[-1], metrics=(metric(GUID, {"hca=a": "0c43"}),))

@@ -33,7 +33,7 @@ def link(**fields: Any) -> PortLink:
         ("leaf01", "", False),
     ],
 )
-def test_names_of_switches_are_equal_regardless_of_case_and_of_a_domain_that_only_one_of_them_has(
+def test_names_of_switches_are_equal_regardless_of_case_and_of_a_domain_that_only_one_name_has(
     first: str, second: str, is_same: bool
 ) -> None:
     assert same_name(first, second) is is_same
@@ -99,7 +99,7 @@ def test_interface_of_an_adapter_also_has_the_scope_of_the_adapter(
 
 
 @pytest.mark.parametrize(
-    ("fields", "switch", "port", "is_there"),
+    ("fields", "switch", "port", "is_at"),
     [
         ({"switch": "leaf", "port": "Swp1"}, "LEAF.example.com", "swp1", True),
         ({"switch": "leaf", "port": "swp1"}, "leaf", "swp2", False),
@@ -110,9 +110,9 @@ def test_interface_of_an_adapter_also_has_the_scope_of_the_adapter(
     ],
 )
 def test_link_is_found_by_name_or_id_of_the_switch_and_by_name_or_label_of_the_port(
-    fields: dict[str, str], switch: str, port: str, is_there: bool
+    fields: dict[str, str], switch: str, port: str, is_at: bool
 ) -> None:
-    assert link(**fields).is_at(switch, port) is is_there
+    assert link(**fields).is_at(switch, port) is is_at
 
 
 @pytest.mark.parametrize(
@@ -185,7 +185,7 @@ def test_link_has_all_readings_of_its_port() -> None:
     } == {("", "", "", False, True)}
 
 
-def test_port_without_a_rate_counts_as_fastest_and_one_without_a_state_counts_as_having_a_link() -> None:
+def test_port_without_a_rate_counts_as_fastest_and_a_port_without_a_state_counts_as_having_a_link() -> None:
     links = links_of(
         {"network.switch_id": {"nic=eth0": "a", "nic=eth1": "b"}, "network.speed": {"nic=eth1": "unknown"}}
     )

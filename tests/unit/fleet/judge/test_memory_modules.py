@@ -24,7 +24,7 @@ GIB = 1 << 30
 
 
 def modules(**changed: Any) -> tuple[Metric, ...]:
-    """Return the readings of a host; `changed`: reading (with `__` for `.`) -> value in its only changed scope."""
+    """Return the readings of a host; `changed`: reading (with `__` for `.`) -> its value in one scope."""
     readings = {item["name"]: item for item in memory_module_metrics()}
     readings["host.memory.total"] = {"name": "host.memory.total", "unit": "B", "values": {"host": 1007 * GIB}}
     nodes = {"numa=0": 503 * GIB, "numa=1": 504 * GIB}

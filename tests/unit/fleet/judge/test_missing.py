@@ -40,7 +40,7 @@ def host_with_slots(
     product: str = "SYS-821GE-TNHR",
     plan: Plan = PLAN,
 ) -> Evidence:
-    """Return evidence of a host whose driver lists the GPUs in these slots; those in the slots `on_bus` are only on the bus."""
+    """Return evidence of a host whose driver lists the GPUs in these slots; GPUs in `on_bus` are only on the bus."""
     devices = range(len(slots))
     gpus = tuple(
         replace(builders.gpu(name, slot), index=index, pci_bus_id=address(slot)) for index, slot in enumerate(slots)
@@ -218,7 +218,7 @@ def test_action_is_to_configure_only_if_a_setting_hides_the_gpu(logged: list[str
     ("driver", "action"),
     [("vfio-pci", "configure"), ("nouveau", "configure"), ("nvidia", "inspect_hardware"), ("none", "inspect_hardware")],
 )
-def test_gpu_is_reported_as_bound_only_if_its_driver_is_not_that_of_nvidia(driver: str, action: str) -> None:
+def test_driver_of_a_missing_gpu_is_named_only_if_it_is_not_that_of_nvidia(driver: str, action: str) -> None:
     drivers = {f"pci=0000:{slot:02}:00.0": driver if slot == MISSING else "nvidia" for slot in ALL}
     bound = Metric(name="pcie.driver", unit="1", values=drivers)
     verdicts = findings(h2=add_metrics(host_with_slots("h2", REMAINING, on_bus=[MISSING]), bound))
@@ -250,7 +250,7 @@ def test_gpus_outside_the_plan_that_are_bound_to_vfio_do_not_explain_a_missing_g
 
 
 def add_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
-    """Return the evidence with these metrics in every snapshot, where they replace a metric with the name of the first."""
+    """Return the evidence with these metrics in every snapshot. A metric with the name of the first one is replaced."""
     return replace(
         evidence,
         records=tuple(
@@ -454,7 +454,7 @@ def test_slots_that_two_worker_processes_found_are_merged() -> None:
         {"h1": host_with_slots("h1", ALL, address=lambda slot: f"0000:{slot + 1:02}:00.0", modules=(1, 2, 3, 4))},
         {"h1": host_with_slots("h1", REMAINING), "h3": host_with_slots("h3", REMAINING)},
     ],
-    ids=["others of another build", "others that differ", "no complete host"],
+    ids=["other hosts of another build", "other hosts that differ", "no complete host"],
 )
 def test_no_slot_is_named_if_the_other_hosts_do_not_show_which_one_is_empty(others: dict[str, Evidence]) -> None:
     assert count_details(findings(h2=host_with_slots("h2", REMAINING), **others)) == {
@@ -472,7 +472,7 @@ def test_no_slot_is_named_if_more_gpus_are_missing_than_slots_are_known() -> Non
 
 
 def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path) -> None:
-    """The rank without a GPU is the last one of its host, whichever GPU is missing."""
+    """The rank without a GPU is the last rank of its host, whichever GPU is missing."""
     fleet = Fleet(profile="smoke", hosts=4, racks=1)
     plan = fleet.plan("run", CREATED)
     write_run(tmp_path / "run", fleet, place_faults(["missing_gpu:r01-h02:3"], plan, 0), plan)
@@ -488,7 +488,7 @@ def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path) -> No
     launches = [launch.members for host in report.hosts for launch in host.launches if host.name == "r01-h01"]
     assert [members for members in launches if len(members) > 1] == [
         ("r01-h01", "r01-h02", "r01-h03", "r01-h04"), ("r01-h01", "r01-h03", "r01-h04"),
-    ], "no probe was needed"  # fmt: skip
+    ], "the faulty host must be found without a probe"  # fmt: skip
     where = "nothing at PCI 0000:09:00.0 (module 4), where 3 of 3 hosts with 8 GPUs have a GPU"
     assert {item.detail for item in failed} == {where}
     assert re.search(

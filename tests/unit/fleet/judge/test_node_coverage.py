@@ -101,7 +101,7 @@ def test_slow_processors_are_one_cause_on_the_host() -> None:
 
 
 @pytest.mark.parametrize(("stated", "fails"), [(300, False), (400, True)])
-def test_bandwidth_is_compared_with_that_of_the_inventory(stated: float, fails: bool) -> None:
+def test_bandwidth_is_compared_with_the_bandwidth_in_the_inventory(stated: float, fails: bool) -> None:
     found = verdicts(lambda item: item, rackproof_host_memory_gbyteps=stated)
     assert {item.criterion for item in found} == ({"host-memory-stated"} if fails else set())
 

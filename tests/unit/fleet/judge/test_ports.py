@@ -1,4 +1,4 @@
-"""Ports: optical modules are compared within their part number, counters are judged by rate, and failures name the module.
+"""Ports: optical modules of one part number are compared, counters are judged by rate, and failures name the module.
 
 `hosts_with_findings` judges its hosts in three ways: with all verdicts, by counting passes, and with `judge`.
 """
@@ -168,14 +168,17 @@ def test_counter_that_increases_fails_in_the_stage_in_which_it_increased() -> No
 
 @pytest.mark.parametrize(("count", "found"), [(0, []), (300, []), (340, []), (370, [H5])])
 def test_count_in_a_short_run_may_exceed_the_limit_by_chance(count: int, found: list[str]) -> None:
-    """The limit is 300 errors in five minutes. A port whose true rate is the limit may by chance count 340, but not 370."""
+    """The limit is 300 errors in five minutes. A port whose true rate is the limit may count 340 by chance, but hardly 370."""
     evidence = fleet_of(with_metrics(*symbol_error_readings(5)), with_metrics(*symbol_error_readings(5, 5 + count)))
     assert hosts_with_findings(evidence, RISING) == found
 
 
 @pytest.mark.parametrize("count", [5, 22, 121, 1000])
 def test_least_rate_is_the_lower_limit_of_a_poisson_mean(count: int) -> None:
-    """At this mean, `count` or more events have about the probability 0.00135, as a normal value above three sigma."""
+    """With this mean, the probability of `count` or more events is about 0.00135.
+
+    A normally distributed value exceeds its mean by more than three standard deviations with the same probability.
+    """
     mean = least_rate(count, hours=1.0)
     fewer = sum(math.exp(number * math.log(mean) - mean - math.lgamma(number + 1)) for number in range(count))
     assert mean < count

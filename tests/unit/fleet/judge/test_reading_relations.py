@@ -36,12 +36,12 @@ def problems(*metrics: Metric) -> list[tuple[str, str, str]]:
 
 
 CASES: dict[str, tuple[list[Metric], str, str]] = {
-    "value of the host in place of a GPU's": (
+    "value of the host for a reading of GPUs": (
         [metric("gpu.power", host=90.0)],
         "host",
         "this is a reading of each gpu",
     ),
-    "value of a GPU in place of the host's": (
+    "value of a GPU for a reading of the host": (
         [metric("host.load", gpu_0=1.0)],
         "gpu=0",
         "this is a reading of the host",
@@ -62,7 +62,7 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
         "nic=eth1",
         "but network.operstate was not",
     ),
-    "a device that the bus does not have": (
+    "device that the bus does not have": (
         [metric("pcie.kind", pci_0="nvme"), metric("pcie.width", pci_1=16)],
         "pci=1",
         "but pcie.kind was not",

@@ -1,4 +1,4 @@
-"""A host whose record has times outside its run is incomplete. The report names its clock as the cause, and no GPU."""
+"""A host whose record has times outside the run is incomplete. The report names the host's clock as the cause, and no GPU."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_clock_may_differ_by_less_than_five_minutes(minutes: int) -> None:
 
 
 def test_time_of_a_file_that_is_older_than_the_plan_is_not_used() -> None:
-    """Such a time says nothing about when the record was received: an archive may give every file the same old time."""
+    """Such a time does not show when the record was received: an archive may give every file the same old time."""
     old = replace(with_clock(0), received={"": RECEIVED - 1e6})
     assert [host.decision for host in report({"h2": old}).hosts] == [ACCEPTED, ACCEPTED]
 
@@ -76,8 +76,8 @@ def test_time_at_which_a_record_was_received_is_that_of_its_file(tmp_path: Path)
         os.utime(tmp_path / record_name(host), (RECEIVED, RECEIVED))
     run = load(tmp_path)
     assert {host: run.evidence[host].received for host in HEALTHY} == {host: {"": RECEIVED} for host in HEALTHY}
-    # The clock of the file server is an hour behind. `load` sees this from the time of the plan's file, and corrects the times of
-    # the records' files.
+    # The clock of the file server is an hour behind. `load` derives this from the time of the plan's file, and corrects the times
+    # of the records' files.
     os.utime(paths.plan, (PLANNED - 3600, PLANNED - 3600))
     for host in HEALTHY:
         os.utime(tmp_path / record_name(host), (RECEIVED - 3600, RECEIVED - 3600))

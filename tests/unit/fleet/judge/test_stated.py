@@ -1,4 +1,4 @@
-"""Parts are compared with the datasheet of their model and with the inventory, and identities with those on other hosts."""
+"""Parts are compared with the datasheet of their model and with the inventory. Their identities must differ between hosts."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ SIZES = {
     "model-sm-clock": ("gpu.clock.sm_max", "sm_clock", "Hz"),
     "model-memory-clock": ("gpu.clock.memory_max", "memory_clock", "Hz"),
 }
-"""Criterion -> reading that it judges, figure of the datasheet with which it compares it, unit."""
+"""Criterion -> the reading that it judges, the figure of the datasheet that is the reference, and the unit of both."""
 
 
 @pytest.mark.parametrize("criterion", SIZES)
@@ -75,7 +75,7 @@ def test_part_below_its_datasheet_fails_on_a_host_with_one_gpu(model: str, crite
         return
     nominal = pack.datasheet[figure]["value"]
     assert not judged(nominal)
-    assert judged(nominal * 0.85), "a missing one of eight memory stacks, or a clock that is a sixth lower, must fail"
+    assert judged(nominal * 0.85), "a value that is 15 % below the datasheet must fail"
 
 
 @pytest.mark.parametrize("model", MEMORY_MIB)
@@ -144,7 +144,7 @@ def test_ethernet_ports_do_not_hide_slow_infiniband_ports(slow: dict[str, Any]) 
 
 @pytest.mark.parametrize("bad_reading", ["infiniband.state", "infiniband.phys_state", "infiniband.active"])
 def test_each_of_the_three_state_readings_can_show_that_ports_are_down(bad_reading: str) -> None:
-    """Only this one of the three readings says that the ports are down; it does so on all ports, as in an edited record."""
+    """Only `bad_reading` reports that the ports are down, for all ports, as in an edited record."""
     bad = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infiniband.active": False}[bad_reading]
     readings = tuple(
         replace(item, values=dict.fromkeys(item.values, bad)) if item.name == bad_reading else item for item in ports()

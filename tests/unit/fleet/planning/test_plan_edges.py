@@ -1,4 +1,4 @@
-"""Edge cases of plans: variables and settings, also at their limits, reach the plan; wrong ones are refused with the reason."""
+"""Edge cases of plans: variables and settings, also at their limits, reach the plan; invalid values are refused with a reason."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plan_of(hosts: dict[str, dict[str, Any]], profile: str = "smoke", **more: An
 
 
 def profile_with(tmp_path: Path, benchmarks: str, name: str = "mine.yml", stage: str = "benchmark") -> Path:
-    """Write a profile with one stage. `benchmarks`: the YAML line of its benchmarks. Return its path."""
+    """Write a profile with one stage and return its path. `benchmarks`: the YAML line with the benchmarks of the stage."""
     path = tmp_path / name
     path.write_text(
         "schema: rackproof.profile/1\nsummary: mine\ndevice: gpu\n"
@@ -138,7 +138,7 @@ def test_gang_contains_a_rack_or_all_hosts_or_no_host() -> None:
     for name in ("h1", "h3"):
         hosts[name]["rackproof_gang"] = "none"
     plan = plan_of(hosts)
-    assert plan.gangs() == {"all": ("h2", "h4")}, "hosts without a gang do not affect the others"
+    assert plan.gangs() == {"all": ("h2", "h4")}, "hosts without a gang must not affect the gang of other hosts"
     assert [stage.name for stage in plan.stages] == ["benchmark", "gang"]
 
 
@@ -209,10 +209,14 @@ def parts(host: str, count: int, kind: str = "gpu") -> list[Part]:
 def test_manifest_and_inventory_must_agree_on_gpu_counts() -> None:
     hosts = builders.inventory(rackproof_gpu_count=2)
     assert plan_of(hosts, manifest=parts("h1", 2) + parts("h2", 2)).manifest
-    assert plan_of(hosts, manifest=parts("h1", 1, "nic")).manifest, "a manifest without GPUs is not compared"
+    assert plan_of(hosts, manifest=parts("h1", 1, "nic")).manifest, (
+        "a manifest without GPUs must not be compared with the inventory"
+    )
     with pytest.raises(UsageError, match="host h2: the manifest lists 0 GPUs, but rackproof_gpu_count is 2"):
         plan_of(hosts, manifest=parts("h1", 2) + parts("h2", 4, "nic"))
-    assert plan_of(hosts, "rehearsal", manifest=parts("h1", 8)).manifest, "a rehearsal has no GPUs to compare"
+    assert plan_of(hosts, "rehearsal", manifest=parts("h1", 8)).manifest, (
+        "the manifest must not be compared in a rehearsal, which has no GPUs"
+    )
 
 
 # The soak
@@ -236,7 +240,7 @@ def test_soak_duration_comes_from_inventory_or_profile(duration: str | None, res
     variables: dict[str, Any] = {"rackproof_soak_duration": duration} if duration else {}
     stage = builders.plan(profile="soak", rackproof_soak_stop_on="never", **variables).stage("soak")
     assert (stage.duration_s, stage.stop_on) == (result, "never")
-    assert stage.longest_s == result + stage.deadline_s, "a round that began in time may finish"
+    assert stage.longest_s == result + stage.deadline_s, "a round that began within the duration may finish"
     assert builders.plan(profile="soak").stage("soak").stop_on == "fatal"
 
 
@@ -515,7 +519,7 @@ def test_missing_group_without_a_similar_name_has_no_suggestion() -> None:
     assert "did you mean" not in str(caught.value)
 
 
-def test_unknown_choice_of_a_setting_suggests_the_nearest(tmp_path: Path) -> None:
+def test_error_on_an_unknown_choice_of_a_setting_suggests_the_nearest_choice(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"scaling\.precision has no fp23 \(did you mean fp32\?\): choose from fp32, bf16"
     ):

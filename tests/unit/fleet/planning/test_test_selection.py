@@ -59,7 +59,7 @@ def chosen(choice: BudgetSelection) -> list[tuple[str, str]]:
 
 
 def pick(budget_s: float, *runs: PastRun, profile: str = "revalidate") -> BudgetSelection:
-    """Return the selection from STAGES."""
+    """Return which of the benchmarks in STAGES are selected."""
     return select_tests(STAGES, runs, budget_s=budget_s, profile=profile, now=NOW)
 
 
@@ -84,7 +84,7 @@ def test_benchmark_with_findings_comes_first() -> None:
     assert chosen(pick(26, past(1)))[0] == (
         BENCHMARK,
         "stress",
-    )  # no findings: it covers the most kinds of parts
+    )  # without findings, the benchmark that covers the most kinds of parts comes first
     failed = past(1, findings={(BENCHMARK, "peer_copy"): 4})
     assert chosen(pick(26, failed)) == [(BENCHMARK, "peer_copy")]
 
