@@ -58,11 +58,11 @@ def read(root: Path) -> dict[str, Value | Absent]:
 
 
 def connections(readings: dict[str, Value | Absent]) -> dict[str, Value | Absent]:
-    """Return number of the other host -> state of the connection of this host to it."""
+    """Return number of another host -> state of the connection from this host to that host."""
     return {name.partition("=")[2]: value for name, value in readings.items() if name.startswith("connection ")}
 
 
-def test_domain_that_is_up_connects_this_host_to_every_other(tmp_path: Path) -> None:
+def test_domain_that_is_up_connects_this_host_to_every_other_host(tmp_path: Path) -> None:
     readings = read(host(tmp_path, table=UP, address="10.88.0.12"))
     assert connections(readings) == {"0": "connected", "1": "connected", "3": "connected"}
     assert {name: readings[f"{name} host"] for name in ("state", "domain_state", "node_count", "address")} == {

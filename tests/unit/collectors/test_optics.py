@@ -37,10 +37,10 @@ BEYOND_LIMITS: Mapping[str, dict[tuple[str, str], str]] = {
     "qsfpdd-400g-module-fault-tec": {("temperature.alarm", ""): "high", ("temperature.warning", ""): "high"},
     "sfp28-dark": {("rx_power.alarm", "1"): "low", ("rx_power.warning", "1"): "low"},
 }
-"""Capture without its version -> (reading, lane) -> `low` or `high`: the limit of the module beyond which the value is.
+"""Name of a capture, without its version -> (reading, lane) -> `low` or `high`: which limit of the module the value is beyond.
 
 In the captures that are not listed, every value is within the limits of the module. This includes `lane1-rx-low-warning`: the
-module keeps its warning flag until somebody reads the flag, but the power is within the limits again.
+module keeps its warning flag until the flag is read, but the power is within the limits again.
 """
 
 
@@ -85,7 +85,7 @@ def test_all_versions_and_formats_of_ethtool_give_the_same_readings_of_a_module(
     for capture in captures[1:]:
         other = measured(read(capture))
         in_one = {key for key in first.keys() ^ other.keys() if key[0] not in ("rx_los", "tx_fault")}
-        assert not in_one, f"only one of {captures[0]} and {capture} has {in_one}"
+        assert not in_one, f"only one of the captures {captures[0]} and {capture} has {in_one}"
         for key in first.keys() & other.keys():
             value = other[key]
             expected = pytest.approx(first[key], abs=1e-7) if isinstance(value, float) else first[key]

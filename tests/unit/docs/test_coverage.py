@@ -29,7 +29,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def named_observations(text: str) -> list[str]:
-    """Return the names of observations that a text has in backticks; a name with `{a,b}` counts as two."""
+    """Return the names of observations that a text has in backticks; a name with `{a,b}` stands for two names."""
     patterns = (span for span in INLINE.findall(text) if NAME.fullmatch(span) and not span.endswith(FILES))
     return [name for pattern in patterns for name in expand(pattern)]
 

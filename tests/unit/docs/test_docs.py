@@ -55,7 +55,7 @@ PATHS_ELSEWHERE = {
 VARIABLES = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text(encoding="utf-8"))["properties"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Third-party programs. Of their arguments, only those that are paths of this checkout are checked.
+# Third-party programs. Only those of their arguments are checked that are paths of this checkout.
 THIRD_PARTY_PROGRAMS = (
     *(
         "ansible",
@@ -143,8 +143,8 @@ def prose(page: Path) -> str:
 def script(block: Block) -> str:
     """Return the shell commands of a block, or an empty text if it has none.
 
-    If lines begin with `$ `, these lines are the commands. Otherwise the whole block is, if its language is sh or bash, or if it
-    has no language and begins with a known program.
+    If lines begin with `$ `, these lines are the commands. Otherwise, the whole block is a script if its language is sh or
+    bash, or if it has no language and begins with a known program.
     """
     lines = block.text.splitlines()
     if prompted := [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]:
@@ -205,7 +205,7 @@ def command_problems(words: list[str]) -> Iterator[str]:
 
 
 def is_missing_path(word: str) -> bool:
-    """Return whether a word is a path that this checkout lacks. Paths of examples such as `inventory/rack12` do not count."""
+    """Return whether a word is a path that this checkout lacks. Paths in examples, such as `inventory/rack12`, do not count."""
     word = word.rpartition("=")[2].removeprefix("./")
     if not re.fullmatch(rf"(?:{SOURCE_FOLDERS})/[\w./*-]*", word) or re.search(
         r"^inventory/(?!example|local)|/[A-Z]+\.\w+$", word
@@ -323,7 +323,7 @@ def check_pip(words: list[str]) -> Iterator[str]:
 
 def check_galaxy(words: list[str]) -> Iterator[str]:
     if words[:2] not in (["collection", "build"], ["collection", "install"]):
-        yield "only collection build and collection install are known here"
+        yield "only `collection build` and `collection install` can be checked"
 
 
 def check_sbatch(words: list[str]) -> Iterator[str]:

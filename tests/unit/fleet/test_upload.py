@@ -110,7 +110,7 @@ def uploaded(run: Path, server: str, url: str = URL) -> dict[str, Any]:
     return result
 
 
-def test_files_of_the_run_are_uploaded_without_working_files_and_the_report_last(
+def test_files_of_the_run_except_working_files_are_uploaded_and_the_report_is_last(
     run: Path, store: Any, server: str
 ) -> None:
     (run / "metrics").mkdir()
@@ -184,7 +184,7 @@ def test_failure_is_reported_in_one_line_and_changes_no_file(
     assert objects(store) == {}
 
 
-def test_interrupted_upload_has_no_report_and_is_continued(
+def test_interrupted_upload_leaves_no_report_in_the_store_and_is_continued(
     run: Path, store: Any, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content_type = upload_module._content_type

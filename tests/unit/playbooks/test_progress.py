@@ -1,4 +1,4 @@
-"""The progress and the failures that the callback plugin records in a real ansible-playbook, on hosts that are this machine."""
+"""Progress and failures that the callback plugin records while a real ansible-playbook runs; its hosts are all this machine."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WAIT = {"ansible.builtin.command": {"argv": ["sleep", "0.2"]}, "vars": {"_rackpr
 def playbook_of_tasks(
     directory: Path, run_dir: Path, *tasks: dict[str, Any], hosts: Sequence[str] = ("h1", "h2")
 ) -> list[str]:
-    """Return the command of a playbook that sets the fact with its run directory, and runs these tasks on local hosts."""
+    """Write a playbook that sets its run directory as a fact and runs these tasks on local hosts. Return its command."""
     set_facts = {"ansible.builtin.set_fact": {"_rackproof_run_dir": str(run_dir)}, "run_once": True}
     plays = [
         {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "tasks": [set_facts]},
@@ -81,7 +81,7 @@ def prometheus(run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def probe(directory: Path, boot_ids: Mapping[str, object]) -> dict[str, Any]:
-    """Return a task that stands for the probe of the preflight checks: it prints the boot ID of each host."""
+    """Return a task in place of the probe of the preflight checks. It prints the boot ID of each host."""
     for host, boot_id in boot_ids.items():
         (directory / host).write_text(json.dumps({"boot_id": boot_id}))
     command = {"argv": ["cat", f"{directory}/{{{{ inventory_hostname }}}}"]}
@@ -95,18 +95,18 @@ ERROR_OF_PIP = "ERROR: No matching distribution found for bcrypt<6,>=4.1"
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the plugin recorded of a command with two playbooks: all hosts pass the first, and each fails in the second."""
+    """What the plugin recorded of a command with two playbooks. All hosts pass the first; each host fails in the second."""
 
     done: subprocess.CompletedProcess[str]
     lines: list[str]
-    """Lines of progress.jsonl. The first two are those of an attempt that was killed while it wrote the second."""
+    """Lines of progress.jsonl. The first two are from an earlier attempt, which was killed while it wrote the second line."""
     failures: dict[str, dict[str, Any]]
     """Host -> its failure in events.jsonl."""
     is_monitored: bool
-    """Whether the Prometheus of the run and its targets were left after the command."""
+    """Whether, after the command, the Prometheus of the run still ran and the file with its targets still existed."""
 
     def progress(self) -> list[dict[str, Any]]:
-        """Return the events of progress.jsonl in this attempt."""
+        """Return the events of this attempt, from progress.jsonl."""
         document = [json.loads(line) for line in self.lines[2:]]
         for event in document:
             documents.validate(event, "progress", source="progress.jsonl")
@@ -115,7 +115,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Run the playbooks in a run directory in which an earlier attempt was killed. The run is a rehearsal."""
+    """Run the two playbooks in the directory of a run whose earlier attempt was killed. The run is a rehearsal."""
     directory = tmp_path_factory.mktemp("recorded")
     run_dir, targets, hosts = create_run_directory(directory), directory / "targets.json", ("h1", "h2", "h3")
     (run_dir / "progress.jsonl").write_text(f'{{"at": "2026-11-21T04:00:00Z", "what": "end"}}\n{CUT_OFF}')
@@ -212,7 +212,7 @@ def test_playbook_that_does_not_end_the_run_leaves_its_monitoring_running(record
 
 
 def test_warning_names_hosts_that_are_the_same_machine(tmp_path: Path, run_dir: Path) -> None:
-    """Hosts with different boot IDs are different machines. A boot ID that is not text is none."""
+    """Hosts with different boot IDs are different machines. A boot ID that is not text is ignored."""
     boot_ids = {"h1": "A", "h2": "A", "h3": "B", "h4": 1, "h5": 1}
     command = playbook_of_tasks(tmp_path, run_dir, probe(tmp_path, boot_ids), hosts=tuple(boot_ids))
     done = play(command, tmp_path)

@@ -1,4 +1,4 @@
-"""Expected durations. In recorded launches of real GPUs, progress and time left are wrong by at most 10 % of the duration."""
+"""Expected durations: in recorded launches on real GPUs, progress and time left are wrong by at most 10 % of the duration."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests import ROOT, builders
 MEASUREMENTS = ROOT / "docs" / "measurements"
 TOLERANCE = 0.10
 WITHOUT_A_FABRIC = ("h100x2-two-hosts", "h200x2-two-hosts", "h200x4-two-hosts")
-"""Runs whose gang launches use loopback sockets. Only an earlier run can give the expected times of these launches."""
+"""Runs whose gang launches use loopback sockets. The expected times of these launches are known only from an earlier run."""
 
 
 @dataclass(frozen=True)
 class Replay:
-    """A launch as its host recorded it: when each benchmark began, how long it took, and how long the launch took."""
+    """A launch as its host recorded it: when each benchmark began, how long each benchmark took, and how long the launch took."""
 
     plan: Plan
     host: str
@@ -35,7 +35,7 @@ class Replay:
     def errors(self, plan: Plan) -> Iterator[float]:
         """Yield the errors of progress and time left, as shares of the duration of the launch.
 
-        They are taken at the start, when each benchmark begins, and at the end.
+        The errors are computed at the start, when each benchmark begins, and at the end.
         """
         durations = expected_durations(plan, plan.host(self.host), plan.stage(self.stage))
         for at in (0.0, *self.began.values(), self.total_s):
@@ -59,8 +59,9 @@ def replays(run: str) -> Iterator[Replay]:
                 yield Replay(plan, record["host"], launch["stage"], began, launch["duration_s"], measured)
 
 
-# Two runs are left out: h100x1-extended, with time budgets shorter than one pass of a memory test, and h200x4-four-hosts, with
-# hosts that compete for the memory of one machine.
+# Three runs that recorded these times are left out. In h100x1-extended, time budgets are shorter than one pass of a memory test.
+# In h200x4-four-hosts, the hosts compete for the memory of one machine. In h200x2-pulse-between-hosts, each launch has only one
+# or two benchmarks.
 RUNS = [
     *("h100x1", "h100x2", "h200x1", "h200x2", "h200x4-standard", "h200x4-compared", "h200x4-compared-again"),
     *("h200x4-gated", "h200x4-gated-again"),
@@ -80,7 +81,7 @@ def test_progress_and_time_left_are_right_within_ten_percent(run: str) -> None:
 
 @pytest.mark.parametrize("run", ["h100x1", "h100x2", "h200x1", "h200x2", *WITHOUT_A_FABRIC])
 def test_progress_and_time_left_from_an_earlier_run_are_right_within_ten_percent(run: str) -> None:
-    """In the earlier run each benchmark took 3 % longer. Of the runs WITHOUT_A_FABRIC only the gang launches are replayed."""
+    """In the earlier run, each benchmark took 3 % longer. Only the gang launches of the runs WITHOUT_A_FABRIC are replayed."""
     for launch in [item for item in replays(run) if run not in WITHOUT_A_FABRIC or item.stage == "gang"]:
         earlier = {name: seconds * 1.03 for name, seconds in launch.measured.items()}
         assert max(launch.errors(replace(launch.plan, durations_s={launch.stage: earlier}))) <= TOLERANCE
@@ -92,7 +93,7 @@ def test_progress_and_time_left_from_an_earlier_run_are_right_within_ten_percent
 def test_time_left_of_the_extended_profile_is_right_within_ten_percent(
     duration: str, gpu_count: int, share_of_expected: float
 ) -> None:
-    """Benchmarks with a time budget take exactly this budget; the others take a quarter less or more than expected."""
+    """Benchmarks with a time budget take exactly this budget; the other benchmarks take a quarter less or more than expected."""
     plan = builders.plan(
         "h1", profile="extended", gpu_count=gpu_count, rackproof_gang="none", rackproof_extended_duration=duration
     )

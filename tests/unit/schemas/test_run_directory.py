@@ -44,7 +44,7 @@ def test_directory_with_a_plan_is_a_run(tmp_path: Path) -> None:
     assert runs_in(tmp_path) == [tmp_path / "r1"]
 
 
-def test_no_other_code_builds_paths_of_a_run_directory() -> None:
+def test_only_the_module_run_directory_builds_paths_of_a_run_directory() -> None:
     joined = re.compile(
         r'f?"(?:hosts|gangs)/|/ "(?:plan|report|hosts|gangs|events|progress|journal|lock)[".]|/ "verdicts\.prom"'
     )

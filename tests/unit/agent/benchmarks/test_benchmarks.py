@@ -1,4 +1,4 @@
-"""Test the benchmarks that do not train. They run on CPUs with gloo, under a real torchrun or as forks with its environment."""
+"""Test the benchmarks that do not train. They run on CPUs with gloo, under torchrun or in forks with torchrun's variables."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ QUICK: dict[str, dict[str, Any]] = {
 def cpu_settings(benchmarks: Mapping[str, Benchmark], quick: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Return name -> settings of each benchmark that runs on the CPUs of one host.
 
-    These are the catalogue's settings for CPUs, replaced by those that `quick` has for the benchmark.
+    Settings in `quick` override the catalogue's settings for CPUs.
     """
     return {
         name: {**benchmark.cpu_settings, **quick.get(name, {})}
@@ -239,7 +239,6 @@ def test_command_line_runs_selected_benchmarks_without_training(tmp_path: Path) 
 
 
 def test_single_rank_runs_without_torchrun_and_removes_its_files(tmp_path: Path) -> None:
-    """The guide to benchmarks is tested with a process of its own, in tests/unit/docs/test_guides.py."""
     (tmp_path / "temporary").mkdir()
     arguments = ("--only", "host_copy", "digest", "collective")
     temporary = str(tmp_path / "temporary")
@@ -255,7 +254,7 @@ def test_single_rank_runs_without_torchrun_and_removes_its_files(tmp_path: Path)
 def run_hosts(work: Path, gang: list[str], members: list[str], **pairs: Any) -> dict[str, list[Observation]]:
     """Run the benchmark `pairs` on `members`, which have two ranks each; return host -> observations.
 
-    `gang` lists all hosts of the gang, also those that are no members of this launch.
+    `gang` lists all hosts of the gang, including those that do not take part in this launch.
     """
     for host in members:
         (work / host).mkdir()
@@ -331,7 +330,7 @@ def test_sums_of_45_000_ranks_are_integers_that_fp32_represents_exactly(op: str)
         (["--only", "fashion_mnist", "--batch-size", "1000000"], 1, "images are fewer than one batch of 1000000"),
     ],
 )
-def test_exit_code_without_supervisor_states_the_error(
+def test_error_without_a_supervisor_sets_the_exit_code_and_is_printed(
     tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
     started = ranks.start_alone("agent.benchmarks", *arguments, work=tmp_path)

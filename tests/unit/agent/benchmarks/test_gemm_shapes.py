@@ -1,4 +1,4 @@
-"""Matrix products in the shapes of language models: wrong products are counted, and packs list the types that their GPU lacks."""
+"""Matrix products in the shapes of language models: wrong products are counted; packs list data types that their GPU lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PACKS = Path(gemm_shapes.__file__).parents[3] / "fleet/judge/packs"
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "int8"])
 @pytest.mark.parametrize("is_wrong", [False, True])
-def test_wrong_products_and_only_these_are_counted(
+def test_wrong_products_are_counted_and_correct_products_are_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, is_wrong: bool
 ) -> None:
     def make_wrong(name: str) -> None:
@@ -121,7 +121,7 @@ def test_wrong_product_is_reported_even_if_the_device_fails_later(
     }
 
 
-def test_a_pack_whose_gpu_lacks_a_type_lists_it_for_both_outputs() -> None:
+def test_pack_whose_gpu_lacks_a_data_type_lists_the_type_for_both_outputs() -> None:
     measured = {*HARDWARE["gemm_shapes"].settings["dtypes"]}
     packs = [read_pack(path.stem) for path in PACKS.glob("*.yml")]
     lacking = [pack for pack in packs if measured & {*pack.lacks.get("gemm.throughput", {}).get("dtype", ())}]

@@ -58,7 +58,7 @@ NODES = "sys/devices/system/node"
 TWO_SOCKETS = {
     f"{NODES}/node0/cpulist": f"{CPUS[0]}\n",
     f"{NODES}/node1/cpulist": f"{CPUS[-1]}\n",
-    f"{NODES}/node2/cpulist": "\n",  # memory of a GPU
+    f"{NODES}/node2/cpulist": "\n",  # a node without processors: the memory of a GPU
     f"{NODES}/node0/distance": "10 21 80\n",
     f"{NODES}/node1/distance": "21 10 80\n",
     **{f"{NODES}/node{number}/meminfo": f"Node {number} MemFree:  {100 + number} kB\n" for number in range(3)},
@@ -180,7 +180,7 @@ def test_wrong_elements_count_for_the_node_that_has_the_memory(monkeypatch: pyte
     test = HostMemory(nodes, allocate(nodes, 1 << 16, 30), 0.001, 30)
     test.arrays[CPUS[-1]][1, 17] = float(host_memory.SOURCE ^ 0x100)
     test.stream("copy", nodes[0].cpus, nodes[1].cpus, 0.001)
-    assert test.wrong == {0: 0, 1: 2}, "the source must have one wrong element, and its copy one"
+    assert test.wrong == {0: 0, 1: 2}, "the wrong element of the source and its copy must both count"
     test.stream("triad", nodes[0].cpus, nodes[0].cpus, 0.001)
     assert test.wrong == {0: 0, 1: 2}
 
@@ -194,7 +194,7 @@ def test_operation_that_writes_nothing_has_only_wrong_elements(monkeypatch: pyte
     assert test.wrong[0] == (1 << 16) // 8
 
 
-def test_thread_that_fails_ends_the_others() -> None:
+def test_failure_of_one_thread_ends_the_other_threads() -> None:
     def work(number: int, barrier: threading.Barrier) -> None:
         if number:
             raise MemoryError("no memory")

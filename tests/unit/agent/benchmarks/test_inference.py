@@ -31,7 +31,7 @@ def value(observations: list[Observation], name: str) -> Any:
 
 @torch.inference_mode()
 def test_cached_decoding_gives_the_scores_of_the_whole_sequence(tmp_path: Path) -> None:
-    """Compare the scores for each next token, computed with the cache, with those of a prefill of all tokens so far."""
+    """Scores that are computed token by token with the cache are compared with those of a prefill of the same tokens."""
     engine = Engine(context(tmp_path), settings("inference", QUICK))
     model, cache = engine._model.float(), engine._cache
     cache.keys, cache.values = ([part.float() for part in parts] for parts in (cache.keys, cache.values))

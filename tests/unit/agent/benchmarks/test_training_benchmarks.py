@@ -48,13 +48,13 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 SETTINGS = cpu_settings(TRAINING, QUICK)
 TORCHVISION = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "torchvision")}
-"""Variables with which the installed torchvision can be imported although torch is a build for CPUs."""
+"""Environment variables with which the installed torchvision can be imported although torch is a build for CPUs."""
 NO_COMPILER = {"CXX": "/nonexistent/c++"}
 
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run all benchmarks in SETTINGS once, and the faults of `training_ranks`; return the work directory."""
+    """Run all benchmarks in SETTINGS once, and the injected faults of `training_ranks`; return the work directory."""
     work = tmp_path_factory.mktemp("ranks")
     run_as_agent(work, request(**SETTINGS), program=training_ranks.__name__, **TORCHVISION, **NO_COMPILER)
     return work
@@ -88,7 +88,7 @@ def test_every_catalogue_output_is_measured_once(measured: list[Observation]) ->
 
 
 def test_only_the_figures_of_an_unknown_variant_are_unmeasured(measured: list[Observation]) -> None:
-    # Some Linux kernels do not report the figures `straggler.cpu_…`.
+    # The figures `straggler.cpu_…` cannot be measured on some Linux kernels.
     required = [item for item in measured if not item.name.startswith("straggler.cpu_")]
     absent = {(item.name, item.params["variant"], item.status) for item in required if item.status != "measured"}
     assert absent == {(f"variants.{kind}", "fp1", "error") for kind in ("throughput", "loss_finite")}
@@ -292,7 +292,7 @@ def test_losses_that_are_not_finite_are_counted_over_all_ranks(faulty: list[Obse
     }
 
 
-def test_batch_of_more_images_than_there_are_is_an_error_of_every_figure(faulty: list[Observation]) -> None:
+def test_batch_larger_than_the_data_set_is_an_error_of_every_figure(faulty: list[Observation]) -> None:
     results = [item for item in faulty if item.name.startswith("training.")]
     assert {item.status for item in results} == {"error"}
     assert all("10000 images, batches of 1000000 on each of 2 ranks" in item.reason for item in results)
@@ -311,7 +311,7 @@ def test_unwritable_checkpoint_is_an_error_of_every_figure(faulty: list[Observat
 
 
 def test_all_ranks_count_the_same_collective_operations(reported: list[Observation]) -> None:
-    """The supervisor compares these counts to find the rank that others wait for."""
+    """The supervisor compares these counts to find the rank that the other ranks wait for."""
     counts: dict[object, list[object]] = {}
     for observation in reported:
         if observation.name == "operations":

@@ -1,5 +1,5 @@
-"""Running perftest on the ports of one host and between hosts. Adapters are not available, so the programs are fakes that listen,
-connect and print what perftest prints."""
+"""Test how perftest is run on the ports of one host and between hosts. Adapters are not available, so the programs are fakes that
+listen, connect and print what perftest prints."""
 
 from __future__ import annotations
 
@@ -72,9 +72,9 @@ def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def set_behaviour(directory: Path, **behaviour: str) -> None:
-    """Set what the fakes do, by side and adapter, for example `client_mlx5_0="hang"`. Unnamed sides print a good result.
+    """Set what the fakes do, by side and adapter, for example `client_mlx5_0="hang"`. Sides without an entry print a good result.
 
-    A side can also `fail` or print `garbage`. A `deaf` server does not listen.
+    A side can `hang`, `fail` or print `garbage`. A `deaf` server does not listen.
     """
     sides = {key.replace("_", " ", 1): value for key, value in behaviour.items()}
     (directory / "behaviour").write_text(json.dumps(sides))
@@ -194,7 +194,7 @@ def test_port_without_a_link_is_unsupported_with_its_reason(
         ({"server_mlx5_0": "deaf"}, "did not listen within"),
     ],
 )
-def test_port_whose_test_fails_has_one_error_and_the_others_are_measured(
+def test_port_whose_test_fails_has_one_error_and_other_ports_are_measured(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, str], reason: str
 ) -> None:
     monkeypatch.setattr(perftest_run, "LISTEN_S", 1.5)
@@ -375,11 +375,13 @@ def test_partner_that_does_not_take_part_causes_one_error(
     assert [(item["scope"], item["reason"]) for item in errors] == [
         ("hca=mlx5_0,port=1,partner=h2", "h2 did not take part in round 1")
     ]
-    assert context.store.check(["verbs/1/round/h1/gone"]) == bool(posted), "a partner that comes late must not wait"
+    assert context.store.check(["verbs/1/round/h1/gone"]) == bool(posted), (
+        "a partner that comes late must not wait for this host"
+    )
 
 
 def test_other_ranks_wait_only_until_the_reporting_rank_has_left() -> None:
-    """A rank whose GPU is broken leaves a benchmark without running it."""
+    """The reporting rank may leave the benchmark without running it, for example because its GPU is broken."""
     present = [True, True, False]
     context = SimpleNamespace(
         is_reporting_rank=False,
@@ -390,7 +392,7 @@ def test_other_ranks_wait_only_until_the_reporting_rank_has_left() -> None:
     assert present == []
 
 
-def test_partner_without_the_rail_is_named(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partner_that_lacks_the_rail_is_named(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")
     monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))
     members = ["h1", "h2"]

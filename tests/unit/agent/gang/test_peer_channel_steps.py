@@ -63,7 +63,7 @@ class FakeSelector:
 
 
 class FakeListener:
-    """A listener with two connections: of a member, and of a stranger. `calls` lists its calls."""
+    """A listener with two connections: one of a member, and one of a host that is not identified. `calls` lists its calls."""
 
     def __init__(self) -> None:
         self.connections = [FakeConnection("h2"), FakeConnection()]
@@ -84,7 +84,7 @@ class FakeListener:
 
 @pytest.fixture
 def early_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """Replace the clock of the channels. It starts at 0.5 s, as just after the start of the machine."""
+    """Replace the clock of the channels by a clock that starts at 0.5 s, as if the machine had just booted."""
     clock = FakeClock()
     clock.now = 0.5
     monkeypatch.setattr(peer_channel, "time", SimpleNamespace(monotonic=clock))
@@ -93,7 +93,7 @@ def early_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 @pytest.fixture
 def member(early_clock: FakeClock) -> Any:
-    """Return the channel of h3, which has no listener, and fake connections to the watchers h1 and h2."""
+    """Return the channel of h3. It has fake connections to the watchers h1 and h2, but no listener."""
     channel: Any = PeerChannel(GANG)
     assert isinstance(channel._selector, selectors.BaseSelector)
     channel._selector.close()
@@ -158,7 +158,7 @@ def test_status_is_sent_at_once_after_a_greeting(member: Any, early_clock: FakeC
 
 
 @pytest.mark.parametrize("field", ["finished", "aborted"])
-def test_watcher_that_reported_finished_or_aborted_remains_so(member: Any, early_clock: FakeClock, field: str) -> None:
+def test_later_answer_does_not_revoke_finished_or_aborted(member: Any, early_clock: FakeClock, field: str) -> None:
     member.statuses["h1"] = PeerStatus(at=0.0, ranks=(rank_state(0),))
     connection = member._watchers["h1"]
     for number, value in enumerate([False, True, False], 3):
@@ -171,7 +171,7 @@ def test_watcher_that_reported_finished_or_aborted_remains_so(member: Any, early
     assert member._answered == {"h1": 5}
 
 
-def test_answer_with_a_lower_number_does_not_replace_a_higher_one(member: Any) -> None:
+def test_number_of_an_older_answer_does_not_replace_a_higher_number(member: Any) -> None:
     for number, newest in ((0, 0), (4, 4), (3, 4)):
         member._receive_answer("h1", member._watchers["h1"], {"number": number, "verdict": to_json(VERDICT)})
         assert (member._answered, member.verdict) == ({"h1": newest}, VERDICT)

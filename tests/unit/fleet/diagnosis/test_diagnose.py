@@ -172,7 +172,7 @@ def test_silent_corruption_is_named_without_the_digest() -> None:
     assert cause.title == "GPU 1 of a computes other results than its peers, without an error (gemm)"
 
 
-def test_wrong_copies_between_two_gpus_name_both() -> None:
+def test_title_of_wrong_copies_between_two_gpus_names_both_gpus() -> None:
     (cause,) = diagnose([failed("digest.wrong_peer_copies", "gpu=1,peer=6", value=3, limit=0)], {})
     title = "GPU 1 of a and GPU 6 copy wrong data between them: not known whether one of the GPUs or a link is at fault"
     assert cause.title == title
@@ -283,7 +283,7 @@ def test_fault_of_a_port_does_not_explain_errors_of_the_other_port_of_the_adapte
 
 
 def test_unmeasured_port_belongs_to_the_fault_of_the_port_of_the_same_name_on_its_partner() -> None:
-    """Both ports of the only partner have a fault, and the fault of the other port comes first in the list of problems."""
+    """Both ports of the only partner have a fault. The fault of the port with another name is first in the list of problems."""
     peers = {"kind": VerdictKind.PEERS, "host": "b"}
     verdicts = [
         failed("infiniband.link_layer", "hca=mlx5_0,port=1", value="Ethernet", limit="InfiniBand", **peers),
@@ -387,10 +387,10 @@ def test_host_that_another_host_stopped_is_not_the_cause() -> None:
     ]
     stopped, other = diagnose(verdicts, GANGS)
     assert (stopped.problem, stopped.hosts, stopped.verdicts) == ("stopped-launch", ("a",), (1, 0))
-    assert other.hosts == ("z",), "z is of another gang"
+    assert other.hosts == ("z",), "z belongs to another gang"
 
 
-def test_waived_failure_does_not_explain_an_unwaived_one() -> None:
+def test_waived_failure_does_not_explain_an_unwaived_failure() -> None:
     verdicts = [
         failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", waiver=WAIVER),
         failed("stress.throughput", "gpu=1", value=1.0, limit=2.0, operator="ge"),
@@ -478,7 +478,7 @@ def test_every_verdict_has_one_cause_in_any_order(verdicts: list[Verdict], rng: 
 
 
 def test_causes_do_not_depend_on_the_order_of_verdicts_that_differ_only_in_value() -> None:
-    """The two verdicts on c are one cause, led by the one that has a value. The verdict on a has no value: a cause of its own."""
+    """The two verdicts on c are one cause, and the verdict with a value is its first. The verdict on a is a separate cause."""
     verdicts = [
         replace(failed("record", scope), host=host, kind=VerdictKind.PEERS, value=value, limit=None, reason="one")
         for host, scope, value in (("c", "gpu=1", None), ("c", "gpu=1", True), ("a", "host", None))
@@ -489,7 +489,7 @@ def test_causes_do_not_depend_on_the_order_of_verdicts_that_differ_only_in_value
 
 
 def content(cause: Cause) -> tuple[str, list[str], int]:
-    """Return what must not depend on the order of the verdicts."""
+    """Return the content of a cause that must not depend on the order of the verdicts."""
     return cause.problem, sorted(cause.hosts), len(cause.verdicts)
 
 
@@ -543,7 +543,7 @@ def test_power_brake_is_a_fault_of_the_power_supply(name: str) -> None:
 
 
 def test_adapter_that_is_slow_on_its_own_is_not_explained_by_its_slow_host() -> None:
-    """A slow host explains slow transfers to other hosts, but no slow transfers of an adapter within the host (`benchmark`)."""
+    """A slow host explains slow transfers to other hosts, but not slow transfers within the host (stage `benchmark`)."""
     share = {"value": 0.5, "limit": 0.8, "operator": "ge"}
     verdicts = [
         failed(

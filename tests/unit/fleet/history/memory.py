@@ -1,4 +1,4 @@
-"""A history in memory, which is faster than one in files. A test fills its tables."""
+"""A history in memory, for tests that fill its tables. It is faster than a history in files."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fleet.history.database import History
 Level = tuple[str, str, float, str, float, str]
 """Level (`host` or `rack`), id, days since 2024-01-01, driver, natural logarithm, reference.
 
-With the reference "", the logarithm is that of figure / VALUE. With another reference, such as `run`, it is that of the figure
-relative to this reference.
+If the reference is "", the logarithm is that of figure / VALUE. Otherwise, for example with the reference `run`, it is that of
+figure / reference.
 """
 VALUE = 7e14
 

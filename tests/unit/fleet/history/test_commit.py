@@ -51,7 +51,7 @@ def names(directory: Path) -> set[str]:
 
 
 def without_lock(*_: object) -> None:
-    """Grant every lock at once, as a file system whose locks hold only within a machine does for writers on several machines."""
+    """Grant every lock at once, like a file system whose locks are not shared between the machines that use it."""
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_many_writers_without_locks_lose_no_run(tmp_path: Path, monkeypatch: pyt
         thread.join()
     assert names(tmp_path) == {f"r{number}" for number in range(12)}
     (newest,) = (tmp_path / REAL).glob("index-*")  # older versions of the index are removed
-    # Each change has a version of its own, because a writer that was overtaken makes its change again.
+    # Each change has its own version of the index, because a writer that was overtaken repeats its change.
     assert int(newest.name.removeprefix("index-")) >= 12
 
 
@@ -107,10 +107,10 @@ def test_directory_that_another_writer_removes_meanwhile_is_no_error(
 
 
 @pytest.mark.usefixtures("unlocked")
-def test_first_index_may_be_committed_while_another_writer_looks_for_one(
+def test_first_index_may_be_committed_while_another_writer_looks_for_an_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second writer finds no index; only after that does the first one add its files and commit its index."""
+    """The second writer finds no index. After that, the first writer commits its index and adds its files."""
     table = tmp_path / REAL / "figures"
     found = commit.read_index
 

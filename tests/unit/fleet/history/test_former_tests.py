@@ -193,7 +193,7 @@ def test_inventory_or_option_names_the_history(fleet: Path, one_run: Path) -> No
 
 
 @pytest.mark.parametrize("fault", ["no history yet", "no duckdb", "damaged index", "cut off"])
-def test_runs_are_read_from_directories_without_a_readable_history(
+def test_runs_are_read_from_their_directories_if_no_history_is_readable(
     fleet: Path, one_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
     store = tmp_path / "h"

@@ -1,7 +1,7 @@
 """No altered run is accepted unless the change is allowed.
 
-The first test makes 1 960 alterations of simulated runs and of runs on real GPUs. They reach every field of the schema.
-`make alter` makes a million.
+The first test makes 1 960 alterations of simulated runs and of runs on real GPUs. Together, they reach every field of the schema.
+`make alter` makes a million alterations.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def test_every_field_of_the_record_schema_is_altered() -> None:
 
 
 def test_alteration_that_no_check_finds_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the checks of units and of changes during the run, a reading in another unit is accepted, and this is reported."""
+    """If the two checks that detect another unit of a reading are disabled, the altered run is accepted, and this is reported."""
     run = alterations.simulated_run("one GPU", tmp_path)
     monkeypatch.setattr("fleet.judge.consistency.impossible_readings", lambda snapshot, **_: ())
     monkeypatch.setattr("fleet.judge.consistency.reading_problems", lambda record: ())

@@ -19,7 +19,7 @@ from tests.unit.fleet.judge.test_passes import H5, NAMES, PLAN, RULES, fleet, he
 
 
 def counted(**changed: Callable[[Record], Record]) -> tuple[dict[str, Remaining], dict[str, int], dict[str, int]]:
-    """Return for each host: what is left to judge, how often criteria were evaluated, and how many passes it has."""
+    """Return host -> what is left to judge, host -> number of evaluations, and host -> number of passes."""
     packs = [pack(*RULES)]
     views = host_views(PLAN, fleet(**changed), packs)
     stats = gather(Planned(PLAN), views)

@@ -181,7 +181,7 @@ def test_version_of_the_record_with_the_digests_counts(figures: list[tuple[str, 
     assert (("h1", "gpu=0", FAIL) in verdicts) is compared
 
 
-def test_record_with_a_digest_and_other_figures_counts_as_one_with_digests() -> None:
+def test_record_with_a_digest_and_other_figures_counts_as_a_record_with_digests() -> None:
     first = host_evidence(PLAN, "h1", observations=(OTHER_FIGURE, digest_of(BAD))).records[0]
     second = replace(first, gang="g", observations=(), rackproof="0.9")
     view = HostView(PLAN, PLAN.host("h1"), Evidence(records=(first, second)), [pack()])

@@ -308,11 +308,11 @@ def test_part_without_a_reading_is_not_observed(scope: str, expected: list[str])
 
 
 @pytest.mark.parametrize(
-    ("name", "is_observed"),
+    ("name", "must_be_observed"),
     [("gpu.nothing", True), ("memory.nothing", False), ("fabric_ports.nothing", False), ("bmc.nothing", False)],
 )
-def test_only_readings_of_the_host_itself_must_be_observed(name: str, is_observed: bool) -> None:
-    assert bool(outcomes(criterion(name, scope="host"))) is is_observed
+def test_only_readings_of_the_host_itself_must_be_observed(name: str, must_be_observed: bool) -> None:
+    assert bool(outcomes(criterion(name, scope="host"))) is must_be_observed
 
 
 # Rates

@@ -1,4 +1,4 @@
-"""If hosts are one machine and were measured at the same time, their slow figures are due to a mistake in the inventory.
+"""If hosts of the inventory are one machine and were measured at the same time, this mistake explains most slow figures.
 
 A wrong or malicious boot ID may change the action of a failure, but never whether a host is accepted.
 """
@@ -30,7 +30,7 @@ from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 PLAN = one_figure_plan("h1", "h2", "h10")
 START = datetime.fromisoformat(builders.WHEN)
 RUN = load(ROOT / "docs" / "measurements" / "h200x1-standard-twice")
-"""A run of two H200 GPUs of one machine, each measured as a host of its own at the same time. No record has a boot ID."""
+"""A run on two H200 GPUs of one machine, which were measured as two hosts at the same time. No record has a boot ID."""
 HOSTS = tuple(host.name for host in RUN.plan.hosts)
 TOGETHER = f"{' and '.join(HOSTS)} are the same machine and were measured at the same time"
 
@@ -96,7 +96,7 @@ def test_long_list_of_hosts_is_cut() -> None:
 
 
 def test_speed_of_exactly_five_benchmarks_does_not_depend_on_the_processors() -> None:
-    """Pulses and trainings are not among them: the processors begin each pulse and launch each kernel."""
+    """The benchmarks of pulses and of training are not among them: the processors begin each pulse and launch each kernel."""
     names = {name for name, benchmark in BENCHMARKS.items() if benchmark.gpu_bound}
     assert names == {"gemm", "gemm_shapes", "memory", "integrity", "stress"}
 
@@ -119,7 +119,7 @@ def test_every_speed_that_the_processors_affect_is_annotated(benchmark: str) -> 
     [{"verdict": PASS}, {"verdict": INCONCLUSIVE}, {"name": "host.cpu.clock_max"}, {"host": "h9"}],
     ids=["pass", "inconclusive", "a reading", "an unknown host"],
 )
-def test_verdict_that_is_no_failed_figure_of_a_host_of_the_machine_stays_the_same(fields: Mapping[str, Any]) -> None:
+def test_verdict_other_than_a_failed_figure_of_a_host_of_the_machine_is_not_changed(fields: Mapping[str, Any]) -> None:
     assert not is_annotated(slow(**fields), view("h1"), view("h2"))
 
 
@@ -174,10 +174,10 @@ def test_host_that_rebooted_is_the_same_machine_as_before() -> None:
         ([launch(0, 10)], [replace(launch(0, 10), began="yesterday")], False),
     ],
     ids=[
-        "the other began later", "the other began earlier", "the other lies within", "the other came after",
-        "the other came before", "the other in another stage", "overlap only outside the stage of the figure",
-        "no launch of the stage of the figure", "overlap only in a replaced launch", "the other failed", "own time is invalid",
-        "time of the other is invalid",
+        "other launch began later", "other launch began earlier", "other launch lies within", "other launch came after",
+        "other launch came before", "other launch in another stage", "overlap only outside the stage of the figure",
+        "no launch of the stage of the figure", "overlap only in a replaced launch", "other launch failed",
+        "time of the launch is invalid", "time of the other launch is invalid",
     ],
 )  # fmt: skip
 def test_launch_of_the_stage_must_overlap_with_another_host(
@@ -238,7 +238,7 @@ def test_hosts_of_a_rehearsal_may_be_one_machine() -> None:
 
 
 def with_boot(evidence: Evidence, boot: str | None) -> Evidence:
-    """Return the evidence as a host with that boot ID reports it. If `boot` is None, return it unchanged."""
+    """Return the evidence with the boot ID `boot` in each snapshot. If `boot` is None, return the evidence unchanged."""
     if boot is None:
         return evidence
     reading = Metric(name=BOOT_ID, unit="1", values={"host": boot})
@@ -251,7 +251,7 @@ def with_boot(evidence: Evidence, boot: str | None) -> Evidence:
 
 
 def changed_figures(evidence: Evidence, changes: Mapping[str, Any]) -> Evidence:
-    """Return the evidence with other values of some figures. `changes`: name -> a factor, or a function of the old value."""
+    """Return the evidence with changed figures. `changes`: name of a figure -> a factor, or a function of the old value."""
 
     def change(item: Observation) -> Observation:
         if item.name not in changes or item.value is None:
@@ -351,7 +351,7 @@ def test_wrong_results_are_faults_on_a_shared_machine_too() -> None:
     assert all(verdict.action == "inspect_hardware" for verdict in failures(result))
 
 
-# ---- a host that reports the boot ID of another ----
+# ---- a host that reports the boot ID of another host ----
 
 FIGURES = sorted(
     {item.name for evidence in RUN.evidence.values() for item in evidence.benchmarks() if isinstance(item.value, float)}
@@ -359,7 +359,7 @@ FIGURES = sorted(
 
 
 def outcome(result: FleetReport) -> list[tuple[Any, ...]]:
-    """Return all that acceptance depends on: the fields of each verdict that decide, and the decision on each host."""
+    """Return what must not depend on boot IDs: most fields of each verdict, and the decision on each host."""
     return [
         (item.host, item.scope, item.serial, item.part, item.name, item.stage, item.criterion, item.verdict, item.severity,
          item.value, item.limit, item.waiver)
@@ -368,7 +368,7 @@ def outcome(result: FleetReport) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_boot_id_changes_no_verdict_and_no_decision(seed: int) -> None:
+def test_boot_id_never_changes_whether_a_host_is_accepted(seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311 - selects test data
     changes = {name.replace(".", "__"): rng.choice((0.3, 0.8, 3.0)) for name in rng.sample(FIGURES, 12)}
     changes["host_copy__bandwidth"] = 0.3

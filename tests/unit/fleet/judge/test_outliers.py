@@ -34,7 +34,7 @@ from tests.accepted import small_plan
 from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 
 NORMAL = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0005, 0.9995, 1.0015, 0.9985, 1.0)
-"""Factors of the usual rate, with a robust standard deviation of about 0.15 %."""
+"""Factors by which the usual rate is multiplied. Their robust standard deviation is about 0.15 %."""
 
 
 def criterion(**fields: object) -> Criterion:
@@ -50,7 +50,7 @@ def relative_verdicts(
     Args:
         criterion: the only criterion.
         shares: host -> factors of the rates of its two GPUs.
-        part_numbers: host -> part number of its GPUs. The GPUs of the other hosts report none.
+        part_numbers: host -> part number of its GPUs. The GPUs of hosts that are not listed report no part number.
     """
     plan = small_plan(*shares)
     evidence = {}
@@ -118,7 +118,7 @@ def test_looser_of_fraction_and_deviations_is_the_limit() -> None:
     assert [position for position, item in few.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
 
 
-def test_parts_are_compared_by_position_only_if_enough_are_in_the_position() -> None:
+def test_parts_are_compared_by_position_only_if_enough_parts_share_the_position() -> None:
     """The second GPU of every host is 4 % slower than the first, so a slow first GPU is found only by position."""
     warm = {host: (first, second * 0.96) for host, (first, second) in normal_factors(10).items()}
     warm["h3"] = (0.97, 0.96)
@@ -138,10 +138,10 @@ MEMORY = criterion(name="memory.bandwidth", where={"op": "copy"}, unit="B/s", fl
 
 
 @pytest.mark.parametrize("hosts", [2, 3, 6, 40])
-def test_gpus_are_compared_with_those_of_their_part_number(hosts: int) -> None:
+def test_gpus_are_compared_with_gpus_of_the_same_part_number(hosts: int) -> None:
     """GPUs with the second part number are 3 % slower than GPUs with the first one.
 
-    One GPU with each part number is 3 % slower than the others with the same part number.
+    For each part number, one GPU is 3 % slower than the other GPUs with this part number.
     """
     first = normal_factors(hosts)
     second = {f"slower-{host}": (one * 0.97, two * 0.97) for host, (one, two) in first.items()}
@@ -156,7 +156,9 @@ def test_gpus_are_compared_with_those_of_their_part_number(hosts: int) -> None:
 
 
 @pytest.mark.parametrize(("others", "fails"), [(0, True), (1, False)])
-def test_gpus_are_compared_with_all_of_their_model_if_too_few_have_their_part_number(others: int, fails: bool) -> None:
+def test_gpus_are_compared_with_all_gpus_of_their_model_if_too_few_have_their_part_number(
+    others: int, fails: bool
+) -> None:
     rates = {**normal_factors(6), **{f"odd{number}": (0.97, 0.97) for number in range(others + 1)}}
     numbers = {host: "odd" if host.startswith("odd") else "usual" for host in rates}
     verdicts = relative_verdicts(MEMORY, rates, numbers)
@@ -174,7 +176,7 @@ def test_only_figures_of_memory_are_compared_by_part_number() -> None:
 
 
 @pytest.mark.parametrize("unknown", [1, 5])
-def test_gpus_without_part_number_are_compared_with_all_of_the_model(unknown: int) -> None:
+def test_gpus_without_part_number_are_compared_with_all_gpus_of_the_model(unknown: int) -> None:
     rates = normal_factors(6, h5=(0.97, 1.0))
     numbers = dict.fromkeys(list(rates)[unknown:], "692-2G520-0282-001")
     verdicts = relative_verdicts(MEMORY, rates, numbers)
@@ -395,7 +397,7 @@ def test_peers_are_all_parts_or_those_in_the_same_position_if_there_are_eight() 
     assert figures.peers_at(KEY, "gpu=7", by_position).position == "", "no part is in this position"
 
 
-def test_each_gang_has_one_figure_and_that_is_its_last() -> None:
+def test_only_the_last_figure_of_each_gang_is_compared() -> None:
     key = ("", "collective.all_reduce.busbw", "gang", "gang", (), "")
     figures, other = FleetFigures(Planned(PLAN)), FleetFigures(Planned(PLAN))
     figures.add_figures(key, "gang=a", [1.0, 2.0])

@@ -114,7 +114,7 @@ def test_port_fails_only_if_two_thirds_of_the_hosts_use_the_switches_of_its_rail
 
 
 @pytest.mark.parametrize(("count", "fails"), [(1, True), (2, False)])
-def test_second_switch_of_a_rail_needs_two_hosts_and_a_quarter_of_the_number_at_the_first(
+def test_second_switch_of_a_rail_needs_two_hosts_and_a_quarter_as_many_as_the_first_switch(
     count: int, fails: bool
 ) -> None:
     hosts = [host(number, "a", "b") for number in range(8)] + [host(8 + number, "a2", "b") for number in range(count)]
@@ -123,12 +123,12 @@ def test_second_switch_of_a_rail_needs_two_hosts_and_a_quarter_of_the_number_at_
     assert len(states(verdicts(many)).get(FAIL, [])) == 2
 
 
-def test_limit_of_a_rail_with_two_switches_names_both() -> None:
+def test_limit_of_a_rail_with_two_switches_names_both_switches() -> None:
     hosts = [host(number, "a", "b") for number in range(4)] + [host(4 + number, "a2", "b") for number in range(4)]
     assert verdicts(hosts)["h0", "nic=eth0"].limit == "a or a2"
 
 
-def test_switch_of_two_rails_belongs_to_the_rail_of_more_hosts() -> None:
+def test_switch_of_two_rails_belongs_to_the_rail_with_more_hosts() -> None:
     hosts = [host(number, "a", "b") for number in range(6)] + [host(6 + number, "b", "a") for number in range(2)]
     found = states(verdicts(hosts))
     assert found[FAIL] == ["h6 eth0", "h6 eth1", "h7 eth0", "h7 eth1"]
@@ -142,7 +142,7 @@ def test_hosts_of_two_pods_are_compared_within_their_pod() -> None:
     assert verdicts(pods)["h0", "nic=eth0"].reason == "at a swp1: 4 of 4 hosts have a in this slot"
 
 
-def test_switch_that_was_not_read_is_inconclusive_if_one_is_expected_and_the_port_has_a_link() -> None:
+def test_switch_that_was_not_read_is_inconclusive_if_a_switch_is_expected_and_the_port_has_a_link() -> None:
     unread = verdicts([*STRAIGHT, host(6, "a", "")])["h6", "nic=eth1"]
     assert (unread.verdict, unread.kind, unread.value, unread.limit, unread.operator) == (
         INCONCLUSIVE, VerdictKind.MISSING, None, None, "",
@@ -166,7 +166,7 @@ def test_switch_that_changed_during_the_run_gives_one_contradictory_verdict() ->
 
 
 @pytest.mark.parametrize(("known", "silent", "is_named"), [(4, 2, True), (3, 2, False), (2, 1, True), (1, 1, False)])
-def test_host_that_reports_no_switch_is_inconclusive_if_two_thirds_of_the_hosts_report_one(
+def test_host_that_reports_no_switch_is_inconclusive_if_two_thirds_of_the_hosts_report_a_switch(
     known: int, silent: int, is_named: bool
 ) -> None:
     hosts = [host(number, "a", "b") for number in range(known)] + [
@@ -197,11 +197,11 @@ def test_only_the_fastest_ports_are_rails() -> None:
 
 
 def racks(*switches: str) -> list[HostLinks]:
-    """Return one host for each rack switch, with both rails at it."""
+    """Return one host for each of the switches. Both rails of the host are at this switch."""
     return [host(number, switch, switch) for number, switch in enumerate(switches)]
 
 
-def test_host_without_peers_fails_with_two_rails_at_one_switch_if_most_hosts_separate_them() -> None:
+def test_host_without_peers_fails_with_two_rails_at_one_switch_if_most_hosts_use_two_switches() -> None:
     apart = [host(number, f"a{number}", f"b{number}") for number in range(2)]
     found = verdicts([*apart, host(2, "x", "x")])
     assert states(found)[FAIL] == ["h2 eth0", "h2 eth1"]

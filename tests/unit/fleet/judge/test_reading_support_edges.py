@@ -1,4 +1,4 @@
-"""Which optional readings are compared between parts of one kind, and from which share on they are required."""
+"""Which optional readings are compared between parts of one kind, and which share of the parts makes a reading required."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def host(
 
 
 def verdicts(*views: HostView, judged: int = 0, name: str = "") -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of each verdict on one of the hosts; `name` selects a reading."""
+    """Return name, scope and reason of each verdict on the host at position `judged`; `name` selects a reading."""
     support = ReadingSupport()
     for view in views:
         support.add(view)
@@ -89,7 +89,7 @@ def test_counts_of_groups_of_hosts_are_merged(others: tuple[Metric, ...], count:
     ],
     ids=["same driver", "other driver", "virtual machine", "not a virtual machine"],
 )
-def test_gpus_of_one_kind_have_the_same_driver_and_are_all_in_virtual_machines_or_none_is(
+def test_gpus_of_one_kind_have_the_same_driver_and_are_all_inside_or_all_outside_virtual_machines(
     other: list[Metric], is_same_kind: bool
 ) -> None:
     first = host("h1", NO_POWER, metric("driver.version", {"host": "570"}))
@@ -194,7 +194,7 @@ def test_hosts_of_another_gang_model_or_number_of_gpus_are_of_another_kind() -> 
 SLOTS = metric("host.dimm.populated", {"mc=0,dimm=0": True, "mc=0,dimm=1": True, "mc=0,dimm=2": False})
 
 
-def test_each_listed_part_of_a_host_is_compared_with_the_same_part_of_others() -> None:
+def test_each_listed_part_of_a_host_is_compared_with_the_same_part_of_other_hosts() -> None:
     size = {"mc=0,dimm=0": 64, "mc=0,dimm=1": 64}
     full = host("h2", SLOTS, metric("host.dimm.size", size))
     one = host("h1", SLOTS, metric("host.dimm.size", {"mc=0,dimm=0": 64}))
@@ -231,7 +231,7 @@ def test_list_of_parts_is_itself_a_reading_of_the_host() -> None:
         ("host.bios.version", [], False),
     ],
 )
-def test_reading_that_every_host_has_is_required_without_other_hosts(
+def test_reading_that_every_host_has_is_required_even_in_a_fleet_of_one_host(
     name: str, more: list[Metric], is_required: bool
 ) -> None:
     found = verdicts(host("h1", metric(name, host=NO), *more), name=name)

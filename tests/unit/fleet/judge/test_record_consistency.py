@@ -302,9 +302,9 @@ GANG = builders.records(GANG_PLAN, "h1")
 
 
 def problems_of_changed(change: Change, *, gang: bool = True) -> list[Problem]:
-    """Return the contradictions in the records of h1 after a change of its gang record (`gang`) or of its host record.
+    """Return contradictions in the records of h1 after a change of its gang record (`gang`) or of its host record.
 
-    Contradictions named `record` are returned if the change caused them, those named `launch.<library>` always, and others never.
+    Only these are returned: contradictions named `record` that the change caused, and all named `launch.<library>`.
     """
     healthy = found(*GANG, plan=GANG_PLAN)
     changed = found(*(change(item) if bool(item.gang) == gang else item for item in GANG), plan=GANG_PLAN)
@@ -333,7 +333,7 @@ def test_record_must_have_only_figures_of_its_own_launches() -> None:
 
 
 def moved_snapshots(stage: str) -> Change:
-    """Return a change that gives all snapshots of the record this stage."""
+    """Return a change that sets the stage of all snapshots of the record to `stage`."""
 
     def moved(item: Snapshot) -> Snapshot:
         return replace(item, stage=stage)
@@ -374,7 +374,7 @@ def test_checked_figures_are_those_of_the_record_or_of_a_given_list() -> None:
 
 
 def test_gang_record_without_figures_and_readings_of_the_gang_is_accepted() -> None:
-    """A host that was ended before its gang launched leaves such a record."""
+    """A host whose run ended before its gang launched leaves such a record."""
     assert problems_of_changed(lambda record: replace(moved_snapshots("benchmark")(record), observations=())) == []
 
 

@@ -29,7 +29,7 @@ def view(*snapshots: Snapshot, share: bool = True) -> HostView:
 
 
 def slow(**fields: Any) -> Verdict:
-    """Return a verdict; without `fields`, one that fails because gpu=1 is slow."""
+    """Return a verdict that fails because gpu=1 is slow; `fields` replace its fields."""
     default = {"host": "h1", "scope": "gpu=1", "name": "gemm.throughput", "operator": "ge", "unit": "FLOP/s"}
     return Verdict(**{**default, "verdict": FAIL, "criterion": "c", "reason": "found 1", "action": "rma", **fields})
 
@@ -38,7 +38,7 @@ USED = (snapshot("before", gpu0=0, gpu1=1), snapshot("after", gpu1=1, gpu2=2))
 
 
 def text(gpus: str) -> str:
-    """Return what a verdict says if other processes used these GPUs."""
+    """Return the note in a verdict on GPUs that another process used."""
     return f"another process used {gpus} (rackproof_share_gpus): end it, and measure again"
 
 
@@ -82,7 +82,7 @@ def test_slow_figure_names_the_used_gpus_of_its_scope(scope: str, gpus: str) -> 
         "setting",
     ],
 )
-def test_verdict_that_is_not_a_failed_speed_of_a_used_gpu_is_not_changed(fields: dict[str, Any]) -> None:
+def test_verdict_other_than_a_failed_speed_of_a_used_gpu_is_not_changed(fields: dict[str, Any]) -> None:
     verdict = slow(**fields)
     assert with_other_processes(view(*USED), verdict) is verdict
 

@@ -1,4 +1,4 @@
-"""Test plans made from inventory and profile. Errors name the host, the variable and the nearest valid name."""
+"""Test the plans that are made from inventory and profile. Errors name the host, the variable and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -340,11 +340,11 @@ def test_real_inventory_is_read_through_ansible(tmp_path: Path) -> None:
     assert hosts == {"a": {"ansible_host": "10.0.0.1", "rackproof_rack": "rack1"}}
 
 
-def test_run_is_resumed_with_the_same_hosts_and_refused_with_others(tmp_path: Path) -> None:
+def test_run_is_resumed_with_the_same_hosts_and_refused_with_other_hosts(tmp_path: Path) -> None:
     hosts = {name: {"ansible_host": f"10.0.0.{name[1]}", "rackproof_profile": "rehearsal"} for name in ("h1", "h2")}
 
     def begin(hosts: dict[str, Any]) -> subprocess.CompletedProcess[str]:
-        """Run `rackproof plan` in a process of its own: the lock of the run is held until this process ends."""
+        """Run `rackproof plan` in a separate process, because the lock of the run is held until the process ends."""
         command = [sys.executable, ROOT / "rackproof", "plan", "--run-dir", tmp_path / "r1", "--inventory"]
         return subprocess.run([*command, listing(tmp_path, hosts)], capture_output=True, text=True, check=False)
 
@@ -358,7 +358,7 @@ def test_run_is_resumed_with_the_same_hosts_and_refused_with_others(tmp_path: Pa
     assert refused.returncode == 64
     assert "was begun with different hosts" in refused.stderr
     assert {path.name: path.read_text() for path in (tmp_path / "r1").iterdir()} == before, (
-        "a refused plan changes no file of the run"
+        "a refused plan must not change a file of the run"
     )
 
 
@@ -389,4 +389,4 @@ def test_nvlink_domain_of_a_launch_is_the_one_that_all_its_hosts_share() -> None
     assert common_domain(plan, ["h1", "h2", "h3"]) == "nvl1"
     assert common_domain(other, ["h1", "h2"]) == "nvl1"
     assert common_domain(other, ["h1", "h2", "h3"]) == ""
-    assert common_domain(plan, ["h1"]) == "", "one host has no NVLink to another"
+    assert common_domain(plan, ["h1"]) == "", "a single host has no NVLink to another host"

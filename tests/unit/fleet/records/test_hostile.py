@@ -1,4 +1,4 @@
-"""Commands on damaged and forged run directories: they print no traceback, and accept no host that has a damaged file."""
+"""Commands on damaged and forged run directories print no traceback, and accept no host that has a damaged file."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ def observation(**fields: Any) -> RecordDamage:
 
 
 def soak(**columns: list[float]) -> RecordDamage:
-    """Return a function that adds to a host's record a soak that the plan does not contain. It has one series of two buckets.
+    """Return a function that adds a soak to a host's record; the plan has no soak. The soak has one series of two buckets.
 
     `columns` replace columns of the series.
     """
@@ -256,7 +256,7 @@ INVALID_RECORDS: list[tuple[RecordDamage, str]] = [
     (soak(mean=[1.7e308, 1]), "farther from 0 than any"),
     (soak(n=[2**63, 2**63]), "figures in one bucket"),
 ]
-"""Damage of a record -> part of the reason why it is rejected."""
+"""Functions that damage a record, each with a part of the reason why the record is rejected."""
 
 
 def test_invalid_record_affects_only_its_host(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,7 +279,7 @@ def test_invalid_record_affects_only_its_host(tmp_path: Path, capsys: pytest.Cap
     ("value", "decision"),
     [
         *((value, "rejected") for value in (1e60, 1e-60, 2**63, 0, "x", True)),
-        (-1e60, "incomplete"),  # no rate, count or time can be negative, so nothing was measured
+        (-1e60, "incomplete"),  # a rate, count or time cannot be negative, so nothing counts as measured
     ],
 )
 def test_host_with_impossible_figures_is_not_accepted(
@@ -475,7 +475,7 @@ def test_event_file_truncated_within_a_line_is_rejected(run: Path) -> None:
         assert bool(result.rejected or result.events) == (length not in line_ends), length
 
 
-def test_resumed_run_keeps_complete_journal_lines(tmp_path: Path) -> None:
+def test_resumed_run_keeps_the_complete_lines_of_its_journal(tmp_path: Path) -> None:
     """Only the incomplete last line is dropped."""
     run_lock.acquire(tmp_path / "r1")
     path = tmp_path / "r1" / run_directory.JOURNAL
@@ -559,7 +559,7 @@ def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
 
 def test_fifteen_hundred_mutations_cause_no_wrong_result() -> None:
     """The mutations are the same in every run. `make fuzz` and its weekly job try new ones."""
-    signal.alarm(3600)  # other tests run at the same time, on two CPU cores
+    signal.alarm(3600)  # more than the usual ten minutes, because other tests use the same CPU cores
     counts, reported = fuzz.run(1_500, jobs=2, seed=1, report=lambda _: None)
     assert reported == []
     assert not any(counts[name] for name in fuzz.FAILURES)

@@ -95,26 +95,26 @@ def matrix(
 
 
 def slow_links(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
-    """Return the links between `host` and each of `others`, at `share` of the normal bandwidth."""
+    """Return link -> share of the normal bandwidth, for the links between `host` and each of `others`."""
     return {"".join(sorted(host + other)): share for other in others}
 
 
 def slow_except(fast: str, share: float) -> dict[Any, float]:
-    """Return the slow links of the hosts in `fast`, at `share` of the normal bandwidth.
+    """Return link -> share of the normal bandwidth, for the slow links between the hosts in `fast`.
 
-    Every link between these hosts is slow, except the links in `fast` itself: "ab cd" lists a - b and c - d.
+    Every link between these hosts is slow, except the links that `fast` lists: "ab cd" lists a - b and c - d.
     """
     names = sorted(fast.replace(" ", ""))
     return {a + b: share for a, b in itertools.combinations(names, 2) if a + b not in fast.split()}
 
 
 def slow_rail_1(share: float) -> dict[Any, float]:
-    """Return the links of ten hosts on rail 1: those of host b with `share` of the normal bandwidth, the others with half."""
+    """Return link on rail 1 -> share of the normal bandwidth, for ten hosts: `share` for links of host b, otherwise 0.5."""
     return {(a + b, 1): share if "b" in a + b else 0.5 for a, b in itertools.combinations("abcdefghij", 2)}
 
 
 def scattered(size: int) -> dict[Any, float]:
-    """Return links of three speeds, so that each host is fast with some partners only."""
+    """Return link -> one of three shares of the normal bandwidth, so that each host is fast with some partners only."""
     names = string.ascii_lowercase[:size]
     return {a + b: (1.0, 0.95, 0.9)[(names.index(a) + names.index(b)) % 3] for a, b in itertools.combinations(names, 2)}
 
@@ -768,7 +768,7 @@ def run_bisection(
     """Return the conclusion of the planner and the number of launches.
 
     A group fails if it has a bad host, both ends of a bad link, or more than `max_hosts` hosts (0: no maximum). The groups of all
-    launches are counted from 0. Group number `failing_group` fails by chance: the same hosts work if they are launched again.
+    launches are counted from 0. Group number `failing_group` fails once by chance, even if all its hosts and links are good.
     """
     names = list("abcdefghijklmnop"[:size])
 
@@ -827,7 +827,7 @@ def test_known_and_inferred_outcomes_are_not_launched_again() -> None:
     (first, second, third) = groups
     worked = [GroupOutcome(hosts=(*first, *second), worked=True)]
     assert Bisection(names).next_launches([worked]) == [third]
-    # A failed group of three says nothing about its pairs, so all hosts are launched in pairs.
+    # The failure of a group of three does not show which of its pairs fail, so all hosts are launched in pairs.
     for size, expected_hosts in ((2, None), (3, "abcdef")):
         failed = [GroupOutcome(hosts=tuple("abc"[:size]), worked=False)]
         groups = Bisection(names).next_launches([failed])
@@ -890,7 +890,7 @@ def test_group_that_fails_by_chance_makes_no_healthy_host_suspect(size: int, bad
     for failing_group in range(12):
         result, _ = run_bisection(size, bad, failing_group=failing_group)
         named = [item.where for item in result.suspects if item.kind != "fabric"]
-        assert named == list(bad) or (size == 3 and not named), "with three hosts, perhaps no pair was seen to work"
+        assert named == list(bad) or (size == 3 and not named), "with three hosts, the search may name no host"
 
 
 # The outcome of a gang's launches
@@ -927,7 +927,7 @@ def record(host: str, *launches: Launch, observations: Sequence[Observation] = (
 
 
 def speeds(host: str, share: float = 1.0, slow: Collection[str] = ()) -> list[Observation]:
-    """Return the bandwidth of each pair that `host` is in: 1 GB/s, or `share` of that if one of its two hosts is in `slow`."""
+    """Return the bandwidth of each pair that `host` is in: 1 GB/s, or `share` of that if one host of the pair is in `slow`."""
     return [
         builders.observation("pairs.bandwidth", 1e9 * (share if other in slow or host in slow else 1.0), stage="gang",
                              scope=f"gpu=0,partner={other}", unit="B/s")
@@ -1037,7 +1037,7 @@ def test_host_that_completed_the_launch_is_no_culprit_even_if_another_host_names
     assert forged.culprits() == {}
     failed_too = attempt_of(launch(outcome="failed", culprit=report), launch(outcome="failed"), observations=DONE)
     assert [*failed_too.culprits()] == ["h2"]
-    if kind != "cut_off":  # a host that hears no other host cannot tell whether it is cut off itself
+    if kind != "cut_off":  # a host that receives no messages cannot determine whether it is itself cut off
         incomplete = attempt_of(launch(outcome="failed", culprit=report), launch(), observations=DONE[:1])
         assert [*incomplete.culprits()] == ["h2"], "h2 did not complete every benchmark, so the report counts"
 
@@ -1046,7 +1046,8 @@ def lost_contact_attempt(size: int, states: Mapping[str, str]) -> Attempt:
     """Return a launch in which hosts lose contact.
 
     `states`: host -> "dead" (it leaves no record), "cut" (its link is down, but it leaves a record) or "" (healthy). Every
-    supervisor reports the culprit that the first watcher it can reach has found; without such a watcher, it reports its own.
+    supervisor reports the culprit that the first reachable watcher has found. If it reaches no watcher, it reports the culprit
+    that it has found itself.
     """
     members = tuple(f"h{number}" for number in range(1, size + 1))
     verdicts: dict[str, Culprit | None] = {}
@@ -1087,7 +1088,9 @@ def test_survivors_name_both_watchers_if_both_are_lost(size: int, certain: list[
     attempt = lost_contact_attempt(size, states)
     assert [*attempt.culprits()] == ["h1", "h2"]
     assert [host for host in attempt.culprits() if attempt.is_certain(host)] == certain
-    assert len({launch.culprit for launch in attempt.launches.values()}) == 1, "every survivor records the same text"
+    assert len({launch.culprit for launch in attempt.launches.values()}) == 1, (
+        "every survivor must record the same culprit"
+    )
 
 
 def test_probes_search_for_the_fault_if_no_host_can_reach_another() -> None:
@@ -1129,7 +1132,7 @@ def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
     assert [*both.culprits()] == ["h2", "h3"], "each host reports itself"
     silent_rank = attempt_of(launch(outcome="failed", culprit=culprit("rank_silent", "h1")), failed)
     assert sorted(silent_rank.culprits()) == ["h1", "h2"], (
-        "that h2 cannot take part does not explain the silent rank of h1"
+        "the rank of h2 that cannot take part does not explain the silent rank of h1"
     )
     assert (silent_rank.is_certain("h1"), silent_rank.is_certain("h2")) == (True, False)
     absent = attempt_of(launch(outcome="failed", culprit=culprit("host_absent", "h4")), failed)
@@ -1363,7 +1366,7 @@ def test_host_found_by_probes_fails_and_unfinished_search_has_no_verdict() -> No
     assert summaries(after("4", "", launch(20, NAMES[:3]))) == [("h4", "host", "gang.fault", FAIL)]
 
 
-def test_measurements_with_an_excluded_host_are_not_missing_on_the_others() -> None:
+def test_measurements_with_an_excluded_host_are_not_missing_on_the_other_hosts() -> None:
     three = NAMES[:3]
     own = {name: [item for item in speeds(name) if not item.scope.endswith("=h4")] for name in three}
     of_host = {name: launch(0, three, ranks=builders.ranks(1, position)) for position, name in enumerate(three)}
@@ -1421,7 +1424,7 @@ def as_rehearsal(plan: Plan) -> Plan:
 
 
 def pair_observations(host: str, pairs: Sequence[Pair], device: str = "gpu") -> list[Observation]:
-    """Return what `host` observed in the pairs that it is in: an error for each failed pair."""
+    """Return what `host` observed in its pairs: bandwidth and latency, or errors for a failed pair."""
     result = []
     for pair in pairs:
         for other in {pair.a, pair.b} - {host} if host in (pair.a, pair.b) else ():
@@ -1665,7 +1668,7 @@ def test_pair_within_a_rack_must_not_be_slower_than_pairs_across_racks() -> None
     ] == [("a", INCONCLUSIVE), ("b", INCONCLUSIVE)]
     for plan, size in ((plan_of_racks("abC"), 3), (replace(faster, hosts=hosts), 4)):
         assert not_passed(pair_verdicts(plan, twice_as_fast("ab", matrix(size)))) == [], (
-            "a faster pair does not make the others slow"
+            "a faster pair must not make the other pairs suspect"
         )
 
 
@@ -1696,7 +1699,7 @@ def test_pairs_without_comparable_pairs_get_no_verdict() -> None:
 
 
 def test_speed_of_a_pair_combines_both_ends() -> None:
-    """GPU hosts: the mean of both ends. Rehearsal: the slower end, because the other may only have filled a socket buffer."""
+    """On GPU hosts, it is the mean of both ends. In a rehearsal, it is the slower end: the other may have filled a buffer."""
 
     def figures_of_a(plan: Plan, device: str) -> list[Any]:
         values = {name: pair_observations(name, matrix(3, 1), device) for name in "abc"}
@@ -1756,7 +1759,7 @@ def test_invalid_speed_fails_its_pair_and_speed_of_an_unplanned_scope_is_ignored
     ):
         assert not_passed(verdicts_on_speed(1.0, **over)) == []
     assert not_passed(verdicts_on_speed(1.0, stage="benchmark")) == []
-    # A host that reports itself as its partner is ignored, too.
+    # A speed with the host itself as the partner is ignored, too.
     values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
     values["a"].append(replace(values["a"][0], scope="gpu=0,partner=a", value=1.0))
     assert not_passed(pair_verdicts(plan_of_racks(rails=1), values)) == []
@@ -1783,7 +1786,7 @@ def test_failed_pairs_with_the_culprit_do_not_make_its_partners_suspect() -> Non
         verdicts = pair_verdicts(plan_of_racks(rails=1), pairs, launches=dict.fromkeys("abcd", stopped))
         link = [(name, "gang=r1", "bandwidth", FAIL) for name in lost] if link_fails else []
         assert not_passed(verdicts) == [("b", "host", "gang.fault", FAIL), *link]
-        # What was measured with the culprit before it was lost counts.
+        # Measurements with the culprit before it was lost count.
         (verdict,) = [item for item in verdicts if item.host == "b" and item.name == "pairs.bandwidth"]
         assert verdict.value == pytest.approx(97.5 if lost == "ab" else 100)
 
