@@ -1,15 +1,15 @@
-"""Alter one element of an accepted run: it may stay accepted only if the change is allowed, and the judge must not crash.
+"""Alter single elements of accepted runs: a run may stay accepted only if the change is allowed, and the judge must not crash.
 
     make alter                                              # 1 000 000 alterations of all runs (ALTERATIONS, SEED, RUNS)
     .venv/bin/python -m tests.alterations --count 20000 runs/rehearsal
 
 The elements are found by walking a record along its JSON schema, so a new field of the schema is altered too. An alteration
 removes an element, or swaps it with another element of its kind, possibly of another host. It may also duplicate an item of a
-list or mapping, change the sign or scale of a number, the name of a unit, or the day of a time. `ALLOWED` lists the alterations
+list or mapping, negate or scale a number, or change the name of a unit or the day of a time. `ALLOWED` lists the alterations
 after which a run may still be accepted, each with its reason.
 
-To be quick, only the host of an altered record and the hosts that launch with it are judged, with statistics of the other hosts
-that are computed once. If the judged hosts are accepted although the change is not allowed and has an effect, the whole run is
+To save time, only the host of an altered record and the hosts that launch with it are judged. The statistics of the other hosts
+are computed once. If the judged hosts are accepted although the change is not allowed and has an effect, the whole run is
 judged from files, as `rackproof report` does, and this decision counts. A few runs that are not accepted are also judged from
 files.
 """
@@ -73,9 +73,9 @@ FACTOR = 1000
 """`scale` multiplies or divides by this factor, as if GB had been taken for MB."""
 DAY = timedelta(days=1)
 CHECKED_FROM_FILES = 500
-"""Of the runs that the quick judgement does not accept, one in this many is judged from files too."""
+"""One of this many altered runs that the quick judgement does not accept is judged from files too."""
 JUDGED_WHOLE = 40
-"""One in this many runs is judged by every criterion even if a contradiction is found, to see that the judge does not crash."""
+"""One of this many altered runs is judged by every criterion despite a contradiction, to check that no criterion crashes."""
 PART = 5_000
 """Alterations per task of the process pool."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -87,7 +87,7 @@ UNITS = sorted(
     | {output.unit for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
 )
 NAMED_BY = {"metrics": ("name",), "observations": ("name",), "snapshots": ("stage", "phase"), "launches": ("stage",)}
-"""Name of a list in a record -> fields of its items that tell one kind of item from another."""
+"""Name of a list in a record -> the fields that distinguish the kinds of its items."""
 SIMULATED = {
     "one GPU": ("--hosts", 1, "--gpus", 1, "--gang", "none", "--profile", "smoke"),
     "two hosts": ("--hosts", 2, "--gpus", 2, "--profile", "smoke"),
@@ -98,13 +98,15 @@ SIMULATED = {
 MEASURED_RUNS = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2")
 """Runs on real GPUs in docs/measurements."""
 WEIGHTS = {"one GPU": 20, "two hosts": 4, "three hosts": 1, "h200x1": 5, "h200x2": 1}
-"""Run -> how many alterations it gets, relative to runs that are not listed, which have 1. Small runs get more: they are judged
-faster, and their records have the same kinds of elements as those of large runs."""
+"""Run -> its weight in the distribution of the alterations; a run that is not listed has weight 1. Small runs have larger
+weights: they are judged faster, and their records have the same kinds of elements as those of large runs."""
 
-_EXTRA = "adds a part or a name that is not required, and all required ones are still there"
+_EXTRA = "adds a part or a name that is not required; all required parts and names remain"
 _DRAWN = "the report draws the timeline of a launch and does not judge it"
 _SPREAD = "describes how a figure varied; the figure itself is judged"
-_LIKE = "both values are within the limits, and the parts are equal: in another healthy run each may have the value of the other"
+_LIKE = (
+    "both values are within the limits, and the two parts are of the same kind: a healthy part may have either value"
+)
 _DESCRIBES = "describes the measurement; the judge needs only the settings that distinguish the figure from others"
 _NCCL = "is known only if NCCL could write its log"
 ALLOWED: Mapping[str, str] = {
@@ -113,7 +115,7 @@ ALLOWED: Mapping[str, str] = {
     r"duplicate snapshots/.*/metrics/infiniband\..*": _EXTRA,
     r"duplicate software/.*": _EXTRA,
     r"duplicate observations/.*/params/.*": _EXTRA,
-    r"remove software/cublas": "is missing if no rank loaded the library, and in records from before 28 November 2026",
+    r"remove software/cublas": "is missing if no rank loaded the library, and in all records from before 28 November 2026",
     r".* launches/[^/]+/timeline.*": _DRAWN,
     r"(remove|scale|swap) observations/.*/samples.*": _SPREAD,
     r"swap observations(/.*)?": _LIKE,
@@ -129,12 +131,12 @@ ALLOWED: Mapping[str, str] = {
     r"(remove|swap) launches/.*/log_tail": "explains a failure, and no launch of an accepted run failed",
     r"swap snapshots/.*/metrics/collector\..*": "how long a collector took is not judged",
     r"swap (began|ended|(snapshots|launches)/[^/]+/(at|began|duration_s))": "the hosts are measured at the same time",
-    r"remove snapshots/[^/]+ during": "only a launch of less than a minute may lack this snapshot (`sequence.py`)",
+    r"remove snapshots/[^/]+ during": "a launch of up to a minute, or without a timeline, may lack it (`sequence.py`)",
     r"remove observations/collective\..*/params/(algorithm|protocol|transport)": _NCCL,
     r"remove observations/collective\..*/params/moved_bytes": "without it, the judge computes with `size_bytes`",
     r"remove observations/[^/]+/params": _DESCRIBES,
-    r"scale observations/.*\.loss_ratio/value": "lower: the network learned more, and no datasheet says how much is too much",
-    r"scale observations/checkpoint\..*_time/value": "shorter: the storage is faster, which is no fault",
+    r"scale observations/.*\.loss_ratio/value": "lower if the network learned more; no datasheet limits how much",
+    r"scale observations/checkpoint\..*_time/value": "a shorter time means faster storage, which is no fault",
     r"remove observations/.*/params/(size|size_bytes|backend|batch_size|data|dtype|network|optimizer)": _DESCRIBES,
     r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
     r"(remove|negate|scale) observations/integrity\..*/params/(elapsed_s|passes|wrong_addresses|wrong_bits)": _DESCRIBES,
@@ -147,16 +149,16 @@ ALLOWED: Mapping[str, str] = {
     r"scale launches/[^/]+/deadline_s": "a shorter deadline could only have ended the launch earlier",
     r"scale snapshots/[^/]+/duration_s": "how long the readings took is not judged",
 }
-"""Operation and kind of element, as a regular expression, -> why an altered run may still be accepted.
+"""Regular expression for operation and kind of element -> why an altered run may still be accepted.
 
-Readings and figures without a criterion need no entry: `fleet/judge/informational.py` has their reasons."""
+Readings and figures that no criterion judges need no entry here: `fleet/judge/informational.py` has their reasons."""
 
 ALLOWED_IN_REHEARSALS: Mapping[str, str] = {
     r"swap (snapshots|launches)(/.*)?": "all hosts of a rehearsal may be the same machine",
-    r"scale observations/fashion_mnist\..*/params/epochs": "the training ends after a few steps, in less than one epoch",
+    r"scale observations/fashion_mnist\..*/params/epochs": "the training ends after a few steps, within the first epoch",
     r"(negate|scale) (snapshots/.*/values/.*|observations/.*/value)": "a rehearsal judges the pipeline and not the machine",
 }
-"""Entries that apply to rehearsals in addition to those of `ALLOWED`: a rehearsal accepts no hardware."""
+"""Further entries, which apply only to rehearsals, because the acceptance of a rehearsal accepts no hardware."""
 
 INVALID, ALLOWED_CHANGE, WITHOUT_EFFECT = "invalid", "allowed", "without effect"
 FAILURES = ("accepted", "crashed")
@@ -168,10 +170,10 @@ class Element:
 
     place: Place
     kind: str
-    """Its path, with names in place of positions: `snapshots/preflight before/metrics/gpu.power/values/gpu`."""
+    """The path of the element, with names in place of positions: `snapshots/preflight before/metrics/gpu.power/values/gpu`."""
     value: Json
     is_entry: bool
-    """Whether it is an item of a list, or an entry of a mapping whose keys are not fields."""
+    """Whether the element is an item of a list, or an entry of a mapping whose keys are not fields of the schema."""
     is_time: bool
 
 
@@ -247,7 +249,7 @@ class Alteration:
         return f"{self.operation} {self.record} {_text(self.place)}{other} ({self.kind}, seed {self.seed})"
 
     def apply(self, documents: Mapping[str, Json]) -> dict[str, Json]:
-        """Return the changed records. Unchanged parts of them are the same objects as before."""
+        """Return the changed records. Their unchanged parts are the same objects as before."""
         document, rng = documents[self.record], random.Random(self.seed)  # noqa: S311 - alterations are repeatable
         value = _at(document, self.place)
         if self.other:
@@ -262,7 +264,7 @@ class Alteration:
         return {self.record: _set(document, self.place, _OPERATIONS[self.operation](value, rng))}
 
     def reason_allowed(self, documents: Mapping[str, Json], expected: AbstractSet[str], *, is_rehearsal: bool) -> str:
-        """Return why the altered run may be accepted; empty if it must not. `expected`: figures that the plan requires."""
+        """Return why the altered run may be accepted; empty if it must not be. `expected`: figures that the plan requires."""
         if reason := _allowed(f"{self.operation} {self.kind}", is_rehearsal):
             return reason
         if self.kind.startswith("observations/"):
@@ -317,7 +319,7 @@ _REMOVED = object()
 
 
 def _set(document: Json, place: Place, value: Json) -> Json:
-    """Return a document with another value at one place; only the containers around it are copied."""
+    """Return the document with `value` at `place`; only the containers on the path to `place` are copied."""
     key, *rest = place
     copied = document.copy()
     if rest:
@@ -395,7 +397,7 @@ class AcceptedRun:
         """Read the run.
 
         Raises:
-            ValueError: it is not accepted.
+            ValueError: the run is not accepted.
         """
         self._directory = directory
         self._run = load(directory)
@@ -452,7 +454,7 @@ class AcceptedRun:
             )
 
     def outcome(self, alteration: Alteration) -> str:
-        """Return what became of an altered run: `invalid`, `rejected`, `incomplete`, `accepted`, `allowed`, `without effect`."""
+        """Return the outcome of an alteration: `invalid`, `rejected`, `incomplete`, `accepted`, `allowed` or `without effect`."""
         changed = alteration.apply(self.documents)
         decision = self.quick_decision(changed, whole=alteration.seed % JUDGED_WHOLE == 0)
         if decision == ACCEPTED:
@@ -468,7 +470,7 @@ class AcceptedRun:
         return decision.lower()
 
     def decision_from_files(self, changed: Mapping[str, Json]) -> str:
-        """Return the decision on the run with these records in place of its own, as `rackproof report` would."""
+        """Return the decision of `rackproof report` on the run in which the changed records replace the original ones."""
         if self._copy is None:
             self._copy = tempfile.TemporaryDirectory(dir=MEMORY)
             shutil.copytree(self._directory, self._copy.name, dirs_exist_ok=True)
@@ -487,8 +489,8 @@ class AcceptedRun:
     def quick_decision(self, changed: Mapping[str, Json], *, whole: bool = True) -> str:
         """Return the decision on the host of the last changed record and the hosts that launch with it.
 
-        The result is `invalid` if a changed record breaks a rule for records, or is not of this run, host or gang. Unless
-        `whole`, no criterion is applied once a contradiction is found in the evidence of that host.
+        The result is `invalid` if a changed record breaks a rule for records, or belongs to another run, host or gang. Unless
+        `whole`, no criterion is applied once a contradiction is found in the evidence of the host.
         """
         evidence = dict(self._run.evidence)
         host = ""
@@ -511,18 +513,18 @@ class AcceptedRun:
 
 
 def _port_figures(plan: Plan) -> set[str]:
-    """Return the names of the figures that each RDMA port must have. The plan cannot expect them: it does not list the ports."""
+    """Return the names of the figures that each RDMA port must have. The plan lists no ports, so it cannot expect them."""
     benchmarks = {name for stage in plan.stages for name in stage.benchmarks}
     return {output.name for name in benchmarks for output in BENCHMARKS[name].outputs if output.scope == "port"}
 
 
 def _place_in_schema(kind: str) -> str:
-    """Return a kind without the names of readings and figures."""
+    """Return a kind of element, with `*` in place of the names of readings, figures and other keys."""
     return re.sub(r"(metrics|observations|values|absent|params|software)/[^/]+", r"\1/*", kind)
 
 
 def _content(document: Json) -> Json:
-    """Return a document without empty mappings and with sorted lists of objects: empty mappings and the order do not matter."""
+    """Return a document without what has no effect: empty mappings are removed, and lists of objects are sorted."""
     if isinstance(document, dict):
         content = {key: _content(value) for key, value in document.items() if value != {}}
         return {key: content[key] for key in sorted(content)}
@@ -533,7 +535,7 @@ def _content(document: Json) -> Json:
 
 
 class _HostJudge:
-    """Judges the host of an altered record, and the hosts that launch with it, by the statistics of all other hosts."""
+    """Judges the host of an altered record and the hosts that launch with it. It computes the statistics of other hosts once."""
 
     def __init__(self, run: Run, packs: Sequence[Pack], unit: tuple[str, ...], host: str) -> None:
         self._plan, self._packs, self._host = run.plan.only(unit), packs, host
@@ -546,7 +548,7 @@ class _HostJudge:
         )
 
     def decision(self, evidence: Mapping[str, Evidence], *, whole: bool) -> str:
-        """Return the decision. Unless `whole`, a contradiction makes it INCOMPLETE at once, even if a criterion would fail."""
+        """Return the decision. Unless `whole`, it is INCOMPLETE after any contradiction, even if a criterion would fail."""
         views = host_views(self._plan, evidence, self._packs)
         if not whole and any(True for view in views if view.host.name == self._host for _ in contradictions(view)):
             return INCOMPLETE
@@ -556,7 +558,7 @@ class _HostJudge:
 
 
 class PartReader:
-    """Reads altered records of an accepted run. The parts that were not altered are decoded only once, for all records.
+    """Reads altered records of an accepted run. Unaltered parts are decoded only once, not once for each altered record.
 
     Equal metrics are one object, as in the records that `rackproof report` reads.
     """
@@ -643,7 +645,7 @@ def _accepted_run(directory: Path) -> AcceptedRun:
 
 
 Counts = Counter[tuple[str, str, str]]
-"""Part of the evidence, operation, and what became of it -> number of alterations."""
+"""(Part of the evidence, operation, outcome) -> number of alterations."""
 
 
 def alter(directory: Path, count: int, seed: int, kind_prefix: str = "") -> tuple[Counts, list[str]]:
@@ -665,13 +667,13 @@ def alter(directory: Path, count: int, seed: int, kind_prefix: str = "") -> tupl
 
 
 def shares(names: Sequence[str], count: int) -> dict[str, int]:
-    """Return run -> number of its alterations, which is its share of `count`."""
+    """Return run -> number of its alterations: `count` is divided among the runs by their weights."""
     weights = {name: WEIGHTS.get(name, 1) for name in names}
     return {name: round(count * weight / sum(weights.values())) for name, weight in weights.items()}
 
 
 def table(counts: Counts) -> str:
-    """Return how many elements of each part of the evidence were altered, by operation, and what became of them."""
+    """Return a table: for each part of the evidence, the number of alterations by operation and by outcome."""
     parts = sorted({which for which, _, _ in counts})
     operations = (REMOVE, DUPLICATE, SWAP, NEGATE, SCALE, UNIT, SHIFT)
     outcomes = sorted({outcome for *_, outcome in counts} | set(FAILURES))

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Install the Debian packages that the tests need (listed in the file $1, or tests/debian-packages.txt) and that are missing.
-# Without root, list them and fail.
+# Install the missing Debian packages among those that the tests need (listed in the file $1, or tests/debian-packages.txt).
+# Without root privileges, only list them and fail.
 set -euo pipefail
 list=${1:-$(dirname "$0")/debian-packages.txt}
 mapfile -t needed < <(grep -v '^#' "$list")
 if ! command -v dpkg-query >/dev/null; then
-  echo "tests: this machine has no dpkg: the tests need Debian 12 or newer with the packages of $list" >&2
+  echo "tests: this machine has no dpkg: the tests need Debian 12 or newer with the packages listed in $list" >&2
   exit 1
 fi
 installed=$(dpkg-query --show --showformat '${Package} ${db:Status-Status}\n' "${needed[@]}" 2>/dev/null | sed -n 's/ installed$//p' || true)

@@ -1,4 +1,4 @@
-"""Build a complete GPU host without hardware: /proc, /sys, /dev and programs under a root, and NVML through its stub.
+"""Build a complete GPU host without hardware: /proc, /sys, /dev and programs under a root directory, and a stub of NVML.
 
 As a program with the root as argument, it prints a full snapshot for each phase that it reads from standard input. With
 `readings` after the root it prints the catalogue of readings, with `metrics` the documentation page of the Prometheus metrics.
@@ -29,7 +29,7 @@ SMART = "smart.bin"
 CLOCK = "clock.json"
 """File under the root with the maximum error of the clock, in seconds. Without the file, the clock is as in SYNCHRONIZED."""
 HEALTHY_LOG = bytes([0, 0x2E, 0x01, 100, 10, 3]) + bytes(506)
-"""No warning, 302 K, full spare capacity, 3 % used, no errors."""
+"""Health log with no warning, 302 K, full spare capacity, 3 % used and no errors."""
 NVML = (
     f"DriverVersion={host.DRIVER}",
     *(f"gpu.{number}.PciInfo=0000{address}" for number, address in enumerate(links.GPUS)),
@@ -38,7 +38,7 @@ NVML = (
 
 
 BOOTED = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
-"""The kernel log of a healthy host."""
+"""Kernel log of a healthy host."""
 
 
 def build_host(root: Path) -> Path:

@@ -1,9 +1,9 @@
-"""Measure the load of a fleet on the control node: accept many loopback hosts, `python -m tests.lab.fleet_size 200`.
+"""Measure the load on the control node when it accepts a fleet of 200 hosts: `python -m tests.lab.fleet_size 200`.
 
 Every host is this machine, over a local connection, with its own state directory and exporter. The agent is installed once
 for all hosts. The profile is reduced to a short benchmark stage; drivers are ignored, and there is no gang. The hosts are
 accepted twice: in the second run they are already set up. CPU seconds are those of ansible-playbook and the processes that
-it waits for, including the modules on the hosts. They exclude the benchmarks, which run in the background but use the same
+it waits for, including the modules on the hosts. They exclude the benchmarks, which run in the background on the same
 processors.
 """
 
@@ -72,7 +72,7 @@ def play(directory: Path, playbook: str, run_id: str) -> tuple[float, float, str
 
 
 def tasks_of(printed: str) -> float:
-    """Return how many tasks of a host had the result `ok`: the mean over all hosts."""
+    """Return the mean number of tasks per host that had the result `ok`."""
     counts = [int(ok) for ok in re.findall(r"^h\d+ +: ok=(\d+)", printed, re.MULTILINE)]
     return sum(counts) / len(counts) if counts else 0.0
 

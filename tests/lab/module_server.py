@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """Run Ansible modules for `module_python.py`, each in a fork of this process, which has already imported their common code.
 
-The server listens on the socket that it was started with, for its own user only, and exits after IDLE_S seconds without requests.
-The code that is not common comes from the archive of the module; it is compiled once and cached under /run. If this file is
-started as the Python of a module, it runs that module itself, with the same cache.
+The server listens on the socket that it was started with, serves only its own user, and exits after IDLE_S seconds without
+requests. Code that the modules do not share comes from the archive of each module; it is compiled once and cached under /run.
+If this file is started in place of the Python interpreter of a module, it runs that module itself, with the same cache.
 """
 
 import ast
@@ -34,7 +34,7 @@ COMMON = (
 
 
 class ArchiveFinder:
-    """Import finder: takes missing modules from the archive of the running module, which is first on sys.path."""
+    """Import finder that takes missing Python modules from the archive of the Ansible module, which is first on sys.path."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -46,10 +46,10 @@ class ArchiveFinder:
 
 
 def compile_cached(path, source):
-    """Compile a source with a cache; replaces the compiler of zipimport."""
+    """Return compiled source code, from the cache if possible. Replaces the compiler of zipimport."""
     name = sha256(source).hexdigest()
     cached = CACHE / f"{name}.py"
-    with contextlib.suppress(OSError):  # a host that cannot write compiles each time
+    with contextlib.suppress(OSError):  # a host that cannot write to the cache compiles the source each time
         if not cached.exists():
             CACHE.mkdir(parents=True, exist_ok=True)
             partial = cached.with_suffix(f".{os.getpid()}")
@@ -60,19 +60,21 @@ def compile_cached(path, source):
 
 
 def prepare():
-    """Import the common code of modules from the Ansible of the checkout, if it is installed there."""
+    """Import the common code of modules from the Ansible that is installed in the checkout, if any."""
     site_packages = next(CHECKOUT.glob(".venv/lib/python3*/site-packages"), None)
     if site_packages:
         sys.path.insert(0, str(site_packages))
         for name in COMMON:
-            with contextlib.suppress(ImportError):  # another version of Ansible: the archive of the module has it
+            with contextlib.suppress(
+                ImportError
+            ):  # this version of Ansible lacks it: modules take it from their archive
                 importlib.import_module(name)
         sys.path.remove(str(site_packages))
         sys.meta_path.insert(0, ArchiveFinder)
 
 
 def run(arguments):
-    """Run the program on standard input, or the program file in `arguments` with its arguments."""
+    """Run the program that `arguments` name, or the program on standard input if they name none."""
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv, sys.path[0] = arguments, ""
     if arguments[1:]:
@@ -115,7 +117,7 @@ def serve(channel, request, streams):
 
 
 def main():
-    """Serve requests until there was none for IDLE_S seconds."""
+    """Serve requests until none has arrived for IDLE_S seconds."""
     listener = socket.socket(fileno=SOCKET)
     prepare()
     gc.freeze()
@@ -135,7 +137,7 @@ def main():
 
 
 if __name__ == "__main__":
-    gc.disable()  # a module exits before collection pays off
+    gc.disable()  # a module exits before garbage collection pays off
     compile_source, zipimport._compile_source = zipimport._compile_source, compile_cached
     if sys.argv[0] == STARTED_AS:
         main()

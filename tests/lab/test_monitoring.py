@@ -1,4 +1,4 @@
-"""Test the role `monitoring` on the control node: rules and job of an existing Prometheus, a Prometheus of the run, verdicts."""
+"""Test the role `monitoring`: rules and job for an existing Prometheus, a Prometheus that the run starts, and verdict metrics."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Control:
 
     directory: Path
     address: str = ""
-    """Address of the Prometheus of the run."""
+    """Address of the Prometheus that the run starts."""
 
     @property
     def metrics(self) -> Path:
@@ -62,7 +62,7 @@ class Control:
         return {"existing": ("prometheus", variables), "run": ("prometheus", run), "verdicts": ("verdicts", verdicts)}
 
     def play(self, *names: str, options: tuple[str, ...] = ()) -> list[dict[str, int]]:
-        """Run these plays; return name -> number of changed tasks, for each round in which every name occurs once."""
+        """Run these plays in order; return name -> number of changed tasks, for each repetition of the sequence of plays."""
         inventory = self.directory / "inventory.yml"
         local = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
         group = {
@@ -103,7 +103,7 @@ class Control:
 
 @dataclass
 class ChangedTasks:
-    """The number of changed tasks in check mode, in the first run and in the second run."""
+    """The number of changed tasks of each play: in check mode, in its first run and in its second run."""
 
     control: Control
     checked: dict[str, int]
@@ -113,7 +113,7 @@ class ChangedTasks:
 
 @pytest.fixture(scope="module")
 def changed_tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChangedTasks]:
-    """Run the play of the existing Prometheus in check mode, then all plays twice."""
+    """Run the play for the existing Prometheus in check mode, then all plays twice."""
     control = Control(tmp_path_factory.mktemp("monitoring"))
     (control.directory / "rackproof").symlink_to(ROOT / "rackproof")
     (control.directory / "runs" / "x").mkdir(parents=True)

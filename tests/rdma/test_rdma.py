@@ -1,11 +1,12 @@
-"""Acceptance runs of virtual machines with real Soft-RoCE, perftest, lldpd and switches: a report names only the planted fault.
+"""Acceptance runs of virtual machines with Soft-RoCE, perftest, lldpd and Linux bridges: a report names only the planted fault.
 
 Each test is a whole run: a plan, `rackproof run-host` on every machine, and the report. The run is a rehearsal, because the
 machines have no GPU. It measures RDMA ports and requires them, so ports and cables are judged by the shipped criteria. The stages
-have only the benchmark `verbs`, so the ranks need no torch, whose import takes an emulated processor a minute.
+have only the benchmark `verbs`, which does not import torch: the import takes a minute on an emulated processor.
 
-Soft-RoCE states 2.5 Gb/s for every interface. The limits that are shares of this rate are replaced by the same shares of the rate
-that tc sets. A transfer from a port to itself does not pass tc and measures the emulated processor, so it has no limit here.
+Soft-RoCE reports 2.5 Gb/s for every interface, whatever rate tc sets. So the criterion for the best partner of a port is replaced
+by one that requires 60 % of the rate that tc sets. A transfer from a port to itself does not pass tc and measures the emulated
+processor, so the criteria for such transfers are replaced by a limit of 0.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ STAGE = {"deadline_s": 600, "collective_timeout_s": 120, "benchmarks": {"verbs":
 LIMIT_S, LLDP_S, ATTEMPTS = 1500.0, 60, 3
 """Seconds for the commands of one request; seconds until lldpd must show a new neighbour; maximum number of runs for a report."""
 NOT_CALIBRATED = "verbs.bandwidth is 0"
-"""perftest reports 0 if it could not calibrate the cycle counter because the emulated machine was interrupted."""
+"""perftest reports a bandwidth of 0 if it could not calibrate the cycle counter because the emulated machine was interrupted."""
 STATED_RATE, SET_RATE = 2.5e9, PORT_KBITS * 1e3
 REPLACED = (
     ("verbs-port-rate", "verbs.rate_ratio", BENCHMARK, "1", 0.0),
@@ -45,7 +46,7 @@ REPLACED = (
     ("verbs-port-fleet", "verbs.bandwidth", BENCHMARK, "B/s", 0.0),
     ("verbs-best-partner", "verbs.best_ratio", GANG, "1", 0.6 * SET_RATE / STATED_RATE),
 )
-"""Id of a shipped criterion, and what replaces it: name of the observation, stage, unit and least value."""
+"""Id of a shipped criterion, and the criterion that replaces it: name of the observation, stage, unit and lower limit."""
 RACKPROOF = Path(sys.executable).parent / "rackproof"
 RUN_HOST = (
     f"{RACKPROOF} run-host --plan {{run}}/plan.json --host $(hostname) --results {{run}} --quiet"
@@ -140,7 +141,7 @@ def await_switches(lab: Machines, **leaves: Sequence[str]) -> None:
 
 
 def measured(lab: Machines, report: Mapping[str, Any], stage: str) -> set[tuple[str, str]]:
-    """Return host and scope of each bandwidth that the run of a report measured in a stage."""
+    """Return host and scope of each `verbs.bandwidth` that a run measured in a stage. `report`: the report of this run."""
     place = "gangs/all" if stage == GANG else "hosts"
     records = {host: json.loads((lab.shared / report["run_id"] / place / f"{host}.json").read_text()) for host in HOSTS}
     return {
