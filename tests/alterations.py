@@ -115,7 +115,7 @@ ALLOWED: Mapping[str, str] = {
     r"duplicate snapshots/.*/metrics/infiniband\..*": _EXTRA,
     r"duplicate software/.*": _EXTRA,
     r"duplicate observations/.*/params/.*": _EXTRA,
-    r"remove software/cublas": "is missing if no rank loaded the library, and in all records from before 28 November 2026",
+    r"remove software/cublas": "is missing if no rank loaded the library, and in records from before 28 November 2026",
     r".* launches/[^/]+/timeline.*": _DRAWN,
     r"(remove|scale|swap) observations/.*/samples.*": _SPREAD,
     r"swap observations(/.*)?": _LIKE,

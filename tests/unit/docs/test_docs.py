@@ -55,7 +55,7 @@ PATHS_ELSEWHERE = {
 VARIABLES = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text(encoding="utf-8"))["properties"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Third-party programs. Only those of their arguments are checked that are paths of this checkout.
+# Third-party programs. Of their arguments, the tests check only whether paths of this checkout exist.
 THIRD_PARTY_PROGRAMS = (
     *(
         "ansible",

@@ -36,7 +36,7 @@ def server() -> Iterator[str]:
     """Return the endpoint of an S3 server."""
     running = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     running.start()
-    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # otherwise it logs a line for each request
+    logging.getLogger("werkzeug").setLevel(logging.WARNING)  # without this, the server logs a line for each request
     host, port = running.get_host_and_port()
     yield f"http://{host}:{port}"
     running.stop()

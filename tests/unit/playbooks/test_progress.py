@@ -95,7 +95,7 @@ ERROR_OF_PIP = "ERROR: No matching distribution found for bcrypt<6,>=4.1"
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the plugin recorded of a command with two playbooks. All hosts pass the first; each host fails in the second."""
+    """What the plugin recorded during a command with two playbooks. All hosts pass the first; each host fails in the second."""
 
     done: subprocess.CompletedProcess[str]
     lines: list[str]

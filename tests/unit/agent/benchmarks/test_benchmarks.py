@@ -153,7 +153,7 @@ def test_units_are_those_of_the_catalogue(measured: list[Observation]) -> None:
         assert observation.unit in {output.unit for output in outputs if output.makes(observation.name)}, observation
 
 
-def test_only_figures_that_a_cpu_lacks_are_unsupported(measured: list[Observation]) -> None:
+def test_only_figures_that_a_cpu_cannot_measure_are_unsupported(measured: list[Observation]) -> None:
     absent = {(item.name, item.params.get("dtype"), item.status) for item in measured if item.status != "measured"}
     absent.discard(("host_compute.clock", None, "unsupported"))  # a virtual machine has no cpufreq driver
     assert absent == {("gemm.throughput", "tf32", "unsupported"), ("gemm.throughput", "fp8", "unsupported")}

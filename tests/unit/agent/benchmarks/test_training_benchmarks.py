@@ -102,7 +102,7 @@ def test_missing_compiler_is_reported(work: Path) -> None:
         assert "C++ compiler" in observation.reason
 
 
-def test_fashion_mnist_learns_and_labels_synthetic_data(measured: list[Observation]) -> None:
+def test_fashion_mnist_learns_and_marks_its_data_as_synthetic(measured: list[Observation]) -> None:
     accuracy = single(measured, "fashion_mnist.accuracy")
     assert isinstance(accuracy.value, float)
     assert accuracy.value > 0.9

@@ -142,7 +142,7 @@ def test_verdict_of_another_host_is_returned_at_once(
 
 
 @pytest.mark.parametrize(("pause_s", "silent_s"), [(PAUSE_S, PAUSE_S), (PAUSE_S + 0.25, 0.0)])
-def test_pause_of_up_to_pause_s_counts_as_silence(
+def test_short_pause_counts_as_silence_and_long_pause_does_not(
     lone_monitor: GangMonitor, tmp_path: Path, clock: FakeClock, pause_s: float, silent_s: float
 ) -> None:
     send_to_receiver(tmp_path)
@@ -161,7 +161,7 @@ def test_pause_is_excluded_from_the_ages_of_statuses(
     assert channel.pauses == [PAUSE_S + 1.0]
 
 
-def test_failed_launcher_is_the_reason_of_the_rank_that_it_terminated(
+def test_failure_of_the_launcher_is_the_reason_of_the_rank_that_it_terminated(
     lone_monitor: GangMonitor, tmp_path: Path
 ) -> None:
     send_to_receiver(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
@@ -171,7 +171,7 @@ def test_failed_launcher_is_the_reason_of_the_rank_that_it_terminated(
 
 
 @pytest.mark.parametrize(("after_s", "counts_as_ended"), [(OWN_FAILURE_S - 1, True), (OWN_FAILURE_S, False)])
-def test_first_rank_counts_as_ended_if_the_launcher_fails_within_own_failure_s(
+def test_first_rank_counts_as_ended_only_if_the_launcher_fails_early(
     gang_monitor: GangMonitor, clock: FakeClock, after_s: float, counts_as_ended: bool
 ) -> None:
     """No rank has started. If the launcher fails early enough, the first rank counts as ended since that moment."""
@@ -183,7 +183,7 @@ def test_first_rank_counts_as_ended_if_the_launcher_fails_within_own_failure_s(
     assert gang_monitor.states()[1].ended_s is None
 
 
-def test_lone_monitor_awaits_a_verdict_for_twice_settle_s(
+def test_lone_monitor_awaits_a_verdict_for_twice_the_settling_time(
     lone_monitor: GangMonitor, clock: FakeClock, waits: list[float]
 ) -> None:
     assert lone_monitor.await_verdict(1) is None
@@ -192,7 +192,7 @@ def test_lone_monitor_awaits_a_verdict_for_twice_settle_s(
 
 
 @pytest.mark.parametrize(("polls_until_delivery", "waited_s"), [(0, 0.0), (5, 0.5), (10_000, EXIT_ANNOUNCEMENT_S)])
-def test_exit_is_announced_until_it_is_delivered_or_takes_too_long(
+def test_exit_is_announced_until_the_status_is_delivered_or_the_time_is_over(
     gang_monitor: GangMonitor,
     channel: FakeChannel,
     receiver: HeartbeatReceiver,

@@ -217,7 +217,7 @@ def test_status_is_delivered_when_reachable_watchers_answered_and_all_own_answer
 
 
 @pytest.mark.parametrize(("age_s", "is_decider"), [(HOST_SILENT_S, False), (HOST_SILENT_S + 0.25, True)])
-def test_watcher_is_silent_only_after_host_silent_s(member: Any, age_s: float, is_decider: bool) -> None:
+def test_watcher_counts_as_silent_only_after_the_maximum_silence(member: Any, age_s: float, is_decider: bool) -> None:
     member.statuses = {"h1": PeerStatus(at=100.0 - age_s)}
     assert member.is_decider(100.0) is is_decider
 

@@ -90,7 +90,7 @@ def test_many_writers_without_locks_lose_no_run(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("name", ["index-1", ".index-0a", ".new-0a", ".merge-0a"])
-def test_directory_that_another_writer_removes_meanwhile_is_no_error(
+def test_directory_that_another_writer_removes_during_a_change_is_no_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     (tmp_path / REAL / name).mkdir(parents=True)

@@ -188,7 +188,7 @@ def test_record_with_a_digest_and_other_figures_counts_as_a_record_with_digests(
     assert digest_verdicts(view, *three_hosts()[1:])[0] == ("h1", "gpu=0", FAIL)
 
 
-def test_digest_in_a_snapshot_is_compared_with_those_of_any_version() -> None:
+def test_digest_in_a_snapshot_is_compared_with_digests_of_any_version_of_rackproof() -> None:
     in_snapshot = reading(BAD, name="digest.value")
     views = [
         HostView(

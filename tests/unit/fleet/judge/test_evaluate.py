@@ -176,7 +176,7 @@ def test_limit_depends_on_the_number_of_nvlinks(
         assert (verdict.verdict, verdict.limit) == (PASS if limit <= 50 else FAIL, limit)
 
 
-def test_required_version_may_have_fewer_components_than_the_measured_one() -> None:
+def test_required_version_may_have_fewer_components_than_the_measured_version() -> None:
     rule = criterion("driver.version", scope="host", value=None, variable="driver_version")
     for measured, verdict, limit in (
         ("570", PASS, "570"),

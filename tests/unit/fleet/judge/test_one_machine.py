@@ -1,4 +1,4 @@
-"""If hosts of the inventory are one machine and were measured at the same time, this mistake explains most slow figures.
+"""If hosts of the inventory are one machine and were measured at the same time, this explains most slow figures of the hosts.
 
 A wrong or malicious boot ID may change the action of a failure, but never whether a host is accepted.
 """

@@ -129,7 +129,7 @@ def test_number_of_compared_products_under_stress_follows_from_the_time_of_the_p
     assert (short.elements, short.always_alone, short.always_compared) == (100, 0.0, 0.0)
 
 
-def test_amount_of_tested_memory_is_that_of_the_gpu_with_the_least() -> None:
+def test_amount_of_tested_memory_is_that_of_the_gpu_with_the_least_tested_memory() -> None:
     known = figure("digest.mismatches", 0, workload="gemm", repetitions=1)
     tested = (
         figure("integrity.tested_share", 0.9, bytes=8000),

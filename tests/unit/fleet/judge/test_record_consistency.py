@@ -130,7 +130,7 @@ def test_probe_has_its_own_deadline_and_may_have_any_number_of_ranks() -> None:
         ({"ranks": (), "outcome": "failed", "reason": "no"}, False),
     ],
 )
-def test_launch_is_a_duplicate_if_another_has_its_time_number_outcome_and_members(
+def test_launch_is_a_duplicate_if_another_launch_has_its_time_number_outcome_and_members(
     second: dict[str, Any], is_twice: bool
 ) -> None:
     reason = f"2 launches began at {builders.WHEN}: the record has a launch twice"

@@ -581,7 +581,7 @@ def test_mutations_insert_copies_of_lists_and_objects() -> None:
     assert repr(fuzz.VALUES) == values
 
 
-def test_rejection_reason_of_the_fuzzer_rejects_invalid_evidence(tmp_path: Path) -> None:
+def test_fuzzer_gives_a_rejection_reason_for_invalid_evidence(tmp_path: Path) -> None:
     """After each of these changes, the run must not be accepted, and `rejection_reason` must say why."""
     trial = fuzz.Trial(tmp_path / "trial", 1, full=True, gang=True)
     document = to_json(trial.plan)

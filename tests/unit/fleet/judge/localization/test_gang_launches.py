@@ -1528,7 +1528,7 @@ def test_order_of_hosts_does_not_change_verdicts() -> None:
 
 
 @pytest.mark.parametrize(("size", "passing"), [(2, ""), (3, "abc")])
-def test_pairs_give_passes_only_from_three_hosts_on(size: int, passing: str) -> None:
+def test_pairs_give_passes_only_in_a_gang_of_at_least_three_hosts(size: int, passing: str) -> None:
     verdicts = pair_verdicts(plan_of_racks("abc"[:size]), matrix(size))
     assert [item.host for item in verdicts if item.name == "pairs.bandwidth"] == [*passing]
 
