@@ -33,7 +33,7 @@ _MAX_NAMED_FIGURES = 6
 
 
 def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequence[Criterion]) -> Iterator[Change]:
-    """Yield the changed figures of a host, then how many figures only the earlier state has, then how many only the new state has.
+    """Yield the changed figures of a host, then the number of figures that only the earlier, and that only the new state has.
 
     Parts that were replaced or added are left out.
     """
