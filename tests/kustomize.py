@@ -1,6 +1,6 @@
 """Render the kustomize overlays without kubectl: resources, components, namespace, images and JSON patches.
 
-Not every machine that runs the tests has kubectl. If a machine has it, a test compares its rendering with that of this module.
+Machines that run the tests need no kubectl. On a machine with kubectl, a test compares its output with that of this module.
 """
 
 from __future__ import annotations

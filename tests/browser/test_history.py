@@ -1,4 +1,4 @@
-"""The history page in a browser: its plots and its table of racks, and no console message, request or accessibility violation."""
+"""Test the history page in a browser: plots and table of racks; no console messages, requests or accessibility violations."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from tests.fakes import optics
 SLOTS = ("0000:1a:00.0", "0000:3a:00.0")
 """PCI address of each adapter."""
 HEALTHY, DARK = "osfp-800g-healthy.v6.15.txt", "osfp-800g-lane5-dark.v6.15.txt"
-"""Captured outputs of ethtool for an optical module: a healthy one, and one that receives no light on lane 5."""
+"""Files with captured outputs of ethtool for a healthy optical module, and for one that receives no light on lane 5."""
 ADAPTER_READINGS: Mapping[str, Value] = {
     "hca.type": "MT4129", "hca.board_id": "MT_0000000838", "hca.firmware_version": "28.39.1002", "hca.numa_node": 0,
 }  # fmt: skip
@@ -31,12 +31,12 @@ PORT_READINGS: Mapping[str, Value] = {
 
 
 def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: int = 0) -> tuple[Metric, ...]:
-    """Return the readings of `mlx5_0` and `mlx5_1`, the PCIe paths of the GPUs to them, and the uptime of the host.
+    """Return the readings of `mlx5_0` and `mlx5_1`, the PCIe paths of the GPUs to these adapters, and the uptime of the host.
 
     Args:
         host: number of the host. The GUIDs of its adapters contain this number. Its ports are connected to the switch port with
             this number.
-        module: captured output of ethtool for the optical module of the first adapter: HEALTHY or DARK.
+        module: file with the output of ethtool for the optical module of the first adapter: HEALTHY or DARK.
         gpus: number of GPUs of the host; half of them are below the PCIe switch of each adapter.
         symbol_errors: symbol errors of the port of the first adapter.
     """

@@ -1,4 +1,4 @@
-"""Build the /proc, /sys and programs of a host as a tree of small files, for collectors that take their root as an argument.
+"""Build the /proc, /sys and programs of a host as a tree of small files, for collectors that have the argument `root`.
 
 The tree is that of a healthy GPU host with two sockets, reduced to what tests need: 4 processors, 2 NUMA nodes, 2 memory
 controllers with 2 modules each, 2 NVMe disks in an array, and Docker with NVIDIA's toolkit.
@@ -191,8 +191,8 @@ def build_tree(
 
     Args:
         root: created if missing.
-        gpus: number of NVIDIA GPUs on the PCI bus, which also has other devices; None: no bus, the caller builds it.
-        files: path -> text, in addition to FILES or in place of an entry; None leaves the file out.
+        gpus: number of NVIDIA GPUs on the PCI bus, which also has other devices; None: build no PCI bus.
+        files: path -> text, added to FILES or in place of its text there; None leaves the file out.
         proc: name of a file below /proc -> its text, or None to leave the file out, e.g. `meminfo="nonsense"`.
     """
     by_name = {path: proc[Path(path).name] for path in FILES if path.startswith("proc/") and Path(path).name in proc}
@@ -234,7 +234,7 @@ def write_program(path: Path, command: str) -> None:
 
 
 def build_minimal_tree(root: Path) -> Path:
-    """Build a machine with only a kernel, like a small virtual machine or a container."""
+    """Build the tree of a machine that has only a kernel, such as a small virtual machine or a container."""
     for path in (
         "proc/sys/kernel/osrelease", "proc/cpuinfo", "proc/loadavg", "proc/meminfo", "proc/uptime", "etc/os-release",
     ):  # fmt: skip

@@ -1,4 +1,4 @@
-"""Fake `ethtool` and `mlxlink` that print captured outputs for the optical modules of the host in `links`."""
+"""Fake `ethtool` and `mlxlink` that print captured outputs for the optical modules of the host that `links` builds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Test collectors, exporter and smoke profile on a host with NVIDIA GPUs: `make test-gpu`."""
+"""Test the collectors, the exporter and the profile `smoke` on a host with NVIDIA GPUs: `make test-gpu`."""
 
 from __future__ import annotations
 

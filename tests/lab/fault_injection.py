@@ -1,4 +1,4 @@
-"""Inject a fault into the ranks of one host, by a module in the Python environment of the agent."""
+"""Inject a fault into the ranks of one host, with a module in the Python environment of the agent."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ LAUNCHERS = ("agent.benchmarks.rendezvous", "agent.benchmarks.without_torch")
 
 
 def inject_fault(lab: Lab, host: str, text: str) -> None:
-    """Run `text` in the launchers of the ranks of a host, before their own code."""
+    """Let each launcher of ranks on a host first run the Python code `text`."""
     directory = lab.on(host, *PURELIB).stdout.strip()
     lab.put(host, f"{directory}/fault.py", text)
-    # The condition excludes the guard process, whose arguments contain the same words: it would import torch needlessly.
+    # The condition excludes the guard process: its arguments contain the module of the launcher too, but it needs no torch.
     lab.put(
         host,
         f"{directory}/fault.pth",
@@ -33,7 +33,7 @@ def slow(*arguments, **named):
 
 benchmark.build_product = slow
 """
-"""Not a fault: each matrix product first sleeps for 0.1 s. A stress test takes as long as without the sleep, but other tests can
+"""Not a fault: sleep for 0.1 s before each matrix product. A stress test takes as long as without the sleep, but other tests can
 use the CPUs meanwhile."""
 IDLE_WITHOUT_TORCH = """
 import time
@@ -52,5 +52,5 @@ def idle(run):
 for benchmark in (local_storage, verbs):
     benchmark.run = idle(benchmark.run)
 """
-"""Not a fault: two benchmarks that need no torch first sleep for their `seconds`, and each measurement then takes 0.02 s.
+"""Not a fault: two benchmarks that need no torch first sleep for the planned `seconds`, and then measure for only 0.02 s.
 Other tests can use the CPUs meanwhile. On a host without RDMA ports, `verbs` only sleeps."""

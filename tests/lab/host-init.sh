@@ -1,8 +1,8 @@
 #!/bin/bash
-# The first process of one lab host: builds a copy-on-write root over this machine's, moves into it and starts sshd.
-# Arguments: the lab's directory, the host's name, then directories that the host needs, but the overlay of / does not have.
-# Started by hosts.py in fresh mount, UTS, IPC and PID namespaces. The host runs until its standard input closes, so it
-# ends with the process that holds the lab, even if that process is killed.
+# The first process of one lab host: builds a copy-on-write root over the machine's root, moves into it and starts sshd.
+# Arguments: the lab's directory, the host's name, then directories that the host needs and the overlay of / lacks.
+# Started by hosts.py in fresh mount, UTS, IPC and PID namespaces. The host runs until its standard input closes, which
+# happens when the process that created the lab exits or is killed.
 set -euo pipefail
 umask 022
 lab=$1 name=$2 stage=$1/$2 root=$1/$2/root
@@ -59,7 +59,7 @@ if [ -d "$root/sys/fs/cgroup" ]; then mount --rbind /sys/fs/cgroup "$root/sys/fs
 
 # --- identity
 echo "$name" >"$root/etc/hostname"
-# Removed first: they may be links into the private directories.
+# These files are removed before they are written, because they may be links into the private directories.
 rm -f "$root/etc/machine-id" "$root/etc/resolv.conf" "$root/etc/hosts" "$root"/etc/ssh/ssh_host_*
 tr -d - </proc/sys/kernel/random/uuid >"$root/etc/machine-id"
 if [ -f "$root/var/lib/dbus/machine-id" ]; then ln -sf /etc/machine-id "$root/var/lib/dbus/machine-id"; fi

@@ -13,11 +13,13 @@ import time
 
 SERVER = f"{__file__.rpartition('/')[0]}/module_server.py"
 SOCKET, PROGRAM = 3, 4
-"""File descriptors that the server inherits: its socket, and its program, so that its arguments do not name the checkout."""
+"""File descriptors that the server inherits: its socket, and its program.
+
+The program is a descriptor, so that the arguments of the server do not contain the path of the checkout."""
 
 
-def connected():
-    """Return a connection to the server of this user with the same mounts and network as this process; start it if there is none.
+def connect():
+    """Return a connection to the server for this user and the namespaces of this process; start the server if it does not run.
 
     The name of the abstract socket contains the mount namespace, because the control node and a host with systemd share a
     network namespace, in which such names must be unique.
@@ -55,7 +57,7 @@ def main():
     wanted = repr((sys.argv, os.getcwd(), dict(os.environb), os.umask(0))).encode()  # noqa: PTH109
     streams = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
     while True:
-        channel, begun = connected(), False
+        channel, begun = connect(), False
         try:
             channel.sendmsg([wanted], [(_socket.SOL_SOCKET, _socket.SCM_RIGHTS, streams)])
             begun = bool(channel.recv(1))

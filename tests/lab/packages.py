@@ -47,7 +47,7 @@ class Package:
     version: str
     source: str = ""
     depends: Mapping[str, str] = field(default_factory=dict)
-    """Package -> relation: "=" for the same version, ">=" for the same or a newer one."""
+    """Required package -> relation of its version to that of this package: "=" or ">="."""
     conflicts: tuple[str, ...] = ()
     programs: tuple[str, ...] = ()
 
@@ -77,7 +77,7 @@ def recorded(name: str) -> Iterator[Package]:
 
 
 def headers(prefix: str) -> Package:
-    """Return the package of the kernel headers of this machine, as a distribution names it."""
+    """Return the package of the kernel headers of this machine. The name begins with the prefix of a distribution."""
     return Package(name=prefix + platform.release(), version="1-1")
 
 
@@ -158,8 +158,8 @@ def _deb(directory: Path, package: Package, architecture: str) -> str:
 def dnf_repository(directory: Path, packages: Iterable[Package], key: Key, streams: Mapping[str, str]) -> None:
     """Create a dnf repository with its key in `key.asc`.
 
-    `streams` maps each stream of the module nvidia-driver to the prefix of its versions. Without streams only the index
-    is signed, not the packages, as for the container toolkit.
+    `streams` maps each stream of the module nvidia-driver to the prefix of its versions. Without streams, only the index
+    is signed, not the packages, as in the repository of the container toolkit.
     """
     directory.mkdir(parents=True)
     packages = list(packages)

@@ -107,7 +107,7 @@ class Limit:
 
 @contextlib.contextmanager
 def limited(lab: Lab, name: str) -> Iterator[Limit]:
-    """Create a control group of this lab, and remove it at the end. If the machine forbids it, skip the tests of this module."""
+    """Create a control group of this lab, and remove it at the end. If it cannot be created, skip the tests of this module."""
     group = Limit(TOP / f"{lab.control.removesuffix('-control')}-{name}")
     try:
         group.path.mkdir()
@@ -159,7 +159,7 @@ PLAYBOOK = [
     {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "roles": ["preflight"]},
     *({"import_playbook": str(ROOT / "playbooks" / f"{stage}.yml")} for stage in ("inspect", "benchmark", "gang")),
 ]
-"""An acceptance that installs nothing: it uses the agent of this environment."""
+"""An acceptance that installs nothing: it uses the agent in the Python environment of the tests."""
 
 
 def play(fleet: Fleet) -> Attempt:
@@ -248,7 +248,7 @@ def is_measuring(lab: Lab, host: str, stage: str, phase: str) -> Callable[[], bo
 
 @pytest.fixture(scope="module")
 def fleet(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
-    """Play the run with all faults, report on it, and print how long it took."""
+    """Play the run with all faults, write its report, and print how long the run took."""
     fleet = Fleet(lab, tmp_path_factory.mktemp("fire"))
     prepare(lab)
     with limited(lab, "rank") as rank, limited(lab, "agent") as agent:
@@ -302,10 +302,10 @@ def inject_during_run(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit)
 
 
 def cut_link_during_second_launch(fleet: Fleet, attempt: Attempt) -> None:
-    """Cut the link of host LOST while the collectives of the second launch run, which excludes host RANK_OOM."""
+    """Cut the link of host LOST during the collectives of the second launch. Host RANK_OOM is excluded from this launch."""
     measuring = is_measuring(fleet.lab, LOST, "gang", "collective")
     wait(lambda: len(recorded_on(fleet, LOST)) == 1, 60)
-    wait(lambda: not measuring(), 60)  # the next launch removes the states of the last one
+    wait(lambda: not measuring(), 60)  # the second launch first removes the state files of the first one
     wait(measuring, 120)
     time.sleep(1.0)  # by then the heartbeats have reported the collectives as the current phase
     fleet.fault_times[LOST] = time.time()
@@ -320,7 +320,7 @@ def recorded_on(fleet: Fleet, host: str) -> list[dict[str, Any]]:
 
 
 MAX_REPORT_DELAY_S = 60.0
-"""Shorter than any deadline. The actual time is printed."""
+"""Seconds within which each fault must be reported: less than the deadline of a stage. The actual time is printed."""
 OOM_KILL_MESSAGE = r"killed by the kernel's out-of-memory killer \(oom_kill \d, limit \d+ MB\)"
 
 
@@ -373,7 +373,7 @@ def test_rank_killed_by_the_oom_killer_is_reported_by_every_host_and_the_other_h
     first = together[HEALTHY[0]][0]
     delay_s = timestamp(first["began"]) + first["duration_s"] - fleet.fault_times[RANK_OOM]
     print(f"{RANK_OOM}: reported after {delay_s:.1f} s: {first['reason']}")
-    assert delay_s < 60  # the collective timeout would be later
+    assert delay_s < 60  # the collective timeout is 60 s
 
 
 def failures(fleet: Fleet, host: str) -> list[tuple[str, str]]:
@@ -394,7 +394,7 @@ def test_host_whose_link_is_cut_during_a_launch_is_excluded_and_the_others_are_m
         second = launches(fleet, host)[1]
         delay_s = timestamp(second["began"]) + second["duration_s"] - fleet.fault_times[LOST]
         print(f"{LOST}: reported by {host} after {delay_s:.1f} s: {second['reason']}")
-        assert delay_s < 60  # the collective timeout would be later
+        assert delay_s < 60  # the collective timeout is 60 s
     assert f"2 of 13 hosts were measured together ({', '.join(HEALTHY)})" in str(report)
     coverage = {item["name"]: item["coverage"] for item in report["hosts"]}
     missing = {host: coverage[host]["expected"] - coverage[host]["measured"] for host in HEALTHY}

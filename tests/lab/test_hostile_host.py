@@ -67,13 +67,13 @@ sys.exit(done.returncode)
 
 
 def typed(option: dict[str, Any], program: str) -> Any:
-    """Return a value of the type of the variable. It names the program, if the type permits this."""
+    """Return a value of the type of the variable. If the type permits it, the value is the path of the program."""
     values: dict[str, Any] = {"list": [program], "dict": {"x": program}, "bool": True, "int": 1, "float": 1.0}
     return values.get(option.get("type", "str"), program)
 
 
 def facts(program: str) -> dict[str, Any]:
-    """Return variable -> value that names the program, if possible.
+    """Return variable -> value. If the type permits it, the value is the path of the program.
 
     The variables are those of roles and playbooks: in argument_specs, in vars files, in plays, and internal ones.
     """
@@ -92,7 +92,7 @@ def facts(program: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Bait:
-    """A directory of the control node that only the hostile hosts name, with a program that leaves a trace when it runs."""
+    """A directory of the control node that only the hostile hosts name. Its program creates the file `trace` when it runs."""
 
     directory: Path
 
@@ -236,7 +236,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
 
 
 def hostile_keys(program: str) -> dict[str, Any]:
-    """Return keys of a result by which Ansible's own modules change the inventory or the behavior of Ansible."""
+    """Return keys that results of Ansible's own modules contain in order to change the inventory or the behavior of Ansible."""
     variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": program,

@@ -139,7 +139,7 @@ class Gang:
         return self.lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout
 
     def check_no_processes(self, hosts: tuple[str, ...]) -> None:
-        """Check that no process of Rackproof remains on `hosts`. Wait: a supervisor first writes its record and then exits."""
+        """Wait up to GONE_S until no process of Rackproof runs on `hosts`. A supervisor exits only after it wrote its record."""
         deadline = time.monotonic() + GONE_S
         while (
             remaining := {host: running for host in hosts if (running := self.processes(host))}

@@ -40,7 +40,7 @@ The clock is the HPET, because the kernel cannot calibrate the TSC (a processor'
 are off, because an emulated processor takes twice as long with them."""
 PORT_KBITS = 500
 """Rate of each port in kbit/s. At this low rate, a port needs a second to send the 64 packets that Soft-RoCE keeps in
-flight, so a machine that waits up to a second for a processor loses no bandwidth."""
+flight. So a machine that waits up to a second for a processor loses no bandwidth."""
 LIMIT_RATE = "tbf rate {kbits}kbit burst 4kb latency 5s"
 """Arguments of tc(8). The queue holds what a port sends in 5 s, which is more than all packets in flight."""
 QP_TIMEOUT = 20
@@ -63,7 +63,7 @@ chroot /root {python} {guest} {host} /mnt
 poweroff -f
 """
 SETUP = """chroot /root /bin/sh -exc 'ip link set lo up; ip addr add 10.0.0.{number}/24 dev eth0; ip link set eth0 up
-sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2' # the rails share a network
+sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2' # all rails are in one network
 """
 RAIL = """chroot /root /bin/sh -exc 'ip addr add 10.{rail}.0.{number}/24 dev eth{rail}; ip link set eth{rail} up
 rdma link add rxe{rail} type rxe netdev eth{rail}
@@ -111,7 +111,7 @@ class Machines:
 
         Args:
             limit_s: seconds within which every machine must answer.
-            commands: host -> its command. Hosts that are not named run the command `all`, or nothing if there is none.
+            commands: host -> its command. `all` is the command of hosts without an entry (default: none).
 
         Raises AssertionError, with the end of the kernels' logs, if a machine ends or does not answer in time.
         """
