@@ -1,4 +1,4 @@
-"""The NVML collector with a stub library that answers from scenario files: each fault changes only its own readings."""
+"""Test the NVML collector with a stub library that answers from scenario files: a fault changes only the readings of its part."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def healthy(reader: nvml.Reader) -> Readings:
 
 
 def readings(reader: nvml.Reader, base: str, *lines: str | bytes) -> Readings:
-    """Return the readings of a full snapshot if these lines are added to the scenario `base`."""
+    """Return the readings of a full snapshot of the scenario `base` with these lines added."""
     return flat(reader.take(base, *lines)["snapshot"])
 
 
@@ -381,7 +381,7 @@ LINK_READINGS = (
 """Readings of each NVLink of a Hopper GPU."""
 PEERS_OF_GPU_1 = (0, 2, 3, 4, 5, 6, 7)
 
-# Line added to the healthy scenario -> expected changes. Tests also put a line of GPU 1 on another GPU, if it changes no path.
+# Line added to the healthy scenario -> expected changes. A test moves lines of GPU 1 that change no path to other GPUs.
 ANSWERS: dict[str, Readings] = {
     "gpu.1.ComputeRunningProcesses=4711 4712": {"gpu.processes gpu=1": 2},
     "gpu.1.PersistenceMode=0": {"gpu.persistence.enabled gpu=1": False},
@@ -496,12 +496,13 @@ ANSWERS: dict[str, Readings] = {
 
 
 def on_gpu(gpu: int, line: str) -> tuple[str, Readings]:
-    """Return the line of ANSWERS for another GPU than 1, and its changes."""
+    """Return a line of ANSWERS, moved from GPU 1 to this GPU, and the expected changes."""
     changed = {key.replace("gpu=1", f"gpu={gpu}"): value for key, value in ANSWERS[line].items()}
     return line.replace("gpu.1.", f"gpu.{gpu}."), changed
 
 
 def is_of_one_gpu(line: str) -> bool:
+    """Return whether a line of ANSWERS changes only readings of GPU 1, and no path to another GPU."""
     return line.startswith("gpu.1.") and not any("peer=" in key for key in ANSWERS[line])
 
 
@@ -565,7 +566,7 @@ def test_inactive_direct_link_affects_only_its_pair(reader: nvml.Reader) -> None
         ("gpu.2.NvLinkRemotePciInfo.7=!999", [(2, 0), (2, 1), (2, 3)]),
     ],
 )
-def test_pairs_are_errors_if_it_is_unknown_where_a_link_ends(
+def test_path_of_a_pair_is_an_error_if_the_end_of_a_link_is_unknown(
     reader: nvml.Reader, line: str, pairs: list[tuple[int, int]]
 ) -> None:
     assert peers(readings(reader, "direct-a100x4", line)) == {
@@ -601,7 +602,7 @@ def test_lost_gpu_has_no_peer_paths(reader: nvml.Reader) -> None:
 
 
 def lost_gpu_changes(healthy: Readings, gpu: int, why: str = LOST) -> Readings:
-    """Return the changes when this GPU does not answer: its readings and every pair with it."""
+    """Return the changes if this GPU does not answer: those of its readings and of every pair of GPUs that includes it."""
     gpu_readings: Readings = {
         key: None if "link=" in key or "peer=" in key else why for key in healthy if belongs_to(key, [gpu])
     }
@@ -653,13 +654,14 @@ PER_GPU = sorted(
 def test_recovery_action_is_gpu_reset_if_the_driver_refuses_any_reading_until_a_reset(
     reader: nvml.Reader, first: int
 ) -> None:
-    """The driver refuses another reading of each GPU with an odd index."""
+    """For each GPU with an odd index, the driver refuses a different reading."""
     refused = dict(zip((1, 3, 5, 7), PER_GPU[first : first + 4], strict=False))
     before_r570 = "FieldValues.230=!3"
     lines = (f"gpu.{gpu}.{getter}=!16" for gpu, getter in refused.items())
     observed = readings(reader, "healthy-h100x8", before_r570, *lines)
-    # Exempt: getters that this snapshot does not call (fallbacks of newer functions, counters that only an exporter reads, the
-    # types of the parts at the ends of further links), and the path of a pair of GPUs, which either GPU may have refused.
+    # Exempt: getters that this snapshot does not call (older functions that replace missing ones, counters that only an exporter
+    # reads, unused counters, the types of the parts at the ends of further links), and the path of a pair of GPUs, which either
+    # GPU may have refused.
     exempt = re.compile("CurrentClocksThrottleReasons|Gpm|P2PStatus|NvLinkErrorCounter|NvLinkRemoteDeviceType")
     for gpu, getter in refused.items():
         assert observed[f"gpu.recovery_action gpu={gpu}"] == "gpu_reset" or exempt.match(getter), getter
@@ -678,7 +680,7 @@ def test_gpu_that_refuses_every_call_until_a_reset_counts_as_present(reader: nvm
     assert again["gpu.recovery_action gpu=3"] == "none"
 
 
-def test_other_recovery_action_of_the_driver_has_precedence(reader: nvml.Reader) -> None:
+def test_recovery_action_that_the_driver_reports_has_precedence(reader: nvml.Reader) -> None:
     observed = readings(reader, "healthy-h100x8", "gpu.3.Temperature.0=!16", "gpu.3.FieldValues.230=2")
     assert observed["gpu.recovery_action gpu=3"] == "node_reboot"
 
@@ -1018,7 +1020,7 @@ def test_link_speed_before_hopper_uses_the_old_field(reader: nvml.Reader) -> Non
     assert observed["gpu.nvlink.speed gpu=1,link=3"] == 25e9
 
 
-def test_inactive_first_link_does_not_hide_errors_of_others(reader: nvml.Reader) -> None:
+def test_inactive_first_link_does_not_hide_errors_of_other_links(reader: nvml.Reader) -> None:
     down = ("gpu.1.NvLinkState.0=0", "gpu.1.NvLinkErrorCounter.0.*=!3", "gpu.1.NvLinkErrorCounter.5.0=4")
     observed = readings(reader, "healthy-h200x4", *down)
     assert observed["gpu.nvlink.replays gpu=1,link=0"] == NOT_SUPPORTED
@@ -1038,7 +1040,7 @@ def test_inactive_first_link_does_not_hide_errors_of_others(reader: nvml.Reader)
         ("pcie-only", [], NO_NVLINK),
     ],
 )
-def test_links_are_missing_only_behind_a_switch(
+def test_missing_links_are_counted_only_behind_a_switch(
     reader: nvml.Reader, base: str, lines: list[str], missing: object
 ) -> None:
     assert readings(reader, base, *lines)["gpu.nvlink.missing_links gpu=0"] == missing
@@ -1274,7 +1276,7 @@ def test_list_of_conflicts_is_truncated(library: Path, tmp_path: Path) -> None:
     assert len("; ".join(result)) < 2000
 
 
-def test_lost_gpu_does_not_hide_conflicts_of_others(library: Path, tmp_path: Path) -> None:
+def test_lost_gpu_does_not_hide_conflicts_of_other_gpus(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "gpu-lost", "gpu.4.ComputeRunningProcesses=4711")
     assert gpu_conflicts(library, scenario) == ["gpu=4 is in use by process 4711"]
     assert gpu_conflicts(library, scenario, [3]) == []
@@ -1341,7 +1343,7 @@ CALLS = 250
 def test_momentary_denial_loses_no_reading(
     reader: nvml.Reader, healthy: Readings, befores: Sequence[int], most: int
 ) -> None:
-    """For each of up to three GPUs, NVML answers some calls, denies the next `most`, and answers again."""
+    """For each of up to three GPUs, NVML answers `befores` calls, denies the next `most` calls, and answers again."""
     lines = [f"gpu.{gpu}.*=!3 for {most} after {before}" for gpu, before in zip((2, 4, 7), befores, strict=False)]
     assert changes(healthy, readings(reader, "healthy-h100x8", *lines)) == {}
 
@@ -1402,7 +1404,7 @@ for later in sys.argv[2:]:
 
 
 def gpm(library: Path, scenario: Path, *later: str) -> list[tuple[Readings, int]]:
-    """Add each line and collect; return the GPM readings of two GPUs and the count of open uses of NVML after each collection."""
+    """Add each line and collect; after each collection, return the GPM readings of two GPUs and how often NVML is open."""
     return [json.loads(line) for line in nvml.python(["-c", GPM, scenario, *later], library, scenario).splitlines()]
 
 
@@ -1481,7 +1483,7 @@ def test_exporter_reads_link_counters_in_the_background(library: Path, tmp_path:
     *counted, last = json.loads(reported)
     assert (counted[0], last) == ("0", "7"), "an expired reading must be refreshed for the next collection"
     assert counted in (["0", "0", "0"], ["0", "0", "7"]), (
-        "the second collection must have the old reading; the third may have the new one if the machine is busy"
+        "the second collection must have the old reading; the third may have the new reading if the machine is busy"
     )
 
 

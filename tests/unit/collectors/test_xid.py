@@ -1,4 +1,4 @@
-"""The XID collector counts the XIDs and SXids in kernel logs, and the packs judge each XID code and SXid code."""
+"""Test the XID collector, which counts XIDs and SXids in kernel logs, and the criteria on each XID code and SXid code."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LATER_LINE = "6,7001,93000000000,-;eth0: link up\n"
 
 
 def readings(collector: XidCollector) -> dict[str, dict[str, object]]:
-    """Return metric name -> scope -> value."""
+    """Return name of the reading -> scope -> value."""
     return {family.name: {scope(labels): value for labels, value in family.readings} for family in collector.collect()}
 
 
@@ -325,8 +325,8 @@ def judged(
 
     Args:
         counts: scope -> number of errors, the same in all three snapshots
-        observed: `xid.last_seen` in the first two snapshots and in the last; a text is the reason for which it is absent
-        name: metric of the counts
+        observed: `xid.last_seen` in the first two snapshots, and in the last one; a text is the reason why the reading is absent
+        name: name of the reading with the counts
     """
     plan = builders.plan(profile="smoke")
     evidence = builders.evidence(plan)

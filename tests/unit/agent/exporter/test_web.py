@@ -1,4 +1,4 @@
-"""The exporter's server with real clients (TLS, users, misbehaving clients), and the command's errors and text file."""
+"""Test the exporter's server with real clients (TLS, users, misbehaving clients), and errors and text file of the command."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def serving(web_config: WebConfig | None = None) -> Iterator[str]:
 # ---- responses ----
 
 
-def test_metrics_are_served_plain_zipped_and_as_openmetrics() -> None:
+def test_metrics_are_served_as_plain_text_with_gzip_and_as_openmetrics() -> None:
     with serving() as url:
         assert curl(f"{url}/metrics") == (
             200,
@@ -265,7 +265,7 @@ def test_invalid_web_config_is_rejected(tmp_path: Path, text: str, message: str)
 # ---- misbehaving clients ----
 
 
-def test_half_open_clients_are_closed_and_others_served_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_half_open_connections_are_closed_and_do_not_block_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(web, "HEAD_S", 0.5)
     with Server(registry(), "127.0.0.1", 0) as server, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(300)]
@@ -354,7 +354,7 @@ def test_textfile_is_complete_and_removed_at_the_end(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert re.search(r"^rackproof_collector_success\{collector=\"host\"\} 1.0$", path.read_text(), re.MULTILINE)
     assert "\nprocess_" not in path.read_text(), (
-        "process_ metrics must be left out: node_exporter has families of these names"
+        "process_ metrics must be left out: node_exporter exports metrics of the same names"
     )
     writer.terminate()
     assert writer.wait(20) == 0

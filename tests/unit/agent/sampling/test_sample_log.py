@@ -1,4 +1,4 @@
-"""Samples of launches that last for hours and days: the figures of each window, in bounded memory."""
+"""Test the sample log in launches of hours and days: each window has figures, and the log uses bounded memory."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_launch(begun: dict[str, float], seconds: float, read: Any) -> Telemetry:
-    """Return the telemetry of a launch. `begun`: benchmark -> its start, in order; `read`: returns the sample at a time."""
+    """Return the telemetry of a launch. `begun`: benchmark -> its start; `read`: function of the time that returns the sample."""
     names = [*begun]
 
     def running(since: float) -> list[str]:
@@ -119,12 +119,12 @@ def test_failed_sample_is_found_after_it_is_merged() -> None:
     assert later["stress.power"].status == MEASURED
 
 
-def test_window_of_a_benchmark_that_never_ran_has_the_reason() -> None:
+def test_figure_of_a_benchmark_that_never_ran_has_a_reason() -> None:
     telemetry = run_launch({"gemm": 0.0}, 10.0, lambda _: sample())
     assert "0 samples in 5.0 s, longest gap 5.0 s" in figures(telemetry, "stress", 0.0, 5.0)["stress.power"].reason
 
 
-def test_benchmarks_that_ran_since_a_moment_are_listed(tmp_path: Path) -> None:
+def test_benchmarks_that_ran_since_a_given_time_are_listed(tmp_path: Path) -> None:
     for rank, begun in enumerate(({"gemm": 1.0, "stress": 5.0, "pulse": 9.0}, {"gemm": 1.5, "stress": 6.0})):
         (tmp_path / f"rank{rank}.state.json").write_text(json.dumps({"phase": "x", "begun": begun}))
     (tmp_path / "rank2.state.json").write_text('{"begun": {"digest": "soon", "gemm": 1}}')
