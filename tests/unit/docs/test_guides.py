@@ -47,7 +47,7 @@ CALL_VERBS = (
 
 
 def call_verbs(checkout: Path, *commands: str) -> tuple[str, str]:
-    """Call verbs of rackproof in one process; return their exit codes and the rest of the output, with standard error."""
+    """Call verbs of rackproof in one process; return the list of their exit codes, and their output with standard error."""
     words = json.dumps([command.split() for command in commands])
     done = run_python(checkout, "-c", CALL_VERBS, words)
     output, _, codes = done.stdout.rstrip().rpartition("\n")

@@ -1,4 +1,4 @@
-"""`rackproof bmc` against sushy-tools: readings in the run directory, verdicts in the report, and no stored credentials."""
+"""Test `rackproof bmc` with sushy-tools (simulated BMCs): readings of the run, verdicts in the report, no stored credentials."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def began_a_minute_ago(record: Record) -> Record:
-    """Return the record with times as if the run had begun a minute ago, because the tests read the BMC at the present time."""
+    """Return the record with the times of a run that began a minute ago, because the tests read the BMC at the present time."""
     began = time.time() - 60
     at = [
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began + 2 * step)) for step in range(len(record.snapshots) + 2)
@@ -82,7 +82,7 @@ def bmc_variables(port: int, certificate: Path) -> str:
     return json.dumps({"h1": {f"rackproof_bmc_{name}": value for name, value in fields.items()}})
 
 
-def test_lost_supply_and_new_event_are_found_and_no_credential_is_left(tmp_path: Path, run: Path) -> None:
+def test_lost_supply_and_new_event_are_reported_and_no_credential_is_stored(tmp_path: Path, run: Path) -> None:
     certificate, resources = bmc.make_certificate(tmp_path), bmc.old_schema()
     with sushy(bmc.write_mockup(resources, tmp_path / "mockup"), certificate) as port:
         text = bmc_variables(port, certificate)

@@ -105,8 +105,8 @@ def test_percentile_is_among_accepted_parts_of_the_same_model_driver_and_stage(f
     assert others == [None] * 4
 
 
-def test_rack_that_drifts_is_found_if_each_rack_has_runs_of_its_own(tmp_path: Path) -> None:
-    """A run then has no other rack to compare with, and the seasons change the figure by 2 %."""
+def test_rack_that_drifts_is_found_if_each_run_has_only_one_rack(tmp_path: Path) -> None:
+    """Each run has only one rack, which cannot be compared with other racks. The seasons change the figure by 2 %."""
     simulated = FleetHistory(racks=6, hosts=3, gpus=4, months=10, seed=2)
     for rows in simulated.rack_runs():
         add_run(tmp_path, rows)

@@ -1,4 +1,4 @@
-"""Hosts in use: how schedulers drain and resume them, their records and the notification, and `rackproof revalidate`."""
+"""Test revalidation: draining and resuming hosts by the scheduler, records of hosts in use, notifications, and the command."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def test_hosts_count_as_in_use_if_the_scheduler_does_not_answer(slurm: FakeSched
     )
 
 
-def test_node_in_use_is_resumed_at_once_and_the_others_at_the_end(slurm: FakeScheduler) -> None:
+def test_node_in_use_is_resumed_at_once_and_other_nodes_at_the_end(slurm: FakeScheduler) -> None:
     slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
     assert set(slurm.drain_or_ask()) == {"h2"}
     assert slurm.changes() == [drain("n1"), drain("n2"), resume("n2")]
@@ -252,7 +252,7 @@ def test_drain_waits_for_running_jobs(slurm: FakeScheduler) -> None:
         assert slurm.drain_or_ask(wait_s=3.0) == {}
 
 
-def test_failed_resume_is_reported_and_can_be_repeated(slurm: FakeScheduler) -> None:
+def test_failed_resume_of_nodes_is_reported_and_can_be_repeated(slurm: FakeScheduler) -> None:
     slurm.drain_or_ask()
     (slurm.path / "program").rename(slurm.path / "moved")
     assert len(resume_all(slurm.run)) == 2
@@ -395,8 +395,8 @@ class Host:
 
         Args:
             lines: changes to the state of the fake GPUs
-            because: reason for which the scheduler says that the host is in use
-            claim: text of the run's lock.json, which identifies its operator; empty: the run has none
+            because: why the host is in use according to the scheduler; empty: not in use
+            claim: text of the lock.json of the run, which identifies the operator; empty: the run has no lock.json
         """
         scenario = nvml.write(self.path / "nvml.conf", "healthy-h200x4", *lines)
         command = [*RACKPROOF, "busy", f"--plan={self.path / 'plan.json'}", f"--run-dir={self.run}", "--host=h1"]
@@ -462,9 +462,9 @@ def test_record_states_how_many_reasons_it_omits(tmp_path: Path, library: Path) 
         (("gpu.0.ComputeRunningProcesses=4711",), {"rackproof_share_gpus": True}, "", 0),
         ((), {}, "Slurm job 1 of alice", 1),
     ],
-    ids=["processes cannot be read", "MIG", "shared by the inventory", "scheduler"],
+    ids=["processes cannot be read", "MIG", "inventory shares GPUs", "scheduler job"],
 )
-def test_host_is_busy_only_if_others_use_its_gpus_or_this_is_unknown(
+def test_host_is_busy_only_if_its_gpus_are_in_use_or_their_use_is_unknown(
     tmp_path: Path, library: Path, lines: tuple[str, ...], variables: dict[str, Any], because: str, code: int
 ) -> None:
     done = Host(tmp_path, library, **variables).busy(*lines, because=because)
@@ -617,7 +617,7 @@ def test_notification_is_printed_only_for_requested_decisions(
 
 
 def test_notification_names_every_failed_host(tmp_path: Path) -> None:
-    """The text also has hosts without a cause, and the reasons of an older report that has no causes."""
+    """The text also names failed hosts without a cause. For an older report without causes, the text has the reasons."""
     report, plan = judged(tmp_path, lambda plan, directory: None)
     lines = {
         "count": "Hosts: 0 of 3 accepted",
@@ -714,7 +714,7 @@ if sys.argv[-1].endswith("revalidate.yml"):
 """
 """Fake ansible-playbook: logs the playbook, the run ID and the inventory.
 
-If the playbook is revalidate.yml, it also copies the files of `made`, which is next to it, to the run directory.
+If the playbook is revalidate.yml, also copies the files in `made`, a directory beside this program, to the run directory.
 """
 
 
