@@ -28,7 +28,7 @@ def delivered(record: Record, host: str) -> Record:
 
 
 def report(**records: tuple[Record, ...]) -> FleetReport:
-    """Return the report of the healthy fleet in which these hosts have other records."""
+    """Return the report on the healthy fleet after the records of these hosts were replaced."""
     evidence = HEALTHY | {host: Evidence(records=of_host) for host, of_host in records.items()}
     return merge(PLAN, evidence, read_packs([]))
 
@@ -116,11 +116,11 @@ def test_record_is_foreign_only_if_all_gpus_and_adapters_differ() -> None:
     records = tuple(with_adapter(record, "b8ce:f603:00aa:0001") for record in (alone, other))
     assert with_foreign_records(Evidence(records=records)).foreign == ()
     assert with_foreign_records(Evidence(records=(alone, other))).foreign == (other,)
-    # A record without GPUs is not of another machine.
+    # A record without GPUs is not foreign.
     assert with_foreign_records(Evidence(records=(alone, replace(gang, gpus=())))).foreign == ()
 
 
-# Identities alone, without a report
+# ---- duplicate identities, without a report ----
 
 
 SMALL = one_figure_plan("h1")
@@ -128,7 +128,7 @@ Fleet = dict[str, Evidence]
 
 
 def part(serial: str, uuid: str | None = None, index: int = 0) -> Gpu:
-    """Return a GPU with this serial and, unless given, a UUID of its own."""
+    """Return a GPU with this serial and UUID (default: a UUID that contains the serial)."""
     return replace(
         builders.gpu("h1", index), index=index, serial=serial, uuid=f"GPU-{serial}" if uuid is None else uuid
     )
@@ -146,7 +146,7 @@ def machine(*serials: str, guid: str = "", mac: str = "") -> Evidence:
 
 
 def known(fleet: Fleet, *, adapters: bool = True) -> DuplicateSerials:
-    """Return the identities that the hosts report; `adapters`: including those of adapters and interfaces."""
+    """Return the identities that the hosts report; `adapters`: whether to include those of adapters and interfaces."""
     serials = DuplicateSerials()
     for host, evidence in fleet.items():
         serials.add(host, evidence, adapters=adapters)
@@ -158,7 +158,7 @@ def verdicts(fleet: Fleet) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("identity", [{"guid": "b8ce:f603:00aa:0001"}, {"mac": "b8:ce:f6:aa:00:01"}])
-def test_adapters_count_unless_hosts_may_share_them(identity: dict[str, str]) -> None:
+def test_hosts_with_the_same_adapter_are_duplicates_unless_adapters_are_excluded(identity: dict[str, str]) -> None:
     fleet = {"h1": machine("A", **identity), "h2": machine("B", **identity)}
     assert known(fleet).hosts() == {"h1", "h2"}
     assert known(fleet, adapters=False).hosts() == set()
@@ -278,7 +278,7 @@ def test_interfaces_of_one_host_may_share_an_address() -> None:
 
 
 def with_gang_record(own: Evidence, other: Evidence) -> Evidence:
-    """Return a host with its own record, and a gang record of what may be another machine."""
+    """Return a host with the host record of `own` and, as its gang record, the record of `other`."""
     return with_foreign_records(Evidence(records=(*own.records, replace(other.records[0], gang="g"))))
 
 

@@ -108,7 +108,7 @@ def criteria_on(*names: str) -> tuple[Criterion, ...]:
 
 
 def snapshots(values: Iterable[Metric], last: Iterable[Metric]) -> tuple[Snapshot, ...]:
-    """Return the snapshots of a run, with the readings `values`, or `last` in the last one."""
+    """Return the snapshots of a run. The last snapshot has the readings `last`, the earlier ones have `values`."""
     phases = (("preflight", "before", values), ("benchmark", "before", values), ("benchmark", "after", last))
     return tuple(
         Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{number}Z", duration_s=0.1, metrics=tuple(metrics))
@@ -117,7 +117,7 @@ def snapshots(values: Iterable[Metric], last: Iterable[Metric]) -> tuple[Snapsho
 
 
 def not_passing(plan: Plan, packs: tuple[Pack, ...], evidence: Mapping[str, Evidence]) -> set[tuple[str, ...]]:
-    """Return criterion, name, host and scope of what does not pass."""
+    """Return criterion, name, host and scope of each verdict that is not a pass."""
     verdicts = judge(plan, evidence, packs)
     return {(item.criterion, item.name, item.host, item.scope) for item in verdicts if item.verdict != PASS}
 
@@ -129,7 +129,7 @@ def not_passing(plan: Plan, packs: tuple[Pack, ...], evidence: Mapping[str, Evid
 def record_of(host: str) -> Record:
     """Return the record of a host. `evidence_of` replaces its snapshots.
 
-    The record has a skipped figure as the reason why its RDMA ports have no figures. Without a reason, they would not pass.
+    Its skipped figure states why the RDMA ports have no figures. Without a reason, the ports would not pass.
     """
     gpus = tuple(
         replace(builders.gpu(host, index), name=GPU_NAME, pci_bus_id=f"0000{links.GPUS[index]}") for index in range(8)
@@ -193,7 +193,7 @@ def bad_values(metric: Metric, value: Value) -> Iterator[Value]:
 
 
 def with_healthy_values(metric: Metric) -> Metric:
-    """Return the reading with a healthy value: the boolean in `prefer` of a criterion, else the host's, else `healthy_value`."""
+    """Return the reading with a healthy value: a boolean `prefer` of a criterion, else the host's value, else `healthy_value`."""
     preferred = [item.prefer for item in criteria_on(metric.name) if item.prefer is not None]
     if preferred and isinstance(preferred[0], bool):
         return replace(metric, values=dict.fromkeys(metric.values or metric.absent, preferred[0]), absent={})
@@ -203,7 +203,7 @@ def with_healthy_values(metric: Metric) -> Metric:
 
 
 def healthy_value(metric: Metric) -> Value:
-    """Return the limit of a criterion, or 1 without one, as the value of a reading that the host does not support."""
+    """Return a healthy value for a reading that the host does not support: the limit of a criterion, or 1 without a limit."""
     for item in read_pack(MODEL).criteria:
         if item.matches_name(metric.name) and item.value is not None:
             return item.value
@@ -211,7 +211,7 @@ def healthy_value(metric: Metric) -> Value:
 
 
 def alterations(metric: Metric, scopes: Iterable[str]) -> Iterator[tuple[Metric, bool]]:
-    """Yield the reading with bad values in these scopes, and whether they are bad only in the last snapshot of the run."""
+    """Yield the reading with bad values in these scopes, and whether the values are bad only in the last snapshot of the run."""
     chosen = list(scopes)
     if metric.name in UNIQUE:
         yield (
@@ -230,7 +230,7 @@ def alterations(metric: Metric, scopes: Iterable[str]) -> Iterator[tuple[Metric,
 
 @dataclass(frozen=True)
 class Healthy:
-    """A fleet of healthy hosts with few readings, and what does not pass on them.
+    """A fleet of healthy hosts with few readings, and the verdicts on them that are not passes.
 
     The readings are `metric`, those that its criteria group by, and all of PORTS if it is one of PORTS.
     """
@@ -257,7 +257,7 @@ def healthy_fleet(metrics: Mapping[str, Metric], name: str) -> Healthy:
 
 
 def criteria_that_find(healthy: Healthy, name: str, extent: str) -> set[str]:
-    """Return the criteria that no longer pass for the first bad value that any criterion finds; empty if none finds one."""
+    """Try bad values until a criterion finds one; return all criteria that find this value, or an empty set."""
     if name in EVENTS:
         scope, value = EVENTS[name]
         cases = [(replace(healthy.metric, values={scope: value}), False)]
@@ -269,7 +269,7 @@ def criteria_that_find(healthy: Healthy, name: str, extent: str) -> set[str]:
         after = not_passing(plan_and_packs().plan, healthy.packs, {**healthy.fleet, **changed}) - healthy.findings
         criteria = {item for item, reading, *_ in after if reading == name or reading.startswith("fabric_ports.")}
         if reason_of(name):
-            criteria -= {"plan"}  # impossible values are reported without a criterion
+            criteria -= {"plan"}  # not in a pack: it reports impossible values of any reading
         if criteria:
             return criteria
     return set()
@@ -303,7 +303,7 @@ def can_find(criterion: Criterion, extent: str) -> bool:
 @pytest.mark.parametrize("name", READINGS)
 def test_bad_reading_is_found_or_informational(metrics: Mapping[str, Metric], name: str) -> None:
     if reason_of(name) and not criteria_on(name):
-        return  # no criterion can find it
+        return  # without a criterion, a bad value cannot be found
     healthy = healthy_fleet(metrics, name)
     for extent in HOSTS_WITH_FAULT:
         if reason_of(name):
@@ -329,7 +329,7 @@ def test_each_reason_of_throttling_is_judged_or_informational(name: str, throttl
 
 
 def complete_fleet(metrics: Mapping[str, Metric], **changed: Mapping[str, Metric]) -> set[tuple[str, ...]]:
-    """Return what does not pass on hosts with all readings; `changed`: host -> its readings that differ."""
+    """Return the verdicts that are not passes on hosts with all readings. `changed`: host -> its readings that differ."""
     healthy = {name: metric for name, metric in metrics.items() if name not in EVENTS}
     packs = (replace(plan_and_packs().packs[0], criteria=criteria_on(*READINGS)),)
     evidence = {host: evidence_of(host, {**healthy, **changed.get(host, {})}) for host in HOSTS}
@@ -337,7 +337,7 @@ def complete_fleet(metrics: Mapping[str, Metric], **changed: Mapping[str, Metric
 
 
 def test_healthy_fleet_of_complete_hosts_has_no_finding(metrics: Mapping[str, Metric]) -> None:
-    """Findings on events are left out: the healthy host recorded none, so their criteria have no reading."""
+    """Findings on the readings EVENTS are left out: healthy hosts do not have these readings, so criteria on them cannot pass."""
     assert {item for item in complete_fleet(metrics) if item[1] not in EVENTS} == set()
 
 
@@ -383,7 +383,7 @@ def measuring_plan() -> Plan:
 
 @cache
 def planned_figures() -> Mapping[tuple[str, tuple[tuple[str, Value], ...]], tuple[Expectation, ...]]:
-    """Return name and settings of each figure -> what the plan expects of it."""
+    """Return name and settings of each figure -> the observations that the plan expects."""
     figures: dict[tuple[str, tuple[tuple[str, Value], ...]], list[Expectation]] = {}
     for item in measuring_plan().expected:
         figures.setdefault((item.name, settings_of(item)), []).append(item)
@@ -406,12 +406,12 @@ def only_links(snapshot: Snapshot) -> Snapshot:
 
 
 def in_all_records(evidence: Evidence, change: Any) -> Evidence:
-    """Return the evidence with every figure changed, those of the gang included."""
+    """Return the evidence after `change` of every figure in the host record and in the gang record."""
     return builders.with_observations(builders.with_observations(evidence, change), change, gang=True)
 
 
 def with_details(item: Observation) -> Observation:
-    """Return the figure so that it passes: with a bandwidth that fits the fabric, or the parameters that its criterion needs."""
+    """Return the figure with the bandwidth of the fabric, or with the parameters of its criterion, so that it passes."""
     if item.name == "pairs.bandwidth":
         return replace(item, value=4.0e10)
     if item.name == "fashion_mnist.accuracy":
@@ -420,7 +420,7 @@ def with_details(item: Observation) -> Observation:
 
 
 def changes(scope: str) -> Iterator[Any]:
-    """Yield functions that change the figures of this scope (empty: of all scopes) to bad values in either direction."""
+    """Yield functions that change figures of this scope (empty: of all scopes) to bad values: too low, too high or different."""
     for factor in (0.02, 100.0, None):
 
         def change(item: Observation, factor: float | None = factor) -> Observation:
@@ -437,7 +437,7 @@ def changes(scope: str) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class HealthyFigure:
-    """Hosts with the figures of one name and settings, and what does not pass on them."""
+    """Hosts with the figures of one name and settings, and the verdicts on them that are not passes."""
 
     plan: Plan
     criteria: tuple[Criterion, ...]
@@ -468,7 +468,7 @@ def test_bad_figure_is_found_or_informational(name: str, settings: tuple[tuple[s
 
 
 def criteria_that_find_a_figure(healthy: HealthyFigure, name: str, extent: str) -> set[str]:
-    """Return the criteria that no longer pass for the first bad value that any criterion finds; empty if none finds one."""
+    """Try bad values until a criterion finds one; return all criteria that find this value, or an empty set."""
     scopes = [item.scope for item in healthy.fleet["h1"].benchmarks() if item.name == name]
     for change in changes(scopes[0] if extent == "one part" else ""):
         changed = {host: in_all_records(healthy.fleet[host], change) for host in HOSTS[: HOSTS_WITH_FAULT[extent]]}
@@ -479,7 +479,7 @@ def criteria_that_find_a_figure(healthy: HealthyFigure, name: str, extent: str) 
 
 
 def test_every_output_of_the_catalogue_is_planned_judged_or_informational() -> None:
-    """The tests above do not cover figures that the profile does not measure, or that only some kernels have."""
+    """The tests above do not cover figures that the profile does not measure, or that some healthy hosts do not have."""
     outputs = {output.name for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
     planned = {name for name, _ in planned_figures()}
     missing = {

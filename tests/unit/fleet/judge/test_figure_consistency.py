@@ -54,7 +54,7 @@ GEMM = figure("gemm.throughput", 5e14, dtype="bf16", size=8192, world_size=2)
     ],
     ids=["same figure twice", "other device", "other parameters", "other stage"],
 )
-def test_figure_is_in_the_record_once_for_each_launch(other: dict[str, Any], expected: list[Problem]) -> None:
+def test_figure_may_be_in_the_record_only_once_for_each_launch(other: dict[str, Any], expected: list[Problem]) -> None:
     twice = [("gemm.throughput", "gpu=0", "the record has this figure 2 times")]
     assert problems(GEMM, replace(GEMM, **other)) == (expected if other else twice)
 
@@ -237,7 +237,7 @@ def on_gpus(*values: Any, name: str = "gemm.throughput") -> list[Observation]:
         ((2.1e14,), []),
     ],
 )  # fmt: skip
-def test_rate_of_a_device_is_at_most_twenty_times_that_of_the_others(
+def test_rate_of_a_device_is_at_most_twenty_times_the_rate_of_the_other_devices(
     values: Sequence[float], expected: list[tuple[str, str]]
 ) -> None:
     assert [(scope, reason) for _, scope, reason in problems(*on_gpus(*values))] == expected
@@ -248,7 +248,9 @@ def test_rate_of_a_device_is_at_most_twenty_times_that_of_the_others(
     ("values", "count"),
     [((1e-5, 2e-4, 2e-4), 0), ((1e-5, 2.1e-4, 2.1e-4), 1), ((1e-5, 1e-5, 2.1e-4), 0), ((1e-5, 2.1e-4), 1)],
 )
-def test_time_of_computation_is_at_least_a_twentieth_of_that_of_the_others(values: Sequence[float], count: int) -> None:
+def test_computation_time_is_at_least_a_twentieth_of_the_time_on_the_other_devices(
+    values: Sequence[float], count: int
+) -> None:
     assert len(problems(*on_gpus(*values, name="straggler.compute"))) == count
 
 
@@ -272,7 +274,7 @@ def test_figure_below_its_lowest_credible_value_is_reported(name: str, lowest: f
 
 
 def launched(*ranks: int) -> HostView:
-    """Return a host of a gang of eight hosts whose record has one launch of the gang for each of these numbers of ranks."""
+    """Return a host of a gang of eight. Its record has one launch of the gang with each of these numbers of ranks."""
     names = tuple(f"h{number}" for number in range(1, 9))
     plan = replace(builders.plan(*names, profile="smoke", gpu_count=1), rehearsal=False)
     launches = tuple(builders.launch("gang", names[:count]) for count in ranks)
@@ -417,7 +419,7 @@ def loading(
     """Return the figures of a data loader and of a training.
 
     Args:
-        stated: `dataloader.sufficiency`.
+        stated: value of `dataloader.sufficiency`.
         loaded: throughput of the loader.
         trained: throughput of the training.
         loader_batch: batch size of the loader.
@@ -486,7 +488,7 @@ def test_benchmarks_take_no_longer_than_their_launches(times: Sequence[float], c
     assert problems(*[replace(item, status=SKIPPED, value=None, reason="no") for item in items]) == []
 
 
-def test_every_figure_of_a_benchmark_must_state_the_number_of_ranks_if_one_does() -> None:
+def test_every_figure_of_a_benchmark_must_state_the_number_of_ranks_if_any_figure_does() -> None:
     bare = replace(GEMM, scope="gpu=1", params={"dtype": "bf16", "size": 8192})
     assert "it does not state how many ranks measured it" not in reasons(bare)
     items = [
@@ -525,7 +527,7 @@ FLOOR = criterion(
 )  # fmt: skip
 
 
-def test_impossible_value_is_reported_with_that_of_the_datasheet() -> None:
+def test_impossible_value_is_reported_with_the_value_of_the_datasheet() -> None:
     view = host_view(PLAN, packs=[pack(FLOOR, datasheet={"flops": {"bf16": 1e15}})])
     shared = {"dtype": "bf16", "size": 8192}
     assert reasons(figure("gemm.throughput", 5e14, **shared), view=view) == []

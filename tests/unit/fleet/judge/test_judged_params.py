@@ -1,4 +1,4 @@
-"""A figure that lacks a parameter by which a criterion selects figures is reported, because the criterion would not judge it."""
+"""Criteria select figures by parameters. A figure without such a parameter is reported, because no criterion would judge it."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_criteria_select_only_by_parameters_of_the_catalogue() -> None:
         assert criterion.where.keys() <= parameters(output, benchmark).keys() | output.over.keys()
 
 
-def test_figure_may_lack_the_parameter_nvls_if_it_was_not_measured_whether_nccl_uses_nvls() -> None:
+def test_figure_may_lack_the_parameter_nvls_if_the_use_of_nvls_was_not_measured() -> None:
     criterion = next(item for item, _ in SELECTING if "nvls" in item.where)
     figure = builders.observation(criterion.name, 1.0, **{key: bound(item) for key, item in criterion.where.items()})
     without = replace(figure, params={key: value for key, value in figure.params.items() if key != "nvls"})
@@ -118,7 +118,7 @@ def test_all_reduce_without_the_parameter_nvls_is_reported() -> None:
     assert not any("does not state" in reason for reason in healthy)
 
 
-def test_copies_that_state_more_gpus_than_the_host_has_are_reported() -> None:
+def test_copy_is_reported_if_it_states_more_gpus_than_the_host_has() -> None:
     def change(item: Observation) -> Observation:
         return replace(item, params={**item.params, "devices": 9}) if "devices" in item.params else item
 

@@ -1,4 +1,7 @@
-"""NVLink domains of several hosts: one cause names the host at fault. Hosts without a domain are not judged."""
+"""Test the verdicts on NVLink domains of several hosts: one cause names the host at fault. Hosts without a domain are not judged.
+
+IMEX is NVIDIA's daemon that joins the hosts of an NVLink domain.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ def with_transport(item: Observation, transport: str) -> Observation:
 def evidence(
     plan: Plan, change: Callable[[dict[str, Readings]], None], transport: str = "P2P/MNNVL"
 ) -> dict[str, Evidence]:
-    """Return the evidence of a healthy domain after `change` of the readings, which are keyed by host."""
+    """Return the evidence of a healthy domain after `change` was applied to the readings (host -> readings)."""
     readings = {host.name: healthy(host.name) for host in plan.hosts}
     change(readings)
     result = {}
@@ -363,7 +366,7 @@ def test_hosts_without_a_domain_are_not_judged(transport: str) -> None:
     assert not_passing(verdicts) == set()
 
 
-# ---- XID 149 on one GPU, 145 on all others of the domain ----
+# ---- XID 149 on one GPU, XID 145 on all other GPUs of the domain ----
 
 PCI = {"gpu=0": "0000:00:00.0", "gpu=1": "0000:01:00.0"}
 

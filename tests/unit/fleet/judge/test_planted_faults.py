@@ -23,7 +23,7 @@ def measured(profile: str, planned: str = "standard", **repetitions: int) -> dic
     """Return test -> comparison of a profile, computed from a run of two GPUs. GPU 1 makes half as many repetitions as GPU 0.
 
     Args:
-        profile: the profile whose comparisons are computed.
+        profile: profile whose comparisons are returned.
         planned: profile of the run.
         repetitions: workload -> repetitions of GPU 0.
     """

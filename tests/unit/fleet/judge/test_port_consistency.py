@@ -31,7 +31,7 @@ def of_ports(rate: float = RATE, guids: Any = GUIDS, width: int = 4) -> list[Met
 
 
 def changed(name: str, change: Change, *, partner: str = "", **params: Any) -> dict[str, Sequence[Observation]]:
-    """Return the figures of a fleet, with one figure of PORT of h1 changed: that with `partner`; empty: without a partner."""
+    """Return the figures of a fleet after `change` of one figure of PORT on h1. `partner`: its partner; empty: it has none."""
     figures = fleet()
     scope = f"{PORT},partner={partner}" if partner else PORT
     wanted = next(item for item in figures["h1"] if item.name == f"verbs.{name}" and item.scope == scope
@@ -58,7 +58,7 @@ def with_param(key: str, value: Any) -> Change:
         (changed("best_ratio", scaled(1.02)), PORT),
         (changed("best_ratio", with_param("partners", 3)), PORT),
     ],
-    ids=["bandwidth", "bandwidth both ways", "share", "mtu", "mtu of another test", "best share", "number of partners"],
+    ids=["bandwidth", "bandwidth both ways", "rate ratio", "mtu", "mtu of latency", "best ratio", "number of partners"],
 )
 @pytest.mark.parametrize("metrics", [of_ports(), []], ids=["with readings", "without readings"])
 def test_figure_that_contradicts_another_is_inconclusive(

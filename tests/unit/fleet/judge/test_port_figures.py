@@ -40,7 +40,7 @@ def figure(name: str, value: float, port: int, stage: str = "benchmark", **setti
 
 
 def healthy_port(port: int, host: str = "h1") -> list[Observation]:
-    """Return what the profile `standard` measures of a healthy port: alone, and with each of the other hosts."""
+    """Return the figures of a healthy port in the profile `standard`: of the host alone, and with each of the other hosts."""
     return [
         *transfers(port, {"memory": "host"}), *transfers(port, {"memory": "gpu"}),
         figure("latency", 2e-6, port, sharing="alone"), figure("message_rate", 4e6, port, sharing="alone"),
@@ -67,7 +67,7 @@ def with_partner(port: int, host: str, other: str) -> list[Observation]:
 
 
 def absent(status: str, reason: str, scope: str = "host") -> Observation:
-    """Return a bandwidth without a value, with this status and reason."""
+    """Return an observation of the bandwidth that has this status and reason in place of a value."""
     return Observation(name="verbs.bandwidth", scope=scope, stage="benchmark", unit="B/s", status=status, reason=reason)
 
 
@@ -91,8 +91,8 @@ def findings(
     Args:
         figures: host -> its figures.
         readings: readings that are added to every snapshot of every record.
-        members: the hosts in the launch of the gang. The others have no record of it.
-        of: how the names of the judged observations begin.
+        members: the hosts in the launch of the gang. Other hosts have no gang record.
+        of: prefix of the names of the judged observations.
         last: readings that the last snapshot of every record gets in place of `readings`; empty: it gets `readings` too.
         variables: variables of the inventory.
     """
@@ -125,7 +125,7 @@ def findings(
 
 
 def fleet(**changed: Observation) -> dict[str, Sequence[Observation]]:
-    """Return the figures of healthy hosts with two ports each. `changed`: host -> a figure that replaces its healthy one."""
+    """Return the figures of healthy hosts with two ports each. `changed`: host -> a figure that replaces the healthy figure."""
     healthy = {host: [*healthy_port(0, host), *healthy_port(1, host)] for host in HOSTS}
     for host, bad in changed.items():
         healthy[host] = [*(item for item in healthy[host] if figure_key(item) != figure_key(bad)), bad]
@@ -173,7 +173,7 @@ def test_bad_figure_fails_the_criteria_of_this_figure_only(bad: Observation, cri
     assert found == {("h2", "hca=mlx5_1,port=1", criterion, "fail") for criterion in criteria}
 
 
-def test_nothing_is_required_of_a_host_without_ports_or_perftest() -> None:
+def test_host_without_ports_or_perftest_needs_no_figures_of_ports() -> None:
     assert findings({}) == set()
     skipped = absent("skipped", "ib_write_bw not found")
     unsupported = absent("unsupported", "the port has no link", "hca=mlx5_0,port=1")
@@ -193,7 +193,7 @@ def test_host_that_measured_too_few_ports_is_inconclusive(ports: int, variables:
     figures = {host: [item for port in range(ports) for item in healthy_port(port, host)] for host in HOSTS}
     found = findings(figures, rackproof_verbs_required=True, **variables)
     assert found == ({(host, "host", "plan", INCONCLUSIVE) for host in HOSTS} if missing else set())
-    assert findings(figures, **variables) == set(), "without the variable nothing is required"
+    assert findings(figures, **variables) == set(), "without the variable, no port is required"
 
 
 def verdicts_on_required_ports(
@@ -234,10 +234,10 @@ def links_of(**layers: tuple[str, float, bool]) -> list[Metric]:
 def test_required_port_that_was_not_measured_is_named_if_an_observation_states_the_reason() -> None:
     assert verdicts_on_required_ports(1, DOWN) == {("h1", DOWN.scope)}
     assert verdicts_on_required_ports(1, absent("error", "no result within 21 s", DOWN.scope)) == {("h1", DOWN.scope)}
-    assert verdicts_on_required_ports(2, SLOW) == set(), "as many as required were measured"
+    assert verdicts_on_required_ports(2, SLOW) == set(), "as many ports as required were measured"
 
 
-def test_missing_ports_without_a_reason_of_their_own_are_reported_on_their_host() -> None:
+def test_missing_ports_are_reported_on_the_host_if_no_observation_of_a_port_states_the_reason() -> None:
     of_host = absent("skipped", "ib_write_bw not found")
     assert verdicts_on_required_ports(0, of_host) == {("h1", "host")}
     assert verdicts_on_required_ports(1, DOWN, wanted=3) == {("h1", DOWN.scope), ("h1", "host")}
@@ -323,7 +323,7 @@ def test_active_port_with_neither_figures_nor_a_reason_is_inconclusive(layer: st
 
 
 def test_host_without_any_figure_of_its_active_ports_is_inconclusive() -> None:
-    """Even if no host has a figure: a run that lost all figures must not be accepted."""
+    """This holds even if no host has a figure, because a run that lost all figures must not be accepted."""
     ports = {"hca=mlx5_0,port=1", PORT}
     assert findings({}, readings()) == {(host, port, "plan", INCONCLUSIVE) for host in HOSTS for port in ports}
 
@@ -334,7 +334,7 @@ def test_host_without_any_figure_of_its_active_ports_is_inconclusive() -> None:
         (("benchmark", "gang"), absent("skipped", "ib_write_bw not found")),
         (("benchmark", "gang"), absent("unsupported", "not a port of the fabric", PORT)),
     ],
-    ids=["perftest is missing", "not of the fabric"],
+    ids=["perftest is missing", "port outside the fabric"],
 )
 def test_no_figure_is_required_of_a_port_if_an_observation_states_the_reason(
     stages: Sequence[str], instead: Observation

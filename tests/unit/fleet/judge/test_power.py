@@ -91,7 +91,7 @@ def test_without_noise_the_smallest_detected_slowdown_reaches_down_to_the_floor(
 def test_run_to_run_noise_causes_false_alarms_and_hides_slowdowns() -> None:
     """Runs at 790, 800 and 810 TFLOP/s: the median absolute deviation is 10.
 
-    Sigma is 10 x 1.4826 x 1.495: the last factor corrects for having only three values.
+    Sigma is 10 x 1.4826 x 1.495. The last factor is the correction for three values.
     """
     detection = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, FLOOR_PACK])
     gate, sigma = gate_of(detection), 1e13 * 1.4826 * 1.495
@@ -159,9 +159,9 @@ def test_noise_is_measured_on_the_judged_value() -> None:
 @pytest.mark.parametrize(
     ("values", "sigma"),
     [
-        ([100.0, 100.1, 80.0], 13.0),  # one slow run of three: sigma from the median deviation alone would be 0.22
+        ([100.0, 100.1, 80.0], 13.0),  # one slow run of three: sigma from the median absolute deviation would be 0.22
         ([100.0, 100.0, 100.0, 90.0], 5.4),
-        ([79.0, 80.0, 81.0], 2.2),  # the median deviation is larger than the standard deviation
+        ([79.0, 80.0, 81.0], 2.2),  # the median absolute deviation gives a larger sigma than the standard deviation
         ([100.0, 100.0], 0.0),
         ([100.0], 0.0),
     ],

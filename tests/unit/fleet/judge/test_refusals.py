@@ -24,7 +24,7 @@ def metric(name: str = POWER, why: str = "error: Unknown Error", scope: str = "g
 def refused(
     *snapshots: Metric, packs: tuple[Pack, ...] = (), more: tuple[Metric, ...] = ()
 ) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of each verdict. Each metric in `snapshots` becomes a snapshot, which has `more` too."""
+    """Return name, scope and reason of each verdict. There is one snapshot for each metric in `snapshots`; it also has `more`."""
     shots = [
         Snapshot(stage=f"stage{at}", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(item, *more))
         for at, item in enumerate(snapshots)
@@ -51,11 +51,11 @@ REFUSED = [(POWER, "gpu=0", "the driver refuses it: Unknown Error")]
     ],
     ids=[
         "refused",
-        "refused in the last snapshot",
-        "refused in the first one",
+        "refused only in the last snapshot",
+        "refused only in the first snapshot",
         "unsupported",
         "part of a GPU",
-        "not basic",
+        "not a basic reading",
     ],
 )
 def test_basic_reading_that_the_last_snapshot_refuses_is_inconclusive(
@@ -80,7 +80,7 @@ def test_refusal_by_a_gpu_that_needs_recovery_or_does_not_answer_is_not_reported
     assert refused(metric(), more=(other,)) == expected
 
 
-def test_refusal_is_reported_if_only_an_earlier_snapshot_says_that_the_gpu_needs_recovery() -> None:
+def test_refusal_is_reported_if_the_gpu_needs_recovery_only_in_an_earlier_snapshot() -> None:
     needs = Metric(name="gpu.recovery_action", unit="1", values={"gpu=0": "reset"})
     first = Snapshot(stage="preflight", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(needs,))
     last = Snapshot(

@@ -20,7 +20,7 @@ def metric(name: str, values: dict[str, Any], **absent: str) -> Metric:
 
 
 def problems(*snapshots: list[Metric]) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of each problem of a record with one snapshot for each of these lists of readings."""
+    """Return name, scope and reason of each problem of a record. Each list of readings becomes a snapshot of the record."""
     shots = tuple(
         Snapshot(
             stage="benchmark", phase="before", at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=tuple(metrics)
@@ -102,7 +102,9 @@ def test_count_includes_parts_without_a_value(stated: Any, reason: str) -> None:
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(1, True), (2, False), (40, False), (41, True)])
-def test_snapshot_without_the_list_of_attachable_parts_may_count_more_parts(stated: int, is_wrong: bool) -> None:
+def test_snapshot_without_a_list_of_interfaces_may_count_up_to_twenty_times_as_many(
+    stated: int, is_wrong: bool
+) -> None:
     found = problems([NICS], [metric("network.nic_count", {"host": stated})])
     assert found == (
         [("network.nic_count", "host", f"is {stated}, but network.operstate was read for 2")] if is_wrong else []
@@ -110,7 +112,7 @@ def test_snapshot_without_the_list_of_attachable_parts_may_count_more_parts(stat
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(0, True), (1, False), (2, False), (3, True)])
-def test_count_of_other_parts_must_be_in_the_range_that_the_lists_of_all_snapshots_give(
+def test_gpu_count_must_be_between_the_lowest_and_highest_number_of_gpus_in_other_snapshots(
     stated: int, is_wrong: bool
 ) -> None:
     two = metric("gpu.uuid", {"gpu=0": "a", "gpu=1": "b"})

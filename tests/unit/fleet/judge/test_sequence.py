@@ -72,7 +72,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
         snapshots(lambda items: (items[0], replace(items[0], phase="after"), *items[1:])),
         "the snapshots of the stage are not in order: before, after",
     ),
-    "second after without a second before": (
+    "two snapshots after the stage, but one before it": (
         True,
         snapshots(lambda items: (*items, items[1])),
         "the snapshots of the stage are not in order: before, after, after",
@@ -106,7 +106,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
         ),
         f"a launch began at {builders.WHEN} and took 100 s, but the next one began at {LATER}",
     ),
-    "two snapshots of one moment": (
+    "two snapshots with the same time": (
         False,
         snapshots(lambda items: timed(items, f"{LATER[:-1]}.1Z", f"{LATER[:-1]}.2Z", f"{LATER[:-1]}.2Z")),
         "the snapshots before benchmark and after benchmark have the same time",
@@ -279,7 +279,7 @@ def test_rounds_of_a_soak_must_be_in_order_and_complete(kind: str) -> None:
     assert reasons(changed(change)) == expected
 
 
-def test_time_that_is_not_valid_is_left_to_the_check_of_times() -> None:
+def test_invalid_time_is_not_a_wrong_order() -> None:
     evidence = changed(snapshots(lambda items: timed(items, "today", LATER, "0000")))
     assert reasons(evidence) == []
 
@@ -311,7 +311,7 @@ def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> Non
 
 
 def two_launches(seconds: float, *, later: str = LATER) -> Change:
-    """Return a change: the first launch takes `seconds`, and a second one begins at `later` (default: 10 s after the first)."""
+    """Return a change to two launches: the first takes `seconds`, the second begins at `later` (10 s after the first began)."""
     return lambda record: replace(
         record,
         launches=(
@@ -370,7 +370,13 @@ AFTER = "the record has no snapshot after the last round of the soak"
         ([("before", "2026-11-21T03:00:00Z"), ("after", "2026-11-21T03:00:01Z")], "finished", [AFTER]),
         ([("before", builders.WHEN)], "failed", []),
     ],
-    ids=["snapshot after", "only during", "during is the last", "all before the last round", "failed round"],
+    ids=[
+        "snapshot after",
+        "only a snapshot during",
+        "last snapshot during",
+        "snapshots before the round",
+        "failed round",
+    ],
 )
 def test_successful_last_round_of_a_soak_must_have_a_snapshot_after_it(
     taken: list[tuple[str, str]], outcome: str, expected: list[str]
@@ -387,7 +393,7 @@ def test_successful_last_round_of_a_soak_must_have_a_snapshot_after_it(
     assert [reason for reason in found if reason == AFTER] == expected
 
 
-def test_gpus_are_compared_only_if_a_launch_finished() -> None:
+def test_gpus_of_two_records_are_compared_only_if_a_launch_with_ranks_finished() -> None:
     def one_gpu(outcome: str, ranks: bool) -> Change:
         return lambda record: replace(
             record,
@@ -409,7 +415,7 @@ def test_gpus_are_compared_only_if_a_launch_finished() -> None:
     assert lacks not in reasons(changed(one_gpu("finished", False), gang=True))
 
 
-def test_gpus_that_a_record_lacks_are_in_the_order_of_their_indexes() -> None:
+def test_missing_gpus_are_reported_in_the_order_of_their_indexes() -> None:
     plan = builders.plan("h1", profile="smoke", gpu_count=9, rackproof_gang="none")
     evidence = builders.evidence(plan)
     host, *others = evidence["h1"].records
