@@ -49,7 +49,7 @@ class SimulatedGang:
     bad: set[str] = field(default_factory=set)
     """Every launch with one of these hosts fails, and no culprit is reported."""
     bad_links: list[frozenset[str]] = field(default_factory=list)
-    """Every launch with both hosts of a pair fails, and no culprit is reported."""
+    """Pairs of hosts. Every launch with both hosts of a pair fails, and no culprit is reported."""
     culprit: Callable[[LaunchPlan], Culprit | None] = lambda start: None
     """The culprit that the heartbeats report for a launch."""
     unable: Mapping[str, int] = field(default_factory=dict)
@@ -228,7 +228,7 @@ def test_every_launch_stays_in_the_record() -> None:
     assert launches == {"h1": ["failed", "finished"], "h2": ["failed"], "h3": ["failed", "finished"]}
 
 
-def test_lost_host_is_reported_by_the_others_and_not_launched_again() -> None:
+def test_lost_host_is_reported_by_the_other_hosts_and_not_launched_again() -> None:
     lost = culprit_of("host_silent", "h3")
     gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(lost))
     first = gang.decide()
@@ -321,7 +321,7 @@ def test_probes_find_the_bad_host_if_no_culprit_is_reported(size: int) -> None:
     assert max_probes <= math.log2(size) + 3
 
 
-def test_only_one_host_of_a_bad_link_is_excluded_but_both_fail() -> None:
+def test_only_one_host_of_a_bad_link_is_excluded_but_both_hosts_fail() -> None:
     gang = SimulatedGang(plan(*(f"h{number}" for number in range(6))), bad_links=[frozenset(("h1", "h4"))])
     gang.run_all()
     assert gang.full_launches() == [("h0", "h1", "h2", "h3", "h4", "h5"), ("h0", "h1", "h2", "h3", "h5")]
@@ -331,7 +331,7 @@ def test_only_one_host_of_a_bad_link_is_excluded_but_both_fail() -> None:
 
 
 @pytest.mark.parametrize("names", [("h1", "h2", "h3", "h4"), ("h1", "h2")])
-def test_failed_launch_without_culprit_is_repeated_if_probes_work(names: tuple[str, ...]) -> None:
+def test_failed_launch_without_a_culprit_is_repeated_if_its_probes_work(names: tuple[str, ...]) -> None:
     """A gang of two hosts has no probes; its failed launch is repeated too."""
     gang = SimulatedGang(plan(*names), flaky=1)
     assert gang.run_all().excluded == {}
@@ -404,7 +404,7 @@ def test_host_that_started_no_rank_is_excluded_for_the_reason_in_its_record(kind
     ]
     assert gang.run_all().excluded == {"h2": busy}
     assert gang.full_launches() == [("h1", "h2", "h3"), ("h1", "h3")]
-    assert faults(gang.report()) == set(), "only other hosts can report a fault of the launch"
+    assert faults(gang.report()) == set(), "a host that started no rank has no fault of the launch"
     assert decisions(gang.report()) == {"h1": "accepted", "h2": "incomplete", "h3": "accepted"}
 
 
@@ -430,8 +430,8 @@ def test_host_with_a_rank_without_device_is_excluded_at_once(
 
 
 @pytest.mark.parametrize(("host", "since"), [("h2", 2), ("h2", 3), ("h3", 5)])
-def test_device_that_is_missing_in_a_probe_excludes_only_its_host(host: str, since: int) -> None:
-    """The first launch fails without a culprit, as when a GPU dies. In a later probe the host reports the missing device."""
+def test_only_the_host_that_lacks_a_device_in_a_probe_is_excluded(host: str, since: int) -> None:
+    """The first launch fails without a culprit, as if a GPU had died. In a later probe, the host reports the missing device."""
     gang = SimulatedGang(plan("h1", "h2", "h3", "h4"), flaky=1, unable={host: since})
     assert gang.run_all().excluded == {host: f"host {host}: rank_unable"}
     assert decisions(gang.report()) == {**dict.fromkeys(("h1", "h2", "h3", "h4"), "accepted"), host: "incomplete"}
@@ -491,7 +491,7 @@ def test_decision_depends_only_on_the_records_and_a_finished_gang_is_not_launche
         for start in starts:
             gang.launch(start)
     assert gang.decide().launches == ()
-    gang.unreachable = {"h4"}  # after its figures were fetched
+    gang.unreachable = {"h4"}  # the figures of h4 were fetched before
     assert gang.decide().launches == ()
 
 
@@ -564,7 +564,7 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
     assert rackproof("gangs", "--run-dir", run) == "nothing left to launch\nh2: host h2: rank_ended\n"
 
 
-def test_launch_survives_the_round_trip_through_a_record() -> None:
+def test_launch_is_unchanged_after_its_record_is_written_and_read() -> None:
     gang = SimulatedGang(plan("h1", "h2"))
     gang.run_all()
     launch = replace(gang.launches["h1"][0], culprit=culprit_of("rank_ended", "h2"))

@@ -95,7 +95,7 @@ def test_new_waiver_is_a_changed_waiver(run: Path) -> None:
 
 
 @pytest.mark.parametrize(("left_out", "state"), [(0, "not judged"), (3, "not listed")])
-def test_verdict_that_a_report_lacks_is_called_not_listed_if_this_report_leaves_verdicts_out(
+def test_missing_verdict_is_called_not_listed_if_the_report_omits_verdicts_else_not_judged(
     run: Path, left_out: int, state: str
 ) -> None:
     old, report = report_of(run), replace(judge_report(run, [], []), left_out=left_out)

@@ -83,7 +83,7 @@ def with_duplicate_serial(record: Record) -> Record:
 
 
 def without_gpu(record: Record) -> Record:
-    """Return the record without GPU 1, which neither driver nor PCI bus shows. Other hosts show which slot is empty."""
+    """Return the record of a host on which neither driver nor PCI bus shows GPU 1. Other hosts show which slot is empty."""
     counts = ("gpu.count", "gpu.pci_count")
     snapshots = tuple(
         replace(
@@ -124,8 +124,8 @@ def with_two_faulty_ports(record: Record) -> Record:
 
 
 def small_fleet(directory: Path, *faults: str, count: int = 10) -> Run:
-    """Write and load a fleet with few benchmarks. Its sixth (or last) host and those after it have one of the faults each."""
-    plan = fleets.plan(count, gpu_count=2, gangs=count % 8 != 1)  # no gangs if one would have a single host
+    """Write and load a fleet with few benchmarks. Each fault is on one host, from the sixth (or last) host on."""
+    plan = fleets.plan(count, gpu_count=2, gangs=count % 8 != 1)  # no gangs if a gang would have a single host
     kept = {"benchmark": ("gemm", "memory", "digest"), "gang": ("collective",)}
     plan = builders.with_benchmarks(
         plan, **{stage.name: {name: stage.benchmarks[name] for name in kept[stage.name]} for stage in plan.stages}
@@ -227,7 +227,7 @@ def full_report(run: Run) -> FleetReport:
 
 
 def launch_together(directory: Path, plan: Plan, members: dict[str, tuple[str, ...]]) -> None:
-    """Give the launches in the gang records of these hosts other members; `members`: host -> members."""
+    """Replace the members of the launches in gang records; `members`: host -> the new members in its record."""
     for name, together in members.items():
         for record in (record for record in fleets.records(plan, name) if record.gang):
             launches = tuple(replace(launch, members=together) for launch in record.launches)
@@ -312,7 +312,7 @@ def test_killed_process_is_an_error(tmp_path: Path) -> None:
         map_shares(_kill_own_process, run, [[("h1",)], [("h2",)]])
 
 
-def test_report_and_page_of_a_host_name_the_cable_of_each_faulty_port(tmp_path: Path) -> None:
+def test_cable_of_each_faulty_port_is_named_in_the_report_and_on_the_page_of_the_host(tmp_path: Path) -> None:
     plan = fleets.plan(3, gpu_count=2, gangs=False)
     name = plan.hosts[1].name
     ends = {"mlx5_0": ("leaf1", "swp1"), "mlx5_0/2": ("leaf2", "swp9")}

@@ -1,4 +1,4 @@
-"""No code parses sentences of a report: random texts in their place change nothing else in reports and notifications."""
+"""Test that no code parses sentences of a report: if random texts replace them, reports and notifications change only there."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class RandomTexts:
 
 
 def reworded(report: FleetReport, texts: RandomTexts) -> FleetReport:
-    """Return the report with every sentence replaced, except in summary lines of the kinds FIXED_LINES."""
+    """Return the report with every sentence replaced, except in summary lines of a kind in FIXED_LINES."""
     lines = tuple(
         line if line.kind in FIXED_LINES else replace(line, title=texts(line.title), text=texts(line.text))
         for line in report.acceptance.lines
@@ -84,7 +84,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> FleetReport:
 
 
 def tags(document: str) -> list[str]:
-    """Return the tags of an XML document, and those of their attributes that are counts or types; no other texts."""
+    """Return the tags of an XML document, and the attributes that are counts or types, without any other text."""
     return re.findall(r'</?[a-z-]+|(?:tests|failures|errors|skipped|type)="[^"]*"', document)
 
 

@@ -1,4 +1,4 @@
-"""Packages for a vendor: each has the evidence on one failed part, and no file is written outside the run directory."""
+"""Test the packages for vendors: each has the evidence on one failed part. No file is written outside the run directory."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def test_commands_that_repeat_the_failed_benchmarks_use_the_agent_of_the_host(ru
     ]
 
 
-def test_findings_have_value_limit_and_values_of_siblings(run: Path) -> None:
+def test_finding_has_its_value_its_limit_and_the_values_of_other_gpus(run: Path) -> None:
     findings = {item["criterion"]: item for item in package(run)["findings"]}
     floor = next(item for item in findings.values() if item["name"] == "memory.bandwidth")
     assert floor["value"] == 1.0e12 < floor["limit"]
@@ -188,7 +188,7 @@ def test_zip_contains_the_package_and_is_reproducible(run: Path) -> None:
     (run / "rma/h2-1/from-the-vendor.txt").write_text("RMA 4711")
     package(run, "--zip")
     assert archive.read_bytes() == first
-    assert (run / "rma/h2-1/from-the-vendor.txt").exists(), "files of other origin must be kept"
+    assert (run / "rma/h2-1/from-the-vendor.txt").exists(), "files that Rackproof did not write must be kept"
 
 
 def test_parts_are_selected_by_serial_or_host(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -244,7 +244,7 @@ def test_reason_needs_text_and_a_part_of_the_run(run: Path, capsys: pytest.Captu
     assert not (run / "rma").exists()
 
 
-def test_adapter_is_returned_by_its_node_guid(run: Path) -> None:
+def test_adapter_is_selected_by_its_node_guid(run: Path) -> None:
     record = slow_record(PLAN, "h2")
     guid = Metric(name="infiniband.hca.node_guid", unit="1", values={"hca=mlx5_0": "b8ce:f603:0012:0034"})
     last = record.snapshots[-1]

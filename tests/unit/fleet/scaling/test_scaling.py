@@ -332,7 +332,7 @@ def test_failed_cell_has_a_reason_and_does_not_stop_the_study(tmp_path: Path) ->
 
 
 def with_throughput(launch: Launch, **change: Any) -> Launch:
-    """Return the launch with other fields of its throughput."""
+    """Return the launch after these fields of its throughput were changed."""
     observed = [replace(item, **change) if item.name == "scaling.throughput" else item for item in launch.observations]
     return replace(launch, observations=tuple(observed))
 
@@ -440,7 +440,7 @@ def test_only_comparable_cells_are_shown_with_published_figures(tmp_path: Path) 
     assert (small.machine, small.epochs, small.batch_size) == ("n1-standard-4", 1, 64)
     assert closest_cell(large, rows) == rows[0], "the cell of one host with two GPUs must be compared"
     assert closest_cell(small, rows) == rows[7], "the cell with limited CPUs must be compared"
-    assert closest_cell(RUNS[-1], rows) is None, "no cell may be compared, because none has twenty epochs"
+    assert closest_cell(RUNS[-1], rows) is None, "no cell may be compared, because no cell has twenty epochs"
     for params in ({"data": "synthetic"}, {"max_steps": 20}):
         simulated = SimulatedHosts(plan, change=lambda number, host, launch, params=params: with_params(launch, params))  # type: ignore[misc]
         assert closest_cell(large, simulated.run_study().rows) is None
@@ -528,7 +528,7 @@ def test_rehearsal_is_marked_on_the_pages_and_has_processes_in_place_of_gpus(tmp
     assert "hosts with 2 processes: 4 needed, 2 in the inventory" in render_lines(results, "")
 
 
-def test_page_without_measured_cells_says_so(tmp_path: Path) -> None:
+def test_page_states_that_no_cell_was_measured(tmp_path: Path) -> None:
     plan = study(tmp_path)
     results = evaluate_study(plan, {})
     assert plots(results) == []
@@ -536,7 +536,7 @@ def test_page_without_measured_cells_says_so(tmp_path: Path) -> None:
     assert not results.is_complete
 
 
-def test_pages_say_that_accuracy_and_loss_do_not_apply_to_synthetic_images(tmp_path: Path) -> None:
+def test_pages_state_that_accuracy_and_loss_do_not_apply_to_synthetic_images(tmp_path: Path) -> None:
     plan = study(tmp_path)
     results = SimulatedHosts(
         plan, change=lambda number, host, launch: with_params(launch, {"data": "synthetic"})
@@ -638,7 +638,7 @@ def test_cell_fails_after_its_supervisor_was_killed_three_times(tmp_path: Path) 
     plan = study(tmp_path, "h1", matrix=[{"gpus": [1]}], profile=REHEARSAL)
     run = HostRun.begin(tmp_path / "host", "h1", json.dumps(to_json(plan)))
     cell = run.for_cell(1)
-    for _ in range(3):  # the supervisor was started, but killed before it wrote a record
+    for _ in range(3):  # each time, the supervisor is killed before it writes a record
         assert next_cell(plan, {}, ["h1"]).launches[0].number == 1
         assert not count_attempt(cell, 1)
     record = run_launch(cell, LaunchRequest(stage=cell.plan.stage(CELL), members=("h1",), number=1))

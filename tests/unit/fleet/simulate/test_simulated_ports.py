@@ -1,4 +1,4 @@
-"""RDMA ports of simulated fleets: healthy ones pass. A slow port, cable, path, switch or rail is the only cause in the report."""
+"""Test RDMA ports of simulated fleets: healthy ports pass; a slow port, cable, path, switch or rail is the only cause."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ DOWN = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infinib
 
 
 def with_port_down(evidence: Evidence) -> Evidence:
-    """Return the evidence with PORT down: it has no link, and the agent gives this reason in place of the port's figures."""
+    """Return the evidence of a host whose PORT has no link. The agent reports this reason in place of the figures of the port."""
 
     def without_link(metric: Metric) -> Metric:
         is_of_port = metric.name in DOWN and PORT in metric.values
