@@ -1,4 +1,4 @@
-"""The playbooks accept templates, variables of other software and hosts called localhost, and refuse misspelt variables."""
+"""Test that playbooks accept templates, variables of other software and a host named localhost, but no misspelt variables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 def run_drivers_playbook(
     tmp_path: Path, hosts: dict[str, Any], *options: str, **variables: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run drivers.yml for the run `r1`. No host asks for a driver, so it only checks the inventory and writes the plan."""
+    """Run drivers.yml for the run `r1`. No host needs a driver, so the playbook only checks the inventory and writes the plan."""
     common = {
         "rackproof_profile": "rehearsal",
         "rackproof_gang": "none",
@@ -32,7 +32,7 @@ def run_drivers_playbook(
     inventory.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": common}}))
     command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / "drivers.yml", *options]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")}
-    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # with it, local modules run in half the time
+    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # this shell halves the time of local modules
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 

@@ -259,7 +259,7 @@ def test_full_disk_is_reported_with_the_file_and_the_remedy(
 
 @pytest.fixture
 def playbook() -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a running process, in place of another ansible-playbook."""
+    """Yield a running process that stands for another ansible-playbook."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
@@ -309,6 +309,8 @@ def test_run_in_progress_cannot_be_a_baseline(
 
 
 @pytest.mark.parametrize("verb", ["report", "rma", "watch", "diff"])
-def test_error_if_there_is_no_run_names_the_searched_directory(call_verb: CallVerb, tmp_path: Path, verb: str) -> None:
+def test_error_names_the_searched_directory_if_it_contains_no_run(
+    call_verb: CallVerb, tmp_path: Path, verb: str
+) -> None:
     code, output = call_verb(verb)
     assert (code, f"no run in {tmp_path / 'runs'}: give " in output) == (64, True)

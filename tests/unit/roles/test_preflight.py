@@ -228,7 +228,9 @@ def test_unusable_directories_of_the_agent_are_problems(
     monkeypatch.setattr(
         probe.os, "statvfs", lambda _: Namespace(f_files=0, f_favail=0, f_flag=0, f_bavail=1, f_frsize=1)
     )
-    assert directories(probe, tmp_path) == [], "a file system that counts no files, such as btrfs, must be accepted"
+    assert directories(probe, tmp_path) == [], (
+        "a file system that reports no number of inodes, such as btrfs, must be accepted"
+    )
 
 
 def test_full_temporary_directory_is_a_problem(

@@ -1,4 +1,4 @@
-"""`Scope` parses scope strings; no other code splits them. `pci_address` has the form of sysfs."""
+"""Test `Scope`, the only code that splits scope strings, and `pci_address`, which returns an address in the form of sysfs."""
 
 from __future__ import annotations
 
