@@ -38,9 +38,9 @@ HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM, PORT, CLOCK, OPEN, LINKED, EARLIER =
 )
 """Hosts, named by their fault. HUNG: sshd is suspended. FULL, READ_ONLY: the file system is full or read-only.
 AGENT_OOM, RANK_OOM: the kernel kills the agent or a rank, because a control group has no memory left. PORT: the port of the gang
-is in use. CLOCK: the clock is an hour ahead. OPEN, LINKED, EARLIER: the run directory is writable by others, is a link, or
+(the hosts of one multi-host launch) is in use. CLOCK: the clock is an hour ahead. OPEN, LINKED, EARLIER: the run directory is writable by others, is a link, or
 belongs to another run with the same run id. LOST: its link is cut during the gang's second launch; it is the first host of the
-gang, on whose messages the others depend."""
+gang, on whose messages the other hosts depend."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "long enough to inject faults",
@@ -382,7 +382,7 @@ def failures(fleet: Fleet, host: str) -> list[tuple[str, str]]:
     return [(item["name"], item["reason"]) for item in verdicts if (item["host"], item["verdict"]) == (host, "fail")]
 
 
-def test_host_whose_link_is_cut_during_a_launch_is_excluded_and_the_others_are_measured(fleet: Fleet) -> None:
+def test_host_whose_link_is_cut_during_a_launch_is_excluded_and_other_hosts_are_measured(fleet: Fleet) -> None:
     report = fleet.report()
     ((name, reason),) = failures(fleet, LOST)
     assert name == "gang.fault"
@@ -398,12 +398,14 @@ def test_host_whose_link_is_cut_during_a_launch_is_excluded_and_the_others_are_m
     assert f"2 of 13 hosts were measured together ({', '.join(HEALTHY)})" in str(report)
     coverage = {item["name"]: item["coverage"] for item in report["hosts"]}
     missing = {host: coverage[host]["expected"] - coverage[host]["measured"] for host in HEALTHY}
-    assert missing == dict.fromkeys(HEALTHY, 2 * 11), "bandwidth and latency with each of the other 11 hosts"
+    assert missing == dict.fromkeys(HEALTHY, 2 * 11), (
+        "bandwidth and latency with each of the 11 excluded hosts must be missing"
+    )
     own = recorded_on(fleet, LOST)
     assert own[1]["reason"].startswith(f"host {LOST}: no messages from any other host for 10 s; either its own link")
 
 
-def test_resumed_run_would_repeat_no_launch_with_the_hosts_that_launched(fleet: Fleet) -> None:
+def test_resumed_run_has_nothing_left_to_launch(fleet: Fleet) -> None:
     hosts = ",".join((LOST, *HEALTHY, RANK_OOM))
     planned = fleet.lab.run(
         [sys.executable, ROOT / "rackproof", "gangs", "--run-dir", fleet.run, "--hosts", hosts]

@@ -126,7 +126,7 @@ def test_errors_are_counted_by_address_and_code() -> None:
     assert result["xid.message"] == {"pci=0000:5d:00.0,message=fallen_off_the_bus": 1}
     assert result["sxid.last_seen"] == {"host": 94000.0}
     assert result["sxid.count"] == {"pci=0000:07:00.0,fatal=no,sxid=12028": 1}
-    # The first record in the file has the sequence number 812, not 0.
+    # The first record in the file has the sequence number 812, so earlier records are missing.
     assert result["xid.log_complete"] == {"host": False}
 
 

@@ -232,7 +232,7 @@ def alterations(metric: Metric, scopes: Iterable[str]) -> Iterator[tuple[Metric,
 class Healthy:
     """A fleet of healthy hosts with few readings, and the verdicts on them that are not passes.
 
-    The readings are `metric`, those that its criteria group by, and all of PORTS if it is one of PORTS.
+    The readings are `metric`, those that its criteria group by, and all of PORTS if `metric` is one of them.
     """
 
     metric: Metric
@@ -278,7 +278,7 @@ def criteria_that_find(healthy: Healthy, name: str, extent: str) -> set[str]:
 def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
     """Return groups of scopes that are faulty together.
 
-    One part: a group for the first scope of each `reason` and `event`. Otherwise: one group of all scopes.
+    For `one part`, there is a group for the first scope of each `reason` and `event`; otherwise, one group has all scopes.
     """
     if extent != "one part":
         return [list(metric.values)]

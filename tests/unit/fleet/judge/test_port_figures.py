@@ -295,7 +295,7 @@ def test_verdict_on_a_port_names_its_partner_if_it_has_only_one() -> None:
 
 
 PORT = "hca=mlx5_1,port=1"
-"""The port whose figures are missing."""
+"""Scope of the port that the tests below change."""
 
 
 def readings(layer: str = "InfiniBand", *, is_active: bool = True) -> list[Metric]:
@@ -404,4 +404,4 @@ def test_pair_is_not_required_if_one_of_its_hosts_was_not_in_the_launch() -> Non
     figures = {host: [item for item in items if "h3" not in item.scope] for host, items in fleet().items()}
     best = {host: with_numbers_of_partners(items) for host, items in figures.items()}
     assert findings(best, readings(), members=("h1", "h2")) == set()
-    assert findings(best, readings()), "with h3 in the launch, the figures are missing"
+    assert findings(best, readings()), "with h3 in the launch, its figures must be reported as missing"

@@ -258,7 +258,7 @@ def test_each_cell_is_measured_once_and_cells_too_large_for_the_fleet_are_skippe
 def test_efficiency_is_per_rank_relative_to_the_smallest_cell_of_the_series(tmp_path: Path) -> None:
     rows = SimulatedHosts(study(tmp_path)).run_study().rows
     values = {row.number: (round(row.efficiency, 3), row.against) for row in rows if row.efficiency is not None}
-    # Batch 64: cell 7 has one rank, cell 1 two, cell 3 four. Batch 128 starts with cell 2. Cell 8 is the only one with one CPU.
+    # Batch 64: cell 7 has one rank, cell 1 two, cell 3 four. Batch 128 starts with cell 2. Only cell 8 has one CPU.
     assert values == {7: (1.0, 7), 1: (0.9, 7), 3: (0.81, 7), 2: (1.0, 2), 4: (0.9, 2), 8: (1.0, 8)}
 
 
