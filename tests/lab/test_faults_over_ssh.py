@@ -38,9 +38,9 @@ HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM, PORT, CLOCK, OPEN, LINKED, EARLIER =
 )
 """Hosts, named by their fault. HUNG: sshd is suspended. FULL, READ_ONLY: the file system is full or read-only.
 AGENT_OOM, RANK_OOM: the kernel kills the agent or a rank, because a control group has no memory left. PORT: the port of the gang
-(the hosts of one multi-host launch) is in use. CLOCK: the clock is an hour ahead. OPEN, LINKED, EARLIER: the run directory is writable by others, is a link, or
-belongs to another run with the same run id. LOST: its link is cut during the gang's second launch; it is the first host of the
-gang, on whose messages the other hosts depend."""
+(the hosts of one multi-host launch) is in use. CLOCK: the clock is an hour ahead. OPEN, LINKED, EARLIER: the run directory is
+writable by other users, is a link, or belongs to another run with the same run id. LOST: its link is cut during the gang's second
+launch; it is the first host of the gang, on whose messages the other hosts depend."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "long enough to inject faults",
@@ -399,7 +399,7 @@ def test_host_whose_link_is_cut_during_a_launch_is_excluded_and_other_hosts_are_
     coverage = {item["name"]: item["coverage"] for item in report["hosts"]}
     missing = {host: coverage[host]["expected"] - coverage[host]["measured"] for host in HEALTHY}
     assert missing == dict.fromkeys(HEALTHY, 2 * 11), (
-        "bandwidth and latency with each of the 11 excluded hosts must be missing"
+        "bandwidth and latency with each of the 11 hosts that failed must be missing"
     )
     own = recorded_on(fleet, LOST)
     assert own[1]["reason"].startswith(f"host {LOST}: no messages from any other host for 10 s; either its own link")

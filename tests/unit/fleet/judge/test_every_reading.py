@@ -269,7 +269,7 @@ def criteria_that_find(healthy: Healthy, name: str, extent: str) -> set[str]:
         after = not_passing(plan_and_packs().plan, healthy.packs, {**healthy.fleet, **changed}) - healthy.findings
         criteria = {item for item, reading, *_ in after if reading == name or reading.startswith("fabric_ports.")}
         if reason_of(name):
-            criteria -= {"plan"}  # not in a pack: it reports impossible values of any reading
+            criteria -= {"plan"}  # the criterion `plan` reports impossible values of all readings
         if criteria:
             return criteria
     return set()
