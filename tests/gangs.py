@@ -93,12 +93,12 @@ def make_gang(me: str, port: int, **fields: Any) -> Gang:
 
 @cache
 def loopback_address(port: int) -> str:
-    """Return a loopback address for this port. It is random, so that hardly any other process uses one of its ports."""
+    """Return a random loopback address, the same for each call with this port. Another process hardly ever uses that address."""
     return "127." + ".".join(str(1 + byte % 254) for byte in secrets.token_bytes(3))
 
 
 def status_line(port: int, greeting: str, **fields: Any) -> bytes:
-    """Return a signed status of h3; `fields` replace fields of the message or of the gang."""
+    """Return a signed status of h3; `fields` replace fields of its message or of the gang."""
     message = {"host": "h3", "token": "t", "number": 1, "finished": False, "greeting": greeting, "ranks": [], **fields}
     gang_fields = {key: message.pop(key) for key in ("nonce", "context", "members") if key in message}
     return make_gang("h3", port, **gang_fields).sign(message)
@@ -165,5 +165,5 @@ class FakeProc:
         (directory / "stat").write_text(f"{pid} (a ) b (c) {fields}\n")
 
     def path(self, name: str) -> Path:
-        """Return the path to read instead of `Path(name)`; a path below /proc is replaced by one below the root."""
+        """Return `Path(name)`, but for a path below /proc the corresponding path below the root of the fake."""
         return self._root / name.removeprefix("/proc/") if name.startswith("/proc/") else Path(name)

@@ -1,6 +1,6 @@
 """Start ranks as forks of one process that has imported torch, without torchrun.
 
-Each rank saves the two seconds of CPU time that the import takes. Other tests start a real torchrun.
+This saves each rank the two seconds of CPU time that the import takes. Other tests start a real torchrun.
 """
 
 from __future__ import annotations

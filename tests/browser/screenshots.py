@@ -37,7 +37,7 @@ FAULTS = (
 
 
 def pages(folder: Path, names: set[str]) -> dict[str, str]:
-    """Write to `folder` the reports that the pictures `names` show. Return name of the picture -> URL of its report."""
+    """Write the reports for the pictures `names` to `folder`. Return picture name -> URL of its report."""
     urls = {}
     if "lab" in names:
         urls["lab"] = _write_page(folder, "lab", render_html(fleets.lab()))

@@ -46,7 +46,7 @@ def slots(sockets: int = 2, channels: str = "ABCDEFGH", **options: Any) -> list[
 
 
 def without(chosen: Iterable[Slot], *names: str) -> list[Slot]:
-    """Return the slots. Those with these names have the values that firmware reports for an empty slot."""
+    """Return a copy of the slots in which those with these names are empty, as firmware reports empty slots."""
     empty = {
         "size": 0,
         "rate": 0,
@@ -60,7 +60,7 @@ def without(chosen: Iterable[Slot], *names: str) -> list[Slot]:
 
 
 def table(chosen: Iterable[Slot], use: int = SYSTEM_MEMORY) -> bytes:
-    """Return a table of a BIOS structure, one array, the slots and the end-of-table structure."""
+    """Return an SMBIOS table: a BIOS structure, one memory array, the slots and the end-of-table structure."""
     bios = struct.pack("<BBH", 0, 0x1A, 0) + bytes(0x16) + b"American Megatrends\x002.3\0\0"
     array = struct.pack("<BBHBBBIHH", 16, 0x17, ARRAY, 3, use, 6, 0x80000000, 0xFFFE, 32) + bytes(8) + b"\0\0"
     devices = b"".join(_device(number, slot) for number, slot in enumerate(chosen))

@@ -1,7 +1,6 @@
 """Build and run the container image: `make test-image`, as root, with buildah and debootstrap, without Docker or a registry.
 
-The base image is a Debian from debootstrap with the torch of this Python environment. It is used in place of NVIDIA's base image,
-which has a torch too.
+In place of NVIDIA's base image, the tests use a Debian from debootstrap with the torch of this Python environment.
 The tests take about six minutes and 5 GB of disk. `make test` does not run them; the only test of the image that it runs is
 tests/unit/deploy/test_image.py.
 """
@@ -115,7 +114,7 @@ def config(container: str) -> dict[str, object]:
 
 
 def command_of(container: str, *arguments: str) -> list[str]:
-    """Return the command that an engine starts: the entry point, and the default arguments if none are given."""
+    """Return the command that a container engine starts: the entry point, then these arguments or, if none, the default ones."""
     configuration = config(container)
     return [*configuration["Entrypoint"], *(arguments or configuration["Cmd"])]  # type: ignore[misc, has-type]
 
@@ -128,7 +127,7 @@ def run(container: str, *arguments: str, env: dict[str, str] | None = None) -> s
     )
 
 
-def test_image_sets_its_user_and_ports_and_labels_and_health_check(container: str) -> None:
+def test_image_configures_user_ports_labels_and_health_check(container: str) -> None:
     configuration = config(container)
     assert (configuration["User"], configuration["WorkingDir"]) == ("10001:0", "/results")
     assert {"2222/tcp", "9836/tcp"} <= set(configuration["ExposedPorts"])  # type: ignore[call-overload]
@@ -163,7 +162,7 @@ def test_default_command_without_a_gpu_fails_and_accepts_nothing(container: str)
     assert "PASS" not in done.stdout
 
 
-def test_options_without_a_verb_run_the_acceptance_and_print_the_summary(container: str) -> None:
+def test_options_without_a_command_run_the_acceptance_and_print_the_summary(container: str) -> None:
     done = run(container, "--profile", "rehearsal", "--epochs", "1", "--batch-size", "16")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in done.stdout

@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -IS
-"""Run Ansible modules on the control node: `command` in a process of its own, the others in forks of one server process.
+"""Run Ansible modules on the control node: the module `command` in a new process, other modules in forks of one server process.
 
-Commands that playbooks run look for the playbook among their parent processes, and some leave a process behind. Other modules
-do neither. In a fork of the server, which `module_python.py` requests, they take a fifth of the time.
+Commands that the module `command` runs may search their parent processes for the playbook, or leave a process running. Other
+modules do neither. In a fork of the server, which `module_python.py` requests, a module takes a fifth of the time.
 """
 
 import os
@@ -15,7 +15,7 @@ COMMAND = b"module_fqn='ansible.modules.command'"
 def main():
     """Replace this process by one that runs the module.
 
-    The program of the module is on standard input or, if there are arguments, in the file that the first one names.
+    The program of the module is on standard input or, if there are arguments, in the file that the first argument names.
     """
     in_server = False
     if not sys.argv[1:]:

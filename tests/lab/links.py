@@ -1,4 +1,4 @@
-"""Make links of lab hosts bad: rate limit, delayed frames, lost frames."""
+"""Degrade the links of lab hosts: limit their rate, delay frames, or lose frames."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def delayed(lab: Lab, host: str, delay_s: float = 0.02) -> Iterator[None]:
 
 @contextmanager
 def lossy(lab: Lab, host: str, lost: float) -> Iterator[None]:
-    """Lose frames from and to the host: `lost` is LOST_SHARE of wire.py."""
+    """Lose frames from and to the host. `lost`: the argument LOST_SHARE of wire.py."""
     with _wired(lab, host, 0.0, lost):
         yield
 

@@ -25,8 +25,8 @@ from .lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS
 
 READY_SECONDS = 30.0
 BASE, PACKAGES = "/usr/local/lib/lab-base", "/usr/local/lib/lab-packages"
-"""Directories of the host at which the Python and the packages of this environment are mounted. On this machine they may be in
-/root or /tmp. A service could not read them there if it has its own /tmp and no access to /root."""
+"""Mount points in the host for the Python and the packages of this environment. On this machine they may be in /root or /tmp,
+which a service with a private /tmp and no access to /root cannot read."""
 # Start the host in its own mount namespace and in its own control groups: the systemd of the host creates groups below these.
 START = """
 set -e
@@ -39,7 +39,7 @@ exec systemd-nspawn "$@"
 """
 CGROUPS = Path("/sys/fs/cgroup")
 HIERARCHIES = [path for path in (CGROUPS / "systemd", CGROUPS / "unified") if path.is_dir()] or [CGROUPS]
-"""Hierarchies in which systemd keeps its units: two if the kernel has both versions of control groups."""
+"""Control group hierarchies in which systemd keeps its units: two if both versions of control groups are mounted."""
 
 
 class SystemdHost:
@@ -110,7 +110,7 @@ class SystemdHost:
             f"--network-namespace-path={machine.NAMESPACES / self._namespace}",
             f"--directory={self.directory / 'root'}",
             f"--bind-ro={key}.pub:/root/.ssh/authorized_keys",
-            # The kernel log, and the capability to open it.
+            # Give the host the kernel log and the capability to read it.
             *("--bind=/dev/kmsg", "--capability=CAP_SYSLOG"),
             *(f"--bind-ro={path}" for path in shown),
             f"--bind-ro={sys.base_prefix}:{BASE}",
@@ -140,7 +140,7 @@ class SystemdHost:
             time.sleep(0.05)
         children = processes.run(["pgrep", "--parent", str(self._process.pid)]).stdout.split()
         self._payload = int(children[0])
-        # The shell start-up files of root would slow down every SSH command.
+        # Empty the start-up files of the shell, which would slow down every SSH command.
         self.on(
             "sh",
             "-c",

@@ -199,7 +199,7 @@ def test_command_is_killed_with_its_children_at_the_time_limit(three_hosts: Lab,
             else three_hosts.on(where, *command, timeout=0.3)
         )
     assert failure.value.__notes__ == ["begun"]
-    wait_until(lambda: not processes_naming(mark), "its children are gone")
+    wait_until(lambda: not processes_naming(mark), "the children of the command are gone")
 
 
 def test_commands_do_not_inherit_ignored_signals(three_hosts: Lab) -> None:
@@ -227,7 +227,7 @@ def test_ansible_reaches_every_host_through_the_inventory(three_hosts: Lab) -> N
 REPORTING_MODULE = """
 import os, sys
 print(sys.argv[1:], os.getcwd(), oct(os.umask(0o77)), sorted(os.environb.items()), sys.stdin.read(), flush=True)
-print("as it was", file=sys.stderr)
+print("to standard error", file=sys.stderr)
 """
 
 
@@ -277,9 +277,9 @@ def test_lab_leaves_nothing_behind(three_hosts: Lab, tmp_path: Path) -> None:
         detach = ["setsid", "--fork", "sh", "-c", "exec sleep 1000 >/dev/null 2>&1"]
         other.run(detach)
         other.on("node1", *detach)
-        background = other.popen(["sh", "-c", "trap '' TERM; echo deaf; sleep 1000"], stdout=subprocess.PIPE)
+        background = other.popen(["sh", "-c", "trap '' TERM; echo ready; sleep 1000"], stdout=subprocess.PIPE)
         assert background.stdout is not None
-        assert background.stdout.readline() == "deaf\n"
+        assert background.stdout.readline() == "ready\n"
         assert len(paths_of(lab_name)) == 5  # switch, control, two hosts, run directory
         processes = processes_of(lab_name)
         assert len(still_running(processes)) > 6
@@ -378,7 +378,7 @@ def test_next_lab_removes_the_leftovers_of_a_killed_lab(
     assert len(still_running(processes)) > 2
     process.kill()
     process.wait()
-    # The host ends with the process of the lab. The next lab removes the namespaces and processes of the control node.
+    # The host ends with the process of the lab. The next lab must remove the namespaces and the processes of the control node.
     wait_until(lambda: not processes_naming(str(inventory.parent)), "the host is gone")
     with Lab(tmp_path / "next", hosts=1):
         assert paths_of(lab_name) == []

@@ -1,6 +1,6 @@
-"""Let the published torchvision be imported with a CPU build of torch, which lacks two of its operators.
+"""Declare two operators without which the published torchvision cannot be imported with a CPU build of torch.
 
-For tests only: on a real host, torchvision must match torch, and the benchmark reports if it does not.
+Only tests use this file: on a real host, torchvision must match torch, and the benchmark reports a mismatch.
 """
 
 import sys

@@ -32,7 +32,10 @@ kind: nvidia.com/gpu
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Return `name scope` -> reading, without `container.` and ` host`. Versions (test_container_versions.py) are left out."""
+    """Return `NAME SCOPE` -> reading, without the prefix `container.` and the scope `host`.
+
+    Readings of versions are left out: test_container_versions.py tests them.
+    """
     names = {family.name for family in version_families(root)}
     families = [family for family in ContainerCollector(root, full_snapshot).collect() if family.name not in names]
     return {

@@ -37,7 +37,7 @@ NAMES = family("gpu.name", {"0": "H200", "1": "H200", "2": "H100"})
     [
         ({"0": 1, "1": 1, "2": 1}, set()),
         ({"0": 1, "1": DENIED, "2": 1}, {1}),
-        ({"0": 1, "1": 1, "2": DENIED}, set()),  # no other GPU of the model has it
+        ({"0": 1, "1": 1, "2": DENIED}, set()),  # no other GPU of this model reports the value
         ({"0": 1, "1": FAILED, "2": 1}, set()),
         ({"0": 1, "1 3": DENIED, "1 4": 1, "2": 1}, {1}),
     ],
@@ -86,13 +86,13 @@ def test_all_readings_of_a_gpu_are_replaced_if_its_second_reading_has_more_value
 
 
 def test_readings_of_another_gpu_that_now_has_the_same_index_are_not_taken() -> None:
-    """GPU 1 was lost between the two readings, so GPU 2 has the index 1 in the second one."""
+    """GPU 1 was lost after the first reading, so GPU 2 has the index 1 in the second reading."""
     older = [family("gpu.a", {"0": 1, "1": DENIED, "2": DENIED})]
     replace_denied(older, [family("gpu.a", {"0": 1, "1": 7}, {"0": "GPU-a", "1": "GPU-c"})])
     assert flat(older) == {"gpu.a": [1, DENIED, DENIED]}
 
 
-def test_gpu_whose_uuid_was_denied_gets_the_second_readings_unless_their_uuid_is_that_of_another_gpu() -> None:
+def test_gpu_whose_uuid_was_denied_gets_the_second_readings_unless_they_have_the_uuid_of_another_gpu() -> None:
     for uuid, expected in (("GPU-b", 2), ("GPU-c", DENIED)):
         older = [family("gpu.a", {"0": 1, "1": DENIED, "2": 1}, {"0": "GPU-a", "2": "GPU-c"})]
         replace_denied(older, [family("gpu.a", {"0": 1, "1": 2}, {"0": "GPU-a", "1": uuid})])

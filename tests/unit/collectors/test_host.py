@@ -1,4 +1,4 @@
-"""The host collector over trees of /proc and /sys, and its parsers over single files."""
+"""Test the host collector on trees of /proc and /sys, and its parsers on the texts of single files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MC0, DIMM0 = "sys/devices/system/edac/mc/mc0", "sys/devices/system/edac/mc/mc0/d
 
 
 def readings(root: Path, *, full_snapshot: bool = False) -> Readings:
-    """Return `name scope` -> the reading; `name` alone for a reading of the whole host."""
+    """Return `NAME SCOPE` -> reading; the key of a reading of the whole host is only `NAME`."""
     return {
         family.name + (f" {scope(labels)}" if labels else ""): value
         for family in HostCollector(root, full_snapshot).collect()

@@ -75,7 +75,7 @@ PROCESSES = (
     "pid=7, name=(x): 79, Nonfatal Link, ",
     "name=python3, ",
 )
-"""Process that the line of an XID names after the code."""
+"""Text after the code in the line of an XID that names the process."""
 WORDS = "0x021425c6 0x00000000 0x00000000 0x00000000"
 ENDS = (
     f"XC0 i0 Link 01 ({WORDS})",
@@ -159,7 +159,7 @@ LOST = {
 
 
 def forms(prefix: str, lines: tuple[str, ...]) -> Iterator[list[str]]:
-    """Yield the forms of these lines in a log: a record per line; a record with indented lines; a record that has line ends."""
+    """Yield these lines as a log has them: one record per line; one record with indented lines; one record with line ends."""
     yield [prefix + line for line in lines]
     yield [f"{prefix}{lines[0]}", *(f"               {line}" for line in lines[1:])]
     if prefix.startswith("3,"):
@@ -248,7 +248,7 @@ def test_setting_that_keeps_a_gpu_from_starting_is_named(setting: str) -> None:
                 assert ("0000:18:00.0", setting) in counts(*log).messages, log
 
 
-def test_reason_without_an_address_belongs_to_the_next_gpu_only() -> None:
+def test_reason_without_an_address_is_attributed_only_to_the_next_gpu() -> None:
     lines = SETTINGS["confidential_computing"][0]
     other = "NVRM: GPU 0000:2a:00.0: RmInitAdapter failed! (0x62:0x65:1784)"
     assert counts(*lines, other).messages == {
@@ -258,7 +258,7 @@ def test_reason_without_an_address_belongs_to_the_next_gpu_only() -> None:
     }
 
 
-def test_reason_without_an_address_is_not_that_of_a_gpu_that_fails_much_later() -> None:
+def test_reason_without_an_address_is_not_attributed_to_a_gpu_that_fails_much_later() -> None:
     reason, *_, failed = SETTINGS["confidential_computing"][0]
     for after_s, messages in ((60, {"init_failed", "confidential_computing"}), (61, {"init_failed"})):
         log = (f"3,1,1000000,-;{reason}", f"3,2,{(1 + after_s) * 1_000_000},-;{failed}")
@@ -285,7 +285,7 @@ def test_end_of_a_process_and_withdrawal_of_a_recovery_action_are_no_new_fault(t
         assert bool(result.last_xid) is is_fault
 
 
-def test_unsupported_gpu_is_not_reported_lost_if_another_one_is_lost() -> None:
+def test_unsupported_gpu_is_not_reported_as_lost_if_another_gpu_is_lost() -> None:
     unsupported = (
         "NVRM: The NVIDIA GPU 0000:03:00.0 (PCI ID: 10de:1b30)\nNVRM: installed in this system is not supported"
     )
@@ -301,7 +301,7 @@ def test_two_gpus_lost_at_once_are_both_named() -> None:
     }
 
 
-def test_uuid_is_replaced_by_the_address_that_the_driver_wrote_before() -> None:
+def test_uuid_is_replaced_by_the_address_that_an_earlier_line_gives_for_it() -> None:
     uuid = "GPU-e3406b9a-17dc-4f82-b5e3-2c90a87fd461"
     xid = f"NVRM: Xid ({uuid}): 79, GPU has fallen off the bus."
     assert counts(f"NVRM: GPU at PCI:0000:18:00: {uuid}", xid).xid == {("0000:18:00.0", "79"): 1}
@@ -375,7 +375,7 @@ def paragraphs() -> list[tuple[set[str], list[str]]]:
 
 
 def everything_read(lines: list[str]) -> set[str]:
-    """Return the readings in the form that the first line of each paragraph has."""
+    """Return the readings of these lines, in the form of the first line of a paragraph."""
     result = counts(*lines)
     xids = {f"xid {code} {pci}{' fatal' if result.fatal[pci, code] else ''}" for pci, code in result.xid}
     sxids = {f"sxid {fatal} {code} {pci}" for pci, fatal, code in result.sxid}
@@ -387,7 +387,7 @@ def everything_read(lines: list[str]) -> set[str]:
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
-def test_every_line_of_the_log_has_its_reading_in_every_format(prefix: str) -> None:
+def test_every_paragraph_of_the_log_gives_its_readings_in_every_format(prefix: str) -> None:
     for expected, lines in paragraphs():
         assert everything_read([prefix + line for line in lines]) == expected, lines
     together = [prefix + line for _, lines in paragraphs() for line in lines]
@@ -400,7 +400,7 @@ def test_every_event_except_hardware_corrected_and_nvme_reset_is_in_the_log() ->
 
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
-def test_message_of_a_process_that_repeats_an_event_is_not_an_event(prefix: str) -> None:
+def test_message_in_which_a_process_repeats_the_text_of_an_event_is_no_event(prefix: str) -> None:
     for _, lines in paragraphs():
         for line in lines:
             assert (
@@ -411,7 +411,7 @@ def test_message_of_a_process_that_repeats_an_event_is_not_an_event(prefix: str)
             )
 
 
-def test_only_a_limited_number_of_parts_has_counts_of_its_own() -> None:
+def test_number_of_parts_with_separate_counts_is_limited() -> None:
     lines = [f"nvme nvme{number}: Disabling device after reset failure: -19" for number in range(10_000)]
     read = counts(*lines).events.counts
     assert (len(read) <= 257, read.total(), read["nvme_lost", ("", "")]) == (True, 10_000, 10_000 - 256)

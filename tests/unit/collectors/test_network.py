@@ -1,4 +1,4 @@
-"""The network collector reads the /sys of a host with two NICs and with other interfaces, and bonds also from /proc."""
+"""The network collector reads the NICs of a host from /sys, leaves out other interfaces, and reads bonds from /sys and /proc."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_nic_without_a_cable_has_no_speed_and_no_duplex(root: Path) -> None:
 def test_disabled_nic_has_no_carrier_speed_or_duplex(root: Path) -> None:
     for name in ("carrier", "speed", "duplex"):
         (links.interface(root, NIC) / name).unlink()
-        # Reading clear_refs gives root EINVAL, as reading one of these three files of a disabled interface does.
+        # If root reads clear_refs, the error is EINVAL, as with these three files of a disabled interface.
         (links.interface(root, NIC) / name).symlink_to("/proc/self/clear_refs")
     absent = {name: value for (name, _), value in readings(root).items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(
@@ -185,7 +185,7 @@ def members(observed: dict[tuple[str, str], object], bond: str) -> dict[str, obj
     "mode",
     ["balance-rr 0", "active-backup 1", "balance-xor 2", "broadcast 3", "802.3ad 4", "balance-tlb 5", "balance-alb 6"],
 )
-def test_member_without_a_link_is_named_in_every_mode(root: Path, mode: str, state: str) -> None:
+def test_member_of_a_bond_is_up_only_with_a_link_in_every_mode(root: Path, mode: str, state: str) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: state})
     links.write(root, "sys/class/net/bond0/bonding/mode", f"{mode}\n")
     assert members(readings(root), "bond0") == {links.ROCE_INTERFACE: True, NIC: state == "up"}
@@ -194,7 +194,7 @@ def test_member_without_a_link_is_named_in_every_mode(root: Path, mode: str, sta
 @pytest.mark.parametrize(("mode", "aggregators", "is_up"), [
     ("802.3ad 4", (1, 1), True), ("802.3ad 4", (1, 2), False), ("active-backup 1", (1, 2), True),
 ])  # fmt: skip
-def test_member_outside_the_active_aggregator_is_lost_only_in_lacp_mode(
+def test_member_outside_the_active_aggregator_is_down_only_in_lacp_mode(
     root: Path, mode: str, aggregators: tuple[int, int], is_up: bool
 ) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: "up"})
@@ -245,7 +245,7 @@ def test_member_of_a_bond_is_read_from_proc(
     assert members(readings(root), "bond7") == {"eth1": True, "eth2": is_up}
 
 
-def test_member_is_lost_if_either_sys_or_proc_reports_it(root: Path) -> None:
+def test_member_is_down_if_either_sys_or_proc_reports_it_as_down(root: Path) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: "up"})
     text = PROC_BOND.format(mode="x", active="", state="down", aggregator=1)
     links.write(root, "proc/net/bonding/bond0", text.replace("eth1", links.ROCE_INTERFACE).replace("eth2", NIC))

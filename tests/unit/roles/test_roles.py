@@ -25,7 +25,7 @@ SCHEMA: dict[str, Any] = json.loads((ROOT / "schemas" / "inventory.schema.json")
 OUR_VARIABLE = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
 """Prefixes of Rackproof's variables."""
 TYPES = {"str": "string", "int": "integer", "float": "number", "list": "array", "dict": "object"}
-"""Type in argument_specs.yml -> type in the schema. `bool` and `raw` have none: a bool may be text, and `raw` is any type."""
+"""Type in argument_specs.yml -> type in the schema. Not compared: `bool`, which may be text, and `raw`, which is any type."""
 
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
 
@@ -204,7 +204,7 @@ def probe() -> Any:
 def test_port_owner_is_identified_if_it_closes_a_file_during_the_search(
     probe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise Rackproof's own supervisor counts as a foreign process, and the preflight fails."""
+    """Otherwise Rackproof's own supervisor would count as a foreign process, and the preflight would fail."""
     readlink = os.readlink
     closed_files = iter([True])
 
@@ -252,7 +252,7 @@ def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
 def state_directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Run tasks of the role `agent` on three local hosts. Return the parent of their state directories, and the output.
 
-    The agent is removed from `marked` and `unmarked`. The installation refuses `shared`, because it has other files.
+    The agent is removed from `marked` and `unmarked`. The installation refuses `shared`, because this directory has other files.
     """
     directory = tmp_path_factory.mktemp("agent")
     for name in ("marked", "unmarked"):

@@ -21,7 +21,7 @@ PLAN = builders.plan("h1", "h2", "h3", gpu_count=2)
 
 
 def with_rates(*gbps: float, gpus: Sequence[int] = (2, 2, 2)) -> Plan:
-    """Return PLAN with a port rate, in Gb/s, and a number of GPUs for each of its hosts in turn."""
+    """Return PLAN with these port rates in Gb/s and these numbers of GPUs, one of each for every host in turn."""
     hosts = tuple(
         replace(host, fabric_gbps=rate, devices=tuple(range(count)))
         for host, rate, count in zip(PLAN.hosts, gbps, gpus, strict=True)
@@ -181,7 +181,7 @@ FULL = replace(
 )
 
 
-def test_plan_is_the_same_after_it_was_written_and_read() -> None:
+def test_plan_is_unchanged_after_it_was_written_and_read() -> None:
     assert plan_from_json(json.loads(json.dumps(to_json(FULL)))) == FULL
     assert plan_from_json(json.loads(json.dumps(to_json(PLAN)))) == PLAN
 

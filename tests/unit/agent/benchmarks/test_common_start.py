@@ -1,4 +1,4 @@
-"""The common start of several hosts: all are healthy, one hangs, or some have left the benchmark. Each rank is a thread."""
+"""Test the common start if all hosts are healthy, if one hangs, and if some have left the benchmark. Each rank is a thread."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOSTS = ("h1", "h2", "h3", "h4")
 TIMEOUT_S = 1.0
 
 Outcome = Start | str
-"""The start, or the reason why there is none."""
+"""The common start, or the reason why there is none."""
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Memory tests find every planted fault with its address and bits, and raise no false alarm, whatever the sizes."""
+"""Memory tests report every injected fault with its address and bits, and no fault in healthy memory of any size."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_patterns_continue_across_parts() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_modulo_pattern_is_that_of_its_definition(seed: int) -> None:
+def test_modulo_pattern_equals_a_reference(seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311 - no secret
     for _ in range(50):
         count, address, offset = rng.randrange(1, 200), rng.randrange(10**6), rng.randrange(20)
@@ -90,7 +90,7 @@ def test_complete_groups_are_rewritten_except_their_first_words() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_stripes_are_those_of_their_definition(seed: int) -> None:
+def test_stripes_equal_a_reference(seed: int) -> None:
     rng = random.Random(seed)  # noqa: S311 - no secret
     for _ in range(50):
         count, address = rng.randrange(1, 300), rng.randrange(10**6)
@@ -260,7 +260,7 @@ def test_bit_that_fades_only_in_heat_is_found(tmp_path: Path, monkeypatch: pytes
 def test_stuck_column_is_reported_with_its_bit_and_all_addresses(
     pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit 9 of every 64th word is always 1. About half of the written words have a 0 there, whatever the pattern."""
+    """Bit 9 of every 64th word is always 1. With every pattern, about half of the written words have a 0 in this bit."""
     compare = WrongWords.compare
 
     def compare_stuck(errors: WrongWords, words: torch.Tensor, expected: torch.Tensor, fill: Any, address: int) -> None:
@@ -296,7 +296,7 @@ def test_word_that_is_right_when_read_again_counts_and_is_recorded_without_bits(
     """The comparison of all words finds a difference, but the word is right when it is read again."""
 
     class Transient(torch.Tensor):
-        """A tensor of right words whose comparison with the expected words reports that word 7 differs."""
+        """A tensor of correct words whose comparison with the expected words reports that word 7 differs."""
 
         def __ne__(self, other: object) -> Any:
             result = torch.Tensor.__ne__(self, other)  # type: ignore[arg-type]
@@ -312,7 +312,9 @@ def test_word_that_is_right_when_read_again_counts_and_is_recorded_without_bits(
     assert (error.params["address"], error.params["expected"], error.value) == (hex(57 * 8), f"{0:#018x}", f"{0:#018x}")
 
 
-def test_heater_without_memory_is_an_error_of_hot_fade_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heater_that_cannot_allocate_memory_is_an_error_of_hot_fade_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any, **__: Any) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 

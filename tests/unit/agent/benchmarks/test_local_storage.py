@@ -1,4 +1,4 @@
-"""Local storage with the real fio, and with fakes of fio that hang or print nonsense."""
+"""Test the benchmark of local storage with the real fio, and with fakes of fio that hang, print nonsense or flip a bit."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_one_flipped_bit_is_found_and_located(tmp_path: Path, monkeypatch: pytes
     assert (wrong["status"], wrong["value"], wrong["params"]["first_wrong"]) == ("measured", 1, "offset 1232896")
 
 
-def test_unusable_directory_has_a_reason_and_does_not_stop_the_others(
+def test_each_directory_that_cannot_be_measured_has_its_own_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     replace_fio(tmp_path, monkeypatch, f"#!{sys.executable}\nprint('not JSON')\n")
@@ -148,7 +148,7 @@ def test_host_with_a_wrong_clock_keeps_the_directories_of_other_hosts(
     assert (tmp_path / "rackproof-storage-other").is_dir()
 
 
-def test_leftovers_of_killed_measurements_are_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_leftovers_of_killed_measurements_are_removed(tmp_path: Path) -> None:
     names = {"rackproof-storage-old": 2, "rackproof-storage-new": 0, "other": 2}
     for name, days in names.items():
         (tmp_path / name).mkdir()
@@ -176,7 +176,7 @@ MOUNTS = """\
         ("/", ("ext4", "/dev/nvme0n1p2")),
     ],
 )  # fmt: skip
-def test_mount_of_a_path_is_the_last_one_with_the_longest_prefix(path: str, expected: tuple[str, str]) -> None:
+def test_mount_of_a_path_is_the_last_mount_with_the_longest_prefix(path: str, expected: tuple[str, str]) -> None:
     assert mount_of(f"{MOUNTS}garbage\n", path) == expected
 
 

@@ -1,4 +1,4 @@
-"""Parsing perftest: good and bad outputs of two versions (tests/data/perftest), and altered copies of them."""
+"""Parse outputs of two versions of perftest, with and without errors (tests/data/perftest), and altered copies of them."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ REASONS = {
     "v6-error-rtr-client": "the queue pairs cannot be connected",
     "v6-error-version-too-old-client": "the perftest of the other host is too old",
 }
-"""Output -> words that the reason of the failure must have."""
+"""Output -> words that the reason of the failure must contain."""
 
 
 def text(name: str, stream: str) -> str:

@@ -91,7 +91,7 @@ def test_virtual_function_is_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["4: RNIC", "7: unspecified"])
-def test_adapter_that_is_no_channel_adapter_has_a_reason_and_takes_no_rail_of_the_fabric(
+def test_device_that_is_no_channel_adapter_is_not_measured_and_does_not_shift_the_rails(
     tmp_path: Path, kind: str
 ) -> None:
     add_adapter(tmp_path, "efa_0", "05", kind=kind, layer="Ethernet", rate="800 Gb/sec (8X NDR)")

@@ -1,4 +1,7 @@
-"""Wrong data is reported as a count, which a criterion can fail, and not as an error. The count survives a later device fault."""
+"""Benchmarks report wrong data as a count, which criteria can judge, and not as an error.
+
+If the device fails later, the count is still reported.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ def results(rank: Context) -> dict[str, Any]:
 def make_products_wrong(
     monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType, is_wrong: Callable[[int], bool], fails_at: int = -1
 ) -> None:
-    """Change one element of each product whose number, from 0, satisfies `is_wrong`; product `fails_at` raises an error."""
+    """Change one element of product n (counted from 0) if `is_wrong(n)` is true; product `fails_at` raises an error."""
     build = benchmark.build_product
 
     def build_wrong(*arguments: Any, **options: Any) -> Any:
@@ -90,7 +93,7 @@ def test_wrong_product_of_gemm_is_counted(
 
 @pytest.mark.parametrize("wrong_at", [0, 1 << 20])
 def test_wrong_product_of_stress_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int) -> None:
-    """Later products are compared with the first one, which is wrong in one case. In the other case all products are right."""
+    """Later products are compared with the first product, which is wrong if `wrong_at` is 0. Otherwise all products are right."""
     make_products_wrong(monkeypatch, stress, lambda call: call == wrong_at)
     rank = context(tmp_path)
     stress.run(rank, STRESS)
@@ -343,7 +346,7 @@ ERRORS = [
 
 
 def run_with_error(error: Exception, run: Callable[[], None], *caught: type[Exception]) -> None:
-    """Run a benchmark in which `error` occurs. It must raise the error, unless it catches errors of this type (`caught`)."""
+    """Run a benchmark in which `error` occurs. The benchmark must raise the error, unless its type is in `caught`."""
     if isinstance(error, caught):
         run()
         return

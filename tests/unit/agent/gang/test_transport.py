@@ -98,7 +98,7 @@ def test_failed_connection_drops_its_data(ends: tuple[BufferedConnection, socket
     assert connection.pending == b""
 
 
-def test_unopened_connection_discards_what_is_sent_and_receives_nothing() -> None:
+def test_unopened_connection_discards_sent_data_and_receives_nothing() -> None:
     connection = BufferedConnection()
     assert connection.send(b"x")
     assert connection.pending == b""
@@ -142,7 +142,7 @@ class Listening:
         return channel
 
     def poll(self) -> None:
-        """Call the function of every event until there is none."""
+        """Call the function of each event until no event is left."""
         while events := self.selector.select(0.05):
             for key, _ in events:
                 key.data()
@@ -279,7 +279,7 @@ def test_time_limit_of_a_connection_begins_when_it_is_accepted_and_again_with_ea
     assert connection.heard_at >= before
 
 
-def test_drop_ignores_unknown_connections_and_close_ends_the_others_and_the_listener(listening: Listening) -> None:
+def test_drop_ignores_unknown_connections_and_close_ends_the_listener_and_its_connections(listening: Listening) -> None:
     channel = listening.connect()
     (connection,) = listening.listener.connections
     registered = len(listening.selector.get_map())
@@ -388,7 +388,7 @@ def test_planned_address_is_kept_if_no_peer_can_be_reached() -> None:
         ({"h1": OUTSIDE}, False),
     ],
 )
-def test_loopback_address_of_a_watcher_is_refused_unless_this_host_has_one_too(
+def test_loopback_address_of_a_watcher_is_refused_unless_this_host_has_a_loopback_address(
     addresses: dict[str, str], is_refused: bool
 ) -> None:
     gang = gang_at(**addresses)

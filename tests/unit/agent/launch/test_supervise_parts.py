@@ -27,7 +27,7 @@ from tests.gangs import FakeClock
 
 
 def make_spec(work: Path, **fields: Any) -> LaunchSpec:
-    """Return the launch of two ranks, which the command lists in descending order."""
+    """Return the spec of a launch of two ranks. Its command lists the ranks in descending order."""
     return LaunchSpec(
         **{
             "stage": "benchmark",
@@ -49,7 +49,7 @@ def culprit(kind: str = "cut_off", host: str = "h1") -> Culprit:
 
 
 class FakeLaunch:
-    """Stands in for a launcher, its process tree and its gang monitor. The launcher exits with code 4 after `polls` polls.
+    """A fake of a launcher, its process tree and its gang monitor. The launcher exits with code 4 after `polls` polls.
 
     `culprits`: number of a poll -> the culprit that this poll returns; `late_culprit`: culprit after the launcher's exit.
     `events` lists the calls.
@@ -131,7 +131,7 @@ def test_processes_are_scanned_at_the_first_poll_and_then_at_intervals(
     assert events == [*STARTED, "scan", "scan", ("verdict", 4, "bye"), ("end", None), ("wait", supervise.GRACE_S)]
 
 
-def test_culprit_after_the_end_of_the_launcher_shortens_the_grace(
+def test_culprit_after_the_end_of_the_launcher_shortens_the_grace_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = culprit()

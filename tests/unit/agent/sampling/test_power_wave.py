@@ -1,4 +1,4 @@
-"""Square waves of known amplitude, with noise, measured by a meter that updates rarely and averages."""
+"""Measure square waves of known amplitude with a fake power meter that has noise, updates rarely and averages."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def meter(
     averaged_s: float = 0.0,
     seed: int = 1,
 ) -> list[PowerValue]:
-    """Return the readings, every `poll_s`, of a meter of a power that alternates between `high` and `low`.
+    """Return the readings of a power meter, one every `poll_s`, while the power alternates between `high` and `low`.
 
-    The meter has a new value every `update_s`: the mean over the time `window_s` that ended `lag_s` before. `averaged_s`:
-    time over which the meter says that its values are averaged.
+    The meter has a new value every `update_s`: the mean power over `window_s` seconds that ended `lag_s` seconds earlier.
+    `averaged_s` is the averaging time that the meter reports.
     """
     numbers = random.Random(seed)  # noqa: S311 - noise of a meter
     readings, shown, updated = [], low, float("-inf")
@@ -95,7 +95,7 @@ def test_values_averaged_over_a_second_resolve_only_long_periods() -> None:
 
 
 def test_values_in_one_part_of_the_period_are_unresolved() -> None:
-    """First one reading per period, always at the same moment of it; then nine readings in the first tenth of each period."""
+    """First, each period has one reading, always at the same phase; then it has nine readings in its first tenth."""
     readings = [PowerValue(at=BEGIN + number * 0.5, power=100.0 + number % 7) for number in range(40)]
     with pytest.raises(UnresolvedError):
         power_wave(readings, BEGIN, 0.5)
@@ -132,7 +132,7 @@ def test_meter_that_shows_one_value_while_the_load_is_switched_is_stuck(
     assert bool(match) == bool(seconds), reason
     assert not match or float(match[2]) == pytest.approx(seconds, abs=0.1)
     assert log.why_stuck(BEGIN + 8.5, BEGIN + 10, period_s) == "", (
-        "a meter that was stuck before the window must not be reported"
+        "the time before the window must not count, and 1.5 s in the window are too short to report"
     )
 
 
@@ -150,7 +150,7 @@ def test_time_without_readings_does_not_count_as_unchanged() -> None:
 
 
 def test_stuck_meter_is_an_error_and_not_unsupported() -> None:
-    """The meter sticks after a single new value, or after one second of the measurement."""
+    """The meter gets stuck after a single new value, or after one second of the measurement."""
     for first in (0.02, 1.0):
         telemetry = Telemetry([0])
         for tick in range(220):

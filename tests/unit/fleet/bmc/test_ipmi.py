@@ -1,4 +1,4 @@
-"""Read BMCs by IPMI: the simulator of OpenIPMI, and sensors, log entries and errors as pyghmi returns them."""
+"""Read BMCs by IPMI: from the simulator of OpenIPMI, and from sensors, log entries and errors in the form of pyghmi."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def event(number: int, **changed: Any) -> dict[str, Any]:
 
 
 def read_log(events: list[dict[str, Any]], mark: str) -> Readings:
-    """Read a log with these events; `mark` is the newest entry at the previous reading, `none` if the log was empty then."""
+    """Read a log with these events; `mark` is the newest entry at the previous reading, or `none` if the log was empty."""
     readings = Readings()
     command: Any = SimpleNamespace(get_event_log=lambda: iter(events))
     ipmi_reading._read_log(readings, command, {"log=SEL": mark}, float("inf"))

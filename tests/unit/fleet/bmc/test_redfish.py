@@ -40,7 +40,7 @@ def service(
 
 
 def read(target: BmcTarget, marks: Marks | None = None, deadline_s: float = 20.0) -> dict[str, Metric]:
-    """Return name -> metric of one BMC. `marks`: log -> its newest entry when it was read before; None: a first reading."""
+    """Return name -> metric of one BMC. `marks`: log -> its newest entry at the previous reading; None: the first reading."""
     ((_, metrics, _),) = read_all([(target, marks)], deadline_s=deadline_s)
     return {metric.name: metric for metric in metrics}
 
@@ -200,7 +200,7 @@ def test_unknown_health_of_all_power_supplies_is_an_error(certificate: Path, sta
 
 
 def test_health_of_power_supplies_is_unsupported_if_the_bmc_reports_it_for_none(certificate: Path) -> None:
-    """BMCs of ASUS, Gigabyte and Cisco report none (bb-Ricardo/check_redfish issues 154, 53, 12).
+    """BMCs of ASUS, Gigabyte and Cisco do not report this health (bb-Ricardo/check_redfish issues 154, 53, 12).
 
     A supply without input still fails.
     """

@@ -1,6 +1,6 @@
-"""The rack, host, slot or part that fails repeatedly is reported. What fails only because of it is not reported.
+"""A rack, host, slot or part that fails repeatedly is reported, but not the parts that fail only because of it.
 
-For example, the GPUs of a bad host are not.
+For example, a host that fails repeatedly is reported, and its GPUs are not.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def history_of(
 
     Args:
         failures: failures of the benchmark `peer_copy`.
-        busy_rack: number of a rack with 1000 additional runs, one an hour.
+        busy_rack: number of a rack with 1000 additional runs, one run an hour.
         wrong: runs with a wrong date.
         short: runs without `peer_copy`.
     """
@@ -69,7 +69,7 @@ def _key(number: int, host: str) -> tuple[datetime, str, str, str]:
 
 
 def found(*failures: Failures, **options: Any) -> list[Lemon]:
-    """Return what failed repeatedly, including what may have failed repeatedly by chance."""
+    """Return every rack, host, slot and part that failed repeatedly, even if perhaps by chance."""
     rows = iter([item for each in failures for item in each])
     return lemons(history_of(rows, **options))
 
@@ -163,7 +163,7 @@ def test_failures_of_the_whole_fleet_are_not_attributed_to_racks() -> None:
 
 
 def test_rack_with_many_runs_is_not_reported_for_its_number_of_failures() -> None:
-    """Its eight failures in 1000 additional runs are a lower rate than the three failures in 24 runs of each rack."""
+    """Eight failures in its 1000 additional runs are a lower rate than the three failures that each rack has in 24 runs."""
     usual = [
         (number, f"r{rack}-h{rack % 4}", "gpu=1", f"x-{number}-{rack}")
         for number in range(0, RUNS, 8)
@@ -177,7 +177,7 @@ def test_run_with_a_wrong_date_is_ignored() -> None:
     assert [item.episodes for item in found(of_part(2, 8, 14, 20), wrong=(0, 8))] == [3]
 
 
-def test_runs_with_a_wrong_date_are_no_opportunity_to_fail() -> None:
+def test_runs_with_a_wrong_date_do_not_count_as_exposures() -> None:
     exposures = _exposures(history_of(iter(()), wrong=(0, 8)))
     assert exposures == {
         ("part", "gpu"): {RUNS - 2: RACKS * HOSTS * GPUS},

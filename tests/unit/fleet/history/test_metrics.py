@@ -15,7 +15,7 @@ Series = dict[tuple[str, ...], float]
 
 
 def slow(record: Record) -> Record:
-    """Return the record; in that of h1, GPU 0 has half of its memory bandwidth, too little for its model."""
+    """Return the record. If it is of h1, halve the memory bandwidth of GPU 0, which is then too low for its model."""
     if record.host != "h1":
         return record
     return replace(record, observations=tuple(
@@ -38,7 +38,7 @@ def metrics(history: Path, *options: str) -> tuple[dict[str, Series], str]:
 
 
 def test_state_is_that_of_the_newest_run_of_each_host(tmp_path: Path) -> None:
-    """Run r2 rejects h1, r3 tests only h2. The oldest, r1, accepts both hosts and is imported last."""
+    """Run r2 rejects h1, and run r3 tests only h2. The oldest run, r1, accepts both hosts and is imported last."""
     history = tmp_path / "history"
     runs = [
         run_directory(tmp_path / "r2", created="2026-10-02T00:00:00Z", change=slow),

@@ -1,4 +1,4 @@
-"""The history of other parts than GPUs: a chassis, a serial in two slots of a host, and a part whose causes have no serial."""
+"""The history of parts other than GPUs: a chassis, a serial in two slots of a host, and a part whose causes have no serial."""
 
 from __future__ import annotations
 

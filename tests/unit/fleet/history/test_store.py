@@ -43,7 +43,7 @@ Judged = tuple[Run, FleetReport]
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judged]:
-    """Return two judged runs, so that tests of the store need not judge."""
+    """Return two judged runs. Judging them once saves each test of the store the time."""
     directory = tmp_path_factory.mktemp("runs")
     created = {"r1": "2026-10-01T00:00:00Z", "r2": "2026-11-01T00:00:00Z"}
     return {name: judge_run(run_directory(directory / name, created=time), []) for name, time in created.items()}
@@ -99,7 +99,7 @@ def test_run_counts_once_after_a_second_import_from_a_copy_and_after_merging(tmp
     (tmp_path / "r1").rename(copy)
     import_runs(store, copy)
     assert counts(store) == first
-    assert not set(written) & set(files(store)), "the files of the earlier judgement are removed"
+    assert not set(written) & set(files(store)), "the files of the earlier judgement must be removed"
     assert merge_runs(store, REAL) == 1
     import_runs(store, copy)
     assert counts(store) == first
@@ -217,7 +217,7 @@ NEWER: dict[str, Callable[[dict[str, Any]], object]] = {
 def test_index_of_a_newer_version_is_not_called_damaged(
     tmp_path: Path, change: Callable[[dict[str, Any]], object], judged: dict[str, Judged]
 ) -> None:
-    """If the user restored a backup or imported the runs again, the data that the newer version added would be lost."""
+    """The error must not suggest a backup or a new import: both would lose the data that the newer version added."""
     add(tmp_path / "h", judged["r1"])
     version = tmp_path / "h" / REAL / "index-1" / "index.json"
     for path in (version, tmp_path / "h" / REAL / "index.json"):
@@ -247,8 +247,8 @@ def test_file_outside_the_history_is_not_read(tmp_path: Path, judged: dict[str, 
 def test_two_writers_at_once_both_succeed(
     tmp_path: Path, judged: dict[str, Judged], monkeypatch: pytest.MonkeyPatch, has_locks: bool
 ) -> None:
-    """Also without locks, as on NFS with `nolock`, where a lock is local to each machine."""
-    monkeypatch.setattr(store_module, "MAX_LOOSE_RUNS", 1)  # the second writer merges what the first one added
+    """Both succeed even without locks, as on NFS with `nolock`, where a lock is local to each machine."""
+    monkeypatch.setattr(store_module, "MAX_LOOSE_RUNS", 1)  # the second writer merges the run of the first writer
     if not has_locks:
         monkeypatch.setattr(commit.fcntl, "flock", lambda *_: None)
     threads = [threading.Thread(target=add, args=(tmp_path / "h", run)) for run in judged.values()]
@@ -390,7 +390,7 @@ def test_missing_package_is_named_with_the_remedy(
     assert "pip install 'rackproof[history]'" in done.stderr
 
 
-def test_directory_without_a_run_is_not_added_and_the_others_are(tmp_path: Path) -> None:
+def test_directory_without_a_run_is_reported_and_the_other_directories_are_added(tmp_path: Path) -> None:
     run = run_directory(tmp_path / "r1")
     done = rackproof("history", "import", tmp_path / "missing", run, "--history", tmp_path / "h")
     assert done.returncode == 2
@@ -464,7 +464,7 @@ def test_file_with_a_damaged_footer_is_named(tmp_path: Path, judged: dict[str, J
 
 
 def test_month_with_a_damaged_file_is_merged_without_it(tmp_path: Path, judged: dict[str, Judged]) -> None:
-    """A merged file that contained the damage would have a valid checksum."""
+    """If the damaged file were merged, the merged file would have a valid checksum, which would hide the damage."""
     add(tmp_path, judged["r1"])
     index = read_index(tmp_path, REAL)
     assert index
@@ -479,7 +479,7 @@ def test_month_with_a_damaged_file_is_merged_without_it(tmp_path: Path, judged: 
 
 
 def drop_column(history: Path, table: str, column: str, chosen: Sequence[int]) -> None:
-    """Rewrite some files of a table (`chosen`: their positions) without a column that older versions of Rackproof lacked."""
+    """Rewrite the files of a table at the positions `chosen` without a column that older versions of Rackproof did not write."""
     place = home(history, REAL)
     with writer(history, REAL) as index:
         files = [item for item in index.files if item.table == table]

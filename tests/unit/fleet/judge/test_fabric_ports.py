@@ -62,7 +62,7 @@ def totals(
         ({"state": {0: "ACTIVE"}, "active": {1: True}}, 2),
     ],
 )
-def test_port_is_active_if_every_reading_of_its_state_says_so(
+def test_port_is_active_if_every_reading_of_its_state_is_active(
     states: Mapping[str, Mapping[int, Any]], active: int
 ) -> None:
     assert totals({0: IB, 1: IB}, {0: 5e10, 1: 5e10}, **states) == {"active": active, "rate": 5e10 * active}

@@ -1,4 +1,4 @@
-"""Manifest lines of optical modules and cables: in the right port, in another port, replaced, unread, or not ordered."""
+"""Judge modules and cables of a manifest: in the ordered port, in another port, replaced, not read, or not ordered."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_verdict_on_a_replaced_module_names_its_replacement() -> None:
 
 
 def test_module_in_another_port_is_not_named_as_the_replacement() -> None:
-    """Y1 is at the first port and Z9 at the second: only Z9 is named in place of X2, which was ordered for the second."""
+    """X2 was ordered for the second port, which has Z9 instead. Y1 is in the first port as ordered, so Y1 replaces nothing."""
     missing = judged([line("X2", "mlx5_1"), line("Y1", "mlx5_0")], {FIRST: "Y1", SECOND: "Z9"})[0]
     assert missing == ("h1", SECOND, FAIL, "ordered for h1 slot mlx5_1, found on no host; Z9 is there instead")
 

@@ -1,4 +1,4 @@
-"""Wrong words in the memory test fail only the GPU that has them, in records of this version and of older versions."""
+"""Wrong words in the memory test fail only the GPU with these words, in records of this version and of older versions."""
 
 from __future__ import annotations
 

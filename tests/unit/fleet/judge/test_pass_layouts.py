@@ -1,7 +1,7 @@
 """A criterion is counted for all hosts of a layout at once, or evaluated on one host, or left to `judge`.
 
-Hosts whose benchmarks made the same observations have one layout. The counts must be those of all verdicts of the criteria that
-are not left.
+Hosts whose benchmarks made the same observations have one layout. The counts must equal the counts of all verdicts, except those
+of the criteria that are left to `judge`.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Counted:
 def count(
     *rules: Criterion, plan: Plan = PLAN, packs: Sequence[Pack] = (), evidence: Mapping[str, Evidence] | None = None
 ) -> Counted:
-    """Return what was counted. Check that this equals a count of all verdicts of the criteria that are not left."""
+    """Return what was counted. Check that it equals a count of all verdicts, except those of the criteria that are left."""
     used, evidence = list(packs) or [pack(*rules)], dict(evidence or fleet(plan))
     views = host_views(plan, evidence, used)
     stats = gather(Planned(plan), views)
@@ -122,8 +122,8 @@ def with_gang_record(host: str, change: Change) -> dict[str, Evidence]:
     return {**gangs(), host: Evidence(records=(host_record, change(gang_record)))}
 
 
-def own(rule: Criterion) -> list[Pack]:
-    """Return two packs: a shipped one with another criterion, and one of the operator with this criterion."""
+def operator_packs(rule: Criterion) -> list[Pack]:
+    """Return two packs: a shipped pack with another criterion, and a pack of the operator with this criterion."""
     return [pack(THING), pack(replace(rule, origin="mine"), name="mine", chosen=True)]
 
 
@@ -173,7 +173,7 @@ def test_criterion_is_evaluated_at_most_on_the_first_of_equal_hosts(
     ],
 )
 def test_criterion_of_the_operator_that_matches_nothing_is_left(rule: Criterion, left: list[str]) -> None:
-    assert count(packs=own(rule)).left() == {name: [rule.id] for name in left}
+    assert count(packs=operator_packs(rule)).left() == {name: [rule.id] for name in left}
 
 
 @pytest.mark.parametrize(("optional", "left"), [(False, ["h1", "h2"]), (True, [])])
@@ -183,7 +183,7 @@ def test_comparison_with_too_small_a_fleet_is_left_unless_optional(optional: boo
 
 
 def test_optional_comparison_with_too_small_a_fleet_does_not_hide_other_figures() -> None:
-    """A second figure, which only h1 has, has too few peers."""
+    """h1 has a second figure that no other host has, so this figure has too few peers."""
     more = builders.observation("memory.bandwidth", 4.27e12, scope="gpu=0", unit="B/s", op="copy", size_bytes=8)
     changed = fleet(PLAN, h1=with_more(more))
     for optional, left in ((True, {}), (False, {"h1": ["fraction"]})):
@@ -235,7 +235,7 @@ def test_figure_that_was_not_measured_has_no_verdict() -> None:
         none = with_figure(None, status=status, reason="no")
         changed = fleet(PLAN, h1=none, h2=none, h3=none)
         assert count(FLOOR, FRACTION, evidence=changed).left() == {}
-        assert count(packs=own(FLOOR), evidence=changed).left() == {name: ["floor"] for name in EVERYWHERE}
+        assert count(packs=operator_packs(FLOOR), evidence=changed).left() == {name: ["floor"] for name in EVERYWHERE}
         some = count(FLOOR, evidence=fleet(PLAN, h2=none))
         assert (some.left(), some.remaining["h2"].passes, some.remaining["h3"].passes) == ({}, 0, 1)
 
@@ -301,7 +301,7 @@ def test_criterion_of_readings_with_equal_values_is_shared_by_the_layout() -> No
     assert (layout.alike.count, layout.alike.hosts) == (3, [(0, "h1"), (1, "h2"), (2, "h3")])
 
 
-def test_steps_that_are_no_longer_shared_keep_the_order_of_the_criteria() -> None:
+def test_step_that_is_no_longer_shared_is_inserted_in_the_order_of_the_criteria() -> None:
     def other(record: Record) -> Record:
         return with_constant_readings(thing=1.0)(record)
 
@@ -451,7 +451,7 @@ def test_figures_of_pairs_are_counted_only_if_all_have_one_limit_and_all_pass(
     for item in counted.remaining.values():
         figures = item.figures()
         assert figures is not None
-        assert len(figures) == 2, "the layout must have two figures: one of the host, one of its pairs"
+        assert len(figures) == 2, "the layout must have two figures: one for the host and one for its pairs"
         assert item.plan_is_met
 
 
@@ -526,7 +526,7 @@ def test_step_compares_numbers_if_all_of_its_checks_do(checks: list[bool] | None
     assert _Step(criterion=THING, checks=of_step).compares_numbers is compares_numbers
 
 
-def test_pending_passes_are_counted_as_soon_as_there_are_as_many_as_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_passes_are_counted_when_their_number_reaches_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "MAX_PENDING", 2)
     views = host_views(PLAN, fleet(PLAN), [pack(FLOOR)])
     stats = gather(Planned(PLAN), views)
@@ -581,7 +581,7 @@ def test_values_pass_if_they_meet_every_check(value: Any, fields: dict[str, Any]
         (None, "ge", "ge", False), (1.0, "eq", "eq", False), (1.0, "ge", "le", False),
     ],
 )  # fmt: skip
-def test_row_counts_passes_by_their_numbers_alone_only_if_its_operator_orders_numbers_and_the_limit_is_a_number(
+def test_row_counts_passes_by_numbers_only_for_a_numeric_limit_and_an_operator_other_than_eq(
     limit: Any, operator: str, of_row: str, is_number: bool
 ) -> None:
     assert passes._counts_numbers(row(operator=of_row), criterion(operator=operator), limit) is is_number

@@ -1,4 +1,4 @@
-"""Limits at which constant readings that change, counted times that grow and missing readings become problems of a record."""
+"""Test when a reading is a problem of its record: a constant that changes, a time that grows too fast, or a missing reading."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_constant_readings_are_known_by_name(name: str, constant: bool) -> None:
 
 
 def change_reasons(name: str, *values: Any, scope: str = "host") -> list[str]:
-    """Return the reasons of the problems of a reading that has the first value in the first snapshot, and so on."""
+    """Return the reasons of the problems of a reading with these values in successive snapshots."""
     shots = [snapshot(20 * at, {name: {scope: value}}) for at, value in enumerate(values)]
     return [reason for _, _, reason in problems(*shots)]
 
@@ -105,13 +105,13 @@ THROTTLED = "gpu.throttle.time", "gpu=0,reason=power_cap"
     ("grown", "is_wrong"),
     [(401.0, False), (401.5, True)],
 )
-def test_counted_time_may_grow_by_the_time_on_the_clock_and_its_tolerance(grown: float, is_wrong: bool) -> None:
+def test_counted_time_may_grow_by_the_elapsed_time_plus_the_clock_tolerance(grown: float, is_wrong: bool) -> None:
     found = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100)
     assert found == ([(THROTTLED[1], f"grew by {grown:g} s within 100 s")] if is_wrong else [])
 
 
 @pytest.mark.parametrize(("grown", "is_wrong"), [(171.0, False), (171.5, True)])
-def test_counted_time_may_grow_by_the_uptime_and_the_delay_of_drivers(grown: float, is_wrong: bool) -> None:
+def test_counted_time_may_grow_by_the_rise_of_the_uptime_plus_the_counting_delay(grown: float, is_wrong: bool) -> None:
     found = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100, uptimes=(1000.0, 1050.0))
     assert found == ([(THROTTLED[1], f"grew by {grown:g} s within 50 s")] if is_wrong else [])
     unread = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100, uptimes=("long", 1050.0))
@@ -128,7 +128,7 @@ def test_throttle_time_must_not_fall_but_uptime_may() -> None:
 
 
 @pytest.mark.parametrize(("grown", "is_wrong"), [(401.0, False), (402.0, True)])
-def test_uptime_may_grow_by_the_time_on_the_clock_and_its_tolerance(grown: float, is_wrong: bool) -> None:
+def test_uptime_may_grow_by_the_elapsed_time_plus_the_clock_tolerance(grown: float, is_wrong: bool) -> None:
     assert bool(growth_problems("host.uptime", "host", 10.0, 10.0 + grown, seconds=100)) is is_wrong
 
 
@@ -165,11 +165,11 @@ MISSING = "missing in the snapshot {} benchmark, but other snapshots of the reco
 
 
 def missing(outer: Readings, middle: Readings, phase: str = "after") -> list[tuple[str, str, str]]:
-    """Return the problems of a record whose first and last snapshot have `outer`, and whose second one has `middle`."""
+    """Return the problems of a record with the readings `outer` in its first and last snapshot, and `middle` in its second."""
     return problems(snapshot(0, outer), snapshot(20, middle, phase), snapshot(40, outer, "after"))
 
 
-def test_reading_that_a_full_snapshot_lacks_is_missing_there() -> None:
+def test_reading_that_a_full_snapshot_lacks_is_reported_as_missing() -> None:
     both = {"gpu.power": {"gpu=0": 1}, "gpu.utilization": {"gpu=0": 1}}
     one = {"gpu.power": {"gpu=0": 1}}
     assert missing(both, one) == [("gpu.utilization", "host", MISSING.format("after"))]
@@ -215,7 +215,7 @@ def test_at_most_three_readings_that_were_read_only_during_a_launch_are_named() 
         ("optics.temperature", "nic=eth1", "nic=eth0", False),
     ],
 )
-def test_value_that_a_snapshot_lacks_is_reported_unless_it_is_of_a_disk_a_module_or_an_xid(
+def test_missing_value_is_reported_unless_it_is_of_a_disk_a_module_or_an_xid(
     name: str, scope: str, other: str, is_missing: bool
 ) -> None:
     log = {"xid.last_seen": {"host": 0.0}}

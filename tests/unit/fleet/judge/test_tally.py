@@ -184,7 +184,7 @@ def test_missing_serial_is_taken_from_the_gpu_of_the_scope() -> None:
     assert [far.serial for far in row.judged({}).farthest] == ["", "own"]
 
 
-def test_limit_is_shown_if_all_verdicts_with_a_limit_have_the_same_one() -> None:
+def test_limit_is_shown_if_all_verdicts_with_a_limit_have_the_same_limit() -> None:
     for limits, expected in (
         ((5.0, 5.0), 5.0),
         ((5.0, 6.0), None),
@@ -259,7 +259,7 @@ def test_spread_of_extreme_values_is_finite(values: tuple[float, ...], expected:
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_values_are_rounded_if_a_row_has_more_than_max_exact(more: int) -> None:
+def test_values_are_rounded_if_a_row_has_more_than_max_exact_values(more: int) -> None:
     values = [100 + at / 1000 for at in range(MAX_EXACT + more)]
     row, halves = new_row(), [new_row(), new_row()]
     for position, value in enumerate(values):
@@ -297,7 +297,7 @@ def test_merged_rounded_and_exact_rows_equal_one_row_of_all_values() -> None:
     assert 100.12345 not in many.numbers
 
 
-def test_buffered_values_are_counted_once_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_buffered_values_are_counted_when_the_buffer_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.judge.row.MAX_BUFFERED", 4)
     row = new_row()
     row.add_limit(0.0)
@@ -312,7 +312,7 @@ def test_buffered_values_are_counted_once_the_buffer_is_full(monkeypatch: pytest
 
 
 @pytest.mark.parametrize("use_add_pass", [False, True])
-def test_value_that_is_worse_than_the_last_listed_one_replaces_it(use_add_pass: bool) -> None:
+def test_value_that_is_worse_than_the_last_listed_value_replaces_it(use_add_pass: bool) -> None:
     def add_passing(value: float, position: int) -> None:
         if use_add_pass:
             row.add_pass(value, position, f"h{position}", "gpu=0")
@@ -326,7 +326,7 @@ def test_value_that_is_worse_than_the_last_listed_one_replaces_it(use_add_pass: 
     assert worst_hosts(row.judged({}))[-1] == "h9"
     add_passing(8.5, 11)
     assert worst_hosts(row.judged({}))[-2:] == ["h8", "h11"]
-    # Of hosts with equal values the first ones of the plan are listed, also after merging.
+    # Among hosts with equal values, those that come first in the plan are listed, also after merging.
     other = new_row()
     for position in range(60, 40, -1):
         other.add_pass(3.0, position, f"h{position}", "gpu=0")

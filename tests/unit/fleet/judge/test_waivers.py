@@ -1,6 +1,6 @@
 """Test waivers: a waived failure is still listed as a failure; an expired waiver does not apply.
 
-Data that are missing are waived only with `absent: true`.
+Missing data are waived only with `absent: true`.
 """
 
 from __future__ import annotations

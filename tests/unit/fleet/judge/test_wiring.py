@@ -1,4 +1,4 @@
-"""Cables are compared with the manifest, or between hosts if it lists none. Two swapped cables are one cause that names both."""
+"""Compare cables with the manifest or, if it lists no cables, between hosts. Two swapped cables are one cause that names both."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def top_of_rack(count: int, rails: int = 8, hosts_in_rack: int = 4) -> Cables:
 
 
 def two_planes(count: int, rails: int = 4) -> Cables:
-    """Return the cables of a fleet with two leaves for each rail. A host uses the first leaf for all its rails, or the second."""
+    """Return the cables of a fleet with two leaves for each rail. A host uses only first leaves or only second leaves."""
     return {
         (host, rail): (f"leaf{rail}{'ab'[number % 2]}", f"swp{number + 1}")
         for number, host in enumerate(hosts_of(count))
@@ -82,7 +82,10 @@ def two_planes(count: int, rails: int = 4) -> Cables:
 
 
 def mixed_groups(count: int, rails: int = 4) -> Cables:
-    """Return the cables of a fleet with two leaves for each rail. A host uses the first for some rails, the second for others."""
+    """Return the cables of a fleet with two leaves for each rail.
+
+    A host uses the first leaf of some rails and the second leaf of the others.
+    """
     return {
         (host, rail): (f"leaf{rail}{'ab'[(number >> rail) % 2]}", f"swp{number + 1}")
         for number, host in enumerate(hosts_of(count))
@@ -91,12 +94,12 @@ def mixed_groups(count: int, rails: int = 4) -> Cables:
 
 
 def swap(cables: Cables, first: tuple[str, int], second: tuple[str, int]) -> Cables:
-    """Return the cables with the ends of these two exchanged."""
+    """Return the cables with the switch ends of these two cables exchanged."""
     return {**cables, first: cables[second], second: cables[first]}
 
 
 def links(cables: Mapping[tuple[str, int], tuple[str, str]], **reasons: str) -> list[HostLinks]:
-    """Return the ports of all hosts. A port with an empty switch was not read; `reasons`: host -> why."""
+    """Return the ports of all hosts. A port without a switch was not read; `reasons`: host -> why not."""
     of_host: dict[str, list[PortLink]] = {}
     for (host, rail), (switch, port) in cables.items():
         of_host.setdefault(host, []).append(
@@ -196,7 +199,7 @@ def test_two_swapped_cables_of_a_host_are_one_cause_that_names_both(name: str, s
 
 
 @pytest.mark.parametrize("faulty", range(1, 6))
-def test_several_hosts_with_swapped_cables_have_a_cause_each(faulty: int) -> None:
+def test_each_host_with_swapped_cables_has_one_cause(faulty: int) -> None:
     cables = HEALTHY["rails"]
     for number, host in enumerate(hosts_of(faulty)):
         cables = swap(cables, (host, number), (host, number + 1))
@@ -283,8 +286,8 @@ def test_unread_switch_makes_a_host_incomplete_only_if_it_has_lldpd_and_most_hos
     assert report.hosts[0].decision == (decision if hosts == 4 else ACCEPTED)
 
 
-def test_host_without_a_record_does_not_count_as_one_that_reports_no_switch() -> None:
-    """Two of the three hosts with a record report a switch, so the third one must report one too."""
+def test_host_without_a_record_does_not_count_as_a_host_that_reports_no_switch() -> None:
+    """Two of the three hosts with a record report a switch, so the third host must report its switch too."""
     unread = [HostLinks(host="h04", has_record=False), *links({**rail_optimized(3, rails=1), ("h03", 0): ("", "")})]
     assert not_passing(judge_links(plan_of(hosts=4), unread)) == {("h03", "nic=ens0np0", INCONCLUSIVE)}
 
@@ -397,7 +400,7 @@ def test_switch_of_the_same_name_in_another_domain_is_another_switch(other_domai
     assert ("the manifest has port ens1np0 of h01" in wiring.verdicts[0].detail) == is_named
 
 
-def test_three_cables_moved_in_a_circle_are_a_cause_each() -> None:
+def test_three_cables_moved_in_a_circle_are_three_causes() -> None:
     cables = rail_optimized(1, rails=3)
     found = {("h01", rail): cables["h01", (rail + 1) % 3] for rail in range(3)}
     wiring = judge_links(plan_of(*lines_of(cables), hosts=1), links(found))
@@ -514,12 +517,12 @@ def test_cause_of_a_faulty_port_names_its_cable(name: str, scope: str, kind: Ver
 
 
 @pytest.mark.parametrize("kind", ["hca", "nic"])
-@pytest.mark.parametrize("known_by", ["switch", "manifest", "one read"])
+@pytest.mark.parametrize("known_by", ["switch", "manifest", "switch of port 1"])
 def test_cause_of_an_adapter_with_two_ports_names_only_the_cable_of_the_faulty_port(kind: str, known_by: str) -> None:
-    """A technician pulls the cable that the cause names, so it must not be that of the other port."""
+    """A technician pulls the cable that the cause names, so the cause must not name the cable of the other port."""
 
     def link(number: int) -> PortLink:
-        is_read = known_by == "switch" or (known_by == "one read" and number == 1)
+        is_read = known_by == "switch" or (known_by == "switch of port 1" and number == 1)
         scope = f"hca=mlx5_0,port={number}" if kind == "hca" else f"nic=eth{number}"
         of_nic = {"adapter": "mlx5_0", "adapter_port": str(number)} if kind == "nic" else {}
         switch = {"switch_id": "id", "switch": "leaf0", "port": f"swp{number}"} if is_read else {}
@@ -545,7 +548,9 @@ def test_cause_of_an_adapter_with_two_ports_names_only_the_cable_of_the_faulty_p
         return cause.parts[0].cable
 
     suffix = " by the manifest" if known_by == "manifest" else ""
-    ends = {number: f"leaf0 swp{number}{suffix}" for number in (1, 2)} | ({2: ""} if known_by == "one read" else {})
+    ends = {number: f"leaf0 swp{number}{suffix}" for number in (1, 2)} | (
+        {2: ""} if known_by == "switch of port 1" else {}
+    )
     for number, end in ends.items():
         assert named("infiniband.state", f"hca=mlx5_0,port={number}") == end
         if kind == "nic":
@@ -619,7 +624,7 @@ def report_on(plan: Plan, cables: Cables, kind: str = "nic") -> FleetReport:
 
 
 def test_unverified_cable_of_a_port_without_a_link_is_not_a_second_cause() -> None:
-    """A port that is down and its unread cable are one cause, which names the cable as in the manifest."""
+    """A port that is down and its unread cable are one cause, which names the cable end in the manifest."""
     cables = rail_optimized(2, rails=2)
     fleet = links({**cables, ("h02", 1): ("", "")}, h02="the port has no link")
     h01, h02 = (replace(host, links=(host.links[0], replace(host.links[1], adapter="mlx5_1"))) for host in fleet)

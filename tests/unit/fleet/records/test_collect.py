@@ -261,7 +261,7 @@ def test_foreign_record_is_quarantined(
     assert {event["what"] for event in events} == {"quarantined"}
 
 
-def test_record_of_another_host_than_its_frame_is_rejected(run: Path, plan: Plan, tmp_path: Path) -> None:
+def test_record_whose_frame_names_another_host_is_rejected(run: Path, plan: Plan, tmp_path: Path) -> None:
     record = builders.records(plan, "h1")[0]
     lines = list(frames.lines(text_of(record), run_id="r1", host="h2"))
     done = rackproof("collect", run, log_of(tmp_path, lines))

@@ -171,7 +171,7 @@ def test_colours_are_from_the_palette() -> None:
         assert set(colours) <= palette, name
 
 
-def test_texts_file_has_an_entry_for_every_panel_and_no_other() -> None:
+def test_texts_file_has_exactly_one_entry_for_each_panel() -> None:
     written = yaml.safe_load((HERE / "texts.yml").read_text())
     assert {f"rackproof-{name}" for name in written} == set(FILES)
     for name, texts in written.items():
@@ -227,7 +227,7 @@ def test_report_links_to_the_dashboard_at_the_time_of_the_run(report: FleetRepor
     assert f'href="{RUN_URL.replace("&", "&amp;")}"' in render_html(report, "https://grafana.example/ops")
 
 
-def test_no_link_without_a_grafana_url(report: FleetReport) -> None:
+def test_report_without_a_grafana_url_has_no_link(report: FleetReport) -> None:
     assert run_dashboard(report, "") == ""
     assert "Grafana" not in render_markdown(report)
     assert "Grafana" not in render_html(report)

@@ -486,7 +486,7 @@ def test_links_resolve_and_ids_are_unique() -> None:
 def test_content_security_policy_allows_only_own_style_and_script() -> None:
     page = Page(render_html(accepted()))
     policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
-    # Of the two scripts, `dict` keeps the last one, which is the only one that runs.
+    # The page has two scripts. `dict` keeps the second script: only this one runs, the first is data.
     inline = dict(item for item in page.inside if item[0] in ("style", "script"))
     assert [attributes.get("type") for tag, attributes in page.elements if tag == "script"] == [
         "application/json",
@@ -882,7 +882,7 @@ def test_times_are_shown_for_fleet_and_hosts() -> None:
 
 
 def test_time_of_a_soak_includes_all_its_rounds() -> None:
-    """A record has only the median duration of a benchmark in all rounds, and launches of only some of the rounds."""
+    """A record has only the median duration of a benchmark over all rounds, and the launches of only some rounds."""
     report = accepted()
     host = report.hosts[0]
     stress = replace(
@@ -1009,7 +1009,7 @@ def test_peer_matrix_shows_rate_link_and_missing_access() -> None:
     assert matrix.rows[0][0].text == ""
 
 
-def test_four_pairs_without_access_are_named_and_the_others_counted() -> None:
+def test_first_four_pairs_without_access_are_named_and_the_others_counted() -> None:
     denied = replace(two_hosts().hosts[0].measurements[0], name="peer.access", value=False)
     readings = {(0, target): {"access": denied} for target in range(1, 7)}
     assert peers._link(readings, {}) == (
@@ -1164,7 +1164,7 @@ def test_pair_matrix_shows_every_pair() -> None:
     first = pairs.host_pairs(hosts[0])
     assert (first["partners"], first["rails"]) == (names[1:], ["0", "1"])
     assert (first["bands"], first["rates"][1]) == (["44", "41", "44"], [48.0, 24.0])
-    # The host `at`, whose record has the lost rate, is the first host of its pair, then the second.
+    # The record of host `at` has the lost rate. This host is first the first host of the pair, then the second.
     for at, partner in ((0, 1), (3, 0)):
         lost = pair_rate(names[at], names[partner], 0, None)
         host = replace(hosts[at], measurements=(lost, *hosts[at].measurements[1:]))
@@ -1400,7 +1400,7 @@ def test_time_per_host_ignores_hosts_without_durations() -> None:
 
 
 @pytest.mark.parametrize(("lowest", "is_explained"), [(3.4e11, False), (2e11, True)])
-def test_orange_line_is_explained_only_if_the_chart_has_one(lowest: float, is_explained: bool) -> None:
+def test_orange_line_is_explained_only_if_the_chart_has_an_orange_line(lowest: float, is_explained: bool) -> None:
     fleet_plan = plan(4)
     rates = (3.5e11, 3.5e11, 3.5e11, lowest)
     records = {

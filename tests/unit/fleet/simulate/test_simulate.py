@@ -1,4 +1,4 @@
-"""Simulated fleets: healthy ones pass, every fault is reported and nothing else, and no report accepts simulated hardware."""
+"""Simulated fleets: healthy fleets pass, reports name exactly the simulated faults, and no report accepts simulated hardware."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests import ROOT, builders, fleets
 
 CREATED = "2026-11-21T04:00:00Z"
 GPU = 1
-"""Index of the GPU that has the fault, if the fault is one of a GPU."""
+"""Index of the faulty GPU, for faults of a GPU."""
 
 
 def run_of(directory: Path, *faults: str, jobs: int = 1, **fleet: Any) -> Path:
@@ -103,7 +103,7 @@ def test_simulated_values_are_within_the_measured_range_without_outliers() -> No
     assert (min(values), max(values)) == (97.0, 101.0)
     assert (
         98.5 < sum(values) / len(values) < 100.0
-    )  # below the median of 100, to which the maximum is nearer than the minimum
+    )  # below the median, 100: the minimum is farther from it than the maximum
 
 
 # --- healthy fleets
@@ -172,7 +172,7 @@ def test_small_fleet_is_accepted_if_healthy_and_rejected_if_all_its_parts_are_eq
 
 
 SLOW_FAMILIES = ("gemm.", "stress.", "memory.", "host_copy.", "peer_copy.", "collective.", "pairs.")
-"""First words of the names of figures. The test slows the figures with one of these words at a time."""
+"""Prefixes of names of figures. The test slows down the figures of one prefix at a time."""
 
 
 def with_slow_figures_only(evidence: Evidence, names: set[str], rate: float) -> Evidence:
@@ -201,7 +201,7 @@ def criteria_on(names: set[str]) -> list[Pack]:
 # --- faults
 
 HOST_FAULTS = {kind: fault for kind, fault in FAULTS.items() if kind not in ("slow_path", "slow_switch", "slow_rail")}
-"""Faults that one host shows. Faults of the fabric are tested in test_simulated_ports.py."""
+"""Faults of one host. Faults of the fabric are tested in test_simulated_ports.py."""
 EXPECTED_CRITERIA: dict[str, str] = {
     "xid79": "xid-79 xid-during-run localise plan",
     "missing_gpu": "gpu-count gpu-pci-count localise plan",
@@ -306,7 +306,7 @@ EXPECTED_REASONS = {
 
 @pytest.fixture(scope="module")
 def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], Path]:
-    """Return the host of each fault, and the run directory. Each host has at most one fault, the first of each rack none."""
+    """Return the host of each fault, and the run directory. A host has at most one fault; the first host of a rack has none."""
     racks = -(-len(HOST_FAULTS) // 7)
     chosen = Fleet(profile="smoke", readings=JUDGED, gpus=2, hosts=8 * racks, racks=racks, nvlink_domains=True,
                    storage=True, bmcs=True)  # fmt: skip
@@ -446,7 +446,7 @@ def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
 
 
 def test_slow_rail_of_a_host_with_swapped_cables_is_attributed_to_the_cables(tmp_path: Path) -> None:
-    """Swapped cables send two rails of r01-h03 over the spine switch. They explain its slow rail, so its NIC is not reported."""
+    """Swapped cables send two rails of r01-h03 over the spine switch. This explains its slow rail, so its NIC is not reported."""
     faults = ("swapped_cables:r01-h03:0", "slow_nic:r01-h03:1", "slow_nic:r01-h06:0")
     report = report_of(run_of(tmp_path / "run", *faults, hosts=8))
     assert {(cause.host, cause.problem) for cause in report.causes} == {
@@ -494,7 +494,7 @@ EXPECTED_PACKAGES = {
     "bmc_event": "inspect_hardware",
     "serial_mismatch": "inspect_hardware",
 }
-"""Fault -> action in its RMA package. Other faults have none: they need a reset, a reboot, another version or evidence."""
+"""Fault -> action in its RMA package. Other faults have no package: they need a reset, a reboot, another version or evidence."""
 
 
 def test_rma_lists_the_causes_of_the_report_with_their_parts_and_actions(
@@ -712,7 +712,7 @@ def test_list_faults_prints_all_kinds(capsys: pytest.CaptureFixture[str]) -> Non
         (["--gpus", "17"], "at most 16"),
     ],
 )
-def test_unsupported_simulation_is_one_error_line(
+def test_unsupported_simulation_is_refused_in_one_error_line(
     arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", str(tmp_path / "run"), *arguments]) == 64

@@ -1,4 +1,4 @@
-"""The verdict on a suspected port uses more than the pairs: the name of its switch, its rate, and its bandwidth in loopback."""
+"""The verdict on a suspected port also uses the name of its switch, its rate, and its bandwidth in loopback."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def judged(
     verdicts: Sequence[Verdict] = (),
     packs: Sequence[Pack] = (floors(),),
 ) -> list[Verdict]:
-    """Return the verdicts on ports, without the passes.
+    """Return the verdicts on ports that are not passes.
 
     Args:
         slow: returns whether a pair of ports has only half of the normal bandwidth.
@@ -135,7 +135,7 @@ def test_loopback_without_a_limit_is_not_mentioned(packs: list[Pack]) -> None:
 
 
 def leaf(number: int, rail: int) -> tuple[str, str]:
-    """Return ID and name of the leaf switch of a host on a rail; four hosts share one."""
+    """Return ID and name of the leaf switch of a host on a rail. Four hosts share a switch."""
     return f"00{number // 4}{rail}", f"leaf{number // 4}-{rail}"
 
 
@@ -244,7 +244,7 @@ def test_slow_rails_are_found_even_if_most_are_slow_when_rate_and_limit_of_their
     )
 
 
-def test_highest_limit_of_the_criteria_counts() -> None:
+def test_least_share_is_the_highest_lower_limit_of_the_criteria() -> None:
     rules = (
         criterion("verbs.best_ratio", id="a", operator="ge", value=0.7, scope=""),
         criterion("verbs.best_ratio", id="b", operator="ge", value=0.8, scope=""),
