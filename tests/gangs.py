@@ -1,4 +1,4 @@
-"""Gangs, rank states and heartbeats for tests of the supervisors."""
+"""Gangs (the hosts of one multi-node launch), rank states and heartbeats for tests of the supervisors."""
 
 from __future__ import annotations
 

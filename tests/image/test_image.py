@@ -1,7 +1,7 @@
 """Build and run the container image: `make test-image`, as root, with buildah and debootstrap, without Docker or a registry.
 
 In place of NVIDIA's base image, the tests use a Debian from debootstrap with the torch of this Python environment.
-The tests take about six minutes and 5 GB of disk. `make test` does not run them; the only test of the image that it runs is
+The tests take about six minutes and 5 GB of disk. `make test` does not run them; it only runs the checks of the image in
 tests/unit/deploy/test_image.py.
 """
 

@@ -75,7 +75,7 @@ PROCESSES = (
     "pid=7, name=(x): 79, Nonfatal Link, ",
     "name=python3, ",
 )
-"""Text after the code in the line of an XID that names the process."""
+"""Text after the code in the line of an XID. It names the process."""
 WORDS = "0x021425c6 0x00000000 0x00000000 0x00000000"
 ENDS = (
     f"XC0 i0 Link 01 ({WORDS})",

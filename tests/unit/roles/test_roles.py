@@ -364,13 +364,13 @@ def test_ipv6_target_is_in_brackets(rendered_templates: Path) -> None:
     assert [group["targets"] for group in groups] == [["[fd00::11]:9836"], ["10.0.0.2:9836"], ["h3.example:9836"]]
 
 
-def test_exporter_is_started_with_the_compatible_names_of_the_inventory(
+def test_exporter_is_started_with_the_compatibility_options_of_the_inventory(
     rendered_templates: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unit = (rendered_templates / "rackproof-exporter.service").read_text()
     (command,) = re.findall(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)
     assert command.endswith(" --compat=1.0 --compat=dcgm")
-    # The exporter accepts these options: it only rejects the port.
+    # The exporter accepts these options: of this command line it rejects only the port, which is invalid on purpose.
     assert main([*command.split(), "--port", "70000"]) == 64
     assert "not a port" in capsys.readouterr().err
 

@@ -30,7 +30,7 @@ def run(folder: Path, **chosen: Any) -> Context:
     return rank
 
 
-def named(rank: Context, name: str) -> list[Observation]:
+def figures_of(rank: Context, name: str) -> list[Observation]:
     """Return the observations of the figure `integrity.NAME`."""
     return [item for item in rank.observations if item.name == f"integrity.{name}"]
 
@@ -125,7 +125,7 @@ def test_healthy_memory_of_any_size_has_no_wrong_words(seed: int, tmp_path: Path
 
 def test_every_pattern_reports_its_passes_and_time(tmp_path: Path) -> None:
     rank = run(tmp_path, patterns=[*ALL], seconds=0.5)
-    counts = named(rank, "wrong_words")
+    counts = figures_of(rank, "wrong_words")
     assert [item.params["pattern"] for item in counts] == [*ALL]
     for item in counts:
         assert (item.value, item.params["wrong_addresses"], item.params["wrong_bits"]) == (0, 0, "")
@@ -133,8 +133,8 @@ def test_every_pattern_reports_its_passes_and_time(tmp_path: Path) -> None:
     times = {str(item.params["pattern"]): float(str(item.params["elapsed_s"])) for item in counts}
     assert all(times[name] >= 0.1 for name in TESTS_OVER_TIME), times
     assert next(item for item in counts if item.params["pattern"] == "moving_inversions").params["passes"] > 1  # type: ignore[operator]
-    assert not named(rank, "error")
-    assert len(named(rank, "tested_share")) == 1
+    assert not figures_of(rank, "error")
+    assert len(figures_of(rank, "tested_share")) == 1
 
 
 # ---- faulty memory ----
@@ -163,10 +163,10 @@ def test_flipped_bits_are_reported_with_address_and_words(
 
     flip_after_write(monkeypatch, flip)
     rank = run(tmp_path, patterns=[pattern], seconds=0.0)
-    (count,) = named(rank, "wrong_words")
+    (count,) = figures_of(rank, "wrong_words")
     assert count.value == len(flipped)
     assert (count.params["wrong_addresses"], count.params["wrong_bits"]) == (1, "3, 17")
-    (error,) = named(rank, "error")
+    (error,) = figures_of(rank, "error")
     assert (error.params["address"], error.params["bits"], error.params["number"]) == (hex(flipped[0]), "3, 17", 1)
     assert int(str(error.params["expected"]), 16) ^ int(str(error.value), 16) == 1 << 17 | 1 << 3
 
@@ -183,7 +183,7 @@ def test_modulo_20_finds_a_word_that_changes_when_its_neighbours_are_written(
 
     monkeypatch.setattr(over_time, "rewrite_others", disturb)
     rank = run(tmp_path, patterns=["modulo_20"], seconds=0.3)
-    (count,) = named(rank, "wrong_words")
+    (count,) = figures_of(rank, "wrong_words")
     assert int(str(count.value)) >= 1
     assert (count.params["wrong_addresses"], count.params["wrong_bits"]) == (1, "40")
 
@@ -201,7 +201,7 @@ def test_neighbours_finds_a_word_that_changes_when_its_neighbours_are_inverted(
     monkeypatch.setattr(over_time, "invert_stripes", disturb)
     monkeypatch.setattr(over_time, "_random_word", lambda seed: 0)
     rank = run(tmp_path, patterns=["neighbours"], seconds=0.0)
-    (count,) = named(rank, "wrong_words")
+    (count,) = figures_of(rank, "wrong_words")
     assert (count.value, count.params["wrong_bits"]) == (len(over_time.STRIPE_BYTES), "0")
 
 
@@ -219,8 +219,8 @@ class Fading:
 
     def check(self, rank: Context) -> None:
         """Check that the loss of bit 63 was found once: of the pattern and its inverse, only one has this bit set."""
-        (count,) = named(rank, "wrong_words")
-        (error,) = named(rank, "error")
+        (count,) = figures_of(rank, "wrong_words")
+        (error,) = figures_of(rank, "error")
         assert self.waits
         assert (count.value, count.params["wrong_addresses"], count.params["wrong_bits"]) == (1, 1, "63")
         assert error.params["address"] == hex(self.memory[-1].chunks[0].data_ptr() + 40)
@@ -253,7 +253,7 @@ def test_bit_that_fades_only_in_heat_is_found(tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(over_time, "build_product", hot_product)
     fading.check(run(tmp_path, patterns=["hot_fade"], seconds=0.05))
-    assert named(run(tmp_path, patterns=["fade"], seconds=0.05), "wrong_words")[0].value == 0
+    assert figures_of(run(tmp_path, patterns=["fade"], seconds=0.05), "wrong_words")[0].value == 0
 
 
 @pytest.mark.parametrize("pattern", ["random", "moving_inversions", "fade"])
@@ -269,12 +269,12 @@ def test_stuck_column_is_reported_with_its_bit_and_all_addresses(
 
     monkeypatch.setattr(WrongWords, "compare", compare_stuck)
     rank = run(tmp_path, patterns=[pattern], most_bytes=1 << 16, seconds=0.0)
-    (count,) = named(rank, "wrong_words")
+    (count,) = figures_of(rank, "wrong_words")
     words = (1 << 13) // 64
     assert count.params["wrong_bits"] == "9"
     assert words // 4 <= int(str(count.params["wrong_addresses"])) <= words
     assert int(str(count.value)) >= int(str(count.params["wrong_addresses"]))
-    errors = named(rank, "error")
+    errors = figures_of(rank, "error")
     assert [item.params["number"] for item in errors] == [*range(1, MOST_RECORDED + 1)]
     assert len({item.params["address"] for item in errors}) == MOST_RECORDED
     assert all(
@@ -307,7 +307,7 @@ def test_word_that_is_right_when_read_again_counts_and_is_recorded_without_bits(
     errors, rank = WrongWords(), context(tmp_path)
     errors.compare(words, torch.empty(100, dtype=torch.int64), partial(patterns.fill, pattern="zeros"), 50)
     errors.report(rank, "zeros", bytes=800, passes=1, elapsed_s=0.1)
-    (count,), (error,) = named(rank, "wrong_words"), named(rank, "error")
+    (count,), (error,) = figures_of(rank, "wrong_words"), figures_of(rank, "error")
     assert (count.value, count.params["wrong_addresses"], count.params["wrong_bits"]) == (1, 1, "")
     assert (error.params["address"], error.params["expected"], error.value) == (hex(57 * 8), f"{0:#018x}", f"{0:#018x}")
 
@@ -320,7 +320,7 @@ def test_heater_that_cannot_allocate_memory_is_an_error_of_hot_fade_only(
 
     monkeypatch.setattr(over_time, "build_product", fail)
     rank = run(tmp_path, patterns=["zeros", "hot_fade", "fade"], seconds=0.0)
-    assert [(item.params["pattern"], item.status) for item in named(rank, "wrong_words")] == [
+    assert [(item.params["pattern"], item.status) for item in figures_of(rank, "wrong_words")] == [
         ("zeros", "measured"),
         ("hot_fade", "error"),
         ("fade", "measured"),

@@ -296,7 +296,7 @@ class Swapped:
         """Return a function that receives the elements."""
 
         def call() -> None:
-            receive.copy_(send + peer)  # this is rank 0, so the peer's data are the own data plus `peer`
+            receive.copy_(send + peer)  # rank n sends the data of rank 0, which is this rank, plus n
             if self._swaps and receive.numel() > 3:
                 receive[[2, 3]] = receive[[3, 2]]
 

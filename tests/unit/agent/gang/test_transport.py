@@ -1,4 +1,4 @@
-"""Connections between the hosts of a gang: buffers, limits, authentication, and the addresses that a host uses."""
+"""Connections between the hosts of a multi-node launch: buffers, limits, authentication, and the addresses that a host uses."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_bmc_without_a_route_is_not_reachable() -> None:
 def test_sensor_beyond_its_critical_limit_has_an_alarm_and_unknown_health_is_absent(
     bits: int | None, alarm: str | None
 ) -> None:
-    """pyghmi adds the bits of all limits that a sensor exceeds: 1 is the warning limit, 2 the critical limit, 3 are both."""
+    """pyghmi adds a number for each limit that a sensor exceeds: 1 for the warning limit, and 2 for the critical limit."""
     readings = Readings()
     sensor = {"unavailable": False, "value": 91.0, "units": "°C", "states": ["hot"], "type": "Temperature"}
     ipmi_reading._read_sensors(readings, [SimpleNamespace(name="CPU1", health=bits, **sensor)], float("inf"))

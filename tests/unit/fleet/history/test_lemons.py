@@ -68,7 +68,7 @@ def _key(number: int, host: str) -> tuple[datetime, str, str, str]:
     return datetime(2024, 1, 1) + timedelta(days=30 * min(number, RUNS), hours=number), str(number), host, host[:2]
 
 
-def found(*failures: Failures, **options: Any) -> list[Lemon]:
+def all_lemons(*failures: Failures, **options: Any) -> list[Lemon]:
     """Return every rack, host, slot and part that failed repeatedly, even if perhaps by chance."""
     rows = iter([item for each in failures for item in each])
     return lemons(history_of(rows, **options))
@@ -76,7 +76,7 @@ def found(*failures: Failures, **options: Any) -> list[Lemon]:
 
 def certain(*failures: Failures, **options: Any) -> set[tuple[str, str, int]]:
     """Return kind, id and number of separate failures of each lemon."""
-    return {(item.kind, item.id, item.episodes) for item in found(*failures, **options) if item.is_lemon}
+    return {(item.kind, item.id, item.episodes) for item in all_lemons(*failures, **options) if item.is_lemon}
 
 
 def chance() -> Failures:
@@ -174,7 +174,7 @@ def test_rack_with_many_runs_is_not_reported_for_its_number_of_failures() -> Non
 
 
 def test_run_with_a_wrong_date_is_ignored() -> None:
-    assert [item.episodes for item in found(of_part(2, 8, 14, 20), wrong=(0, 8))] == [3]
+    assert [item.episodes for item in all_lemons(of_part(2, 8, 14, 20), wrong=(0, 8))] == [3]
 
 
 def test_runs_with_a_wrong_date_do_not_count_as_exposures() -> None:
@@ -190,12 +190,12 @@ def test_runs_with_a_wrong_date_do_not_count_as_exposures() -> None:
 def test_run_without_the_failed_benchmark_does_not_end_a_failure() -> None:
     """A GPU with a broken link fails in each complete run. The runs in between do not measure the link."""
     short = tuple(number for number in range(RUNS) if number % 4)
-    assert found(of_part(0, 4, 8, 12, 16, 20), short=short) == []
-    assert [item.episodes for item in found(of_part(0, 4, 12, 20), short=short)] == [3]
+    assert all_lemons(of_part(0, 4, 8, 12, 16, 20), short=short) == []
+    assert [item.episodes for item in all_lemons(of_part(0, 4, 12, 20), short=short)] == [3]
 
 
 def test_failures_with_and_without_the_serial_are_those_of_one_gpu() -> None:
-    (item,) = found(of_part(2, 8), of_part(2, 8, serial=""))
+    (item,) = all_lemons(of_part(2, 8), of_part(2, 8, serial=""))
     assert (item.kind, item.episodes) == ("part", 2)
 
 

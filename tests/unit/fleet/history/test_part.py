@@ -19,7 +19,7 @@ CHASSIS, HOST, BOND = "S-r00-h00", "r00-h00", "aa:bb"
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
-def store(directory: Path, change: Callable[[int, HostRows], HostRows], months: int = 3) -> History:
+def store_runs(directory: Path, change: Callable[[int, HostRows], HostRows], months: int = 3) -> History:
     """Return a history of runs. `change` gets the number of a run and the rows of a host, and returns the rows to store."""
     for number, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=3, months=months).runs()):
         hosts = [change(number, host) for host in rows.hosts]
@@ -38,7 +38,7 @@ def test_chassis_is_found_by_its_serial_under_each_name(tmp_path: Path) -> None:
 
         return replace(host, parts=renamed(host.parts), figures=renamed(host.figures), tests=renamed(host.tests))
 
-    history = store(tmp_path, rename)
+    history = store_runs(tmp_path, rename)
     by_serial, by_name = (sections(part_answer(history, name)) for name in (CHASSIS, HOST))
     assert [(row["host"], row["part"], row["runs"]) for row in by_serial["places"]] == [
         (HOST, "host", 2),
@@ -55,7 +55,7 @@ def test_one_serial_in_two_slots_of_a_host_has_one_place(tmp_path: Path) -> None
         ports = [{**host.parts[0], "part": "NIC", "slot": f"nic={name}", "serial": BOND} for name in ("eth0", "eth1")]
         return replace(host, parts=(*host.parts, *ports)) if host.parts[0]["host"] == HOST else host
 
-    answer = part_answer(store(tmp_path, bond), BOND)
+    answer = part_answer(store_runs(tmp_path, bond), BOND)
     rows = sections(answer)
     assert [(row["slot"], row["runs"]) for row in rows["places"]] == [("nic=eth0 and nic=eth1", 3)]
     assert (rows["repairs"], answer.notes) == ([], [])

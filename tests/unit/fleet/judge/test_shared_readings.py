@@ -1,4 +1,4 @@
-"""Hosts with the same layout share a step of the judge until one of them has another value of a reading that the step uses."""
+"""Hosts with the same layout share a step of the judge until a host has another value of a reading that the step uses."""
 
 from __future__ import annotations
 

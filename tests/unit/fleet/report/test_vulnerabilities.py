@@ -32,7 +32,7 @@ def host(name: str, **software: str) -> HostReport:
     return HostReport(name=name, rack="", decision=ACCEPTED, record="", coverage=COVERAGE, software=versions)
 
 
-def found(
+def check_versions(
     *hosts: HostReport, plan: Plan = PLAN, known: Advisories = KNOWN
 ) -> tuple[tuple[Vulnerability, ...], list[str]]:
     """Return the vulnerable versions, and the lines of the summary on versions."""
@@ -44,7 +44,7 @@ def found(
 
 
 def test_hosts_with_the_same_version_share_a_line() -> None:
-    vulnerable, lines = found(
+    vulnerable, lines = check_versions(
         host("h1", driver__version="580.95.05"),
         host("h2", driver__version="580.95.05"),
         host("h3", driver__version="580.159.03"),
@@ -60,13 +60,13 @@ def test_most_severe_version_is_first_and_each_part_of_a_host_has_its_own_versio
         "infiniband.hca.firmware_version[hca=mlx5_0]": "28.43.1014",
         "infiniband.hca.firmware_version[hca=mlx5_1]": "28.43.8002",
     }
-    vulnerable, _ = found(host("h1", driver__version="580.95.05", **parts))
+    vulnerable, _ = check_versions(host("h1", driver__version="580.95.05", **parts))
     assert [(item.severity, item.version) for item in vulnerable] == [("critical", "28.43.1014"), ("high", "580.95.05")]
 
 
 def test_package_of_a_distribution_is_listed_as_not_compared() -> None:
     runc = {"container.runc.version": "1.1.12", "container.runc.package_version": "runc 1.1.12-0ubuntu3.1"}
-    vulnerable, lines = found(host("h1", **runc))
+    vulnerable, lines = check_versions(host("h1", **runc))
     assert vulnerable == ()
     assert lines == [
         "Version not compared: runc (runc 1.1.12-0ubuntu3.1): the distribution adds fixes to old versions; "
@@ -75,23 +75,23 @@ def test_package_of_a_distribution_is_listed_as_not_compared() -> None:
 
 
 def test_old_list_of_advisories_is_a_caveat_if_a_version_was_compared() -> None:
-    _, lines = found(host("h1", driver__version="580.159.03"), plan=LATER)
+    _, lines = check_versions(host("h1", driver__version="580.159.03"), plan=LATER)
     assert lines == [f"Old advisories: {OLD}docs/versions.md shows how to renew it"]
-    assert found(host("h1", driver__version="580.159.03")) == ((), [])
-    assert found(host("h1", torch="2.11.0"), plan=LATER) == ((), [])
+    assert check_versions(host("h1", driver__version="580.159.03")) == ((), [])
+    assert check_versions(host("h1", torch="2.11.0"), plan=LATER) == ((), [])
 
 
 @pytest.mark.parametrize("plan", [replace(LATER, rehearsal=True), replace(LATER, simulated=True)])
 def test_rehearsal_and_simulation_have_no_caveat_about_versions(plan: Plan) -> None:
-    assert found(host("h1", driver__version="580.95.05"), plan=plan) == ((), [])
+    assert check_versions(host("h1", driver__version="580.95.05"), plan=plan) == ((), [])
 
 
 def test_versions_and_hosts_beyond_the_first_five_are_only_counted() -> None:
-    vulnerable, lines = found(*(host(f"h{number}", driver__version=f"580.{number}.1") for number in range(9)))
+    vulnerable, lines = check_versions(*(host(f"h{number}", driver__version=f"580.{number}.1") for number in range(9)))
     assert len(vulnerable) == 9
     assert len(lines) == 6
     assert lines[-1] == "Vulnerable versions: 4 more, listed in report.json"
-    _, lines = found(*(host(f"k{number}", driver__version="580.95.05") for number in range(9)))
+    _, lines = check_versions(*(host(f"k{number}", driver__version="580.95.05") for number in range(9)))
     assert lines == [f"Vulnerable version: {TEXT} [k0, k1, k2, k3, k4 and 4 more hosts]"]
 
 
@@ -100,11 +100,11 @@ def test_packages_of_distributions_beyond_the_first_five_are_only_counted() -> N
         host(f"h{n}", **{"container.runc.version": "1.1", "container.runc.package_version": f"runc 1.1-{n}"})
         for n in range(9)
     ]
-    _, lines = found(*hosts)
+    _, lines = check_versions(*hosts)
     assert len(lines) == 6
     assert lines[-1] == "Versions not compared: 4 more packages of distributions"
 
 
 @pytest.mark.parametrize("text", ["580.95.05\x1b[2J", "../../etc/passwd", "5" * 100_000])
 def test_hostile_versions_are_not_shown(text: str) -> None:
-    assert found(host("h1", driver__version=text)) == ((), [])
+    assert check_versions(host("h1", driver__version=text)) == ((), [])
