@@ -11,27 +11,28 @@ from hypothesis import settings
 
 from tests import ROOT
 
-# Compile once, not in each of the hundreds of processes that the tests start.
+# Let Python write bytecode files: otherwise each of the hundreds of processes of the tests compiles the sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Otherwise numpy starts a thread for each processor, which takes a tenth of the time of importing torch.
+# Limit numpy to one thread: starting a thread for each processor takes a tenth of the time of `import torch`.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-# Torch would start a thread for each processor, which would mostly wait: several processes of tests use the processors.
+# Limit torch to one thread: more threads would only wait, because several test processes share the processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# The heartbeat lines of a playbook cost one more process per ansible-playbook; tests that need them set this themselves.
+# Disable the heartbeat lines of playbooks, which cost one more process per ansible-playbook. Tests of these lines enable them.
 os.environ.setdefault("RACKPROOF_HEARTBEAT", "0")
 # A shell starts background jobs with SIGINT ignored, which Python inherits: restore KeyboardInterrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-gc.disable()  # little becomes garbage while pytest collects the tests
+gc.disable()  # pytest creates little garbage while it collects the tests
 
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
-    # Each worker starts with one of these files. The first file installs the agent on lab hosts, and all other labs wait for it.
+    # Each of the four workers of `make test` starts with one of the first four files. lab/test_resume installs the agent on
+    # lab hosts, and the tests of other labs wait until it is installed.
     *("lab/test_resume", "unit/fleet/judge/test_alterations", "unit/fleet/records/test_hostile", "browser/test_report"),
     *("lab/test_roles", "lab/test_mpi"),
-    # The order is such that a worker that ran one of the longest files above runs a short one next.
+    # The order below lets a worker run a short file after one of the longest files above.
     *("lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_parts_over_ssh", "lab/test_hostile_host", "lab/test_strangers"),
@@ -41,7 +42,7 @@ SLOWEST_FILES = (
     *("unit/fleet/report/test_run_report", "unit/fleet/judge/test_every_reading", "unit/collectors/test_faults"),
     *("unit/playbooks/test_nothing_done", "unit/fleet/report/test_report", "unit/docs/test_guides"),
 )
-"""Test files that take 10 s or more. They start first, so that no worker runs one of them alone at the end."""
+"""Test files that take 10 s or more. They start first, so that the test run does not end with a single busy worker."""
 
 
 @pytest.fixture(autouse=True)

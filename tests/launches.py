@@ -24,7 +24,7 @@ def launch_program(
     channel: Any = None,
     **fields: Any,
 ) -> Record:
-    """Run a program (`arguments`) under the supervisor and return the record, as `run_launch` does.
+    """Run a program (`arguments`) under the supervisor and return the record of the launch, as `run_launch` does.
 
     `fields` are further fields of LaunchSpec, or replace those set here.
     """

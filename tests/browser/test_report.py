@@ -202,7 +202,7 @@ def test_every_text_has_enough_contrast_in_light_and_dark(
 
 
 def low_contrast(page: Page) -> dict[str, list[str]]:
-    """Return color scheme -> its texts with too little contrast. The page must really change its colors."""
+    """Return color scheme -> its texts with too little contrast. Check that the two schemes have different colors."""
     found, backgrounds = {}, {}
     schemes: tuple[Any, ...] = ("light", "dark")
     for scheme in schemes:
@@ -227,7 +227,7 @@ def test_printed_report_includes_the_pages_of_hosts_that_are_not_accepted(
     watched: WatchedPage, files: dict[str, Path]
 ) -> None:
     page = watched.open(files["racks"])
-    # Only a group with many rows has such a section. The reader has opened the first one.
+    # Add two sections like those of groups with many rows, which this report lacks: an open and a closed one.
     page.evaluate(
         "document.body.insertAdjacentHTML('beforeend', '<details class=rest open></details><details class=rest></details>')"
     )
@@ -330,7 +330,7 @@ def test_screen_reader_finds_landmarks_headings_and_captions(watched: WatchedPag
 
 
 def test_axe_finds_nothing_serious(browser: Browser, files: dict[str, Path]) -> None:
-    """Only light pages are opened, because dark ones differ only in their colours.
+    """Only light pages are opened, because dark pages differ only in their colors.
 
     Axe checks the contrast of only one of these pages, because that takes long. LOW_CONTRAST finds low contrasts on most pages.
     """
@@ -351,7 +351,7 @@ def test_axe_finds_nothing_serious(browser: Browser, files: dict[str, Path]) -> 
 def serious_violations(page: Page, *, contrast: bool = False) -> list[str]:
     """Return the serious and critical violations that axe finds, each with an element. `contrast`: check contrasts, too.
 
-    Axe takes a fifth of the time without most of the rows and plots, which are all alike.
+    Most rows and plots are removed first, because they are all alike and axe then takes a fifth of the time.
     """
     page.evaluate(FEWER_SIBLINGS)
     options = {"resultTypes": ["violations"], "rules": {"color-contrast": {"enabled": contrast}}}

@@ -1,4 +1,4 @@
-"""Put the installed agent on lab hosts: the playbook installs it once in a test run, and every other host gets a copy.
+"""Install the agent on lab hosts. The playbook installs it once in a test run; every other host gets a copy of the files.
 
 This is for tests that need an installed agent. test_roles and tests/unit/playbooks/test_collection test the installation itself.
 """

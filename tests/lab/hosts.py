@@ -30,7 +30,7 @@ class Host:
     namespace: str
     """Network namespace, as `ip netns` lists it."""
     pid: int
-    """PID of its first process in the PID namespace of this machine."""
+    """PID of the first process of the host, as this machine sees it."""
 
     def inside(self, command: Iterable[str | Path], cwd: Path) -> list[str | Path]:
         """Return the command that runs `command` inside the host, in the directory `cwd` of the host."""
@@ -60,7 +60,7 @@ def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
 def outside_root_overlay(paths: Iterable[Path]) -> list[Path]:
     """Return the directories that a copy-on-write view of / lacks: those in PRIVATE or on another file system.
 
-    A directory below another returned directory, on the same file system, is left out.
+    A directory is left out if it is below another returned directory and on the same file system.
     """
     device = Path("/").stat().st_dev
     chosen: list[Path] = []

@@ -6,7 +6,8 @@
 
 One bridge connects the hosts node1 … nodeN (10.77.0.11 …) and a control namespace (10.77.0.2), where the operator's
 programs run. A host sees a copy-on-write view of this machine's root file system, so it has the same programs. Files that
-the host writes disappear when it ends. It has /root, /run, /tmp and /dev of its own, but sees this interpreter and this checkout.
+the host writes disappear when it ends. A host has its own /dev, /proc, /root, /run, /sys and /tmp. It sees this Python
+interpreter and this checkout even if they are below one of these directories.
 Do not change this machine's root file system while a lab runs: what the hosts then see is undefined (overlayfs). To change a
 file of a host, use `put`.
 
@@ -43,9 +44,9 @@ CONTROL_ADDRESS = "10.77.0.2"
 MODULE_PYTHON = Path(__file__).absolute().with_name("module_python.py")
 """Python interpreter of the hosts: /usr/bin/python3 with the common imports of Ansible's modules preloaded."""
 CONTROL_PYTHON = MODULE_PYTHON.with_name("control_python.py")
-"""Python interpreter of the control node. It runs the module `command` in a separate process."""
+"""Python interpreter of the control node: runs the module `command` in its own process, other modules in forks of a server."""
 CONTROL_SHELL = MODULE_PYTHON.with_name("control_shell.sh")
-"""Shell of the control node. It runs modules by CONTROL_PYTHON, whatever interpreter the playbooks set."""
+"""Shell of the control node. It runs modules with CONTROL_PYTHON, whatever interpreter the playbooks set."""
 CONTROL_NODE = yaml.safe_dump({"ansible_shell_executable": str(CONTROL_SHELL), "ansible_pipelining": True})
 """host_vars/localhost.yml beside an inventory."""
 MAX_HOSTS = 200
@@ -58,10 +59,10 @@ SSH_OPTIONS = (
 
 
 class Lab:
-    """Hosts, a network and a control namespace, which exist within the context."""
+    """Hosts, a network and a control namespace, which exist until the `with` block ends."""
 
     def __init__(self, directory: Path, hosts: int = 3) -> None:
-        """Prepare a lab; `directory` gets the key, logs, inventories and data of Prometheus, which are not needed afterwards."""
+        """Prepare a lab; `directory` gets the key, logs, inventories and data of Prometheus, and may be deleted afterwards."""
         if not 1 <= hosts <= MAX_HOSTS:
             raise ValueError(f"hosts must be 1 to {MAX_HOSTS}, not {hosts}")
         self.directory = directory.absolute()
@@ -129,7 +130,7 @@ class Lab:
     def popen(
         self, command: Command, *, env: Mapping[str, str] | None = None, **arguments: Any
     ) -> subprocess.Popen[str]:
-        """Start a command on the control node; it ends with the lab. `arguments` are `subprocess.Popen`'s."""
+        """Start a command on the control node; it ends with the lab. `arguments` are passed to `subprocess.Popen`."""
         return self._popen([*self._control_prefix(), *command], processes.environment(env), **arguments)
 
     def on(
@@ -159,7 +160,7 @@ class Lab:
         cwd: Path = Path("/"),
         **arguments: Any,
     ) -> subprocess.Popen[str]:
-        """Start a command inside a host; it ends with the lab. `arguments` are `subprocess.Popen`'s."""
+        """Start a command inside a host; it ends with the lab. `arguments` are passed to `subprocess.Popen`."""
         return self._popen(self.host(host).inside(command, cwd), {**ENVIRONMENT, **(env or {})}, **arguments)
 
     def ssh(
@@ -176,7 +177,7 @@ class Lab:
         self.on(host, "sh", "-c", write, "sh", path, f"{mode:o}", stdin=text)
 
     def host_path(self, host: str, path: str) -> Path:
-        """Return a host's path as this machine sees it, so that polling it needs no process."""
+        """Return where this machine sees a file of the host. Tests can poll the file without starting a process."""
         return Path(f"/proc/{self.host(host).pid}/root{path}")
 
     def cut(self, host: str) -> None:
@@ -194,7 +195,7 @@ class Lab:
         name: str = "inventory",
         only: Collection[str] = (),
     ) -> Path:
-        """Write an Ansible inventory of the hosts in `only`, or of all, in the group gpu_hosts, and return its path."""
+        """Write an Ansible inventory, and return its path. Its group gpu_hosts has the hosts in `only`, or all hosts."""
         chosen = [self.host(each) for each in only] or self.hosts
         hosts: dict[str, dict[str, Any]] = {host.name: {"ansible_host": host.address} for host in chosen}
         for each, variables in (hostvars or {}).items():
@@ -266,7 +267,7 @@ class Lab:
         self._ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
 
     def _wait_for_ssh(self, addresses: Mapping[str, str]) -> None:
-        """Return when every host sends its SSH banner to the control node."""
+        """Wait until every host sends its SSH banner to the control node."""
         deadline = time.monotonic() + READY_SECONDS
         banner = 'read -r line <"/dev/tcp/$1/22" && [[ $line == SSH-* ]]'
         for (name, address), process in zip(addresses.items(), self._inits, strict=True):
@@ -332,7 +333,7 @@ def main(arguments: list[str] | None = None) -> int:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell starts background programs with it ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: shells start background programs with SIGINT ignored
         signal.signal(number, interrupt)
     try:
         with tempfile.TemporaryDirectory(prefix="rackproof-lab-") as directory, Lab(Path(directory), count) as lab:

@@ -146,7 +146,7 @@ def _show_job(lab: Lab, job: str) -> str:
 
 
 def test_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
-    """The batch script plans the run, tests each node and then the gang with srun, and exits with the exit code of the report."""
+    """The batch script plans the run, tests each node, then all nodes (the gang). Its exit code is that of the report."""
     job = _submit(
         lab,
         "--nodes=2",

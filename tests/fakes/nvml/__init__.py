@@ -45,10 +45,10 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
 
     Args:
         directory: created if missing.
-        without: functions to leave out, as an older driver would.
+        without: functions that the library does not export, like the library of an older driver.
 
     Raises:
-        subprocess.CalledProcessError: the compiler refused; its message is on standard error.
+        subprocess.CalledProcessError: the compiler failed; its message is on standard error.
         FileNotFoundError: there is no C compiler: install gcc.
     """
     directory.mkdir(parents=True, exist_ok=True)
@@ -72,7 +72,7 @@ def _compile(library: Path, exports: str) -> None:
 
 
 def environment(library: Path, scenario: Path) -> dict[str, str]:
-    """Return the environment variables that select the directory of the library, and the scenario."""
+    """Return the environment variables that select this library directory and this scenario."""
     return {"LD_LIBRARY_PATH": str(library.absolute()), "RACKPROOF_NVML_SCENARIO": str(scenario.absolute())}
 
 
@@ -90,7 +90,7 @@ def write(path: Path, base: str, *lines: str | bytes) -> Path:
 
 
 def python(arguments: Iterable[str | Path], library: Path, scenario: Path) -> str:
-    """Run Python with these arguments in the checkout, and return its output."""
+    """Run Python in the checkout, with these arguments, this library and this scenario. Return its standard output."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environment(library, scenario)},
