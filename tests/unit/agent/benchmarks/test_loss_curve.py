@@ -1,4 +1,4 @@
-"""The loss curve: rounding deviates less than the limits, faults deviate more, and losses that are not finite are counted."""
+"""The loss curve: rounding changes losses by less than the limits, faults change them by more; NaN losses are counted."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measure(work: Path, monkeypatch: pytest.MonkeyPatch, fault: Any = None) -> d
     return {(item.name.partition(".")[2], str(item.params["dtype"])): item for item in measuring.observations}
 
 
-def test_rounding_is_within_the_limit_and_not_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deviation_by_rounding_is_below_the_limit_and_not_zero(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     observations = measure(tmp_path, monkeypatch)
     for dtype in ("fp32", "bf16"):
         deviation = observations["deviation", dtype].value
@@ -48,7 +48,9 @@ def test_rounding_is_within_the_limit_and_not_zero(tmp_path: Path, monkeypatch: 
         assert observations["wrong_losses", dtype].value == 0
 
 
-def test_one_lost_row_of_a_weight_is_above_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_deviation_by_one_lost_row_of_a_weight_is_above_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def lose_row(weights: list[torch.Tensor]) -> list[torch.Tensor]:
         kept = torch.ones(len(weights[-1]), 1)
         kept[5] = 0
@@ -61,7 +63,7 @@ def test_one_lost_row_of_a_weight_is_above_the_limit(tmp_path: Path, monkeypatch
         assert deviation > LIMITS[dtype]
 
 
-def test_products_with_the_precision_of_tf32_are_above_the_limit_of_fp32(
+def test_deviation_by_tf32_precision_is_above_the_limit_of_fp32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The weights are rounded to fp16, whose fraction has 10 bits like that of TF32."""

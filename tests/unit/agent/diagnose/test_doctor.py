@@ -1,4 +1,4 @@
-"""`rackproof doctor` on this machine, which has no GPU, and on fake collectors of a GPU host; the health check of Slurm."""
+"""Test `rackproof doctor` on this machine, which has no GPU, and with fake collectors; test the health check of Slurm."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_findings_are_sorted_by_severity_and_exclude_idle_links() -> None:
     assert rows == ["rma", "reset"]
 
 
-def test_finding_in_the_kernel_log_says_what_clears_it(tmp_path: Path) -> None:
+def test_finding_in_the_kernel_log_says_what_clears_the_finding(tmp_path: Path) -> None:
     """After the reset, the driver writes a second XID 154, but XID 119 stays in the log."""
     messages = (
         "NVRM: Xid (PCI:0000:5d:00): 119, pid=1234, name=python, Timeout after 6s of waiting for RPC response from GPU3 GSP!",
@@ -133,6 +133,7 @@ def test_drain_reason_is_ascii_and_keeps_the_figures() -> None:
         ("true", "TIMEOUT=soon"),
         ("true", "\udcff"),
     ],
+    ids=["no finding", "not an object", "traceback", "exit code 127", "invalid setting", "settings that are not UTF-8"],
 )
 def test_health_check_never_drains_a_node_because_doctor_failed(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, doctor: str, settings: str

@@ -96,7 +96,7 @@ def test_names_of_an_earlier_release_are_exported_on_request(machine: tuple[Path
 
 
 def specified() -> Iterator[Metric]:
-    """Yield a series for each metric of the exporter itself. In a scrape, some of them exist only during a run."""
+    """Yield a series for each metric of the exporter itself. A scrape has some of these metrics only during a run."""
     for spec in EVERY.values():
         labels = [label_name(label) for label in spec.labels]
         values = ["x"] * len(labels)
@@ -121,7 +121,7 @@ def test_promtool_has_no_complaint_about_the_metrics_of_a_run() -> None:
     assert complaints(generate_latest(registry).decode()) == ""
 
 
-def test_each_reading_has_its_own_metric_and_no_gauge_ends_in_count() -> None:
+def test_each_reading_has_its_own_metric_and_no_name_ends_in_count() -> None:
     names = [prometheus_name(name, item.unit) + ("_total" if item.counter else "") for name, item in READINGS.items()]
     assert [name for name in names if name.endswith("_count")] == [], "add a name to PROMETHEUS_NAMES"
     assert len(set(names)) == len(names)

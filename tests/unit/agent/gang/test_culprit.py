@@ -1,6 +1,7 @@
 """Which host or rank is named as the culprit, and when no culprit is named yet.
 
-The watchers are the first two hosts of a gang, h1 and h2. They hear all hosts; the other hosts hear only the watchers.
+The watchers are the first two hosts of a gang (the hosts of one launch): h1 and h2. They receive the statuses of all hosts;
+the other hosts receive only those of the watchers.
 """
 
 from __future__ import annotations
@@ -46,26 +47,26 @@ H2_SECOND_AGO = {**NO_AGES, "h2": 1.0}
 NO_CULPRIT: dict[str, GangSnapshot] = {
     "all ranks running": gang_snapshot(),
     "a host is late but not yet silent": gang_snapshot(ages={"h2": LATE_STATUS_AGE_S}),
-    "a host is lost and another is late": gang_snapshot(ages={"h2": LOST_STATUS_AGE_S, "h3": LATE_STATUS_AGE_S}),
+    "a host is lost and another host is late": gang_snapshot(ages={"h2": LOST_STATUS_AGE_S, "h3": LATE_STATUS_AGE_S}),
     "a finished host sends nothing": gang_snapshot(ages={"h2": LOST_STATUS_AGE_S}, finished=("h2",)),
     "a host has not joined yet": replace(gang_snapshot(ages={"h2": -1}), began=NOW - join_timeout_s(TIMEOUT_S) + 1),
     "a rank is late": gang_snapshot(r3=rank_state(3, silent_s=RANK_SILENT_S - 1)),
     "a rank holds the GIL": gang_snapshot(r3=rank_state(3, silent_s=30.0, busy=True)),
     "a rank imports torch": gang_snapshot(r3=rank_state(3, phase="start", silent_s=SILENT_RANK_S, grouped=False)),
-    "a silent rank on which no other depends": gang_snapshot(
+    "a silent rank on which no other rank depends": gang_snapshot(
         **{f"r{n}": rank_state(n, grouped=False, silent_s=SILENT_RANK_S if n == 3 else 0.1) for n in range(6)}
     ),
-    "a rank compiles for long while others wait": gang_snapshot(
+    "a rank compiles for long while the other ranks wait": gang_snapshot(
         r3=rank_state(3, sequence=6, waiting_s=None, progress_s=50.0),
         **{f"r{n}": rank_state(n, waiting_s=50.0) for n in (0, 1, 2, 4, 5)},
     ),
-    "a rank ended a moment ago; another may have ended first": gang_snapshot(
+    "a rank ended a moment ago; another rank may have ended first": gang_snapshot(
         r3=rank_state(3, ended_s=0.5, exit_code=-9)
     ),
     "a rank ended while a host is late": gang_snapshot(
         ages={"h2": LATE_STATUS_AGE_S}, r5=rank_state(5, ended_s=SETTLED_S, exit_code=1)
     ),
-    "a rank ended while another is late": gang_snapshot(
+    "a rank ended while another rank is late": gang_snapshot(
         r3=rank_state(3, silent_s=3.0), r5=rank_state(5, ended_s=SETTLED_S, exit_code=1)
     ),
     "a rank ended with exit code 0": gang_snapshot(r3=rank_state(3, ended_s=60.0, exit_code=0)),
@@ -76,7 +77,7 @@ NO_CULPRIT: dict[str, GangSnapshot] = {
     "all ranks failed at the same time": gang_snapshot(
         **{f"r{n}": rank_state(n, failure="error", failure_age_s=5.0) for n in range(6)}
     ),
-    "a rank failed and the others still wait": gang_snapshot(r3=rank_state(3, failure="error", failure_age_s=5.0)),
+    "a rank failed and the other ranks still wait": gang_snapshot(r3=rank_state(3, failure="error", failure_age_s=5.0)),
     "a rank ended just before its status was sent": gang_snapshot(
         ages=H2_SECOND_AGO, r3=rank_state(3, ended_s=0.0, exit_code=1)
     ),
@@ -95,10 +96,10 @@ NO_CULPRIT: dict[str, GangSnapshot] = {
     "a rank without a heartbeat for exactly START_S during its start": gang_snapshot(
         r3=rank_state(3, phase="start", silent_s=START_S, grouped=False)
     ),
-    "a rank did not start, and another started exactly START_S ago": gang_snapshot(
+    "a rank did not start, and another rank started exactly START_S ago": gang_snapshot(
         r3=rank_state(3, alive_s=None, phase=""), r0=rank_state(0, alive_s=START_S)
     ),
-    "a rank timed out, and another failed SETTLE_S earlier": gang_snapshot(
+    "a rank timed out, and another rank failed SETTLE_S earlier": gang_snapshot(
         ages=NO_AGES,
         **{
             **{f"r{n}": rank_state(n, **{**TIMED_OUT_FIELDS, "failure_age_s": 3.0}) for n in range(6)},
@@ -122,7 +123,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f'host h2 rank 3 in phase "join": {NO_INTERFACE}',
     ),
-    "a rank behind when another was aborted after 80 % of the time-out": (
+    "a rank behind when another rank was aborted after 80 % of the time-out": (
         gang_snapshot(
             r3=rank_state(3, sequence=6, waiting_s=None),
             r4=rank_state(4, waiting_s=0.8 * TIMEOUT_S, ended_s=SETTLED_S, exit_code=-6),
@@ -131,7 +132,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: alive, but",
     ),
-    "a rank behind when another timed out SETTLE_S ago": (
+    "a rank behind when another rank timed out SETTLE_S ago": (
         gang_snapshot(
             ages=NO_AGES,
             r2=rank_state(2, **{**TIMED_OUT_FIELDS, "failure_age_s": SETTLE_S}),
@@ -153,13 +154,13 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: ended with exit code 1",
     ),
-    "a rank that ended; the last heartbeat of another is UNSURE_S old": (
+    "a rank that ended; the last heartbeat of another rank is UNSURE_S old": (
         gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=1), r5=rank_state(5, silent_s=UNSURE_S)),
         "rank_ended",
         ("h2",),
         f"host h2 {RANK_3}: ended with exit code 1",
     ),
-    "a killed rank; another failed SAME_MOMENT_S earlier": (
+    "a killed rank; another rank failed SAME_MOMENT_S earlier": (
         gang_snapshot(
             ages=NO_AGES,
             r3=rank_state(3, ended_s=3.0, exit_code=-9),
@@ -188,7 +189,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h1", "h2", "h3"),
         f'host h3 rank 5 in phase "join": {NO_INTERFACE} (rank 5) (and on 2 more hosts)',
     ),
-    "a killed rank; another raised an exception at the same moment": (
+    "a killed rank; another rank raised an exception at the same moment": (
         gang_snapshot(
             r3=rank_state(3, ended_s=SETTLED_S, exit_code=-11),
             r0=rank_state(
@@ -224,7 +225,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h1",),
         "host h1: no messages from any other host for 10 s; either its own link failed, or all other hosts or their links did",
     ),
-    "a host lost both watchers, the only hosts that it hears": (
+    "a host lost both watchers, the only hosts that send to it": (
         gang_snapshot(me="h3", hosts=5, ages={"h1": LOST_STATUS_AGE_S, "h2": LOST_STATUS_AGE_S}),
         "cut_off",
         ("h1", "h2"),
@@ -292,7 +293,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: killed by SIGKILL",
     ),
-    "a killed rank; others aborted or failed at the same moment": (
+    "a killed rank; other ranks aborted or failed at the same moment": (
         gang_snapshot(
             r3=rank_state(3, ended_s=SETTLED_S, exit_code=-9),
             r2=rank_state(2, ended_s=SETTLED_S, exit_code=-15, terminated_by_launcher=True),
@@ -303,7 +304,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: killed by SIGKILL",
     ),
-    "a failed rank; another aborted later": (
+    "a failed rank; another rank aborted later": (
         gang_snapshot(
             r3=rank_state(3, ended_s=SETTLED_S + 3, exit_code=1), r5=rank_state(5, ended_s=SETTLED_S, exit_code=-6)
         ),
@@ -311,7 +312,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: ended with exit code 1",
     ),
-    "two ranks with equal `ended_s`; the one in the older status ended first": (
+    "two ranks with equal `ended_s`; the rank in the older status ended first": (
         gang_snapshot(
             ages={"h2": 1.0},
             r3=rank_state(3, ended_s=SETTLED_S, exit_code=1),
@@ -345,7 +346,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: alive, but",
     ),
-    "a rank behind when NCCL's watchdog aborted the others": (
+    "a rank behind when NCCL's watchdog aborted the other ranks": (
         gang_snapshot(
             r3=rank_state(3, sequence=6, waiting_s=None, progress_s=TIMEOUT_S),
             **{f"r{n}": rank_state(n, waiting_s=TIMEOUT_S, ended_s=SETTLED_S, exit_code=-6) for n in (0, 1, 2, 4, 5)},
@@ -524,7 +525,7 @@ def test_failed_rank_takes_precedence_over_a_rank_that_sigterm_ended_earlier() -
     assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
-def test_abort_before_the_time_out_is_the_ranks_own_failure() -> None:
+def test_abort_before_the_time_out_is_a_failure_of_the_aborted_rank() -> None:
     early = rank_state(3, ended_s=SETTLED_S, exit_code=-6, waiting_s=5.0)
     assert culprit_text(gang_snapshot(r3=early)).endswith("killed by SIGABRT")
     assert culprit_text(gang_snapshot(r3=replace(early, waiting_s=TIMEOUT_S))) == ""

@@ -1,4 +1,4 @@
-"""A rank and a launcher under the guard, as forks of this process: how each ends, and what is reported."""
+"""Test the guard of a rank and of a launcher, in forks of this process: how rank and launcher end, and what is reported."""
 
 from __future__ import annotations
 
@@ -227,7 +227,10 @@ for variables in ({NAMES[0]: "4,5"}, {}):
 
 
 def test_gpus_hidden_from_the_launcher_are_visible_to_its_forks() -> None:
-    """CUDA does not work in a fork of a process that has used it. torchrun queries the GPUs, so it must see none itself."""
+    """CUDA does not work in a fork of a process that has used CUDA.
+
+    torchrun queries the GPUs before it forks the ranks, so it must see no GPU.
+    """
     output = subprocess.run([sys.executable, "-c", HIDE_GPUS], capture_output=True, text=True, check=True).stdout
     hidden = "['', '1']"
     assert output.splitlines() == [hidden, "['4,5', None]", hidden, "[None, None]"]
@@ -268,7 +271,7 @@ def test_sigterm_ends_a_stopped_rank(rank: Rank) -> None:
 def test_guard_waits_for_a_rank_that_handles_sigterm(rank: Rank) -> None:
     exit_on_sigterm = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
     # The program sleeps in a loop and closes its file: a signal just before signal.pause(), or during the warning about an
-    # unclosed file, would not end it.
+    # unclosed file, would not end the program.
     rank.start(
         f"import time; {exit_on_sigterm}; open(sys.argv[1] + '.ready', 'w').close()\nwhile True: time.sleep(0.01)"
     )
@@ -343,7 +346,7 @@ def test_rank_ends_at_once_when_its_launcher_ends(rank: Rank, monkeypatch: pytes
     assert (rank.state.exit_code, rank.state.terminated_by_launcher) == (-9, True)
 
 
-def test_rank_ends_when_its_guard_ends_and_its_end_is_inferred(rank: Rank) -> None:
+def test_rank_ends_when_its_guard_ends_and_is_reported_without_an_exit_code(rank: Rank) -> None:
     pid = rank.start().pid
     wait_until(lambda: rank.state.alive_s is not None)
     os.kill(rank.guard, signal.SIGKILL)

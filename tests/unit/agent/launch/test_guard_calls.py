@@ -238,6 +238,7 @@ FORWARDED = [("kill", 55, signal.SIGTERM), ("kill", 55, signal.SIGCONT)]
         ([CHILD, CHILD], [1], [], [("_kill", 55)], True),
         ([NOTHING, CHILD], [9], [False], [("_kill", 55)], True),
     ],
+    ids=["rank ends", "rank ends after a check", "SIGTERM", "SIGTERM twice", "launcher ended", "supervisor ended"],
 )
 @pytest.mark.parametrize("supervisor", [None, "4711 7"])
 def test_guard_forwards_signals_and_kills_the_rank_of_a_lost_launcher(

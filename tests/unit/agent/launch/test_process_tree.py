@@ -15,14 +15,14 @@ from tests.gangs import FakeClock, FakeProc
 
 
 class FakeProcesses:
-    """Processes in a fake /proc, and the signals sent to them. SIGKILL ends any of them, SIGTERM those that do not ignore it."""
+    """Processes in a fake /proc, and the signals sent to them. SIGKILL ends every process, SIGTERM all but `ignoring_sigterm`."""
 
     def __init__(self, root: Path) -> None:
         self.proc, self.root = FakeProc(root), root
         self.sent: list[tuple[int, signal.Signals]] = []
         self.ignoring_sigterm: set[int] = set()
         (root / "self").mkdir(parents=True)
-        (root / "99").mkdir()  # ended between the listing and the read
+        (root / "99").mkdir()  # without `stat`, like a process that ended between the listing and the read
         self.proc.put(1, parent=0)
 
     def put(self, pid: int, parent: int, start_time: int = 7, state: str = "S") -> None:
@@ -96,7 +96,7 @@ def test_tree_gets_sigterm_and_then_sigkill(processes: FakeProcesses, monkeypatc
     assert tree.alive() == []
 
 
-def test_only_processes_that_remain_after_the_grace_are_killed(
+def test_only_processes_that_remain_after_the_grace_period_are_killed(
     processes: FakeProcesses, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     processes.put(10, 1)
@@ -117,7 +117,7 @@ def test_only_processes_that_remain_after_the_grace_are_killed(
     ProcessTree(10).end(4.5)
     killed = [pid for pid, number in processes.sent if number == signal.SIGKILL]
     assert sorted(killed) == [11, 12]
-    assert len(waits) == 5, "`end` must wait after SIGTERM only for the 4.5 s of grace"
+    assert len(waits) == 5, "`end` must wait only during the grace period of 4.5 s after SIGTERM"
 
 
 def test_end_does_not_wait_for_processes_that_have_ended(

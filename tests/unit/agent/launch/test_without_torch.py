@@ -78,6 +78,15 @@ def test_ranks_exchange_keys() -> None:
         b"a" * 100 + b"\n",
         *(NAME.encode() + b"\n" + line for line in (b"{", b"[" * 99, b"\n")),
     ],
+    ids=[
+        "wrong name",
+        "request without a name",
+        "name not UTF-8",
+        "long name",
+        "not JSON",
+        "nested lists",
+        "empty line",
+    ],
 )
 def test_client_with_a_wrong_name_or_an_invalid_message_is_disconnected(sent: bytes) -> None:
     with store_server() as port:
@@ -106,7 +115,7 @@ def test_message_that_is_too_long_ends_the_connection(monkeypatch: pytest.Monkey
         store.close()
 
 
-def test_store_that_is_gone_is_reported() -> None:
+def test_ended_store_is_reported() -> None:
     with store_server() as port:
         store = client(port)
         store.set("a", "1")
@@ -167,7 +176,7 @@ rank.run_to_end = run
 """Code for `sitecustomize`: rank 1 raises an exception, and the other ranks hang."""
 
 
-@pytest.mark.parametrize("members", [("h1",), ("h1", "h2")], ids=["alone", "together"])
+@pytest.mark.parametrize("members", [("h1",), ("h1", "h2")], ids=["one host", "two hosts"])
 def test_ranks_run_without_torch(tmp_path: Path, members: Sequence[str]) -> None:
     started = start_hosts(tmp_path, members, NO_TORCH)
     codes = [process.wait(timeout=60) for process in started]

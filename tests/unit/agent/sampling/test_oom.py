@@ -25,7 +25,7 @@ def write(path: Path, text: str) -> None:
 class Tree:
     """The /proc and /sys of a process in the control group `slice/session`.
 
-    `version`: version of the control groups; 0: no group counts kills, only the machine does.
+    `version`: version of the control groups; 0: no group counts kills, only /proc/vmstat does.
     """
 
     def __init__(self, root: Path, version: int) -> None:

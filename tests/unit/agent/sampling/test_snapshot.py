@@ -248,7 +248,7 @@ def test_lone_surrogate_in_a_reason_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("value", [1 << 64, -(1 << 64), 10**40, math.nan, math.inf, 1e61, 15e-255, -1e300])
-def test_number_that_a_record_may_not_contain_is_an_error_of_its_reading(value: float) -> None:
+def test_number_that_a_record_may_not_contain_makes_its_reading_an_error(value: float) -> None:
     families = [*load(value), Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST_LABELS, 5.0)])]
     snapshot, _ = take_snapshot([Fake("odd", lambda: families)], stage="preflight", phase="before")
     metrics = {metric.name: metric for metric in snapshot.metrics}
@@ -303,14 +303,14 @@ def test_snapshot_of_every_scenario_is_valid_in_a_record(reader: nvml.Reader, na
 
 
 def identity(name: str, *readings: tuple[str, str | Absent]) -> Family:
-    """Return the family of one part of the identity: its value for each GPU."""
+    """Return the family of one identity field, such as the serial, with its value for each GPU."""
     family = Family(name=name, unit="1", help="Identity")
     for gpu, value in readings:
         family.add({"gpu": gpu, "uuid": f"GPU-{gpu}"}, value)
     return family
 
 
-def test_gpus_are_in_index_order_with_the_parts_of_their_identity_that_were_read() -> None:
+def test_gpus_are_in_index_order_with_the_identity_fields_that_were_read() -> None:
     unreadable = Absent(status="error", reason="NVML: Corrupted infoROM")
     gpus = identities(
         [

@@ -97,7 +97,7 @@ def test_recorder_continues_the_timeline_of_a_killed_process() -> None:
 
 
 def soak_state(timeline: Timeline, **more: Any) -> Soak:
-    """Return a soak with this timeline, of which all 10 planned hours have passed; `more`: fields to add or replace."""
+    """Return a soak with this timeline, after all of its 10 planned hours. `more`: fields to add or replace."""
     return Soak(**{"began": builders.WHEN, "planned_s": 10 * HOUR, "soaked_s": 10 * HOUR, "timeline": timeline, **more})
 
 
@@ -235,7 +235,7 @@ def test_place_of_the_first_wrong_block_is_kept() -> None:
     assert (result.value, result.params["first_wrong"]) == (6, "offset 4096")
 
 
-def test_first_error_of_each_number_is_kept() -> None:
+def test_earliest_memory_error_of_each_number_is_kept() -> None:
     name = "integrity.error"
     rounds = [
         [measurement("0x1", name, pattern="random", number=1, address="0x10", bits="0")],
@@ -308,7 +308,7 @@ def test_error_in_one_round_is_an_error_of_the_soak() -> None:
 
 @pytest.mark.parametrize("name", ["integrity.wrong_words", "digest.mismatches", "pairs.wrong_elements"])
 @pytest.mark.parametrize(("values", "expected"), [((3, None, 0), 3), ((None, 3, None), 3), ((0, None, 0), None)])
-def test_wrong_results_of_one_round_count_whatever_fails_in_the_others(
+def test_wrong_results_of_a_round_count_even_if_other_rounds_fail(
     name: str, values: tuple[int | None, ...], expected: int | None
 ) -> None:
     lost = replace(measurement(0, name), status=ERROR, value=None, reason="CUDA error: unspecified launch failure")
@@ -336,7 +336,7 @@ def soak_snapshot(phase: str, second: int, **changes: Any) -> Snapshot:
 def test_first_last_and_changed_snapshots_are_kept() -> None:
     kept: tuple[Snapshot, ...] = ()
     for number in range(300):
-        replays = number if number < 200 else number - 200  # the driver was reloaded, so the counter began again at 0
+        replays = number if number < 200 else number - 200  # a reload of the driver resets the counter
         pending = number == 100
         kept = select_snapshots(
             [*kept, soak_snapshot("after", number, gpu__pcie__replays=replays, gpu__remapped_rows__pending=pending)]
@@ -365,7 +365,7 @@ def test_snapshots_before_and_after_a_reboot_are_kept() -> None:
 # ---- running a soak
 
 Round = Callable[[SoakRun, int], Sequence[Observation]]
-"""Measures the round with this number."""
+"""Function that returns the observations of the round with this number."""
 
 
 def begin_soak(tmp_path: Path, duration: str = "100s", **variables: Any) -> SoakRun:
@@ -413,7 +413,7 @@ def test_rounds_repeat_until_the_duration_and_give_one_record(tmp_path: Path) ->
 
 
 class Killed(BaseException):
-    """Stands for SIGKILL: no cleanup runs."""
+    """Raised in place of SIGKILL. No `except Exception` catches it."""
 
 
 def test_killed_soak_resumes_and_keeps_measurements_of_the_interrupted_round(tmp_path: Path) -> None:
@@ -496,7 +496,7 @@ def test_stop_policy_decides_which_finding_ends_the_soak(
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_fatal_findings_are_those_of_the_page_on_burn_in(action: str) -> None:
+def test_fatal_findings_have_the_actions_that_the_page_on_burn_in_lists(action: str) -> None:
     """A wrong setting does not end a burn-in of days: it can be corrected afterwards."""
     page = (ROOT / "docs" / "burnin.md").read_text()
     (sentence,) = (line for line in page.splitlines() if line.startswith("- `fatal` (default)"))
@@ -669,7 +669,7 @@ DAY = 24 * HOUR
 
 
 def evidence_of_soak(plan: Plan, **changes: Callable[[float], float]) -> dict[str, Any]:
-    """Return the evidence of a soak of 24 hours; `changes`: host and GPU (`h1_3`) -> factor of its rate at a time in seconds."""
+    """Return the evidence of a soak of 24 hours; `changes`: host and GPU (`h1_3`) -> (time in s -> factor of the rate)."""
     evidence = builders.evidence(plan)
     for number, host in enumerate(plan.hosts):
         noise = random.Random(number)  # noqa: S311 - reproducible
@@ -717,7 +717,7 @@ def test_slowing_gpu_fails_with_the_time_of_its_slowdown(plan: Plan) -> None:
     assert [(item.host, item.scope, item.serial, item.verdict) for item in result] == [("h1", "gpu=1", "h1-1", FAIL)]
     assert result[0].reason.startswith("found 0.94")
     since = result[0].reason.split("; from ")[1].split(" on, ")[0]
-    assert "04:03" <= since <= "04:21"  # in 24 hours a bucket is 8.5 minutes
+    assert "04:03" <= since <= "04:21"  # in a soak of 24 hours, each bucket has 8.5 minutes
     assert result[0].reason.endswith(" % below its level in the first hour")
     assert float(result[0].reason.split(" on, ")[1].split(" %")[0]) == pytest.approx(5.0, abs=0.6)
     assert {(item.host, item.scope) for item in not_passed(plan, evidence)} == {("h1", "gpu=1")}
