@@ -1,4 +1,4 @@
-"""The fabric collector reads NVSwitches and fabric daemons; NVSwitches without a running fabric manager fail."""
+"""The fabric collector reads NVSwitches and fabric daemons. A host with NVSwitches fails without a running fabric manager."""
 
 from __future__ import annotations
 
@@ -182,7 +182,7 @@ def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
     ]
 
 
-def test_only_switches_without_a_fabric_manager_fail() -> None:
+def test_host_fails_only_if_it_has_switches_and_no_fabric_manager() -> None:
     assert judged(True) == [(FAIL, "inspect_hardware")]
     assert judged(False) == [(PASS, "none")]
     assert judged(NO_SWITCH) == []

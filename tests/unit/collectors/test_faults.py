@@ -63,7 +63,7 @@ class Fault:
     inconclusive: frozenset[str] = frozenset()
     """Criteria that may become inconclusive because the fault removes readings; `*`: any."""
     part: str = ""
-    """What the fault changes. Faults of different parts are planted in one run; one without a part is alone in its run."""
+    """What the fault changes. Faults of different parts are planted in one run; a fault without a part is alone in its run."""
     within: str = ""
     """First labels of the scope of every failed verdict."""
     scope: str = ""
@@ -158,7 +158,7 @@ class KernelMessages:
 
 
 def combined_fault(name: str, cases: dict[str, tuple[KernelMessages, str]]) -> Any:
-    """Return one fault that logs the messages of all cases: criterion -> (messages, scope in which it must fail)."""
+    """Return one fault that logs the messages of all `cases`: criterion -> (messages, scope of its failed verdict)."""
     messages = tuple(message for logged, _ in cases.values() for message in logged.messages)
     scopes = {criterion: scope for criterion, (_, scope) in cases.items()}
     return fault(name, " ".join(cases), part="kernel log", before=KernelMessages(messages), scopes=scopes)
@@ -245,7 +245,7 @@ ROCE_PORT = f"hca={links.ROCE},port=1"
 
 
 def module(capture: str) -> Change:
-    """Replace the module of the RoCE port by that of a capture: what ethtool printed for a real module."""
+    """Let ethtool report for the RoCE port what it printed for a real module; `capture` names the file with this output."""
     return lambda root: optics.set_output(root, links.ROCE_INTERFACE, "module", optics.ethtool(capture))
 
 
@@ -638,10 +638,10 @@ FAULTS = [
         later=statistic("module_bad_shorted: 0", "module_bad_shorted: 1"), scope=ROCE_PORT),
     fault("pause storm", "port-pause-storms", part="statistics",
         later=statistic("tx_pause_storm_error_events: 0", "tx_pause_storm_error_events: 1"), scope=ROCE_PORT),
-    port_fault("ratio of bit errors before fec", "port-raw-ber", before=mlxlink_value("2E-10", "3E-4")),
-    port_fault("ratio of bit errors after fec", "port-effective-ber",
+    port_fault("high ratio of bit errors before fec", "port-raw-ber", before=mlxlink_value("2E-10", "3E-4")),
+    port_fault("high ratio of bit errors after fec", "port-effective-ber",
         before=mlxlink_value('Effective Physical BER" : "15E-255"', 'Effective Physical BER" : "3E-13"')),
-    port_fault("ratio of symbol errors after fec", "port-symbol-ber",
+    port_fault("high ratio of symbol errors after fec", "port-symbol-ber",
         before=mlxlink_value('Symbol BER" : "15E-255"', 'Symbol BER" : "7E-12"')),
     port_fault("bad signal integrity", "port-status",
         before=mlxlink_value('Status Opcode" : "0"', 'Status Opcode" : "15"')),
@@ -662,7 +662,7 @@ FAULTS = [
 
 
 def in_runs(faults: Iterable[Fault]) -> list[list[Fault]]:
-    """Return the faults of each run: as many as possible, each of another part."""
+    """Distribute the faults over runs, and return the faults of each run. The faults of a run change different parts."""
     runs: list[list[Fault]] = []
     for each in faults:
         fitting = (run for run in runs if each.part and not {other.part for other in run} & {each.part, ""})
@@ -688,7 +688,7 @@ class Machine:
     def judge(self, *faults: Fault) -> list[Verdict]:
         """Build the host with these faults, and return the verdicts on two snapshots.
 
-        The second is a copy of the first if nothing changes afterwards.
+        The second snapshot is a copy of the first if no fault changes anything between them.
         """
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir()
@@ -778,7 +778,7 @@ RECOVERY_ACTIONS = [
 
 
 def test_verdict_has_the_recovery_action_of_the_driver(machine: Machine) -> None:
-    """Each GPU has another recovery action."""
+    """Each GPU has a different recovery action."""
     answers = tuple(f"gpu.{gpu}.FieldValues.230={number}" for gpu, (number, *_) in enumerate(RECOVERY_ACTIONS))
     failed = [item for item in machine.judge(Fault(name="recovery", nvml=answers)) if item.verdict == FAIL]
     assert [(item.criterion, item.scope, item.action, item.reason) for item in failed] == [
@@ -809,7 +809,7 @@ REFUSALS = {
 def test_reading_that_the_driver_refuses_is_inconclusive_unless_the_later_snapshot_has_it(
     machine: Machine, codes: tuple[int, int]
 ) -> None:
-    """Each GPU refuses two getters that no other GPU refuses, with different error codes."""
+    """NVML refuses each getter on one GPU: the first eight getters with the error `codes[0]`, the others with `codes[1]`."""
     places = [(number % 8, getter, codes[number // 8]) for number, getter in enumerate(REFUSALS)]
     refused = tuple(f"gpu.{gpu}.{getter}=!{code}" for gpu, getter, code in places)
     answered = tuple(f"gpu.{gpu}.{getter}={REFUSALS[getter][1]}" for gpu, getter, _ in places)
@@ -835,7 +835,7 @@ IMPOSSIBLE = {
 
 
 def test_impossible_answer_is_inconclusive_and_no_fault_of_the_part(machine: Machine) -> None:
-    """Each GPU except the last has another impossible answer."""
+    """Each GPU except the last has a different impossible answer."""
     impossible = Fault(name="impossible", nvml=tuple(f"gpu.{gpu}.{answer}" for gpu, answer in enumerate(IMPOSSIBLE)))
     verdicts = [item for item in machine.judge(impossible) if item.verdict != PASS]
     assert {item.verdict for item in verdicts} == {INCONCLUSIVE}

@@ -382,7 +382,7 @@ def test_nearest_adapters_are_those_at_the_end_of_the_shortest_path(root: Path) 
     assert nearest() == {gpus[0]: links.HCAS[0], gpus[1]: f"{links.HCAS[0]} {links.ROCE_NIC}"}
 
 
-def test_gpu_without_an_adapter_on_its_switch_has_the_path_node_or_sys_or_none(root: Path) -> None:
+def test_gpu_without_an_adapter_on_its_switch_has_the_path_node_or_sys_or_no_path(root: Path) -> None:
     """The three adapters are removed one after another: the GPU's own, the other InfiniBand adapter, the RoCE adapter."""
     without(root, links.HCAS[1])
     assert nic_paths(root) == {f"pci={links.GPUS[0]}": "PIX", f"pci={links.GPUS[1]}": "NODE"}

@@ -162,7 +162,7 @@ def test_every_resource_is_valid(overlay: str) -> None:
 
 @pytest.mark.parametrize("template", POD_TEMPLATES)
 def test_pods_have_only_known_keys(template: Resource) -> None:
-    """The operators' schemas accept pods of many versions of Kubernetes. The schema of one version rejects a misspelt key."""
+    """The schemas of the operators accept pod keys of many Kubernetes versions. This test allows only the keys of one version."""
     pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "any"}, "template": template}
     assert schema_errors(pod) == []
 
@@ -515,7 +515,7 @@ def test_node_that_does_not_offer_whole_gpus_is_reported(
     monkeypatch: pytest.MonkeyPatch,
     plan_file: Path,
 ) -> None:
-    """NVIDIA/gpu-operator issue 386: a pod that requests two time-sliced GPUs may get one."""
+    """NVIDIA/gpu-operator issue 386: a pod that requests two time-sliced GPUs may get only one GPU."""
     second = node("gpu-b")
     second["metadata"]["labels"] |= labels
     second["status"] |= {"capacity": capacity, "allocatable": capacity}

@@ -97,7 +97,7 @@ def run(directory: Path, *arguments: str | Path, **variables: str) -> subprocess
     )
 
 
-# --- the complete verb
+# --- the complete command
 
 
 def test_rehearsal_is_measured_once_and_judged_each_time(tmp_path: Path) -> None:
@@ -190,7 +190,7 @@ def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("visible", ["", "-1"])
-def test_hidden_gpus_are_not_advised_as_devices_if_all_are_hidden(visible: str) -> None:
+def test_option_devices_is_not_advised_if_all_gpus_are_hidden(visible: str) -> None:
     (problem,) = readiness._hidden_gpus([0, 1], {"CUDA_VISIBLE_DEVICES": visible})
     assert problem == f"CUDA_VISIBLE_DEVICES={visible} hides GPU 0, 1: unset the variable"
 

@@ -1,4 +1,4 @@
-"""schemas/readings.json and docs/checks.md are current. With UPDATE_GOLDEN=1 in the environment, the tests write both anew.
+"""schemas/readings.json and docs/checks.md are current. With UPDATE_GOLDEN=1 in the environment, the tests regenerate both files.
 
 readings.json lists the readings of a simulated host that has every kind of device. checks.md lists the criteria of the pack
 `common`, with the packs that it includes.
@@ -22,7 +22,7 @@ DOCS = ROOT / "docs" / "checks.md"
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the readings of a simulated host that has every kind of device, and each kind of error in its kernel log."""
+    """Yield the readings of a simulated host that has every kind of device, and errors in its kernel log."""
     with links.memory_directory() as folder:
         root = whole.build_host(folder)
         gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
