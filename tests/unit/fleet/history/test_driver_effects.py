@@ -1,6 +1,6 @@
 """A change is attributed to a driver only if it exceeds the scatter between runs.
 
-The scatter between hosts does not suffice: what is special about a run affects all its hosts alike.
+The scatter between hosts is no suitable measure: a peculiarity of one run changes the figures of all hosts of the run alike.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def test_slow_drift_of_the_fleet_is_not_attributed_to_a_driver() -> None:
     [
         [0, 7, 70, 77],
         [0, 7, 14, 70, 77],
-        # 40 racks, each with a run of its own, on one day before and on one day after the change of the driver
+        # 40 racks, each with two runs: one on day 0, before the change of the driver, and one on day 70, after it
         [0.01 * number for number in range(40)] + [70 + 0.01 * number for number in range(40)],
     ],
     ids=["two weeks of each driver", "three weeks of the old and two of the new driver", "one day of each driver"],
@@ -85,7 +85,7 @@ def test_effect_in_few_weeks_cannot_be_separated_from_the_date(days: list[float]
 
 
 def test_interval_of_a_step_contains_the_step_as_often_as_stated() -> None:
-    """Three weeks for each driver: three degrees of freedom, so 1.96 standard errors would be far too few."""
+    """With three weeks for each driver, the fit has three degrees of freedom: ±1.96 standard errors would be too narrow."""
     generator = random.Random(5)  # noqa: S311
     inside = alarms = 0
     for _ in range(2000):
@@ -113,5 +113,5 @@ def test_significance_of_a_drift_is_computed_without_the_point_that_raises_it_mo
     assert weakest_z(odd, -1.0) < 3
     assert weakest_z(drift, -1.0) > 5
     eras = [("old" if day < 300 else "new", day, value + 0.5 * (day >= 300)) for _, day, value in drift]
-    assert weakest_z(eras, -1.0) > 3, "each driver has its own level"
+    assert weakest_z(eras, -1.0) > 3, "a change of the level between two drivers must not hide the drift"
     assert weakest_z(months[:3], 1.0) == 0

@@ -1,4 +1,4 @@
-"""Test what each criterion detects: the smallest fault of figures that vary, with its probability, and faults found by logic."""
+"""Test which faults a criterion detects: of figures that vary, with a probability; of counts and states, always (by logic)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Change = Callable[[int, Observation], Observation]
 
 
 def runs(change: Change = lambda number, item: item, count: int = 3, gpus: int = 4, first: str = "h") -> list[Run]:
-    """Return runs, each of another healthy host; `change` is applied to every figure, with the number of its run."""
+    """Return runs, each of a different healthy host; `change` is applied to every figure, with the number of its run."""
     result: list[Run] = []
     for number in range(count):
         plan = builders.plan(f"{first}{number}", gpu_count=gpus, profile="standard", rackproof_gang="none")
@@ -111,7 +111,9 @@ def test_probability_stays_between_0_and_1(freedom: float) -> None:
 
 @pytest.mark.parametrize(("parts", "repeats"), [(3, 1), (5, 1), (8, 1), (6, 3)])
 @pytest.mark.parametrize("operator", ["ge", "le"])
-def test_fault_is_found_and_false_alarms_are_at_most_as_stated(parts: int, repeats: int, operator: str) -> None:
+def test_stated_fault_is_found_and_false_alarms_are_not_more_frequent_than_stated(
+    parts: int, repeats: int, operator: str
+) -> None:
     """The sigma is 1 % between parts and 0.5 % between the runs of a part. The limit is 5 % from the mean.
 
     Over many samples, 1 % of the parts with the stated fault pass.
@@ -137,7 +139,7 @@ def test_fault_is_found_and_false_alarms_are_at_most_as_stated(parts: int, repea
     assert statistics.fmean(failed) <= statistics.fmean(alarms) < 0.05
 
 
-def test_false_alarm_of_few_parts_is_higher_than_that_of_many_with_the_same_spread() -> None:
+def test_few_parts_cause_more_false_alarms_than_many_parts_with_the_same_spread() -> None:
     few = [[1.04], [1.05], [1.06]]
     many = few * 5
     assert _fault(few, "ge", RELATIVE)[1] > 10 * _fault(many, "ge", RELATIVE)[1]

@@ -21,7 +21,7 @@ HOSTS = tuple(f"t{number}" for number in range(7))
 UUID, OTHER_UUID = "3d2c1b0a-1111-4222-8333-444455556666", "9d2c1b0a-1111-4222-8333-444455556666"
 IN_INVENTORY = one_figure_plan(*HOSTS, rackproof_gang="all", rackproof_nvlink_domain="nvl1")
 BY_MODEL = one_figure_plan(*HOSTS, rackproof_gang="all")
-"""Plan without an NVLink domain in the inventory: the pack says that the rack is one."""
+"""Plan without an NVLink domain in the inventory: the pack states that a rack of this GPU model is one NVLink domain."""
 THREE = HOSTS[:3]
 Readings = Mapping[str, Mapping[str, Value]]
 """Name -> scope -> value, or `status: reason`."""
@@ -38,7 +38,7 @@ def address(host: str) -> str:
 
 
 def connections(states: Mapping[str, str]) -> Readings:
-    """Return the readings of a host on its connections; `states`: other host -> state of the connection to it."""
+    """Return the readings of the IMEX connections of a host; `states`: other host -> state of the connection to it."""
     return {
         CONNECTION: {f"imex={HOSTS.index(other)}": state for other, state in states.items()},
         "fabric.imex.node_address": {f"imex={HOSTS.index(other)}": address(other) for other in states},
@@ -93,7 +93,7 @@ def of_name(verdicts: list[Verdict], name: str) -> list[tuple[str, str, str, str
 def test_host_without_a_record_or_a_domain_is_not_judged() -> None:
     no_domain = one_figure_plan(*HOSTS)
     assert judged(view("t0", healthy("t0"), plan=no_domain)) == []
-    assert judged(view("t0", healthy("t0"), gang="r1")) == [], "the host left only the record of its gang"
+    assert judged(view("t0", healthy("t0"), gang="r1")) == [], "a host with only a gang record must not be judged"
 
 
 # ---- membership ----
@@ -137,8 +137,8 @@ BY_RACK = "the hosts of rack r1 are one NVLink domain by their GPU model"
 def test_gpu_must_report_a_domain(
     plan: Plan, others: str, own: Readings, expected: tuple[str, str, str] | None
 ) -> None:
-    """A GPU without a domain is judged if the inventory names one, another host reports one, or its links end at a switch."""
-    # A GPU without any reading gets another verdict instead, so the GPU has a temperature.
+    """A GPU without a domain is judged if the inventory or another host names a domain, or if its links end at a switch."""
+    # A temperature is added, because a GPU without any reading would get another verdict.
     own = {**own, "gpu.temperature": {"gpu=0": 40}} if any("unsupported" in str(item) for item in own.values()) else own
     verdicts = judged(view("t0", own, plan=plan), view("t1", {CLUSTER: {"gpu=0": others}}, plan=plan))
     of_first = [item for item in verdicts if item.host == "t0" and item.name == CLUSTER]
@@ -224,7 +224,7 @@ def test_idle_imex_is_judged_if_it_is_ready_on_another_host_of_the_rack() -> Non
         ),
     ],
 )
-def test_imex_must_have_all_hosts_of_the_domain_in_the_inventory(
+def test_imex_configuration_must_have_all_hosts_of_the_domain_in_the_inventory(
     plan: Plan, count: Value, expected: str | None
 ) -> None:
     verdicts = judged(view("t0", {**healthy("t0"), NODES: {"host": count}}, plan=plan))
@@ -318,7 +318,7 @@ def test_connections_that_are_not_reported_pass_if_the_domain_is_up() -> None:
     assert connection_verdict({"t1": "not_reported"}) == (PASS, "none", "connected to 6 hosts")
 
 
-def test_host_whose_only_connection_is_broken_by_the_other_end_is_inconclusive() -> None:
+def test_host_whose_only_connection_is_broken_is_inconclusive() -> None:
     own = dict.fromkeys(HOSTS[2:], "") | {"t1": BAD}
     reason = "not connected: 1 host, at fault or absent from this run"
     assert connection_verdict(own) == (INCONCLUSIVE, "none", reason)

@@ -1,4 +1,4 @@
-"""Hosts share a layout if all that the criteria use is equal except values, and if nothing about the hosts is irregular."""
+"""Hosts share a layout if their observations differ only in values, and if each host is regular (`is_regular`)."""
 
 from __future__ import annotations
 
@@ -151,7 +151,7 @@ def test_only_whole_and_floating_numbers_are_numbers(items: list[Any], expected:
 
 
 def regular(change: Callable[[Record], Record], plan: Any = GANG_PLAN, gang: bool = True) -> bool:
-    """Return whether h1 is regular after a change of its gang record, or of its own record if not `gang`."""
+    """Return whether h1 is regular after a change of its gang record (`gang`), or of its other record (not `gang`)."""
     records = tuple(change(item) if bool(item.gang) == gang else item for item in builders.records(plan, "h1"))
     return is_regular(HostView(plan, plan.hosts[0], Evidence(records=records), ()))
 
@@ -175,8 +175,9 @@ def launches(**fields: Any) -> Callable[[Record], Record]:
         (lambda record: replace(record, gang="other"), False, False),
     ],
     ids=[
-        "healthy", "failed launch", "own launch at its deadline", "launch with a reason", "own launch with a reason",
-        "launch without a host", "other order of hosts", "a reading among results", "a version among results", "no own record",
+        "healthy", "failed launch", "launch of one host at its deadline", "launch with a reason",
+        "launch of one host with a reason", "launch without a host", "other order of hosts", "a reading among results",
+        "a version among results", "only gang records",
     ],
 )  # fmt: skip
 def test_host_is_regular_if_it_has_a_record_and_every_launch_had_all_hosts_and_succeeded(

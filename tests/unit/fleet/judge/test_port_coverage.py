@@ -42,7 +42,7 @@ def best(number: int = 0) -> Observation:
 
 
 def pair_figures(host: str, number: int = 0) -> list[Observation]:
-    """Return the figures of one port of a host with the other hosts. The second host of a pair has only those of both."""
+    """Return the figures of one port of a host with the other hosts. The second host of a pair has only those of both hosts."""
     others = [name for name in HOSTS if name != host]
     return [
         item for other in others for item in figures(port(number, other), "gang", ("together",), both_only=host > other)
@@ -201,12 +201,12 @@ def test_reason_excuses_the_pair_or_the_port_or_the_host_for_which_it_is_stated(
     assert ("h1", port(0, "h2")) not in {(host, scope) for host, _, scope, _ in excused}
     for scope in (port(), "host"):
         found = together(of_h1(lambda items, scope=scope: [absent(scope)]))
-        # A reason for a port excuses its figures, but not that the partners measured more ports with this host than it states.
-        # A reason for the host excuses that too.
+        # A reason for the port excuses the missing figures of the port. But the record of h1 then has no port for its
+        # partners, each of which measured a port with h1. Only a reason for the host excuses that too.
         assert {where for host, _, where, _ in found if host == "h1"} == ({"host"} if scope == port() else set())
 
 
-def test_failed_test_with_a_partner_excuses_all_ports_and_a_skipped_one_only_its_own_port() -> None:
+def test_failed_test_with_a_partner_excuses_all_ports_and_a_skipped_test_only_its_port() -> None:
     def failed(items: list[Observation]) -> list[Observation]:
         return [*[item for item in items if "partner=h2" not in item.scope], absent(port(5, "h2"), status=ERROR)]
 

@@ -1,4 +1,4 @@
-"""Figures of an RDMA port must agree with the rate of the port and with each other, and its link must not change."""
+"""Figures of an RDMA port must agree with the rate of the port and with each other. The link of the port must not change."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ SHIPPED = {
     "name": "memory.bandwidth", "scope": "gpu", "stage": "benchmark", "where": {"op": "copy"}, "operator": "ge", "unit": "B/s",
     "vs_sku": {"expected": 4.276e12, "fraction": 0.97}, "action": "rma", "basis": "measured", "source": "as shipped",
 }  # fmt: skip
-"""The criterion `hbm-copy` of the H200, as a pack of the operator writes it, without its id."""
+"""The criterion `hbm-copy` of the H200, as a pack file contains it, without its id."""
 WEAKENED: dict[str, dict[str, Any]] = {  # what is changed -> the changed keys of SHIPPED; None omits a key
     "a wider limit": {"vs_sku": {"expected": 4.276e12, "fraction": 0.76}},
     "another kind of limit": {"vs_sku": None, "vs_fleet": {"fraction": 0.95}},
@@ -139,7 +139,7 @@ def test_only_the_pack_of_host_comparisons_replaces_criteria_of_the_model(tmp_pa
     assert not any(chosen_criteria(hosts)[key].optional for key in replaced)
 
 
-def test_replacement_is_traced_through_packs_even_if_two_criteria_replace_one(tmp_path: Path) -> None:
+def test_replacement_is_traced_through_packs_even_if_two_criteria_replace_the_same_criterion(tmp_path: Path) -> None:
     first = write_pack(tmp_path / "first.yml", item("half", replaces="hbm-copy"))
     parts = [item("quarter", replaces="half"), item("half", replaces="half"), item("other")]
     packs = read_packs([first, write_pack(tmp_path / "second.yml", *parts)])
@@ -262,7 +262,7 @@ def floor(criterion_id: str, limit: float, *, basis: str = "model", **over: Any)
     return Verdict(criterion=criterion_id, limit=limit, basis=basis, **{**fields, **over})
 
 
-def test_failure_of_a_stricter_floor_hides_that_of_a_looser_one_only_if_it_is_as_severe() -> None:
+def test_failure_of_a_stricter_floor_hides_the_failure_of_a_looser_floor_only_if_it_is_as_severe() -> None:
     def remaining(*verdicts: Verdict) -> list[str]:
         return [one.criterion for one in without_looser_floors(verdicts)]
 

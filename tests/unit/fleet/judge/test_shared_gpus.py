@@ -1,4 +1,4 @@
-"""A GPU that was slow while another process used it is not called faulty. A GPU with wrong results is called faulty even then."""
+"""A GPU that was slow while another process used it is not called faulty. A GPU with wrong results is always called faulty."""
 
 from __future__ import annotations
 

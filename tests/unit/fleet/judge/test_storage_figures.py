@@ -104,7 +104,7 @@ def test_disks_are_compared_only_with_disks_of_their_model() -> None:
     assert causes(one_other_model) == []
 
 
-def test_directories_that_share_a_disk_are_not_compared_with_one_that_has_a_disk_alone() -> None:
+def test_directories_that_share_a_disk_are_not_compared_with_directories_alone_on_a_disk() -> None:
     def halved_by_sharing(host: str, item: Observation) -> Observation:
         if host != "h2" or item.name.endswith("wrong_blocks"):
             return item
@@ -162,7 +162,7 @@ def shared_causes(
     Args:
         change: (host, healthy figure) -> judged figure.
         together: bandwidth of all clients together, in B/s.
-        without: the figure of all clients together that the records lack; empty: they lack none.
+        without: name (after `shared_storage.`) of the figure that the records lack; empty: they have all figures.
         variables: variables of the inventory.
     """
     named = {"rackproof_shared_storage": ["/mnt/shared"], **variables}

@@ -124,7 +124,7 @@ def test_condition_that_peers_share_or_do_not_report_is_not_the_cause(
     assert annotate(peers=peers, **own).detail.endswith(NO_CAUSE)
 
 
-def test_cpu_wait_over_twice_and_launch_time_over_105_percent_of_the_peers_are_causes() -> None:
+def test_cpu_wait_above_twice_and_launch_time_above_105_percent_of_those_of_peers_are_causes() -> None:
     for wait, named in ((0.021, True), (0.020, False)):
         assert ("its threads wait" in annotate(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
     # A launch time is a cause if it exceeds that of the peers by more than 5 %.

@@ -28,8 +28,7 @@ from tests import builders
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
 """Pack with only the uniformity criteria."""
 OF_EVERY_HOST = ("gpu.peer.link", *(f"launch.{name}" for name in builders.SOFTWARE))
-"""Readings that are compared because every host of `builders` has them. Tests check the verdicts on other readings, which
-they add."""
+"""Readings that every host of `builders` has. `uniformity_verdicts` leaves them out: tests check the readings that they add."""
 REMEDY = "; set the value of the majority, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")
@@ -82,7 +81,7 @@ def test_differing_host_fails_and_the_others_pass() -> None:
     assert not_passing(verdicts) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
     (bad,) = [item for item in verdicts if item.verdict == FAIL]
     assert (bad.value, bad.limit, bad.operator, bad.action) == ("550.90.07", "580.159.04", "eq", "configure")
-    assert bad.detail.endswith(REMEDY), "the detail has the remedy too"
+    assert bad.detail.endswith(REMEDY), "the detail must have the remedy too"
     assert {item.reason for item in verdicts if item.verdict == PASS} == {"found 580.159.04, as on 3 of 4 hosts"}
 
 
@@ -217,7 +216,7 @@ def test_reading_that_is_no_longer_supported_is_inconclusive_unless_it_is_option
         assert not_passing(uniformity_verdicts(plan, evidence)) == expected
 
 
-def test_last_value_of_a_number_is_the_one_that_is_compared() -> None:
+def test_last_value_of_a_number_is_compared() -> None:
     """A temporary change, such as by a cpuset, is not a difference between hosts."""
     plan = uniform_plan("h1", "h2")
     evidence = evidence_with(plan, "host.cpu.count", {"h1": 192, "h2": 96})
@@ -272,8 +271,8 @@ MEMORY = 2_164_126_347_264
 @pytest.mark.parametrize(
     ("values", "failing"),
     [
-        ({"h2": MEMORY // 2}, ["h2"]),  # half of the modules
-        ({"h2": MEMORY * 31 // 32}, ["h2"]),  # one module of 32
+        ({"h2": MEMORY // 2}, ["h2"]),  # half of the modules are missing
+        ({"h2": MEMORY * 31 // 32}, ["h2"]),  # one of 32 modules is missing
         ({"h2": MEMORY - (1 << 30)}, []),  # the kernel reserves more
         ({"h2": MEMORY * 2}, []),  # more memory than the others is no fault
         (dict.fromkeys(("h2", "h3", "h4"), MEMORY // 2), []),  # one host with more memory is not the reference
@@ -350,7 +349,7 @@ def test_ports_of_a_single_host_that_may_be_unused_pass() -> None:
         "the ports of another board must not be compared"
     )
     assert single_host_findings(ports(mlx5_7="DOWN"), BOARDS, rackproof_infiniband_ports=7) == [], (
-        "as many ports as the inventory states are up"
+        "as many ports are up as the inventory states"
     )
     assert single_host_findings(ports(mlx5_7="DOWN"), {}) == [], "ports of unknown boards must not be compared"
 
@@ -364,8 +363,8 @@ def test_links_that_are_down_fail_if_the_board_uses_them() -> None:
 
     assert [scope for _, scope, *_ in links(1)] == ["gpu=0,link=0"]
     assert [scope for _, scope, *_ in links(4)] == [f"gpu=0,link={index}" for index in range(4)]
-    assert links(6) == [], "12 of 18 links are up, as with a bridge: the others must not fail"
-    assert links(18) == [], "no link is up, as in a virtual machine with one GPU: none must fail"
+    assert links(6) == [], "12 of 18 links are up, as with a bridge: the other links must not fail"
+    assert links(18) == [], "no link is up, as in a virtual machine with one GPU: no link may fail"
     assert links(0) == []
 
 
@@ -393,7 +392,7 @@ def test_gpus_of_a_rack_must_be_in_one_nvlink_domain(name: str, bad: Any) -> Non
 
 
 def site_pack(path: Path, **over: Any) -> Pack:
-    """Return a site pack with one criterion, by default with the id of a shipped one."""
+    """Return a site pack with one criterion, which by default has the id of a shipped criterion."""
     item = {
         "id": "uniform-driver",
         "name": "driver.version",

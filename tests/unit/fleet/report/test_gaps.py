@@ -1,4 +1,4 @@
-"""The report marks what was not measured and what a table leaves out. Some tests are of other rare cases."""
+"""Test that the report marks what was not measured and what a table leaves out, and test other rare cases."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def test_soak_series_with_an_invalid_message_size_is_shown(size: Any) -> None:
     assert "collective" in render_html(report)
 
 
-def test_change_without_values_is_described_in_markdown() -> None:
+def test_change_to_missing_figures_is_described_in_markdown() -> None:
     change = Change(
         kind=FIGURES_GONE, host="h1", scope="host", what="figures", old=7, new=None, text="7 figures are gone"
     )

@@ -1,4 +1,4 @@
-"""Test observations.csv: a row for each observation, made or missing; one type for each column; no text that is a formula."""
+"""Test observations.csv: measured and missing observations have a row, each column has one type, and no text is a formula."""
 
 from __future__ import annotations
 

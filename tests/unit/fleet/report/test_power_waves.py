@@ -1,4 +1,4 @@
-"""Power over one period of a pulsed load, on the page of a host."""
+"""Test the plots of power over one period of a pulsed load, on the page of a host."""
 
 from __future__ import annotations
 

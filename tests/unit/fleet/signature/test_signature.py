@@ -258,7 +258,7 @@ def test_forged_report_page_is_detected_despite_a_valid_signature(run: Path, key
     assert verify(run, "--no-judge")[0] == 0
 
 
-def test_parquet_is_signed_and_verified_without_a_check_if_pyarrow_is_missing(
+def test_parquet_is_signed_but_not_rendered_again_if_pyarrow_is_missing(
     run: Path, keys: Path, verify: Verify, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow", None)  # makes `import pyarrow` fail, as if it were not installed
@@ -300,7 +300,7 @@ def test_temporary_file_prevents_signing(path: str, run: Path, keys: Path, capsy
 
 
 def sign_without_judging(run: Path, keys: Path) -> None:
-    """Sign the run without judging it, as a dishonest key owner could do."""
+    """Sign the run without judging it, as a dishonest owner of the key could."""
     paths = sorted(parse_sums((run / "SHA256SUMS").read_text()))
     done = subprocess.run(["sha256sum", *paths], cwd=run, check=True, capture_output=True)
     (run / "SHA256SUMS").write_bytes(done.stdout)

@@ -44,6 +44,7 @@ from tests import ROOT, builders
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 WAIT = "benchmark : Run the benchmarks"
+"""Name of the task that waits for the benchmarks."""
 
 
 @cache
@@ -103,7 +104,7 @@ class Run:
             file.write(json.dumps(event) + "\n")
 
     def lock(self, pid: int | None = None) -> Run:
-        """Write the lock of a playbook with process ID `pid`; without `pid`, that of this test, which still runs."""
+        """Write the lock of a playbook with process ID `pid`. Default: the ID of this test process, which is running."""
         claim = locks.claim("r1", self.directory.parent, pid or os.getpid(), "2026-11-21T04:00:00.000000Z")
         claim = replace(claim, user="alice", host="control1")
         with locks.exclusive(self.directory / run_directory.LOCK) as file:
