@@ -424,7 +424,7 @@ def test_hosts_of_the_inventory_on_one_machine_have_one_cause_that_names_no_part
         ("d",),
         "d was measured while several hosts shared one machine",
     )
-    assert "one host of the inventory" in handling(first).now
+    assert "in the inventory as one host" in handling(first).now
 
 
 @pytest.mark.parametrize(
