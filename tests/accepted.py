@@ -47,12 +47,12 @@ SMALL_BENCHMARKS = ("memory", "host_copy", "stress")
 
 
 def nonce(run_id: str) -> str:
-    """Return a nonce that belongs to the run id: its first 16 bytes in hexadecimal, filled up with zeros to 32 digits."""
+    """Return a nonce made from the run id: the first 16 bytes of the id in hexadecimal, padded with zeros to 32 digits."""
     return run_id.encode().hex().ljust(32, "0")[:32]
 
 
 def slowed(name: str, share: float, *, host: str = "h1", scope: str = "gpu=0", **params: Any) -> Change:
-    """Return a change that multiplies the figures of `host` with this name, scope and parameters by `share`."""
+    """Return a change that multiplies by `share` the values of `host` that have this name, scope and these parameters."""
 
     def slow(observation: Observation) -> Observation:
         matches = (

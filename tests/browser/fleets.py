@@ -78,7 +78,7 @@ def with_trace(evidence: Evidence, gpus: int) -> Evidence:
 
 
 def slow_down(evidence: Evidence, scope: str, name: str, factor: float) -> Evidence:
-    """Return the evidence with those rates of one part whose names begin with `name` multiplied by `factor`."""
+    """Multiply by `factor` the rates of one part whose names begin with `name`; return the changed evidence."""
 
     def change(observation: Observation) -> Observation:
         is_affected = (

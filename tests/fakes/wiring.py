@@ -1,4 +1,4 @@
-"""Write `lldpctl` and `smpquery` under a root: programs that print what the real ones print on a rail-optimized host."""
+"""Write fake programs `lldpctl` and `smpquery` below a root. They print what the real programs print on a rail-optimized host."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tests.fakes import links
 
 SWITCH_PORTS = {links.ROCE_INTERFACE: ("leaf01", "swp1s0"), links.PLAIN_INTERFACE: ("mgmt01", "Ethernet8")}
-"""Interface -> name and port of its switch."""
+"""Interface -> name of the switch that it is connected to, and the port of this switch."""
 SMPQUERY = """#!/bin/sh
 # smpquery -C HCA -P PORT -D QUERY 0,PORT
 number=${2#mlx5_}
@@ -26,7 +26,7 @@ fi
 
 
 def install_programs(root: Path) -> None:
-    """Write both programs."""
+    """Write both fake programs."""
     neighbors = [neighbor(nic, name, port) for nic, (name, port) in SWITCH_PORTS.items()]
     write_program(root, "lldpctl", f"#!/bin/sh\ncat <<'END'\n{lldp(*neighbors)}\nEND\n")
     write_program(root, "smpquery", SMPQUERY)

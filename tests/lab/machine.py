@@ -1,7 +1,8 @@
 """Check that this machine has what the lab needs, and manage its network namespaces and run directory.
 
-Every name begins with the name of the lab, `rp-PID-START-N`: PID and start time of the process that holds the lab (PIDs are
-reused), and a number. Because of these names, labs do not conflict, and leftovers of a process that has exited are recognized.
+The name of every namespace and run directory begins with the name of its lab, `rp-PID-START-N`. PID and START (a
+start time) identify the process that uses the lab, because PIDs alone are reused. N is a number. Because of these names, labs do
+not conflict, and leftovers of a process that has exited are recognized.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def claim() -> Path:
 
 
 def remove(lab: str) -> None:
-    """Kill every process in the lab's namespaces, delete the namespaces and its run directory. May be repeated."""
+    """Kill every process in the lab's namespaces; delete the namespaces and the lab's run directory. May be repeated."""
     names = [path for path in _entries(NAMESPACES) if (owned := OWNED.fullmatch(path.name)) and owned["lab"] == lab]
     deadline = time.monotonic() + 10
     while pids := _inside(names):
@@ -112,7 +113,7 @@ def _inside(namespaces: Iterable[Path]) -> set[int]:
     """Return the PIDs of the processes in these network namespaces, without zombies."""
     wanted = set()
     for path in namespaces:
-        with contextlib.suppress(OSError):  # another lab may have removed it
+        with contextlib.suppress(OSError):  # another lab may have removed the namespace
             wanted.add(_identity(path))
     pids = set()
     for process in Path("/proc").iterdir():

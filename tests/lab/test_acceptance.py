@@ -55,9 +55,9 @@ class Run:
 
 
 def rehearsal_profile() -> dict[str, Any]:
-    """Return the rehearsal with one rank per host. Its stress test takes as long as the exporter caches a page.
+    """Return the rehearsal profile with one rank per host. Its stress test lasts as long as the exporter caches a page.
 
-    It trains with synthetic images even if this machine has Fashion-MNIST, whose evaluation takes five times as long.
+    The training uses synthetic images even if this machine has Fashion-MNIST, whose evaluation takes five times as long.
     """
     profile: dict[str, Any] = yaml.safe_load((PROFILES / "rehearsal.yml").read_text())
     profile["processes_per_host"] = 1
@@ -119,7 +119,7 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
 def watch(attempt: Attempt, lab: Lab, run: Path) -> list[subprocess.Popen[str]]:
     """Start two `rackproof watch` processes, one with JSON and one with lines.
 
-    They write to files, because they would wait if a pipe were full.
+    They write to files, because a full pipe would block them.
     """
     assert attempt.reached("preflight : Check that the host can be measured", 1.0), attempt.lines[-20:]
     command = [sys.executable, str(ROOT / "rackproof"), "watch", str(run)]
@@ -169,9 +169,7 @@ def test_no_process_remains_after_the_run(site: Site, accepted: Run) -> None:
     assert {host: site.lab.on(host, *ours, check=False).stdout for host in HOSTS} == dict.fromkeys(HOSTS, "")
 
 
-def test_no_command_line_log_or_output_has_the_nonce_that_signs_the_messages_of_the_run(
-    site: Site, accepted: Watched
-) -> None:
+def test_nonce_of_the_run_is_in_no_command_line_log_or_output(site: Site, accepted: Watched) -> None:
     nonce = json.loads((accepted.directory / "plan.json").read_text())["nonce"]
     assert any("agent.benchmarks.rendezvous" in line for line in accepted.arguments)
     assert nonce not in "\n".join([accepted.output, *accepted.arguments])
@@ -182,7 +180,7 @@ def test_no_command_line_log_or_output_has_the_nonce_that_signs_the_messages_of_
 
 
 def test_altered_rehearsal_is_accepted_only_if_the_change_is_allowed(accepted: Run) -> None:
-    """Like tests/unit/fleet/judge/test_alterations.py, but the altered records were written by agents."""
+    """Like tests/unit/fleet/judge/test_alterations.py, but with records that agents wrote."""
     counts, failures = alterations.alter(accepted.directory, 100, seed=1)
     assert not failures, "\n".join(failures[:20])
     assert counts.total() == 100
@@ -249,7 +247,7 @@ def test_playbook_prints_what_it_waits_for(accepted: Watched) -> None:
     assert "progress is no longer recorded" not in accepted.output
 
 
-def test_every_progress_event_is_valid_by_the_schema(accepted: Watched) -> None:
+def test_every_progress_event_conforms_to_the_schema(accepted: Watched) -> None:
     events = [json.loads(line) for line in (accepted.directory / "progress.jsonl").read_text().splitlines()]
     for event in events:
         documents.validate(event, "progress", source="progress.jsonl")

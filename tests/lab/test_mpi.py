@@ -1,4 +1,4 @@
-"""Test mpirun (Open MPI) on two hosts, as an unprivileged user and over SSH on port 2222: the records equal those of torchrun."""
+"""Test mpirun (Open MPI) on two hosts, as an unprivileged user and over SSH on port 2222. The records must equal torchrun's."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def measured(lab: Lab, plan: Plan) -> Any:
                 (snapshot.stage, snapshot.phase)
                 for record in by_host[host].records
                 for snapshot in record.snapshots
-                if snapshot.phase != "during"  # a short launch has none
+                if snapshot.phase != "during"  # a short launch has no such snapshot
             }
             for host in HOSTS
         },
@@ -152,7 +152,7 @@ def measured(lab: Lab, plan: Plan) -> Any:
 
 @pytest.fixture(scope="module")
 def by_torchrun(lab: Lab) -> Any:
-    """Return what `measured` returns for the same launch, if `rackproof launch` starts it without mpirun."""
+    """Return the result of `measured` for the same launch, which `rackproof launch` starts here without mpirun."""
     plan = plan_of(lab, "torchrun")
 
     def launch(host: str) -> None:
@@ -204,9 +204,9 @@ def test_mpirun_on_fewer_hosts_than_planned_is_rejected_before_it_starts_a_stage
 
 
 def test_ranks_started_by_mpirun_find_each_other(lab: Lab) -> None:
-    """One MPI process per rank, without supervisor and plan."""
+    """mpirun starts one process per rank, without a supervisor or a plan."""
     ranks = ["-x", "MASTER_ADDR=10.77.0.11", "-x", "GLOO_SOCKET_IFNAME=eth0", "-np", "3"]
     done = mpirun(lab, *ranks, sys.executable, "-m", "agent.benchmarks", "--only", "overlap")
     shares = [line for line in done.stdout.splitlines() if "overlap.hidden_share" in line]
-    assert len(shares) == len(HOSTS), "each host must print its share"
+    assert len(shares) == len(HOSTS), "each host must print overlap.hidden_share"
     assert all("world_size=3" in line for line in shares)

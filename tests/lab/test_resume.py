@@ -56,7 +56,7 @@ def undisturbed(site: Site) -> Run:
 
 
 def changed_tasks(output: str) -> set[str]:
-    """Return the tasks that changed a host."""
+    """Return the names of the tasks that changed a host."""
     changed, task = set(), ""
     for line in output.splitlines():
         if line.startswith("TASK ["):
@@ -139,7 +139,7 @@ def leave_partial_files(run: Path) -> None:
 
 
 TRAINING = {"max_steps": 2, "batch_size": 8, "data_directories": []}
-"""Settings of a training with synthetic images. Fashion-MNIST has six times as many, and every rank would read all of them."""
+"""Settings of a training on synthetic images. Fashion-MNIST has six times as many images, and every rank would read all."""
 STUDY = {
     "schema": "rackproof.profile/1",
     "summary": "the smallest study with two launches",
@@ -204,8 +204,8 @@ def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
 
 
 def test_second_operator_cannot_use_a_locked_run_or_a_held_host_and_stop_ends_only_the_named_run(site: Site) -> None:
-    """During a run, a second operator uses its run id, another run id on both hosts, and playbooks/stop.yml on one host."""
-    (kept, taken), stopping = HOSTS, {"only": [HOSTS[0]], "rackproof_gang": "none"}
+    """During a run, a second operator uses its run id, then another run id on both hosts, and playbooks/stop.yml on one host."""
+    (kept_host, taken_host), stopping = HOSTS, {"only": [HOSTS[0]], "rackproof_gang": "none"}
     attempt = start_measuring(site, "first")
     try:
         since = json.loads((site.runs / "first" / "lock.json").read_text())["since"]
@@ -217,7 +217,7 @@ def test_second_operator_cannot_use_a_locked_run_or_a_held_host_and_stop_ends_on
         assert code == 2
         assert output.count("this host is held by run first of root on") == 1
 
-        code, output = site.run("second", "inspect", of_hosts={taken: {"rackproof_take_over": True}})
+        code, output = site.run("second", "inspect", of_hosts={taken_host: {"rackproof_take_over": True}})
         assert code == 2
         assert output.count("this host is held by run first of root on") == 1
         leases = [json.loads(site.lab.on(host, "cat", f"{STATE}/lease.json").stdout) for host in HOSTS]
@@ -230,14 +230,14 @@ def test_second_operator_cannot_use_a_locked_run_or_a_held_host_and_stop_ends_on
         attempt.end()
     finally:
         attempt.kill()
-    wait(lambda: site.lab.on(kept, "pgrep", "-af", processes.AGENT, check=False).stdout == "", 30)
-    files = site.lab.on(kept, "ls", STATE, f"{STATE}/runs/first").stdout
+    wait(lambda: site.lab.on(kept_host, "pgrep", "-af", processes.AGENT, check=False).stdout == "", 30)
+    files = site.lab.on(kept_host, "ls", STATE, f"{STATE}/runs/first").stdout
     assert "record.json" in files
     assert "lease.json" not in files
     report = site.report("first")
     assert report["decision"] == "incomplete"
     events = {host["name"]: " ".join(host["events"]) for host in report["hosts"]}
-    assert "this host was taken by run second of root on" in events[taken]
+    assert "this host was taken by run second of root on" in events[taken_host]
 
 
 def start_measuring(site: Site, run_id: str) -> Attempt:
@@ -254,7 +254,7 @@ def is_benchmarking(site: Site, host: str) -> bool:
 
 
 def write_lease_of_other_control_node(site: Site, host: str) -> dict[str, Any]:
-    """Write a lease of a run of another control node on the host, and return it."""
+    """Write a lease to the host, as if a run of another control node held the host; return the lease."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     by = replace(locks.claim("theirs", Path("/srv/runs"), 1, at), user="bob", host="control2", machine="another")
     lease = {"run_id": "theirs", "nonce": "f" * 32, "by": {**vars(by), "running": []}, "since": at, "renewed": at}
@@ -264,7 +264,7 @@ def write_lease_of_other_control_node(site: Site, host: str) -> dict[str, Any]:
 
 
 def test_host_held_by_another_control_node_is_excluded_and_the_reason_is_reported(site: Site, undisturbed: Run) -> None:
-    """The other hosts continue, and the held host is not changed."""
+    """The run continues on the other hosts and does not change the held host."""
     lease = write_lease_of_other_control_node(site, "node2")
     site.run("beside", "inspect")
     code, output = site.run("beside", "report")
@@ -277,7 +277,9 @@ def test_host_held_by_another_control_node_is_excluded_and_the_reason_is_reporte
     assert site.lab.on("node1", "test", "-e", f"{STATE}/lease.json", check=False).returncode == 1
 
 
-def test_teardown_touches_a_host_held_by_another_run_only_if_it_may_take_the_host(site: Site, undisturbed: Run) -> None:
+def test_teardown_changes_a_host_held_by_another_run_only_with_rackproof_take_over(
+    site: Site, undisturbed: Run
+) -> None:
     for host in HOSTS:
         write_lease_of_other_control_node(site, host)
     code, output = site.run("down", "teardown", of_hosts={"node1": {"rackproof_take_over": True}})

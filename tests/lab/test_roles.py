@@ -28,7 +28,7 @@ RELEASES = {
     "node2": "ID=ubuntu\nVERSION_ID='24.04'\n",
     "node3": "ID='rocky'\nID_LIKE='rhel centos fedora'\nVERSION_ID='9.6'\nPLATFORM_ID='platform:el9'\n",
 }
-"""Host -> os-release. Only that of node1 names the real distribution. Package managers and repositories are real on all three."""
+"""Host -> os-release. Only the os-release of node1 names the real distribution. The package managers of all hosts are real."""
 # Remove what a bare host does not have, and create the directories and programs that a container may lack.
 BARE = """
 rm -rf /etc/apt/sources.list /etc/apt/sources.list.d /etc/docker /etc/cdi
@@ -181,7 +181,7 @@ class ProbeHost:
         self._lab = lab
 
     def probe(self, role: str, files: Files, *options: str, running: tuple[str, ...] = ("nv-fabricmanager",)) -> Probe:
-        """Run the probe of a role on a healthy host with these processes, but with `files` (None: absent) in place of its own."""
+        """Run the probe of a role on a healthy host with these processes. `files` replaces its files; None removes a file."""
         wanted = {path: text for path, text in {**HEALTHY_FILES, **files}.items() if text is not None}
         script = ["trap 'kill $(jobs -p); cd /; rm -rf $made /tmp/pci /tmp/module' EXIT"]
         directories = sorted({str(Path(path).parent) for path in wanted} | {"/tmp/pci", "/tmp/module"})
@@ -278,7 +278,10 @@ def test_fabric_manager_that_does_not_run_is_reported(probe_host: ProbeHost) -> 
 
 
 def test_fabric_manager_and_persistence_mode_are_not_always_needed(probe_host: ProbeHost) -> None:
-    """Fabric manager: not if it is ignored, or without an NVSwitch. Persistence mode: not if its daemon runs."""
+    """Fabric manager is optional if the inventory ignores it or the host has no NVSwitch.
+
+    Persistence mode is optional if nvidia-persistenced runs.
+    """
     without = {f"{BIN}/nv-fabricmanager": None}
     assert probe_host.probe("nvidia_driver", without, "--fabric-manager=ignored").problems == []
     assert probe_host.probe("nvidia_driver", {**without, **SWITCHLESS}).problems == []
@@ -438,7 +441,7 @@ NO_TASKS = {"node1": 0, "node2": 0, "node3": 0}
 
 
 def test_check_mode_changes_nothing_on_bare_hosts(site: Site) -> None:
-    """One host for each package manager."""
+    """The test uses one host for each package manager: apt and dnf."""
     hosts = ("node1", "node3")
     playbook_run = site.install("--check", "--limit", ",".join(hosts))
     assert playbook_run.returncode == 0
@@ -494,7 +497,7 @@ def test_driver_and_toolkit_are_installed_in_the_wanted_version(
         assert "libcuda.so.580.126.20" in site.lab.on(host, "cat", "/etc/cdi/nvidia.yaml").stdout
 
 
-def test_second_run_changes_nothing_and_takes_as_many_hosts_at_a_time_as_the_inventory_says(
+def test_second_run_changes_nothing_and_handles_nvidia_driver_serial_hosts_at_a_time(
     site: Site, installed: subprocess.CompletedProcess[str]
 ) -> None:
     again = site.install(nvidia_driver_serial=2)
@@ -568,7 +571,7 @@ def test_driver_in_use_is_not_changed_and_fabric_manager_gets_the_version_of_the
 def test_teardown_removes_an_agent_without_its_dependencies_unless_the_agent_may_have_started_processes(
     site: Site,
 ) -> None:
-    """It may have if the agent was installed completely (node1) or a run holds the host (node2)."""
+    """The agent may have started processes if it was installed completely (node1) or if a run holds the host (node2)."""
     message = "rackproof stop: pynvml is not installed for /opt/rackproof/bin/python: use the Python"
     for host in NO_TASKS:
         site.lab.put(host, "/opt/rackproof/bin/rackproof", f"#!/bin/sh\necho {message} >&2\nexit 2\n", mode=0o755)
@@ -667,7 +670,7 @@ def attributes_here(path: str) -> str:
 
 
 def removed(host: SystemdHost, directory: str, since: float) -> set[str]:
-    """Return the files in a directory of this machine, older than `since`, that the host lacks."""
+    """Return the files of a directory on this machine that are older than `since` and that the host lacks."""
     here = {str(path) for path in Path(directory).iterdir()} if Path(directory).is_dir() else set()
     on_host = host.on("find", directory, "-mindepth", "1", "-maxdepth", "1").stdout.splitlines() if here else []
     return {path for path in here.difference(on_host) if not changed_here(path, since) and not UNRELATED.match(path)}
@@ -675,7 +678,7 @@ def removed(host: SystemdHost, directory: str, since: float) -> set[str]:
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    """Boot a hardened host with systemd, and deploy the agent to it with an exporter that is no service yet."""
+    """Boot a hardened host with systemd, and deploy the agent to it. The exporter is not yet a service."""
     directory = tmp_path_factory.mktemp("service")
     with SystemdHost(directory / "host") as host:
         host.on("sh", "-c", INSTALL_PYTHON + HARDEN)

@@ -65,10 +65,10 @@ class Switches:
 
     def swap(self, first: int, second: int, host: int) -> None:
         """Swap the two cables of a host at the switches of two rails."""
-        here, there = self._namespaces[first], self._namespaces[second]
-        _run(f"ip -n {here} link set swp{host} netns {there} name moved")
-        _run(f"ip -n {there} link set swp{host} netns {here}")
-        _run(f"ip -n {there} link set moved name swp{host}")
+        first_leaf, second_leaf = self._namespaces[first], self._namespaces[second]
+        _run(f"ip -n {first_leaf} link set swp{host} netns {second_leaf} name moved")
+        _run(f"ip -n {second_leaf} link set swp{host} netns {first_leaf}")
+        _run(f"ip -n {second_leaf} link set moved name swp{host}")
         for rail in (first, second):
             self._connect(rail, f"swp{host}")
 
