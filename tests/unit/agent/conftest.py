@@ -14,12 +14,12 @@ from tests.gangs import FakeClock
 
 @pytest.fixture
 def port() -> int:
-    """Return a port that is free, as is the next one, outside the range that the kernel assigns by itself."""
+    """Return a free port whose successor is free too. Both are outside the range from which the kernel assigns ports."""
     while True:
         first = 15_000 + 2 * secrets.randbelow(7_500)
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", first))
-            two.bind(("127.0.0.1", first + 1))
+        with contextlib.suppress(OSError), socket.socket() as first_socket, socket.socket() as second_socket:
+            first_socket.bind(("127.0.0.1", first))
+            second_socket.bind(("127.0.0.1", first + 1))
             return first
 
 

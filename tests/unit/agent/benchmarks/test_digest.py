@@ -1,4 +1,4 @@
-"""Digests: the workloads of every data type and unit, wrong results and copies, and what a device or torch does not support."""
+"""Test the digest benchmark: its workloads, wrong results, wrong copies, and data types that a device or torch does not have."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_copied_words_differ_so_that_a_skipped_copy_is_found() -> None:
 
 
 @pytest.mark.parametrize("workload", ["gemm_tf32", "gemm_fp8_e4m3", "gemm_fp8_e5m2", "gemm_fp4"])
-def test_type_that_a_device_lacks_is_unsupported(tmp_path: Path, workload: str) -> None:
+def test_data_type_that_a_device_lacks_is_unsupported(tmp_path: Path, workload: str) -> None:
     rank = context(tmp_path)
     digest.run(rank, {**SETTINGS, "workloads": [workload]})
     assert [(item.name, item.status) for item in rank.observations] == [
@@ -136,7 +136,7 @@ def test_type_that_a_device_lacks_is_unsupported(tmp_path: Path, workload: str) 
         ((10, 0), ""),
     ],
 )
-def test_fp4_needs_blackwell_and_a_torch_that_has_it(
+def test_fp4_needs_blackwell_and_a_torch_with_fp4(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], reason: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _device: capability)

@@ -1,4 +1,4 @@
-"""The NUMA nodes whose memory `host_copy` uses: the GPU's own node and another one, if this process may use them."""
+"""Test which NUMA nodes `host_copy` uses: the node of the GPU, and another node on whose processors this process may run."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_copies_use_the_node_of_the_gpu_and_another_usable_node(
 def test_memory_of_a_node_that_this_process_may_not_use_is_an_error(
     nodes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With memory of another node, the copies would be slower, and a healthy GPU would be blamed for the process's cpuset."""
+    """With memory of another node, the copies would be slower, and a healthy GPU would fail because of the process's cpuset."""
     place(monkeypatch, 0, {4, 5})
     error = host_copy._allocate(1024, GPU, 0)
     assert isinstance(error, RuntimeError)

@@ -1,4 +1,4 @@
-"""Collectives with and without NVLink between hosts: each rank starts a process, whose results or errors it reports.
+"""Collectives with and without NVLink between hosts: each rank starts a process and reports its results or errors.
 
 The processes are fakes that use the protocol of `mnnvl_rank`. The real processes need two GPUs.
 """
@@ -36,7 +36,7 @@ print(json.dumps({"results": [result]}))
 
 
 class Ranks:
-    """Two ranks of two hosts, one on each host. They run as threads of this process."""
+    """Two ranks, one on each of two hosts. Both run as threads of this process."""
 
     def __init__(self, work: Path, domain: str) -> None:
         self.reported: list[tuple[int, str, float, dict[str, Any]]] = []
@@ -144,7 +144,7 @@ def test_figures_are_absent_on_all_ranks_if_a_rank_has_no_result(
 ) -> None:
     ranks = run_ranks(monkeypatch, tmp_path, program, limit_s=2.0 if "sleep" in program else 30.0)
     assert ranks.reported == []
-    assert len(ranks.absent) == 4, "both hosts must lack both figures: with and without NVLink"
+    assert len(ranks.absent) == 4, "both hosts must report both rates as absent: with and without NVLink"
     assert {text for _, text in ranks.absent} == {f"rank 0: {reason} (and 1 more)"}
 
 

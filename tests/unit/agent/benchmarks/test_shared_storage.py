@@ -37,7 +37,10 @@ elif [ ! -e "$path" ]; then
 fi
 exec cat "${0%/*}/$op.json"
 """
-"""A shell script, because the benchmark starts it more than twenty times. Its result is the file of the operation beside it."""
+"""A fake fio. It prints the file `read.json` or `write.json` of its directory.
+
+It is a shell script, which starts fast, because the benchmark starts it more than twenty times.
+"""
 LATENCIES = {"percentile": {"50.000000": 1e5, "99.000000": 2e5, "99.900000": 3e5}}
 RESULT = {"total_ios": 8, "bw_bytes": 1e9, "iops": 1e3, "io_bytes": 8 << 20, "clat_ns": LATENCIES}
 Observed = dict[str, list[dict[str, Any]]]
@@ -150,7 +153,7 @@ def test_scopes_of_a_host_that_measures_alone_are_valid(tmp_path: Path) -> None:
 def test_collecting_host_may_be_late_and_then_wait_for_a_lost_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """h1 collects. It begins the step after 50 s (the limit is 60 s) and then waits 60 s for h3. h2 must wait all 110 s."""
+    """h1 collects the values. It begins after 50 s (the limit is 60 s), then waits 60 s for h3. h2 must wait all 110 s."""
     now, store = [0.0], HashStore()
 
     def sleep(seconds: float) -> None:
@@ -206,7 +209,7 @@ def test_client_that_alone_reads_wrong_bytes_is_named(tmp_path: Path, monkeypatc
     assert misread["h3"] > 1 << 19
 
 
-def test_host_with_another_file_system_is_named_and_the_others_are_measured(tmp_path: Path) -> None:
+def test_host_with_another_file_system_is_named_and_the_other_hosts_are_measured(tmp_path: Path) -> None:
     (tmp_path / "other").mkdir()
     observed = measure(tmp_path, paths={"h2": tmp_path / "other"})
     (reason,) = problems(observed)["h2"]
@@ -215,7 +218,7 @@ def test_host_with_another_file_system_is_named_and_the_others_are_measured(tmp_
     assert set(problems(observed)) == {"h2"}
 
 
-def test_host_whose_mount_hangs_is_named_and_the_others_are_measured(
+def test_host_whose_mount_hangs_is_named_and_the_other_hosts_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "directory.py"
@@ -234,7 +237,7 @@ def test_host_whose_mount_hangs_is_named_and_the_others_are_measured(
     assert values(observed, "wrong_bytes") == {"h1": 0, "h2": 0}
 
 
-def test_second_host_collects_the_values_if_the_rank_of_the_first_has_left(tmp_path: Path) -> None:
+def test_second_host_collects_the_values_if_the_rank_of_the_first_host_has_left(tmp_path: Path) -> None:
     observed = measure(tmp_path, absent=("h1",))
     assert problems(observed) == {}
     assert values(observed, "aggregate_bandwidth", op="write") == {"h2": 4e9, "h3": 4e9}
@@ -255,7 +258,7 @@ def test_number_of_clients_doubles_up_to_all_hosts(first: int, hosts: int, expec
     assert numbers_of_clients(first, hosts) == expected
 
 
-def test_shard_with_swapped_blocks_short_end_or_flipped_bits_is_wrong(tmp_path: Path) -> None:
+def test_shard_that_is_truncated_or_has_swapped_blocks_or_flipped_bits_is_wrong(tmp_path: Path) -> None:
     path, size = tmp_path / "shard", 3 * shard.BLOCK
     shard.write(str(path), "seed", size, False)
     good = path.read_bytes()
@@ -273,9 +276,7 @@ def test_shard_with_swapped_blocks_short_end_or_flipped_bits_is_wrong(tmp_path: 
 
 
 @pytest.mark.parametrize("broken", ["read/0/1", "checkpoint/read/0", "checkpoint/again"])
-def test_host_that_fails_lacks_only_its_own_figures(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str
-) -> None:
+def test_only_the_host_that_fails_lacks_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     step = Clients.step
 
     def flip_or_fail(self: Clients, name: str, *arguments: Any) -> dict[str, Any]:
@@ -335,4 +336,6 @@ def test_shards_of_all_hosts_use_at_most_a_quarter_of_the_free_space(
     monkeypatch.setattr(SharedRates, "__init__", with_little_space)
     monkeypatch.setattr(Clients, "step", step_and_sum)
     assert problems(measure(tmp_path, shards=2, shard_bytes=1 << 30)) == {}
-    assert 0 < sum(used) <= free // 4, "the shards must fit into a quarter, because fio's files need another quarter"
+    assert 0 < sum(used) <= free // 4, (
+        "the shards may use only a quarter of the free space, because fio's files need another quarter"
+    )

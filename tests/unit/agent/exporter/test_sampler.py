@@ -35,7 +35,7 @@ def exported(samples: GpuHistory) -> Exported:
 
 
 def sampled(*values: GpuSample | Absent, bounds: GpuLimits | Absent = H200, window_s: float = 100.0) -> GpuHistory:
-    """Return the history of a GPU with these samples, 0.1 s apart; the last one is taken now."""
+    """Return the history of a GPU with these samples, 0.1 s apart. The time of the last sample is now."""
     samples, now = GpuHistory(0, window_s), time.monotonic()
     samples.set_limits(now, bounds)
     for number, value in enumerate(values, 1 - len(values)):
@@ -135,7 +135,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sample(library: Path, tmp_path: Path) -> Callable[..., list[Exported]]:
     """Return a function that runs a sampler and returns what it exports after each step.
 
-    Its arguments are the scenario and, for each step, seconds to wait and a change of the scenario after the export.
+    The arguments of this function are the scenario and, for each step, seconds to wait and text to append to the scenario
+    after the export.
     """
 
     def run(base: str, *steps: str) -> list[Exported]:
@@ -159,7 +160,7 @@ def test_fault_during_sampling_appears_in_the_samples_of_its_gpu(sample: Callabl
     assert 0 < after["sampler_cpu_seconds_total"] < 2
 
 
-def test_hanging_gpu_does_not_stop_the_sampling_of_the_others(sample: Callable[..., list[Exported]]) -> None:
+def test_hanging_gpu_does_not_stop_the_sampling_of_other_gpus(sample: Callable[..., list[Exported]]) -> None:
     before, hung, later = sample("healthy-h200x4", "1.0", "gpu.1.ClockInfo.1=~60s\n", "1.6", "", "1.0", "")
     assert hung["gpu_sampled_timestamp_seconds 1"] == later["gpu_sampled_timestamp_seconds 1"]
     assert hung["gpu_samples_total 1"] == later["gpu_samples_total 1"]

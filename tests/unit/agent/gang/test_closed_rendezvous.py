@@ -43,7 +43,7 @@ UNSAFE = {
 
 
 def lint(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run the project's rule against unsafe imports. `noqa` comments make no exception here."""
+    """Run ruff with only the project's rule against unsafe imports (TID251). It ignores `noqa` comments."""
     command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--ignore-noqa", "--select=TID251", *arguments]
     return subprocess.run(command, input=stdin, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -78,7 +78,7 @@ def unsafe_loads(code: str) -> list[int]:
                 for keyword in node.keywords
                 if keyword.arg == "weights_only" and ast.unparse(keyword.value) == "True"
             ]
-            lines += [-node.func.lineno] * len(safe)  # cancels the line that torch.load itself added
+            lines += [-node.func.lineno] * len(safe)  # cancels the entry that the attribute torch.load has added
     return sorted(line for line in lines if line > 0 and lines.count(line) > lines.count(-line))
 
 
@@ -253,7 +253,7 @@ def test_gloo_uses_the_interface_of_the_planned_address(
     ],
 )
 def test_loopback_address_of_the_first_host_is_reported(addresses: dict[str, str], problem: str) -> None:
-    """With a loopback address of the first host, the second would connect to itself and wait, and would be reported as lost."""
+    """If the first host had a loopback address, the second host would connect to itself, wait, and be reported as lost."""
     plan = builders.plan("node1", "node2", profile="rehearsal")
     gang = Gang.from_plan(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500)
     gang = Gang(**{**vars(gang), "addresses": addresses})

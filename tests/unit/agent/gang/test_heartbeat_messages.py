@@ -1,4 +1,4 @@
-"""The messages of a rank to its supervisor: their content, when they are sent, and what happens if nobody receives them."""
+"""The messages of a rank to its supervisor: their content, when they are sent, and what happens without a supervisor."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def receiver(tmp_path: Path) -> Iterator[Receiver]:
 
 @pytest.fixture
 def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """Replace the clock of the module `heartbeat`; other modules keep the real one."""
+    """Replace the clock of the module `heartbeat`; other modules keep the real clock."""
     clock = FakeClock()
     monkeypatch.setattr(heartbeat, "time", SimpleNamespace(monotonic=clock, sleep=time.sleep))
     return clock
@@ -115,7 +115,7 @@ def test_rank_without_a_supervisor_sends_nothing(tmp_path: Path) -> None:
     assert set(threading.enumerate()) <= before
 
 
-def test_progress_and_collectives_set_the_moment_of_progress(
+def test_progress_and_collectives_update_the_time_of_progress(
     tmp_path: Path, receiver: Receiver, fake_time: FakeClock
 ) -> None:
     rank = RankHeartbeat(0, tmp_path)
@@ -183,7 +183,7 @@ def test_only_the_first_failure_is_sent(
         (KeyboardInterrupt(), False),
     ],
 )
-def test_only_the_first_exception_that_no_device_explains_is_sent(
+def test_only_the_first_exception_that_a_device_cannot_cause_is_sent(
     tmp_path: Path, receiver: Receiver, error: BaseException, is_software: bool, joined: bool
 ) -> None:
     rank = RankHeartbeat(0, tmp_path)

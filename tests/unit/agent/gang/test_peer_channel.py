@@ -32,7 +32,7 @@ def loopback_gang(me: str, port: int) -> Gang:
 
 
 class RawMember:
-    """A connection of h3 to the first host, for single messages."""
+    """A connection from h3 to the first host, on which a test sends and receives single messages."""
 
     def __init__(self, head: PeerChannel, port: int) -> None:
         self._head, self._port = head, port
@@ -105,7 +105,7 @@ def test_repeated_or_older_status_is_refused(head: PeerChannel, port: int, numbe
     caller.channel.close()
 
 
-def test_statuses_of_another_launch_have_their_own_numbers(head: PeerChannel, port: int) -> None:
+def test_numbers_of_statuses_start_again_in_another_launch(head: PeerChannel, port: int) -> None:
     first = RawMember(head, port)
     first.send_status(number=7)
     second = RawMember(head, port)
@@ -170,7 +170,7 @@ def test_identified_member_may_be_silent_longer_than_a_stranger(
 
 @pytest.fixture
 def channels(port: int) -> Iterator[list[PeerChannel]]:
-    """Yield the channels of h1, h2 and h3, each of which has received a status of the others."""
+    """Yield the channels of h1, h2 and h3, each of which has received a status of both other hosts."""
     channels = [PeerChannel(loopback_gang(host, port)) for host in MEMBERS]
     poll_until(lambda: all(set(MEMBERS) <= set(channel.statuses) for channel in channels), *channels)
     yield channels
@@ -196,7 +196,7 @@ def test_status_is_sent_every_second_and_at_once_on_request(
     monkeypatch.setattr(time, "monotonic", lambda: now)
     third.publish_status([rank_state(4)])
     assert third._number == before
-    assert third.statuses["h3"].ranks == (rank_state(4),), "the own status of h3 must always be current"
+    assert third.statuses["h3"].ranks == (rank_state(4),), "the channel of h3 must always have the current status of h3"
     third.publish_status([], at_once=True)
     assert third._number == before + 1
     monkeypatch.setattr(time, "monotonic", lambda: now + peer_channel.STATUS_INTERVAL_S + 0.1)

@@ -1,4 +1,4 @@
-"""The supervisors of a gang exchange statuses over TCP, and drop connections from anyone else."""
+"""The supervisors of a gang exchange statuses over TCP, and close the connections of all other clients."""
 
 from __future__ import annotations
 
@@ -59,9 +59,8 @@ def test_late_answer_does_not_revive_a_finished_host(channels: dict[str, PeerCha
     second.finished = True
     second.publish_status([], at_once=True)
     poll_until(lambda: first.statuses["h2"].finished, first, second)
-    second.finished = (
-        False  # as in an older message that arrives late: h2 answers the statuses of h1 on another connection
-    )
+    # The answers of h2 to h1 use another connection than its statuses, so an older answer may arrive late.
+    second.finished = False
     for _ in range(20):
         first.publish_status([rank_state(0)], at_once=True)
         first.poll(0.01)

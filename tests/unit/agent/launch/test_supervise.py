@@ -1,4 +1,4 @@
-"""The supervisor writes a record however the ranks end, and ends all processes. Unsafe directories and busy GPUs are refused."""
+"""The supervisor always writes a record and ends all processes. It refuses unsafe directories and GPUs that are in use."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def test_record_has_the_results_of_every_rank(run: HostRun) -> None:
 
 @pytest.fixture
 def aborts(monkeypatch: pytest.MonkeyPatch) -> list[GangMonitor]:
-    """Return a list that gets the gang monitor each time the supervisor announces that it ends the ranks of this host itself."""
+    """Return a list to which each call of `announce_abort` adds its monitor.
+
+    The supervisor calls it when it ends the ranks of this host itself.
+    """
     aborts: list[GangMonitor] = []
     monkeypatch.setattr(GangMonitor, "announce_abort", lambda monitor: aborts.append(monitor))
     return aborts
@@ -182,7 +185,7 @@ time.sleep(60)
         ("SIGKILL", "rank_ended", "killed by SIGKILL"),
     ],
 )
-def test_rank_that_blocks_the_others_is_the_culprit(
+def test_rank_that_blocks_the_other_ranks_is_the_culprit(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, aborts: list[GangMonitor], signal_name: str, kind: str, why: str
 ) -> None:
     monkeypatch.setattr(culprit, "RANK_SILENT_S", 3.0)
@@ -305,7 +308,7 @@ def test_busy_or_partitioned_gpu_prevents_the_launch(
 
 
 def test_busy_gpu_that_may_be_shared_does_not_prevent_the_launch(tmp_path: Path) -> None:
-    """The ranks start. They measure nothing, because CUDA lists no GPU here, and every observation gives that as its reason."""
+    """The ranks start. They measure nothing, because CUDA lists no GPU here, and every observation gives this reason."""
     record = bench(tmp_path, *BUSY, share=True)
     (launched,) = record.launches
     assert (launched.outcome, launched.reason) == ("finished", "")

@@ -84,7 +84,7 @@ def snapshot(at: int, watts: Any = 0.0, alarm: str = "", absent: str = "") -> Sn
 
 
 def selected_seconds(*snapshots: Snapshot) -> list[int]:
-    """Return the second of the time of each kept snapshot."""
+    """Return the second at which each kept snapshot was taken."""
     selector = SnapshotSelector()
     for taken in snapshots:
         selector.add(taken)
@@ -125,7 +125,7 @@ def test_new_alarm_is_kept_after_any_number_of_snapshots_with_another_alarm() ->
     constant = [snapshot(number, 500.0, absent=f"error: attempt {number} failed") for number in range(20)]
     later = snapshot(30, 400.0, "sw_thermal", "error: the driver failed")
     assert selected_seconds(*constant, later, *constant) == [19, 30], (
-        "snapshot 19 is the last one with the highest power"
+        "snapshot 19 must be kept: it is the last snapshot with the highest power"
     )
     assert selected_seconds(*constant, snapshot(31, 400.0, "sw_thermal"), later) == [0, 19, 31]
     assert selected_seconds(snapshot(1, 9, "hw_slowdown"), later, snapshot(40, 700.0)) == [1, 30, 40]
@@ -346,7 +346,7 @@ def test_killed_rank_is_named_after_the_other_ranks_had_time_to_report(
 
 
 def test_end_of_a_rank_is_judged_at_once(gang_monitor: GangMonitor, tmp_path: Path, clock: FakeClock) -> None:
-    """The monitor does not wait for the end of its interval. The rank ended long ago (`at`), so there is nothing to await."""
+    """The monitor does not wait for the end of its interval. The rank ended long ago (`at`), so no other report is awaited."""
     clock.now += 50.0
     assert gang_monitor.poll(0.0) is None
     clock.now += 0.05
@@ -501,7 +501,7 @@ def test_launcher_that_fails_late_is_named_only_after_a_fatal_or_termination_sig
     exit_code: int,
     is_named: bool,
 ) -> None:
-    """The launcher may have waited for the store of a first host that never started. Short probe launches then find the cause."""
+    """The launcher may have waited for a first host that never started. Probe launches then find the cause."""
     gang_monitor = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     advancing_clock.now += 301.0
     assert gang_monitor._channel
@@ -541,7 +541,7 @@ def test_poll_waits_until_its_timeout_or_a_heartbeat(receiver: HeartbeatReceiver
     assert time.monotonic() - began < 10
 
 
-def test_pause_that_exceeds_the_poll_by_more_than_2_s_is_no_silence_of_the_ranks(
+def test_pause_that_exceeds_the_poll_by_more_than_2_s_does_not_count_as_silence_of_the_ranks(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
@@ -636,7 +636,7 @@ def test_ranks_get_the_identity_of_their_supervisor_and_the_path_of_their_dumps(
     assert (work / "cwd").read_text().strip() == str(work)
     assert (work / "stdin").read_text() == ""
     assert len(set((work / "ids").read_text().split())) == 1, "the program must have its own session"
-    assert variables["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "7", "the site's own value must have precedence"
+    assert variables["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "7", "the value from the environment must have precedence"
     assert flight_recorder_env(work)["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "1000"
     assert (variables["TORCH_FR_BUFFER_SIZE"], variables["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("1000", "1")
     for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
@@ -683,7 +683,7 @@ class MarkerCollector:
 @pytest.mark.parametrize(
     ("fast_collectors", "collector"),
     [(None, "full"), ([MarkerCollector("fast")], "fast")],
-    ids=["the full collectors", "collectors of their own"],
+    ids=["the full collectors", "separate fast collectors"],
 )
 def test_fast_collectors_are_read_while_the_ranks_run(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, fast_collectors: list[MarkerCollector] | None, collector: str
@@ -710,7 +710,7 @@ def test_fast_collectors_are_read_while_the_ranks_run(
 def test_gpu_launch_has_a_timeline_only_in_the_benchmark_and_gang_stages(
     tmp_path: Path, stage: str, has_timeline: bool
 ) -> None:
-    """There is no NVML here: the timeline has the reason instead of figures."""
+    """There is no NVML here: the timeline gives this as the reason and has no figures."""
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
     timeline = launch(run, "true", stage=stage).launches[0].timeline
     assert (timeline is not None) == has_timeline
@@ -750,7 +750,7 @@ def test_failed_supervisor_leaves_no_thread_and_no_socket(
         thread.join(5)
     assert set(threading.enumerate()) <= before
     assert all(receiver.socket.fileno() == -1 for receiver in receivers)
-    PeerChannel(gang("h1")).close()  # it could not listen if the failed supervisor still held the port
+    PeerChannel(gang("h1")).close()  # fails if the failed supervisor still holds the port
 
 
 def test_unreadable_results_are_named_in_the_reason(run: HostRun) -> None:
@@ -912,7 +912,7 @@ def monitors(tmp_path: Path, gang: Callable[..., Gang]) -> Iterator[list[GangMon
 
 
 def connect(first: GangMonitor, second: GangMonitor) -> tuple[PeerChannel, PeerChannel]:
-    """Poll the monitors of h1 and h2 until each host has the status of the other one; return the channels of h1 and h2."""
+    """Poll the monitors of h1 and h2 until each host has the status of the other host; return the channels of h1 and h2."""
     first_channel, second_channel = first._channel, second._channel
     assert first_channel
     assert second_channel
@@ -1012,7 +1012,7 @@ def test_exiting_host_waits_until_both_watchers_have_answered_its_last_status(
     gang_monitor = GangMonitor("h3", receiver, channel, 60.0)
     end = time.monotonic() + 5
     while set(channel.statuses) != {"h1", "h2", "h3"}:
-        assert time.monotonic() < end, f"only statuses of {set(channel.statuses)} after 5 s"
+        assert time.monotonic() < end, f"h3 has only the statuses of {set(channel.statuses)} after 5 s"
         gang_monitor.poll(0.005)
         for watcher in watchers:
             watcher.poll(0.0)

@@ -132,7 +132,7 @@ def test_eight_gpus_add_little_to_a_record() -> None:
 
 
 def test_figures_are_read_from_the_texts_of_a_trace() -> None:
-    values = {(one.name, one.scope): one for one in launch_trace(60, gpus=2).timeline().series}
+    values = {(series.name, series.scope): series for series in launch_trace(60, gpus=2).timeline().series}
     power, clock = values["gpu.power", "gpu=1"], values["gpu.clock.sm", "gpu=1"]
     assert (power.unit, clock.unit, values["gpu.temperature", "gpu=0"].unit) == ("W", "Hz", "Cel")
     assert (min(power.low), max(power.high)) == (75, 698)
@@ -149,7 +149,7 @@ def test_failed_samples_are_a_gap_with_the_reason() -> None:
 
 
 def test_unsampled_time_is_a_gap_for_every_gpu() -> None:
-    """While the driver hangs there are no samples, so none can fail."""
+    """While the driver hangs, there are no samples, so no sample can fail."""
     telemetry = ManualTelemetry([0])
     for at in (*range(10), *range(20, 30)):
         telemetry.handle(float(at), {0: gpu_sample(at)})
@@ -322,7 +322,7 @@ def test_line_is_interrupted_at_a_gap(plan: Plan) -> None:
     assert [spark.line.count("M") for spark in broken.sparks if spark] == [2, 2, 2]
     for spark in broken.sparks:
         assert spark
-        # The plot is 160 wide. The gap is its second quarter.
+        # The plot is 160 units wide. The gap is the second quarter of the plot.
         assert not [x for x in xs(spark.line) + xs(spark.band) if 40 < x < 80]
     assert (whole.lost, broken.lost) == ("", "NVML: GPU is lost")
     assert "no data for 10 s" in broken.figures[0]
