@@ -1,4 +1,4 @@
-"""Which verdicts one cause explains, how causes are joined, ordered and named: each rule at its boundary."""
+"""Boundary cases of the diagnosis: which verdicts a cause explains, and how causes are joined, ordered and named."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def causes(*verdicts: Verdict) -> list[Cause]:
     """Return the causes of the verdicts; check that every verdict other than a pass has exactly one cause."""
     found = list(diagnose(verdicts, GANGS))
     explained = sorted(position for cause in found for position in cause.verdicts)
-    assert explained == [at for at, item in enumerate(verdicts) if item.verdict != PASS], "each verdict has one cause"
+    assert explained == [at for at, item in enumerate(verdicts) if item.verdict != PASS], (
+        "each verdict other than a pass must have exactly one cause"
+    )
     return found
 
 
@@ -57,11 +59,11 @@ def test_followers_of_a_dead_link_belong_to_its_cause() -> None:
     ],
     ids=["root on another GPU", "root on another host", "waived", "without a root"],
 )
-def test_follower_of_another_part_or_with_a_waiver_is_its_own_cause(other: Verdict) -> None:
+def test_follower_of_another_part_or_with_a_waiver_has_a_separate_cause(other: Verdict) -> None:
     assert len(summaries(DEAD_LINK, other)) == 2
 
 
-def test_followers_of_two_roots_on_one_part_share_a_cause_without_the_roots() -> None:
+def test_followers_on_one_part_with_different_roots_form_a_separate_cause() -> None:
     second = follower(of=("c", "gpu=3"), value=2)
     assert len(summaries(DEAD_LINK, follower(), second)) == 2
 
@@ -224,7 +226,7 @@ def test_slow_adapter_explains_no_pairs_that_are_attributed_to_the_gang(suspect:
 
 
 @pytest.mark.parametrize("hosts", ["ab", "ba"])
-def test_hosts_with_swapped_cables_are_one_cause_that_names_both_in_order(hosts: str) -> None:
+def test_hosts_with_swapped_cables_share_a_cause_that_names_both_hosts_in_order(hosts: str) -> None:
     swapped = [
         failed("network.switch_id", "host", host, kind=VerdictKind.SWAPPED, detail="swap them", value="s") for host in hosts
     ]  # fmt: skip
@@ -292,7 +294,7 @@ def test_causes_are_ordered_by_waiver_verdict_severity_action_and_confidence() -
     assert order(unclear, waived, unknown, warning, critical, urgent) == [5, 4, 2, 3, 0, 1]
 
 
-def test_leading_verdict_of_a_cause_is_the_most_urgent_one() -> None:
+def test_leading_verdict_of_a_cause_is_the_most_urgent_verdict() -> None:
     same = [
         failed("site.a", "gpu=0", action="monitor"),
         failed("site.a", "gpu=0", action="rma", value=2),
@@ -385,7 +387,7 @@ def test_measurement_with_a_partner_belongs_to_the_fault_of_the_partner() -> Non
     }
 
 
-def test_missing_result_belongs_to_the_cause_whose_problem_is_first_in_the_list() -> None:
+def test_missing_result_belongs_to_the_cause_that_is_first_in_the_list_of_problems() -> None:
     fell = failed("xid.count", "gpu=1,xid=79", "c")
     stopped = missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED)
     assert set(summaries(DEAD_LINK, fell, stopped)) == {
@@ -419,18 +421,18 @@ def test_other_slow_figures_do_not_belong_to_the_fault_of_another_host(others: l
     assert len(summaries(NVLINK, *others)) == 2
 
 
-def test_wrong_result_of_a_gang_is_its_own_cause() -> None:
+def test_wrong_result_of_a_gang_has_a_separate_cause() -> None:
     """Wrong results come before slow parts in the list of problems, so a slow host does not explain them."""
     wrong = failed("collective.all_reduce.wrong_elements", "gang=r1", "b", stage="gang")
     slow = failed("pairs.bandwidth", "host", kind=VerdictKind.SUSPECT, stage="gang", **SLOW)
     assert {name for name, *_ in summaries(slow, wrong)} == {"slow-network", "wrong-results"}
 
 
-def test_finding_on_a_gang_as_a_whole_does_not_explain_that_of_another_host() -> None:
+def test_finding_on_a_whole_gang_explains_no_finding_of_another_host() -> None:
     transport = failed("collective.transport", "gang=r1", "a", value="SHM", limit="IB", stage="gang")
     assert len(summaries(transport, replace(transport, host="b"))) == 2
     assert len(summaries(replace(transport, scope="host"), replace(transport, host="b"))) == 2, (
-        "a problem does not explain itself"
+        "a problem must not explain the same problem of another host"
     )
     assert len(summaries(transport, IN_GANG)) == 2
 

@@ -1,4 +1,4 @@
-"""The kind of an inconclusive verdict is the status of the observation, or `in_use` if others use the host."""
+"""The kind of an inconclusive verdict is the status of the observation, or `in_use` if another job uses the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from schemas.skips import skipped_for
         (UNSUPPORTED, "no such type", UNSUPPORTED, ""),
     ],
 )
-def test_only_a_skipped_observation_shows_that_others_use_the_host(
+def test_only_a_skipped_observation_shows_that_another_job_uses_the_host(
     status: str, reason: str, kind: str, user: str
 ) -> None:
     verdict = Verdict(host="h1", scope="host", name="a.b", verdict=INCONCLUSIVE, criterion="plan", reason="why")

@@ -65,7 +65,7 @@ def baseline_criterion(operator: str = "ge", name: str = "memory.bandwidth", **l
     [
         ([3.0], 3.0, 1), ([1.0, 3.0], 2.0, 2), ([1.0, 2.0, 900.0], 2.0, 3), ([1.0, 2.0, 3.0, 900.0], 2.5, 4),
         ([100.0, 100.0, 100.0, 100.0, 900.0], 100.0, 4),
-        # The sigma is 0 here. A value within 1 % of the others is nevertheless kept; one farther away is left out.
+        # The sigma is 0 here. A value within 1 % of the level is nevertheless kept; a value farther away is left out.
         ([100.0] * 5 + [101.0], 100.0, 6), ([100.0] * 5 + [99.0], 100.0, 6), ([100.0] * 5 + [101.1], 100.0, 5),
         ([-100.0] * 5 + [-101.0], -100.0, 6),
         # The level is in the narrowest interval with more than half of the values: here in the larger of two clusters.
@@ -328,7 +328,7 @@ def test_previous_gpu_of_the_slot_is_named() -> None:
         gpus=(replace(builders.gpu("h1", 0), pci_bus_id=""),),
     )
     assert without_address == [("gpu=0", "no accepted record of serial h1-0")], (
-        "two GPUs without an address have no common slot"
+        "two GPUs without an address must not count as GPUs of the same slot"
     )
     unidentified = replace(builders.gpu("h1", 0), serial="", uuid="")
     assert missing_baselines(HostBaseline(host=HOST), gpus=(unidentified,)) == [

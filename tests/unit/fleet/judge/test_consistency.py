@@ -54,7 +54,7 @@ def change_last_snapshot(change: Callable[[Metric], Metric | None]) -> Change:
 
 
 def with_params(item: Observation, **params: Value) -> Observation:
-    """Return the figure with these parameters; None removes one."""
+    """Return the figure with these parameters. A parameter with the value None is removed."""
     return replace(item, params={key: value for key, value in {**item.params, **params}.items() if value is not None})
 
 
@@ -118,7 +118,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     "launch of another host": (change_launch(members=("h9",)), "the launch had the members h9, but not this host"),
     "the same launch twice": (change_launches(lambda items: (*items, *items)), "the record has a launch twice"),
     "launch outside the time of the record": (change_launch(began="2026-12-24T00:00:00Z"), "is outside"),
-    "first of two launches outside the time of the record": (
+    "first of two launches is outside the time of the record": (
         change_launches(lambda items: (replace(items[0], began="2026-12-24T00:00:00Z"), *items)),
         "is outside",
     ),
@@ -151,7 +151,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         lambda record: replace(record, observations=(*record.observations, record.observations[0])),
         "the record has this figure 2 times",
     ),
-    "rate of one GPU 100 times that of the other": (
+    "rate of one GPU 100 times the rate of the other GPU": (
         change_figures(lambda item: replace(item, value=item.value * 100) if item.scope == "gpu=1" else item, "gemm."),  # type: ignore[operator]
         "of two devices cannot both be right",
     ),
@@ -236,7 +236,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_figures(lambda item: with_params(item, numa=None), "host_copy.bandwidth"),
         "its parameter numa is None, expected local, remote or unknown",
     ),
-    "copies of memory of another NUMA node only": (
+    "only copies with memory of another NUMA node": (
         change_figures(lambda item: with_params(item, numa="remote"), "host_copy.bandwidth"),
         "but the record has none of the GPU's own node",
     ),
@@ -255,7 +255,7 @@ def evidence(change: Change = lambda record: record) -> dict[str, Evidence]:
 
 
 def replaced_volume(record: Record) -> Record:
-    """Return the record of a host whose volume was detached, and another attached under its name."""
+    """Return the record of a host on which a volume was replaced by another volume with the same device name."""
     metrics = [Metric(name="storage.disk.serial", unit="1", values={"disk=nvme1n1": serial}) for serial in ("a", "b")]
     first, *others = record.snapshots
     changed = [replace(item, metrics=(*item.metrics, metrics[1])) for item in others]
@@ -263,7 +263,7 @@ def replaced_volume(record: Record) -> Record:
 
 
 HARMLESS: dict[str, Change] = {
-    "volume replaced by another": replaced_volume,
+    "volume replaced by another volume": replaced_volume,
 }
 
 
@@ -294,12 +294,12 @@ STATED_SETTINGS = [
     for key in sorted({each for output in benchmark.outputs for each in parameters(output, benchmark)})
     if key in benchmark.settings
 ]
-"""Pairs of a benchmark and a setting that its figures state."""
+"""Pairs of a benchmark and one of its settings, for the settings that its figures state."""
 
 
 @pytest.mark.parametrize(("name", "key"), STATED_SETTINGS)
 def test_figure_states_the_setting_of_the_plan_unless_the_benchmark_adapts_it(name: str, key: str) -> None:
-    """For example, benchmarks adapt the layers (fewer on a small GPU) and the learning rate (higher with more ranks)."""
+    """For example, a benchmark reduces the number of layers on a small GPU, and raises the learning rate with more ranks."""
     named = {"rackproof_local_storage": ["/data"], "rackproof_shared_storage": ["/shared"]}
     plans = (builders.plan("h1", "h2", profile=profile, **named) for profile in ("standard", "extended"))
     plan = next(plan for plan in plans if any(name in stage.benchmarks for stage in plan.stages))
@@ -391,7 +391,7 @@ FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], 
 
 
 @pytest.mark.parametrize("kind", FIGURES_OF_TWO_GPUS)
-def test_figure_that_contradicts_others_is_named(kind: str) -> None:
+def test_figure_that_contradicts_other_figures_is_named(kind: str) -> None:
     name, change, reason = FIGURES_OF_TWO_GPUS[kind]
     run = load(ROOT / "docs" / "measurements" / "h200x2")
     (host,) = run.evidence
@@ -418,7 +418,7 @@ def test_moved_bytes_may_differ_from_the_size_by_less_than_one_element_per_rank(
 
 
 def test_rank_that_computes_far_longer_is_not_a_contradiction() -> None:
-    """A GPU cannot be 20 times faster than others of its kind, but it can be far slower."""
+    """A GPU cannot be 20 times faster than other GPUs of its kind, but it can be far slower."""
     plan = builders.plan("h1", "h2", gpu_count=4)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
 
@@ -431,7 +431,7 @@ def test_rank_that_computes_far_longer_is_not_a_contradiction() -> None:
 
     assert contradicted(0.014 * 100) == []
     assert contradicted(0.014 / 100) == ["gpu=0"]
-    assert contradicted(0.0) == ["gpu=0", "gpu=0"]  # twice: it is also below the lowest credible value
+    assert contradicted(0.0) == ["gpu=0", "gpu=0"]  # the second problem: 0 is below the lowest credible value
 
 
 def test_times_of_half_of_the_gpus_are_credible_if_the_other_half_is_slow() -> None:

@@ -53,7 +53,7 @@ def test_plausible_limit_has_no_finding() -> None:
 
 
 def test_dcgm_floor_in_wrong_unit_is_reported() -> None:
-    """NVIDIA/DCGM nvvs/diag-skus.yaml.in has 2 333 MB/s; its comment says 3 110 GB/s x 0.75."""
+    """nvvs/diag-skus.yaml.in of NVIDIA/DCGM has the floor 2 333 MB/s, but its comment computes 3 110 GB/s x 0.75."""
     (finding,) = lint_changed(value=2.333e9)
     assert (
         "mine: c: 2.333e+09: far too low, 0.000486 of the peak, which looks like a figure a thousand times too"
@@ -79,7 +79,7 @@ def test_link_limit_must_match_the_datasheet(name: str, value: int, why: str, op
 
 
 def test_pcie_gen3_floor_on_a_gen5_part_is_reported() -> None:
-    """212 of the 226 entries of NVIDIA/DCGM nvvs/diag-skus.yaml.in accept Gen3."""
+    """In nvvs/diag-skus.yaml.in of NVIDIA/DCGM, 212 of the 226 entries accept PCIe Gen3."""
     shipped = {item.id: item for item in H200.criteria}["pcie-generation"]
     pack = replace(H200, criteria=(replace(shipped, value=3, operator="ge"),))
     assert any(item.criterion == "pcie-generation" and item.value == 3 for item in lint(pack))
@@ -354,7 +354,7 @@ def test_packs_with_nvls_figures_require_nvls() -> None:
         assert "fabric manager" in item.note
 
 
-def test_later_included_pack_overrides_the_earlier_one(tmp_path: Path) -> None:
+def test_later_included_pack_overrides_an_earlier_included_pack(tmp_path: Path) -> None:
     for included, optional in ((["common"], True), (["common", "fleet-relative-hosts"], False)):
         path = write_pack(tmp_path / "mine.yml", pack_document() | {"include": included})
         (own,) = [item for item in read_pack(path).criteria if item.id == "busbw-vs-fleet"]
@@ -379,7 +379,7 @@ def test_model_pack_without_a_datasheet_or_with_unlisted_figures_is_reported() -
     assert any("gemm.throughput: neither judged nor listed as unknown" in item for item in findings)
 
 
-def test_fleet_comparison_does_not_count_as_judged_by_the_model() -> None:
+def test_figure_that_is_only_compared_with_the_fleet_does_not_count_as_judged() -> None:
     own = criterion(name="gpu.pcie.width", unit="1", operator="eq", where={}, value=None, same_as_fleet=True)
     findings = [str(item) for item in lint(replace(H200, unknown={}, criteria=(own,)))]
     assert any("gpu.pcie.width: neither judged nor listed as unknown" in item for item in findings)
@@ -544,7 +544,7 @@ def test_criteria_lint_exits_1_for_a_finding_and_64_for_a_missing_file(
 @pytest.mark.parametrize(
     ("page", "heading"), [("CONTRIBUTING.md", "## A GPU model"), ("docs/criteria.md", "## A pack")]
 )
-def test_the_example_packs_of_the_documentation_pass(page: str, heading: str, tmp_path: Path) -> None:
+def test_example_packs_of_the_documentation_pass_the_lint(page: str, heading: str, tmp_path: Path) -> None:
     text = (ROOT / page).read_text()
     example = text.split(heading)[1].split("```yaml\n")[1].split("```")[0]
     (tmp_path / "e100.yml").write_text(example)

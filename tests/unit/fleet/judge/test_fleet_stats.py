@@ -20,7 +20,7 @@ PLAN = one_figure_plan("h1", "h2")
 
 
 class Recorder:
-    """Stands for one statistic, and records what it gets."""
+    """A fake statistic, which records what is added to it and merged into it."""
 
     def __init__(self) -> None:
         self.added: list[Any] = []
@@ -34,7 +34,7 @@ class Recorder:
 
 
 def recorded(plan: Any = PLAN) -> FleetStats:
-    """Return statistics whose members only record what they get."""
+    """Return statistics of a fleet in which a Recorder replaces each single statistic."""
     stats = FleetStats(Planned(plan))
     for name in (*OF_IDENTITIES, *OF_VALUES, *OF_RECORDS):
         setattr(stats, name, Recorder())

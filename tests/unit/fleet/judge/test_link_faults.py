@@ -1,4 +1,4 @@
-"""Failures by XID 145 in an NVLink domain, and no others, are attributed to the GPU of the domain that reports XID 149."""
+"""Failures caused by XID 145 in an NVLink domain, but no other failures, are attributed to the GPU that reports XID 149 there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def failure(host: str = "h1", **fields: Any) -> Verdict:
 
 
 def views(dead: Metric = DEAD, plan: Any = ONE_DOMAIN, **logs: Metric) -> list[HostView]:
-    """Return the views of h1, h2 and h3; h2 has the reading `dead`, and h1 and h2 have the reading given by their name."""
+    """Return the views of h1, h2 and h3; h2 has the reading `dead`. `logs` has one more reading for h1 or h2."""
     return [
         host_view(plan, "h1", *([logs["h1"]] if "h1" in logs else [])),
         host_view(plan, "h2", dead, *([logs["h2"]] if "h2" in logs else [])),
@@ -121,7 +121,7 @@ def test_hosts_of_other_domains_are_not_affected() -> None:
     assert attributed(failure(host="h2"), hosts).params["follows_host"] == "h2"
 
 
-def test_host_names_its_own_dead_link_or_else_that_of_the_first_host_by_name() -> None:
+def test_host_names_its_own_dead_link_or_else_the_dead_link_of_the_first_host_by_name() -> None:
     hosts = [
         host_view(ONE_DOMAIN, name, replace(DEAD, values={f"gpu={at},xid=149": 1}))
         for name, at in (("h3", 0), ("h2", 1))

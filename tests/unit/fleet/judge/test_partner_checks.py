@@ -1,4 +1,4 @@
-"""Passes of a host on figures between pairs of hosts are counted without verdicts only if every such figure passes."""
+"""If all figures of a host for its pairs with other hosts pass, these passes are counted without creating verdicts."""
 
 from __future__ import annotations
 
@@ -43,7 +43,15 @@ def row() -> TallyRow:
         ([pair(5.0), pair(1.0, name="pairs.latency")], 1),
         ([], 0),
     ],
-    ids=["all pass", "one is below", "a bool", "a text", "one pair twice", "figure of another name", "no pair"],
+    ids=[
+        "all pass",
+        "one pair below the limit",
+        "a bool",
+        "a text",
+        "one pair twice",
+        "figure of another name",
+        "no pair",
+    ],
 )
 def test_passes_are_counted_only_if_each_pair_has_one_number_that_passes(
     pairs: Sequence[Observation], count: int | None
@@ -81,12 +89,12 @@ def test_counted_pass_keeps_the_host_and_the_pair() -> None:
         "other params",
         "other stage",
         "other unit",
-        "a figure of the name is missing",
-        "also a figure of another name",
+        "a figure of this name has no series",
+        "a figure of another name has no series",
         "series of two names",
     ],
 )
-def test_series_are_alike_if_they_are_all_figures_of_one_name_and_differ_only_in_pair_and_value(
+def test_series_are_alike_if_they_have_all_figures_of_one_name_and_differ_only_in_pair_and_value(
     judged: list[Observation], others: list[Observation], expected: bool
 ) -> None:
     values = values_of(*judged, *others)

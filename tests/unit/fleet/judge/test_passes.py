@@ -1,4 +1,4 @@
-"""In large fleets, passes are counted without creating their verdicts. The report equals one that is made from all verdicts.
+"""In large fleets, passes are counted without creating their verdicts. The report must equal a report made from all verdicts.
 
 If a fault were counted as a pass, its host would be accepted. Each test states the hosts that must have a finding.
 """
@@ -113,7 +113,7 @@ def judge_in_parts(
 
 
 def serials(evidence: dict[str, Evidence]) -> dict[tuple[str, str], str]:
-    return {(host, f"gpu={gpu.index}"): gpu.serial for host, one in evidence.items() for gpu in one.gpus()}
+    return {(host, f"gpu={gpu.index}"): gpu.serial for host, of_host in evidence.items() for gpu in of_host.gpus()}
 
 
 def not_passing(verdicts: Iterable[Verdict]) -> list[Verdict]:
@@ -160,7 +160,7 @@ def with_constant_readings(**over: Any) -> Callable[[Record], Record]:
 
 
 def with_figure(value: Any = SPEED, **over: Any) -> Callable[[Record], Record]:
-    """Return a change of the value, and of the fields `over`, of `memory.bandwidth`."""
+    """Return a change that gives `memory.bandwidth` this value and the fields in `over`."""
 
     def change(observation: Observation) -> Observation:
         return replace(observation, value=value, **over) if observation.name == "memory.bandwidth" else observation
@@ -238,10 +238,11 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a collector that failed": (with_constant_readings(more=reading(absent="error: x", name="collector.ok",
         scope="collector=nvml")), [H5]),
     "a collector that worked": (with_constant_readings(more=reading(1.0, name="collector.thing", scope="host")), []),
-    "versions among the readings": (with_constant_readings(more=reading("2.28.9", name="launch.nccl", scope="host")), []),
+    "a version among the readings": (with_constant_readings(more=reading("2.28.9", name="launch.nccl", scope="host")), []),
     "a GPU without any observation": (lambda record: replace(record, snapshots=(), observations=()), [H5]),
     "a wrong reading of a GPU outside the plan": (with_constant_readings(more=reading(2, name="gpu.thing", scope="gpu=1")), [H5]),
-    "a clock lost later": (with_readings(last=healthy_readings(clock=reading(absent="error: gone", name="gpu.clock"))), [H5]),
+    "a clock lost in the last snapshot": (
+        with_readings(last=healthy_readings(clock=reading(absent="error: gone", name="gpu.clock"))), [H5]),
     "a clock unsupported in the last snapshot": (with_readings(last=healthy_readings(clock=NONE)), [H5]),
     "an unsupported driver version": (
         with_constant_readings(version=reading(absent="unsupported: no", name="driver.version", scope="host")), [H5]),
@@ -252,7 +253,7 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
 
 
 def assert_gathered(plan: Plan, evidence: dict[str, Evidence], packs: Sequence[Pack], parts: int = 1) -> None:
-    """Assert that the gatherer collects the same statistics as adding each host by itself."""
+    """Assert that the gatherer collects the same statistics as adding each host separately."""
     gathered, _ = judge_in_parts(plan, evidence, packs, parts=parts, in_full=False)
     plain = FleetStats(Planned(plan))
     for view in host_views(plan, evidence, packs):
@@ -262,7 +263,7 @@ def assert_gathered(plan: Plan, evidence: dict[str, Evidence], packs: Sequence[P
     assert sorted_statistics(gathered) == sorted_statistics(plain)
     for path in gathered.paths.paths ^ plain.paths.paths:
         assert not slow_transport(path[-1], within=False), (
-            "only one of the statistics has a path that can explain a failure"
+            "a path that can explain a failure must be in both statistics"
         )
 
 
@@ -287,7 +288,7 @@ def on_each_host(change: Callable[[int], Callable[[Record], Record]]) -> dict[st
     return {name: change(at) for at, name in enumerate(NAMES)}
 
 
-def test_gathered_statistics_equal_those_of_each_host_added_by_itself() -> None:
+def test_gathered_statistics_equal_statistics_to_which_each_host_is_added_separately() -> None:
     def change_host(at: int) -> Callable[[Record], Record]:
         ranks = builders.observation("straggler.compute", 0.1 * (at + 1), scope="gpu=0", unit="s")
         return lambda record: with_more(ranks)(
@@ -382,7 +383,7 @@ REPLAYS = criterion("gpu.repeats", id="replays", operator="le", value=3, delta=T
 
 
 def with_unique_readings(at: int, *, heat: Sequence[Any] = (40, 41, 42), replays: Sequence[Any] = (5, 6, 8)) -> Any:
-    """Return a change that gives the three snapshots readings that no other host has; None: the snapshot has no reading."""
+    """Return a change that adds readings to the three snapshots. No other host has the same values; None adds no reading."""
 
     def metric(name: str, value: Any) -> list[Metric]:
         if isinstance(value, Metric):
@@ -479,9 +480,9 @@ def test_text_instead_of_a_number_affects_no_other_host() -> None:
 
 def test_host_without_a_valid_record_of_its_own_does_not_pass() -> None:
     for change in (
-        lambda one: Evidence(),
-        lambda one: replace(one, problem="unreachable"),
-        lambda one: replace(one, records=(replace(one.records[0], gang="r1"),)),
+        lambda _: Evidence(),
+        lambda of_host: replace(of_host, problem="unreachable"),
+        lambda of_host: replace(of_host, records=(replace(of_host.records[0], gang="r1"),)),
     ):
         evidence = fleet()
         evidence[H5] = change(evidence[H5])
@@ -490,7 +491,7 @@ def test_host_without_a_valid_record_of_its_own_does_not_pass() -> None:
 
 def test_hosts_with_an_invalid_baseline_do_not_pass() -> None:
     plan = replace(PLAN, baseline=PlannedBaseline(directory="b", digest="0" * 64))
-    evidence = {name: replace(one, baseline=HostBaseline(problem="x")) for name, one in fleet(plan).items()}
+    evidence = {name: replace(of_host, baseline=HostBaseline(problem="x")) for name, of_host in fleet(plan).items()}
     assert hosts_with_findings(evidence, plan=plan) == NAMES
 
 
@@ -567,14 +568,14 @@ def test_criterion_of_the_operator_that_matches_nothing_is_inconclusive(rule: Cr
     assert hosts in (NAMES, [])  # in a rehearsal, a criterion that matches nothing may have no verdict
 
 
-def test_criterion_that_matches_nothing_is_inconclusive_beside_one_that_matches() -> None:
+def test_criterion_that_matches_nothing_is_inconclusive_beside_a_criterion_that_matches() -> None:
     unmatched = criterion("memory.nothing", id="own", origin="mine")
     for rule in (FLOOR, FRACTION, replace(FLOOR, value=None, same_as_fleet=True)):
         mine = pack(replace(rule, origin="mine"), unmatched, name="mine", chosen=True)
         assert hosts_with_findings(fleet(), packs=[pack(THING), mine]) == NAMES
 
 
-def test_shipped_criterion_that_matches_nothing_has_no_finding_only_if_it_judges_benchmarks() -> None:
+def test_shipped_criterion_that_matches_nothing_is_inconclusive_if_it_judges_readings() -> None:
     for rule in (criterion("memory.nothing"), criterion("memory.nothing", fleet_fraction=0.9, operator="ge")):
         assert hosts_with_findings(fleet(), rule) == []
     assert hosts_with_findings(fleet(), criterion("gpu.nothing")) == NAMES
@@ -759,7 +760,7 @@ def test_equal_readings_pass_in_one_gang_and_fail_in_another() -> None:
 
 
 def test_equal_readings_pass_in_one_nvlink_domain_and_fail_in_another_of_the_same_rack() -> None:
-    """All hosts up to h5 have the same number of links, but h5 is in the second domain, whose other hosts have fewer."""
+    """All hosts up to h5 have the same number of links, but h5 is in the second domain, whose other hosts have fewer links."""
     domains = {name: "d1" if name < H5 else "d2" for name in NAMES}
     plan = replace(PLAN, hosts=tuple(replace(host, nvlink_domain=domains[host.name]) for host in PLAN.hosts))
     fewer = {name: with_constant_readings(links=17) for name in NAMES if name > H5}
@@ -853,7 +854,7 @@ def with_first_pair(**over: Any) -> Callable[[Record], Record]:
 
 
 def with_first_pair_twice(record: Record) -> Record:
-    """Return the record with one more, earlier bandwidth of the first pair of hosts."""
+    """Return the record with a second bandwidth of the first pair of hosts, before all other observations."""
     first = next(item for item in record.observations if item.name == PAIRS.name)
     return replace(record, observations=(replace(first, value=4e10), *record.observations))
 

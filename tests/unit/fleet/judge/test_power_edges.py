@@ -42,7 +42,7 @@ def power_of_runs(
 
     Args:
         observe: (number of the run, host) -> observations of the host in this run.
-        criteria: the criteria of the only pack; none: FLOOR.
+        criteria: the criteria of the only pack; without criteria, it has FLOOR.
         metrics: readings of every host.
         over: other fields of every record.
     """

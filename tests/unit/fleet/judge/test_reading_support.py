@@ -1,4 +1,4 @@
-"""A reading that a GPU or host lacks is inconclusive if at least half of its kind have it, or if every host must have it."""
+"""A missing reading is inconclusive if at least half of the GPUs or hosts of this kind have it, or if every host must have it."""
 
 from __future__ import annotations
 
@@ -210,7 +210,8 @@ def test_reading_that_every_host_has_is_required_of_a_single_host(
     assert any(reason.endswith("; every host has this reading") for reason in reasons)
 
 
-def test_hypervisor_may_set_the_clock_of_a_virtual_machine() -> None:
+def test_clock_synchronization_may_be_unsupported_on_a_virtual_machine() -> None:
+    """The hypervisor may set the clock."""
     alone = builders.plan("h2", profile="smoke", gpu_count=2, rackproof_gang="none")
 
     def virtual(metric: Metric) -> Metric:

@@ -1,4 +1,4 @@
-"""With `rackproof_verbs_required`, verdicts name the unmeasured ports of the fabric, or the host if these are not known."""
+"""With `rackproof_verbs_required`, verdicts name the unmeasured ports of the fabric, or the host if these ports are not known."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_port_that_was_measured_with_only_one_of_its_partners_counts_as_measured
     assert reasons(port(0), port(1, partner="h2"), port(1, "skipped", partner="h3")) == {}
 
 
-def test_port_with_an_error_is_left_to_the_verdict_on_the_error() -> None:
+def test_port_with_an_error_has_no_further_verdict() -> None:
     assert reasons(port(0), port(1, "timed out", ERROR)) == {}
     assert reasons(port(0), port(1, "timed out", ERROR), port(1, "no cable")) == {}
 
@@ -90,7 +90,9 @@ def test_host_is_named_too_if_more_ports_are_missing_than_have_a_reason() -> Non
     ("partners", "params"),
     [(("h2",), {"only_partner": "h2"}), (("h2", "h3"), {}), (("h2", ""), {}), (("",), {})],
 )
-def test_verdict_names_the_partner_if_it_was_the_only_one(partners: tuple[str, ...], params: dict[str, Any]) -> None:
+def test_verdict_names_the_partner_if_the_port_had_only_one_partner(
+    partners: tuple[str, ...], params: dict[str, Any]
+) -> None:
     hosts = tuple(replace(host, verbs_required=True, infiniband_ports=1) for host in GANG_PLAN.hosts)
     figures = [port(0, "no answer", partner=partner) for partner in partners]
     (verdict,) = unmeasured_ports(host_view(replace(GANG_PLAN, hosts=hosts), "h1", observations=figures))

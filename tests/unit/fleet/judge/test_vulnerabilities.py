@@ -1,4 +1,4 @@
-"""Versions with published vulnerabilities reject a host if a criterion of the site says so. Otherwise they change no decision."""
+"""Published vulnerabilities of a version reject a host only if a criterion of the site requires it."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_a_driver_with_a_vulnerability_is_rejected_with_fix_and_advisory(site: t
 
 
 @pytest.mark.parametrize("key", [key for key, product in PRODUCTS.items() if product.reading])
-def test_vulnerable_version_that_also_differs_is_one_cause_and_another_product_that_differs_is_a_second(
+def test_vulnerability_and_difference_of_one_product_share_a_cause_and_another_product_has_a_separate_cause(
     key: str,
 ) -> None:
     def failed(name: str, kind: str = "") -> Verdict:
@@ -138,7 +138,7 @@ def test_vulnerable_version_that_also_differs_is_one_cause_and_another_product_t
         [reading(DRIVER, "580.159.03")],
         [reading(DRIVER, "535.309.01")],
         [reading(DRIVER, "610.43.02")],
-        [reading(TOOLKIT, "1.17.4"), WITH_TOOLKIT],  # its vulnerability has only CVSS 4.1
+        [reading(TOOLKIT, "1.17.4"), WITH_TOOLKIT],  # the vulnerability of this version has only CVSS 4.1
     ],
 )
 def test_versions_with_the_fixes_or_only_minor_vulnerabilities_are_accepted(
@@ -197,7 +197,7 @@ def test_the_pack_in_the_documentation_judges_one_product_by_its_limit(
 
 
 def test_verdict_on_an_unknown_product_is_not_changed() -> None:
-    """A criterion and a record may name a product that the judge does not know."""
+    """A criterion and a record may name a product that is not in PRODUCTS."""
     plan = builders.plan("h1", profile="smoke", rackproof_gang="none")
     view = HostView(plan, plan.hosts[0], builders.evidence(plan)["h1"], [])
     failed = Verdict(

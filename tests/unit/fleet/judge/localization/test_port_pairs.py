@@ -96,7 +96,7 @@ def test_slow_port_is_named_by_host_and_port_and_explains_the_pairs_of_gpus() ->
     assert port.reason.endswith("the pairs of GPUs are slow or fail here too")
     (gpu,) = (item for item in of_layer(verdicts, "pairs") if item.verdict != "pass")
     assert gpu.detail.endswith("the cause is a port, cable or switch, not NCCL")
-    assert gpu.part_scope == "hca=mlx5_1", "one fault has one part"
+    assert gpu.part_scope == "hca=mlx5_1", "both verdicts on the fault must name the same part"
 
 
 def test_slow_nccl_with_normal_ports_is_not_attributed_to_the_fabric() -> None:
@@ -125,7 +125,7 @@ def test_nccl_and_ports_without_a_verdict_on_the_host_are_not_called_normal() ->
     assert localization_verdicts._seen_by_ports(slow, others, ["h2"]) == ""
 
 
-def test_pass_and_host_that_the_other_layer_did_not_measure_get_no_note() -> None:
+def test_no_note_is_added_to_a_pass_or_to_a_host_that_the_other_layer_did_not_measure() -> None:
     """The two layers are NCCL between GPUs, and RDMA between ports."""
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
@@ -149,7 +149,7 @@ def test_pass_and_host_that_the_other_layer_did_not_measure_get_no_note() -> Non
         ("gpu=1", ["host"], "nic=rail1"),
     ],
 )
-def test_slow_rail_of_gpus_is_attributed_to_a_slow_rail_or_switch_of_ports_and_a_slow_nic_also_to_a_port(
+def test_nccl_verdict_on_a_rail_names_a_slow_rail_or_switch_and_on_a_nic_also_a_slow_port(
     scope: str, slow: list[str], part: str
 ) -> None:
     def verdict(of_scope: str, of_part: str, result: str = "fail") -> Verdict:
@@ -212,7 +212,7 @@ def test_pair_passes_if_one_end_reports_errors_and_the_other_end_measured_it(siz
     assert {item.host for item in of_layer(verdicts, "verbs") if item.verdict != "pass"} == set()
 
 
-def test_errors_of_one_end_with_half_of_its_partners_fail_no_port() -> None:
+def test_no_port_fails_if_one_end_reports_errors_with_half_of_its_partners() -> None:
     fleet = Fleet(5, 1)
 
     def sent(host: str, other: str, _: int) -> float:
@@ -276,19 +276,19 @@ SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
     "the switch of most hosts": (9, {"s0r2": 0.5}, {("switch", "s0r2")}),
     "the only switch of a rail, so the rail is named": (16, {"s0r2": 0.5}, {("rail", "rail 2")}),
     "both switches of a rail, so the rail is named": (8, {"s0r2": 0.5, "s1r2": 0.5}, {("rail", "rail 2")}),
-    "one switch, with a slow NIC at it and a slow NIC elsewhere": (
+    "one switch, one NIC at this switch and one NIC elsewhere": (
         4, {"s1r2": 0.5, "h5/2": 0.3, "h9/0": 0.5}, {("switch", "s1r2"), ("nic", "h9 rail 0")},
     ),
-    "no switch, but all four hosts at one are slow": (
+    "no switch, but all four hosts at one switch are slow": (
         4, {"h4": 0.5, "h5": 0.5, "h6": 0.5, "h7": 0.5}, {("host", f"h{n}") for n in (4, 5, 6, 7)},
     ),
-    "no switch, but three of the four NICs at one are slow": (
+    "no switch, but three of the four NICs at one switch are slow": (
         4, {"h4/1": 0.5, "h5/1": 0.5, "h6/1": 0.5}, {("nic", f"h{n} rail 1") for n in (4, 5, 6)},
     ),
 }  # fmt: skip
 """Which switches are slow -> number of hosts at each leaf switch; slow part -> its share of the bandwidth; expected suspects.
 
-A slow part is a switch (`s1r2`: the second one of rail 2), a host (`h5`) or a NIC (`h5/2`: on rail 2).
+A slow part is a switch (`s1r2`: the second switch of rail 2), a host (`h5`) or a NIC (`h5/2`: on rail 2).
 """
 
 
