@@ -59,7 +59,7 @@ def readings(
 
 
 def changed(before: Readings, after: Readings) -> Readings:
-    """Return the readings in `after` that `before` lacks or has with another value."""
+    """Return the readings in `after` that are missing in `before` or have another value there."""
     return {name: value for name, value in after.items() if before.get(name) != value}
 
 
@@ -145,7 +145,7 @@ DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f
 @pytest.mark.parametrize(
     ("files", "namespaces"),
     [
-        # The kernel refused the namespace of the drive for a duplicate ID: AlmaLinux/almalinux-deploy issue 199.
+        # The kernel refused the namespace of the drive because of a duplicate ID: AlmaLinux/almalinux-deploy issue 199.
         (DRIVE, 0),
         (DRIVE | {f"{CONTROLLER}/state": "dead\n"}, 0),
         (DRIVE | {f"{CONTROLLER}/nvme5n1/nsid": "1\n", f"{CONTROLLER}/nvme5n2/nsid": "2\n"}, 2),
@@ -164,7 +164,7 @@ DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f
         "one path of a namespace",
         "other devices than namespaces",
         "namespace in the subsystem",
-        "controller in the network",
+        "NVMe over TCP",
         "removed controller",
         "administrative controller",
         "virtual controller",
@@ -254,7 +254,7 @@ def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
 
     Args:
         tmp_path: the root
-        device: path of the disk below /sys/devices; the links to it are those that the kernel makes
+        device: path of the disk below /sys/devices; the function also creates the symbolic links that the kernel would create
         files: path relative to the parent of the disk -> content
     """
     root = host.build_tree(tmp_path)

@@ -51,7 +51,7 @@ def test_copied_paths_exist_and_are_not_ignored() -> None:
 
 @pytest.fixture
 def image(tmp_path: Path) -> dict[str, str]:
-    """Return the environment variables of the image. `rackproof` and `python` in its PATH only print their arguments."""
+    """Return the environment variables of the image. `rackproof` and `python` in its PATH only print their name and arguments."""
     directory = tmp_path / "bin"
     directory.mkdir()
     for name in ("rackproof", "python"):
@@ -71,7 +71,7 @@ def image(tmp_path: Path) -> dict[str, str]:
 
 
 def entry(image: dict[str, str], *arguments: str, script: str = "entry.sh") -> subprocess.CompletedProcess[str]:
-    """Run a script of the image; if the tests run as root, as the user of the image."""
+    """Run a script of the image. If the tests run as root, the script runs as the user of the image."""
     path = Path(image["HOME"]) / "container" / script
     user = {"user": UNPRIVILEGED_UID, "group": 0, "extra_groups": []} if os.geteuid() == 0 else {}
     return subprocess.run(
@@ -118,7 +118,7 @@ def test_sshd_and_mpi_do_not_start_without_the_key_of_the_job(mode: str, file: s
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give the directory to the user of the image")
 def test_health_check_depends_on_the_command_of_the_container(image: dict[str, str]) -> None:
     assert entry(image, script="healthy.sh").returncode == 1, (
-        "the container must be unhealthy before its command was started"
+        "the container must be unhealthy until its command is started"
     )
     entry(image)
     results = {**image, "RACKPROOF_RESULTS": image["HOME"]}

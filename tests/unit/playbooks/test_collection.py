@@ -28,7 +28,7 @@ from tests.unit.playbooks.test_trust_boundary import hostile_python
 
 ENVIRONMENT = ROOT / "deploy" / "awx" / "execution-environment.yml"
 CANARIES = (bmc.USER.encode(), bmc.PASSWORD.encode())
-"""Account of the BMC. No output and no file but the inventory may contain these words."""
+"""User name and password for the BMC. Only the inventory may contain them: no output and no other file."""
 
 
 def run(
@@ -96,7 +96,7 @@ def test_collection_contains_only_what_a_control_node_needs(archive: Path) -> No
 
 
 def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -> None:
-    """Ansible Galaxy runs the importer on each upload, with ansible-lint. Here, `make lint-ansible` runs ansible-lint."""
+    """Ansible Galaxy runs the importer on each upload. This test omits ansible-lint, which `make lint-ansible` runs."""
     settings = "[galaxy-importer]\nRUN_ANSIBLE_DOC = False\nRUN_ANSIBLE_LINT = False\nRUN_FLAKE8 = False\n"
     (tmp_path / "importer.cfg").write_text(settings)
     done = run(
@@ -109,7 +109,7 @@ def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -
 
 
 def test_role_readmes_and_page_of_variables_are_current() -> None:
-    """To write the files anew, run the test with UPDATE_GOLDEN=1, or run `make golden`."""
+    """To update the files, run the test with UPDATE_GOLDEN=1, or run `make golden`."""
     for path, text in generated_pages().items():
         if os.environ.get("UPDATE_GOLDEN"):
             path.write_text(text, encoding="utf-8")
@@ -157,7 +157,7 @@ def test_wheel_built_from_the_collection_equals_the_wheel_built_from_the_checkou
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A finished rehearsal by the playbook of the collection. Every module result of its only host contains facts of the host."""
+    """A finished rehearsal by the playbook of the collection. Its only host adds facts to every module result."""
 
     site: Path
     inventory: Path
@@ -176,10 +176,10 @@ class Rehearsal:
 
 @pytest.fixture(scope="module")
 def rehearsal(site: Path) -> Rehearsal:
-    """Run the playbook `acceptance` on the rehearsal's inventory without its second host, with the smallest profile.
+    """Run the playbook `acceptance` on the inventory of the rehearsal without its second host, with `profile_without_figures`.
 
-    The host has a BMC. Facts become variables, which is Ansible's default; the `ansible.cfg` of the collection turns it off.
-    A fact cache keeps the facts.
+    The host has a BMC. Facts become variables, as by default in Ansible, although the `ansible.cfg` of the collection turns
+    this off. A fact cache keeps the facts.
     """
     (site / "bait").mkdir()
     (site / "bait" / "file").write_text("kept", encoding="utf-8")
@@ -202,7 +202,7 @@ def rehearsal(site: Path) -> Rehearsal:
         "ANSIBLE_CONFIG": str(installed(site) / "ansible.cfg"),
         "ANSIBLE_CACHE_PLUGIN": "jsonfile",
         "ANSIBLE_CACHE_PLUGIN_CONNECTION": str(site / "cache"),
-        "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # with it, local modules run in half the time
+        "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # with this shell, local modules run in half the time
     }
     with bmc.serve(bmc.Service(bmc.old_schema()), bmc.make_certificate(site)) as service:
         variables |= {
@@ -242,7 +242,7 @@ def test_acceptance_playbook_of_the_collection_writes_a_report(rehearsal: Rehear
 
 
 def test_facts_of_a_hostile_host_replace_no_variable(rehearsal: Rehearsal) -> None:
-    """The account of the host's BMC is sent to no other address, and is in no output and no file but the inventory.
+    """The credentials for the host's BMC are sent to no other address. They are in no output, and in no file but the inventory.
 
     tests/lab/test_hostile_host.py tests the checkout, in which facts do not become variables, over SSH with more facts.
     """

@@ -75,7 +75,7 @@ def test_plugin_writes_no_report_if_the_last_play_of_the_run_took_place(tmp_path
     assert not (run_dir / "report.json").exists()
 
 
-def test_check_mode_stops_and_records_nothing(tmp_path: Path, run_dir: Path) -> None:
+def test_check_mode_stops_no_monitoring_and_writes_no_report_and_no_progress(tmp_path: Path, run_dir: Path) -> None:
     command = [*playbook_of_plays(tmp_path, run_dir, measuring_play(FAIL), report_play()), "--check"]
     with prometheus(run_dir) as server:
         done = play(command, tmp_path, RACKPROOF_HEARTBEAT="1")
@@ -90,7 +90,7 @@ def test_check_mode_stops_and_records_nothing(tmp_path: Path, run_dir: Path) -> 
     ("task", "option"),
     [(FAIL, "--tags=untagged,run"), ({"ansible.builtin.debug": {"msg": "measured"}}, "--skip-tags=report")],
 )
-def test_playbook_that_is_limited_to_some_tags_stops_nothing(
+def test_playbook_that_is_limited_to_some_tags_stops_no_monitoring_and_writes_no_report(
     tmp_path: Path, run_dir: Path, task: dict[str, Any], option: str
 ) -> None:
     last = report_play() | ({"tags": ["report"]} if "skip" in option else {})

@@ -1,4 +1,4 @@
-"""Test baselines: how a run is accepted into one, which levels and limits its figures give, and how later runs are judged."""
+"""Test baselines: how a run becomes a baseline, which levels and limits its figures give, and how later runs are judged."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_outlier_among_twenty_values_is_ignored() -> None:
 
 @pytest.mark.parametrize("wrong", [10_000.0, 0.0, 300.0, 440.0, -1e9])
 @pytest.mark.parametrize("count", [5, 10, 20])
-def test_level_tolerates_two_wrong_values_in_five(wrong: float, count: int) -> None:
+def test_level_is_correct_although_two_fifths_of_the_values_are_wrong(wrong: float, count: int) -> None:
     source = random.Random(count)  # noqa: S311
     correct = [source.gauss(401.0, 0.8) for _ in range(count * 3 // 5)]
     mixed = correct + [wrong] * (count * 2 // 5)
@@ -58,7 +58,7 @@ def test_level_tolerates_two_wrong_values_in_five(wrong: float, count: int) -> N
     right=st.lists(st.floats(400.0, 402.0), min_size=12, max_size=12),
     wrong=st.lists(st.floats(-1e6, 1e6), min_size=8, max_size=8),
 )
-def test_level_stays_near_the_correct_values_despite_wrong_ones(right: list[float], wrong: list[float]) -> None:
+def test_level_stays_near_the_correct_values_despite_wrong_values(right: list[float], wrong: list[float]) -> None:
     assert 396.0 <= robust_level(right + wrong).value <= 406.0
 
 
@@ -82,7 +82,7 @@ def sample_statistics(p50: float, cv: float, n: int = 25, recorded: float | None
     return Samples(n=n, min=p50 * 0.9, p50=p50, max=p50 * 1.1, cv=cv, precision=recorded)
 
 
-def test_recorded_precision_takes_precedence_over_one_computed_from_the_scatter() -> None:
+def test_recorded_precision_takes_precedence_over_a_precision_computed_from_the_scatter() -> None:
     assert precision(sample_statistics(100.0, 0.5, recorded=0.0196)) == pytest.approx(0.01)
     assert precision(sample_statistics(100.0, 0.1)) == pytest.approx(1.2533 * 0.1 / 5)
 
@@ -239,7 +239,7 @@ def test_waived_run_is_accepted_with_its_waivers(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["rehearsal", "simulated"])
-def test_rehearsals_and_simulations_do_not_use_the_baseline_of_gpus(kind: str, base: Path, tmp_path: Path) -> None:
+def test_rehearsals_and_simulations_do_not_use_the_baseline_of_real_gpus(kind: str, base: Path, tmp_path: Path) -> None:
     reference = baseline_store.snapshot_baseline(base, "gpu", ["h1"], tmp_path / "after")
     plan = replace(small_plan("h1"), baseline=reference)
     other = replace(plan, rehearsal=kind == "rehearsal", simulated=kind == "simulated")
@@ -284,10 +284,10 @@ def test_several_runs_give_level_and_noise(tmp_path: Path) -> None:
     assert set(copy_level(tmp_path / "base")["values"]) == {"run1"}  # type: ignore[call-overload]
 
 
-def test_replacing_with_several_runs_replaces_the_parts_of_each(
+def test_replacing_with_several_runs_replaces_the_parts_of_each_run(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`base` has a run of h1 and h2. Two runs of h1 and one of h2 replace it."""
+    """`base` has a run of h1 and h2. Two runs of h1 and one run of h2 replace this run."""
     runs = [
         run_directory(tmp_path / name, hosts=hosts) for name, hosts in (("a", ["h1"]), ("b", ["h2"]), ("c", ["h1"]))
     ]

@@ -1,4 +1,4 @@
-"""Figures of other tools get the name and SI unit of the same figure of Rackproof. Files of unknown content are errors."""
+"""Imported figures of other tools get the name and SI unit that Rackproof uses for them. Files of unknown content are errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Proposed limits: false alarms and power are as stated, bad parts do not widen the limits, and the pack passes the lint."""
+"""Proposed limits have the stated false-alarm rate and power, bad parts do not widen them, and their pack passes the lint."""
 
 from __future__ import annotations
 
@@ -97,7 +97,9 @@ def test_floor_fits_the_healthy_parts_even_if_40_percent_are_bad(tmp_path: Path,
     assert floor.centre == pytest.approx(LEVEL, rel=3 * PART_SIGMA / (HOSTS * (1 - bad_share)) ** 0.5)
     assert 0.6 * sigma < floor.sigma / floor.centre < 1.7 * sigma
     below = (LEVEL - floor.limit) / (LEVEL * sigma)
-    assert 2.5 < below < 7, "a healthy part is more than 3.1 sigma below the level with a probability of 0.1 %"
+    assert 2.5 < below < 7, (
+        "the limit must be about 3.1 sigma below the level, because 0.1 % of the healthy parts are lower"
+    )
     assert floor.limit < LEVEL * (1 - 2.5 * sigma)
     assert floor.finds < 0.12
 
@@ -123,7 +125,7 @@ def test_fewer_false_alarms_reduce_the_power(healthy: Path) -> None:
     assert lenient.finds > strict.finds
 
 
-def test_latency_gets_an_upper_limit_and_a_figure_of_too_few_parts_gets_none(healthy: Path) -> None:
+def test_latency_gets_an_upper_limit_and_a_figure_of_too_few_parts_gets_no_limit(healthy: Path) -> None:
     proposal = propose(History(healthy), MODEL)
     limits = {item.name: item for item in proposal.floors}
     assert limits["collective.all_reduce.latency"].operator == "le"

@@ -56,7 +56,7 @@ def entries(text: str) -> list[dict[str, Any]]:
 
 
 def promtool(*arguments: str | Path) -> None:
-    one_thread = {**os.environ, "GOMAXPROCS": "1"}  # otherwise it collects garbage on every processor
+    one_thread = {**os.environ, "GOMAXPROCS": "1"}  # otherwise its garbage collector uses every processor
     done = subprocess.run(["promtool", *arguments], capture_output=True, text=True, check=False, env=one_thread)
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -152,7 +152,7 @@ def pack(base: str, **changes: Any) -> Pack:
 
 
 def expressions(*packs: Pack) -> dict[tuple[str, str], str]:
-    """Return (alert, id of the criterion, or "" without one) -> condition of the rule from the shipped packs and these packs."""
+    """Return (alert, criterion id or "") -> condition of the rule that the shipped packs and these packs give."""
     rules = entries(rule_file([*SHIPPED, *packs]))
     return {
         (entry["alert"], entry["labels"].get("criterion", "")): condition(entry["expr"])
@@ -257,19 +257,19 @@ def test_rules_use_only_exported_metrics(scraped: set[str]) -> None:
 
 
 def name_of(rule: Rule) -> str:
-    """Return the name of a rule in cases.yml: the alert, and the pattern of the id of its criterion."""
+    """Return the name of a rule: the alert, and the pattern of its criterion ids."""
     return f"{rule.alert.alert} {rule.criterion}".strip()
 
 
 def covers_case(rule: Rule, case: str) -> bool:
-    """Return whether a case of cases.yml (`ALERT` or `ALERT CRITERION`) is one of this rule."""
+    """Return whether a case of cases.yml (`ALERT` or `ALERT CRITERION`) tests this rule."""
     alert, _, criterion = case.partition(" ")
     pattern = re.sub(r"\\\{\\\{.*?\\\}\\\}", r"\\d+", re.escape(rule.criterion))
     ids = [item.id for item in rule.criteria] or [""]
     return alert == rule.alert.alert and criterion in ids and bool(re.fullmatch(pattern, criterion))
 
 
-def test_every_rule_has_a_case_that_fires_and_one_that_does_not() -> None:
+def test_every_rule_has_series_on_which_it_fires_and_series_on_which_it_is_quiet() -> None:
     untested = [name_of(rule) for rule in ALL_RULES if not any(covers_case(rule, case) for case in CASES)]
     assert untested == []
     assert [case for case in CASES if not any(covers_case(rule, case) for rule in ALL_RULES)] == []
@@ -277,7 +277,7 @@ def test_every_rule_has_a_case_that_fires_and_one_that_does_not() -> None:
 
 
 def series(case: str, number: int, values: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield the series of a case; their host is `h{number}` unless the case names another."""
+    """Yield the series of a case. Their host is `h{number}` unless the case names another host."""
     target = {"host": f"h{number}", "instance": f"h{number}:9836", "job": "rackproof", "rack": "r1", "run_id": "r"}
     for selector, numbers in values.items():
         name, _, matchers = selector.partition("{")
@@ -390,7 +390,7 @@ def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
 
 
 def check_alerts(tmp_path: Path, values: Mapping[str, str], minutes: int | Sequence[int], *wanted: str) -> None:
-    """Check which parts of h0 have firing alerts after so many minutes: exactly those with the labels `wanted`."""
+    """Check that after `minutes` minutes exactly the parts of h0 with the labels `wanted` have firing alerts."""
     checks = [
         {
             "expr": 'group by (host, gpu, pci, hca, nic, disk, serial, slot, model) (ALERTS{alertstate="firing"})',

@@ -120,7 +120,7 @@ def test_time_budgets_keep_their_ratio_and_other_settings_their_value() -> None:
     assert short["gemm"] == long["gemm"]
 
 
-def test_too_short_duration_is_refused_with_the_shortest_one_that_is_possible() -> None:
+def test_too_short_duration_is_refused_and_the_shortest_possible_duration_is_named() -> None:
     with pytest.raises(
         UsageError, match=r"rackproof_extended_duration 1 min 00 s: .* give at least ([0-9]+)m"
     ) as error:

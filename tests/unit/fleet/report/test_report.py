@@ -245,7 +245,9 @@ def test_links_between_gpus_are_in_the_report(run: Path) -> None:
             (link,) = [metric for metric in snapshot["metrics"] if metric["name"] == "gpu.peer.link"]
             link["values"]["gpu=0,peer=1"] = "NV17"
         path.write_text(json.dumps(record))
-    assert rackproof("report", run).returncode == 1, "a path with 17 links must fail, because the other hosts have 18"
+    assert rackproof("report", run).returncode == 1, (
+        "a path with 17 links must fail, because the other hosts have paths with 18 links"
+    )
     report = documents.read(run / "report.json", "report", max_bytes=10_000_000)
     assert [host["links"]["gpu=0,peer=1"] for host in report["hosts"]] == ["NV17", "NV18", "NV18"]
     assert {host["links"]["gpu=1,peer=0"] for host in report["hosts"]} == {"NV18"}
@@ -285,7 +287,7 @@ def summary_after(run: Path, change: Callable[[Observation], Observation | None]
 
 
 def test_check_whose_speed_is_not_judged_is_marked(tmp_path: Path) -> None:
-    """With one host no criterion applies to training rates, but one applies to host copies."""
+    """With one host, no criterion applies to the rates of trainings, but a criterion applies to host copies."""
     write_run(tmp_path / "r1", builders.plan("h1", gpu_count=4, rackproof_gang="none", with_all_ops=True))
     report = report_of(tmp_path / "r1")
     summary = report.acceptance.summary
@@ -440,7 +442,7 @@ def test_unreadable_plan_is_a_permission_error(tmp_path: Path) -> None:
     (tmp_path / "plan.json").chmod(0)
     user = os.geteuid()
     try:
-        if user == 0:  # root may read every file, so another user must read this one
+        if user == 0:  # root may read every file, so the test reads this file as another user
             os.seteuid(65534)
         with pytest.raises(RunError, match="Permission denied: read the run as the user who made it"):
             load(tmp_path)
