@@ -82,7 +82,9 @@ def test_verdict_names_the_launch_and_is_a_contradiction() -> None:
     first, _ = separate_launches(*two_hosts())
     assert (first.criterion, first.source, first.kind) == ("plan", "plan", VerdictKind.CONTRADICTORY)
     assert (first.name, first.stage, first.scope) == ("stage.gang", "gang", "gang=r1")
-    assert first.reason.startswith(f"launch 1 began at {builders.WHEN} and took 1 s, but no other host ran it at that time")
+    assert first.reason.startswith(
+        f"launch 1 began at {builders.WHEN} and took 1 s, but no other host ran it at that time"
+    )
 
 
 def test_nothing_is_compared_without_a_gang_stage() -> None:
