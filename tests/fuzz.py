@@ -5,9 +5,9 @@
 
 Each mutation changes bytes or JSON values of one file of a small healthy run: a host or gang record, sometimes the plan or the
 journal of events. The run is then read as `rackproof report` reads it. If the changed file is still valid, the run is judged.
-If the run is accepted, `rejection_reason` checks whether this is right, from the bytes alone and without code of the judge. Some
-mutations run the complete command, which writes files. Others corrupt another file and run a verb that reads it (`CASES`):
-waivers, a baseline or a run's copy of it, a report, signed files, a journal or a lock.
+If the run is accepted, `rejection_reason` checks whether it may be, from the bytes alone and without code of the judge. Some
+mutations run the complete command, which writes files. Others corrupt a file listed in `CASES` and run a `rackproof` verb that
+reads it: waivers, a baseline or a run's copy of it, a report, signed files, a journal or a lock.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ PACKS = read_packs([])
 H200_PACK = next(pack for pack in PACKS if pack.name == "h200-sxm")
 MEMORY_DIRECTORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 WITH_MESSAGES = 50
-"""One in this many mutations of a short run is validated by jsonschema, with messages; the others by the fast validator."""
+"""One in this many mutated short runs is validated by jsonschema, with messages; the others by the fast validator."""
 FULL_RUN = 200
-"""One in this many mutations is of a full run, with every reading and criterion; the others are of a short run, with few."""
+"""One in this many mutations is of a full run, with every reading and criterion; a short run has only a few of them."""
 COMPLETE_COMMAND = 20
 """One in this many mutations of a full run is read by the complete command, which writes files."""
 GANG_RUN = 5
@@ -90,13 +90,11 @@ TOKENS = (
     b"NaN", b"1e999", b"-Infinity", b"[" * 3000, b'{"a":' * 40, b"0", b"-", b"e9", b"null", b"true", b'"host": "h2",',
     b'"status": "measured",', b'"value": 0,', b'"simulated": true,', b'"gang": "x",', b"\r\n", b"\xc2\x85", b"\xe2\x80\xa8",
 )  # fmt: skip
-
-
 """A mutation may insert one of these into a file."""
 
 
 def shortened(record: Record) -> Record:
-    """Return the record with only the readings whose names begin as in READINGS, and only if they have a value."""
+    """Return the record with only those readings that have a value and whose name begins with one of READINGS."""
     taken = tuple(
         replace(
             snapshot,
@@ -108,7 +106,7 @@ def shortened(record: Record) -> Record:
 
 
 def short_pack() -> Pack:
-    """Return the criteria that match the readings and figures of a short record."""
+    """Return the H200 pack with only the criteria that match the readings and figures of a short record."""
     names = {metric for metric in builders.HEALTHY if metric.startswith(READINGS)} | {
         "gpu.count",
         "memory.bandwidth",
@@ -172,7 +170,7 @@ def _mutate_bytes(rng: random.Random, text: bytes) -> bytes:
 def _mutate_value(rng: random.Random, document: Any) -> None:
     """Change one JSON value: replace, remove, duplicate or copy it, or set every number in it to the same value.
 
-    A value that is inserted at a second place is deep-copied. Otherwise a later change could put it into itself.
+    Copied values are deep copies. Otherwise a later change could insert a value into itself.
     """
     container = _random_container(rng, document)
     keys = list(container) if isinstance(container, dict) else list(range(len(container)))
@@ -226,15 +224,15 @@ def _random_container(rng: random.Random, document: Any) -> Any:
         container = rng.choice(inner)
 
 
-# The oracle: whether a run may be accepted, from the bytes alone
+# The oracle: decides from the bytes alone whether a run may be accepted
 
 
 def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: Sequence[Criterion]) -> str:
     """Return why a run must not be accepted, or an empty string. Uses no code of the judge.
 
-    Checks: strict JSON; the schema; run, nonce, host and gang; every planned observation was measured (the last one of several
-    counts); the last launch of each stage finished; GPU model and unique serials; the limits of all absolute criteria; no counter
-    rose by more than its limit; no collector error for a reading that a criterion needs.
+    Checks: strict JSON; the schema; run, nonce, host and gang; every planned observation was measured (of repeated observations,
+    the last counts); the last launch of each stage finished; GPU model and unique serials; the limits of all absolute criteria;
+    no counter rose by more than its limit; no collector error for a reading that a criterion needs.
     """
     parts: dict[tuple[str, int, str], set[str]] = {}
     slots: dict[str, set[tuple[str, int]]] = {}
@@ -251,7 +249,7 @@ def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: 
         if why := _host_rejection_reason(plan, host, document, criteria):
             return f"{host['name']}: {why}"
     if any(len(positions) > 1 for positions in (*parts.values(), *slots.values())):
-        return "one GPU in two slots, or two GPUs in one"
+        return "one GPU in two slots, or two GPUs in one slot"
     return ""
 
 
@@ -272,7 +270,7 @@ def _valid_record(plan: dict[str, Any], host: str, gang: str, records: dict[str,
         for key, default in (("run_id", 0), ("nonce", 0), ("host", 0), ("gang", ""), ("simulated", False))
     ]
     if identity != [plan["run_id"], plan["nonce"], host, gang, plan.get("simulated", False)]:
-        raise ValueError(f"a record of {identity}")
+        raise ValueError(f"the record belongs to {identity}")
     return document
 
 
@@ -304,7 +302,7 @@ def _host_rejection_reason(
     gang = {other["name"] for other in plan["hosts"] if other.get("gang", "") == host.get("gang", "")}
     gang_launches = [launch for launch in document["launches"] if launch["stage"] == "gang"]
     if host.get("gang") and not any(set(launch["members"]) >= gang for launch in gang_launches):
-        return "no launch of all its gang"
+        return "no launch with all hosts of its gang"
     names: dict[int, set[str]] = {}
     for gpu in document["gpus"]:  # the name is empty in a record that does not state it
         names.setdefault(gpu["index"], set()).add(gpu["name"])
@@ -575,7 +573,7 @@ def _same_verdicts(original: bytes, text: bytes) -> str:
 
 
 def _state_of(document: Any) -> Any:
-    """Return the fields of each verdict that matter for the decision, or the argument if it is no list of verdicts."""
+    """Return the fields of each verdict that matter for the decision. Return an argument that is not a list unchanged."""
     keys = ("host", "scope", "name", "stage", "criterion", "verdict", "waiver", "limit", "operator", "reason", "value")
     return [{key: each.get(key) for key in keys} for each in document] if isinstance(document, list) else document
 
@@ -732,7 +730,7 @@ class VerbTrial:
 
 
 def corrupt(rng: random.Random, whole: bytes) -> bytes:
-    """Return a corrupt copy: in half of the cases truncated, otherwise mutated (only by bytes if it is not JSON)."""
+    """Return a corrupt copy: in half of the cases truncated, otherwise mutated (only its bytes if it is not JSON)."""
     if rng.random() < 0.5:
         return whole[: rng.randrange(len(whole))]
     try:
@@ -878,8 +876,8 @@ def main() -> int:
     judged = counts["accepted"] + counts["rejected"] + counts["incomplete"]
     print(
         f"{counts['refused']} refused, {judged} judged ({counts['accepted']} accepted), "
-        f"{counts['gang records']} of gang records, {counts['verbs']} of files in CASES, "
-        f"{counts['commands']} commands run in full"
+        f"{counts['gang records']} mutations of gang records, {counts['verbs']} mutations of files in CASES, "
+        f"{counts['commands']} complete commands"
     )
     return int(any(counts[name] for name in FAILURES))
 

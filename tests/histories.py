@@ -54,12 +54,12 @@ FAILURES_PER_YEAR = 0.01
 
 @dataclass(kw_only=True)
 class Planted:
-    """The faults that must be found. Nothing else may be found."""
+    """Faults in a history. The planted faults must be found, and no others."""
 
     drifts: dict[tuple[str, str], str] = field(default_factory=dict)
     """`gpu` and serial, or `rack` and name -> `drift` or `step`."""
     lemons: set[tuple[str, str]] = field(default_factory=set)
-    """Kind (`part`, `slot`, `host`, `rack`) and id."""
+    """Kind (`part`, `slot`, `host`, `rack`) and id of each lemon: it fails again and again."""
     effects: set[tuple[str, str, str]] = field(default_factory=lambda: set(DRIVER_EFFECTS))
     """Figure, old driver, new driver."""
 
@@ -112,7 +112,7 @@ class FleetHistory:
         } | {self._bad_slot}
 
     def _level(self, key: str, sigma: float) -> float:
-        """Return ln(usual figure of a GPU, host or rack / that of an average one). It is drawn once for each `key`."""
+        """Return ln(level / average level) of a GPU, host or rack. It is drawn at random once for each `key`."""
         if key not in self._levels:
             self._levels[key] = self._random.gauss(0, sigma)
         return self._levels[key]

@@ -15,7 +15,7 @@ CHROMIUM_ARGUMENTS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]  # fmt: skip
-"""Allow Chromium to run as root in a container, and prevent its own network requests."""
+"""Allow Chromium to run as root in a container, and disable its background requests (updates, synchronization)."""
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ def entry(number: int, message: str = "Fan inserted", severity: str | None = "OK
 def old_schema() -> Resources:
     """Return the resources of a healthy server. Its chassis has Power and Thermal, as on Supermicro and older BMCs.
 
-    Bay 4 of the power supplies and the place of fan 11 are empty.
+    Power supply bay 4 and fan slot 11 are empty.
     """
     supply = {"Status": OK, "LineInputVoltage": 239, "PowerOutputWatts": 329, "SerialNumber": "P3K0"}
     empty = {"Status": ABSENT, "LineInputVoltage": None, "PowerOutputWatts": None, "SerialNumber": ""}
@@ -151,7 +151,7 @@ def old_schema() -> Resources:
 def new_schema() -> Resources:
     """Return the resources of a healthy tray with PowerSubsystem, ThermalSubsystem and Sensors, as on OpenBMC.
 
-    The tray has no power supply.
+    The tray has no power supply. Its HealthRollup is bad only because of an old log entry.
     """
     tray, gpu = f"{V1}/Chassis/Chassis_0", f"{V1}/Chassis/HGX_GPU_0"
     detectors = "/Chassis/Chassis_0/ThermalSubsystem/LeakDetection/LeakDetectors"
@@ -217,9 +217,9 @@ def write_mockup(resources: Mapping[str, Any], directory: Path) -> Path:
 
 
 def make_certificate(directory: Path, name: str = "127.0.0.1") -> Path:
-    """Write a self-signed certificate for `name`, an IP address or a host name, and beside it its key (`.key`).
+    """Write a self-signed certificate for `name` (an IP address or a host name), and its key with the suffix `.key`.
 
-    Return the file of the certificate.
+    Return the path of the certificate.
     """
     path = directory / f"{name}.pem"
     kind = "IP" if name[0].isdigit() else "DNS"

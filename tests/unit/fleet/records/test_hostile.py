@@ -590,7 +590,7 @@ def test_fuzzer_gives_a_rejection_reason_for_invalid_evidence(tmp_path: Path) ->
     assert fuzz.rejection_reason(document, valid, criteria) == ""
     for old, new, why in (
         (b'"status": "measured"', b'"status": "measurd"', "no valid record"),
-        (b'"nonce": "0', b'"nonce": "1', "a record of"),
+        (b'"nonce": "0', b'"nonce": "1', "the record belongs to"),
         (b'"outcome": "finished"', b'"outcome": "failed"', "the last launch of stage"),
         (b"NVIDIA H200", b"NVIDIA H100", "another model"),
         (b'"h1-0"', b'"h2-0"', "in two slots"),
@@ -601,11 +601,11 @@ def test_fuzzer_gives_a_rejection_reason_for_invalid_evidence(tmp_path: Path) ->
             document, valid | {host_record: valid[host_record].replace(old, new)}, criteria
         )
     for old, new, why in (
-        (b'"gang": "r1"', b'"gang": "r2"', "a record of"),
+        (b'"gang": "r1"', b'"gang": "r2"', "the record belongs to"),
         (b'"h1-0"', b'"h1-1"', "in two slots, or two GPUs in one"),
         (b'"stage": "gang",', b'"stage": "gone",', "was not measured"),
         (b",partner=h2", b",partner=h3", "was not measured"),
-        (b'"members": [\n    "h1",\n    "h2"', b'"members": [\n    "h1"', "no launch of all its gang"),
+        (b'"members": [\n    "h1",\n    "h2"', b'"members": [\n    "h1"', "no launch with all hosts of its gang"),
         (b'"value": 0,', b'"value": 3,', "wanted eq 0"),
         (b'"name": "collective.all_reduce.wrong_elements",\n   "scope": "gang=r1",', b"", "no valid record"),
     ):
