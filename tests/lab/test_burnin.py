@@ -1,6 +1,6 @@
 """Test a burn-in of three lab hosts over real SSH: kill the control node, then the supervisor of a host, then resume the run.
 
-The memory of a third host returns wrong data, so this host ends its soak early; the other two continue.
+The memory of node3 returns wrong data, so node3 ends its soak early; the other two hosts continue.
 """
 
 from __future__ import annotations

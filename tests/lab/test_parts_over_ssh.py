@@ -32,8 +32,8 @@ from tests.lab.kill_points import ANSIBLE_OUTPUT, DIRECTORY, STATE, Attempt
 from tests.lab.lab import Lab
 
 HEALTHY, PLAIN, OLD, LOST, SWAPPED, UNREACHABLE = (f"node{number}" for number in range(1, 7))
-"""Healthy hosts with and without a BMC. OLD: old driver, empty memory slot, failing benchmark. LOST, SWAPPED: their BMCs report
-faults. UNREACHABLE: its link is cut."""
+"""HEALTHY, PLAIN: healthy hosts with and without a BMC. OLD: old driver, empty memory slot, failing benchmark. LOST, SWAPPED:
+their BMCs report faults. UNREACHABLE: its link is cut."""
 HOSTS = (HEALTHY, PLAIN, OLD, LOST, SWAPPED)
 GANG = (HEALTHY, PLAIN, UNREACHABLE)
 EMPTY_SLOT = "P1-DIMMC1"
@@ -107,7 +107,7 @@ def prepare(lab: Lab, library: Path) -> None:
         write(lab, host, f"/usr/lib/{nvml.LIBRARY}", library.read_bytes())
         setting = f"SetEnv RACKPROOF_NVML_SCENARIO={SCENARIO}"
         lab.on(host, "sh", "-c", f"echo '{setting}' >>/etc/ssh/sshd_config; kill -HUP $(pgrep -o sshd)")
-        # The memory modules of a virtual machine are not read, and this machine may be one.
+        # This machine may be virtual, and the collector reads no memory modules of a virtual machine.
         physical = "sed 's/ hypervisor//' /proc/cpuinfo >/run/cpuinfo && mount --bind /run/cpuinfo /proc/cpuinfo"
         lab.on(host, "sh", "-c", physical)
         lab.on(host, "sh", "-c", f"mount -t tmpfs tmpfs /sys/firmware && mkdir -p {Path('/', dmi.TABLE).parent}")
@@ -172,7 +172,7 @@ def play(lab: Lab, directory: Path, accounts: dict[str, dict[str, Any]]) -> Atte
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Rack]:
-    """Accept the rack. During the benchmark, the BMC of host LOST reports that a power supply lost its input."""
+    """Run an acceptance of the rack. During the benchmark, the BMC of host LOST reports that a power supply lost its input."""
     directory = tmp_path_factory.mktemp("parts")
     (directory / "runs").mkdir()
     certificate = bmc.make_certificate(directory)

@@ -20,7 +20,7 @@ from tests.lab.processes import run
 from tests.lab.test_silence import HOSTS, Gang, common_reason, limit_links, wait
 
 RENDEZVOUS, HEARTBEATS = 29500, (29501, 29502)
-"""Ports: of torch's store on node1; of the heartbeats on node1 and on node2."""
+"""TCP ports: RENDEZVOUS of torch's store on node1, HEARTBEATS of the heartbeats on node1 and on node2."""
 ON_FABRIC, ON_MANAGEMENT = "10.77.0.99", "10.88.0.99"
 FIRST_ON_MANAGEMENT = "10.88.0.11"
 """Address of node1 on the management network."""
@@ -75,7 +75,7 @@ class FinishingGang(Gang):
 
     ranks = {host: (rank,) for rank, host in enumerate(HOSTS)}  # noqa: RUF012
     during = "collective all_reduce in_place 4096 B"
-    """The links are so slow that the ranks mostly wait, and leave the processors to other tests."""
+    """The phase in which ranks measure. The links are so slow that the ranks mostly wait and leave the CPUs to other tests."""
 
     def __init__(self, lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -> None:
         super().__init__(lab, admit, members=members)

@@ -92,7 +92,7 @@ def test_healthy_file_systems_are_accepted(site: Site) -> None:
     assert report["decision"] == "accepted"
 
 
-def test_each_fault_is_named_and_nothing_else(site: Site) -> None:
+def test_report_names_each_fault_and_nothing_else(site: Site) -> None:
     lab = site.lab
     limit(lab, SLOW, SLOW_RATE)
     lab.on(FULL, "sh", "-c", f"dd if=/dev/zero of={LOCAL}/filler bs=1M 2>/dev/null; test -s {LOCAL}/filler")

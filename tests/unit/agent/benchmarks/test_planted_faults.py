@@ -110,7 +110,7 @@ def repeat(rank: Context, computation: digest.Computation) -> digest.Digests:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("workload", ["gemm", "gemm_fp64", "softmax", "copy"])
-def test_fault_of_some_repetitions_is_found_as_often_as_the_formula_says(
+def test_fault_in_some_repetitions_is_found_as_often_as_the_formula_says(
     tmp_path: Path, workload: str, pattern: Pattern
 ) -> None:
     rate = 0.2
@@ -126,7 +126,7 @@ def test_fault_of_some_repetitions_is_found_as_often_as_the_formula_says(
 
 
 @pytest.mark.parametrize("workload", ["gemm", "gemm_fp64", "sort"])
-def test_fault_of_some_elements_is_found_as_often_as_the_formula_says(tmp_path: Path, workload: str) -> None:
+def test_fault_in_some_elements_is_found_as_often_as_the_formula_says(tmp_path: Path, workload: str) -> None:
     elements = digest_elements(workload, SIZE)
     rate = 1.0 / (elements * REPETITIONS)
 
@@ -145,8 +145,10 @@ def test_fault_of_some_elements_is_found_as_often_as_the_formula_says(tmp_path: 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
-def test_fault_of_every_repetition_shows_only_in_the_digest(tmp_path: Path, workload: str, pattern: Pattern) -> None:
-    """The repetitions do not differ, so no mismatch is counted, except for the workload `copy`, whose right result is known."""
+def test_fault_in_every_repetition_changes_the_digest_but_causes_no_mismatch(
+    tmp_path: Path, workload: str, pattern: Pattern
+) -> None:
+    """All repetitions have the same wrong result, so they match. Only `copy` is compared with a known right result."""
     right = digest_workloads.WORKLOADS[workload](SIZE, CPU)
     healthy = right.compute().clone()
     rank, rng, escaped = context(tmp_path), _rng(3), 0
@@ -160,7 +162,7 @@ def test_fault_of_every_repetition_shows_only_in_the_digest(tmp_path: Path, work
     assert escaped == 0
 
 
-def test_wrong_pass_over_the_memory_is_found_as_often_as_the_formula_says(
+def test_memory_pass_with_wrong_bits_is_found_as_often_as_the_formula_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rate, trials, patterns = 0.2, 100, ["zeros", "checkerboard", "random"]

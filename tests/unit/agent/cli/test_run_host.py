@@ -33,7 +33,7 @@ HOSTS = ("h1", "h2", "h3")
 
 @pytest.fixture
 def port() -> int:
-    """Return a port that is free, as are the three after it, below the range of ephemeral ports."""
+    """Return the first of four consecutive free ports below the range of ephemeral ports."""
     while True:
         first = random.randrange(10_000, 30_000)  # noqa: S311
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
@@ -68,7 +68,7 @@ def test_all_hosts_get_all_members_in_plan_order(threads: ThreadPoolExecutor, po
     }
 
 
-def test_present_hosts_start_without_an_absent_one(threads: ThreadPoolExecutor, port: int) -> None:
+def test_present_hosts_start_without_an_absent_host(threads: ThreadPoolExecutor, port: int) -> None:
     discoveries = start_discovery(threads, port, "h1", "h3", timeout_s=2.0)
     assert {host: discovery.result(20) for host, discovery in discoveries.items()} == {
         "h1": ["h1", "h3"],
@@ -76,7 +76,7 @@ def test_present_hosts_start_without_an_absent_one(threads: ThreadPoolExecutor, 
     }
 
 
-def test_second_host_collects_members_if_the_first_is_absent(threads: ThreadPoolExecutor, port: int) -> None:
+def test_second_host_collects_members_if_the_first_host_is_absent(threads: ThreadPoolExecutor, port: int) -> None:
     discoveries = start_discovery(threads, port, "h2", "h3", timeout_s=2.0)
     assert {host: discovery.result(20) for host, discovery in discoveries.items()} == {
         "h2": ["h2", "h3"],
@@ -231,9 +231,7 @@ def test_record_is_printed_even_if_it_cannot_be_copied(run_dir: Path, capfd: pyt
 
 
 @pytest.mark.parametrize("port", [0, 65534])
-def test_launch_refuses_port_0_and_a_port_without_room_for_the_next_two(
-    port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_launch_refuses_port_0_and_the_two_highest_ports(port: int, capsys: pytest.CaptureFixture[str]) -> None:
     assert command.main(["launch", "--run-dir=/nowhere", f"--port={port}"]) == 64
     assert f"--port {port}: give 1 to 65533" in capsys.readouterr().err
 

@@ -76,7 +76,7 @@ def test_kind_of_failure_is_derived_from_its_text(tmp_path: Path, problem: str, 
         (OSError(5, "Input/output error"), True, ""),
     ],
 )
-def test_exception_that_no_device_explains_is_recorded(
+def test_exception_is_recorded_if_a_device_cannot_be_its_cause(
     tmp_path: Path, error: Exception, joined: bool, recorded: str
 ) -> None:
     receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
@@ -111,7 +111,7 @@ pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
 
 
 class Guarded:
-    """A guard and its rank, started as by a launcher. The rank runs `statements`; `supervisor` is its supervisor's identity."""
+    """A guard and its rank, started as by a launcher. The rank runs `statements`; `supervisor` identifies its supervisor."""
 
     def __init__(self, tmp_path: Path, statements: str, supervisor: str = "") -> None:
         (tmp_path / "program.py").write_text(PROGRAM.format(statements=statements))
@@ -224,14 +224,16 @@ def kill_supervisor_of_launcher(tmp_path: Path) -> list[int]:
     return [int((tmp_path / name).read_text()) for name in ("launcher", "pid")]
 
 
-def test_pause_of_the_supervisor_is_not_silence_of_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pause_of_the_supervisor_does_not_count_as_silence_of_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
     monitor = GangMonitor("h1", guarded.receiver, None, 60.0)
     assert monitor.poll(0.1) is None
     os.kill(guarded.pid, signal.SIGSTOP)
     time.sleep(0.5)
     real_clock = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real_clock() + 60)  # the machine was suspended
+    monkeypatch.setattr(time, "monotonic", lambda: real_clock() + 60)  # as after a suspend of the machine
     assert monitor.poll(0.1) is None
     assert guarded.state.silent_s < 5
     monkeypatch.setattr(time, "monotonic", real_clock)

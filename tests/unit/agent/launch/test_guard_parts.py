@@ -1,4 +1,4 @@
-"""The parts of the guard in a fork: what a rank inherits, how a program ends, and how the guard ends like its rank."""
+"""The parts of the guard, tested in forked processes: what a rank inherits, how a program ends, and how the guard ends."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def is_open(number: int) -> bool:
 
 
 @pytest.mark.parametrize("everything", [False, True])
-def test_selected_descriptors_are_closed_except_the_three_standard_ones(everything: bool) -> None:
+def test_selected_descriptors_are_closed_except_standard_input_output_and_error(everything: bool) -> None:
     def close() -> int:
         first, second = socket.socketpair()
         read, write = os.pipe()
@@ -76,7 +76,7 @@ def test_selected_descriptors_are_closed_except_the_three_standard_ones(everythi
     assert exit_code(close) == 0
 
 
-def test_process_group_and_then_the_rank_itself_are_killed() -> None:
+def test_rank_is_killed_with_its_process_group_and_also_if_it_has_no_group_yet() -> None:
     def in_its_own_group() -> int:
         signal.pause()
         return 0
@@ -118,7 +118,7 @@ def run_as_rank(tmp_path: Path, statements: str) -> tuple[int, str, str]:
     error = tmp_path / "stderr"
 
     def start() -> int:
-        child = os.fork()  # a rank must be able to lead a process group, which the leader of a session cannot
+        child = os.fork()  # not the session leader, because a rank calls setpgid, which fails in a session leader
         if not child:
             become()
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256

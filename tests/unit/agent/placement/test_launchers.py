@@ -1,4 +1,4 @@
-"""Launches by mpirun, srun and torchrun: how a process finds its rank, host and gang (its placement) in its variables.
+"""Launches by mpirun, srun and torchrun: a process finds its rank, host and gang (its placement) in environment variables.
 
 Wrong variables are reported before torch is imported.
 """
@@ -168,7 +168,7 @@ def test_placement_is_not_passed_to_children() -> None:
 # --- ranks that mpirun or srun starts directly
 
 
-def test_ranks_get_torchs_variables() -> None:
+def test_ranks_get_the_variables_of_torch() -> None:
     variables = torch_env.torch_variables(open_mpi(3, 4, 1, MASTER_ADDR="10.0.0.1"))
     assert variables == {
         "RANK": "3",
@@ -336,7 +336,7 @@ def test_ranks_get_nccl_settings_but_no_placement(plan: Plan, tmp_path: Path, mo
 def test_launch_command_matches_the_golden_file(
     hosts: list[str], interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The file has everything that the ranks are started with. UPDATE_GOLDEN=1 rewrites it."""
+    """The golden file has the command, the environment and the input files of the ranks. UPDATE_GOLDEN=1 rewrites it."""
     plan, update = builders.plan("h1", "h2"), os.environ.get("UPDATE_GOLDEN")
     for name in os.environ:
         monkeypatch.delenv(name)
