@@ -243,7 +243,7 @@ def test_soft_roce_without_a_nic_and_virtual_functions_are_excluded(interface: s
 
 @pytest.mark.parametrize("state", [("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "3: Disabled")])
 def test_soft_roce_on_a_nic_is_read_with_and_without_a_link(state: tuple[str, str], root: Path) -> None:
-    """A port without a link has the same readings as one with a link, and so is compared with the same port of other hosts."""
+    """A port has the same readings with and without a link, so that it can be compared with the same port of other hosts."""
     adapter = "sys/devices/virtual/infiniband/rxe0"
     files = {"state": state[0], "phys_state": state[1], "link_layer": "Ethernet", "rate": "2.5 Gb/sec (1X SDR)"}
     for name, text in files.items():

@@ -64,7 +64,9 @@ def figure(
 def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]] = (), **more: object) -> HostState:
     """Return the state of a host.
 
-    `serials`: of its GPUs by index; "": an empty slot. `figures`: (serial of the GPU, or "" for the host; figure).
+    Args:
+        serials: serial of the GPU in each slot, or "" for an empty slot.
+        figures: pairs of a GPU's serial (or "" for the host) and a figure.
     """
     values: dict[str, dict[object, Figure]] = {}
     for serial, measured in figures:
@@ -107,7 +109,7 @@ def changes(old: dict[str, HostState], new: dict[str, HostState]) -> tuple[Chang
         "added",
         "exchanged within a host",
         "exchanged between hosts",
-        "moved from h2 to h1 in place of another, and replaced in h2 by a new one",
+        "moved from h2 to h1, and new GPU in h2",
     ],
 )
 def test_gpus_are_compared_by_slot_and_serial(
@@ -117,8 +119,8 @@ def test_gpus_are_compared_by_slot_and_serial(
     assert listed_changes(before, {name: host(serials) for name, serials in new.items()}) == expected
 
 
-def test_gpus_with_higher_indices_than_a_missing_one_are_unchanged() -> None:
-    """The NVML indices of the other GPUs change, but their slots do not."""
+def test_gpu_with_a_higher_index_than_a_missing_gpu_is_unchanged() -> None:
+    """The NVML index of GPU C changes, but its slot does not."""
     old = host(["A", "B", "C"])
     new = replace(old, gpus=(gpu("A", 0), replace(gpu("C", 2), index=1)))
     assert listed_changes({"h1": old}, {"h1": new}) == [("gone", "h1", "gpu=1")]
@@ -133,7 +135,7 @@ def disks(*serials: str, kind: str = "disk") -> tuple[InstalledPart, ...]:
 @pytest.mark.parametrize(
     ("old", "new", "expected"),
     [
-        (disks("A", "B"), disks("B", "A"), []),  # only the order in the kernel changed
+        (disks("A", "B"), disks("B", "A"), []),  # only the kernel's numbering of the disks changed
         (disks("A", "B"), disks("A", "C"), ["replaced"]),
         (disks("A", "B"), disks("A"), ["gone"]),
         (disks("A"), disks("A", "B"), ["new"]),
@@ -189,9 +191,9 @@ def test_versions_of_all_parts_of_a_host_are_compared_together() -> None:
         (figure(100.0), figure(97.5), ["regressed"]),
         (figure(100.0), figure(102.5), ["improved"]),
         (figure(100.0, sigma=0.001, runs=4), figure(97.5), ["regressed"]),
-        (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),  # the noise is 4.5 %: 4 sigma, and more for so few runs
+        (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),  # the noise is 4.5 %: 4 sigma, enlarged for so few runs
         (figure(100.0, sigma=0.010, runs=4), figure(95.0), ["regressed"]),
-        (figure(100.0, sigma=0.100, runs=4), figure(50.0), ["unclear"]),  # the noise is too large to tell
+        (figure(100.0, sigma=0.100, runs=4), figure(50.0), ["unclear"]),  # the noise is too large to decide
         (figure(100.0, name="host_copy.bandwidth"), figure(85.0, name="host_copy.bandwidth"), []),
         (figure(100.0, name="host_copy.bandwidth"), figure(60.0, name="host_copy.bandwidth"), ["changed"]),
         (figure(16.0, name="gpu.pcie.width"), figure(8.0, name="gpu.pcie.width"), ["regressed"]),
@@ -416,7 +418,7 @@ def test_diff_exits_2_if_figures_were_not_measured(tmp_path: Path, capsys: pytes
 def report_against_baseline(tmp_path: Path, pattern: str, **fields: Any) -> tuple[int, dict[str, Any]]:
     """Return exit code and report of a run that is compared with a baseline of equal figures.
 
-    Before the comparison, the fields of the baseline's files that match `pattern` are replaced by `fields`.
+    `fields` replaces the same fields in those files of the baseline whose paths match `pattern`.
     """
     base = tmp_path / "base"
     good = run_directory(tmp_path / "good")

@@ -19,7 +19,7 @@ NOW = "2026-06-01 12:00:00"
 
 
 def entry(began: str, ended: str = "", **more: str) -> dict[str, Any]:
-    """Return what the index of the history has on a run; without `ended`, the run ended when it began."""
+    """Return a run's entry in the index of the history; without `ended`, the run ended when it began."""
     texts = {"run": began[:10], "profile": "", "rackproof": "", "decision": "accepted", **more}
     return {**texts, "began": began, "ended": ended or began, "hosts": 1, "gpus": 8, "notes": []}
 

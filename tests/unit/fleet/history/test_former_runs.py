@@ -121,7 +121,7 @@ def test_each_accepted_part_counts_once_with_its_newest_value(report: FleetRepor
     assert section.runs == 4
     bandwidth, own = figure(section, "memory.bandwidth")
     assert (bandwidth.accepted, bandwidth.model) == (4, "NVIDIA H200")
-    # The newest accepted value of this GPU is from r3 (-0.4 %). Its value in r5 (-0.8 %) is below those of all four GPUs.
+    # The newest accepted value of this GPU is from r3 (-0.4 %). Its value in r5 (-0.8 %) is below the newest of every GPU.
     assert own.percentile == 0.0
     assert figure(section, "memory.bandwidth", host="h2")[1].percentile == 62.5
     assert [value / own.values[0] for value in own.values] == pytest.approx([1, 0.998, 0.996, 0.994, 0.992], abs=1e-5)
@@ -176,7 +176,9 @@ def test_figures_of_gpus_and_hosts_are_compared_over_20_months(
         {"serial": serial},
     )
     assert of_gpu.parts[0].values == pytest.approx([*(row[0] for row in earlier[-MAX_VALUES:]), value], rel=1e-5)
-    assert (of_host.params["size_bytes"], of_host.accepted) == (1 << 33, 27), "r00-h00 is never accepted"
+    assert (of_host.params["size_bytes"], of_host.accepted) == (1 << 33, 27), (
+        "of the 28 hosts, only r00-h00 was never accepted"
+    )
     assert len(of_host.parts[0].values) == MAX_VALUES + 1
 
 
@@ -191,7 +193,7 @@ def test_part_is_identified_by_its_serial_in_any_slot(runs: Path, tmp_path: Path
     assert len(figure(section, "memory.bandwidth", part="gpu=1", host="h2")[1].values) == 5
     assert figure(section, "memory.bandwidth")[1].values == ()
     seen = {plain.causes[item.cause].serial: item.runs for item in section.causes}
-    assert seen == {"h1-0": 2}, "the new GPU has no former cause, though the slot has"
+    assert seen == {"h1-0": 2}, "the new GPU has no former cause, although its slot has one"
 
 
 def test_runs_that_began_later_are_ignored(runs: Path) -> None:
@@ -216,7 +218,7 @@ def test_value_has_no_percentile_among_too_few_accepted_parts(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("value", "expected"), [(0.5, 0.0), (1.0, 12.5), (2.0, 50.0), (3.0, 87.5), (9.0, 100.0)])
-def test_values_equal_to_the_given_one_count_half(value: float, expected: float) -> None:
+def test_values_equal_to_the_given_value_count_half(value: float, expected: float) -> None:
     assert percentile([1.0, 2.0, 2.0, 3.0], value) == expected
 
 
@@ -237,7 +239,7 @@ def test_simulated_run_is_compared_only_with_simulated_runs(runs: Path, tmp_path
     assert len(History(store, SIMULATED).rows("from runs")) == 2
 
 
-def test_damaged_file_gives_one_warning_and_its_figures_are_ignored(runs: Path, tmp_path: Path) -> None:
+def test_damaged_files_give_one_warning_and_their_figures_are_ignored(runs: Path, tmp_path: Path) -> None:
     store, run = tmp_path / "h", tmp_path / "r5"
     shutil.copytree(runs / "h", store)
     shutil.copytree(runs / "r5", run)
@@ -257,7 +259,7 @@ def test_history_section_is_unchanged_after_writing_and_reading(report: FleetRep
     assert history_from_json(document["history"]) == report.history
 
 
-def test_tables_show_the_percentile_and_pages_of_hosts_the_last_runs(report: FleetReport) -> None:
+def test_tables_show_percentiles_and_host_pages_show_the_last_runs(report: FleetReport) -> None:
     markdown, html = render_markdown(report), render_html(report)
     assert "percentile 0 of 4)` **fail**" in markdown
     assert "percentile 0 of 4</i>" in html

@@ -95,7 +95,7 @@ def test_part_has_its_causes_and_values(store: Path) -> None:
     assert (last["percentile"], last["peers"]) == (0.0, 4)
 
 
-def test_history_of_a_host_is_shown_like_that_of_a_part(store: Path) -> None:
+def test_history_of_a_host_is_shown_like_the_history_of_a_part(store: Path) -> None:
     document = json.loads(ask(store, "part", "h1", "--json").stdout)
     assert document["places"][0]["part"] == "host"
     assert [cause["slot"] for cause in document["causes"]] == ["gpu=0"]
