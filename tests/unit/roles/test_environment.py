@@ -35,7 +35,7 @@ def make_environment(prefix: Path, **variables: str) -> subprocess.CompletedProc
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an environment that the script created in place of one with another Python."""
+    """Return an environment that the script created in place of an environment with another Python."""
     prefix = create_environment(tmp_path_factory.mktemp("agent") / "rackproof", "/opt/another/bin", PYTHON_VERSION)
     assert make_environment(prefix).stdout == "created\n"
     return prefix

@@ -66,7 +66,7 @@ def with_event(metrics: tuple[Metric, ...], severity: str, text: str) -> tuple[M
 
 
 def bmc_record(host: str, *snapshots: tuple[Metric, ...]) -> Record:
-    """Return a record with readings at each of MOMENTS: first `snapshots`, then healthy ones."""
+    """Return a record with readings at each of MOMENTS: first `snapshots`, then healthy readings."""
     readings = [*snapshots, *[healthy(host).metrics()] * (len(MOMENTS) - len(snapshots))]
     taken = tuple(
         Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{number}Z", duration_s=1.0, metrics=metrics)
@@ -284,7 +284,7 @@ EVENT, FITTED = f"{LOG},entry=8", "bmc.power_supply.fitted"
 def bmc_verdicts(
     *snapshots: tuple[Metric, ...], serials: Sequence[str] = (), gpus: Sequence[Gpu] = ()
 ) -> list[Verdict]:
-    """Return the verdicts on a BMC with these readings; `serials` are those that the host reads, one in each snapshot."""
+    """Return the verdicts on a BMC with these readings; `serials`: the system serial that the host reads in each snapshot."""
     evidence = host_evidence(SMALL, "h1", gpus=tuple(gpus))
     (record,) = evidence.records
     name = "host.system.serial"
@@ -299,7 +299,7 @@ def bmc_verdicts(
 def with_entries(number: int, *, new: Any, texts: int | None = None) -> tuple[Metric, ...]:
     """Return the readings of a log in which the BMC states `new` new entries.
 
-    It lists the severities of `number` entries, and the texts of `texts` entries (None: of `number`).
+    The BMC lists the severities of `number` entries, and the texts of `texts` entries (None: as many texts as severities).
     """
     metrics = with_value(healthy("h1").metrics(), "log.new_entries", LOG, new)
     of_entries = {
@@ -312,7 +312,7 @@ def with_entries(number: int, *, new: Any, texts: int | None = None) -> tuple[Me
 
 
 def with_absent(metrics: tuple[Metric, ...], name: str, *scopes: str) -> tuple[Metric, ...]:
-    """Return the readings; the one of this name has a reason in place of a value in these scopes."""
+    """Return the readings, in which the reading `name` has the reason "error: lost" instead of a value in these scopes."""
     why = dict.fromkeys(scopes, "error: lost")
     return tuple(replace(item, absent=why) if item.name == f"bmc.{name}" else item for item in metrics)
 
@@ -522,7 +522,7 @@ def test_lost_redundancy_is_attributed_to_the_first_part_that_failed(verdict: di
     ("serials", "reported", "expected"),
     [
         (("A-1", "A-2"), ("A-2", "a-1"), {"gpu=0": PASS, "gpu=1": PASS}),
-        # A BMC that reports fewer serials of this form than the host has GPUs may not know the GPU.
+        # A BMC that reports fewer serials of this form than the host has GPUs may not report every GPU.
         (("A-1", "A-2"), ("A-1",), {"gpu=0": PASS}),
         (("A-1", "A-2"), ("A-1", "A-3"), {"gpu=0": PASS, "gpu=1": FAIL}),
         (("A-1", "A-2"), ("A-1", "A-33"), {"gpu=0": PASS}), (("123", "124"), ("123", "A-3"), {"gpu=0": PASS}),

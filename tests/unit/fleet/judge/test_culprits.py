@@ -109,7 +109,7 @@ def test_pairs_are_not_attributed_without_a_clear_culprit(gpus: int, failing: Pa
 
 
 def test_unknown_pairs_count_neither_for_nor_against_a_gpu() -> None:
-    """Three failed pairs are more than half of five, but not of six."""
+    """GPU 6 has three failed pairs. This is more than half of five measured pairs, but not more than half of six."""
     for lost, attributed in (({3, 4}, {"gpu=6"}), ({3}, set())):
         unmeasured = {(a, b) for a, b in pairs_of(6) if {a, b} & lost}
         verdicts = pair_verdicts(8, {(0, 6), (1, 6), (2, 6)}, unknown=unmeasured)
@@ -176,7 +176,7 @@ def xid_count_verdict(scope: str) -> Verdict:
             {},
             {"gpu=3,xid=79": 1, **{f"gpu={gpu},xid=45": 8 for gpu in range(8)}},
             "gpu=3",
-        ),  # XID 45: the ranks on all GPUs were ended
+        ),  # XID 45 on all GPUs only shows that the ranks were terminated
         ({"gpu=1,xid=31": 4}, {"gpu=1,xid=31": 4, "gpu=3,xid=79": 1}, "gpu=3"),  # XID 31 was logged before the run
         ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 1}, ""),
         ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": 1}, ""),  # either GPU may be the cause

@@ -1,4 +1,4 @@
-"""Gates (a gate is a criterion on one figure of one model): which values count, whether they vary, and which fault is found."""
+"""Gates (a gate is a criterion on one figure of one model): which values count, and how small a fault each gate finds."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def rule(**fields: Any) -> Criterion:
 
 
 def of(runs: Sequence[Run], *rules: Criterion) -> Detection:
-    """Return the only detection of these criteria, whose ID is `floor` or `c`; without `rules`, of the criterion `rule()`."""
+    """Return the detection of the only criterion with the ID `floor` or `c` in `rules` (default: `rule()`)."""
     found = [item for item in detection(runs, [pack(*(rules or (rule(),)))]) if item.key.criterion in ("floor", "c")]
     (result,) = found
     return result
 
 
 @pytest.mark.parametrize(("values", "is_stated"), [((110.5, 111, 113), True), ((110.5, 111), False), ((110.5,), False)])
-def test_fault_is_stated_from_three_parts_on(values: Sequence[float], is_stated: bool) -> None:
+def test_fault_is_stated_only_for_three_parts_or_more(values: Sequence[float], is_stated: bool) -> None:
     found = of([run(*values)])
     assert found.is_stated is is_stated
     assert (found.fault is not None) is is_stated
@@ -91,7 +91,8 @@ def test_temperature_is_compared_in_degrees() -> None:
     chosen = rule(name="stress.temperature", unit="Cel", operator="le", value=90.0)
     found = of([run(60.5, 61, 63, name="stress.temperature", unit="Cel")], chosen)
     assert (found.kind, found.unit, found.operator) == (ABSOLUTE, "Cel", "le")
-    # Mean 61.5; standard deviation 1.3229, times sqrt(4/3) for a further part; t(0.99, 2) = 6.965.
+    # The three values have the mean 61.5 and the standard deviation 1.3229, which grows by sqrt(4/3) for a further part.
+    # 6.965 is the 0.99 quantile of Student's t distribution with 2 degrees of freedom.
     assert found.fault == pytest.approx(90 - 61.5 + 6.965 * 1.3229 * (4 / 3) ** 0.5, rel=1e-3)
 
 
@@ -119,14 +120,21 @@ def test_one_gpu_in_two_runs_is_one_part_with_two_values() -> None:
 
 
 def test_relative_fault_is_a_share_of_the_mean() -> None:
-    """Parts at 1.10, 1.11 and 1.12 of the floor: mean 1.11, sigma of a further part 0.01 · sqrt(4/3), t(0.99, 2) = 6.965."""
+    """The parts are at 1.10, 1.11 and 1.12 of the floor.
+
+    Their mean is 1.11, and the standard deviation for a further part is 0.01 · sqrt(4/3) = 0.011547. 6.965 is the 0.99 quantile
+    of Student's t distribution with 2 degrees of freedom.
+    """
     found = of([run(110.0, 111.0, 112.0)], rule(unit="B/s"))
     assert found.freedom == 2.0
     assert found.fault == pytest.approx((0.11 + 6.965 * 0.011547) / 1.11, rel=1e-3)
 
 
-def test_spread_between_runs_adds_to_that_of_the_parts() -> None:
-    """Means 110, 111, 112; each part varies by ±1 between two runs: variance 2. The variance of the means contains half of it."""
+def test_spread_between_runs_adds_to_the_spread_between_parts() -> None:
+    """The means of the parts are 110, 111 and 112: their variance is 1.
+
+    Each part varies by ±1 between its two runs: this variance is 2. Half of it is also in the variance of the means.
+    """
     found = of([run(109.0, 110.0, 111.0), run(111.0, 112.0, 113.0)])
     variance = 1 * (1 + 1 / 3) + 2 * (1 - 1 / 2)
     freedom = variance**2 / ((4 / 3) ** 2 / 2 + 1**2 / 3)
@@ -162,14 +170,14 @@ def test_model_is_the_pack_that_covers_the_gpus() -> None:
     assert alone.key.model == ""
 
 
-def test_settings_are_written_in_the_order_of_their_names() -> None:
+def test_settings_are_sorted_by_name() -> None:
     names = list(json.loads(settings_text("memory", {})))
     assert names == sorted(names)
     assert len(names) > 1
 
 
 def test_gpu_that_moves_to_another_slot_is_the_same_part() -> None:
-    """Two GPUs change places between the runs, and only the GPU with index 0 has a figure."""
+    """Two GPUs exchange their slots between the runs, and only the GPU with index 0 has a figure."""
     plan = one_figure_plan("h1", gpu_count=2)
     first, second = (builders.gpu("h1", index) for index in range(2))
     swapped = (replace(second, index=0), replace(first, index=1))
@@ -247,7 +255,7 @@ def test_two_links_of_a_gpu_and_a_fan_of_the_host_are_three_parts() -> None:
 
 
 def test_degrees_of_freedom_depend_on_how_often_each_part_was_measured() -> None:
-    """Part 1 was measured three times, the others twice.
+    """Part 1 was measured three times, parts 2 and 3 twice.
 
     The variances within the parts are 1, 2 and 2, with 2, 1 and 1 degrees of freedom.
     """

@@ -1,4 +1,4 @@
-"""Test verdicts on soaks, with timelines of a few buckets: drift of rates, its begin and end, and incomplete soaks."""
+"""Test verdicts on soaks, with timelines of a few buckets: drift of rates, start and end of a drift, and incomplete soaks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_start_is_weighted_by_sample_count() -> None:
     course = rate_course(one, soak(one, planned=1200.0))
     assert course is not None
     assert course.start == 12.5
-    # The start of a figure that is measured late begins with its first bucket.
+    # If a figure is first measured late, its start level is averaged from its first bucket on.
     late = replace(one, at=tuple(position + 5 for position in one.at))
     course = rate_course(late, soak(late))
     assert course is not None
@@ -239,7 +239,7 @@ def test_incomplete_soak_is_reported(over: dict[str, Any], reasons: list[str]) -
     assert soak_findings(replace(COMPLETE, **over)) == [("host", reason) for reason in reasons]
 
 
-def test_failed_rounds_name_the_first_one() -> None:
+def test_reason_names_the_first_failed_round() -> None:
     bad = (launch(), launch("failed", "why", 2), launch("failed", "", 3), launch("failed", "x", 4, "benchmark"))
     assert soak_findings(COMPLETE, launches=bad) == [("host", "2 of 10 rounds did not finish: round 2: why")]
     assert soak_findings(replace(COMPLETE, failed=5), launches=bad[2:3]) == [
@@ -267,7 +267,7 @@ def test_long_soak_without_drift_data_is_inconclusive(planned: float, over: dict
 
 
 def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -> tuple[Series, ...]:
-    """Return a series of each GPU; `lengths`: the number of buckets of each."""
+    """Return a series of each GPU; `lengths`: the number of buckets of each series."""
     return tuple(
         series(*(100,) * length, scope=f"gpu={at}", n=n, name=name, unit=unit) for at, length in enumerate(lengths)
     )
@@ -278,14 +278,14 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
     [
         (figures(10, 10), {}, []), (figures(10, 7, n=9), {}, []),
         (figures(10, 6), {}, ["gpu=1"]), (figures(6, 10), {}, ["gpu=0"]),
-        # If rounds are long, a figure may end two rounds before those of other parts, but not earlier.
+        # If rounds are long, a figure may end two rounds before the same figure of other parts, but not earlier.
         (figures(10, 6, n=9), {"finished": 2}, []), (figures(10, 6, n=9), {"finished": 5}, []),
         (figures(10, 5, n=9), {"finished": 5}, ["gpu=1"]),
         (figures(20, 1, n=9), {"finished": 1}, []), (figures(20, 1, n=9), {"finished": 2}, ["gpu=1"]),
-        # At least nine tenths of the rounds, less one, must have the figure.
+        # The figure must be measured in at least nine tenths of the rounds minus one round.
         (figures(8, 8), {}, []), (figures(7, 7), {}, ["gpu=0", "gpu=1"]), (figures(7, 7, unit="W"), {}, []),
         (figures(4, 4, n=2), {}, []), (figures(10, 0), {}, ["gpu=1"]), ((), {}, []),
-        # The series without samples ends at 0 s, the other one at 240 s: 0.5 s more than two rounds later, or exactly two rounds.
+        # The series without samples ends at 0 s, the other series at 240 s. Two rounds take 239.5 s, then 240 s.
         (figures(4, 0, n=9), {"finished": 1, "soaked_s": 119.75}, ["gpu=1"]),
         (figures(4, 0, n=9), {"finished": 1, "soaked_s": 120.0}, []),
         ((*figures(10), *figures(5, name="memory.bandwidth", n=9)), {}, []),

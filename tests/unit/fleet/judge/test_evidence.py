@@ -176,7 +176,7 @@ EXPECTED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device
         ([measure()], None),
         ([measure(params={"op": "copy"}, stage="gang")], None),
         ([measure(params={"op": "copy"}, scope="gpu=1")], None),
-        # Copies of local and of remote memory: a failed one is found first; if none failed, the last one is found.
+        # Of the copies of local and of remote memory, the failed copy is found; if no copy failed, the last copy is found.
         ([measure(params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 1),
         ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 0),
         ([measure(params={"op": "copy", "numa": "local"}), measure(status=ERROR, params={"op": "copy", "numa": "remote"})], 1),
@@ -223,18 +223,18 @@ def test_members_of_a_stage_are_those_of_its_last_launch() -> None:
     assert [view.members(stage) for stage in ("gang", "benchmark", "soak")] == [("h1", "h2"), ("h1",), ()]
 
 
-def test_own_record_of_a_host_is_the_one_without_a_gang() -> None:
+def test_host_record_is_the_record_without_a_gang() -> None:
     assert host_view(Evidence(records=(RECORD,))).has_record
     assert not host_view(Evidence(records=(replace(RECORD, gang="r1"),))).has_record
     assert not host_view(Evidence()).has_record
 
 
-def test_serial_of_a_scope_is_that_of_its_first_gpu_or_empty() -> None:
+def test_serial_of_a_scope_is_the_serial_of_its_first_gpu_or_empty() -> None:
     view = host_view(host_evidence(PLAN))
     assert [view.serial(scope) for scope in ("gpu=1", "gpu=1,link=0", "host", "gpu=7")] == ["h1-1", "h1-1", "", ""]
 
 
-def test_operator_packs_are_the_origins_of_chosen_packs_without_those_of_shipped_packs() -> None:
+def test_operator_packs_are_the_origins_of_criteria_in_chosen_packs_except_names_of_shipped_packs() -> None:
     own = pack(criterion(origin="mine"), criterion(id="d", origin="base"), name="mine", chosen=True)
     named = pack(criterion(origin="common"), name="common", chosen=True)
     packs = [pack(), pack(name="common"), named, own]

@@ -1,4 +1,7 @@
-"""The statistics of hosts added by layout equal those of hosts added one by one. Irregular hosts are added one by one."""
+"""Hosts of one layout (their benchmarks made the same observations) are added to the statistics together.
+
+The result must equal the statistics of hosts that are added one by one. Irregular hosts are always added one by one.
+"""
 
 from __future__ import annotations
 
@@ -130,7 +133,7 @@ INFINITE = float("inf")
         ([with_constant_readings(version=None), with_constant_readings(), with_constant_readings()], []),
     ],
 )  # fmt: skip
-def test_host_is_added_by_itself_only_if_a_figure_is_a_truth_value_or_its_launch_failed(
+def test_host_is_added_by_itself_only_if_a_figure_is_a_boolean_or_its_launch_failed(
     changes: list[Change], alone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = (FLOOR, FRACTION, CLOCK, VERSION, LINKS, NCCL)
@@ -168,7 +171,7 @@ def test_readings_of_records_that_the_quick_reader_did_not_read_are_counted() ->
 
 
 def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
-    """The quick reader refuses infinite numbers. These records come from elsewhere, so all hosts may have the same layout."""
+    """The quick reader refuses infinite numbers. These records are not read by it, so all hosts may have the same layout."""
     for odd in (INFINITE, float("nan")):
         changes = {name: with_figure(odd if name == "h2" else SPEED) for name in ALL}
         evidence = {name: Evidence(records=(change(healthy_record(name, PLAN)),)) for name, change in changes.items()}
@@ -328,7 +331,7 @@ def test_bandwidth_with_an_error_has_no_path() -> None:
     assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=on_hosts(repeated, repeated, repeated)) == []
 
 
-def test_transport_without_a_value_or_of_another_scope_or_stage_is_not_that_of_the_bandwidth() -> None:
+def test_transport_without_a_value_or_of_another_scope_or_stage_is_not_the_transport_of_the_bandwidth() -> None:
     way = builders.observation("collective.transport", "SHM/direct", scope="host")
     for other in (
         replace(way, scope="gpu=0"),
@@ -370,7 +373,7 @@ def test_figures_of_gangs_are_counted_once_for_each_gang() -> None:
         without(PAIRS.name),
     ],
 )
-def test_figures_of_pairs_are_counted_although_each_host_has_other_partners(change: Change) -> None:
+def test_figures_of_pairs_are_counted_although_each_host_has_different_partners(change: Change) -> None:
     rule = replace(PAIRS, value=None, fleet_fraction=0.5)
     assert gathered(rule, plan=GANGS, evidence=gangs()) == []
     host_record, gang_record = gangs()["h2"].records
@@ -378,8 +381,8 @@ def test_figures_of_pairs_are_counted_although_each_host_has_other_partners(chan
     assert gathered(rule, FLOOR, plan=GANGS, evidence=changed) == []
 
 
-def test_figures_of_pairs_are_counted_if_the_first_host_has_only_infinite_ones() -> None:
-    """The quick reader refuses infinite numbers. These records come from elsewhere, so all hosts may have the same layout."""
+def test_figures_of_pairs_are_counted_if_the_first_host_has_only_infinite_figures() -> None:
+    """The quick reader refuses infinite numbers. These records are not read by it, so all hosts may have the same layout."""
 
     def copied(name: str, record: Record) -> Record:
         items = [

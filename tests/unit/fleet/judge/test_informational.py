@@ -21,7 +21,7 @@ from fleet.judge.informational import INFORMATIONAL, reason_of
         ("gpu.throttle.active", {"reason": "power_cap", "phase": "after"}, "gpu.throttle.active reason=power_cap"),
     ],
 )
-def test_reason_is_that_of_the_first_entry_with_the_name_and_all_its_settings(
+def test_reason_is_taken_from_the_first_entry_whose_name_and_settings_match(
     name: str, settings: dict[str, object] | None, entry: str
 ) -> None:
     assert reason_of(name, settings) == (INFORMATIONAL[entry] if entry else "")

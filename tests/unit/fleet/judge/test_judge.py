@@ -162,7 +162,7 @@ def test_unmeasured_figure_is_inconclusive_with_its_reason(status: str) -> None:
 
 
 def test_missing_benchmark_result_is_reported() -> None:
-    """One result of every fourth name is removed; the judge reports these results and no other."""
+    """In each of four passes, one result of every fourth name is removed. The judge reports exactly these results as missing."""
     plan = builders.plan("h1", "h2", profile="smoke")
     complete = builders.evidence(plan)
     for gang in (False, True):
@@ -414,7 +414,9 @@ def test_reading_that_disappears_does_not_pass() -> None:
 
     assert findings_with(PACKS) == [("h1", "gpu=1", "ecc-uncorrectable-volatile", INCONCLUSIVE)]
     optional = [replace(pack, criteria=tuple(replace(item, optional=True) for item in pack.criteria)) for pack in PACKS]
-    assert findings_with(optional) == [("h1", "gpu=1", "plan", INCONCLUSIVE)], "even an optional reading must stay"
+    assert findings_with(optional) == [("h1", "gpu=1", "plan", INCONCLUSIVE)], (
+        "even an optional reading must not disappear"
+    )
 
 
 RUN = (
@@ -567,7 +569,7 @@ def test_fabric_limit_of_a_gang_follows_its_slowest_member() -> None:
     assert limits(without_h1)["h3"] == 6e10
 
 
-def test_chosen_criterion_replaces_the_shipped_one_that_it_names() -> None:
+def test_chosen_criterion_replaces_the_shipped_criterion_that_it_names() -> None:
     plan = builders.plan()
     stricter = replace(
         next(item for pack in PACKS if pack.name == "h200-sxm" for item in pack.criteria if item.id == "gemm-bf16"),
@@ -603,7 +605,7 @@ def snapshot_with_lost_reading(name: str) -> Snapshot:
 
 
 @pytest.mark.parametrize("name", ["gpu.ecc.uncorrectable_volatile", "gpu.nvlink.active_links", "gpu.pcie.replays"])
-def test_reading_lost_after_the_run_is_inconclusive_despite_an_earlier_one(name: str) -> None:
+def test_reading_lost_after_the_run_is_inconclusive_despite_earlier_values(name: str) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     evidence["h1"] = builders.with_snapshot(evidence["h1"], snapshot_with_lost_reading(name))
@@ -778,7 +780,7 @@ def test_wildcard_criterion_matches_each_operation() -> None:
 
 
 def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> list[Verdict]:
-    """Return the failures of all-reduce on h1, which is slow, and where NCCL reports this transport and whether it uses NVLS."""
+    """Return the failures of a slow all-reduce on h1. There, NCCL reports `transport` and, in `nvls`, whether it uses NVLS."""
     plan = builders.plan("h1", "h2", gpu_count=4, rackproof_fabric_gbps=400)
     evidence = builders.evidence(plan)
 
@@ -1023,7 +1025,7 @@ def test_transport_through_host_memory_is_no_cause_on_a_model_without_peer_acces
 
 @pytest.mark.parametrize(("access", "action"), [(True, "configure"), (False, "inspect_hardware")])
 def test_link_is_the_cause_if_nccl_uses_host_memory_and_peer_access_is_missing(access: bool, action: str) -> None:
-    """If all GPUs have peer access, the configuration of NCCL is the cause. If a pair lacks it, the link of the pair is."""
+    """If all GPUs have peer access, the configuration of NCCL is the cause. Otherwise, the link of the pair without access is."""
 
     def slow_down(host: str, observation: Observation) -> Observation:
         if observation.name == "collective.all_reduce.busbw":

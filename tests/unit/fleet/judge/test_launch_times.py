@@ -1,4 +1,4 @@
-"""Test that a host is inconclusive if its record dates a launch at a time at which no other host had that launch."""
+"""Test that a host is inconclusive if, by its record, a launch ran at a time at which no other host had this launch."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ YEARS = 10 * 365 * 86400
         ((0, 302, 0), ["h2"]),
         ((0, 300, 0), []),
         ((0, YEARS), ["h1", "h2"]),
-        ((0, 0, YEARS, YEARS), []),  # two groups of two hosts: either may be right
+        ((0, 0, YEARS, YEARS), []),  # two groups of two hosts: either group may be right
         ((0, 250, 500, 750), []),
     ],
 )

@@ -108,7 +108,7 @@ def test_notations_of_one_serial_are_equal_after_normalization() -> None:
         ({}, ("x",), ""), ({}, ("x", ""), "1 GPU of the host does not report a serial"), ({"gpu.count": "many"}, ("x",), ""),
     ],
 )  # fmt: skip
-def test_gpu_without_a_serial_may_be_the_ordered_one(counts: dict[str, Any], gpus: tuple[str, ...], why: str) -> None:
+def test_gpu_without_a_serial_may_be_the_ordered_gpu(counts: dict[str, Any], gpus: tuple[str, ...], why: str) -> None:
     present = tuple(replace(builders.gpu("h1", at), serial=serial) for at, serial in enumerate(gpus))
     metrics = [reading(value, name=name, scope="host") for name, value in counts.items()]
     (verdict, *_) = judged(ordered_plan(ordered_part("lost", "gpu")), *metrics, gpus=present)
@@ -138,7 +138,7 @@ def test_location_of_a_misplaced_part_is_named() -> None:
     assert judged(replace(plan, rehearsal=True)) == judged(replace(plan, manifest=())) == []
 
 
-def test_whether_an_ordered_adapter_is_missing_is_unknown_if_a_guid_cannot_be_read() -> None:
+def test_absence_of_an_ordered_adapter_is_unknown_if_a_guid_cannot_be_read() -> None:
     plan = ordered_plan(ordered_part("ffff:0000:0000:0001"))
     for value, absent, why in ((None, "error: x", "hca=a does not report its GUID"), (GUID, "", ""), ("", "", "")):
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)

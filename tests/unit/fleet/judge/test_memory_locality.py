@@ -1,4 +1,4 @@
-"""The NUMA node and the number of GPUs of a copy must fit the host and the other copies of the GPU."""
+"""The NUMA node of a copy and its number of GPUs must be consistent with the host and with the other copies of the GPU."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_copy_must_fit_the_other_copies_and_the_number_of_gpus(copies: list[Obse
         ("local", 0, 1, ""),
     ],
 )
-def test_node_may_be_unknown_only_if_the_host_has_several_and_does_not_report_that_of_the_gpu(
+def test_node_may_be_unknown_only_if_the_host_has_several_nodes_and_does_not_report_the_node_of_the_gpu(
     numa: str, node: int | None, nodes: int, reason: str
 ) -> None:
     assert problems(copy(numa), node=node, nodes=nodes) == ([reason] if reason else [])

@@ -128,7 +128,14 @@ def test_detail_of_the_verdict_stays_first() -> None:
         ([view(host="h2"), view((0, 1, 2), host="h3")], False),
         ([view(host="h2"), view(host="h3"), *[view((0, 1, 2), host="h4")] * 2], True),
     ],
-    ids=["one host", "two hosts", "two of three", "two of four", "a host without all GPUs", "many without all GPUs"],
+    ids=[
+        "one host",
+        "two hosts",
+        "two of three hosts",
+        "two of four hosts",
+        "one complete and one incomplete host",
+        "two complete and two incomplete hosts",
+    ],
 )
 def test_slot_is_named_only_if_at_least_two_hosts_and_more_than_half_have_the_layout(
     others: list[HostView], is_named: bool
@@ -143,7 +150,7 @@ def test_maps_of_groups_of_hosts_are_merged() -> None:
     assert result(view((0, 2, 3)), merged) == (EMPTY_1, "reseat")
 
 
-def test_number_of_empty_slots_must_be_that_of_the_missing_gpus() -> None:
+def test_number_of_empty_slots_must_equal_the_number_of_missing_gpus() -> None:
     assert result(view((0, 2, 3)), value=3, limit=5) == ("", "reseat")
     assert FULL.describe_empty(view((0, 2, 3)), 1, ()) == EMPTY_1
     assert FULL.describe_empty(view((0, 2, 3)), 2, ()) == ""
@@ -167,7 +174,9 @@ def test_hosts_of_an_unknown_model_are_compared_by_their_number_of_gpus(product:
     slots = slot_map(view(host="h2", snapshots=unknown), view(host="h3", snapshots=({"host.system.product": {}},)))
     expected = "nothing at PCI 0000:01:00.0 (module 2), where 2 of 2 hosts with 4 GPUs have a GPU"
     assert result(view((0, 2, 3), snapshots=unknown), slots) == (expected, "reseat")
-    assert result(view((0, 2, 3)), slots) == ("", "reseat"), "a host of a known model is not compared with them"
+    assert result(view((0, 2, 3)), slots) == ("", "reseat"), (
+        "a host of a known model must not be compared with hosts of an unknown model"
+    )
 
 
 def test_empty_slot_is_identified_by_its_module_if_addresses_moved() -> None:
@@ -310,7 +319,7 @@ def test_no_cause_is_named_for_an_unknown_message_or_a_gpu_that_answers() -> Non
     assert "kernel log:" not in result(on(1, snapshots=(logged("message=init_failed", slot=2),)))[0]
 
 
-def test_gpus_of_one_cause_are_named_together() -> None:
+def test_gpus_with_the_same_cause_are_named_together() -> None:
     log = {"xid.message": {f"pci={ADDRESSES[slot]},message=no_address_space": 1 for slot in (2, 1)}}
     detail, action = result(view((0, 3), on_bus=(1, 2), snapshots=(log,)), value=2)
     assert detail.endswith(f"kernel log: each GPU at PCI 0000:01:00.0, 0000:02:00.0 {NO_SPACE}")

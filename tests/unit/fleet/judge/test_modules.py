@@ -1,4 +1,4 @@
-"""A failed verdict on a port names the module at the port, and the adapter to which the port belongs."""
+"""A failed verdict on a port names the transceiver module at the port, and the adapter to which the port belongs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def view_of(*snapshots: dict[str, dict[str, Value]]) -> HostView:
 
 
 def modules(**at: dict[str, str]) -> dict[str, dict[str, Value]]:
-    """Return the readings of modules; `at`: `port`, `second` or `nic` (one of three ports) -> identity of its module."""
+    """Return the readings of modules. `at`: module identity at PORT (`port`), SECOND_PORT (`second`) or NIC_PORT (`nic`)."""
     ports = {"port": PORT, "second": SECOND_PORT, "nic": NIC_PORT}
     return {
         f"optics.module.{key}": {ports[port]: known[key] for port, known in at.items() if key in known} for key in WHOLE

@@ -28,7 +28,7 @@ def member(host: str, broken: Mapping[str, str], *, ready: bool = True, has_addr
 
 
 def domain_of(broken: Broken, *, not_ready: tuple[str, ...] = ()) -> tuple[NvlinkDomains, dict[str, HostView]]:
-    """Return the domain of the hosts in `broken`, and the hosts."""
+    """Return the domain of the hosts in `broken`, and a view of each host."""
     domains = NvlinkDomains()
     views = {host: member(host, others, ready=host not in not_ready) for host, others in broken.items()}
     for each in views.values():
@@ -61,7 +61,7 @@ def domain_of(broken: Broken, *, not_ready: tuple[str, ...] = ()) -> tuple[Nvlin
             {"t3": {"t2": BAD}, "t2": {"t1": BAD}, "t1": {"t0": BAD}, "t0": {}}, (),
             {"t1": {"t0": BAD, "t2": BAD}, "t2": {"t3": BAD}, "t3": {"t2": BAD}},
         ),
-        # Of two ends with one broken connection each, the one that is not in the run is at fault.
+        # If both ends have only one broken connection, the end that is not in the run is at fault.
         ({"t0": {"t1": BAD}}, (), {}),
         ({"t6": {"t1": BAD}}, (), {}),
         # `invalid` means that this end could not read the state: the state that the other end reports counts.
@@ -201,7 +201,7 @@ def test_daemon_of_a_member_works_if_every_reading_is_ready(states: list[str], i
     assert domains.member(first).is_ready is is_ready
 
 
-def test_address_is_the_last_that_a_host_reports_and_a_peer_without_one_is_named_by_scope() -> None:
+def test_address_is_the_last_that_a_host_reports_and_a_peer_without_an_address_is_named_by_scope() -> None:
     domains = NvlinkDomains()
     states = {CONNECTION: {"imex=1": BAD}}
     first = view("t0", {**states, "fabric.imex.address": {"host": "a"}}, {"fabric.imex.address": {"host": "b"}})
@@ -213,7 +213,7 @@ def test_address_is_the_last_that_a_host_reports_and_a_peer_without_one_is_named
     assert domains.member(other).address == ""
 
 
-def test_host_without_its_own_record_or_without_a_domain_is_no_member() -> None:
+def test_host_without_a_host_record_or_without_a_domain_is_no_member() -> None:
     domains = NvlinkDomains()
     first = member("t0", {}, ready=True)
     plan = replace(first.plan, hosts=tuple(replace(host, nvlink_domain="") for host in first.plan.hosts))

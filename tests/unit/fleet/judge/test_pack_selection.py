@@ -40,7 +40,7 @@ PACKS = (COMMON, H100, H200, REHEARSAL, SITE)
 def selected(
     names: Sequence[str] = ("NVIDIA H200",), model: str = "", packs: Sequence[Pack] = PACKS
 ) -> tuple[list[str], str]:
-    """Return the names of the packs for a host with GPUs of these names, and why none is for their model (empty if one is)."""
+    """Return the names of the packs for a host with GPUs of these names, and why no pack is for their model (or "")."""
     gpus = [replace(gpu, name=name) for gpu, name in zip(GPUS, [*names, *names], strict=False)] if names else []
     found, why = select_packs(PLAN, replace(HOST, gpu_model=model), gpus, packs)
     return [item.name for item in found], why
@@ -59,7 +59,7 @@ def selected(
         (("NVIDIA H200",), "site", ["common", "site"], "no criteria pack for site"),
     ],
 )
-def test_pack_is_the_one_that_the_inventory_names_or_the_one_for_the_names_of_all_gpus(
+def test_pack_of_the_model_is_named_by_the_inventory_or_lists_the_names_of_all_gpus(
     names: tuple[str, ...], model: str, expected: list[str], why: str
 ) -> None:
     assert selected(names, model) == (expected, why)
@@ -91,7 +91,7 @@ def test_criterion_of_the_last_shipped_pack_that_defines_its_id_applies() -> Non
     assert values_by_id(pack("a", rule("x", 1), rule("y", 1)), pack("b", rule("x", 2))) == {"x": 2, "y": 1}
 
 
-def test_criterion_of_the_operator_changes_a_shipped_one_only_if_its_replaces_names_that_one() -> None:
+def test_criterion_of_the_operator_replaces_only_the_shipped_criterion_in_its_field_replaces() -> None:
     shipped = pack("a", rule("x", 1), rule("y", 1))
     assert values_by_id(shipped, pack("site", rule("x", 2), rule("z", 2), chosen=True)) == {"x": 1, "y": 1, "z": 2}
     assert values_by_id(shipped, pack("site", rule("mine", 2, "x"), chosen=True)) == {"y": 1, "mine": 2}
@@ -103,7 +103,7 @@ def replaced(*packs: Pack) -> dict[str, list[str]]:
     return {name: [item.id for item in items] for name, items in resolve(packs).replaced.items()}
 
 
-def test_replaced_criteria_are_the_shipped_ones_even_if_a_second_pack_replaces_the_replacement() -> None:
+def test_replaced_criteria_are_shipped_criteria_even_if_a_second_pack_replaces_the_replacement() -> None:
     shipped = pack("a", rule("x", 1), rule("y", 1))
     first, second = pack("site", rule("mine", 2, "x"), chosen=True), pack("rack", rule("ours", 3, "mine"), chosen=True)
     assert replaced(shipped, first) == {"mine": ["x"]}
@@ -113,7 +113,7 @@ def test_replaced_criteria_are_the_shipped_ones_even_if_a_second_pack_replaces_t
     assert replaced(shipped, pack("site", rule("y", 2, "x"), chosen=True)) == {}
 
 
-def test_limit_that_is_a_fraction_of_a_datasheet_uses_the_first_datasheet_of_the_packs() -> None:
+def test_limit_that_is_a_fraction_of_a_datasheet_value_uses_the_first_datasheet_of_the_packs() -> None:
     floor = rule("floor", operator="ge", expected=1.0, fraction=0.5, datasheet="memory_bandwidth")
     first = pack("a", datasheet={"memory_bandwidth": {"value": 4e12}})
     second = pack("b", floor, datasheet={"memory_bandwidth": {"value": 9e12}})

@@ -58,7 +58,7 @@ def problems(
 
 
 def moved(first: Changes, last: Changes) -> dict[str, Changes]:
-    """Return changes: `first` before the launch, `last` after it; during it those of `first` that are not `full_only`."""
+    """Return changes: `first` before the launch, `last` after the launch, and `first` without `full_only` readings during it."""
     during = {name: values for name, values in first.items() if not READINGS[name].full_only}
     return {"before": first, "during": during, "after": last}
 

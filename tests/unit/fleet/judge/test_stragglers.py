@@ -211,7 +211,7 @@ def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, actio
     )
 
 
-def test_gpu_slow_in_the_host_stage_is_named() -> None:
+def test_slow_gpu_in_the_host_stage_is_named() -> None:
     plan = straggler_plan()
     (actual,) = (
         verdict
@@ -363,9 +363,9 @@ LIMIT = Criterion(
 
 @contextlib.contextmanager
 def pause_repeatedly() -> Iterator[Callable[[int], None]]:
-    """Yield a function that stops a process for 90 % of the time from then on: far more than other load slows it down.
+    """Yield a function that from then on stops a process for 90 % of the time. Other load slows a process down far less.
 
-    On busy processors this thread wakes up late: the longer the process ran, the longer it is stopped afterwards.
+    On a busy CPU the pausing thread wakes up late. Therefore it stops the process for nine times as long as the process ran.
     """
     ended, threads = threading.Event(), list[threading.Thread]()
 

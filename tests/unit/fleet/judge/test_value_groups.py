@@ -62,7 +62,7 @@ def view(host: str, criterion: Criterion, *snapshots: Readings, plan: Plan = PLA
 
 
 def views_of(criterion: Criterion, values: Mapping[str, Value], plan: Plan = PLAN) -> list[HostView]:
-    """Return a view of each host; `values`: host -> value of the reading that the criterion compares, or None if it has none."""
+    """Return a view of each host; `values`: host -> value of the reading that the criterion compares (None: no reading)."""
     return [
         view(host, criterion, {criterion.name: {"host": value}} if value is not None else {}, plan=plan)
         for host, value in values.items()
@@ -113,7 +113,7 @@ def group(*values: tuple[Value, int]) -> ValueGroup:
         ([(True, 3), (1.0, 2), (1.1, 2)], {"within": 0.2}, (1.0, 4)),
     ],
 )  # fmt: skip
-def test_reference_is_the_most_common_value_or_the_preferred_one_of_a_tie(
+def test_reference_is_the_most_common_value_or_the_preferred_value_of_a_tie(
     values: list[tuple[Value, int]], fields: dict[str, Any], reference: tuple[Value, int]
 ) -> None:
     assert group(*values).reference(rule(**fields)) == reference
@@ -125,7 +125,7 @@ def test_reference_of_a_group_changes_when_a_part_is_added() -> None:
     values.add("a", 2)
     assert (values.reference(rule()), values.by_count(), values.total) == (("a", 3), (("a", 3), ("b", 2)), 5)
     values.add("b")
-    assert values.by_count() == (("a", 3), ("b", 3)), "equally common values must be in the order of their text"
+    assert values.by_count() == (("a", 3), ("b", 3)), "equally common values must be sorted as text"
     assert values.plural == "hosts"
 
 
@@ -468,7 +468,10 @@ LANES = rule("port.thing", scope="port", among="host", action="none")
 
 
 def ports(values: str, criterion: Criterion = LANES, plan: Plan = PLAN, **more: Mapping[str, Value]) -> HostView:
-    """Return a host with a port for each letter, which is its value; `more`: other readings, with `__` for `.`."""
+    """Return a host with a port for each letter; the letter is the value of the port.
+
+    `more`: other readings, with `__` instead of `.` in their names.
+    """
     states = {f"hca={number},port=1": letter for number, letter in enumerate(values)}
     return view("h1", criterion, {criterion.name: states, **{key.replace("__", "."): of for key, of in more.items()}},
                 plan=plan)  # fmt: skip

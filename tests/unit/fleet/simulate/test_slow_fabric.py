@@ -1,4 +1,4 @@
-"""If a NIC, cable, rail, host or fabric has half or 2 % of its speed, only this part is named. No GPU is reported as failed."""
+"""If a NIC, cable, rail, host or fabric has 50 % or 2 % of its speed, only this part is named. No GPU is reported as failed."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_slow_path_is_not_a_network_cause_if_a_slow_host_explains_the_collective
 
 
 def test_slow_pair_of_two_slow_hosts_is_not_a_separate_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a healthy partner, the rate of each slow host is above its limit; with the other slow host, it is below the limit."""
+    """With a healthy partner, each slow host is faster than the limit of a pair. Only the pair of both slow hosts is slower."""
     report = judged(tmp_path / "run", monkeypatch, {"r01-h02": ("slow_host", 0.4), HOST: ("slow_cable", 0.4)})
     assert sorted((cause.host, cause.part) for cause in report.causes if cause.verdict == FAIL) == [
         ("r01-h02", "host"),

@@ -32,14 +32,14 @@ from tests import builders
 NOISE = 0.03
 RATE, TIME = 48e9, 6e-6
 SIZES = (3, 4, 8, 16, 64, 512, 4096)
-"""Numbers of hosts. Fleets of two have tests of their own, because no measurement shows which of the two is slow."""
+"""Numbers of hosts. Fleets of two hosts have separate tests, because no measurement shows which of two hosts is slow."""
 
 
 @dataclass
 class Fleet:
     """A simulated fleet. `rounds` of the tournament are measured (0: all). A pair is as fast as its slowest part.
 
-    `hosts`, `nics`, `links` and `bad_rails` map slow parts to their share of the healthy bandwidth, `delays` maps hosts to the
+    `hosts`, `nics`, `links` and `bad_rails` map slow parts to their share of the healthy bandwidth. `delays` maps hosts to the
     seconds that they add to a latency.
     """
 
@@ -134,7 +134,8 @@ def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int)
 def possible(size: int, part: str, rails: int) -> int:
     """Return how many parts of a kind may be bad at once and still be found, at most 5.
 
-    These are fewer than half of the hosts or NICs, at most half of the rails, or so few links that no host seems bad.
+    These are fewer than half of the hosts, one NIC in fewer than half of the hosts, at most half of the rails, or so few links
+    that no host seems bad.
     """
     limit = {"rail": rails // 2, "link": max(1, size * (size - 1) // 12)}.get(part, (size - 1) // 2)
     return min(5, limit)
@@ -163,7 +164,7 @@ class Score:
 
 
 def trials(size: int) -> tuple[int, int, int]:
-    """Return the number of fleets to simulate for each case, of their rails, and of their rounds (0: all)."""
+    """Return how many fleets to simulate for each case, and how many rails and tournament rounds (0: all) they have."""
     return {64: (1, 4, 0), 512: (1, 2, 16), 4096: (1, 2, 16)}.get(size, (5, 4, 0))
 
 
@@ -224,7 +225,7 @@ def test_slowdown_of_30_percent_is_detected_and_of_5_percent_is_not() -> None:
                 score.add(kinds_and_names(find_suspects(fleet.pairs())), fleet.bad_parts())
             recall[percent] = score.recall
         print(
-            f"16 hosts, 2 bad {part}: recall at a share of the speed of "
+            f"16 hosts, 2 bad {part}: recall by share of the healthy speed: "
             + ", ".join(f"{k} %: {v:.2f}" for k, v in recall.items())
         )
         assert recall[70] == 1.0
@@ -312,7 +313,7 @@ def test_failed_pairs_count_as_slow() -> None:
     assert "timed out after 30 s" in suspect.evidence
 
 
-def test_failed_pair_of_the_first_round_suspects_the_link() -> None:
+def test_link_is_suspected_if_its_pair_failed_in_the_first_round() -> None:
     first = set(tournament.tournament(Fleet(4).names)[0])
     pairs = [pair for pair in Fleet(4, 2).pairs() if (pair.a, pair.b) in first]
     suspect = only(find_suspects(with_failures(pairs, lambda pair: "h0" in (pair.a, pair.b))))
@@ -332,7 +333,7 @@ def test_nic_that_is_slow_with_most_partners_is_one_suspect() -> None:
     assert suspect.confidence == pytest.approx(9 / 17)  # slow with 8 of 15 partners
 
 
-def test_slow_pairs_without_a_common_part_suspect_the_fabric() -> None:
+def test_fabric_is_suspected_if_slow_pairs_have_no_common_part() -> None:
     draw = random.Random(1)  # noqa: S311
     pairs = [
         replace(pair, bandwidth=(pair.bandwidth or 0) * (0.5 if draw.random() < 0.1 else 1))
@@ -365,7 +366,7 @@ Faults = tuple[set[str], list[frozenset[str]]]
 def run_search(size: int, faults: Faults, together: int = 0) -> ProbeConclusion:
     """Run the launches that the planner requests until it returns a conclusion.
 
-    Groups of `together` hosts or more fail (0: none for this reason).
+    Every group of at least `together` hosts fails, even if no host or link in it is bad; 0 disables this.
     """
     bad, links = faults
     planner, history = Bisection([f"h{number}" for number in range(size)]), []
@@ -435,7 +436,7 @@ def test_two_hosts_that_fail_only_together_are_found(size: int) -> None:
         assert most <= (2 * math.log2(size) + 5) * max(1, links) + 3 * hosts
 
 
-def test_failures_that_cannot_be_attributed_suspect_link_or_fabric() -> None:
+def test_link_or_fabric_is_suspected_if_failures_cannot_be_attributed() -> None:
     both = run_search(2, ({"h1"}, []))
     assert [(item.kind, item.hosts, item.confidence) for item in both.suspects] == [("link", ("h0", "h1"), 0.5)]
     none = run_search(5, ({"h0", "h1", "h2", "h3"}, []))
@@ -586,7 +587,7 @@ def test_delayed_host_fails_and_slow_link_is_inconclusive_on_both_ends() -> None
     assert {item.host for item in verdicts if item.verdict == "pass"} == {"h0", "h2", "h5"}
 
 
-def test_failed_pair_fails_both_ends_if_both_work_with_others() -> None:
+def test_failed_pair_fails_both_ends_if_both_work_with_other_hosts() -> None:
     fleet = Fleet(4, 2)
     lost = views(plan_of(fleet), fleet, fails=lambda pair: {pair.a, pair.b} == {"h0", "h1"})
     assert named_parts(judge_gangs(lost, []), "fail") == {("h0", "gang=r1"), ("h1", "gang=r1")}
@@ -595,7 +596,9 @@ def test_failed_pair_fails_both_ends_if_both_work_with_others() -> None:
 @pytest.mark.parametrize(
     ("ends", "expected"), [(("h0",), set()), (("h0", "h1"), {("h0", "gang=r1"), ("h1", "gang=r1")})]
 )
-def test_pair_that_one_end_measured_is_not_a_failed_link(ends: tuple[str, ...], expected: set[tuple[str, str]]) -> None:
+def test_pair_is_a_failed_link_only_if_neither_end_measured_it(
+    ends: tuple[str, ...], expected: set[tuple[str, str]]
+) -> None:
     fleet = Fleet(4, 2)
     measured = views(plan_of(fleet), fleet)
     lost = views(plan_of(fleet), fleet, fails=lambda pair: {pair.a, pair.b} == {"h0", "h1"})
