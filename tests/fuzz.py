@@ -829,10 +829,10 @@ def run_part(seed: int, count: int, prepared: Path) -> tuple[Counter[str], list[
         ]
         counts: Counter[str] = Counter()
         reports: list[str] = []
-        for trial, many in trials:
+        for trial, mutation_count in trials:
             # Start each part with a different verb.
             first = seed if isinstance(trial, VerbTrial) else 0
-            for number in range(first + 1, first + many + 1):
+            for number in range(first + 1, first + mutation_count + 1):
                 trial.mutate(number)
             counts += trial.findings.counts
             reports += trial.findings.examples

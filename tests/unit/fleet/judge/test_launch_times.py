@@ -25,11 +25,12 @@ def named(delays: Sequence[float], number: int = 1, outcome: str = "finished") -
     plan = builders.plan(*(f"h{index}" for index in range(1, len(delays) + 1)), profile="smoke", gpu_count=1)
     evidence = {}
     for (host, of_host), delay in zip(builders.evidence(plan).items(), delays, strict=True):
-        alone, gang = of_host.records
+        host_record, gang_record = of_host.records
         launches = tuple(
-            replace(item, number=number, outcome=outcome, began=moved(item.began, delay)) for item in gang.launches
+            replace(item, number=number, outcome=outcome, began=moved(item.began, delay))
+            for item in gang_record.launches
         )
-        evidence[host] = Evidence(records=(alone, replace(gang, launches=launches)))
+        evidence[host] = Evidence(records=(host_record, replace(gang_record, launches=launches)))
     found = list(separate_launches(plan, evidence))
     assert {item.verdict for item in found} <= {INCONCLUSIVE}
     return [item.host for item in found]
@@ -72,9 +73,9 @@ def two_hosts(profile: str = "smoke") -> tuple[Plan, dict[str, Evidence]]:
     plan = builders.plan("h1", "h2", profile=profile, gpu_count=1)
     evidence = {}
     for (host, of_host), delay in zip(builders.evidence(plan).items(), (0, YEARS), strict=True):
-        alone, gang = of_host.records
-        launches = tuple(replace(item, number=1, began=moved(item.began, delay)) for item in gang.launches)
-        evidence[host] = Evidence(records=(alone, replace(gang, launches=launches)))
+        host_record, gang_record = of_host.records
+        launches = tuple(replace(item, number=1, began=moved(item.began, delay)) for item in gang_record.launches)
+        evidence[host] = Evidence(records=(host_record, replace(gang_record, launches=launches)))
     return plan, evidence
 
 
@@ -96,7 +97,7 @@ def test_nothing_is_compared_without_a_gang_stage() -> None:
 
 def test_launch_with_an_invalid_time_is_not_compared() -> None:
     plan, evidence = two_hosts()
-    alone, gang = evidence["h1"].records
-    launches = tuple(replace(item, began="yesterday") for item in gang.launches)
-    evidence["h1"] = Evidence(records=(alone, replace(gang, launches=launches)))
+    host_record, gang_record = evidence["h1"].records
+    launches = tuple(replace(item, began="yesterday") for item in gang_record.launches)
+    evidence["h1"] = Evidence(records=(host_record, replace(gang_record, launches=launches)))
     assert list(separate_launches(plan, evidence)) == []

@@ -472,11 +472,11 @@ def test_partial_tournament_gives_all_hosts_equally_many_partners_and_connects_t
     hosts = [f"h{number}" for number in range(512)]
     rounds = tournament.tournament(hosts, 16)
     assert len(rounds) == 16
-    met = {host: set(tournament.partners(hosts, host, 16)) for host in hosts}
-    assert {len(others) for others in met.values()} == {16}
+    partners = {host: set(tournament.partners(hosts, host, 16)) for host in hosts}
+    assert {len(others) for others in partners.values()} == {16}
     reached, steps = {"h0"}, 0
     while len(reached) < len(hosts):
-        reached |= {other for host in reached for other in met[host]}
+        reached |= {other for host in reached for other in partners[host]}
         steps += 1
     assert steps <= 4
 
