@@ -37,11 +37,11 @@ def locality_problems(view: HostView) -> Iterator[Problem]:
         elif numa not in (LOCAL, REMOTE, UNKNOWN):
             reason = f"its parameter numa is {numa}, expected {LOCAL}, {REMOTE} or {UNKNOWN}"
         elif numa == REMOTE and _copy(item) not in local:
-            reason = "the copy is of memory of another NUMA node, but the record has none of the GPU's own node"
+            reason = "the copy is of memory of another NUMA node, but the record has no such copy of the GPU's own node"
         elif numa == UNKNOWN and isinstance(node, int) and node >= 0:
             reason = f"the NUMA node of the memory is unknown, but the host reports node {node} for the GPU"
         elif numa == UNKNOWN and nodes == 1:
-            reason = "the NUMA node of the memory is unknown, but the host has only one"
+            reason = "the NUMA node of the memory is unknown, but the host has only one NUMA node"
         if reason:
             yield COPY, item.scope, reason, item.stage
 

@@ -575,7 +575,7 @@ int nvmlShutdown(void)
 const char *nvmlErrorString(int code)
 {
     (void)code;
-    return "An error that only the stub knows";
+    return "An error code that only the stub returns";
 }
 
 int nvmlSystemGetDriverVersion(char *out, unsigned size)

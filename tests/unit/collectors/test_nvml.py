@@ -398,7 +398,7 @@ ANSWERS: dict[str, Readings] = {
     "gpu.1.ApplicationsClock.0=1200": {"gpu.clock.application gpu=1": 1200e6, "gpu.clock.lowered gpu=1": True},
     "gpu.1.ApplicationsClock.2=1593": {"gpu.clock.memory_application gpu=1": 1593e6, "gpu.clock.lowered gpu=1": True},
     "gpu.1.ApplicationsClock.?=!26": {
-        f"gpu.clock.{name} gpu=1": "unsupported: NVML: An error that only the stub knows"
+        f"gpu.clock.{name} gpu=1": "unsupported: NVML: An error code that only the stub returns"
         for name in ("application", "memory_application", "lowered")
     },
     "gpu.1.EccMode=1 0": {"gpu.ecc.change_pending gpu=1": True},
@@ -443,7 +443,7 @@ ANSWERS: dict[str, Readings] = {
     "gpu.1.GpuFabricInfoV=3 0 0 0x116a": {"gpu.fabric.access_timeout_recovery gpu=1": True},
     "gpu.1.GpuFabricInfoV=3 0 0 0x15aa": {"gpu.fabric.incorrect_configuration gpu=1": True},
     "gpu.1.GpuFabricInfoV=!25": {
-        f"gpu.fabric.{name} gpu=1": "unsupported: NVML: An error that only the stub knows"
+        f"gpu.fabric.{name} gpu=1": "unsupported: NVML: An error code that only the stub returns"
         for name in (
             "state",
             "clique_id",
@@ -487,7 +487,7 @@ ANSWERS: dict[str, Readings] = {
     "gpu.1.PciInfo=!999": {"gpu.pci_bus_id gpu=1": UNKNOWN},
     "gpu.1.Serial=0": {"gpu.serial gpu=1": "unsupported: NVML reports the serial '0'"},
     "gpu.1.Serial=!14": {"gpu.serial gpu=1": "error: NVML: Corrupted infoROM"},
-    "gpu.1.PowerUsage=!98": {"gpu.power gpu=1": "error: NVML: An error that only the stub knows"},
+    "gpu.1.PowerUsage=!98": {"gpu.power gpu=1": "error: NVML: An error code that only the stub returns"},
     "DriverVersion=!999": {"driver.version host": UNKNOWN},
     "CudaDriverVersion=11080": {"driver.cuda_version host": "11.8"},
     "CudaDriverVersion=!999": {"driver.cuda_version host": UNKNOWN},

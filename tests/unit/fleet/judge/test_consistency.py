@@ -238,7 +238,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "only copies with memory of another NUMA node": (
         change_figures(lambda item: with_params(item, numa="remote"), "host_copy.bandwidth"),
-        "but the record has none of the GPU's own node",
+        "but the record has no such copy of the GPU's own node",
     ),
     "record that ends before it begins": (
         lambda record: replace(record, began="2026-11-22T04:00:00Z"),
@@ -642,7 +642,10 @@ def test_bandwidth_over_nvlink_is_credible_at_every_message_size(size: int, op: 
 @pytest.mark.parametrize(
     ("readings", "reason"),
     [
-        ({"host.numa.count": {"host": 1}}, "the NUMA node of the memory is unknown, but the host has only one"),
+        (
+            {"host.numa.count": {"host": 1}},
+            "the NUMA node of the memory is unknown, but the host has only one NUMA node",
+        ),
         ({"host.numa.count": {"host": 2}}, ""),
         (
             {"host.numa.count": {"host": 2}, "pcie.numa_node": {"pci=0000:00:00.0": 1, "pci=0000:01:00.0": 1}},

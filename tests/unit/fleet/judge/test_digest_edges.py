@@ -100,7 +100,7 @@ def test_host_is_suspected_if_its_other_gpus_differ_too(other: str, expected_tex
     ("others", "text"),
     [
         ((GOOD, GOOD), "the 2 other comparable GPUs of its host agree with the majority"),
-        ((GOOD, BAD), "1 of the 2 other comparable GPUs of its host differ from the majority too: suspect the host"),
+        ((GOOD, BAD), "1 of the 2 other comparable GPUs of its host differs from the majority too: suspect the host"),
         ((BAD, "x"), "2 of the 2 other comparable GPUs of its host differ from the majority too: suspect the host"),
     ],
 )

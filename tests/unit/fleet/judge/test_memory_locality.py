@@ -36,7 +36,7 @@ def problems(*copies: Observation, node: int | None = None, nodes: int | None = 
     return [reason for _, _, reason, _ in found]
 
 
-NOT_LOCAL = "the copy is of memory of another NUMA node, but the record has none of the GPU's own node"
+NOT_LOCAL = "the copy is of memory of another NUMA node, but the record has no such copy of the GPU's own node"
 
 
 @pytest.mark.parametrize(
@@ -71,8 +71,8 @@ def test_copy_must_fit_the_other_copies_and_the_number_of_gpus(copies: list[Obse
         ("unknown", 1, 2, "the NUMA node of the memory is unknown, but the host reports node 1 for the GPU"),
         ("unknown", -1, 2, ""),
         ("unknown", None, 2, ""),
-        ("unknown", None, 1, "the NUMA node of the memory is unknown, but the host has only one"),
-        ("unknown", -1, 1, "the NUMA node of the memory is unknown, but the host has only one"),
+        ("unknown", None, 1, "the NUMA node of the memory is unknown, but the host has only one NUMA node"),
+        ("unknown", -1, 1, "the NUMA node of the memory is unknown, but the host has only one NUMA node"),
         ("local", 0, 1, ""),
     ],
 )
