@@ -162,8 +162,8 @@ def _describe_siblings(digest: Value, siblings: Sequence[GpuDigest]) -> str:
         return f"the only other comparable GPU of its host {does}"
     if not differing:
         return f"the {len(siblings)} other comparable GPUs of its host agree with the majority"
-    differ = "differs" if differing == 1 else "differ"
-    return f"{differing} of the {len(siblings)} other comparable GPUs of its host {differ} from the majority too: suspect the host"
+    verb = "differs" if differing == 1 else "differ"
+    return f"{differing} of the {len(siblings)} other comparable GPUs of its host {verb} from the majority too: suspect the host"
 
 
 def digest_verdict(gpu: GpuDigest, verdict: str, reason: str, limit: Value = None, detail: str = "") -> Verdict:

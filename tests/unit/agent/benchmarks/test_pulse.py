@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import statistics
 import subprocess
 import sys
-import statistics
 import threading
 import time
 from collections.abc import Iterator
