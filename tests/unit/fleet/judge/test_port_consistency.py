@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from agent.benchmarks.links.rdma_ports import RdmaPort
+from agent.benchmarks.links.verbs_report import PortReport, planned_tests
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.port_consistency import port_problems
+from schemas.catalogue import settings
 from schemas.records import Metric, Observation
 from schemas.reports import INCONCLUSIVE
 from tests import builders
+from tests.rank_context import Recorder
+from tests.unit.agent.benchmarks.test_perftest import CAPTURES
 from tests.unit.fleet.judge.test_port_figures import PORT, RATE, findings, fleet, readings
 
 Change = Callable[[Observation], Observation]
+BANDWIDTH = (CAPTURES / "v6-write-bw-ndr-4qp-client.stdout.txt").read_text()
+LATENCY = (CAPTURES / "v45-write-lat-client.stdout.txt").read_text().replace("1024[B]", "4096[B]")
 GUIDS = {f"hca=mlx5_{number}": f"b8ce:f603:0000:000{number}" for number in range(2)}
 
 
@@ -87,6 +96,33 @@ def test_best_share_is_the_higher_one_of_a_port_that_is_slower_while_all_ports_t
     for items in (both, both[::-1]):
         assert problems_of([*items, best]) == []
         assert problems_of([*items, replace(best, value=0.6)]) == ["it is 0.6, but the greatest share is 0.97"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_figures_that_the_benchmark_reports_do_not_contradict_each_other(seed: int) -> None:
+    """Each test of a pair has a bandwidth of its own, in a random profile."""
+    draw = random.Random(seed)  # noqa: S311 - each seed is a repeatable case
+    chosen = settings("verbs", {
+        "ops": draw.sample(["write", "read", "send"], k=draw.randint(1, 3)), "memories": draw.choice([["host"], ["host", "gpu"]]),
+        "directions": draw.choice([["one_way"], ["one_way", "both_ways"]]), "figures": ["bandwidth", "message_rate", "latency"],
+        "sharings": draw.sample(["alone", "together"], k=draw.randint(1, 2)),
+    })  # fmt: skip
+    context = Recorder(observations=[])
+    report = PortReport(context, chosen)  # type: ignore[arg-type]
+    for partner, sharing, rail in itertools.product(("h2", "h3"), chosen["sharings"], range(2)):
+        port = RdmaPort(
+            hca=f"mlx5_{rail}", number=1, slot=f"{rail}", rail=rail, link_layer="InfiniBand", rate=RATE, gid_index=0,
+            gid_type="IB", numa_node="0", pci_path="", cpus=(),
+        )  # fmt: skip
+        for planned in planned_tests(chosen):
+            bits = draw.uniform(0.5, 0.99) * RATE * 8e-9 * (2 if planned.direction == "both_ways" else 1)
+            stdout = LATENCY if planned.figure == "latency" else BANDWIDTH.replace("394.41", f"{bits:.2f}")
+            assert report.figure(planned, port, stdout, sharing=sharing, partner=partner) == ""
+    report.best_partners()
+    names = {item["name"] for item in context.observations}
+    assert {"verbs.bandwidth", "verbs.rate_ratio"} <= names
+    assert ("verbs.best_ratio" in names) == ("write" in chosen["ops"])
+    assert problems_of([Observation(**item, stage="gang") for item in context.observations]) == []
 
 
 def problems_of(observations: Sequence[Observation]) -> list[str]:
