@@ -37,6 +37,7 @@ from typing import Any
 import jsonschema
 import yaml
 
+from fleet.judge.baseline import OUTCOME_PARAMS
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.records import baseline_store, run_lock
 from fleet.records.load import RecordReader, load
@@ -603,6 +604,11 @@ def _covers(line: dict[str, Any], needed: dict[str, Any]) -> bool:
     )
 
 
+def _settings(params: dict[str, Any]) -> dict[str, Any]:
+    """Return the parameters without those that describe the outcome: `diff` compares figures that differ only in them."""
+    return {key: value for key, value in params.items() if key not in OUTCOME_PARAMS}
+
+
 def _missing_figures(original: bytes, text: bytes) -> str:
     """Return an error if the changed record lacks a measured figure that `diff` compares, or an empty string."""
     before, after = (
@@ -611,7 +617,7 @@ def _missing_figures(original: bytes, text: bytes) -> str:
     )
     documents.validate(after, "record", source="record")
     scopes = [
-        {(each["name"], each["scope"], json.dumps(each.get("params", {}), sort_keys=True))
+        {(each["name"], each["scope"], json.dumps(_settings(each.get("params", {})), sort_keys=True))
          for each in document.get("observations", ()) if each["status"] == "measured" and each["name"] in COMPARED_FIGURES}
         for document in (before, after)
     ]  # fmt: skip
