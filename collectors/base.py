@@ -1,8 +1,9 @@
 """The collector interface: a collector reads one source and yields families of readings.
 
-The families are used twice: they are exported to Prometheus, and recorded in the snapshots before, during and after a stage. A
-collector gets its source as an argument, and does nothing at import. If a single reading is not available, the collector raises
-no exception; the reading has the reason instead.
+A family is one kind of reading, such as the temperature of every GPU. A scope is the part that a reading is about: the host, a
+GPU, a link. The families are used twice: they are exported to Prometheus, and recorded in the snapshots before, during and after
+a stage. A collector gets its source as an argument, and does nothing at import. If a single reading is not available, the
+collector raises no exception; it adds an `Absent` with the reason instead of the value.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ Labels = Mapping[str, str]
 Value = float | int | bool | str
 
 MAX_LABEL_LENGTH = 100
-"""Maximum length of a label's value in a scope, in characters."""
+"""Maximum length of the value of one label in a scope, in characters."""
 HOST_LABELS: Labels = {}
-"""Labels of a reading that applies to the whole host: none."""
+"""A reading of the whole host has no labels."""
 IDENTITY_LABELS = frozenset({"uuid"})
-"""Labels that Prometheus series have and scopes do not have. A record stores them once, in its list of GPUs."""
+"""Labels that are exported to Prometheus but are not part of a scope. A record stores their values once, in its list of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,12 +35,12 @@ class Absent:
 
     @classmethod
     def error(cls, reason: str) -> Absent:
-        """Return the absence of a reading that should exist."""
+        """Return an `Absent` for a reading that should exist."""
         return cls(status="error", reason=reason)
 
     @classmethod
     def unsupported(cls, reason: str) -> Absent:
-        """Return the absence of a reading that this host does not have."""
+        """Return an `Absent` for a reading that this hardware, driver or kernel does not have."""
         return cls(status="unsupported", reason=reason)
 
 
@@ -55,8 +56,8 @@ class ReadingError(Exception):
 class Family:
     """One kind of reading over all its scopes.
 
-    `name` is dotted. `unit` is an SI unit, `1` for counts, flags and texts, or `ratio` for shares, where 1 is the whole. The
-    exporter exports a text as a label of the `_info` series of its scope.
+    `name` has parts separated by dots. `unit` is an SI unit, `1` for counts, flags and texts, or `ratio` for shares, where 1 is
+    the whole. The exporter exports a value that is a text as a label of the `_info` series of its scope.
     """
 
     name: str
@@ -68,13 +69,13 @@ class Family:
     varies nor is a counter describes a part or its configuration. If its value differs between two snapshots of a record, the
     judge reports a contradiction."""
     signed: bool = False
-    """Whether the value may be negative. If not, the judge reports a negative value as not credible."""
+    """Whether the value may be negative. If False, the judge reports a negative value as not credible."""
     fractional: bool = False
     """Whether a value with the unit 1 may have a fraction. Values with other units always may."""
     bounds: tuple[float, float] | None = None
     """Lowest and highest possible value. None: the limits of the unit apply (`fleet.judge.credibility`)."""
     labels: tuple[str, ...] = ()
-    """Names of the labels of its scopes. Set them if the family may have no readings; otherwise they come from the readings."""
+    """Names of the labels of the family's scopes. Needed only if the family may have no readings: a reading adds its own."""
     readings: list[tuple[Labels, Value | Absent]] = field(default_factory=list)
 
     def add(self, labels: Labels, value: Value | Absent) -> None:
@@ -82,7 +83,7 @@ class Family:
         self.readings.append((labels, value))
 
     def label_names(self) -> list[str]:
-        """Return the names of all labels, in order."""
+        """Return the names of the labels in `labels` and in the readings, each once."""
         return list(dict.fromkeys([*self.labels, *(key for labels, _ in self.readings for key in labels)]))
 
 
@@ -103,8 +104,8 @@ class Collector(Protocol):
 def scope(labels: Labels) -> str:
     """Return the labels as the scope of a record: `gpu=0,link=3`, or `host`. IDENTITY_LABELS are not part of a scope.
 
-    Characters that a scope cannot contain, such as the `/` of a path, become `_`. The end of a value longer than MAX_LABEL_LENGTH
-    becomes a checksum, because a scope has at most 256 characters.
+    Characters that a scope cannot contain, such as the `/` of a path, become `_`. A scope has at most 256 characters, so the end
+    of a label's value longer than MAX_LABEL_LENGTH is replaced with a checksum of the value.
     """
     return (
         ",".join(f"{key}={_scope_value(value)}" for key, value in labels.items() if key not in IDENTITY_LABELS)
@@ -127,7 +128,10 @@ def host_family(
 
 
 def add_parts(family: Family, label: str, parts: list[str] | Absent, read: Callable[[str], Value | Absent]) -> Family:
-    """Add a reading of each part to the family; if the parts could not be listed, add the reason instead. Return the family."""
+    """Add a reading of each part to the family, and return the family.
+
+    If `parts` is an Absent (the parts could not be listed), add it as the only reading, with the whole host as its scope.
+    """
     if isinstance(parts, Absent):
         family.add(HOST_LABELS, parts)
         return family
@@ -137,7 +141,7 @@ def add_parts(family: Family, label: str, parts: list[str] | Absent, read: Calla
 
 
 def mark_varying(families: Iterable[Family]) -> Iterator[Family]:
-    """Yield the families, with `varies` set for all that are not counters."""
+    """Set `varies` of each family, to False for counters and True for all others, and yield the family."""
     for family in families:
         family.varies = not family.counter
         yield family
@@ -148,7 +152,10 @@ Kinds = Mapping[str, tuple[str, str]]
 
 
 def empty_families(kinds: Kinds, counters: Iterable[str] = (), varying: Iterable[str] = ()) -> dict[str, Family]:
-    """Return a family of each kind, without readings. `counters` and `varying` are names of families."""
+    """Return family name -> a family of that kind without readings.
+
+    `counters` and `varying` are names of families. A name in both is a counter.
+    """
     counter_names, varying_names = frozenset(counters), frozenset(varying)
     return {
         name: Family(

@@ -6,12 +6,16 @@ import json
 import re
 
 CDI_DIRECTORIES = ("var/run/cdi", "run/cdi", "etc/cdi")
-"""Directories of specifications. An earlier one takes precedence over the later ones."""
+"""Directories with specifications. Those in an earlier directory take precedence."""
 CDI_KIND = "nvidia.com/gpu"
 
 
 def device_names(specification: str) -> list[str]:
-    """Return the names of the devices in a specification. Raises ValueError, TypeError, LookupError or RecursionError."""
+    """Return the names of the devices in a specification.
+
+    Raises:
+        ValueError, TypeError, LookupError, RecursionError: the specification is malformed.
+    """
     if specification.lstrip().startswith("{"):
         document = json.loads(specification)
         devices = document.get("devices", []) if isinstance(document, dict) else []
@@ -27,7 +31,7 @@ def device_names(specification: str) -> list[str]:
 
 
 def specification_kind(specification: str) -> str:
-    """Return the kind, e.g. `nvidia.com/gpu`, or an empty string."""
+    """Return the `kind` of a specification, e.g. `nvidia.com/gpu`; empty if it has none."""
     match = re.search(r"(?:^|[{,])\s*\"?kind\"?:\s*\"?([\w./-]+)", specification, re.MULTILINE)
     return match.group(1) if match else ""
 

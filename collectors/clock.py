@@ -1,4 +1,4 @@
-"""The system clock: whether it is synchronized, its possible error, and its clock source."""
+"""The system clock: whether it is synchronized, its maximum and estimated error, and the kernel's clock source."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collectors.files import Files, nonempty
 from collectors.virtual import is_virtual
 
 UNSYNCHRONIZED_ERROR_S = 16.0
-"""Without synchronization the kernel lets the maximum error grow to this value, so 16 s means: not synchronized."""
+"""If nothing synchronizes the clock, the kernel increases its maximum error up to this value."""
 _STATUS_NANO = 0x2000
 _SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 
@@ -38,7 +38,7 @@ class _Timex(ctypes.Structure):
 
 
 def read_clock() -> ClockState:
-    """Return the kernel's clock state, which needs no privilege. Raises OSError."""
+    """Return the state of the kernel clock. Reading it needs no privilege. Raises OSError."""
     timex = _Timex(modes=0)
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
         number = ctypes.get_errno()
@@ -50,7 +50,7 @@ def read_clock() -> ClockState:
 
 
 class ClockCollector:
-    """Reads the kernel's clock, and files under `root`."""
+    """Reads the state of the kernel clock with `read`, and the clock source from a file under `root`."""
 
     name = "clock"
 
@@ -83,8 +83,8 @@ class ClockCollector:
     def _synchronized(self, files: Files, state: ClockState | Absent) -> bool | Absent:
         """Return whether the clock is synchronized, judged by its maximum error, as systemd does.
 
-        If the kernel of a virtual machine is not synchronized, the reading is `unsupported`: the hypervisor may set the clock.
-        The kernel's flag STA_UNSYNC is not used: it stays set on a synchronized clock if chrony does not set the RTC as well.
+        If a virtual machine's clock is not synchronized, the reading is `unsupported`, because the hypervisor may set the clock.
+        The kernel's flag STA_UNSYNC is not used: under chrony without the option `rtcsync` it stays set on a synchronized clock.
         """
         if isinstance(state, Absent):
             return state

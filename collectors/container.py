@@ -1,4 +1,7 @@
-"""Containers with GPUs: which runtimes are installed, and whether NVIDIA's toolkit is configured for them."""
+"""Support for GPUs in containers: the installed container runtimes, NVIDIA's container toolkit, and their configuration.
+
+The configuration of Docker and containerd is read, and the specifications of CDI (Container Device Interface).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ _CONTAINERD = ("etc/containerd/config.toml", "etc/containerd/conf.d/99-nvidia.to
 
 
 class ContainerCollector:
-    """Reads files under `root`. A full snapshot also reads versions and the CDI specifications."""
+    """Reads files under `root`. With `full_snapshot` it also reads versions and the CDI specifications."""
 
     name = "container"
 
@@ -53,7 +56,7 @@ class ContainerCollector:
 
 
 def parse_docker_config(text: str) -> tuple[bool, str]:
-    """Return whether daemon.json configures NVIDIA's runtime, and the default runtime. Raises ValueError."""
+    """Return whether a daemon.json configures NVIDIA's runtime, and the name of its default runtime. Raises ValueError."""
     try:
         settings = json.loads(text) if text.strip() else {}
     except RecursionError as error:
@@ -102,7 +105,10 @@ def _cdi(files: Files) -> Iterable[Family]:
 
 
 def _specification(files: Files) -> str | Absent:
-    """Return the CDI specification of NVIDIA's GPUs that takes precedence, or why there is none."""
+    """Return the text of the first CDI specification of NVIDIA's GPUs, in the order of precedence of CDI_DIRECTORIES.
+
+    If there is none, return `unsupported`, or an `error` if a specification could not be read.
+    """
     unreadable: Absent | None = None
     for directory in CDI_DIRECTORIES:
         names = files.matching(directory, r".+\.(yaml|yml|json)", "none")
@@ -116,7 +122,7 @@ def _specification(files: Files) -> str | Absent:
 
 
 def _count_gpus(specification: str) -> int | Absent:
-    """Return the number of GPUs in the specification, which names each GPU by its index, by its UUID, or by both."""
+    """Return the number of GPUs in a specification. It can name each GPU by its index, by its UUID, or once by each."""
     try:
         names = device_names(specification)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

@@ -1,4 +1,7 @@
-"""Versions of containerd and runc, and of their packages: distributions add fixes without a new version of the program."""
+"""Versions of containerd and runc, and of the packages that own them.
+
+A distribution can add a fix to a package without changing the version that the program prints.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,14 @@ PROGRAMS: Mapping[str, str] = {
 }
 """Program -> pattern for its version in the output of `--version`."""
 UNOWNED = "no package"
-"""Value for a program that no package owns, such as one that was unpacked from the archive of a release."""
+"""Value for a program that no package owns, such as one from a release archive."""
 _OWNER = re.compile(r"^([a-z0-9][a-z0-9+.-]{0,60})(?::[a-z0-9-]+)?: (/\S+)$", re.MULTILINE)
 _PACKAGE = re.compile(r"^([\w.+-]{1,60}) ([\w.+~^:-]{1,60})$", re.MULTILINE)
 _NOT_OWNED = ("no path found matching pattern", "is not owned by any package")
 
 
 def version_families(root: Path) -> Iterable[Family]:
-    """Yield version and package of each program under `root`."""
+    """Yield the version and the package of each program in PROGRAMS. The programs are searched under `root`."""
     paths = {name: path for name in PROGRAMS if (path := find_program(root, name))}
     host_paths = {name: f"/{path.relative_to(root)}" for name, path in paths.items()}
     packages = _packages(root, list(host_paths.values())) if host_paths else {}
@@ -35,7 +38,10 @@ def version_families(root: Path) -> Iterable[Family]:
 
 
 def _packages(root: Path, paths: list[str]) -> Mapping[str, str | Absent]:
-    """Return path -> name and version of the Debian or RPM package that owns the file; UNOWNED, or why the package is unknown."""
+    """Return path -> name and version of the Debian or RPM package that owns the file.
+
+    The value is UNOWNED if no package owns the file, or an Absent with the reason why the package is unknown.
+    """
     if dpkg := find_program(root, "dpkg-query"):
         # Each search reads the file lists of all packages, so one search looks for all files.
         found = run_program(dpkg, "-S", *paths)
@@ -61,7 +67,7 @@ def _rpm_package(rpm: Path, path: str) -> str | Absent:
 
 
 def _why_unknown(process: subprocess.CompletedProcess[str] | Absent, path: str) -> str | Absent:
-    """Return UNOWNED if the package manager says that no package owns the file, otherwise an error with its message."""
+    """Return UNOWNED if the package manager reports that no package owns the file; otherwise an error with its output."""
     if isinstance(process, Absent):
         return process
     lines = (process.stdout + process.stderr).splitlines()

@@ -1,4 +1,4 @@
-"""Run calls in parallel with a common deadline. A call that blocks delays the start of the next call by at most STAGGER_S."""
+"""Run calls in parallel with a common deadline. Each call starts when the previous one ends, or STAGGER_S after its start."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from collectors.base import Absent, ReadingError
 K = TypeVar("K")
 T = TypeVar("T")
 STAGGER_S = 0.05
-"""Time after which the next call starts even if the previous one still runs. Calls that start together compete for the
-interpreter lock and take twice the CPU time, and the driver serializes them anyway."""
+"""Seconds after the start of a call at which the next call starts even if that call still runs. Calls that start together compete
+for the interpreter lock and take twice the CPU time. NVIDIA's driver would serialize them anyway."""
 
 
 class PendingCall(threading.Thread, Generic[T]):
@@ -30,7 +30,7 @@ class PendingCall(threading.Thread, Generic[T]):
             self.value = self._function()
         except ReadingError as error:
             self.value = error.absent
-        except Exception as error:  # noqa: BLE001 - a failure must not affect the other calls; the reason has its type
+        except Exception as error:  # noqa: BLE001 - a failure must not affect the other calls
             self.value = Absent.error(f"{type(error).__name__}: {error}")
 
 
@@ -44,14 +44,16 @@ def call_with_deadline(
     Args:
         functions: key (e.g. the index of a GPU) -> function.
         deadline_s: shared by all functions.
-        stuck: calls that exceeded their deadline. Pass the same dictionary every time: a function whose earlier call still runs
-            is then not called again.
+        stuck: key -> call that exceeded its deadline; updated here. Pass the same dictionary every time: a function whose earlier
+            call still runs is then not called again, and its result is an `error`.
     """
     stuck = {} if stuck is None else stuck
     for key in [key for key, call in stuck.items() if not call.is_alive()]:
         del stuck[key]
     end = time.monotonic() + deadline_s
-    stagger_s = min(STAGGER_S, deadline_s / 2 / max(1, len(functions)))  # the last call still has half the deadline
+    stagger_s = min(
+        STAGGER_S, deadline_s / 2 / max(1, len(functions))
+    )  # so that the last call has at least half of the deadline
     calls: dict[K, PendingCall[T]] = {}
     for key in [key for key in functions if key not in stuck]:
         calls[key] = PendingCall(functions[key])

@@ -1,7 +1,7 @@
 """The NVLink fabric of the host: NVSwitches on its PCI bus, the fabric manager, and IMEX, which shares GPU memory between hosts.
 
-The nvml collector reads how each GPU sees the fabric. This collector sees only NVSwitches on the host's PCI bus. It does not see
-switches that are passed through to a virtual machine, are in a separate tray, or are behind a NIC as on HGX B200.
+The `nvml` collector reads the fabric state of each GPU. This collector reads only NVSwitches on the host's PCI bus. It cannot
+read switches that are passed through to a virtual machine, are in a separate tray, or are behind a NIC as on HGX B200.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
 _COMM_LENGTH = 15
 """Length to which the kernel truncates process names."""
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""The initial PID namespace of every Linux kernel (PROC_PID_INIT_INO)."""
 _MANAGER_PID = "run/nvidia-fabricmanager/nv-fabricmanager.pid"
 _SWITCHES = "proc/driver/nvidia-nvswitch/devices"
 _NO_SWITCH = Absent.unsupported("no NVSwitch on the PCI bus")
@@ -27,8 +28,8 @@ _NO_SWITCH = Absent.unsupported("no NVSwitch on the PCI bus")
 class FabricCollector:
     """Reads /proc, /sys, /run and /usr/bin under `root`.
 
-    A full snapshot also reports whether IMEX runs, for which the names of all processes are read, and the domain of IMEX, which
-    the program nvidia-imex-ctl prints.
+    With `full_snapshot` it also reports whether IMEX runs (it reads the names of all processes) and the IMEX domain (it runs
+    `nvidia-imex-ctl`).
     """
 
     name = "fabric"
@@ -89,12 +90,12 @@ class FabricCollector:
         return family
 
     def _manager_running(self, switches: int | Absent) -> bool | Absent:
-        """Return whether the fabric manager runs. If it does not, and the PCI bus has no NVSwitch, return `unsupported`."""
+        """Return whether the fabric manager runs; `unsupported` if it does not run and the PCI bus has no NVSwitch."""
         if self._manager_pid_is_alive():
             return True
         if isinstance(switches, Absent):
             return switches
-        # A search through all processes is expensive, so only hosts with NVSwitches are searched for the manager.
+        # Reading the names of all processes is slow, so it is done only on hosts with NVSwitches.
         return self._is_running(MANAGER) if switches else _NO_SWITCH
 
     def _manager_pid_is_alive(self) -> bool:
@@ -105,7 +106,7 @@ class FabricCollector:
             return False
 
     def _is_running(self, program: str) -> bool | Absent:
-        """Return whether a process of that name runs; an error if none is found and some processes are not visible."""
+        """Return whether the process `program` runs; an error if it is not found and some processes may not be visible."""
         try:
             pids = [name for name in self._files.names("proc") if name.isdigit()]
         except OSError as error:
@@ -124,7 +125,7 @@ class FabricCollector:
         return False
 
     def _is_in_container(self) -> bool:
-        """Return whether this process is in a child PID namespace, e.g. of a container."""
+        """Return whether this process is in another PID namespace than the initial one, e.g. that of a container."""
         try:
             return self._files.target("proc/self/ns/pid") != _FIRST_PID_NAMESPACE
         except OSError:

@@ -1,4 +1,4 @@
-"""Read small files of /proc, /sys and /etc under a root directory, fast, and with a reason if one cannot be read."""
+"""Read small files of /proc, /sys and /etc under a root directory. If a file cannot be read, the result is the reason."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from collectors.base import Absent
 T = TypeVar("T")
 _BLOCK_BYTES = 65536
 _MOUNT_MARKERS = {"proc": "proc/sys", "sys": "sys/devices"}
-"""File system -> path that exists if the file system is mounted. If not, a missing file says nothing about the kernel."""
+"""First part of a path -> a path that exists if the file system (/proc or /sys) is mounted. If it is not mounted, a missing file
+does not mean that the kernel lacks the feature."""
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 _NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO)
@@ -25,10 +26,10 @@ class MissingError(LookupError):
 
 
 class Files:
-    """The files under `root`. Paths are relative to `root`; reasons show them with a leading slash.
+    """The files under `root`. Paths in arguments and results are relative to `root`; reasons show a path with a leading slash.
 
-    With `cached`, the content of each file is kept, so that several readings of one file read it only once. Such an object must
-    be used for one collection only.
+    With `cached`, the content of each file is kept, so that a file with several readings is read only once. Create such an object
+    for each collection, because it never reads a file again.
     """
 
     def __init__(self, root: Path, *, cached: bool = False) -> None:
@@ -37,7 +38,7 @@ class Files:
         self._cache: dict[tuple[str, int], str] | None = {} if cached else None
 
     def path(self, path: str) -> Path:
-        """Return the full path, under the root."""
+        """Return `root` joined with the path."""
         return Path(self._prefix + path)
 
     def text(self, path: str, *, max_bytes: int = -1) -> str:
@@ -69,7 +70,7 @@ class Files:
         The reading is `unsupported` in these cases:
 
         * `parse` raises MissingError.
-        * The file is missing, and `missing` is given or the file system is mounted.
+        * The file is missing. (An `error` if `missing` is not given, the path is in /proc or /sys, and this is not mounted.)
         * The kernel refuses to read the file (EINVAL, EOPNOTSUPP), and `refused` is given.
         * The device lacks the feature (EOPNOTSUPP, ENODEV, ENXIO), and neither `missing` nor `refused` is given.
 
@@ -90,7 +91,7 @@ class Files:
             return Absent.error(f"/{path}: {error}")
 
     def required(self, path: str, parse: Callable[[str], T], *, refused: str = "", max_bytes: int = -1) -> T | Absent:
-        """Return the same as `read`, except that a missing file, ENODEV, ENXIO and, without `refused`, EOPNOTSUPP are errors."""
+        """Do the same as `read`, but return an `error` for a missing file, ENODEV, ENXIO, and EOPNOTSUPP without `refused`."""
         value = self.read(path, parse, missing="missing", refused=refused, max_bytes=max_bytes)
         if value == Absent.unsupported("missing"):
             return Absent.error(f"/{path}: {os.strerror(errno.ENOENT)}")
@@ -116,10 +117,10 @@ class Files:
             return sorted(entry.name for entry in entries)
 
     def matching(self, path: str, pattern: str, none: str) -> list[str] | Absent:
-        """Return the matching entries of a directory, `cpu2` before `cpu10`.
+        """Return the entries of a directory whose whole name matches the pattern, `cpu2` before `cpu10`.
 
-        If there are none, or the directory is missing from a mounted file system, return `unsupported` with the reason `none`; if
-        the directory cannot be read, an `error`.
+        If no entry matches, or the directory is missing, return `unsupported` with the reason `none`. If the directory cannot be
+        read, or is in a /proc or /sys that is not mounted, return an `error`.
         """
         try:
             names = [name for name in self.names(path) if re.fullmatch(pattern, name)]
@@ -131,7 +132,7 @@ class Files:
         return sorted(names, key=lambda name: (len(name), name)) or Absent.unsupported(none)
 
     def glob(self, pattern: str) -> list[str]:
-        """Return the sorted paths that match a pattern."""
+        """Return the sorted paths under `root` that match a pattern."""
         root = Path(self._prefix)
         return sorted(str(path.relative_to(root)) for path in root.glob(pattern))
 
@@ -144,7 +145,7 @@ class Files:
         return str(Path(self._prefix + path).readlink())
 
     def target_name(self, path: str) -> str | Absent:
-        """Return the last part of a symbolic link's target, e.g. an address or the name of a driver."""
+        """Return the last part of a symbolic link's target, e.g. a PCI address or a driver's name; an `error` if unreadable."""
         try:
             return self.target(path).rpartition("/")[2]
         except OSError as error:

@@ -1,6 +1,7 @@
-"""IMEX, the daemon by which the hosts of an NVLink domain share GPU memory: its state, and its connections to the other hosts.
+"""IMEX, the daemon with which the hosts of an NVLink domain share GPU memory: its state, and its connections to the other hosts.
 
-`nvidia-imex-ctl -N -j` asks the daemons of all hosts of the domain. Early versions of driver R570 lack `-j`: they print a table.
+`nvidia-imex-ctl -N -j` queries the daemons of all hosts of the domain and prints JSON. Early versions of driver R570 have no
+`-j`; then the table that `nvidia-imex-ctl -N` prints is parsed.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PROGRAM = "nvidia-imex-ctl"
 PLACES = (*DIRECTORIES, "opt/nvidia/imex/bin", "usr/local/nvidia/imex/bin")
 """Directories that are searched for the program. DCGM also searches the last two."""
 DEADLINE_S = 10.0
-"""Time limit of the program. It is long, because the program waits for hosts that do not answer."""
+"""Time limit of the program in seconds. It is long, because the program waits for hosts that do not answer."""
 KINDS = {
     "fabric.imex.state": ("1", "State of the IMEX daemon; ready: it works"),
     "fabric.imex.domain_state": ("1", "State of the IMEX domain: up, degraded, down"),
@@ -49,7 +50,7 @@ _NO_ADDRESS = Absent.error(
 
 
 def imex_families(root: Path) -> Iterable[Family]:
-    """Return the families of KINDS. If the domain cannot be read, those of OF_NODES have no reading."""
+    """Return the families of KINDS. If the domain cannot be read, the families of OF_NODES have no readings."""
     families = empty_families(KINDS, varying=KINDS)
     for name in OF_NODES:
         families[name].labels = ("imex",)
@@ -105,7 +106,7 @@ def _read_domain(root: Path) -> ImexDomain | Absent:
 
 
 def _run(root: Path, *arguments: str) -> Process | Absent:
-    """Run the program; `unsupported` if it is not installed, or the host is in no IMEX domain."""
+    """Run the program. Return `unsupported` if it is not installed, or IMEX is not configured on this host."""
     path = find_program(root, PROGRAM, PLACES)
     if path is None:
         return Absent.unsupported(f"no {PROGRAM}")
@@ -116,7 +117,7 @@ def _run(root: Path, *arguments: str) -> Process | Absent:
 
 
 def _output(process: Process | Absent, option: str) -> str | Absent:
-    """Return the standard output, or the reason for a failure."""
+    """Return the standard output; an `error` with the exit code and the message if the program failed."""
     if isinstance(process, Absent) or not process.returncode:
         return process if isinstance(process, Absent) else process.stdout
     shown = clean_text(process.stderr or process.stdout)
@@ -124,7 +125,7 @@ def _output(process: Process | Absent, option: str) -> str | Absent:
 
 
 def own_number(files: Files, nodes: Mapping[int, ImexNode]) -> int | Absent:
-    """Return the number of the node with the name or an address of this host; an `error` if there is none, or more than one."""
+    """Return the number of the node whose address is an address or the name of this host; an `error` if not exactly one is."""
     tables = (files.read("proc/net/fib_trie", _LOCAL.findall), files.read("proc/net/if_inet6", _ipv6_addresses))
     local = {address for table in tables if not isinstance(table, Absent) for address in table}
     name = files.read("proc/sys/kernel/hostname", str)

@@ -14,7 +14,7 @@ _CODES = {
     "C": CONNECTED, "N": "never_connected", "R": "recovering", "D": "disconnected", "I": "invalid",
     "A": "authenticating", "!V!": "version_mismatch", "!M!": "node_map_mismatch",
 }  # fmt: skip
-"""Code in the table -> the word for it, as in the JSON."""
+"""Code of a connection's state in the table of `-N` -> the state's name in the JSON of `-N -j`, in lower case."""
 _MAX_NODES = 1024
 _NODE = re.compile(r"^Node #(\d{1,4})\s+- (\S+)\s+- \S+(?:\s+- Version: (\S+))?\s*$", re.MULTILINE)
 _DOMAIN = re.compile(r"^Domain State:\s*(\S+)", re.MULTILINE)
@@ -23,14 +23,14 @@ _HEADER = re.compile(r"Nodes From\\To((?:\s+\d{1,4})+)\s*$")
 
 @dataclass(kw_only=True)
 class ImexNode:
-    """A host of the domain, as reported by its own daemon or by a daemon that is connected to it."""
+    """A host of the domain, as reported by its own daemon, or only by other daemons in their lists of connections."""
 
     address: str = ""
     """Address or name, as in the node configuration file."""
     version: str = ""
     """Version of the host's IMEX daemon; empty if not reported, as in the text output of early R570 drivers."""
     connections: dict[int, str] = field(default_factory=dict)
-    """Number of a host -> state of the connection to it."""
+    """Number of another host -> state of the connection from this host to it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,13 +38,16 @@ class ImexDomain:
     """The IMEX domain."""
 
     state: str
+    """One of STATES."""
     nodes: dict[int, ImexNode]
+    """Number of a host in the domain -> the host."""
 
 
 def parse_json(text: str) -> ImexDomain:
     """Return the domain in the output of `-N -j`. Raises ValueError if the text is not such output.
 
-    A host that no daemon reaches is missing from `nodes` in the output. It is added if another host lists a connection to it.
+    A host whose daemon cannot be reached is missing from `nodes` in the output. It is added if another host lists a
+    connection to it.
     """
     try:
         document = json.loads(text)
@@ -64,7 +67,7 @@ def parse_json(text: str) -> ImexDomain:
 def parse_text(text: str) -> ImexDomain:
     """Return the domain in the output of `-N`. Raises ValueError if the text is not such output.
 
-    The legend, which has the same letters as the table of connections, is ignored.
+    The legend, which explains the codes in the table of connections, is ignored.
     """
     nodes = {
         _number(number): ImexNode(address=clean_text(address), version=clean_text(version or ""))

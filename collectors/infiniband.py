@@ -23,11 +23,11 @@ NO_LINK = Absent.unsupported("the port has no link")
 _NO_COUNTER = "the adapter has no such counter"
 _REFUSED = Absent.unsupported("the adapter does not allow this counter to be read")
 _ASK_AGAIN_S = 3600.0
-"""A counter that the adapter refuses to return is read again only after this time, because the kernel logs each refusal. (An
-HGX B200 has four such adapters.)"""
+"""Seconds after which a counter that the adapter refused to return is read again. The kernel logs each refusal. (An HGX B200 has
+four adapters that refuse counters.)"""
 _RATE = re.compile(r"([\d.]+) Gb/sec(?: \((\d+)X\b.*\))?$")
 _GIDS = 16
-"""Number of GID table entries to read. An address has two entries, for RoCE v1 and v2."""
+"""Number of GID table entries to read. Each IP address of the port has two entries, for RoCE v1 and v2."""
 
 KINDS = {
     "infiniband.port_count": ("1", "InfiniBand and RoCE ports"),
@@ -55,7 +55,8 @@ ERRORS = {
     "port_rcv_remote_physical_errors": 16, "port_xmit_discards": 16, "local_link_integrity_errors": 4,
     "excessive_buffer_overrun_errors": 4, "VL15_dropped": 16, "port_xmit_wait": 32,
 }  # fmt: skip
-"""File in `counters` -> width of the counter in bits (Linux, drivers/infiniband/core/sysfs.c). A counter stops at its maximum."""
+"""File in `counters` -> width of the counter in bits (Linux, drivers/infiniband/core/sysfs.c). A counter stops at the highest
+value of that width."""
 HARDWARE = (
     "packet_seq_err", "out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err", "roce_adp_retrans", "np_cnp_sent",
     "rp_cnp_handled",
@@ -72,11 +73,11 @@ COUNTERS = {
 }
 
 Readings = dict[str, Value | Absent]
-"""Name without the leading `infiniband.` -> value."""
+"""Name of the reading without the leading `infiniband.` -> value."""
 
 
 class InfinibandCollector:
-    """Reads the adapters under `root`. A full snapshot also reads the addresses of the ports.
+    """Reads the adapters under `root`. With `full_snapshot` it also reads LIDs, and for RoCE the interface and the GID types.
 
     Virtual functions are left out. An adapter without hardware, such as Soft-RoCE, is read only if it uses a physical interface.
     """
@@ -89,7 +90,7 @@ class InfinibandCollector:
         self._files = Files(root)
         self._clock = clock
         self._refused_at: dict[str, float] = {}
-        """Path of a refused counter -> when it was refused."""
+        """Path of a refused counter -> time of `clock` when it was refused."""
         self._full_snapshot = full_snapshot
 
     def collect(self) -> Iterable[Family]:
@@ -155,7 +156,7 @@ class InfinibandCollector:
             return dict.fromkeys(names, text)
         rate, width = parse_rate(text)
         narrowed = width if isinstance(width, Absent) else width == 1
-        # A splitter cable gives two of four lanes by design (HDR100, NDR200); RoCE and EFA count lanes differently.
+        # Two lanes are no fault: a splitter cable has two of four lanes (HDR100, NDR200). RoCE and EFA ports may report one lane.
         return {"rate": rate, "width": width, "narrowed": narrowed if layer == INFINIBAND else False}
 
     def _addresses(self, path: str, layer: Value | Absent) -> Readings:
@@ -195,7 +196,7 @@ def ports(files: Files, hca: str) -> list[str]:
 
 
 def parse_state(text: str) -> str:
-    """Return `ACTIVE` for `4: ACTIVE`. Raises ValueError."""
+    """Return the name of a port state: `ACTIVE` for `4: ACTIVE`. Raises ValueError."""
     number, colon, name = text.partition(": ")
     if not colon or not number.isdigit():
         raise ValueError(f"not a port state: {text or 'empty'}")
@@ -203,12 +204,12 @@ def parse_state(text: str) -> str:
 
 
 def is_unmanaged(state: Value | Absent, physical: Value | Absent) -> Value | Absent:
-    """Return whether the link is up and the port waits for a subnet manager."""
+    """Return whether the link is up, but no subnet manager has activated the port."""
     return first_absent(state, physical) or (physical == "LinkUp" and state in ("INIT", "ARMED"))
 
 
 def parse_rate(text: str) -> tuple[Value | Absent, Value | Absent]:
-    """Return 50e9 B/s and 4 lanes for `400 Gb/sec (4X NDR)`."""
+    """Return the rate in B/s and the number of lanes: 50e9 and 4 for `400 Gb/sec (4X NDR)`."""
     match = _RATE.match(text)
     if not match:
         unknown = Absent.error(f"not a link rate: {text or 'empty'}")
@@ -218,7 +219,7 @@ def parse_rate(text: str) -> tuple[Value | Absent, Value | Absent]:
 
 
 def parse_counter(text: str, bits: int) -> Value | Absent:
-    """Return a counter; an error if it stopped at its maximum; `unsupported` if it is not a number. Raises ValueError."""
+    """Return a counter; an `error` if it has its maximum value; `unsupported` if the text is not a number. Raises ValueError."""
     if not text[:1].isdigit():
         return Absent.unsupported(f"{_NO_COUNTER}: {text or 'empty'}")  # N/A (no PMA)
     number = parse_natural(text)

@@ -1,9 +1,9 @@
-"""Faults of adapters, GPUs, disks, file systems, memory, processors and PCIe links that the kernel writes to its log.
+"""Count faults of adapters, GPUs, disks, file systems, memory, processors and PCIe links in the messages of the kernel log.
 
-A firmware record (CPER) counts once, and so do the two messages about a fatal PCIe error and all messages about one bad page of
-memory. A message of EDAC counts once for each error that it reports. Every other matching message counts once, so a fault with
-several messages counts several times. If the firmware, EDAC and the kernel report the same error, each report counts for the part
-that it names.
+These count as one event: a firmware record (CPER), which has many messages; the two messages about a fatal PCIe error; all
+messages about one bad page of memory. A message of EDAC counts as one event for each error that it reports. Every other matching
+message counts as one event, so a fault with several messages counts several times. If the firmware, EDAC and the kernel report
+the same error, each report counts for the part that it names.
 
 The texts are mainly from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe,
 be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c), drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce,
@@ -26,7 +26,7 @@ PARTS = ("pci", "nic", "disk", "dimm", "processor")
 
 _PCI = r"(?P<pci>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])"
 _MLX5 = rf"mlx5_core {_PCI}(?: [^:]{{1,60}})?: (?:\w+:\d+:\(pid \d+\): )?"
-"""mlx5 puts function, line and process before some messages, depending on kernel and level."""
+"""mlx5 puts function, line and process before some messages, depending on the kernel and the log level."""
 _VIRTUAL_DRIVES = "loop|ram|zram|sr|fd|nbd|rbd"
 _BLOCK = rf"(?P<disk>(?!{_VIRTUAL_DRIVES})[\w-]+)"
 _JOURNAL = rf"(?P<disk>dm-\d+|(?!{_VIRTUAL_DRIVES})[\w-]+?)(?:-\d+)?\."
@@ -35,7 +35,7 @@ _NVME = r"nvme (?P<disk>nvme\d+): "
 _FATAL_RECEIVED = (
     rf"[\w-]+ \S+: AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?: from|:) {_PCI}"
 )
-"""What a root port writes about a fatal error of a device. The message about the error itself follows."""
+"""Message of the kernel that a root port was notified of a fatal error of a device. A message about the error itself follows."""
 
 
 def _adapter(drivers: str) -> str:
@@ -98,8 +98,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("cpu_temperature", r"(?:mce: )?CPU(?P<processor>\d+): (?:Core |Package )?[Tt]emperature(?:/speed)? above threshold"),
     ("cpu_temperature", r"(?:thermal thermal_zone\d+|ACPI: thermal): .*[Cc]ritical temperature reached"),
 )  # fmt: skip
-"""Event, and pattern of its message. A pattern must match at the beginning of the message. The rest of a message may contain the
-name of a process, which may be any text."""
+"""Name of the event, and pattern of its message. A pattern must match at the beginning of the message, because the rest may
+contain the name of a process, which may be any text."""
 _COMPILED = tuple((event, re.compile(pattern)) for event, pattern in _PATTERNS)
 _RECORD_LINE = re.compile(r"(?:\{(\d+)\})?\[Hardware Error\]: *(.*)")
 _MCE = re.compile(
@@ -115,7 +115,8 @@ _BAD_PAGE = re.compile(
 _PAGE_BITS = 12
 """Number of low bits of an address that select the byte in its page, on x86. Only x86 writes the message with an address."""
 _EDAC = re.compile(r"EDAC \w+: (\d+) (CE|UE) (?:.*? )?on (?:(?:any|unknown) memory|(.+?))(?: \(|$)")
-"""Some drivers, such as that of AMD processors, write no text before `on`. One error can be on `A or B`."""
+"""Some drivers, such as that of AMD processors, write no text between `CE` or `UE` and `on`. The name after `on` can be that of
+two modules, as in `A or B`."""
 _AMD = re.compile(r"\[Hardware Error\]: (?:Uncorrected, software|System Fatal error|Deferred error)")
 EVENTS = tuple(
     sorted(
@@ -145,11 +146,11 @@ _ANY = re.compile(
 """All patterns in one pattern, which quickly rejects the many lines without an event."""
 _CORRECTED = ("corrected", "info", "informational")
 _MAX_PARTS = 256
-"""Maximum number of pairs of event and part. Events of further parts are counted for the host, to limit the memory."""
+"""Maximum number of pairs of event and part, to limit the memory. Events of further pairs are counted for the host."""
 _MAX_OPEN = 16
-"""Maximum number of firmware records, and of fatal PCIe errors, for which another message is expected."""
+"""Maximum number of firmware records, and of fatal PCIe errors, that wait for their further messages."""
 _MAX_PAGES = 4096
-"""Maximum number of bad pages that are remembered. Each message about a further page counts."""
+"""Maximum number of bad pages that are remembered. Every message about any further page counts."""
 
 
 @dataclass(kw_only=True)
@@ -162,7 +163,7 @@ class _HardwareRecord:
 
     @property
     def event(self) -> str:
-        """The event that the record reports. Without a severity, the record counts as uncorrected, and a PCIe record as fatal."""
+        """Name of the event that the record reports. Without a severity, it counts as uncorrected, and a PCIe record as fatal."""
         if self.section.startswith("memory"):
             return "memory_corrected" if self.severity in _CORRECTED else "memory_uncorrected"
         if self.section.startswith("PCIe") and self.severity not in _CORRECTED:
@@ -191,16 +192,16 @@ class EventCounts:
 
     counts: Counter[tuple[str, Part]] = field(default_factory=Counter)
     newest: dict[str, float] = field(default_factory=dict)
-    """Event -> uptime at its newest message, in s."""
+    """Event -> seconds from boot to its newest message."""
     _open: dict[str, _HardwareRecord] = field(default_factory=dict)
-    """Number of a firmware record -> the record as read so far."""
+    """Number of a firmware record -> the record. It may get further lines."""
     _received: dict[Part, None] = field(default_factory=dict)
-    """Devices for which a root port has reported a fatal error. The next message about the error itself is not counted."""
+    """Devices for which a root port has reported a fatal error. The next message, about the error itself, is not counted."""
     _pages: set[int] = field(default_factory=set)
     """Page frame numbers of bad memory."""
 
     def add(self, message: str, uptime: float) -> None:
-        """Count the event that a message reports."""
+        """Count the event that a message reports, if any. `uptime` is the time of the message in seconds since boot."""
         if not _ANY.match(message):
             return
         if machine_check := _machine_check(message):
@@ -214,13 +215,16 @@ class EventCounts:
             self._count(*parsed, uptime, 0 if self._continues(message, *parsed) else 1)
 
     def by_part(self) -> Iterator[tuple[str, Part, int]]:
-        """Yield every event with its part and count, sorted. This includes firmware records that may still be incomplete."""
+        """Yield every event with its part and count, sorted. Firmware records that may get further lines are included."""
         counts = self.counts + Counter((record.event, record.part) for record in self._open.values() if record.section)
         for (event, part), count in sorted(counts.items()):
             yield event, part, count
 
     def _continues(self, message: str, event: str, part: Part) -> bool:
-        """Return whether a message is about a fault that an earlier message has reported, and remember the fault."""
+        """Return whether an earlier message has reported the same fault, and remember the fault for later messages.
+
+        Only bad pages and fatal PCIe errors are remembered. The result is False for all other faults.
+        """
         if page := _BAD_PAGE.match(message):
             number = int(page["page"], 16) if page["page"] else int(page["address"], 16) >> _PAGE_BITS
             is_known = number in self._pages
@@ -265,7 +269,7 @@ class EventCounts:
 
 
 def parse_event(message: str) -> tuple[str, Part] | None:
-    """Return the event and part that a one-line message reports, or None."""
+    """Return the event and the part that one message reports; None if no pattern of _PATTERNS matches it."""
     for event, pattern in _COMPILED:
         if match := pattern.match(message):
             named = ((kind, name) for kind, name in match.groupdict().items() if name)
@@ -283,6 +287,6 @@ def _machine_check(message: str) -> tuple[str, Part] | None:
 
 
 def _full_address(printed: str) -> str:
-    """Return a PCI address as in sysfs. IOMMU drivers may leave out the domain, which is 0 then, or write `0x` before numbers."""
+    """Return a PCI address as in sysfs. IOMMU drivers may leave out the domain if it is 0, or write `0x` before numbers."""
     address = printed.replace("0x", "")
     return address if address.count(":") > 1 else f"0000:{address}"

@@ -1,4 +1,4 @@
-"""Read the kernel log: the ring buffer, and older records from journald or dmesg."""
+"""Read the kernel log from its ring buffer, and older records with journalctl or dmesg."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ COMMANDS: tuple[Sequence[str], ...] = (JOURNAL, ("dmesg",))
 that prints log lines is used."""
 COMMAND_DEADLINE_S = 8.0
 BOOT_S = 5.0
-"""A log without sequence numbers is complete if it begins within this time after the boot."""
+"""A log without sequence numbers counts as complete if its first line was logged at most this many seconds after boot."""
 _RECORD_BYTES = 8192
 
 
 def _stdin_is_kmsg() -> bool:
-    """Return whether standard input is /dev/kmsg, which systemd can open for a service that lacks the permission."""
+    """Return whether standard input is /dev/kmsg. systemd can open it so for a service that itself lacks the permission."""
     status = os.fstat(0)
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 11)
 
@@ -33,24 +33,24 @@ class RingBuffer:
     """/dev/kmsg (or a plain file), kept open so that each call of `new_lines` reads only new records."""
 
     def __init__(self, path: Path = KMSG) -> None:
-        """Open the log. Raises OSError; if permission is missing, its message says how to get it."""
+        """Open the log. Raises OSError. If the permission is missing, the message says how to get it."""
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except PermissionError as error:
             if path != KMSG or not _stdin_is_kmsg():
-                remedy = "run as root, or with CAP_SYSLOG where kernel.dmesg_restrict is 1"
+                remedy = "run as root, or with CAP_SYSLOG if kernel.dmesg_restrict is 1"
                 raise PermissionError(error.errno, f"{error.strerror}: {remedy}", str(path)) from error
             self._descriptor = os.dup(0)
             os.set_blocking(self._descriptor, False)
             os.lseek(self._descriptor, 0, os.SEEK_SET)
         self.first = ""
-        """The first line that was read."""
+        """The first line that `new_lines` has ever returned; empty before."""
         self.missed = False
         """Whether records were overwritten before they were read."""
 
     @property
     def complete(self) -> bool:
-        """Whether every record since boot was read. Records can be overwritten before they are read."""
+        """Whether `new_lines` has returned every record since boot, that is, no record was overwritten before it was read."""
         return not self.missed and reaches_boot(self.first)
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class RingBuffer:
         os.close(self._descriptor)
 
     def new_lines(self) -> list[str]:
-        """Return the lines since the last call. Raises OSError, also for a log that is empty from the start."""
+        """Return the lines since the last call. Raises OSError, also if no line was ever read."""
         text = b"".join(iter(self._read, b"")).decode(errors="replace")
         # Not splitlines(): it also splits at characters that a process name may contain.
         lines = [line for line in text.split("\n") if line]
@@ -88,10 +88,12 @@ class Log:
 
 
 def read_log(path: Path = KMSG, commands: Sequence[Sequence[str]] = COMMANDS) -> Log:
-    """Return the ring buffer and, before it, older records from `commands`. May start a process, which is too slow for a scrape.
+    """Return the records of the ring buffer. If it has lost older records, put those before them that `commands` print.
+
+    A command is a process, so this may be too slow for a scrape.
 
     Raises:
-        OSError: neither the ring buffer nor any command returns the log. The error is the one of the ring buffer.
+        OSError: neither the ring buffer nor any command returns the log. The error number is that of reading the ring buffer.
     """
     try:
         ring = RingBuffer(path)
@@ -134,12 +136,15 @@ def _command_lines(commands: Sequence[Sequence[str]]) -> list[str]:
 
 
 def uptime(line: str) -> float:
-    """Return the seconds since boot at which a line was logged; 1 if the line has no such time, because 0 would mean "never"."""
+    """Return the seconds since boot at which a line was logged.
+
+    Return 1 if the line has no such time, because callers use 0 for an event that has never occurred.
+    """
     return 1.0 if (seconds := timestamp(line)) is None else seconds
 
 
 def timestamp(line: str) -> float | None:
-    """Return the seconds since boot at the beginning of a line; None if the line has no time, or a date instead."""
+    """Return the time at the beginning of a line in seconds since boot; None if the line begins with a date or without a time."""
     if record := _RECORD.match(line):
         return int(record[1]) / 1e6
     head = _printed_head(line)
@@ -148,16 +153,19 @@ def timestamp(line: str) -> float | None:
 
 
 def reaches_boot(first: str) -> bool:
-    """Return whether a log with this first line reaches back to the boot: it is record 0, or at most BOOT_S after the boot."""
+    """Return whether a log with this first line reaches back to the boot.
+
+    The line must have the sequence number 0, or, if it has no sequence number, be logged at most BOOT_S after boot.
+    """
     if record := re.match(r"\d+,(\d+),\d+,", first):
         return record.group(1) == "0"
     return uptime(first) <= BOOT_S
 
 
 def messages(line: str) -> list[str]:
-    """Return the lines of a record's message, without time, level, host and the name `kernel`.
+    """Return the lines of a record's message, without the time, level, host name and `kernel:` before it.
 
-    Reads records of /dev/kmsg, and the output of dmesg, journalctl and syslog daemons in any of their time formats.
+    Accepts records of /dev/kmsg, and the output of dmesg, journalctl and syslog daemons in any of their time formats.
     """
     if record := _RECORD.match(line):
         # The kernel writes bytes that are not printable as \xNN, line ends included (Linux, ABI/testing/dev-kmsg).
@@ -187,5 +195,5 @@ _PRINTED = re.compile(
 
 
 def _printed_head(line: str) -> re.Match[str]:
-    """Match the prefix that a program prints before the message. All parts of the pattern are optional, so it always matches."""
+    """Match what dmesg, journalctl or a syslog daemon prints before the message. This may be nothing, so it always matches."""
     return cast("re.Match[str]", _PRINTED.match(line))

@@ -1,4 +1,4 @@
-"""Ethernet interfaces with a device: link, speed, errors, bonds and teams. Reads only /sys/class/net and /proc/net/bonding."""
+"""Ethernet interfaces with hardware: link, speed, errors, bonds and teams. Reads only /sys/class/net and /proc/net/bonding."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ KINDS = {
     "network.bond.member_up": ("1", "The interface takes part in the bond or team"),
 }
 MTU_BOUNDS = (68.0, 65_536.0)
-"""The lowest is from RFC 791, the highest is that of the loopback interface."""
+"""Lowest and highest credible MTU in bytes. The lowest is from RFC 791, the highest is the MTU of the loopback interface."""
 COUNTERS = ["network.carrier_changes", *(f"network.{name}" for name in STATISTICS)]
 
 Readings = dict[str, Value | Absent]
-"""Name without the leading `network.` -> value."""
+"""Name of the reading without the leading `network.` -> value."""
 
 
 class NetworkCollector:
-    """Reads the interfaces under `root`. `identity` adds the driver and the addresses; `full_snapshot` adds these and the MTU.
+    """Reads the interfaces under `root`. `identity` adds driver, MAC and PCI address; `full_snapshot` adds these and the MTU.
 
-    It omits interfaces without a device (bridges, veth), USB interfaces (the virtual NIC of a management controller), virtual
-    functions, representors (ports of the switch inside a NIC), and IPoIB interfaces (the `infiniband` collector reads the ports).
+    It omits interfaces without hardware (bridges, veth), USB interfaces (the virtual NIC of a management controller), virtual
+    functions, representors (ports of the switch inside a NIC), and IPoIB interfaces (see the `infiniband` collector).
     """
 
     name = "network"
@@ -119,9 +119,9 @@ class NetworkCollector:
         return sorted({*bonds, *(name for name in masters if isinstance(name, str))})
 
     def _members(self, master: str) -> Mapping[str, Value | Absent]:
-        """Return for each member of a bond or team whether it has a link and may be used; empty for any other interface.
+        """Return member -> whether the bond or team can use it, as in `_bond_members` and `_team_members`; empty for others.
 
-        If both /sys and /proc list a member of a bond, it must be up in both.
+        If both /sys and /proc list a member of a bond, the value is True only if both report that the bond can use it.
         """
         if not self._files.exists(f"{CLASS}/{master}/bonding") and not self._files.exists(f"{BONDS}/{master}"):
             return self._team_members(master)
@@ -133,7 +133,7 @@ class NetworkCollector:
         return members
 
     def _bond_members(self, path: str) -> dict[str, Value | Absent]:
-        """Return for each member of a bond whether it has a link and, with LACP, is in the aggregator that the bond uses."""
+        """Return member -> whether it has a link and, with LACP, is in the aggregator that the bond uses."""
         slaves, mode = self._files.read(f"{path}/slaves", str), self._files.read(f"{path}/mode", str)
         in_use = self._files.read(f"{path}/ad_aggregator", parse_natural)
         members: dict[str, Value | Absent] = {}
@@ -146,10 +146,10 @@ class NetworkCollector:
         return members
 
     def _team_members(self, name: str) -> dict[str, Value | Absent]:
-        """Return for each member of a team whether it has a link; empty for any other interface.
+        """Return member -> whether it has a link; empty if the interface is not a team.
 
         The uevent file of a bridge, bond or VRF has a DEVTYPE; that of a team or of Open vSwitch has none. Open vSwitch is
-        recognized by the name of its interface.
+        recognized by an interface name that begins with `ovs-`.
         """
         path = f"{CLASS}/{name}"
         lower = self._files.matching(path, r"lower_.+", "no member")
@@ -169,7 +169,7 @@ class NetworkCollector:
 
 
 def is_nic(files: Files, name: str) -> bool:
-    """Return whether NetworkCollector reads the interface. Its docstring names the interfaces that it omits."""
+    """Return whether NetworkCollector reads the interface. The docstring of that class lists the interfaces that it omits."""
     path = f"{CLASS}/{name}"
     if not files.exists(f"{path}/device") or files.exists(f"{path}/device/physfn"):
         return False
@@ -186,7 +186,10 @@ def is_nic(files: Files, name: str) -> bool:
 
 
 def parse_bond(text: str) -> dict[str, bool]:
-    """Return for each member in a file of /proc/net/bonding whether it has a link and, with LACP, is in the active aggregator."""
+    """Return member of a bond -> whether it has a link and, with LACP, is in the active aggregator.
+
+    `text` is the content of a file in /proc/net/bonding.
+    """
     head, *slaves = re.split(r"^Slave Interface: ", text, flags=re.MULTILINE)
     active = re.search(r"Active Aggregator Info:\s+Aggregator ID: (\d+)", head)
     members = {}
@@ -201,6 +204,6 @@ def parse_bond(text: str) -> dict[str, bool]:
 
 
 def parse_speed(text: str) -> Value | Absent:
-    """Return the speed in B/s; the kernel writes Mb/s. Raises ValueError."""
+    """Return the speed in B/s. The text is a number of Mb/s (megabits per second). Raises ValueError."""
     megabits = int(text)
     return megabits * 1e6 / 8 if megabits > 0 else _NO_SPEED

@@ -1,4 +1,4 @@
-"""Find the programs of the host, their versions and their output."""
+"""Find programs of the host, read their versions, and run them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ def find_program(root: Path, name: str, directories: Sequence[str] = DIRECTORIES
 
 
 def program_version(root: Path, name: str, pattern: str, deadline_s: float = DEADLINE_S) -> str | Absent:
-    """Return the first group of `pattern` in the output of `NAME --version`; `unsupported` if the program is not installed."""
+    """Run `NAME --version`, and return the text that the first group of the regular expression `pattern` matches in its output.
+
+    Return `unsupported` if the program is not installed, and an `error` if it does not run or nothing matches.
+    """
     path = find_program(root, name)
     if path is None:
         return Absent.unsupported(f"no {name}")
@@ -64,7 +67,7 @@ def run_program(
 
 
 def error_message(process: subprocess.CompletedProcess[str]) -> str:
-    """Return the first line of standard error that has printable text, or else that of standard output, or `no output`.
+    """Return the first line with printable text of standard error, or else of standard output, or else the text `no output`.
 
     Colours and control characters are removed, and the line is cut to 200 characters.
     """

@@ -95,7 +95,7 @@ def toolkit_version(text: str) -> str:
     try:
         return str(json.loads(text)["cuda"]["version"])
     except (KeyError, TypeError, RecursionError) as error:
-        raise ValueError(f"no version of cuda: {error}") from error
+        raise ValueError(f"no cuda.version: {error!r}") from error
 
 
 def release_field(text: str, key: str) -> str:
@@ -127,9 +127,9 @@ def _glibc() -> str | Absent:
 
 
 def library_version(files: Files, name: str) -> str | Absent:
-    """Follow the symbolic links of a library, and return the version in the file name to which they lead.
+    """Follow the symbolic links of a library to the first file name with a version (`libnccl.so.2.21.5`); return the version.
 
-    The library is searched for in LIBRARIES, and the first directory that has it as a symbolic link is used.
+    The links start at `name` in the first directory of LIBRARIES in which `name` is a symbolic link.
     """
     for directory in LIBRARIES:
         path = files.path(f"{directory}/{name}")
@@ -146,5 +146,5 @@ def library_version(files: Files, name: str) -> str | Absent:
             path = files.path(str(target).lstrip("/")) if target.is_absolute() else path.parent / target
             if not path.is_symlink():
                 break
-        return Absent.error(f"/{directory}/{name} leads to {path.name}, which names no version")
+        return Absent.error(f"/{directory}/{name} leads to {path.name}, which has no version in its name")
     return Absent.unsupported(f"no {name} in the usual directories")

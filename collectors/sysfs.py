@@ -9,7 +9,7 @@ PCI_DEVICES = "sys/bus/pci/devices"
 
 
 def pci_address(files: Files, path: str) -> Value | Absent:
-    """Return the address of the last PCI device in the target of a link of /sys/class (`…/0000:19:00.0/net/eth0`)."""
+    """Return the address of the last PCI device in the target of a symbolic link of /sys (`…/0000:19:00.0/net/eth0`)."""
     try:
         addresses = pci_addresses(files.target(path))
     except OSError as error:
@@ -18,12 +18,12 @@ def pci_address(files: Files, path: str) -> Value | Absent:
 
 
 def pci_addresses(target: str) -> list[str]:
-    """Return the PCI addresses in a path of /sys/devices, from the root of the bus outwards."""
+    """Return the PCI addresses in a path of /sys/devices, the one nearest to the root of the bus first."""
     return [part for part in target.split("/") if part.count(":") == 2 and "." in part]
 
 
 def parse_natural(text: str) -> int:
-    """Return the number in a text. Raises ValueError if the text is not a whole number, or if the number is negative."""
+    """Return the text as a number. Raises ValueError if it is not a whole number, or is negative."""
     number = int(text)
     if number < 0:
         raise ValueError(f"{number} is negative")
@@ -31,7 +31,7 @@ def parse_natural(text: str) -> int:
 
 
 def parse_numa_node(text: str) -> Value | Absent:
-    """Return the NUMA node of a device; the kernel writes -1 if the firmware reports none.
+    """Return the NUMA node of a device; `unsupported` for -1, which the kernel writes if the firmware reports no node.
 
     Raises ValueError if the text is not a whole number.
     """

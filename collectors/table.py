@@ -29,9 +29,9 @@ class CollectorOptions:
     root: Path = Path("/")
     """Directory in which /proc, /sys, /dev, /etc and programs are looked up. NVML does not depend on it."""
     full_snapshot: bool = False
-    """Also read what takes too long for a scrape."""
+    """Also read what takes too long for a scrape by Prometheus. The snapshots before and after a stage do so."""
     identity: bool = False
-    """Also read what identifies NICs and disks, as an exporter does at every scrape. Full snapshots always have it."""
+    """Also read what identifies NICs and disks, as an exporter does at every scrape. Full snapshots always read it."""
     gpu_indices: Collection[int] | None = None
     """NVML indices to read; None: all GPUs."""
     keep_nvml_open: bool = False

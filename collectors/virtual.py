@@ -10,14 +10,14 @@ from collectors.files import Files, MissingError, nonempty
 FIRST_PROCESSOR_BYTES = 8192
 """Bytes of /proc/cpuinfo to read: enough for the first processor. On a large host the whole file is a megabyte."""
 _PRODUCTS = ("KVM", "Virtual Machine", "VMware", "Google Compute Engine", "QEMU")
-"""A product name with one of these texts is that of a virtual machine."""
+"""Texts that the DMI product names of virtual machines contain."""
 
 
 def is_virtual(files: Files) -> Value | Absent:
-    """Return whether this is a virtual machine, by the hypervisor flag of the processor.
+    """Return whether this is a virtual machine: whether the processor has the flag `hypervisor`.
 
-    If the architecture has no processor flags, a known product name or /sys/hypervisor/type shows a virtual machine. With
-    neither, the result is `unsupported`.
+    If the architecture has no processor flags, the result is True if the DMI product name is that of a virtual machine or
+    /sys/hypervisor/type exists, and `unsupported` otherwise.
     """
     flag = files.required("proc/cpuinfo", has_hypervisor_flag, max_bytes=FIRST_PROCESSOR_BYTES)
     if not isinstance(flag, Absent) or flag.status == "error":
@@ -28,7 +28,7 @@ def is_virtual(files: Files) -> Value | Absent:
 
 
 def has_hypervisor_flag(text: str) -> bool:
-    """Return whether /proc/cpuinfo has the hypervisor flag. Raises MissingError if it has no flags."""
+    """Return whether the first processor in /proc/cpuinfo has the flag `hypervisor`. Raises MissingError if it has no flags."""
     flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
     if not flags:
         raise MissingError("this architecture reports no processor flags")

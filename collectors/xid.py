@@ -16,8 +16,8 @@ from collectors.base import HOST_LABELS, Absent, Family, mark_varying
 from collectors.kernel_events import EVENTS, PARTS, EventCounts
 from collectors.kernel_log import RingBuffer
 
-# The location is `PCI:0000:5d:00`. Old drivers leave out `PCI:`, and a GPU under MIG adds `GPU-I:05 GPU-CI:00`. The pattern must
-# match at the beginning of the message, because a process name later in it may look like an XID.
+# The text in parentheses is `PCI:0000:5d:00`. Old drivers leave out `PCI:`; with MIG the driver adds `GPU-I:05 GPU-CI:00`. The
+# pattern must match at the beginning of the message, because a process name later in it may look like an XID.
 _XID = re.compile(r"NVRM:\s+Xid\s+\(([^)]*)\)\s*:\s*(\d{1,4})(?!\d)(.*)", re.DOTALL)
 _ADDRESS = r"(?:PCI:)?(?:[0-9a-fA-F]{1,8}:)?[0-9a-fA-F]{1,2}:[0-9a-fA-F]{1,2}(?:\.[0-7])?"
 _LEADING_ADDRESS = re.compile(rf"{_ADDRESS}(?![0-9a-fA-F.:/])")
@@ -26,7 +26,7 @@ _GPU_AT = re.compile(rf"NVRM:\s+GPU at ({_ADDRESS}): ({_UUID.pattern})")
 _PREEMPTED, _ACTION = 45, 154
 """XID 45 reports that the channels of a process were removed, XID 154 that the recovery action of a GPU changed."""
 _NVLINK5 = range(144, 151)
-"""XIDs of NVLink 5. The same code covers fatal and other errors; only the message has the severity, as in
+"""XIDs of NVLink 5. Fatal and other errors have the same code; only the text after it shows the severity, as in
 `NETIR_LINK_EVT  Fatal   XC0 i0 Link 01`."""
 _NVLINK5_SEVERITY = re.compile(r"\s(Fatal|Non-?fatal)\s+(?:XC|i ?\d|Link)", re.IGNORECASE)
 _SXID = re.compile(rf"nvidia-nvswitch\d+:\s+SXid\s+\(({_ADDRESS})\)\s*:\s*(\d+)\s*,\s*(.*)")
@@ -56,13 +56,16 @@ _REASONS = (
     (_NO_BAR, re.compile(r"NVRM:\s+request_mem_region failed for 0M @ 0x0\b")),
     (_OTHER_DRIVER, re.compile(r"NVRM:\s+request_mem_region failed for ")),
 )
-"""Messages without an address. The message that a GPU failed to start, which names the GPU, follows within REASON_S."""
+"""Messages with the reason why a GPU failed to start, but without its address.
+
+The message that the GPU failed to start has the address, and follows within REASON_S seconds.
+"""
 REASON_S = 60.0
 _RESOLVED = re.compile(r", GPU recovery action changed from .* to 0x0\b")
 """Text of an XID 154 that withdraws the action for an earlier XID: `changed from 0x1 (GPU Reset Required) to 0x0 (None)`."""
 _SENTENCE = re.compile(r"NVRM:\s+The NVIDIA v?GPU ")
 _SENTENCE_PART = re.compile(r"\s*NVRM:\s+((?:\(PCI ID|installed in|system has|fallen off).*)")
-"""The driver logs this sentence in three lines, separated here by ` / `:
+"""Matches a line that continues a sentence of the driver. A sentence has three lines (here ` / ` separates them):
 
 `The NVIDIA GPU 0000:18:00.0 / (PCI ID: 10de:2330) installed in this system has / fallen off the bus and is not responding`.
 """
@@ -70,14 +73,14 @@ _SENTENCE_PART = re.compile(r"\s*NVRM:\s+((?:\(PCI ID|installed in|system has|fa
 
 @dataclass
 class ErrorCounts:
-    """The errors in the log so far."""
+    """Counts of the errors in the lines of the kernel log that were read so far."""
 
     xid: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(PCI address, code) -> number of XIDs."""
     fatal: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(PCI address, code) -> number of NVLink 5 XIDs that the driver marked as fatal."""
     sxid: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """(PCI address, `yes`, `no` or `unknown` for fatal, code) -> number of SXids."""
+    """(PCI address, whether fatal (`yes`, `no` or `unknown`), code) -> number of SXids."""
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)
     """(PCI address, kind of message) -> number of messages."""
     events: EventCounts = field(default_factory=EventCounts)
@@ -86,13 +89,13 @@ class ErrorCounts:
     last_sxid: float = 0.0
     """Uptime at the newest SXid, in s; 0: none."""
     complete: bool = True
-    """Whether the log reaches back to the boot."""
+    """Whether the lines reach back to the boot without a known gap."""
     addresses: dict[str, str] = field(default_factory=dict)
     """UUID -> PCI address, from the messages of the driver."""
     sentence: str = ""
-    """The newest sentence about a GPU, as far as it was read: the driver splits it into several lines."""
+    """The lines read so far of the newest `The NVIDIA GPU …` sentence, joined; the driver splits it into several lines."""
     reason: str = ""
-    """The newest reason that the driver has logged without an address. It applies to the next GPU that fails to start."""
+    """Kind of the newest message of _REASONS; empty: none. It applies to the next GPU that fails to start."""
     reason_at: float = 0.0
     """Uptime at which the reason was logged, in s."""
 
@@ -129,7 +132,7 @@ class ErrorCounts:
                 self.reason = ""
 
     def _whole_sentence(self, message: str) -> str:
-        """Return the message, joined to the lines before it if it continues a sentence about a GPU."""
+        """Return the message. If it continues a sentence about a GPU, put the earlier lines of the sentence before it."""
         if _SENTENCE.match(message):
             self.sentence = message
         elif self.sentence and (part := _SENTENCE_PART.match(message)):
@@ -141,8 +144,8 @@ class ErrorCounts:
 class XidCollector:
     """Reads the kernel's ring buffer. A scrape reads only new records and adds them to its counts.
 
-    A full snapshot reads the whole buffer. If the buffer has lost records or cannot be read, the snapshot also reads the journal,
-    or the output of dmesg if the host has no journal.
+    A full snapshot reads the whole buffer. If the buffer has lost records or cannot be read, the snapshot also reads the output
+    of journalctl or, if that prints no records, of dmesg.
     """
 
     name = "xid"
@@ -186,7 +189,8 @@ class XidCollector:
 
 def _families(result: ErrorCounts | Absent) -> list[Family]:
     counts = ErrorCounts() if isinstance(result, Absent) else result
-    # When the buffer overwrites old records, a count falls, which can hide a new error. The newest error's time does not fall.
+    # When the buffer overwrites old records, a count in a full snapshot may fall, which can hide a new error. The time of the
+    # newest error does not fall.
     newest = Family(name="xid.last_seen", unit="s", help="Uptime at the newest XID that reports a fault; 0: none")
     count = Family(name="xid.count", unit="1", help="XIDs in the kernel log")
     fatal = Family(name="xid.fatal", unit="1", help="NVLink 5 XIDs marked fatal in the kernel log")
@@ -234,7 +238,7 @@ class Xid:
     is_fatal: bool
     """Whether the driver marked an NVLink 5 error as fatal."""
     is_fault: bool = True
-    """False for 45, which follows the end of a process, and for 154 if it withdraws an action: neither reports a fault."""
+    """False for XID 45, which follows the end of a process, and for an XID 154 that withdraws an action: these are no faults."""
 
 
 def parse_xid(message: str) -> Xid | None:
@@ -257,7 +261,10 @@ def parse_xid(message: str) -> Xid | None:
 
 
 def parse_sxid(message: str) -> tuple[str, str, str] | None:
-    """Return PCI address, whether fatal (`yes`, `no`, `unknown`) and code of an SXid; None for its details and other messages."""
+    """Return PCI address, whether fatal (`yes`, `no`, `unknown`) and code of an SXid.
+
+    None for other messages, including those that only add details to an SXid.
+    """
     match = _SXID.match(message)
     if not match or _SXID_DETAIL.match(match[3]):
         return None
@@ -274,7 +281,7 @@ def parse_message(message: str) -> tuple[str, str] | None:
 
 
 def sysfs_address(printed: str) -> str:
-    """Return a PCI address as in sysfs, `0000:5d:00.0`. A missing domain or function is 0."""
+    """Return an address printed by the driver (`PCI:5d:00`) as in sysfs (`0000:5d:00.0`). A missing domain or function is 0."""
     address, _, function = printed.removeprefix("PCI:").partition(".")
     domain, bus, device = (int(number, 16) for number in f"0:{address}".split(":")[-3:])
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function or 0}"

@@ -1,4 +1,4 @@
-"""Show the progress of long work on a terminal. Without a terminal, or outside `progress_bar`, nothing is written."""
+"""Show the progress of long work on a terminal. Without a terminal, or outside the context `progress_bar`, nothing is written."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from typing import TextIO
 
 DELAY_S = 1.0
-"""Work that is done sooner shows no bar."""
+"""Work that takes less time than this shows no bar."""
 _REFRESH_S = 0.1
 """Minimum time between two drawings."""
 
 
 class _Bar:
-    """A bar on a terminal. Forked processes advance it too; only the process that made it draws."""
+    """A bar on a terminal. Forked processes advance it too, but only the process that created the bar draws it."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -68,7 +68,10 @@ _active: _Bar | None = None
 
 @contextlib.contextmanager
 def progress_bar(stream: TextIO) -> Iterator[None]:
-    """Show `begin` and `advance` on the stream if it is a terminal that can draw, and remove the bar at the end."""
+    """Draw a bar for the calls of `begin` and `advance` in this context, and remove it at the end.
+
+    Nothing is drawn if the stream is not a terminal, if TERM is unset or `dumb`, or if an outer `progress_bar` draws already.
+    """
     global _active
     if _active or not stream.isatty() or os.environ.get("TERM", "dumb") in ("", "dumb"):
         yield
@@ -94,6 +97,6 @@ def advance(count: int = 1) -> None:
 
 
 def draw() -> None:
-    """Draw what other processes have finished. Call this function while waiting for these processes."""
+    """Draw the progress that forked processes have reported. Call this function while waiting for these processes."""
     if _active:
         _active.draw()

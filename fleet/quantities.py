@@ -1,4 +1,4 @@
-"""Format SI values for people: human units, and as many digits as needed."""
+"""Format SI values for people: with readable units (`GB/s` instead of `B/s`), and few digits."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ _FACTORS = {
 }
 """Unit for people -> its size in the SI unit. A unit that is missing here has the size 1."""
 PER_HOUR = "1/h"
-"""Unit of the rate of a counter."""
+"""Unit of the hourly rate of a counter."""
 _PLAIN_UNITS = {"1": "", PER_HOUR: "an hour", "Cel": "°C", "ratio": "", "FLOP/J": "FLOP/s/W"}
-"""Unit -> its text, for units without an entry in `_SCALES` and after the value 0. Other units are written as they are."""
+"""Unit -> its text, if `_SCALES` has no entry for the unit, or if the value is 0. A unit in neither table is its own text."""
 
 
 def number(value: float, digits: int = 4) -> str:
-    """Format `value` with `digits` significant digits, with an exponent only below 0.0001, thousands separated from 10 000 on.
+    """Format `value` with `digits` significant digits: below 0.0001 with an exponent, from 10 000 on with thousands separated.
 
     Digits before the decimal point are never dropped, so an integer keeps all its digits.
     """
@@ -106,7 +106,7 @@ def _binary(value: float) -> tuple[float, str]:
 def quantity(value: Value, unit: str, digits: int = 4, like: float | None = None) -> str:
     """Format a value with its unit: `364.8 GB/s`, `22.5 µs`, `1 GiB`, `yes`.
 
-    If `like` is given, the unit suits `like` instead of the value.
+    If `like` is given, the unit is the one that suits `like`, so that two values can have the same unit.
     """
     if value is None:
         return NONE
@@ -124,7 +124,7 @@ def quantity(value: Value, unit: str, digits: int = 4, like: float | None = None
 
 
 def counted(number: int, noun: str) -> str:
-    """Return `1 host`, `2 hosts`. The plural must be the noun with an `s`."""
+    """Return the number with the noun: `1 host`, `2 hosts`. The plural of the noun must end in a plain `s`."""
     return f"{number} {noun if number == 1 else noun + 's'}"
 
 

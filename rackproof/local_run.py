@@ -81,7 +81,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     run.add_argument("--devices", help="NVML indices of the GPUs under test, comma-separated (default: all)")
     run.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
     run.add_argument("--host", help="name of this machine in the report (default: its host name)")
-    run.add_argument("--validation-only", action="store_true", help="skip the training")
+    run.add_argument("--validation-only", action="store_true", help="skip the training benchmarks")
     run.add_argument("--duration", help="about how long the profile extended measures, such as 20m or 2h (default: 1h)")
     run.add_argument("--epochs", type=int, help="epochs of the training")
     run.add_argument("--batch-size", type=int, help="training images per rank and step")

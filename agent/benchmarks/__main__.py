@@ -9,7 +9,7 @@ import sys
 
 from agent.placement import torch_env
 
-# Prepare before the import of torch, which takes seconds, so that errors in the launcher's variables are reported at once.
+# Set and check the launcher's variables before the import of torch, which takes seconds: their errors are then reported at once.
 if __name__ == "__main__":
     torch_env.prepare_environment(sys.argv[1:])
     gc.disable()  # garbage collection would take an eighth of torch's import time, and would free nothing
@@ -45,8 +45,8 @@ STARTED = time.monotonic()
 def main() -> int:
     """Run the requested benchmarks on this rank.
 
-    Under a supervisor, returns 0 even if a benchmark fails, because the record has the reason. Without a supervisor, returns 1
-    if at least one observation of this rank is an error.
+    Under a supervisor (the agent's process that launches the ranks and passes --request), returns 0 even if a benchmark fails,
+    because the host's record has the reason. Without one, returns 1 if at least one observation of this rank is an error.
     """
     options = _parser().parse_args()
     try:
@@ -85,10 +85,11 @@ def take_device(context: Context, request: Mapping[str, Any]) -> str:
         uuid = _device_uuid(torch.cuda.get_device_properties(context.device))
     except RuntimeError as error:
         return f"the device cannot be used: {describe_error(error)}"
-    planned = request.get("uuids", {}).get(str(context.devices[context.local_rank]), "").lower()
+    index = context.devices[context.local_rank]
+    planned = request.get("uuids", {}).get(str(index), "").lower()
     if uuid and planned and uuid != planned:
         # CUDA can skip a GPU that NVML still lists. Each later GPU would then be reported under the wrong serial.
-        return f"{context.device} is {uuid}; NVML has {planned} at this index"
+        return f"{context.device} is {uuid}; NVML has {planned} at index {index}"
     return context.device_error()
 
 
@@ -108,10 +109,10 @@ def connect_store() -> tuple[Store, int, int]:
 
 
 def _wait_for_all_ranks(context: Context) -> None:
-    """Record that this rank has finished. Local rank 0 also waits for all ranks, at most until the time-out.
+    """Record that this rank has finished. Local rank 0 also waits for all ranks, at most `context.timeout_s`.
 
-    If local rank 0 ended earlier, it would remove files that the other ranks of its host still write. Rank 0 also serves the
-    store, which the ranks of all hosts use.
+    After this, local rank 0 prints the results of its host and, without --results, removes the work directory. So the other ranks
+    of the host must have written their results. The process of rank 0 also serves the store, which the ranks of all hosts use.
     """
     if context.world_size == 1:
         return
@@ -123,7 +124,7 @@ def _wait_for_all_ranks(context: Context) -> None:
 
 
 def _read_request(options: argparse.Namespace, store: Store, rank: int) -> tuple[dict[str, Any], Path]:
-    """Return what to run and the work directory, from the supervisor's request or the command line."""
+    """Return the request (what to run) and the work directory, from the supervisor's request or the command line."""
     if options.request:
         return json.loads(options.request.read_text(encoding="utf-8")), options.request.parent
     gpu = torch.cuda.is_available()
@@ -155,7 +156,7 @@ def _select_benchmarks(options: argparse.Namespace, gpu: bool, *, verbose: bool)
     skipped = [name for name in options.only or () if name not in selected]
     if skipped and verbose:
         print(
-            f"skipped: {', '.join(skipped)} (need a GPU, or are trainings that --validation-only leaves out)",
+            f"skipped: {', '.join(skipped)} (they need a GPU, or --validation-only leaves them out)",
             file=sys.stderr,
         )
     return selected
@@ -168,9 +169,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--only", nargs="+", choices=sorted(BENCHMARKS), metavar="BENCHMARK", help="run only these")
     parser.add_argument("--validation-only", action="store_true", help="run everything except the trainings")
-    parser.add_argument("--epochs", type=_positive, help="epochs of the trainings")
-    parser.add_argument("--batch-size", type=_positive, help="images for each rank and step of the trainings")
-    parser.add_argument("--results", type=Path, help="directory for rank<N>.json (default: not kept)")
+    parser.add_argument("--epochs", type=_positive, help="number of epochs of each training")
+    parser.add_argument("--batch-size", type=_positive, help="number of images per rank and training step")
+    parser.add_argument("--results", type=Path, help="directory for the results, rank<N>.json (default: print only)")
     return parser
 
 

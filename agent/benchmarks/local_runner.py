@@ -21,10 +21,12 @@ from schemas.scopes import directory_scope
 
 
 def run_local(context: RankContext, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> str:
-    """Run the benchmarks that need no process group; return why this rank's device cannot be used, or an empty string.
+    """Run the benchmarks that need no process group.
+
+    Return why this rank's device can no longer be used after them, or an empty string.
 
     Args:
-        broken: why the device cannot be used even for the first benchmark; empty if it can.
+        broken: why the device cannot be used before the first benchmark; empty if it can.
     """
     for name in benchmarks:
         if BENCHMARKS[name].needs_group:
@@ -40,7 +42,10 @@ def run_local(context: RankContext, benchmarks: Mapping[str, dict[str, Any]], br
 
 
 def run_benchmark(context: RankContext, name: str, chosen: Mapping[str, Any]) -> str:
-    """Run one benchmark; return the error that ended it. Return an empty string if it finished, or if it cannot be measured."""
+    """Run one benchmark; return the error that ended it.
+
+    Return an empty string if the benchmark finished, or if it raised CannotMeasureError.
+    """
     context.begin(name)
     log(f"{name} …")
     began, problem = time.monotonic(), ""
@@ -64,7 +69,7 @@ def run_benchmark(context: RankContext, name: str, chosen: Mapping[str, Any]) ->
         "scope": "host" if context.is_reporting_rank else context.device_scope,
         "benchmark": name,
     }
-    if problem:  # on every rank: an error after the last figure has no other place in the record
+    if problem:  # reported by every rank: an error after the rank's last figure would not be in the record otherwise
         context.report_absent(DURATION.name, status=ERROR, reason=problem, **duration)
     elif context.is_reporting_rank:
         context.report(DURATION.name, time.monotonic() - began, **duration)
@@ -73,9 +78,9 @@ def run_benchmark(context: RankContext, name: str, chosen: Mapping[str, Any]) ->
 
 
 def report_missing(context: RankContext, name: str, chosen: Mapping[str, Any], status: str, reason: str) -> None:
-    """Report the reason for every output of the benchmark that this rank should report and has not.
+    """Report `reason` for every output of the benchmark that this rank should have reported and has not.
 
-    The duration, and outputs that the supervisor computes from its samples, are left out.
+    Two kinds of output are left out: the duration, and outputs that the supervisor computes from its own samples.
     """
     for expected in expand(context.stage, name, chosen, context.kind):
         output = next((output for output in BENCHMARKS[name].outputs if output.makes(expected.name)), DURATION)
@@ -87,7 +92,7 @@ def report_missing(context: RankContext, name: str, chosen: Mapping[str, Any], s
 
 
 def _scopes(context: RankContext, benchmark: str, kind: str, chosen: Mapping[str, Any]) -> list[str]:
-    """Return the scopes of that kind that this rank reports for the benchmark."""
+    """Return the scopes of the kind `kind` (such as `device` or `pair`) that this rank reports for the benchmark."""
     if kind == "peers":
         return expected_scopes(context, settings("pairs", chosen))
     if kind == "directory":

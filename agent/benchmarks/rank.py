@@ -1,4 +1,4 @@
-"""Functions for every rank, with and without torch: the fields of its context, its log, and its end."""
+"""Functions for every rank, with or without torch: compute the fields of its context, redirect its output, run it to its end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ def rank_fields(
     """Return the fields of this rank's context, from the request and the launcher's variables.
 
     Args:
-        launched: `time.monotonic()` when the launch began, if there is no supervisor (default: now).
+        launched: `time.monotonic()` from which to count the launch if there is no supervisor, which would set the environment
+            variable RACKPROOF_LAUNCHED (default: now).
     """
     return {
         "rank": rank,
@@ -38,7 +39,7 @@ def rank_fields(
 
 
 def redirect_output(context: RankContext) -> None:
-    """Redirect this rank's stdout and stderr to its own log. File descriptors are replaced, so NCCL's lines go there too."""
+    """Redirect this rank's stdout and stderr to its own log. File descriptors are replaced, so NCCL's output goes there too."""
     log = os.open(context.work / f"rank{context.rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -51,7 +52,8 @@ def run_to_end(context: RankContext, run: Callable[[], object]) -> None:
         run()
         context.save()
         context.begin("end")
-        context.host_barrier()  # until all ranks have saved: if a rank fails while it exits, the launcher ends the other ranks
+        # Wait until all ranks of this host have saved: if one rank then fails while it exits, the launcher kills the others.
+        context.host_barrier()
     except Exception as error:
         context.heartbeat.record_failure(str(error))
         context.set_phase(f"failed: {describe_error(error)}"[:500], 1)

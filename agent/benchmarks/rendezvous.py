@@ -2,7 +2,7 @@
 
 torchrun's own rendezvous backends listen on every address of the host. This backend listens on one address only, because the
 hosts and their order are known: the first host runs the store, and all torchrun agents and ranks use it. The parameters are
-in FILE, which only its owner can read, because arguments are visible to every user of the host.
+in FILE, not in the arguments: only the owner can read FILE, but every user of the host can read the arguments.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from agent.gang.transport import listen
 BACKEND = "rackproof"
 VISIBLE, WITHOUT_CUDA = "CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK"
 TIMEOUT = timedelta(minutes=10)
-"""How long to wait for late hosts. This is longer than OWN_FAILURE_S of agent.gang.monitor, so that a supervisor can distinguish
-a launcher that waited in vain from a launcher that failed by itself."""
+"""How long to wait for late hosts. This is longer than OWN_FAILURE_S of agent.gang.monitor. So the supervisor can distinguish a
+launcher that waited in vain for another host from a launcher that failed by itself, which fails earlier."""
 
 
 class StaticRendezvous(RendezvousHandler):
@@ -46,7 +46,7 @@ class StaticRendezvous(RendezvousHandler):
 
     Args:
         config: `name` of the launch, `rank` of this host, number of `hosts`, `address` and `port` of the store (0: any port).
-            Host 0 listens on this address. If there are `admitted` addresses, only these may connect.
+            Host 0 listens on this address. If the list `admitted` is not empty, only its addresses and host 0 may connect.
     """
 
     use_agent_store = True
@@ -106,7 +106,7 @@ def main() -> None:
     path, *arguments = sys.argv[1:]
     config: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     if config["trains"]:
-        # Otherwise the first optimizer of each rank imports it; here it is imported only once.
+        # Otherwise the first optimizer of each rank imports it. Imported here, before the ranks are forked, it loads only once.
         importlib.import_module("torch._dynamo")
     gc.freeze()  # otherwise Python spends half a second at exit on the objects that the import of torch created
     gc.enable()
@@ -124,7 +124,10 @@ def main() -> None:
 
 
 def hide_gpus_until_fork() -> None:
-    """Hide the GPUs from torchrun until it forks: newer versions of torch query them, and then CUDA fails in forked processes."""
+    """Hide the GPUs from this process until it forks the ranks.
+
+    The torchrun of newer versions of torch queries the GPUs. If it did so here, CUDA would fail in the forked ranks.
+    """
     hidden = {VISIBLE: "", WITHOUT_CUDA: "1"}
     before = {name: os.environ[name] for name in hidden if name in os.environ}
     os.environ |= hidden
@@ -138,10 +141,10 @@ def hide_gpus_until_fork() -> None:
 
 
 def disable_name_lookups() -> None:
-    """Keep this process from querying name servers: all its addresses are numeric.
+    """Keep this process from querying name servers. It needs none, because all addresses that it uses are numeric.
 
-    While torch opens the store, it looks up names for its log messages. If the name server does not answer, this takes 10 s
-    (measured with torch 2.13; without look-ups 0.01 s).
+    While torch opens the store, it looks up host names for its log messages. If the name server does not answer, opening the
+    store takes 10 s (measured with torch 2.13); without look-ups it takes 0.01 s.
     """
     with contextlib.suppress(AttributeError):  # only glibc has this function
         ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")

@@ -20,10 +20,13 @@ STORE_ERRORS = (RuntimeError, ValueError)
 
 
 def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:
-    """Run the benchmarks that need no process group, then the others. If any rank cannot join the group, skip the others.
+    """Run the benchmarks that need no process group, then those that need it.
+
+    If any rank cannot join the process group, report the benchmarks that need it as skipped. If one of them fails, report the
+    remaining ones as skipped.
 
     Args:
-        broken: why this rank's device cannot be used; empty if it can.
+        broken: why this rank's device cannot be used before the first benchmark; empty if it can.
     """
     broken = run_local(context, benchmarks, broken)
     collective = [name for name in benchmarks if BENCHMARKS[name].needs_group]
@@ -34,7 +37,7 @@ def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: 
         context.begin("join")
         join_process_group(context)
         if "collective" not in collective or context.world_size == 1:
-            nccl_log.disable()  # only the collective benchmark reads NCCL's log
+            nccl_log.disable()  # only the benchmark `collective` reads NCCL's log
     for name in collective:
         if reason:
             report_missing(context, name, benchmarks[name], SKIPPED, reason)
@@ -48,7 +51,7 @@ def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: 
 def _check_readiness(context: Context, broken: str) -> str:
     """Return which ranks cannot join the process group, and why; an empty string if all can.
 
-    NCCL would wait for a missing rank, and would not report which rank it is.
+    This check is needed because NCCL would wait for a missing rank, and would not report which rank it is.
     """
     context.heartbeat.grouped, context.unable = True, broken
     context.begin("readiness check")

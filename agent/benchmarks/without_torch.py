@@ -1,9 +1,11 @@
 """Start the ranks of a stage whose benchmarks need no torch: `python -m agent.benchmarks.without_torch FILE REQUEST`.
 
-It does what torchrun does for the other stages (`rendezvous.py`): the first host opens a store, each host starts its ranks as
-forks, and if a rank fails, the other ranks of its host are ended. FILE has the parameters that `rendezvous.py` needs,
-and also says which ranks are on this host. REQUEST has the benchmarks and their settings.
-`python -m agent.benchmarks.without_torch --rank REQUEST` runs one of these ranks.
+It does what torchrun does for the other stages (`rendezvous.py`): the first host opens a key-value store, each host forks its
+ranks, and if a rank fails, the other ranks of its host are ended. FILE has the parameters of `rendezvous.py` (address of the
+store, name of the launch, number of this host), and the numbers of this host's ranks. REQUEST has the benchmarks and their
+settings, and the names of the hosts.
+
+`python -m agent.benchmarks.without_torch --rank REQUEST` runs one of these ranks. Its environment variables say which one.
 """
 
 from __future__ import annotations
@@ -32,14 +34,15 @@ from agent.launch import guard
 
 MODULE = "agent.benchmarks.without_torch"
 OPEN_S = 600.0
-"""How long to wait for late hosts at the beginning. The supervisors have a shorter time-out."""
+"""Seconds for which a rank tries to connect to the store, because the first host may open it late. Like rendezvous.TIMEOUT, this
+is longer than OWN_FAILURE_S of agent.gang.monitor."""
 POLL_S = 0.1
 STORE = "RACKPROOF_STORE"
-"""Variable in the environment of a rank: the file with address, port and name of the store."""
+"""Environment variable of a rank: path of FILE, which has the address, port and name of the store."""
 
 
 def main() -> int:
-    """Start the ranks of this host, or be one of them; return the exit code."""
+    """Start the ranks of this host, or, with `--rank`, run one of them; return the exit code."""
     first, request = sys.argv[1:]
     if first == "--rank":
         return _run_rank(Path(request))
@@ -59,9 +62,8 @@ def main() -> int:
         serving = KeyServer(config["name"]).serve(listener)
         threading.Thread(target=lambda: asyncio.run(serving), name="store", daemon=True).start()
     code = _wait_for_ranks(guards)
-    if config["hosts"] > 1 and (
-        not code or config["rank"]
-    ):  # if ranks of the first host failed, its launcher ends at once, without waiting for the other hosts
+    # If a rank of the first host failed, the launcher of that host ends at once, without waiting for the other hosts.
+    if config["hosts"] > 1 and (not code or config["rank"]):
         with contextlib.suppress(RuntimeError):  # the first host has ended early; its supervisor reports why
             _leave(config, json.loads(Path(request).read_text(encoding="utf-8")))
     return code
@@ -112,7 +114,7 @@ def _wait_for_ranks(guards: set[int]) -> int:
 def _leave(config: dict[str, Any], request: dict[str, Any]) -> None:
     """Record in the store that this host's ranks have ended. The first host then waits for the other hosts, which use its store.
 
-    It waits at most `collective_timeout_s`, and writes the names of the hosts whose ranks have not ended by then to its log.
+    It waits at most `collective_timeout_s`. It then logs the names of the hosts whose ranks have not ended.
     """
     store = KeyStore(config["address"], config["port"], config["name"], limit_s=0)
     store.set(f"launcher/{config['rank']}", "left")

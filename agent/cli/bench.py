@@ -1,4 +1,4 @@
-"""The verb `bench`: run the plan's benchmarks on this host alone."""
+"""The verb `bench`: run the stage `benchmark` of the plan on this host, without other hosts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser = verbs.add_parser(
         "bench",
         parents=[run_options(), launch_options.standalone_options()],
-        help="run the plan's benchmarks on this host alone",
+        help="run the stage `benchmark` of the plan on this host, without other hosts",
         epilog="example: rackproof bench --run-dir /var/lib/rackproof/runs/r1 --host r12-h01",
     )
     parser.set_defaults(call=_bench)

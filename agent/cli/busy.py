@@ -34,23 +34,21 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="check whether this host is in use; if so, record its measurements as skipped. Exits 0 if it is free, 1 if in use",
         epilog="example: rackproof busy --plan plan.json --run-dir /var/lib/rackproof/runs/r1 --host r12-h01. A host is in use "
         "if a process uses a planned GPU, another run holds the host, or --because is given. A GPU whose processes cannot "
-        "be listed counts as in use. If the plan shares GPUs with other processes, GPUs are not checked.",
+        "be listed counts as in use. If the plan allows other processes on the GPUs, the GPUs are not checked.",
     )
     parser.add_argument("--plan", required=True, help="plan of the run; - reads it from standard input")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
     parser.add_argument("--host", required=True, help="this host's name in the plan")
     parser.add_argument(
-        "--claim", help="text of the lock.json of the run on the control node; it identifies the operator"
+        "--claim", help="content of lock.json in the run directory on the control node; it identifies the operator"
     )
     parser.add_argument(
         "--because",
         action="append",
         default=[],
-        help="another reason why the host is in use, such as a scheduler's job",
+        help="count the host as in use for this reason, such as a scheduler's job; may be repeated",
     )
-    parser.add_argument(
-        "--take-over", action="store_true", help="do not count this host as in use because another run holds it"
-    )
+    parser.add_argument("--take-over", action="store_true", help="ignore whether another run holds this host")
     parser.add_argument("--json", action="store_true", help="print the reasons as JSON")
     parser.set_defaults(call=_busy)
 
@@ -72,7 +70,7 @@ def _busy(options: argparse.Namespace) -> int:
 def _gpu_users(run: HostRun) -> list[str]:
     """Return a text for each process on a planned GPU, and for each planned GPU whose processes cannot be listed.
 
-    `gpu_conflicts(share=True)` returns only conflicts that do not count as use, such as MIG mode. They are left out.
+    The other texts of `gpu_conflicts` are left out. They are those that it also returns with `share=True`, about MIG mode.
     """
     if run.host.device != "gpu" or run.host.share_gpus:
         return []

@@ -17,10 +17,14 @@ def run_options() -> argparse.ArgumentParser:
         "--host", help="this host's name in the plan (default: the planned host whose name matches this machine)"
     )
     parser.add_argument(
-        "--interface", default="", help="network interface for NCCL and gloo (default: their own choice)"
+        "--interface", default="", help="network interface for NCCL and gloo (default: they choose one)"
     )
-    parser.add_argument("--detach", action="store_true", help="return at once; `rackproof wait` waits for the end")
-    parser.add_argument("--wait", action="store_true", help="with --detach: wait for the end like `rackproof wait`")
+    parser.add_argument("--detach", action="store_true", help="run in the background and return at once")
+    parser.add_argument(
+        "--wait",
+        action="store_true",
+        help="with --detach: then wait until the stage has ended, as `rackproof wait` does",
+    )
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     return parser
 

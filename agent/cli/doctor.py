@@ -1,4 +1,4 @@
-"""The verb `doctor`: check this host and judge it, without a plan."""
+"""The verb `doctor`: take two snapshots of this host and judge them, without a plan."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     parser.add_argument(
-        "--seconds", type=float, default=2.0, help="seconds between the two readings of the counters (default: 2)"
+        "--seconds", type=float, default=2.0, help="seconds between the two snapshots that are judged (default: 2)"
     )
     parser.add_argument("--json", action="store_true", help="print the findings as JSON")
     parser.set_defaults(call=_doctor)

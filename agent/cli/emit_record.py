@@ -1,4 +1,4 @@
-"""The verb `emit-record`: print this host's records as log lines, for `rackproof collect`."""
+"""The verb `emit-record`: print this host's records as lines, which `rackproof collect` reads from the log."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from schemas.run_directory import RunDirectory
 NODE_VARIABLE = "RACKPROOF_NODE"
 """Environment variable with the name of the cluster node, which differs from the host name of a pod."""
 NO_RECORD = 2
+"""Exit code if this host has no record yet."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -46,7 +47,7 @@ def emit_records(run: HostRun) -> int:
     """Print the records of this host; return the number of records.
 
     Raises:
-        documents.DocumentError: a record is invalid, or is of another host. `rackproof collect` would reject it.
+        documents.DocumentError: a record is invalid, or is of another host, so that `rackproof collect` would reject it.
     """
     count = 0
     for gang, path in _records(run):

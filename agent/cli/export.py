@@ -61,20 +61,22 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=Path,
         default=STATE,
         metavar="DIRECTORY",
-        help=f"Rackproof's own directory on this host; metrics of the run in it are exported too (default: {STATE})",
+        help="Rackproof's state directory on this host. The exporter also exports the progress and the figures of the run that "
+        f"its file runs/live.json describes (default: {STATE})",
     )
     parser.add_argument(
         "--sample-hz",
         type=float,
         default=SAMPLE_HZ,
-        help=f"samples of each GPU per second; 0: none, and NVML is closed between scrapes (default: {SAMPLE_HZ:g})",
+        help="number of samples that are taken of each GPU per second. With 0 no samples are taken, and NVML is closed between "
+        f"scrapes (default: {SAMPLE_HZ:g})",
     )
     parser.add_argument(
         "--window",
         type=float,
         default=WINDOW_S,
-        help="seconds of samples in the minimum, mean and maximum of a scrape; must be longer than the scrape interval "
-        f"(default: {WINDOW_S:g})",
+        help="length in seconds of the time window over which minimum, mean and maximum of the samples are exported. If "
+        f"it is not longer than the scrape interval plus --every, some samples are in no scrape (default: {WINDOW_S:g})",
     )
     parser.add_argument(
         "--textfile", type=Path, metavar="FILE.prom", help="write this file for node_exporter instead of listening"
@@ -83,7 +85,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--every",
         type=float,
         metavar="SECONDS",
-        help=f"minimum time between two readings of the hardware; scrapes in between get the same page (default: {FRESH_S:g}). "
+        help=f"minimum time between two readings of the hardware; scrapes in between get a cached page (default: {FRESH_S:g}). "
         f"With --textfile: how often the file is written (default: {WRITE_S:g})",
     )
     parser.add_argument(
@@ -100,7 +102,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--for-run",
         action="store_true",
-        help="exit when the run that holds this host's lease (in --state) has finished and the last scrape was 15 minutes ago",
+        help="exit after the run that holds this host (according to the lease in --state) has released it, as soon as the last "
+        "scrape is more than 15 minutes ago",
     )
     parser.set_defaults(call=_export)
 
@@ -124,7 +127,7 @@ def _export(options: argparse.Namespace) -> int:
 
 def _serve(options: argparse.Namespace, gpus: Sequence[int] | None, web: WebConfig) -> int:
     """Serve the page, or write the file, until the process is terminated or the run has finished."""
-    # These imports take longer than the rest of `rackproof export --detach`, which does not need them.
+    # Imported here, because importing them takes longer than the rest of `rackproof export --detach`, which does not need them.
     from agent.exporter.exporter import registry, serve
     from agent.exporter.run_metrics import RunSource
     from agent.exporter.sampler import GpuSampler
@@ -162,9 +165,9 @@ class EndOfRun:
         self._state, self._had_run = state, False
 
     def is_reached(self, idle_s: float) -> bool:
-        """Return whether a run has ended, and the last scrape is more than IDLE_S ago.
+        """Return whether a run has ended and the last scrape is more than `lease.IDLE_S` ago.
 
-        A run has ended if an earlier call saw that a run held the host (docs/resume.md), and no run holds it now.
+        A run has ended if a run held the host at an earlier call and no run holds it now (docs/resume.md defines holding a host).
 
         Args:
             idle_s: seconds since the last scrape.

@@ -21,20 +21,24 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add inspect to the command."""
     parser = verbs.add_parser(
         "inspect",
-        help="take a snapshot of this host; with --plan, also begin the run on it. Exits 75 if another run holds this host",
+        help="take a snapshot of this host; with --plan, begin the run first. Exits 75 if another run holds this host",
         epilog="example: rackproof inspect --json",
     )
     parser.add_argument("--run-dir", type=run_directory, help="add the snapshot to the record of this run")
     parser.add_argument("--host", help="this host's name in the plan; required with --run-dir")
-    parser.add_argument("--plan", help="plan to start the run with; - reads it from standard input")
+    parser.add_argument("--plan", help="plan.json of the run to begin; - reads it from standard input")
     parser.add_argument(
-        "--claim", help="text of the lock.json of the run on the control node; it identifies the operator"
+        "--claim", help="content of lock.json in the run directory on the control node; it identifies the operator"
     )
     parser.add_argument(
         "--take-over", action="store_true", help="end another run that holds this host, and take the host"
     )
     parser.add_argument("--stage", default="preflight", help="stage that the snapshot belongs to (default: preflight)")
-    parser.add_argument("--json", action="store_true", help="print the readings as JSON")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print as JSON: the readings, or with --run-dir the host's number of observations and its launches",
+    )
     parser.set_defaults(call=_inspect)
 
 

@@ -35,8 +35,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--launcher",
         choices=LAUNCHERS,
         default=TORCHRUN,
-        help="mpi or slurm: mpirun or srun started this command on all hosts, and its variables must agree with the plan; "
-        "torchrun (default): this command is started on each host separately",
+        help="how this command was started. mpi: by mpirun on all hosts; slurm: by srun on all hosts. The variables that mpirun "
+        "or srun sets must agree with the plan. torchrun (default): separately on each host",
     )
     parser.add_argument(
         "--members",
@@ -54,8 +54,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--number",
         type=int,
         default=0,
-        help="number of this launch of the gang, or in a scaling study the number of the cell (one measurement of the study). A "
-        "number that was already launched with these hosts is skipped, even if that launch failed",
+        help="number of this launch of the gang, or in a scaling study the number of the cell (one measurement of the study). If "
+        "these hosts have already had a launch with this number, the command does nothing, even if that launch failed. 0 "
+        "(default): it does nothing if one of their launches has finished",
     )
     parser.add_argument(
         "--probe", action="store_true", help="run only a short launch that tests whether these hosts work together"
@@ -97,7 +98,8 @@ def _launch(options: argparse.Namespace) -> int:
 def _select_members(options: argparse.Namespace, run: HostRun, placement: RankPlacement | None) -> list[str]:
     """Return the hosts that start together.
 
-    Under a launcher, also check the GPUs that it allocated; under mpirun, let this process use all processors.
+    If mpirun or srun started this process, also check that the job has enough GPUs. Under mpirun, also let this process use all
+    processors.
 
     Raises:
         PlacementError: the hosts are not valid, or the allocation does not fit the plan.

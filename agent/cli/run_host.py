@@ -1,8 +1,8 @@
 """The verb `run-host`: run this host's part of a planned run from beginning to end, without a control node.
 
-For the snapshot and for each stage it runs the same verb as the playbooks do. Each verb runs in a process of its own, so that a
-crash loses only the measurements of one verb. At the end the record is printed to the log (unless --quiet is given), even if a
-stage failed.
+For the snapshot and for each stage it runs the same verb (subcommand of `rackproof`) as the playbooks do. Each verb runs in a
+process of its own, so that a crash loses only the measurements of one verb. At the end, even if a stage failed, the record is
+printed to standard output, the log of a container (unless --quiet is given).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OPERATOR_VARIABLES = (
     "GROUP_RANK",
     "LOCAL_RANK",
 )
-"""Prefixes of the variables that Kubeflow's operator sets for torchrun. They are removed, because the plan defines the ranks."""
+"""Prefixes of the variables that Kubeflow's operator sets for torchrun. Verbs do not inherit them: the plan defines the ranks."""
 
 
 class TerminationRequested(Exception):  # noqa: N818 - not an error
@@ -64,7 +64,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument(
         "--host",
-        help=f"this host's name in the plan (default: {HOST_VARIABLE}, else the name in the plan that this machine has)",
+        help=f"this host's name in the plan (default: the environment variable {HOST_VARIABLE}; if it is not set, the planned "
+        "host whose name matches this machine)",
     )
     parser.add_argument(
         "--run-dir", type=run_directory, help=f"directory of the run on this host (default: {lease.STATE}/runs/RUN_ID)"
@@ -76,14 +77,15 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--port",
         type=int,
         default=29500,
-        help="first of the gang's four ports: one for the ranks, two for statuses, one for member discovery (default: 29500)",
+        help="first of four consecutive ports that a gang (the hosts of one multi-node launch) uses: rendezvous of the ranks, "
+        "two ports for status messages, member discovery (default: 29500)",
     )
     parser.add_argument(
         "--meet-within",
         type=float,
         default=DISCOVERY_TIMEOUT_S,
         metavar="SECONDS",
-        help="how long the gang's hosts wait for each other; the launch then starts with those that connected "
+        help="how long the hosts of a gang wait for each other; then those that have connected start the launch "
         f"(default: {DISCOVERY_TIMEOUT_S:g})",
     )
     parser.add_argument(
@@ -110,7 +112,9 @@ def _run_host(options: argparse.Namespace) -> int:
     except PlacementError as error:
         return fail(str(error))
     options.run_dir = (options.run_dir or lease.STATE / lease.RUNS / given.plan.run_id).absolute()
-    if note := use_all_processors() if _environment().keys() < os.environ.keys() else "":
+    # If a launcher has set placement variables, it may be mpirun, which binds this process to one or two cores.
+    has_launcher = _environment().keys() < os.environ.keys()
+    if note := use_all_processors() if has_launcher else "":
         print_progress(note)
     return HostRunner(options, given.plan, given.text).run()
 
@@ -144,7 +148,7 @@ class HostRunner:
             return 128 + signal.SIGTERM
 
     def _started_run(self) -> HostRun | None:
-        """Return the run if the interrupted `inspect` had already started it; otherwise None."""
+        """Return the run if the interrupted verb `inspect` had already begun it; otherwise None."""
         try:
             return HostRun(self._options.run_dir, self._options.host)
         except documents.DocumentError:
@@ -166,7 +170,7 @@ class HostRunner:
             absence = f"{absent} did not connect" if members else f"no answer from {' and '.join(gang.watchers)}"
             reason = f"no other host to launch with: {absence} within {options.meet_within:g} s"
             if absent and len(members) > 1:
-                print_progress(f"launching without {absent}: not present within {options.meet_within:g} s")
+                print_progress(f"launching without {absent}: did not connect within {options.meet_within:g} s")
         if len(members) > 1:
             arguments = (f"--members={','.join(members)}", "--number=1", f"--port={options.port}")
             self._run_verb("launch", *arguments, *self._verb_options())
@@ -176,7 +180,7 @@ class HostRunner:
             record_not_started(run, run.host.gang, request, reason)
 
     def _verb_options(self) -> list[str]:
-        """Return the options of this command line that are also given to the verbs of the stages."""
+        """Return those options of this command line that the verbs of the stages get too."""
         options = self._options
         arguments = [f"--interface={options.interface}"] if options.interface else []
         arguments += ["--ethernet"] if options.ethernet else []
@@ -185,6 +189,7 @@ class HostRunner:
 
     def _run_verb(self, verb: str, *arguments: str, stdin: str = "") -> int:
         """Run one verb; return its exit code. On termination, terminate the verb and wait for its end."""
+        # Of the options that `_verb_options` returns, `soak` only has --interface.
         options = (
             arguments if verb != SOAK else [argument for argument in arguments if argument.startswith("--interface")]
         )
@@ -208,12 +213,13 @@ class HostRunner:
         return process.returncode
 
     def _emit(self, run: HostRun) -> int:
-        """Print the records to the log, copy them to --results, and release the host; return the exit code.
+        """Print the records to standard output, copy them to --results, and release the host; return the exit code.
 
         Raises:
-            OSError: --results is not writable. Unless --quiet is given, the records have been printed by then.
+            OSError: --results is not writable. The records were printed before (unless --quiet is given).
         """
-        _on_termination(signal.SIG_IGN)  # a signal would cut the record short, and `collect` would reject it
+        # A signal while the record is printed would truncate it, and `rackproof collect` would reject it.
+        _on_termination(signal.SIG_IGN)
         try:
             count = 1 if self._options.quiet else emit_records(run)
             launch_options.publish_results(self._options, run)
@@ -223,7 +229,7 @@ class HostRunner:
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment for child processes, without the placement variables of mpirun, srun or an operator."""
+    """Return the environment for the verbs, without the variables in which mpirun, srun or Kubeflow's operator sets ranks."""
     environment = without_placement(os.environ)
     return {name: value for name, value in environment.items() if not name.startswith(OPERATOR_VARIABLES)}
 

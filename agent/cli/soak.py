@@ -38,15 +38,15 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=int,
         default=0,
         metavar="N",
-        help="start or continue the soak in the background, wait for 1/N of its maximum duration or for its end, and "
-        "report its progress; with --json as the object {progress, started}",
+        help="start or continue the soak in the background, wait until it ends but at most 1/N of its maximum duration, and "
+        "print its progress. With --json, print an object with the keys progress and started",
     )
     parser.set_defaults(call=_soak)
 
 
 def _soak(options: argparse.Namespace) -> int:
     if options.looks < 0:
-        return fail(f"--looks {options.looks}: give 1 or more, or omit it to soak without reporting")
+        return fail(f"--looks {options.looks}: give 1 or more, or omit the option to soak without reports of progress")
     if options.wait and not options.looks:
         return fail("--wait: give --looks 1 instead, which waits for the end of the soak")
     try:
@@ -55,7 +55,7 @@ def _soak(options: argparse.Namespace) -> int:
     except PlacementError as error:
         return fail(str(error))
     except KeyError:
-        return fail("the plan of this run has no soak: choose a profile that has one, such as soak")
+        return fail("the plan of this run has no soak: choose a profile that has one, such as `soak`")
     if run.state.ended_by == FAILURE:
         run.reopen()
     if run.state.ended:
@@ -104,7 +104,7 @@ def _run_round(run: SoakRun, interface: str, number: int, span: Span) -> Record:
 
 
 def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) -> int:
-    """Start the soak in the background, or continue it; with --looks, wait and report its progress."""
+    """Start or continue the soak in the background. With --looks, then wait and print its progress. Return the exit code."""
     arguments = [sys.argv[0], SOAK, f"--run-dir={options.run_dir}", f"--host={run.host.name}"]
     arguments += [f"--interface={options.interface}"] if options.interface else []
 
@@ -125,6 +125,6 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     state = lease.state_directory(options.run_dir)
     if other := lease.held_by_other(state, run.plan.run_id, run.plan.nonce):
         print(f"this host was taken by {other.describe()}", file=sys.stderr)
-    elif code == ENDED_EARLY:  # this host takes no further part in the run, and is free for other runs
+    elif code == ENDED_EARLY:  # the run is over on this host, so other runs may use the host
         lease.release(state, run.plan.run_id, run.plan.nonce)
     return code

@@ -27,7 +27,7 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
     """Return the run of --run-dir. With --plan, first begin the run and take its first snapshot.
 
     Raises:
-        PlacementError: the host is not in the plan, or a setting is wrong.
+        PlacementError: the host is not in the plan, `--plan -` is given with --detach, or an --env is malformed.
         HeldError: another run holds this host.
     """
     given = launch_options.read_plan(options)
@@ -41,11 +41,12 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
 
 
 def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
-    """Run a stage and return the exit code; 75 if another run holds the host.
+    """Run a stage in this process, or with --detach in the background; return the exit code (75: another run holds the host).
 
-    First wait until no other process runs this stage on this host. Afterwards, if the code is 0, copy the records to --results
-    (if given). With --detach, neither wait nor copy, but start the stage in the background; with --detach and --wait, then wait
-    until the stage has ended.
+    In this process: if another process runs this stage on this host, wait until that process has ended. After the stage, if the
+    exit code is 0 and --results is given, copy the records to that directory.
+
+    In the background: start the process that does this, and return at once; with --wait, return when the stage has ended.
     """
     task = BENCHMARK if stage == BENCHMARK else GANG
     try:
@@ -73,7 +74,7 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
         known = [item.name for item in run.plan.stages] + (
             [f"cell 1 to {len(run.plan.study.cells)}"] if run.plan.study else []
         )
-        return fail(f"{error.args[0]} is not in the plan of run {run.plan.run_id}, which has {', '.join(known)}")
+        return fail(f"{error.args[0]!r} is not in the plan of run {run.plan.run_id}; it has: {', '.join(known)}")
     gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
     record = run.record(gang)
     if earlier := stages.find_earlier_launch(record.launches, stage, members, number):
@@ -100,7 +101,7 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
 
 
 def print_record(record: Record, *, as_json: bool) -> None:
-    """Print the number of observations, and how each launch ended."""
+    """Print the record's number of observations, and the outcome of each of its launches."""
     launches = [
         {"stage": launch.stage, "outcome": launch.outcome, "reason": launch.reason} for launch in record.launches
     ]
@@ -109,4 +110,4 @@ def print_record(record: Record, *, as_json: bool) -> None:
         return
     print(f"{record.host}: {len(record.all_observations())} observations recorded")
     for launch in launches:
-        print(f"stage {launch['stage']}: {launch['outcome']} {launch['reason']}".rstrip())
+        print(f"stage {launch['stage']}: {launch['outcome']}" + (f": {launch['reason']}" if launch["reason"] else ""))

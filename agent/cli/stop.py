@@ -23,17 +23,19 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--run-dir",
         type=Path,
-        help="run directory on this host: release the host if that run holds it and runs no stage",
+        help="run directory on this host: if this run holds the host and is running no stage, release the host",
     )
-    parser.add_argument("--end", action="store_true", help="end the stage or soak of the run of --run-dir")
+    parser.add_argument("--end", action="store_true", help="first end the stage or soak of the run in --run-dir")
     parser.add_argument(
-        "--claim", help="text of the lock.json of the run on the control node; it identifies the operator"
-    )
-    parser.add_argument(
-        "--take-over", action="store_true", help="end the stage or soak of any run, and release the host"
+        "--claim", help="content of lock.json in the run directory on the control node; it identifies the operator"
     )
     parser.add_argument(
-        "--json", action="store_true", help="print whether a process was ended, and the messages, as JSON"
+        "--take-over",
+        action="store_true",
+        help="end the stage or soak of whichever run holds the host, and release the host",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print a JSON object: whether a process was ended, and the messages"
     )
     parser.set_defaults(call=_stop)
 
@@ -65,7 +67,7 @@ def _stop(options: argparse.Namespace) -> int:
 def _stop_background(run_directories: Sequence[Path]) -> list[background.Stopped]:
     """End the background processes of these runs.
 
-    `release` does not end a process that has just started, because the lease does not name that process yet.
+    This includes a process that has just started: `lease.release` cannot end it, because its process id is not in the lease yet.
     """
     paths = sorted(path for directory in run_directories for path in directory.glob("*.pid"))
     return [background.stop(path.parent, path.stem) for path in paths if background.is_running(path.parent, path.stem)]

@@ -12,14 +12,14 @@ from schemas.stages import BENCHMARK, GANG, SOAK
 
 NOT_FINISHED = 3
 AFTER_DEADLINE_S = 90.0
-"""Time that a supervisor has, after the deadline of its ranks, to end them and to write the record."""
+"""Time after a stage's deadline for its supervisor (the background process) to end the ranks and to write the record."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add wait to the command."""
     parser = verbs.add_parser(
         "wait",
-        help="wait until a stage in the background ends; exits 3 if it did not finish",
+        help="wait until a stage in the background ends; exits 3 if the stage did not finish",
         epilog="example: rackproof wait --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --stage gang",
     )
     parser.add_argument("--run-dir", type=run_directory, required=True, help="directory of the run on this host")
@@ -33,13 +33,16 @@ def _wait(options: argparse.Namespace) -> int:
     planned = [stage.name for stage in run.plan.stages]
     if options.stage not in planned:
         return fail(
-            f"--stage {options.stage}: not in the plan of run {run.plan.run_id}, which has {', '.join(planned) or 'no stage'}"
+            f"--stage {options.stage}: not in the plan of run {run.plan.run_id}; it has: {', '.join(planned) or 'no stages'}"
         )
     return wait_for_stage(run, options.stage)
 
 
 def wait_for_stage(run: HostRun, stage: str) -> int:
-    """Wait until a background stage ends, and print its outcome; return 0 if it finished, otherwise NOT_FINISHED."""
+    """Wait until a background stage ends, and print the end of its log, or for a soak also its progress.
+
+    AFTER_DEADLINE_S after its deadline, end its process. Return 0 if the stage finished, otherwise NOT_FINISHED.
+    """
     print(background.wait(run.directory, stage, run.plan.stage(stage).longest_s + AFTER_DEADLINE_S))
     if stage == SOAK:
         from agent.soak.soak_run import format_progress  # imported here, because only a soak needs it
@@ -53,6 +56,6 @@ def wait_for_stage(run: HostRun, stage: str) -> int:
     state = lease.state_directory(run.directory)
     if other := lease.held_by_other(state, run.plan.run_id, run.plan.nonce):
         print(f"this host was taken by {other.describe()}", file=sys.stderr)
-    elif not finished and stage == BENCHMARK:  # this host takes no further part in the run, and is free for other runs
+    elif not finished and stage == BENCHMARK:  # the run is over on this host, so other runs may use the host
         lease.release(state, run.plan.run_id, run.plan.nonce)
     return 0 if finished else NOT_FINISHED

@@ -19,10 +19,10 @@ from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Verdict
 
 STAGE = "doctor"
 FAULTY_AT_IDLE = ("gpu.pcie.generation", "pcie.slowed")
-"""Readings that look faulty while an idle link saves power: the PCIe generation is lower, and `pcie.slowed` is set."""
+"""Readings that look faulty while an idle PCIe link saves power: its generation is lower, and `pcie.slowed` is true."""
 IDLE_REASON = "an idle link may be in a power-saving state: only a benchmark shows whether the link is faulty"
 NO_GPU_COUNT = (
-    "expected number of GPUs unknown: give --gpus N; without it, a GPU that is missing on the PCI bus is not noticed"
+    "expected number of GPUs unknown: give --gpus N; otherwise a GPU that is missing on the PCI bus is not noticed"
 )
 
 
@@ -34,7 +34,7 @@ class Diagnosis:
     gpus: tuple[Gpu, ...]
     packs: tuple[str, ...]
     readings: int
-    """Number of readings in the second snapshot, including those that are absent with a reason."""
+    """Number of readings in the second snapshot, including those that have a reason for their absence instead of a value."""
     seconds: float
     """Time that the two snapshots took, without the wait between them."""
     findings: tuple[Verdict, ...]
@@ -57,10 +57,10 @@ def examine(
     gpu_count: int | None,
     wait_s: float,
 ) -> Diagnosis:
-    """Take two snapshots; return the diagnosis from their readings and from the changes between the two.
+    """Take two snapshots of the collectors' readings, judge the readings and their changes, and return the diagnosis.
 
     Args:
-        gpu_count: expected number of GPUs; None: as many as the PCI bus or the driver lists, whichever is more.
+        gpu_count: expected number of GPUs; None: the number on the PCI bus or in the driver, whichever is higher.
         wait_s: seconds between the two snapshots.
     """
     first, _ = take_snapshot(collectors, stage=STAGE, phase="before")
@@ -84,7 +84,7 @@ def examine(
 
 
 def build_plan(host: str, gpu_count: int, created: str) -> Plan:
-    """Return a plan of one host with this many GPUs and without stages."""
+    """Return a plan without stages for one host with `gpu_count` GPUs."""
     planned = PlannedHost(name=host, address="", rack="", device="gpu", devices=tuple(range(gpu_count)))
     return Plan(
         run_id=STAGE,
@@ -102,7 +102,7 @@ def build_plan(host: str, gpu_count: int, created: str) -> Plan:
 def judge_snapshots(
     plan: Plan, snapshots: Sequence[Snapshot], gpus: Iterable[Gpu], packs: Sequence[Pack]
 ) -> list[Verdict]:
-    """Return the verdicts on the only host of the plan, judged by these snapshots."""
+    """Return the verdicts on the only host of the plan, judged from these snapshots."""
     host = plan.hosts[0]
     record = Record(
         run_id=plan.run_id,
@@ -131,7 +131,11 @@ def _detected_gpu_count(snapshot: Snapshot) -> int:
 
 
 def _excuse_idle_links(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> Iterable[Verdict]:
-    """Yield the verdicts. A failure of a reading of FAULTY_AT_IDLE becomes inconclusive, because the link may be saving power."""
+    """Yield the verdicts. Those that failed on a reading in FAULTY_AT_IDLE become inconclusive: the link may be saving power.
+
+    This applies only to criteria with `best_of_run`, which pass if the link is fast in any snapshot of a run. Here no benchmark
+    puts load on the link.
+    """
     criteria = [criterion for pack in packs for criterion in pack.criteria if criterion.best_of_run]
     idle_criteria = {criterion.id for criterion in criteria if criterion.name in FAULTY_AT_IDLE}
     for verdict in verdicts:
@@ -149,15 +153,16 @@ def table(diagnosis: Diagnosis) -> str:
     """Return the diagnosis as text for the terminal."""
     names = sorted({gpu.name for gpu in diagnosis.gpus})
     lines = [
-        f"{diagnosis.host}: {len(diagnosis.gpus)} GPUs ({', '.join(names) or 'no driver answers'}); "
-        f"{diagnosis.readings} readings, two snapshots in {diagnosis.seconds:.1f} s; criteria {', '.join(diagnosis.packs)}"
+        f"{diagnosis.host}: {len(diagnosis.gpus)} GPUs ({', '.join(names) or 'no GPU could be identified'}); "
+        f"two snapshots of {diagnosis.readings} readings took {diagnosis.seconds:.1f} s; "
+        f"criteria packs: {', '.join(diagnosis.packs)}"
     ]
     lines += _rows("FOUND", [(item.action.replace("_", " "), item) for item in diagnosis.findings])
     lines += _rows("NOT EVALUATED", [("", item) for item in diagnosis.not_reported])
     lines.append(
         f"{diagnosis.passed} checks passed, {len(diagnosis.findings)} failed, "
         f"{len(diagnosis.not_reported)} could not be evaluated; "
-        "only benchmarks measure bandwidth and speed"
+        "bandwidth and speed were not checked: only benchmarks measure them"
     )
     return "\n".join(lines)
 

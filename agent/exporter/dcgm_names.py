@@ -1,7 +1,8 @@
 """Export the collectors' families under the names of NVIDIA's dcgm-exporter, so that its dashboards work unchanged.
 
-Names, units and labels are those of dcgm-exporter's default-counters.csv, including its optional fields. All metrics are
-untyped: the text format would add `_total` to the names of counters, which `DCGM_FI_*` names do not have.
+Names and units are those of the fields in dcgm-exporter's default-counters.csv, including fields that are commented out there.
+Labels are those of its metrics. All metrics are untyped, because prometheus_client appends `_total` to the name of a counter, and
+`DCGM_FI_*` names do not end with it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ FIELDS: tuple[tuple[str, str, float, str], ...] = (
     ("DCGM_FI_PROF_NVLINK_RX_BYTES", "gpu.gpm.nvlink_received", 1.0,
      "Rate of data received over NVLink, in bytes per second."),
 )  # fmt: skip
-"""Name in dcgm-exporter, family of the collectors, factor from the SI unit to dcgm-exporter's unit, help text."""
+"""Name in dcgm-exporter, name of the collectors' family, factor from the family's unit to dcgm-exporter's unit, help text."""
 FREE, XID = "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_XID_ERRORS"
 HELP: Mapping[str, str] = {
     **{name: text for name, _, _, text in FIELDS},
@@ -98,9 +99,9 @@ class DcgmRenamer:
         yield from _metric(XID, HELP[XID], self._xids(by_name, readings), readings, host)
 
     def _xids(self, by_name: Mapping[str, Family], readings: Readings) -> dict[str, float]:
-        """Return the last XID of each GPU, 0 if it had none; if several are new since the previous scrape, the highest of them.
+        """Return GPU index -> its last XID, 0 if it had none. If several XIDs are new since the previous call, it is the highest.
 
-        Empty if the kernel log cannot be read.
+        Return an empty result if the kernel log cannot be read.
         """
         log = by_name.get("xid.last_seen")
         if log is None or any(isinstance(value, Absent) for _, value in log.readings):

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 FRESH_S = 14.0
-"""Seconds for which a page is cached, just below the usual scrape interval of 15 s. The cache limits the cost of several scrapers
-(such as two redundant Prometheus servers) and of short scrape intervals. Reading the hardware takes 10 ms of CPU time per GPU
-(measured, H200): without the cache, one scrape of eight GPUs every second would use 8 % of a CPU."""
+"""Seconds for which the page /metrics is cached, just below the usual scrape interval of 15 s. The cache limits the cost of
+several scrapers (such as two redundant Prometheus servers) and of short scrape intervals. Reading the hardware takes 10 ms of CPU
+time per GPU (measured, H200): without the cache, one scrape of eight GPUs every second would use 8 % of one CPU core."""
 SAMPLE_HZ, MAX_HZ = 10.0, 50.0
 """Default and largest number of samples of each GPU per second."""
 WINDOW_S = 30.0
-"""Default length of the window whose samples give the exported minimum, mean and maximum. It is longer than a scrape interval
-(15 s) plus FRESH_S, so that each sample is in the window of at least one scrape."""
+"""Default length in seconds of the time window over which minimum, mean and maximum of the samples are exported. It is longer
+than a scrape interval (15 s) plus FRESH_S, so that each sample is in the window of at least one scrape."""
 MAX_WINDOW_S = 600.0
 COMPATIBLE = ("1.0", "dcgm")
-"""Values of `--compat`, the keys of `exporter.COMPATIBLE_NAMES`."""
+"""Values of `--compat`. They are also the keys of `exporter.COMPATIBLE_NAMES`."""

@@ -1,4 +1,4 @@
-"""Export readings under their names in Rackproof 1.0 as well, for rules and dashboards that still use them."""
+"""Export renamed readings also under their names in Rackproof 1.0, for rules and dashboards that still use the old names."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def earlier_name(name: str) -> str:
 
 
 def earlier_metrics(families: Iterable[Family]) -> Iterator[Metric]:
-    """Yield each renamed family that has a reading, under its earlier name, as a gauge without a unit."""
+    """Yield each renamed family with its old name, as a gauge. Leave out families without a value."""
     for family in families:
         if family.name in PROMETHEUS_NAMES:
             new_name = prometheus_name(family.name, family.unit)
-            metric = GaugeMetricFamily(earlier_name(family.name), f"Now {new_name}")
+            metric = GaugeMetricFamily(earlier_name(family.name), f"Old name of {new_name}")
             for labels, value in family.readings:
                 if not isinstance(value, Absent):
                     metric.add_sample(metric.name, dict(labels), float(value))

@@ -1,4 +1,4 @@
-"""Export the families of the collectors to Prometheus."""
+"""Export the families (kinds of readings) of the collectors to Prometheus."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ COMPATIBLE_NAMES: Mapping[str, Callable[[], Callable[[Sequence[Family]], Iterabl
     "dcgm": DcgmRenamer,
     "1.0": lambda: earlier_metrics,
 }
-"""Value of `--compat` -> function that creates a converter from families to metrics with other names: those of dcgm-exporter, or
-those of Rackproof 1.0."""
+"""Value of `--compat` -> factory of a converter from families to metrics with other names: `dcgm`: the names of dcgm-exporter;
+`1.0`: the names of Rackproof 1.0."""
 SCRAPE_DEADLINE_S = 8.0
 """Time limit for all collectors of a scrape together, below Prometheus' default scrape timeout of 10 s."""
 
 
 class Source(Protocol):
-    """A source of Prometheus families other than a collector: the run, or the sampler."""
+    """A source of Prometheus families that is not a collector: `RunSource` or `GpuSampler`."""
 
     name: str
 
     def collect(self) -> Iterable[Metric]:
-        """Return the current families. An exception is exported as if a collector had failed."""
+        """Return the current families. If this raises, the exporter reports the source like a failed collector."""
         ...
 
 
@@ -50,7 +50,13 @@ class Exporter:
     def __init__(
         self, collectors: Sequence[Collector], compat: Iterable[str] = (), sources: Sequence[Source] = ()
     ) -> None:
-        """`compat`: keys of COMPATIBLE_NAMES. The metrics are exported a second time under the names of each of these keys."""
+        """Prepare the exporter.
+
+        Args:
+            collectors: Rackproof's collectors.
+            compat: keys of COMPATIBLE_NAMES. For each key, the readings are exported once more, with the names of that key.
+            sources: sources of further metrics.
+        """
         self._collectors, self._sources = collectors, sources
         self._compat = {name: COMPATIBLE_NAMES[name]() for name in compat}
         self._lock = threading.Lock()
@@ -76,11 +82,14 @@ class Exporter:
         yield from collector_metrics
 
     def _rename(self, name: str, families: Sequence[Family], outcome: dict[str, float | str]) -> list[Metric]:
-        """Return the families under other names. If this fails, the metrics with the usual names are still exported."""
+        """Return the families with the names of a key of COMPATIBLE_NAMES.
+
+        If this fails, add the error to `outcome` and return an empty list: the metrics with the usual names are still exported.
+        """
         try:
             return list(self._compat[name](families))
         except Exception as error:
-            log.exception("metrics under the names of %s cannot be exported", name)
+            log.exception("metrics with the names of --compat %s cannot be exported", name)
             outcome[name] = f"{type(error).__name__}: {error}"
             return []
 
@@ -96,7 +105,7 @@ class Exporter:
             self._failures[name] = reason
 
     def _collector_metrics(self, outcome: dict[str, float | str]) -> list[Metric]:
-        """Return the state of each collector: success, duration, time of the last success, and for how long it has hung."""
+        """Return for each collector: success, duration, time of the last success, and how long its current call has hung."""
         now = time.time()
         success = _gauge("rackproof_collector_success")
         duration = _gauge("rackproof_collector_duration_seconds")
@@ -123,7 +132,7 @@ def _gauge(name: str) -> GaugeMetricFamily:
 
 
 def metrics(families: Iterable[Family]) -> Iterator[Metric]:
-    """Yield numbers as gauges and counters, and texts as labels of one `_info` series per scope."""
+    """Yield readings that are numbers as gauges and counters, and texts as labels of one `_info` series per scope."""
     texts: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
     for family in families:
         numbers = []
@@ -137,7 +146,8 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
     kinds: dict[str, InfoMetricFamily] = {}
     for labels_of_scope, names in texts.items():
         if address := names.get("pci_bus_id"):
-            # Alert rules join a PCI device with its GPU by this address, which has the form of the kernel log and of sysfs.
+            # Alert rules join the series of a PCI device with its GPU by the label `pci`. NVML's `pci_bus_id` spells the address
+            # in another way than the kernel log and sysfs do.
             names["pci"] = pci_address(address)
         kind = PREFIX + ("_".join(key for key, _ in labels_of_scope if key not in IDENTITY_LABELS) or "host")
         info = kinds.setdefault(kind, InfoMetricFamily(kind, "Identity"))
@@ -155,9 +165,9 @@ def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
 
 
 def _absences(families: Iterable[Family]) -> Metric:
-    """Count the missing readings by status, for each GPU and for all other parts together.
+    """Return the number of missing readings by status, for each GPU and for all other parts together.
 
-    In Prometheus a missing reading is only a series that ends, which is easily overlooked.
+    The metric is needed because a missing reading has no series, and in Prometheus the end of a series is easily overlooked.
     """
     missing = Counter(
         (labels.get("gpu", ""), value.status)
@@ -191,14 +201,14 @@ def serve(
 ) -> Server:
     """Serve /metrics in a separate thread, including the processor time and memory of the exporter itself (`process_…`).
 
-    All clients that request the same format within `fresh_s` seconds get the same page.
+    All clients that request the same format and compression within `fresh_s` seconds get the same page.
 
     Raises:
         OSError: the server cannot listen on the address.
         WebConfigError: the certificates of `web` cannot be used.
     """
     served = registry(collectors, compat, sources)
-    ProcessCollector(registry=served)  # not in the textfile, because node_exporter has families with the same names
+    ProcessCollector(registry=served)  # not for --textfile, because node_exporter has families with these names too
     return Server(served, address, port, web, fresh_s)
 
 

@@ -1,4 +1,4 @@
-"""Convert the observations of a stage to Prometheus series."""
+"""Convert the observations of a stage to Prometheus series. A figure is one series with its value."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class RankFiles:
-    """The result files of one rank. A file is read again only if it has changed."""
+    """The result files of one rank. A file is read again only if it has changed; if it was removed, its last content counts."""
 
     def __init__(self, work: Path, rank: int) -> None:
         self._results = work / f"rank{rank}.json"
@@ -35,11 +35,11 @@ class RankFiles:
         self._cache: dict[Path, tuple[object, list[Json]]] = {}
 
     def observations(self) -> list[Json]:
-        """Return the observations that the rank has written so far; empty if there is no readable file."""
+        """Return the observations that the rank has written so far; empty if it has written no valid file."""
         return self._read(self._results)
 
     def training_progress(self) -> list[Json]:
-        """Return the newest figures that the rank wrote during a training; empty before the first."""
+        """Return the observations that the rank last wrote during a training; empty if it has written none."""
         return self._read(self._training)
 
     def _read(self, path: Path) -> list[Json]:
@@ -71,14 +71,14 @@ def _is_usable(item: Any) -> bool:
 
 
 def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) -> tuple[list[Json], int]:
-    """Return the figure of each series, and the number of series beyond MAX_FIGURES, which are left out.
+    """Return the metric, labels and value of at most MAX_FIGURES series, and the number of series that are left out.
 
-    Wrong results are summed, and observations without a value are counted. Any other series has its newest figure. A collective
-    operation has a series for its largest message size only.
+    Wrong results are summed, and observations without a value are counted. Any other series has the value of its newest
+    observation. A collective operation has a series for its largest message size only.
 
     Args:
         observations: in order of time.
-        training: figures that ranks wrote during a training; final figures of the same series in `observations` replace them.
+        training: observations that ranks wrote during a training. Observations of the same series in `observations` replace them.
     """
     series: dict[Series, float] = {}
     counts: defaultdict[Series, float] = defaultdict(float)
@@ -100,9 +100,9 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 def _drop_smaller_sizes(
     series: dict[Series, float], largest: dict[Series, int], metric: str, labels: Mapping[str, str]
 ) -> bool:
-    """Return whether this is the largest size of its operation so far; if so, remove the earlier series of the operation.
+    """Return whether no larger message size of the operation has been seen so far; if so, remove its earlier series.
 
-    An operation is a metric with these labels, apart from `size_bytes`.
+    Series belong to the same operation if their metric and all labels other than `size_bytes` are equal.
     """
     operation, size = _without_size(metric, labels), int(labels["size_bytes"])
     if size < largest.get(operation, 0):
@@ -148,7 +148,7 @@ def _figures(item: Json) -> Iterator[Sample]:
 
 
 METRIC_BY_UNIT = {"FLOP/s": "flop_per_second", "images/s": "items_per_second", "tokens/s": "items_per_second"}
-"""Unit of the observation -> metric. It takes precedence over METRIC_BY_NAME."""
+"""Unit of an observation -> metric, without the prefix `rackproof_benchmark_`. This takes precedence over METRIC_BY_NAME."""
 METRIC_BY_NAME = {
     "busbw": "bus_bandwidth_bytes_per_second",
     "bandwidth": "bandwidth_bytes_per_second",
@@ -158,7 +158,7 @@ METRIC_BY_NAME = {
     "mfu": "mfu_ratio",
     "duration": "duration_seconds",
 }
-"""Last part of the observation's name -> metric."""
+"""Last part of an observation's name -> metric, without the same prefix."""
 
 
 def _metric(quantity: str, unit: str) -> str:
@@ -168,7 +168,8 @@ def _metric(quantity: str, unit: str) -> str:
 
 
 LABEL_OF_DEVICE = {"gpu": "gpu", "cpu": "cpu", "directory": "directory", "numa": "numa_node"}
-"""Kind of a scope -> label of its series. A label `numa` would have two meanings: copies have a parameter of this name."""
+"""Device kind of a scope -> label of its series. The label of a NUMA node is not `numa`, because the benchmark of host copies has
+a parameter `numa` with another meaning: whether the host memory is local to the GPU."""
 
 
 def _device(scope: str) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Publish the progress of a run for the exporter: `runs/live.json`, next to the run directories.
 
-The exporter's account cannot read the run directories, which are private. So the process that runs a stage replaces this file
-atomically every PERIOD_S. The file has the run, its stages, and the newest figures of the ranks. It contains no nonce,
-address or log.
+The run directories are private, so the account that runs the exporter cannot read them. The supervisor (the process that runs a
+stage) therefore replaces this file atomically every PERIOD_S. The file contains the run, its stages, and the newest figures of
+the ranks, but no nonce, address or log.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from schemas.times import epoch_seconds
 FILE = "live.json"
 SCHEMA = "rackproof.live/1"
 PERIOD_S, SILENT_S = 2.0, 30.0
-"""If the file is not written for SILENT_S while a stage runs, the supervisor of the stage is considered lost."""
+"""Time between two writes of the file while a stage runs. After SILENT_S without a write, the supervisor is considered lost."""
 PHASES = ("start", "join", "readiness check", "leave", "end", "failed")
-"""Phases of a rank other than the benchmarks."""
+"""First words of the phases in which a rank runs no benchmark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,16 +46,17 @@ class Span:
     ends: float
     """No round begins after this time."""
     deadline: float
+    """Latest end of the last round."""
     progress: float
 
     def fields(self, now: float, round_began: float) -> Json:
-        """Return the fields of the stage that describe the whole soak; they replace the fields of the current round."""
+        """Return the fields of the stage for the whole soak; they replace the same fields of the current round."""
         remaining = max(self.ends - round_began, 1.0)
         done = self.progress + (1 - self.progress) * (now - round_began) / remaining
         return {"began": self.began, "deadline": self.deadline, "progress": max(0.0, min(1.0, done))}
 
     def expected_end(self, round_ends: float, round_s: float) -> float:
-        """Return when the last round is expected to end. A round that is running at `ends` is completed.
+        """Return when the last round is expected to end: a round that is running at the time `ends` is completed.
 
         Args:
             round_ends: expected end of the current round.
@@ -135,13 +136,13 @@ class LivePublisher(LaunchThread):
 
 
 def publish_record(run: HostRun, record: Record | None = None) -> None:
-    """Publish the run as its records on this host describe it. `record`: one of them, if the caller has already read it."""
+    """Write the file from the run's records on this host. `record`: one of these records, if the caller has already read it."""
     with contextlib.suppress(documents.DocumentError):
         _write(run, build_document(run, record))
 
 
 def publish_idle(run: HostRun) -> None:
-    """Publish the run, unless a stage is running: then the supervisor of that stage publishes it."""
+    """Write the file from the run's records, unless a stage of this run is running: then its supervisor writes the file."""
     path = live_path(run)
     if path is None:
         return
@@ -154,7 +155,7 @@ def publish_idle(run: HostRun) -> None:
 
 
 def live_path(run: HostRun) -> Path | None:
-    """Return the path of FILE; None if the run directory is not in a directory `runs`, the only one that the exporter reads."""
+    """Return the path of FILE; None if the run directory is not in a directory `runs`: the exporter reads FILE only there."""
     return run.directory.parent / FILE if run.directory.absolute().parent.name == RUNS else None
 
 
@@ -166,7 +167,7 @@ def _write(run: HostRun, document: Json) -> None:
 
 
 def build_document(run: HostRun, record: Record | None = None) -> Json:
-    """Return the document `live.json` from the records of the run: the outcome and the figures of each stage."""
+    """Return the content of FILE from the records of the run: the outcome and the figures of each stage."""
     gangs = dict.fromkeys(["", *([run.host.gang] if run.host.gang else [])])
     records = [record if record and record.gang == gang else run.record(gang) for gang in gangs]
     launches = [launch for record in records for launch in record.launches]
@@ -201,7 +202,7 @@ def build_document(run: HostRun, record: Record | None = None) -> Json:
 
 
 def _soak_fields(soak: Soak, round_deadline_s: float) -> Json:
-    """Return the fields that describe a whole soak. They replace the fields of its last launch, which was only one round."""
+    """Return the fields of the stage for the whole soak. They replace the same fields of its last launch, which was one round."""
     fields: Json = {"began": epoch_seconds(soak.began), "progress": min(1.0, soak.soaked_s / soak.planned_s)}
     if not soak.ended:
         deadline = time.time() + max(0.0, soak.planned_s - soak.soaked_s) + round_deadline_s
@@ -239,6 +240,6 @@ def _rank_fields(state: RankState) -> Json:
 
 
 def phase_label(phase: str) -> str:
-    """Return the benchmark that a rank's phase names, or the entry of PHASES with which the phase begins; otherwise `start`."""
+    """Return the first word of a phase if it is a benchmark, or the entry of PHASES with which it begins; otherwise `start`."""
     word = re.split(r"[ ,:]", phase, maxsplit=1)[0]
     return word if word in BENCHMARKS else next((known for known in PHASES if phase.startswith(known)), PHASES[0])

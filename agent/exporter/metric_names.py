@@ -25,7 +25,7 @@ class MetricSpec:
     """Name in Prometheus; for a histogram without `_bucket`, `_sum` and `_count`."""
     help: str
     labels: tuple[str, ...] = ()
-    """A label in parentheses is missing from some series of the family."""
+    """Names of the labels. A name in parentheses: some series of the family do not have this label."""
     kind: str = GAUGE
 
 
@@ -69,9 +69,9 @@ RUN = (
         help="1 for the current state of the stage, 0 for the others: planned, running, finished, failed, deadline, or silent "
         "(running, but not updated for 30 s)"),
     MetricSpec(name="rackproof_stage_progress_ratio", labels=("stage",),
-        help="While the stage runs, the share of its expected duration that has passed (of a soak: of its planned time). "
-        "After its end, and if its duration is unknown (first rehearsal), the share of its expected observations that the ranks "
-        "have made"),
+        help="In a soak, the share of the planned time that has passed. In another stage while it runs, the share of the "
+        "expected duration that has passed. After its end, or if no duration is known (first rehearsal), the number of "
+        "observations made, divided by the expected number"),
     MetricSpec(name="rackproof_stage_started_timestamp_seconds", labels=("stage",), help="When the stage last started"),
     MetricSpec(name="rackproof_stage_deadline_timestamp_seconds", labels=("stage",),
         help="Deadline of the stage, if it has started"),
@@ -80,13 +80,13 @@ RUN = (
         "durations"),
     MetricSpec(name="rackproof_stage_ended_timestamp_seconds", labels=("stage",), help="When the stage ended"),
     MetricSpec(name="rackproof_stage_finished", labels=("stage", "outcome"),
-        help="Attempts at the stage in this run, by outcome: finished, failed or deadline"),
+        help="Number of recorded launches of the stage in this run, by outcome: finished, failed or deadline"),
     MetricSpec(name="rackproof_stage_ranks", labels=("stage", "benchmark"),
         help="Ranks of this host in this benchmark or phase (start, join, readiness check, leave, end, failed)"),
     MetricSpec(name="rackproof_rank_silent_seconds", labels=("rank", "(gpu)", "(cpu)"),
         help="Time since the last heartbeat of a running rank; ranks send two a second"),
     MetricSpec(name="rackproof_rank_waiting_seconds", labels=("rank", "(gpu)", "(cpu)"),
-        help="Time that a rank has been waiting in a collective operation; 0: it is not waiting"),
+        help="Time for which a rank has been waiting in a collective operation; 0: it is not waiting"),
 )  # fmt: skip
 
 _AT = ("stage", "benchmark")
@@ -97,26 +97,26 @@ BENCHMARK = (
     MetricSpec(name="rackproof_benchmark_bandwidth_bytes_per_second",
         labels=(*_AT, "(gpu)", "(cpu)", "(directory)", "(numa_node)", "(op)", "(direction)", "(sharing)", "(pattern)",
                 "(placement)", "(memory_node)"),
-        help="Bandwidth of each device's memory, of copies between a device and the host or all other devices, of the "
-        "host's memory, and of file systems"),
+        help="Bandwidth of memory (device or host), of copies (between a device and the host, or between a device and all other "
+        "devices), or of a file system"),
     MetricSpec(name="rackproof_benchmark_flop_per_second", labels=(*_AT, "(gpu)", "(cpu)", "(dtype)", "(shape)"),
         help="Floating-point operations per second"),
     MetricSpec(name="rackproof_benchmark_step_time_seconds", labels=(*_AT, "(network)"),
-        help="Time of a training step: during the training that of the latest step, after it the median of all steps"),
+        help="Duration of a training step: of the latest step while the training runs, and the median over the steps afterwards"),
     MetricSpec(name="rackproof_benchmark_loss", labels=(*_AT, "(network)"), help="Latest loss of a training"),
     MetricSpec(name="rackproof_benchmark_accuracy_ratio", labels=(*_AT, "(network)"),
         help="Share of the test images that the trained network classifies correctly"),
     MetricSpec(name="rackproof_benchmark_mfu_ratio", labels=_AT, help="Model FLOP utilization of a training"),
     MetricSpec(name="rackproof_benchmark_items_per_second",
         labels=(*_AT, "item", "(gpu)", "(cpu)", "(network)", "(variant)", "(batch_size)", "(workers)", "(phase)"),
-        help="Throughput of a training, a data loader or inference (phase: prefill or decode), in items per second: images or "
+        help="Throughput of a training, of a data loader or of inference (label phase: prefill or decode); label item: images or "
         "tokens"),
     MetricSpec(name="rackproof_benchmark_duration_seconds", labels=_AT, help="Duration of the benchmark"),
     MetricSpec(name="rackproof_benchmark_wrong_results", labels=(*_AT, "(gpu)", "(cpu)", "(directory)", "(numa_node)"),
-        help="Wrong results in this stage: memory words, matrix products, elements of collective operations, digests, and data "
-        "on disks"),
+        help="Number of wrong results in this stage: wrong memory words, matrix products, elements of collective operations, "
+        "digests, or data on disks"),
     MetricSpec(name="rackproof_benchmark_unmeasured", labels=(*_AT, "status"),
-        help="Observations without a value, by status: error, skipped or unsupported"),
+        help="Number of observations without a value in this stage, by status: error, skipped or unsupported"),
     MetricSpec(name="rackproof_benchmark_series_left_out", labels=("stage",),
         help="Number of series of the stage that are not exported, because a stage exports at most 512"),
 )  # fmt: skip
@@ -135,18 +135,19 @@ SAMPLED = (
         for kind, adjective in (("min", "Lowest"), ("mean", "Mean"), ("max", "Highest"))
     ),
     MetricSpec(name="rackproof_gpu_power_of_limit_ratio", labels=GPU, kind=HISTOGRAM,
-        help="Distribution of the samples by power draw divided by the enforced power limit"),
+        help="Distribution of the ratio of power draw to enforced power limit over the samples"),
     MetricSpec(name="rackproof_gpu_clock_sm_of_max_ratio", labels=GPU, kind=HISTOGRAM,
-        help="Distribution of the samples by SM clock divided by the GPU's maximum SM clock"),
+        help="Distribution of the ratio of SM clock to maximum SM clock over the samples"),
     MetricSpec(name="rackproof_gpu_throttle_sampled_seconds_total", labels=(*GPU, "reason"), kind=COUNTER,
         help="Time during which samples showed this reason for reduced clocks"),
-    MetricSpec(name="rackproof_gpu_samples_total", labels=GPU, kind=COUNTER, help="Samples taken"),
-    MetricSpec(name="rackproof_gpu_sample_failures_total", labels=GPU, kind=COUNTER, help="Failed samples"),
+    MetricSpec(name="rackproof_gpu_samples_total", labels=GPU, kind=COUNTER, help="Number of successful samples"),
+    MetricSpec(name="rackproof_gpu_sample_failures_total", labels=GPU, kind=COUNTER, help="Number of failed samples"),
     MetricSpec(name="rackproof_gpu_sampled_timestamp_seconds", labels=GPU,
-        help="Time of the last sample; it does not advance if a call hangs or the GPU is lost"),
-    MetricSpec(name="rackproof_gpu_window_samples", labels=GPU, help="Samples in the last window"),
-    MetricSpec(name="rackproof_sampler_window_seconds", help="Length of the window of the _window_ metrics"),
-    MetricSpec(name="rackproof_sampler_cpu_seconds_total", kind=COUNTER, help="CPU time used by the sampling"),
+        help="Time of the last successful sample; it does not advance while a call hangs or after the GPU is lost"),
+    MetricSpec(name="rackproof_gpu_window_samples", labels=GPU, help="Number of successful samples in the last window"),
+    MetricSpec(name="rackproof_sampler_window_seconds",
+        help="Length of the time window of the metrics with `_window_` in their names"),
+    MetricSpec(name="rackproof_sampler_cpu_seconds_total", kind=COUNTER, help="CPU time that sampling has used"),
 )  # fmt: skip
 
 EVERY: Mapping[str, MetricSpec] = {spec.name: spec for spec in (*COLLECTORS, *RUN, *BENCHMARK, *SAMPLED)}

@@ -30,11 +30,12 @@ tests/unit/agent/exporter/test_metrics_page.py` generates this page from the cod
 - Names end with the base unit, and those of counters with `_total`. A flag is 0 or 1.
 - A missing reading has no series, never a zero. `rackproof_readings_absent` counts missing readings, and
   `rackproof_collector_success` is 0 if a whole collector failed.
-- Texts (names, versions, serials) are labels of the `_info` series of their scope, whose value is 1:
+- Readings that are texts (names, versions, serials) are labels. Each scope has a series for them, whose value is 1:
   `rackproof_host_info`, `rackproof_gpu_info`, `rackproof_nic_info` …
 - `gpu` is the NVML index, and `uuid` identifies the GPU. Other devices have the labels `pci` (as in sysfs), `hca`, `nic`, `disk`.
-- The targets of the `monitoring` role add `host`, `rack` and `run_id` to every series. `rackproof_run_info` already has
-  the labels `run_id` and `rack`, so Prometheus renames these to `exported_run_id` and `exported_rack`.
+- The scrape targets that the `monitoring` role configures add the labels `host`, `rack` and `run_id` to every series.
+  `rackproof_run_info` has labels `run_id` and `rack` of its own, which Prometheus renames to `exported_run_id` and
+  `exported_rack`.
 """
 
 
@@ -57,14 +58,16 @@ def page(families: Iterable[Family]) -> str:
 UNTYPED = "untyped"
 Row = tuple[str, str, str, str]
 """Name, kind, labels, meaning."""
-RUN_TEXT = """From `runs/live.json` in the state directory (`--state`), which the process that runs a stage writes every 2 s.
-Without a run on this host there are no such series. Labels in parentheses are missing from some series."""
+RUN_TEXT = """These metrics come from the file `runs/live.json` in the state directory (`--state`). The process that runs a stage
+writes this file every 2 s. A host that has had no run has none of these series. Labels in parentheses are missing from some
+series."""
 BENCHMARK_TEXT = """The latest figures of the ranks of this host, while their stage runs and for 5 minutes after its end.
-Wrong results and unmeasured observations stay until another run starts on this host. Figures that all ranks have in common have
-no device label."""
+`rackproof_benchmark_wrong_results` and `rackproof_benchmark_unmeasured` remain until another run starts on this host. A figure
+that all ranks measured together has no device label."""
 SAMPLED_TEXT = f"""Each GPU is sampled 10 times a second (`--sample-hz`; 0: never); temperature and memory clock are read in every
-fifth sample. The window is the last 30 s (`--window`), so a scrape every 15 s misses nothing. Sampling starts with the first
-scrape and continues between scrapes, so the histograms and counters lose nothing at any scrape interval.
+fifth sample. The window is the last 30 s (`--window`), so with a scrape every 15 s each sample is in the window of at least one
+scrape. Sampling starts with the first scrape and continues between scrapes, so histograms and counters include every sample at
+any scrape interval.
 Buckets of both histograms: {", ".join(f"{bound:g}" for bound in BUCKETS)}. NVML stays open for the
 sampling: stop the exporter before you reset a GPU or unload the driver.
 
@@ -73,13 +76,13 @@ sampling: stop the exporter before you reset a GPU or unload the driver.
 1 - rate(rackproof_gpu_power_of_limit_ratio_bucket{{le="0.95"}}[5m])
   / on(instance, gpu) rate(rackproof_gpu_power_of_limit_ratio_count[5m])
 ```"""
-EARLIER_TEXT = """The names of Rackproof 1.0, in addition to the names above, for rules and dashboards that still use them
-(`rackproof_exporter_compat: ["1.0"]`). They changed because Prometheus reserves the ending `_count` for histograms and summaries.
-The old names will be removed in the next release."""
+EARLIER_TEXT = """`--compat 1.0` (`rackproof_exporter_compat: ["1.0"]`) exports these names of Rackproof 1.0 in addition to the
+names above, for rules and dashboards that still use the old names. The names changed because Prometheus reserves the ending
+`_count` for histograms and summaries. The old names will be removed in the next release."""
 DCGM_LABELS = "gpu, UUID, device, modelName, pci_bus_id, Hostname"
-DCGM_TEXT = """In addition to the names above, so that the Grafana dashboards 12239 and 15117 for dcgm-exporter work unchanged.
-`DCGM_FI_PROF_*` exist from Hopper on, if the driver allows this account to read them. They are means over the time since the
-last scrape by any client."""
+DCGM_TEXT = """`--compat dcgm` exports these names in addition to the names above, so that the Grafana dashboards 12239 and 15117
+for dcgm-exporter work unchanged. The metrics `DCGM_FI_PROF_*` exist only from Hopper on, and only if the driver allows the
+exporter's account to read them. Their values are means over the time since the previous reading of the hardware (`--every`)."""
 
 
 def _section(title: str, text: str, rows: Sequence[Row]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Convert `runs/live.json` in the state directory, which describes the current run, to Prometheus families."""
+"""Convert the file `runs/live.json` in the state directory, which describes this host's latest run, to Prometheus families."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from schemas.stages import STATES
 LINGER_S = 300.0
 """Figures of a stage are exported for this long after its end, so that the last figures are scraped too."""
 LASTING = frozenset({"rackproof_benchmark_wrong_results", "rackproof_benchmark_unmeasured"})
-"""Families that are exported until another run starts on this host: the faults that they report remain after the stage."""
+"""Families that are exported until another run starts on this host, because the faults that they report outlast the stage."""
 MAX_BYTES = 2_000_000
 
 
 class RunSource:
-    """Reads the file that this host's supervisor writes. If there is no run, exports nothing; this is not a failure."""
+    """Reads `live.json`. If the file does not exist, because this host has had no run, exports nothing; this is not a failure."""
 
     name = "run"
 
@@ -36,7 +36,7 @@ class RunSource:
         self._document: Mapping[str, Any] = {}
 
     def collect(self) -> Iterable[Metric]:
-        """Return every family of the run; empty if there is no run on this host.
+        """Return every family of the run; empty if the file does not exist.
 
         Raises:
             OSError, DocumentError: the file exists but cannot be read or is invalid.

@@ -3,8 +3,8 @@
 By default power, SM clock and throttling are read ten times per second. Temperature and memory clock are read only in every fifth
 sample, twice per second.
 
-The results do not depend on how often a client scrapes: they are figures of the last seconds (the window), and histograms and
-counters since sampling began.
+The results do not depend on how often a client scrapes: they are minimum, mean and maximum over the last seconds (the window),
+and histograms and counters since sampling began.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 SLOW_INTERVAL = 5
 """Temperature and memory clock are read in every fifth sample."""
 RETRY_S = 15.0
-"""Interval at which GPUs that failed are sampled again, limits are read again, and new GPUs are searched for."""
+"""Time after which a failed GPU is sampled again, limits are read again, and new GPUs are looked for."""
 MAX_FAILURES = 50
 """Number of failed samples in a row after which a GPU is not sampled for RETRY_S."""
 CHECK_S = 1.0
 """Interval at which the watchdog thread checks the sampling thread."""
 STUCK_S = 2.0
-"""If the sampling thread has not finished a round over all its GPUs for this long, the call in progress counts as hanging."""
+"""If the sampling thread has not completed a round over its GPUs for this long, the NVML call in progress counts as hanging."""
 QUANTITIES: tuple[tuple[str, str, Callable[[GpuSample], float]], ...] = (
     ("gpu_power", "watts", lambda sample: sample.power),
     ("gpu_clock_sm", "hertz", lambda sample: sample.clock),
@@ -65,9 +65,9 @@ class GpuHistory:
         self._throttled_s = dict.fromkeys(THROTTLE_REASONS, 0.0)
 
     def set_limits(self, at: float, limits: GpuLimits | Absent) -> None:
-        """Set the GPU's UUID and limits; if they could not be read, keep the earlier ones.
+        """Set the GPU's UUID and limits, which were read at the time `at`. If they are absent, keep the earlier ones.
 
-        If the index now belongs to another GPU, clear window, histograms and throttled times.
+        If another GPU now has this index, clear window, histograms and throttled times.
         """
         self.limits_read_at = at
         if isinstance(limits, Absent):
@@ -78,7 +78,7 @@ class GpuHistory:
             self._limits = limits
 
     def add(self, at: float, sample: GpuSample | Absent) -> None:
-        """Add one sample. If it is absent, count a failure."""
+        """Add a sample that was taken at the time `at` (`time.monotonic()`). If it is absent, count a failed sample."""
         with self._lock:
             if isinstance(sample, Absent):
                 self._failures += 1
@@ -125,7 +125,7 @@ class GpuHistory:
 
 
 class SamplingLoop(NvmlPoller):
-    """Samples GPUs in turn, in one thread: one thread for each of eight GPUs costs three times as much CPU time."""
+    """Thread that samples all GPUs in turn. With eight GPUs, a thread for each GPU would use three times as much CPU time."""
 
     def __init__(self, gpus: Mapping[int, GpuHistory], hz: float) -> None:
         super().__init__(lambda: FastReader(gpus, SLOW_INTERVAL), 1 / hz)
@@ -179,7 +179,7 @@ class GpuSampler:
         self._replaced_loops: list[SamplingLoop] = []
         """Loops that were replaced and have not ended yet. A call in one of them may hang."""
         self._failed_at: dict[int, float] = {}
-        """GPU -> when MAX_FAILURES of its samples in a row had failed, or when NVML could not be opened."""
+        """GPU index -> when its last MAX_FAILURES samples had all failed, or when its sampling thread was found to have ended."""
         self._ended_cpu_s = 0.0
         self._indices: list[int] | Absent = []
         self._searched_at = float("-inf")
@@ -188,10 +188,10 @@ class GpuSampler:
         self._watchdog: threading.Thread | None = None
 
     def collect(self) -> Sequence[Metric]:
-        """Return every family that has samples. The first call starts sampling.
+        """Return every family that has a series. The first call starts sampling.
 
         Raises:
-            OSError: NVML cannot be read or does not answer.
+            OSError: NVML reports an error or does not answer.
         """
         if self._watchdog is None:
             self._watchdog = threading.Thread(target=self._watch, daemon=True)
@@ -230,7 +230,7 @@ class GpuSampler:
             self._loop.stop()
 
     def _find_new_gpus(self) -> None:
-        """Add GPUs that have appeared since the last search, because the driver may be loaded later."""
+        """Add the GPUs that NVML did not list before, because the driver may be loaded after the exporter starts."""
         if time.monotonic() - self._searched_at < RETRY_S:
             return
         self._searched_at, self._indices = time.monotonic(), gpu_indices()
@@ -254,15 +254,15 @@ class GpuSampler:
             self._replaced_loops.remove(ended)
 
     def _answering_gpus(self) -> dict[int, GpuHistory]:
-        """Return the GPUs that can be sampled.
+        """Return NVML index -> GPU, for the GPUs that can be sampled.
 
-        Left out are a GPU that a hanging call is reading, and GPUs whose time in `_failed_at` is less than RETRY_S ago.
+        Leave out a GPU if a call that reads it hangs, or if its time in `_failed_at` is less than RETRY_S ago.
         """
         now = time.monotonic()
         for index, gpu in self._gpus.items():
             if gpu.failed_in_a_row >= MAX_FAILURES:
                 self._failed_at[index], gpu.failed_in_a_row = now, 0
-        if self._loop and not self._loop.is_alive():  # NVML could not be opened
+        if self._loop and not self._loop.is_alive():  # NVML could not be opened, or another exception ended the thread
             self._failed_at |= dict.fromkeys(self._loop.gpus, now)
         failed = {index for index, at in self._failed_at.items() if now - at < RETRY_S}
         stuck = {loop.stuck_gpu for loop in self._loops()}

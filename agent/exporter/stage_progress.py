@@ -1,7 +1,7 @@
-"""Compute how much of a running stage is done and when it is expected to end, from the times of its benchmarks.
+"""Compute how much of a running stage is done and when it is expected to end, from the expected durations of its benchmarks.
 
-The share of the observations that were made is a poor measure of progress: most of them come from a few short benchmarks. The
-share is used only within a benchmark that takes longer than expected, and for a stage whose times are unknown.
+The share of the expected observations that have been made is a poor measure of progress, because most observations come from a
+few short benchmarks. For a running stage it is used only if a benchmark takes longer than expected or no durations are known.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class StageProgress:
     """The progress of one launch on this host."""
 
     def __init__(self, run: HostRun, stage: str, work: Path, ranks: Iterable[int], start: float) -> None:
-        """Begin to follow a launch.
+        """Prepare for a launch.
 
         Args:
             run, stage: the host's run, and the stage of the launch.
@@ -33,16 +33,16 @@ class StageProgress:
 
     @property
     def expected_s(self) -> float:
-        """The expected seconds of the whole launch. Use it only if `durations` is not empty."""
+        """The expected seconds of the whole launch. It is meaningless if `durations` is empty."""
         return stage_s(self.durations)
 
     def share(self, observations: Iterable[Mapping[str, object]]) -> float | None:
-        """Return the share of the expected observations that were made; None if none are expected."""
+        """Return the share of the expected observations that have been made; None if no observations are expected."""
         expected = sum(self._expected.values())
         return min(1.0, count(observations) / expected) if expected else None
 
     def remaining_s(self, now: float, observations: Iterable[Mapping[str, object]]) -> float | None:
-        """Return the seconds from `now` (monotonic clock) to the expected end of the launch; None if no times are known."""
+        """Return the seconds from `now` (monotonic clock) to the expected end of the launch; None if no durations are known."""
         if not self.durations:
             return None
         start_times = benchmark_start_times(self._work, self._ranks).items()
@@ -55,7 +55,10 @@ class StageProgress:
 
 
 def expected_counts(run: HostRun, stage: str) -> dict[str, int]:
-    """Return benchmark -> number of observations expected from the ranks of this host, without those from NVML samples."""
+    """Return benchmark -> number of observations that the ranks of this host are expected to make.
+
+    Observations that the supervisor makes from its NVML samples are not included.
+    """
     counts: dict[str, int] = {}
     for item in run.plan.expected_of(run.host):
         if item.stage == stage and not _is_sampled(item.name):
@@ -65,7 +68,7 @@ def expected_counts(run: HostRun, stage: str) -> dict[str, int]:
 
 
 def _is_sampled(name: str) -> bool:
-    """Return whether the observation comes from the supervisor's NVML samples."""
+    """Return whether the supervisor, not a rank, makes the observation of this name from its NVML samples."""
     benchmark = BENCHMARKS.get(name.split(".")[0])
     return benchmark is not None and any(output.sampled and output.makes(name) for output in benchmark.outputs)
 

@@ -1,8 +1,8 @@
 """The exporter's HTTP server. Many scrapers share one reading of the hardware; slow or unauthorized clients cost little.
 
-prometheus_client's own server has a thread per client, no timeout and a backlog of 5. (Measured with that server: when 100
-scrapers read a page of 57 KB at once, 5 % of them wait for more than 3.3 s; 300 half-open connections keep 302 threads.) The
-server in this module has a single event loop and closes each connection after its answer.
+prometheus_client's own server has a thread per client, no timeout and a backlog of 5. Measured with that server: if 100 scrapers
+request a page of 57 KB at the same time, 5 % of them wait for more than 3.3 s; with 300 half-open connections it has 302 threads.
+The server in this module has a single event loop and closes each connection after its answer.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from agent.exporter.web_config import WebConfig
 log = logging.getLogger(__name__)
 
 HEAD_BYTES, HEAD_S, WRITE_S = 16_384, 5.0, 10.0
-"""Largest head of a request, time for the client to send it, and time for the client to read the answer."""
+"""Maximum bytes of a request's head; seconds for the client to send the head; seconds for the client to read the answer."""
 MAX_CONNECTIONS = 2048
 BACKLOG = 1024
 OPENMETRICS, TEXT = openmetrics.CONTENT_TYPE_LATEST, "text/plain; version=0.0.4; charset=utf-8"
@@ -43,12 +43,12 @@ ENCODERS: Mapping[str, Callable[[CollectorRegistry], bytes]] = {
     OPENMETRICS: openmetrics.generate_latest,
     TEXT: generate_latest,
 }
-"""Content type -> encoder. Only two are offered, whatever versions a client accepts, so that the cache has a fixed size."""
+"""Content type -> encoder. Only these two are offered, so that the cache has a bounded size."""
 INDEX = b"<!doctype html><html><head><title>Rackproof exporter</title></head><body><a href=/metrics>Metrics</a></body></html>"
 
 
 class Page:
-    """The page /metrics. A thread renders it. Each rendering is sent to all clients until it is `fresh_s` seconds old."""
+    """The page /metrics, rendered in another thread and cached for `fresh_s` seconds, separately by format and compression."""
 
     def __init__(self, registry: CollectorRegistry, fresh_s: float) -> None:
         self._registry = registry
@@ -58,7 +58,7 @@ class Page:
         self.last_request = time.monotonic()
 
     async def get(self, accept: str, zipped: bool) -> tuple[str, bytes]:
-        """Return content type and body that fit the client's Accept header."""
+        """Return the content type, chosen by the client's Accept header, and the body, compressed with gzip if `zipped`."""
         kind = OPENMETRICS if "application/openmetrics-text" in accept.lower() else TEXT
         self.last_request = time.monotonic()
         async with self._lock:
@@ -75,13 +75,13 @@ class Page:
 
 
 class Users:
-    """Basic authentication against bcrypt hashes. bcrypt is slow, so fingerprints of correct headers are kept."""
+    """Basic authentication with bcrypt hashes. bcrypt is slow, so the fingerprint of a user's last correct header is kept."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = {name: text.encode() for name, text in hashes.items()}
         self._dummy_hash = bcrypt.hashpw(secrets.token_bytes(16), bcrypt.gensalt(10))
         self._salt = secrets.token_bytes(16)
-        # User -> fingerprint of the correct header. One per user, so that the size is limited.
+        # User -> fingerprint of the last correct Authorization header. Only one is kept per user, so that the size is limited.
         self._verified: dict[str, bytes] = {}
         self._executor = ThreadPoolExecutor(1, "bcrypt")  # one thread, so that password guessing uses at most one core
 
@@ -158,13 +158,13 @@ class Server:
             address,
             port,
             limit=HEAD_BYTES,
-            # asyncio accepts up to this many connections in a row before `_client` counts them.
+            # asyncio accepts up to `backlog` connections in a row before `_client` runs and counts them.
             backlog=min(BACKLOG, self._max_connections // 2),
         )
 
     @property
     def last_request(self) -> float:
-        """Time of the last request for the page, or of the start, on the monotonic clock."""
+        """Time (monotonic clock) of the last request for /metrics; before the first request, of the server's start."""
         return self._page.last_request
 
     @property
@@ -196,7 +196,7 @@ class Server:
         self._connections += 1
         connection = writer.transport
         try:
-            if self._tls:  # the handshake is made here, after the connection is counted
+            if self._tls:  # the handshake is here and not in start_server, so that the connection is already counted
                 reader, writer = await _start_tls(connection, self._tls)
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HEAD_S)
             try:
@@ -237,7 +237,7 @@ class Server:
 
 
 def _accepts_gzip(accepted: str) -> bool:
-    """Return whether a header Accept-Encoding lists gzip with a quality other than zero (RFC 9110, section 12.5.3)."""
+    """Return whether an Accept-Encoding header lists gzip with a quality other than zero (RFC 9110, section 12.5.3)."""
     codings = (each.replace(" ", "").partition(";q=") for each in accepted.lower().split(","))
     return any(
         coding in ("gzip", "x-gzip") and re.fullmatch(r"0(\.0*)?", quality) is None for coding, _, quality in codings

@@ -1,7 +1,8 @@
-"""Read the exporter's TLS settings and users from a `web.config.yml`, the format of Prometheus and its exporters.
+"""Read the exporter's TLS settings and users from a `web.config.yml`, in the format of Prometheus and its exporters.
 
-https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md: `tls_server_config` with `cert_file`,
-`key_file`, `client_ca_file`, `client_auth_type` and `min_version`, and `basic_auth_users` with bcrypt hashes.
+The format: https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md. Supported are
+`tls_server_config` with `cert_file`, `key_file`, `client_ca_file`, `client_auth_type` and `min_version`, and `basic_auth_users`
+with bcrypt hashes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import yaml
 
 from schemas.errors import RackproofError
 
-# RequestClientCert and RequireAnyClientCert are rejected, because Python's TLS always verifies a certificate that it requests.
+# The format's other types, RequestClientCert and RequireAnyClientCert, are rejected: they request a client certificate without
+# verifying it, and Python's ssl module always verifies it.
 CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
@@ -33,18 +35,18 @@ class WebConfigError(RackproofError, ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class WebConfig:
-    """TLS settings and users of the exporter. By default every client is accepted."""
+    """TLS settings and users of the exporter. The defaults are plain HTTP without authentication."""
 
     cert_file: Path | None = None
-    """Certificate of the exporter, PEM. None: plain HTTP."""
+    """PEM file with the exporter's certificate. None: plain HTTP."""
     key_file: Path | None = None
-    """Private key of the certificate."""
+    """PEM file with the private key of the certificate."""
     client_ca_file: Path | None = None
-    """CA that signs certificates of clients."""
+    """PEM file with the CA that signs client certificates."""
     client_auth_type: str = "NoClientCert"
-    """Whether clients need a certificate: a key of CLIENT_AUTH."""
+    """A key of CLIENT_AUTH: whether clients need a certificate."""
     min_version: str = "TLS12"
-    """Oldest version of TLS: a key of VERSIONS."""
+    """A key of VERSIONS: the oldest TLS version that is accepted."""
     users: Mapping[str, str] = field(default_factory=dict, repr=False)
     """User -> bcrypt hash."""
 
@@ -72,7 +74,7 @@ class WebConfig:
 
 
 def read_web_config(path: Path) -> WebConfig:
-    """Return the configuration in that file. Relative paths in it start at the directory of the file.
+    """Return the configuration in the file at `path`. Relative paths in it are relative to the directory of the file.
 
     Raises:
         WebConfigError: the file cannot be read, or has settings that this exporter does not support.
@@ -121,7 +123,7 @@ def _section(path: Path, value: Any, name: str, known: set[str] | None) -> dict[
     unknown = sorted(str(key) for key in value if known is not None and key not in known)
     if unknown:
         raise WebConfigError(
-            f"{path}: {name} has an unknown key {unknown[0]}: known are {', '.join(sorted(known or ()))}"
+            f"{path}: {name} has an unknown key {unknown[0]}: use one of {', '.join(sorted(known or ()))}"
         )
     return value
 

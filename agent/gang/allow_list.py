@@ -1,7 +1,7 @@
 """Restrict a listening socket to a list of client addresses, with a packet filter on the socket.
 
-The kernel drops packets from any other address. The filter needs no privilege, no firewall rule and no cleanup. It is attached
-before the socket listens. It applies to every accepted connection, affects no other port, and ends when the socket is closed.
+The kernel drops packets to the socket from any other address. The filter needs no privilege, no firewall rule and no cleanup, and
+affects no other port. It must be attached before the socket listens: then every accepted connection inherits it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 SO_ATTACH_FILTER = 26
 NETWORK_HEADER = 0xFFF00000
-"""Base offset of the IP header in a filter program: -0x100000 (linux/filter.h, SKF_NET_OFF)."""
+"""Base offset of the IP header in a filter program: SKF_NET_OFF of linux/filter.h, -0x100000 as an unsigned number."""
 LOAD, EQUALS, RETURN = 0x20, 0x15, 0x06
 """BPF_LD|BPF_W|BPF_ABS, BPF_JMP|BPF_JEQ|BPF_K and BPF_RET|BPF_K of linux/bpf_common.h."""
 ACCEPT_PACKET, DROP_PACKET = 0xFFFFFFFF, 0
@@ -22,14 +22,14 @@ SOURCE_OFFSET = {socket.AF_INET: 12, socket.AF_INET6: 8}
 """Offset of the source address in the IP header."""
 
 Instruction = tuple[int, int, int, int]
-"""Code, instructions to skip if true, instructions to skip if false, operand."""
+"""Operation code, number of instructions to skip if true, number to skip if false, operand."""
 
 
 def admit_only(channel: socket.socket, senders: Iterable[str]) -> None:
     """Drop all packets to this socket except those from `senders` (numeric addresses).
 
     Raises:
-        OSError: the kernel refuses the filter. With many addresses it may be longer than net.core.optmem_max allows.
+        OSError: the kernel refuses the filter. With many addresses the filter may need more memory than net.core.optmem_max.
     """
     program = _filter_program(channel.family, senders)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *instruction) for instruction in program))
@@ -37,9 +37,9 @@ def admit_only(channel: socket.socket, senders: Iterable[str]) -> None:
 
 
 def _filter_program(family: int, senders: Iterable[str]) -> list[Instruction]:
-    """Return a filter program that compares the source with each address, word by word.
+    """Return a filter program that accepts a packet if its source address is one of `senders`. It compares 32 bits at a time.
 
-    Addresses whose IP version differs from that of the socket are left out.
+    Senders whose IP version differs from that of the socket are left out.
     """
     version, source_offset = (
         {socket.AF_INET: 4, socket.AF_INET6: 6}[socket.AddressFamily(family)],

@@ -16,25 +16,25 @@ from agent.gang.rank_state import RankState
 from schemas.records import CUT_OFF, RAISED, Culprit
 
 RANK_SILENT_S = 8.0
-"""A rank without a heartbeat for this long is stopped, frozen, or gets no CPU time, unless its process is busy."""
+"""After this long without a heartbeat, a rank counts as silent, unless its process is busy (`RankState.busy`)."""
 HOST_SILENT_S = 10.0
-"""A host without a status for this long is lost."""
+"""A host that has sent no status for this long counts as lost."""
 UNSURE_S = 1.6
-"""A host without a status for this long may be silent, and so may a rank without a heartbeat for this long. Until that is
-certain, such a host delays every verdict, and such a rank delays only the verdict on ranks that ended."""
+"""A host whose newest status is older than this may be lost. A rank whose newest heartbeat is older than this may be silent.
+Until that is certain, such a host delays every verdict, and such a rank delays only the verdict that another rank ended first."""
 SETTLE_S = 2.0
 """When a rank ends, other ranks end as a result. After this time all of these ranks have reported their end, so it is known which
 rank ended first."""
 START_S = 60.0
 """A starting rank can be silent for this long without a fault: importing torch and initializing the driver block all threads."""
 TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""A launcher ends the siblings of a failed rank with these signals."""
+"""After a rank has failed, its launcher ends the other ranks of the host with these signals."""
 SAME_MOMENT_S = 0.5
-"""Ranks that end within this time count as simultaneous, because their reports may arrive in the wrong order."""
+"""Ranks that end less than this time apart count as simultaneous, because their reports may arrive in the wrong order."""
 FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""The end of one rank never makes another rank die of these signals. (The other rank may die of SIGABRT.)"""
+"""A rank that dies of one of these signals did not die because another rank ended. (After that, it may die of SIGABRT.)"""
 WATCHERS = 2
-"""The first WATCHERS hosts of a gang receive the statuses of all hosts. The other hosts receive statuses only from these."""
+"""The first WATCHERS hosts of a gang receive the statuses of all hosts. The others receive only the watchers' statuses."""
 MAX_TEXT, MAX_HOSTS = 2000, 20
 
 
@@ -48,7 +48,7 @@ class PeerStatus:
     finished: bool = False
     """Whether the host has finished its launch and sends no more statuses."""
     aborted: bool = False
-    """Whether the host ended its ranks itself, after its deadline or an interrupt."""
+    """Whether the host ended its ranks itself, after the deadline of the launch or an interrupt."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,12 +96,12 @@ class _Report:
 
 
 def find_culprit(gang: GangSnapshot) -> Culprit | None:
-    """Return the host or rank that blocks the gang; None while it is not certain.
+    """Return the host or rank that blocks the gang; None if there is none, or while it is not certain which.
 
-    A lost host comes first, because ranks on other hosts die or time out when it is lost. Next come a rank that failed, a silent
-    rank, a rank that did not start, and last a rank that the others waited for until their time-out. Before that time-out a slow
-    rank is not a culprit, because compilation can take long. If a host has ended its own ranks, ranks on other hosts fail as a
-    result, so no culprit is named.
+    First look for a lost host, because ranks on other hosts die or time out when a host is lost. Then look for a rank that
+    failed, a silent rank, a rank that did not start, and last a rank that the others waited for until their time-out. Before
+    that time-out a slow rank is not a culprit, because compilation can take long. If a host has ended its own ranks
+    (`PeerStatus.aborted`), ranks on other hosts fail as a result, so no culprit is named.
     """
     if _is_unsettled(gang) or any(status.aborted for status in gang.statuses.values()):
         return None
@@ -109,7 +109,7 @@ def find_culprit(gang: GangSnapshot) -> Culprit | None:
 
 
 def _is_unsettled(gang: GangSnapshot) -> bool:
-    """Return whether a status is late, but its host is not yet known to be silent."""
+    """Return whether a host has sent no status for more than UNSURE_S, but not yet for long enough to count as lost."""
     return any(UNSURE_S < gang.age_s(host) <= HOST_SILENT_S for host in gang.unfinished() if host in gang.statuses)
 
 
@@ -133,11 +133,11 @@ def _find_lost_host(gang: GangSnapshot) -> Culprit | None:
 
 
 def _lost_contact(gang: GangSnapshot, silent: Sequence[str], silence: str) -> Culprit:
-    """Return the culprit if all hosts from which this host awaits statuses are silent: this host cannot tell which side failed.
+    """Return the culprit if all hosts from which this host awaits statuses are silent: this host or those hosts may have failed.
 
-    A watcher expects statuses from all hosts, so its own link is the likely cause, and it names itself. Any other host expects
-    statuses only from the watchers, and names them. If the link of such a host failed, the watchers name that host, and the
-    report of the watchers counts.
+    A watcher awaits statuses from all hosts, so its own link is the likely cause, and it names itself. A host that is not a
+    watcher awaits statuses only from the watchers, and names them. If in fact its own link failed, the watchers name this host,
+    and their report takes precedence.
     """
     if gang.me in gang.members[:WATCHERS]:
         text = (
@@ -164,7 +164,10 @@ def join_timeout_s(timeout_s: float) -> float:
 
 
 def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
-    """Return the rank at fault, or None. Call this only if no host is lost, because each status must be recent or final."""
+    """Return the rank at fault, or None.
+
+    Call this only if no host is lost: each status must be recent, or the last one of a finished host.
+    """
     reports = [
         _Report(host=host, rank=rank, age_s=gang.now - status.at)
         for host, status in gang.statuses.items()
@@ -178,21 +181,21 @@ def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
 
 
 def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
-    """Return the rank that failed first, on its own or by a signal from outside the gang.
+    """Return the rank that failed first, except ranks that their launcher or a time-out ended (`_failed_on_its_own`).
 
-    Return None if no rank failed, if a silent rank may be the cause, or if an earlier failure of another rank may not be
-    reported yet (SETTLE_S).
+    Return None if there is none, while another rank may be silent and so may be the cause (UNSURE_S), or while an earlier
+    failure of another rank may not be reported yet (SETTLE_S).
     """
     if any(report.rank.silent_s > UNSURE_S and _can_be_silent(report.rank) for report in reports):
         return None
     ended = [report for report in reports if _failed_on_its_own(report.rank, timeout_s)]
-    # A rank that ended by a termination signal is the culprit only if no rank ended in another way.
+    # Ranks that a termination signal ended are left out, unless all of these ranks ended that way.
     ended = [report for report in ended if not _was_signalled(report.rank, TERMINATION_SIGNALS)] or ended
     if not any(report.ended_ago_s >= SETTLE_S for report in ended):
         return None
     oldest_s = max(report.ended_ago_s for report in ended)
     same_moment = [report for report in ended if oldest_s - report.ended_ago_s <= SAME_MOMENT_S]
-    # Among ranks that ended together, one with a fatal signal or an unknown exit code is the cause of the others' ends.
+    # Of simultaneous ends, one by a fatal signal or with an unknown exit code is the cause of the others.
     fatal = [
         report for report in same_moment if report.rank.exit_code is None or _was_signalled(report.rank, FATAL_SIGNALS)
     ]
@@ -203,7 +206,7 @@ def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | 
 
 
 def _raised_culprit(first: _Report, ended: Sequence[_Report]) -> Culprit:
-    """Return a culprit with all hosts whose ranks ended with the same exception, because its cause may be common to them."""
+    """Return a culprit with all hosts on which a rank ended with the same exception: its cause may be common to them."""
     cause = _without_numbers(first.rank.exception)
     hosts = tuple(dict.fromkeys(report.host for report in ended if _without_numbers(report.rank.exception) == cause))
     others = len(hosts) - 1
@@ -239,7 +242,7 @@ def unable_rank_culprit(host: str, rank: RankState, why: str, more: int) -> Culp
 def describe_exit(exit_code: int | None) -> str:
     """Return an exit code in words."""
     if exit_code is None:
-        return "ended without an exit code, and its guard process is gone too"
+        return "ended with an unknown exit code: its guard, the process that reports the code, ended too"
     if exit_code < 0:
         try:
             return f"killed by {signal.Signals(-exit_code).name}"
@@ -249,7 +252,7 @@ def describe_exit(exit_code: int | None) -> str:
 
 
 def _has_timed_out(rank: RankState, timeout_s: float) -> bool:
-    """Return whether a rank waited too long for other ranks: it reported a time-out, or NCCL's watchdog aborted it."""
+    """Return whether a rank waited too long for other ranks: it reported a time-out, or NCCL's watchdog aborted it (SIGABRT)."""
     waited_s = rank.waiting_s or rank.progress_s
     return rank.failure == "timeout" or (rank.exit_code == -signal.SIGABRT and waited_s >= 0.8 * timeout_s)
 
@@ -259,15 +262,18 @@ def _is_starting(rank: RankState) -> bool:
 
 
 def _can_be_silent(rank: RankState) -> bool:
-    """Return whether missing heartbeats indicate a fault: the rank runs, is not busy, and has started or is stopped (SIGSTOP)."""
+    """Return whether missing heartbeats of this rank indicate a fault.
+
+    They do if the rank has sent a heartbeat, runs and is not busy. While it starts, its process must also be stopped (SIGSTOP).
+    """
     is_running = rank.ended_s is None and rank.alive_s is not None
     return is_running and not rank.busy and (rank.stopped or not _is_starting(rank))
 
 
 def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
-    """Return the rank whose heartbeats stopped first. If no rank is silent, return a rank that did not start in time.
+    """Return the silent rank whose heartbeats stopped first. If no rank is silent, return a rank that did not start in time.
 
-    Return None if there is no such rank, or if the other ranks do not depend on the silent ones.
+    Return None if there is neither, or if the other ranks do not depend on the silent ranks.
     """
     running = [report for report in reports if report.rank.ended_s is None]
     silent = [report for report in running if _can_be_silent(report.rank) and report.rank.silent_s > RANK_SILENT_S]
@@ -283,11 +289,14 @@ def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
 
 
 def _find_late_start(running: Sequence[_Report]) -> Culprit | None:
-    """Return a rank that did not start in time; None if there is none."""
-    others_started = any((report.rank.alive_s or 0.0) > START_S for report in running)
+    """Return a rank that did not start in time; None if there is none.
+
+    Such a rank has sent no heartbeat START_S after another rank's first one, or has been silent for START_S while it starts.
+    """
+    another_started_long_ago = any((report.rank.alive_s or 0.0) > START_S for report in running)
     for report in running:
         rank = report.rank
-        if rank.alive_s is None and others_started:
+        if rank.alive_s is None and another_started_long_ago:
             return _rank_culprit("rank_absent", report, f"did not start within {START_S:g} s")
         is_stuck = _is_starting(rank) and not rank.busy and rank.silent_s > START_S
         if rank.alive_s is not None and is_stuck:
@@ -296,7 +305,10 @@ def _find_late_start(running: Sequence[_Report]) -> Culprit | None:
 
 
 def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
-    """Return the rank that the others waited for until their time-out; None if there is none, or the time-outs are too recent."""
+    """Return the rank that the others waited for until their time-out; None if there is none.
+
+    Also return None until SETTLE_S after a time-out.
+    """
     timed_out = [report for report in reports if _has_timed_out(report.rank, timeout_s)]
     if not any(report.failed_ago_s >= SETTLE_S for report in timed_out):
         return None
@@ -318,10 +330,10 @@ def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | N
 
 
 def _find_furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report]) -> _Report | None:
-    """Return the running rank that has started the fewest collective operations, if fewer than the ranks that timed out.
+    """Return the running rank that has started the fewest collective operations, if fewer than every rank in `timed_out`.
 
-    A rank that waits in an operation is left out. If only one rank still runs, and does not wait, return it however many
-    operations it has started.
+    A rank that waits in an operation is not returned. If only one rank of `others` still runs, and does not wait, return it
+    however many operations it has started.
     """
     reached = min(report.rank.sequence for report in timed_out)
     running = [report for report in others if report.rank.ended_s is None]

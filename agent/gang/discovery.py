@@ -17,9 +17,9 @@ from agent.gang.protocol import MAX_BYTES, Gang, GangError
 from agent.gang.transport import REDIAL_S, BufferedConnection, GangListener, listen, own_address, resolve
 
 PORT_OFFSET = 2
-"""The discovery uses the gang's port plus this number. The status messages use the gang's port and the next port."""
+"""The discovery uses `Gang.port` plus this number. The status messages use `Gang.port` and the port after it."""
 ANSWER_S = 15.0
-"""Time for the first member to send the list, after it has waited for the other members."""
+"""Time in which a member must send the list after it has waited for the others."""
 CONNECT_S = 10.0
 
 
@@ -29,8 +29,9 @@ def discover_members(gang: Gang, timeout_s: float, report: Callable[[str], None]
     Args:
         gang: all expected members.
         timeout_s: how long the first member waits for the others. Each other member tries for this long to connect to the first
-            member, then for as long to the second one. Once connected, it waits for the list for this long plus ANSWER_S.
-        report: receives a line of progress.
+            member. If this fails, the second member waits for the others for this long, and they try to connect to it. A member
+            that has connected waits for the list for up to `timeout_s` plus ANSWER_S.
+        report: called with each line of progress.
 
     Raises:
         GangError: this host is the one that the others connect to, and it cannot listen.
@@ -100,7 +101,7 @@ class _DiscoveryServer:
 
 
 def _request_members(gang: Gang, host: str, timeout_s: float) -> list[str]:
-    """Return the present members that a host reports; empty if it does not answer in time."""
+    """Return the present members, as `host` reports them; empty if `host` does not answer in time."""
     end = time.monotonic() + timeout_s
     while (remaining := end - time.monotonic()) > 0:
         try:
@@ -118,13 +119,13 @@ def _request_members(gang: Gang, host: str, timeout_s: float) -> list[str]:
 
 
 def _receive_members(gang: Gang, channel: socket.socket, timeout_s: float) -> list[str]:
-    """Return the members that the answer lists; empty if it is not valid or does not list this host.
+    """Return the members that the answer lists; empty if the answer is not valid or does not list this host.
 
     Raises OSError if the answer does not arrive in time.
     """
     line, end = b"", time.monotonic() + timeout_s
     while not line.endswith(b"\n"):
-        channel.settimeout(max(0.001, end - time.monotonic()))  # with 0, recv would not wait
+        channel.settimeout(max(0.001, end - time.monotonic()))  # a time-out of 0 would make recv non-blocking
         data = channel.recv(1 << 16)
         line += data
         if not data or len(line) > MAX_BYTES:  # the other end is not a member of the gang

@@ -1,4 +1,4 @@
-"""Configure torch's flight recorder, which keeps the last operations of each process group, and dump them on request."""
+"""Configure torch's flight recorder, which keeps the last operations of each process group, and request dumps from it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def dump_flight_records(work: Path, ranks: Sequence[int]) -> None:
 
 
 def _request_dump(pipe: Path) -> bool:
-    """Ask for a dump through the pipe; return whether a process reads from the pipe."""
+    """Ask for a dump through the pipe; return False if no process has the pipe open, so that no dump will follow."""
     with contextlib.suppress(OSError):
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:

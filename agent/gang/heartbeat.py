@@ -2,7 +2,7 @@
 
 Heartbeats are datagrams, independent of the process group. They are not files, because a full or slow disk must not make a
 rank appear lost. NCCL and gloo release the GIL while they wait. So a missing heartbeat means that the process is stopped, has
-ended, gets no CPU time, or computes without releasing the GIL.
+ended, gets no CPU time, or computes or waits for a device without releasing the GIL.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ INTERVAL_S = 0.5
 SOCKET_NAME = "heartbeats"
 MAX_PHASE_LENGTH, MAX_EXCEPTION_LENGTH = 300, 500
 HEARTBEAT_DIRECTORY, SUPERVISOR = "RACKPROOF_HEARTBEAT_DIRECTORY", "RACKPROOF_SUPERVISOR"
-"""Variables in the environment of a rank: the directory of the socket, and the identity of the supervisor process. When that
-process ends, the rank is killed."""
+"""Variables in the environment of a rank: the directory of the socket, and the identity of the supervisor (`process_identity`).
+When the supervisor ends, the rank is killed."""
 LAUNCHED = "RACKPROOF_LAUNCHED"
 """Variable in the environment of a rank: `time.monotonic()` at the start of the launcher."""
 
 
 class RankHeartbeat:
-    """Sends the progress of this rank to its supervisor. Without a supervisor there is no directory, and it sends nothing."""
+    """Sends the progress of this rank to its supervisor. Without a supervisor, `directory` is None and nothing is sent."""
 
     def __init__(self, rank: int = 0, directory: Path | None = None) -> None:
         self._sender = DatagramSender(rank, directory)
@@ -79,7 +79,10 @@ class RankHeartbeat:
 
     @contextlib.contextmanager
     def in_collective(self) -> Iterator[None]:
-        """Count and mark a collective operation. The rank with the lowest count is the rank for which the others wait."""
+        """Count a collective operation, and mark the rank as waiting while the operation lasts.
+
+        The rank with the lowest count is the rank for which the others wait.
+        """
         self._sequence += 1
         self._waiting_since = self._progress_at = time.monotonic()
         yield  # after an error the rank still counts as waiting
@@ -87,7 +90,10 @@ class RankHeartbeat:
         self._progress_at = time.monotonic()
 
     def record_failure(self, problem: str) -> None:
-        """Record that a benchmark of all ranks, or this rank as a whole, failed by a time-out or an error."""
+        """Record that a benchmark that all ranks run together, or the whole rank, failed with this error.
+
+        Only the first failure counts.
+        """
         if self._failure is None:
             kind = "timeout" if re.search(r"tim(ed?|ing)[ _-]?out", problem, re.IGNORECASE) else "error"
             self._failure = (kind, time.monotonic())
@@ -134,7 +140,10 @@ class DatagramSender:
             self._socket.close()
 
     def send(self, kind: str, timeout_s: float = 0.0, **content: Any) -> None:
-        """Send a message. If the queue is full until the time-out, the message is lost; the next one contains the newer state."""
+        """Send a message. If the socket's queue is still full after `timeout_s`, the message is lost.
+
+        A lost heartbeat does no harm, because the next one contains the newer state.
+        """
         if self.connected:
             message = json.dumps({"kind": kind, "rank": self._rank, "at": time.monotonic(), **content})
             self._socket.settimeout(timeout_s)

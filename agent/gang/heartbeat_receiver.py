@@ -48,7 +48,7 @@ class HeartbeatReceiver:
         return tuple(self._ranks[rank].state() for rank in sorted(self._ranks))
 
     def compensate_pause(self, seconds: float) -> None:
-        """Exclude a pause of the supervisor itself from the silence of the ranks."""
+        """Do not count a pause of the supervisor itself, of this many seconds, as silence of the ranks."""
         for rank in self._ranks.values():
             rank.heard_at += seconds
 
@@ -94,7 +94,7 @@ class _MonitoredRank:
         """Return the current state, with times as ages."""
         now, heartbeat = time.monotonic(), self._heartbeat
         if self._ended_at is None and self._guard_pid and read_process(self._guard_pid) is None:
-            # The kernel kills the rank when its guard ends. A last message of the guard may still arrive.
+            # The kernel kills the rank when its guard ends. If the guard's last message still arrives, it replaces this result.
             self._ended_at, self._is_inferred = now, True
             self._end = {"code": recorded_exit_code(self._directory, self._rank)}
         silent_s = 0.0 if self._first_at is None else now - self.heard_at
@@ -137,7 +137,7 @@ class _MonitoredRank:
 
 
 def recorded_exit_code(directory: Path, rank: int) -> int | None:
-    """Return the exit code that a rank recorded itself, if any."""
+    """Return the exit code that a rank wrote to its state file; None if it wrote none."""
     try:
         code = json.loads((directory / f"rank{rank}.state.json").read_bytes())["exit_code"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -26,15 +26,16 @@ from agent.sampling.oom import OomWatch
 from schemas.records import Culprit
 
 PAUSE_S = 2.0
-"""A supervisor that did not run for this long was suspended, and missed the messages of that time."""
+"""If a poll ends more than this much later than planned, the supervisor was suspended. The time since the previous poll then does
+not count as silence of ranks or hosts."""
 JUDGE_INTERVAL_S = 0.2
-"""Minimum time between two searches for a culprit, unless a rank of this host has news: the first host of a large gang gets
-hundreds of statuses per second."""
+"""Minimum time between two searches for a culprit, because the first host of a large gang gets hundreds of statuses per second.
+If a rank of this host starts, fails or ends, the search does not wait."""
 EXIT_ANNOUNCEMENT_S = 3.0
 """Maximum time to deliver the end of this host's launch to the other hosts."""
 OWN_FAILURE_S = 300.0
-"""A launcher that fails within this time failed by itself. A launcher that fails later may have waited for other hosts until the
-time-out of the rendezvous, which is longer (rendezvous.TIMEOUT)."""
+"""A launcher that fails within this time of its start failed by itself. A launcher that fails later may have waited for other
+hosts until the time-out of the rendezvous, which is longer than this (TIMEOUT in agent/benchmarks/rendezvous.py)."""
 
 
 class GangMonitor:
@@ -50,9 +51,9 @@ class GangMonitor:
         """How the launcher ended, the last line of its output, and when it ended. Not set if the launcher succeeded or the
         supervisor ended it."""
         self._launcher_code: int | None = None
-        """Exit code of the launcher; None if a fatal or terminating signal ended it, which no other host can cause."""
+        """Exit code of the failed launcher; None if a fatal or terminating signal ended it, which no other host can cause."""
         self.pids: Callable[[], Collection[int]] = tuple
-        """Returns the processes of this launch."""
+        """Returns the process ids of this launch."""
         if channel:
             channel.watch_socket(receiver.socket)
 
@@ -109,10 +110,11 @@ class GangMonitor:
         return {state.rank: state for state in self._states()}
 
     def _states(self) -> tuple[RankState, ...]:
-        """Return the ranks' states. If the kernel or the launcher ended a rank, its state has the reason.
+        """Return the ranks' states. If the launcher, or the kernel for lack of memory, ended a rank, its `why` has the reason.
 
-        If the launcher exited by itself, and no rank of this host had failed before, ranks of other hosts did not cause the
-        failure: they only lost a peer. So the states of this host's ranks name the launcher as the cause.
+        If the launcher exited by itself before any rank of this host failed, the launcher is the cause. The ranks that it ended
+        are then marked as failed; if none had started, the first rank is. Without this mark, a rank of another host, which only
+        lost a peer, would be named as the culprit.
         """
         states = self._receiver.states()
         if self._launcher_exit and self._channel and not self.has_started() and self._failed_on_its_own():
@@ -130,7 +132,7 @@ class GangMonitor:
         return any(state.alive_s is not None or state.ended_s is not None for state in self._receiver.states())
 
     def _failed_on_its_own(self) -> bool:
-        """Return whether the launcher failed by itself. A launcher that fails late may have waited for a rendezvous in vain."""
+        """Return whether the launcher failed by itself. After OWN_FAILURE_S, a rendezvous may have timed out."""
         return self._launcher_code is None or self._launcher_ended_at - self._began < OWN_FAILURE_S
 
     def _never_started(self, state: RankState) -> RankState:
@@ -168,7 +170,7 @@ class GangMonitor:
         """After the end of the launcher, wait for the verdict if something failed. Return the culprit, or None if there is none.
 
         Args:
-            exit_code: exit code of the launcher, negative for a signal.
+            exit_code: exit code of the launcher, negative for a signal; None: do not wait.
             last_line: last line of the launcher's output.
         """
         if exit_code:
@@ -186,7 +188,11 @@ class GangMonitor:
         return self._verdict
 
     def _is_settled(self, elapsed_s: float) -> bool:
-        """Return whether a verdict can no longer come. A lost host is recognized only after HOST_SILENT_S."""
+        """Return whether to stop waiting for a verdict, `elapsed_s` after the launcher ended.
+
+        The wait lasts 2 * SETTLE_S. In a gang it lasts HOST_SILENT_S longer, so that a lost host is recognized, unless this host
+        names the culprit (`PeerChannel.is_decider`) and no status is overdue.
+        """
         if elapsed_s < 2 * SETTLE_S or not self._channel:
             return elapsed_s >= 2 * SETTLE_S
         now, statuses = time.monotonic(), self._channel.statuses

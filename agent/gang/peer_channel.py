@@ -1,8 +1,9 @@
-"""Exchange statuses between the supervisors of a gang over TCP, once per second and when a rank starts, fails or ends.
+"""Exchange statuses between the supervisors of a gang (the hosts of one multi-node launch) over TCP.
 
-The first two members are watchers, which listen on their fabric addresses. Every member sends the state of its ranks to the
-watchers, and they answer. The first watcher decides which host or rank is at fault. If it is silent, the second watcher decides;
-if both are silent, each host decides for itself. So the loss of a watcher is detected too.
+A supervisor sends its status once per second, and when a rank starts, fails or ends. The first two members are watchers, which
+listen on their fabric addresses. Every member sends the state of its ranks to the watchers, and they answer. The first watcher
+decides which host or rank is at fault. If it is silent, the second watcher decides; if both are silent, each host decides for
+itself. So the loss of a watcher is detected too.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ _NO_STATUS = PeerStatus(at=float("-inf"))
 
 
 class PeerChannel:
-    """The connections of one supervisor to its peers. Only `poll` waits.
+    """The connections of one supervisor to its peers. Only `poll` blocks.
 
     Raises:
-        GangError: this host is a watcher, but cannot listen on its address and port, or cannot resolve the name of a member.
+        GangError: this host is a watcher, and cannot listen on its address and port. Or only members may connect
+            (`Gang.members_only`), and the name of a member cannot be resolved.
     """
 
     def __init__(self, gang: Gang) -> None:
@@ -51,9 +53,9 @@ class PeerChannel:
         self._number = 0
         """Number of the newest status that this host has sent."""
         self._answered: dict[str, int] = {}
-        """Watcher -> number of the newest status of this host that it has answered."""
+        """Watcher -> number of the newest status of this host that the watcher has answered."""
         self._numbers: dict[tuple[str, str], int] = {}
-        """Member and token -> number of the newest status received from that supervisor."""
+        """Member and token of its supervisor -> number of the newest status received from that supervisor."""
         self._selector = selectors.DefaultSelector()
         self._listener: GangListener | None = None
         if gang.me in gang.watchers:
@@ -65,7 +67,7 @@ class PeerChannel:
         self._send_at = self._cleanup_at = 0.0
 
     def watch_socket(self, channel: socket.socket) -> None:
-        """Let `poll` return early for data on another socket."""
+        """Let `poll` return as soon as `channel`, a socket of the caller, has data."""
         self._selector.register(channel, selectors.EVENT_READ, lambda: None)
 
     def poll(self, seconds: float) -> None:
@@ -82,7 +84,7 @@ class PeerChannel:
                 connection.send(b"")
 
     def publish_status(self, ranks: Sequence[RankState], *, at_once: bool = False) -> None:
-        """Send the state of this host's ranks to the watchers, every STATUS_INTERVAL_S or at once."""
+        """Send the state of this host's ranks to the watchers: only once per STATUS_INTERVAL_S, unless `at_once`."""
         now = time.monotonic()
         self.statuses[self.gang.me] = PeerStatus(
             at=now, ranks=tuple(ranks), finished=self.finished, aborted=self.aborted
@@ -114,9 +116,9 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host names the culprit: if each watcher before it has finished, is silent or has sent nothing.
+        """Return whether this host names the culprit: each watcher before it has finished, is silent or never sent a status.
 
-        If this host is no watcher, all watchers come before it.
+        A host that is not a watcher has all watchers before it.
         """
         watchers = self.gang.watchers
         before = watchers[: watchers.index(self.gang.me)] if self.gang.me in watchers else watchers
@@ -126,7 +128,7 @@ class PeerChannel:
         )
 
     def is_delivered(self) -> bool:
-        """Return whether every reachable watcher has answered the last status, and all answers to members are sent."""
+        """Return whether every reachable watcher has answered this host's last status, and all answers to members are sent."""
         now = time.monotonic()
         reachable = (
             host for host in self._watchers if not self._status(host).finished and now - self._status(host).at < LOST_S
@@ -136,7 +138,7 @@ class PeerChannel:
         return answered and not pending
 
     def compensate_pause(self, seconds: float) -> None:
-        """Exclude a pause of this process itself from the age of the statuses."""
+        """Do not count a pause of this process, of this many seconds, in the age of the statuses."""
         self.statuses = {host: replace(status, at=status.at + seconds) for host, status in self.statuses.items()}
 
     def close(self) -> None:
@@ -154,7 +156,7 @@ class PeerChannel:
     def _update_status(self, host: str, message: Mapping[str, Any], ranks: tuple[RankState, ...]) -> None:
         """Store a status. `finished` and `aborted` stay true once they were true in any message of `host`.
 
-        A watcher sends statuses and answers, and either may arrive first.
+        A watcher sends statuses and answers over different connections, so an older message may arrive after a newer one.
         """
         before = self._status(host)
         self.statuses[host] = PeerStatus(

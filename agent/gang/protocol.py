@@ -1,4 +1,4 @@
-"""The protocol of a gang: its members, and messages that are authenticated with the run's nonce."""
+"""The protocol of a gang (the hosts of one multi-node launch): its members, and authenticated messages between them."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ class Gang:
     me: str
     members: tuple[str, ...]
     addresses: Mapping[str, str]
-    """Member -> address, for at least the first two members."""
+    """Member -> its address in the plan."""
     port: int
-    """First of the two ports for status messages. The rendezvous uses the port before it."""
+    """Port on which the first member receives statuses. The second member uses the next port (`port_of`)."""
     nonce: str
+    """Random text from the plan; key of the authentication codes."""
     context: str
     """Run, stage, number of the launch, and gang. Messages of another context are not valid."""
     members_only: bool = False
@@ -44,8 +45,12 @@ class Gang:
     ) -> Gang:
         """Return the gang of these members.
 
-        The rendezvous uses `port`, and the status messages use the two ports after it. `stage` includes the number of the launch:
-        `gang 0`.
+        Args:
+            plan, host: the run's plan and this host in it.
+            stage: stage and number of the launch, such as `gang 0`.
+            members: the hosts of the launch, in rank order.
+            port: port of torch's rendezvous. The statuses use the two ports after it, so the field `Gang.port` is `port` + 1.
+            members_only: as in the field.
         """
         return cls(
             me=host.name,
@@ -75,12 +80,12 @@ class Gang:
 
     @property
     def watchers(self) -> tuple[str, ...]:
-        """The members that listen for status messages. The first one that is alive decides which host caused a failure."""
+        """The members that receive all statuses. The first watcher that is alive decides which host caused a failure."""
         return self.members[:WATCHERS]
 
     @property
     def awaited(self) -> tuple[str, ...]:
-        """The members whose statuses this host receives."""
+        """The members whose statuses this host receives: for a watcher all others, for any other host the watchers."""
         senders = self.members if self.me in self.watchers else self.watchers
         return tuple(host for host in senders if host != self.me)
 
@@ -116,5 +121,5 @@ def _resolve_all(name: str) -> set[str]:
     except OSError as error:
         raise GangError(
             f"cannot restrict the rendezvous to its members: {name} has no address here ({error.strerror or error}); "
-            "set rackproof_fabric_address to a numeric address, or rackproof_rendezvous_admit to anyone"
+            "set rackproof_fabric_address to a numeric address, or rackproof_rendezvous_admit to 'anyone'"
         ) from None

@@ -15,7 +15,7 @@ class RankState:
 
     rank: int
     scope: str
-    """Device: `gpu=3`, or `cpu=0` in a rehearsal; empty if the rank ended, or never started, because of its launcher."""
+    """Device: `gpu=3`, or `cpu=0` for a rank on CPUs; empty if the rank ended, or never started, because of its launcher."""
     phase: str = ""
     sequence: int = 0
     """Number of collective operations that the rank has started; every rank counts the same operations."""
@@ -35,7 +35,7 @@ class RankState:
     """The process sends no heartbeats, but uses a CPU (another thread holds the GIL) or waits for a device. It does not count as
     silent."""
     failure: str = ""
-    """`timeout` or `error`: how a benchmark of all ranks, or the rank as a whole, failed."""
+    """How a benchmark that all ranks run together, or the whole rank, failed: `timeout` or `error`; empty if neither failed."""
     failure_age_s: float | None = None
     """Time since that failure; None without one."""
     exception: str = ""
@@ -47,7 +47,7 @@ class RankState:
     terminated_by_launcher: bool = False
     """The launcher asked the rank to end, or the launcher or the supervisor ended before the rank."""
     why: str = ""
-    """How the rank ended, if more than the exit code is known."""
+    """How the rank ended, in words; empty if only the exit code is known."""
 
 
 def parse_rank_state(document: object) -> RankState:
@@ -61,7 +61,7 @@ def parse_rank_state(document: object) -> RankState:
 
 
 def _json_types(hint: Any) -> tuple[type, ...]:
-    """Return the types that a value of a field may have: JSON does not distinguish 1 from 1.0, so a float may be an int."""
+    """Return the types that a field may have. A float may also be an int, because JSON does not distinguish 1 from 1.0."""
     types = get_args(hint) or (hint,)
     return (*types, int) if float in types else types
 

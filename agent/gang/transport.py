@@ -21,6 +21,7 @@ PROOF_S = 5.0
 MAX_UNPROVEN = 16
 """Number of connections without a valid message that are allowed, in addition to one per member."""
 REDIAL_S = 1.0
+"""Time between two attempts to connect to a member, or to listen."""
 SIOCGIFADDR = 0x8915
 """Linux ioctl: get the IPv4 address of an interface."""
 
@@ -34,14 +35,14 @@ class BufferedConnection:
         self.host = ""
         """The member at the other end; empty until its first valid message."""
         self.greeting = ""
-        """Token of the launch, which the supervisor at the other end sent in its greeting; empty before the greeting."""
+        """Token of the supervisor at the other end, from the greeting that it sent; empty before the greeting."""
         self.token, self.number = "", 0
         """Token and number of the newest status from the other end."""
         self.pending = b""
         self._incoming = b""
 
     def send(self, line: bytes) -> bool:
-        """Send as much as possible now and buffer the rest; return False if the connection failed or the buffer is full."""
+        """Send as much as possible now and buffer the rest; return False if the connection failed or the buffer is too long."""
         if not self.socket:
             return True
         self.pending += line
@@ -86,7 +87,7 @@ class GangListener:
         receive: Callable[[BufferedConnection, Mapping[str, Any]], bool],
         greeting: Mapping[str, Any] | None = None,
     ) -> None:
-        """Register with the selector. The data of each selector event is the function to call.
+        """Register with the selector, with the function to call for an event as the `data` of its selector key.
 
         Args:
             receive: takes a message with a valid signature; returns False to drop the connection.
@@ -157,6 +158,8 @@ def listen(
 ) -> socket.socket:
     """Return a listening socket. If `allowed` is given, only those addresses and the socket's own address can connect.
 
+    `purpose` says in the error message what the socket is for.
+
     Raises:
         GangError: the address or the port is not available, or the kernel refuses the restriction.
     """
@@ -187,7 +190,7 @@ def _restrict(channel: socket.socket, allowed: Collection[str]) -> None:
     except OSError as error:
         raise GangError(
             f"cannot restrict the rendezvous to the members: {error.strerror or error}; "
-            "raise net.core.optmem_max, or set rackproof_rendezvous_admit to anyone"
+            "raise net.core.optmem_max, or set rackproof_rendezvous_admit to 'anyone'"
         ) from None
 
 

@@ -52,7 +52,7 @@ def main() -> int:
     if child == 0:
         _become_rank(guard)
     _set_process_name(f"{_rank_name()}'s guard")
-    # When the launcher ends, SIGCHLD wakes the guard, which kills its rank at once. Ranks of other hosts may wait for that rank.
+    # When the launcher ends, the kernel sends SIGCHLD to the guard, so that the guard kills its rank at once.
     _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)
     return _wait_for_rank(child, parent, sender)
 
@@ -110,7 +110,7 @@ def _set_process_name(name: str) -> None:
 
 
 def _close_fds(is_selected: Callable[[int], bool]) -> None:
-    """Close the inherited file descriptors whose mode (`st_mode`) is selected, except standard input, output and error.
+    """Close the inherited file descriptors for whose `st_mode` `is_selected` is true, except standard input, output and error.
 
     If they stayed open, ports and connections of the launcher would outlive the launcher.
     """
@@ -147,7 +147,7 @@ def _wait_for_rank(child: int, parent: int, sender: DatagramSender) -> int:
 
 
 def _kill(child: int, *, group_only: bool = False) -> None:
-    """Kill the process group of the rank. Unless `group_only`, kill the rank itself too, because it may have no group yet."""
+    """Kill the process group of the rank. Unless `group_only`, also kill the rank itself: it may not have its own group yet."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     if not group_only:

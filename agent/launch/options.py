@@ -27,17 +27,18 @@ class GivenPlan:
 
 
 def standalone_options() -> argparse.ArgumentParser:
-    """Return a parser with the options of this module, as a parent of the parsers of `bench`, `launch` and `run-host`."""
+    """Return a parser with these options, for `parents` of the argparse parsers of `bench`, `launch` and `run-host`."""
     parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_argument_group("without Ansible")
     group.add_argument(
         "--plan",
-        help="plan.json, or - for standard input: this host begins the run with it and takes the first snapshot",
+        help="plan.json, or - for standard input: begin the run of this plan and take the first snapshot of this host "
+        "(default, except for run-host: continue the run in --run-dir)",
     )
     group.add_argument(
         "--results",
         type=Path,
-        help="shared run directory: the record is copied there at the end, for `rackproof report`",
+        help="directory that all hosts share: at the end, copy this host's record to it, for `rackproof report`",
     )
     group.add_argument(
         "--ethernet",
@@ -102,7 +103,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def publish_results(options: argparse.Namespace, run: HostRun) -> None:
-    """If `--results` is given, copy the records of this host to it, and also the plan unless it is there already."""
+    """If `--results` is given, copy this host's records to that directory, and also the plan unless it has one already."""
     if not options.results:
         return
     plan = RunDirectory(options.results).plan

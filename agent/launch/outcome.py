@@ -63,8 +63,8 @@ def conclude(
         end: how the ranks ended.
         host: this host.
         ranks: the ranks of this host.
-        excluded: rank -> why it could not join the process group. Empty for a launch on one host, because there the record
-            states a reason for each missing measurement.
+        excluded: rank -> why it could not join the process group. Empty for a launch on one host: there such a rank does not
+            fail the launch, because the record has a reason for each measurement that is missing.
         problems: result files that cannot be used.
         deadline_s: deadline of the launch.
     """
@@ -85,7 +85,7 @@ def conclude(
 def _outcome_and_reason(end: RanksEnd, deadline_s: float, ranks: Sequence[Rank]) -> tuple[str, str]:
     """Return the outcome and the reason, which is empty if the launch finished.
 
-    The reason names any out-of-memory kill: the ranks may have needed the killed process.
+    The reason names an out-of-memory kill of any process of the launch, because the ranks may have needed that process.
     """
     oom_text = f"; a process of this launch was {end.oom_kill}" if end.oom_kill else ""
     if end.exit_code is None:

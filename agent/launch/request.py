@@ -17,14 +17,14 @@ class LaunchRequest:
     members: tuple[str, ...]
     """Hosts that start together, in rank order. A single name means a launch on this host alone."""
     number: int = 0
-    """Number of the gang's launch, of the study's cell or of the soak's round; 0: not numbered."""
+    """Number of the launch of a gang, of the cell (one measurement) of a scaling study, or of the round of a soak; 0: none."""
     port: int = 0
     """Port of the rendezvous on the first member. The statuses use the next two ports."""
     members_only: bool = False
-    """Accept connections from the addresses of the members only."""
+    """Accept connections to these three ports only from the addresses of the members."""
     interface: str = ""
     """Network interface for NCCL and gloo; if it is empty, NCCL and gloo choose."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Variables that the operator sets for the ranks."""
     span: Span | None = None
-    """Times of the soak, if the launch is a round of a soak."""
+    """Times and progress of the whole soak, if the launch is a round of a soak; else None."""

@@ -39,7 +39,14 @@ and again, because none of its launches is recorded."""
 
 
 def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, take_over: bool = False) -> HostRun:
-    """Begin or continue the run of this plan (JSON text) on this host.
+    """Begin or continue the run of this plan on this host.
+
+    Args:
+        run_dir: run directory on this host.
+        host: this host's name in the plan.
+        plan: the plan, as JSON text.
+        claim: who runs this, as JSON text from the control node; None: the user of this process.
+        take_over: continue even if another run holds this host, and end the supervisor of that run.
 
     Raises:
         documents.DocumentError: the plan or a file in the run directory is invalid.
@@ -55,7 +62,7 @@ def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, 
 def record_snapshot(run: HostRun, stage: str, *, once: bool) -> Record:
     """Add a snapshot to the record and return the record.
 
-    With `once`, add it only if the stage has none yet, because later counters are compared with the first snapshot.
+    With `once`, add none if the stage has one already. Later counters are compared with the first snapshot.
     """
     with background.exclusive_task(run.directory, "inspect"):
         record = run.record()

@@ -72,7 +72,7 @@ class LaunchSpec:
     collective_timeout_s: float = 60.0
     """Time-out of the process group."""
     number: int = 0
-    """Number of the gang's launch, of the study's cell or of the soak's round; 0: not numbered."""
+    """Number of the launch of a gang, of the cell (one measurement) of a scaling study, or of the round of a soak; 0: none."""
     collectors: Sequence[Collector] = ()
     """Read before and after the launch."""
     fast_collectors: Sequence[Collector] = ()
@@ -80,7 +80,7 @@ class LaunchSpec:
 
     @property
     def has_separate_results(self) -> bool:
-        """Whether the observations are stored in the launch itself and no snapshots are kept (for a probe or a study's cell)."""
+        """Whether the observations are stored in the launch itself and no snapshots are kept (for a probe or a cell)."""
         return self.stage in (PROBE, CELL)
 
 
@@ -96,11 +96,11 @@ def supervise(
 
     Args:
         spec: the launch.
-        record_start: called with the snapshot from before the launch (none with separate results) and the GPUs, so that they are
-            recorded even if the supervisor is killed.
+        record_start: called before the ranks start, with the snapshot (none if `has_separate_results`) and the GPUs, so that
+            these are recorded even if the supervisor is killed.
         report: called with each line of progress.
         channel: connects the supervisors of the gang, and is closed at the end; None for a launch on one host.
-        live: returns a context manager that publishes the states of the ranks.
+        live: takes a function that returns the states of the ranks; returns a context manager that publishes them.
     """
     with contextlib.ExitStack() as cleanup:
         if channel:
@@ -140,7 +140,7 @@ def _collect_results(
     began: str,
     duration_s: float,
 ) -> LaunchOutcome:
-    """Return the launch with the results of the ranks in the work directory."""
+    """Return the outcome of the launch, with the results that its ranks wrote to the work directory."""
     local_ranks = spec.command.ranks
     ranks = [
         work_directory.read_rank_end(spec.work, rank, local_rank, end.states[rank])
@@ -217,13 +217,15 @@ def _run(spec: LaunchSpec, monitor: GangMonitor, report: Callable[[str], None]) 
     try:
         while process.poll() is None:
             if time.monotonic() > end:
-                report(f"stage {spec.stage}: not finished after {spec.deadline_s:g} s; ending all of its processes")
+                report(
+                    f"stage {spec.stage}: not finished after {spec.deadline_s:g} s; ending all processes of the launch"
+                )
                 return None, None
             if time.monotonic() > next_scan:
                 tree.scan()
                 next_scan = time.monotonic() + PROCESS_SCAN_S
             if culprit := monitor.poll(POLL_S):
-                report(f"stage {spec.stage}: {culprit.text}; ending all of its processes")
+                report(f"stage {spec.stage}: {culprit.text}; ending all processes of the launch")
                 # If a rank ended, the cause is known, and dumps of the other ranks add nothing.
                 if culprit.kind not in ("rank_ended", RAISED):
                     dump_flight_records(spec.work, sorted(spec.command.ranks))

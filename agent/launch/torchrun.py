@@ -1,7 +1,7 @@
-"""Build the command that starts the ranks of this host: torchrun, or a launcher without torch if no benchmark needs it.
+"""Build the command that starts the ranks of this host: torchrun, or a launcher without torch if no benchmark needs torch.
 
-The rendezvous is static, so that ranks follow the order of the hosts and only one port is needed. The store of the
-rendezvous listens only on the first host's address in the gang or, in a launch on one host, on the loopback interface.
+The rendezvous is static, so that ranks follow the order of the hosts and only one port is needed. The rendezvous
+store listens on one address only: that of the gang's first host or, in a launch on one host, the loopback address.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ def launcher_command(
         gang: the hosts that start together, in rank order. A single member means a launch on this host alone.
         work: directory for the request to the ranks, their results and their logs.
         data: directory of the training data that the operator staged, if any.
-        uuids: NVML index -> UUID, if known. A rank on a GPU with another UUID measures nothing.
+        uuids: NVML index -> UUID, if known. A rank whose GPU has another UUID measures nothing.
 
     Raises:
         LaunchError: torch is needed and not installed, `host` has too few CPUs, or the name of the first member cannot be
             resolved.
-        GangError: the address of another member is a loopback address on this host; or only members may connect, and the address
-            of one of them cannot be resolved.
+        GangError: the address of a watcher (one of the first two members) is a loopback address here (`check_addresses`); or only
+            members may connect, and the name of one of them cannot be resolved.
     """
     stage, members = request.stage, gang.members
     uses_torch = needs_torch(stage.benchmarks)
@@ -134,7 +134,7 @@ def _write_rendezvous(
     """Write the address and the secret name of the rendezvous to a file: `ps` would show command-line arguments to every user.
 
     Args:
-        placement: how many ranks this host and the launch have, and the number of this host's first rank.
+        placement: number of ranks on this host and in the whole launch, and the number of this host's first rank.
     """
     address, port = LOOPBACK[1], 0
     if len(gang.members) > 1:
@@ -164,7 +164,7 @@ def _write_rendezvous(
 
 
 def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str, Any]:
-    """Return the settings of a benchmark. Data that the operator staged come first in the search path of a training."""
+    """Return the settings of a benchmark. A training searches the operator's `data` directory before its other directories."""
     values = settings(benchmark, chosen)
     if "data_directories" in values:
         values["data_directories"] = [str(data), *values["data_directories"]]
@@ -174,8 +174,8 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
 def _gloo_interface(host: PlannedHost, gang: Gang, request: LaunchRequest) -> str:
     """Return the interface for gloo; empty if gloo chooses one itself.
 
-    gloo would choose the interface of the address to which the host name resolves, which is often 127.0.1.1 because of
-    /etc/hosts. gloo connects only ranks on CPUs, so the interface of the planned address is fast enough.
+    For ranks on CPUs, return the interface of this host's planned address. Without a setting, gloo would choose the interface of
+    the address to which the host name resolves, which is often 127.0.1.1 because of /etc/hosts.
     """
     if len(gang.members) == 1:
         return LOOPBACK[0]

@@ -48,7 +48,7 @@ def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlace
 
 
 def detect_rank(environment: Mapping[str, str]) -> RankPlacement | None:
-    """Return the placement of a rank that mpirun or srun started directly; None if neither did, or if srun started only one task.
+    """Return the placement of a rank that mpirun or srun started directly; None if neither did, or if srun started a single task.
 
     Raises:
         PlacementError: variables are missing or contradict each other.

@@ -29,13 +29,13 @@ def find_host(plan: Plan, environment: Mapping[str, str], placement: RankPlaceme
             return host
     known = ", ".join(host.name for host in plan.hosts[:8]) + (" …" if len(plan.hosts) > 8 else "")
     raise PlacementError(
-        f"this host is {', '.join(candidates)}, which is not in the plan of run {plan.run_id} ({known}): "
-        "give its name in the plan as --host, or use the hosts' own names in the inventory"
+        f"this host ({', '.join(candidates)}) is not in the plan of run {plan.run_id}, which has {known}: "
+        "give --host with its name in the plan, or use the hosts' own host names in the inventory"
     )
 
 
 def match_host(plan: Plan, name: str) -> str:
-    """Return the planned host with this name or address, with or without its domain; empty if none or several match."""
+    """Return the name of the planned host with this name or address, with or without domain; empty if none or several match."""
     for spelling in (name, name.split(".")[0]):
         for host in plan.hosts:
             if spelling in (host.name, host.address):
@@ -57,8 +57,8 @@ def select_members(plan: Plan, host: PlannedHost, requested: str, placement: Ran
     members = requested.split(",") if requested else list(plan.gangs().get(host.gang, ()))
     if not members:
         raise PlacementError(
-            f"host {host.name} is in no gang of the plan of run {plan.run_id}: make a plan with rackproof_gang=rack or all, "
-            "or measure this host alone with `rackproof bench`"
+            f"host {host.name} is in no gang of the plan of run {plan.run_id}: make a plan with "
+            "rackproof_gang set to 'rack' or 'all', or measure this host alone with `rackproof bench`"
         )
     _check_requested(plan, host, members)
     if placement:
@@ -78,7 +78,8 @@ def _check_requested(plan: Plan, host: PlannedHost, members: Sequence[str]) -> N
             raise PlacementError(f"--members: {name} is named twice: name each host once")
     if host.name not in members:
         raise PlacementError(
-            f"--members {','.join(members)}: add this host, {host.name}, or start this command on one of these hosts"
+            f"--members {','.join(members)}: this host, {host.name}, is missing: add it, "
+            "or start this command only on the listed hosts"
         )
 
 
@@ -88,8 +89,8 @@ def _check_started_processes(plan: Plan, host: PlannedHost, members: Sequence[st
     started = [match_host(plan, name) or name for name in placement.hosts]
     if started and set(started) != set(members):
         raise PlacementError(
-            f"{program} started {', '.join(started)}, but the gang is {', '.join(members)}: plan the started hosts, "
-            "or give --members"
+            f"{program} started {', '.join(started)}, but the gang is {', '.join(members)}: make a plan with the started hosts, "
+            "or list them with --members"
         )
     local_devices, all_devices = len(host.devices), sum(len(plan.host(name).devices) for name in members)
     one_per_host = placement.local_size == 1 and placement.size == len(members)
@@ -110,13 +111,13 @@ def check_gpu_allocation(host: PlannedHost, environment: Mapping[str, str]) -> N
     if len(visible) < planned:
         raise PlacementError(
             f"{planned} ranks on host {host.name}, but CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} has "
-            f"{len(visible)} GPUs: ask the scheduler for {planned} on each host (srun --gpus-per-node={planned}, without "
-            "--gpus-per-task), or plan fewer"
+            f"{len(visible)} GPUs: ask the scheduler for {planned} GPUs on each host (srun --gpus-per-node={planned}, without "
+            "--gpus-per-task), or plan fewer ranks"
         )
 
 
 def use_all_processors() -> str:
-    """Let the ranks use every processor of the host or container. Return a message if this changed something; else an empty text.
+    """Let the ranks use every processor of the host or container. Return a message if this added any; else an empty text.
 
     This is needed because mpirun binds each process to one or two cores.
     """

@@ -33,19 +33,20 @@ PET_ variables are options of torchrun; Kubeflow's operator sets them."""
 
 
 class PlacementError(UsageError):
-    """The launcher's variables or an option do not permit a launch; the message names them and what to do."""
+    """The launcher's variables or an option do not permit a launch; the message names the wrong ones and says what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RankPlacement:
-    """One process among those that were launched together."""
+    """The position of one process among all processes of a launch, on all hosts."""
 
     launcher: str
     rank: int
     size: int
+    """Number of processes on all hosts."""
     local_rank: int
     local_size: int
-    """Processes on this host."""
+    """Number of processes on this host."""
     nodes: int
     """Number of hosts."""
     hosts: tuple[str, ...] = ()
@@ -57,13 +58,14 @@ class RankPlacement:
         for name, index, size in (("rank", self.rank, self.size), ("local rank", self.local_rank, self.local_size)):
             if not 0 <= index < size:
                 raise PlacementError(
-                    f"{self.launcher}: {name} {index} of {size} is not possible: the launcher's variables contradict each "
-                    "other; unset those that were set by hand"
+                    f"{self.launcher}: {name} {index} of {size} is not possible: the number must be less than {size}; "
+                    "the launcher's variables contradict each other: unset those that were set by hand"
                 )
         if not self.local_size <= self.size or not 1 <= self.nodes <= self.size:
             raise PlacementError(
                 f"{self.launcher}: {self.local_size} processes on this host, {self.nodes} hosts and {self.size} processes in "
-                "total are not possible: the launcher's variables contradict each other; unset those that were set by hand"
+                "total are not possible: the total must be at least as high as each of the others; the launcher's variables "
+                "contradict each other: unset those that were set by hand"
             )
 
     @property
@@ -87,7 +89,7 @@ def read_number(environment: Mapping[str, str], name: str, launcher: str) -> int
 
 
 def without_placement(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment without the placement of this process. Its children have other placements."""
+    """Return the environment without the variables in PROCESS_VARIABLES, for child processes, which have other placements."""
     return {key: value for key, value in environment.items() if not key.startswith(PROCESS_VARIABLES)}
 
 

@@ -47,7 +47,8 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
         )
     if not node < nodes:
         raise PlacementError(
-            f"SLURM_NODEID is {node}, but {nodes} hosts have the numbers 0 to {nodes - 1}: unset the variables set by hand"
+            f"SLURM_NODEID is {node}, but it must be less than SLURM_STEP_NUM_NODES, which is {nodes}: unset the variables "
+            "set by hand"
         )
     return RankPlacement(
         launcher=SLURM,
@@ -62,7 +63,10 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
 
 
 def _count_local_tasks(text: str, node: int) -> int:
-    """Return the number of tasks on host `node`, from a text such as `2(x3),1`."""
+    """Return the number of tasks on host number `node`, from the text of SLURM_STEP_TASKS_PER_NODE.
+
+    `2(x3),1` means that hosts 0 to 2 have two tasks each, and host 3 has one.
+    """
     counts: list[int] = []
     for part in text.split(","):
         match = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -71,7 +75,8 @@ def _count_local_tasks(text: str, node: int) -> int:
         counts += [int(match[1])] * min(int(match[2] or 1), MAX_HOSTS)
     if node >= len(counts):
         raise PlacementError(
-            f"SLURM_STEP_TASKS_PER_NODE {text} has {len(counts)} hosts, but SLURM_NODEID is {node}: {_BY_SRUN}"
+            f"SLURM_STEP_TASKS_PER_NODE is {text!r}, which has the tasks of {len(counts)} hosts, but SLURM_NODEID is {node}: "
+            f"{_BY_SRUN}"
         )
     return counts[node]
 
@@ -86,11 +91,14 @@ def expand_node_list(text: str) -> tuple[str, ...]:
     parts = re.findall(r"(?:[^,\[\]]|\[[^\]]*\])+", text)
     if ",".join(parts) != text:
         raise PlacementError(
-            f"the node list {text[:60]!r} is not valid: its brackets or commas do not match: {_BY_SRUN}"
+            f"the node list {text[:60]!r} in SLURM_STEP_NODELIST is not valid: a bracket is not closed or not opened, or a "
+            f"name is missing between commas; {_BY_SRUN}"
         )
     names = list(itertools.islice((name for part in parts for name in _expand_part(part, text)), MAX_HOSTS + 1))
     if len(names) > MAX_HOSTS:
-        raise PlacementError(f"the node list {text[:60]} has more than {MAX_HOSTS} hosts: {_BY_SRUN}")
+        raise PlacementError(
+            f"the node list {text[:60]!r} in SLURM_STEP_NODELIST has more than {MAX_HOSTS} hosts: {_BY_SRUN}"
+        )
     return tuple(names)
 
 
@@ -98,13 +106,17 @@ def _expand_part(part: str, node_list: str) -> Iterator[str]:
     match = re.fullmatch(r"([^\[\]]*)\[([\d,-]+)\](.*)", part)
     if not match:
         if "[" in part or "]" in part:
-            raise PlacementError(f"the node list {node_list!r} is not valid at {part!r}: {_BY_SRUN}")
+            raise PlacementError(
+                f"the node list {node_list!r} in SLURM_STEP_NODELIST is not valid at {part!r}: {_BY_SRUN}"
+            )
         yield part
         return
     for piece in match[2].split(","):
         range_match = re.fullmatch(r"(\d+)(?:-(\d+))?", piece)
         first, last = (range_match[1], range_match[2] or range_match[1]) if range_match else ("1", "0")
         if not 0 <= int(last) - int(first) < MAX_HOSTS:
-            raise PlacementError(f"the node list {node_list!r} is not valid at {piece!r}: {_BY_SRUN}")
+            raise PlacementError(
+                f"the node list {node_list!r} in SLURM_STEP_NODELIST is not valid at {piece!r}: {_BY_SRUN}"
+            )
         for value in range(int(first), int(last) + 1):
             yield from _expand_part(f"{match[1]}{value:0{len(first)}}{match[3]}", node_list)

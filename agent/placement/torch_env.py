@@ -1,4 +1,6 @@
-"""Set torch's variables in a rank of `python -m agent.benchmarks` that mpirun or srun started, and check those that are set.
+"""Prepare the environment variables that torch needs, for `python -m agent.benchmarks` without Rackproof's supervisor.
+
+If mpirun or srun started the process, set the variables that are missing. Check the variables that are already set.
 
 torch reads RANK, WORLD_SIZE, MASTER_ADDR and others. mpirun and srun set the same values under other names. Importing torch
 takes seconds. This module does not import it, so that wrong variables are reported at once.
@@ -73,7 +75,10 @@ def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _missing_variables(environment: Mapping[str, str], placement: RankPlacement | None) -> dict[str, str]:
-    """Check torch's variables, given that RANK or WORLD_SIZE is set. Return the missing variables that the placement supplies."""
+    """Return the variables of the placement that the environment lacks, such as LOCAL_RANK.
+
+    First check that all variables in REQUIRED are set, and that RANK and WORLD_SIZE are those of the placement.
+    """
     missing = [name for name in REQUIRED if not environment.get(name)]
     if missing:
         given = ", ".join(name for name in REQUIRED if name in environment)
@@ -104,7 +109,8 @@ def _from_placement(placement: RankPlacement, environment: Mapping[str, str]) ->
             else "use mpirun --map-by slot, or ppr:N:node"
         )
         raise PlacementError(
-            f"rank {placement.rank} has local rank {placement.local_rank}, but the ranks of a host must be consecutive numbers: "
+            f"rank {placement.rank} has local rank {placement.local_rank} of {placement.local_size}, not "
+            f"{placement.rank % placement.local_size}: every host must have equally many ranks, with consecutive numbers; "
             f"{remedy}"
         )
     default_address = "127.0.0.1" if placement.nodes == 1 else next(iter(placement.hosts), "")
@@ -133,7 +139,7 @@ def _check_port(port: str) -> None:
 
 
 def check_gpu_count(environment: Mapping[str, str], root: Path = Path("/")) -> None:
-    """Raise PlacementError if this host has GPUs, but fewer GPUs than ranks. Two ranks on one GPU would both be too slow."""
+    """Raise PlacementError if this host has GPUs, but fewer GPUs than ranks: ranks that share a GPU measure too low rates."""
     ranks, gpus = environment.get("LOCAL_WORLD_SIZE", "1"), count_visible_gpus(environment, root)
     if ranks.isdecimal() and 0 < gpus < int(ranks):
         variable = environment.get("CUDA_VISIBLE_DEVICES")
@@ -166,7 +172,7 @@ def check_writable(directory: Path) -> None:
 
 
 def check_port_is_free(port: int) -> None:
-    """Raise NotPossibleError if the port is not free on every address of this host. On rank 0, torch listens on all of them."""
+    """Raise NotPossibleError if the port is in use on any IPv4 address of this host. On rank 0, torch listens on all of them."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as channel:
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -32,7 +32,7 @@ class BackgroundError(OSError):
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """A background process that runs. Its text is a message for the operator."""
+    """A background process that is running. `str()` returns a message for the operator."""
 
     name: str
     pid: int
@@ -45,7 +45,7 @@ class Started:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """The outcome of ending a background process. Its text is a message for the operator."""
+    """The outcome of `stop`. `str()` returns a message for the operator."""
 
     name: str
     pid: int
@@ -62,16 +62,16 @@ class Stopped:
 
 
 def start(arguments: Sequence[str], directory: Path, name: str, *, wait_until_ready: bool = False) -> Started:
-    """Start a Rackproof command in a session of its own, unless the process of this name still runs.
+    """Start a Rackproof command in a session of its own, unless an earlier process of this name and directory still runs.
 
     Args:
-        arguments: the command line, without the option that requests the background.
-        directory: gets `NAME.pid` and `NAME.log`.
-        name: name of the process.
+        arguments: the script and its arguments, without the option that requests the background, such as `--detach`.
+        directory: directory for the files of the process, such as `NAME.pid` and `NAME.log`.
+        name: name of the process, and the NAME in its file names.
         wait_until_ready: if the process is started now, wait until it calls `notify_ready`.
 
     Raises:
-        BackgroundError: with `wait_until_ready`, the process ended before it was ready; the message is the log.
+        BackgroundError: with `wait_until_ready`, the process ended before it was ready; the message is the text of its log.
         documents.DocumentError: the directory is not private to this user.
     """
     if not wait_until_ready:
@@ -90,7 +90,7 @@ def _start(
 ) -> tuple[Started, subprocess.Popen[bytes] | None]:
     private_directory(directory)
     log_path = directory / f"{name}.log"
-    # If a playbook is killed and run again, the process of its first run may still be running.
+    # Two calls may run at the same time: if a playbook is killed and run again, the call for its first run may continue.
     with exclusive(directory / f"{name}.starting"):
         pid = _running_pid(directory, name)
         if pid:
@@ -121,7 +121,7 @@ def _wait_until_ready(channel: socket.socket, process: subprocess.Popen[bytes], 
 
 @contextlib.contextmanager
 def exclusive_task(directory: Path, name: str) -> Iterator[None]:
-    """Wait for the lock `NAME.lock` and hold it. If this process is killed, the kernel releases the lock."""
+    """Wait for the lock `NAME.lock`, and hold it during the context. If this process is killed, the kernel releases the lock."""
     with exclusive(directory / f"{name}.lock"):
         yield
 
@@ -132,7 +132,7 @@ def notify_ready() -> None:
     if address:
         with (
             socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel,
-            contextlib.suppress(ConnectionRefusedError),  # the process that waited was killed
+            contextlib.suppress(ConnectionRefusedError),  # the process that called `start` was killed
         ):
             channel.connect("\0" + address[1:] if address.startswith("@") else address)
             channel.send(READY)
@@ -141,8 +141,8 @@ def notify_ready() -> None:
 def wait(directory: Path, name: str, deadline_s: float) -> str:
     """Wait until the process has ended, and return the last part of its log. At `deadline_s` seconds after its start, end it.
 
-    Add the reason to the text if the kernel killed the process because memory ran out, if no log can be written, or if no
-    signal ends the process.
+    Add a line to the text if the kernel killed a process of the command because memory ran out, if no file can be written in
+    the directory, or if no signal ends the process.
 
     Raises:
         BackgroundError: no process of this name was started in the directory.
@@ -167,7 +167,7 @@ def wait(directory: Path, name: str, deadline_s: float) -> str:
 
 
 def _why_unwritable(directory: Path) -> Iterator[str]:
-    """Yield the reason if no file can be written in the directory."""
+    """Yield why no file can be written in the directory: its file system is read-only or full. Yield nothing otherwise."""
     status = os.statvfs(directory)
     if status.f_flag & os.ST_RDONLY:
         yield f"{directory}: {os.strerror(errno.EROFS)}"

@@ -28,7 +28,7 @@ STATE = Path("/var/lib/rackproof")
 """Default state directory of a host."""
 LEASE, RUNS = "lease.json", "runs"
 MODE = 0o600
-"""Readable by the owner only, because the lease contains the nonce of the run."""
+"""File mode of the lease: only its owner may read it, because it contains the nonce, a secret of the run."""
 HELD = HeldError.exit_code
 """Exit code if another run holds the host."""
 IDLE_S = 900.0
@@ -44,7 +44,7 @@ class Lease:
     run_id: str
     nonce: str
     by: Claim
-    """The operator, and the runs that the control node knew to be running when it made the claim."""
+    """The run's claim: its operator and control node, and the other runs that were running when the claim was made."""
     since: str
     """When this run acquired the host."""
     renewed: str
@@ -63,30 +63,31 @@ class Lease:
         return self.pid if is_same_boot and process_start_time(self.pid) == self.start_time != "" else 0
 
     def is_stale(self) -> bool:
-        """Return whether the last renewal is older than `lasts_s`, or more than IDLE_S in the future (changed clock)."""
+        """Return whether the last renewal is more than `lasts_s` ago, or more than IDLE_S in the future (a clock was changed)."""
         return not -IDLE_S <= _age_s(self.renewed) <= self.lasts_s
 
     def is_superseded(self, claim: Claim) -> bool:
-        """Return whether `claim` is newer and does not list this run as running.
+        """Return whether `claim`, of another run, is newer than the claim in this lease and does not list this run as running.
 
-        Return False if the claims are from different runs directories, because these cannot be compared.
+        Return False if the two claims are from different machines or different directories of runs: a claim lists only runs in
+        its own directory.
         """
         same_directory = (self.by.machine, self.by.runs) == (claim.machine, claim.runs)
         return same_directory and self.by.since < claim.since and self.run_id not in claim.running
 
     def describe(self) -> str:
-        """Return the holder in words."""
+        """Return the run that holds the host, its operator and its running stage, in words."""
         stage = f", running stage {self.stage} as process {pid}" if (pid := self.supervisor()) else ""
         return f"run {self.run_id} of {self.by.user} on {self.by.host} since {self.since}{stage} (last renewed at {self.renewed})"
 
 
 def state_directory(run_dir: Path) -> Path:
-    """Return the state directory of this host that contains a run directory."""
+    """Return the state directory of this host in which `run_dir` is."""
     return run_dir.parent.parent if run_dir.parent.name == RUNS else run_dir.parent
 
 
 def load_claim(text: str | None, run_id: str, run_dir: Path) -> Claim:
-    """Return the claim of the control node (JSON text); without text, return a claim of the user of this process.
+    """Return the claim in `text` (JSON), which the control node made; without text, make a claim for this process and its user.
 
     Raises:
         documents.DocumentError: the text is not a claim.
@@ -160,20 +161,20 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, only_if_held: bool = Fa
 def release(state: Path, run_id: str, nonce: str = "", *, any_run: bool = False, end: bool = False) -> str:
     """Release the host if this run holds it, or with `any_run` if any run holds it.
 
-    If a supervisor is running, the host is not released; with `end`, the supervisor is ended first.
+    If another process is running as the supervisor of the holder, the host is not released, unless `end` is set.
 
     Args:
         state: state directory of this host.
         run_id: id of this run.
-        nonce: nonce of this run, because two operators may choose the same id; empty: unknown.
+        nonce: nonce of this run, which distinguishes runs of the same id by different operators; empty: compare only the id.
         any_run: release the host whichever run holds it.
-        end: end the supervisor.
+        end: end that supervisor first.
 
     Returns:
-        A message for the operator if a supervisor was ended or is still running; else an empty string.
+        A message for the operator if that supervisor was ended or is still running; else an empty string.
 
     Raises:
-        HeldError: the supervisor does not end.
+        HeldError: that supervisor does not end, even after SIGKILL.
     """
     if not (state / LEASE).exists():
         return ""
@@ -197,8 +198,8 @@ def held_by_other(state: Path, run_id: str, nonce: str = "", by: Claim | None = 
     Args:
         state: state directory of this host.
         run_id: id of this run.
-        nonce: nonce of this run, because two operators may choose the same id; empty: unknown.
-        by: claim of this run's operator; None: unknown.
+        nonce: nonce of this run, which distinguishes runs of the same id by different operators; empty: compare only the id.
+        by: claim of this run; None: unknown.
     """
     if not (state / LEASE).exists():
         return None
@@ -223,17 +224,17 @@ def _new_lease(plan: Plan, by: Claim, at: str) -> Lease:
 
 
 def _preempt(lease: Lease, by: Claim, take_over: bool) -> str:
-    """Return why the host may be taken from the run that holds it; raise HeldError if it may not.
+    """Return a message that says why the host may be taken from the run in `lease`; raise HeldError if it may not be taken.
 
     With `take_over`, end the supervisor of that run if it is running.
     """
     pid = lease.supervisor()
     if not pid and lease.is_superseded(by):
-        return f"taken over from {lease.describe()}, which is no longer running"
+        return f"taken over from {lease.describe()}: that run is no longer running"
     if not pid and lease.is_stale():
         if _age_s(lease.renewed) < 0:
-            return f"taken over from {lease.describe()}, whose last renewal is in the future: a clock was changed"
-        return f"taken over from {lease.describe()}, which did not renew it for more than {lease.lasts_s:g} s"
+            return f"taken over from {lease.describe()}: that last renewal is in the future, so a clock was changed"
+        return f"taken over from {lease.describe()}: that run did not renew its lease for more than {lease.lasts_s:g} s"
     if not take_over:
         raise HeldError(
             f"this host is held by {lease.describe()}: wait until that run ends, or resume it; "
@@ -255,7 +256,7 @@ def _end_supervisor(lease: Lease) -> None:
             time.sleep(0.05)
     if lease.supervisor():
         raise HeldError(
-            f"this host is held by {lease.describe()}; its process hangs in the kernel and no signal ends it: reboot the host"
+            f"this host is held by {lease.describe()}: that process hangs in the kernel and no signal ends it; reboot the host"
         )
 
 
@@ -273,6 +274,6 @@ def _write(file: int, lease: Lease) -> None:
 
 
 def _age_s(timestamp: str) -> float:
-    """Return the seconds since a time of this host's clock."""
+    """Return the seconds from `timestamp`, a UTC time of this host's clock, until now."""
     form = "%Y-%m-%dT%H:%M:%S.%fZ" if "." in timestamp else "%Y-%m-%dT%H:%M:%SZ"
     return time.time() - datetime.strptime(timestamp, form).replace(tzinfo=timezone.utc).timestamp()

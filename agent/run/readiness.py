@@ -34,7 +34,7 @@ class Gpus:
     """The number of GPUs of this machine, from the PCI bus and from the driver."""
 
     on_bus: int | Absent
-    """NVIDIA GPUs on the PCI bus, with or without a driver."""
+    """Number of NVIDIA GPUs on the PCI bus, with or without a driver."""
     answering: int | Absent
     """Number of GPUs according to NVML."""
     given: int
@@ -52,7 +52,7 @@ class Gpus:
         return max(driver, self.on_bus if isinstance(self.on_bus, int) else 0)
 
     def disagreement(self) -> str:
-        """Return why the two counts differ; empty if they agree or one is missing."""
+        """Return why the counts of the PCI bus and the driver differ; empty if they agree or if one of them is missing."""
         if isinstance(self.on_bus, Absent) or isinstance(self.answering, Absent) or self.on_bus == self.answering:
             return ""
         if self.given and self.answering == self.given:
@@ -64,7 +64,7 @@ class Gpus:
 
 
 def readings(families: Iterable[Family]) -> dict[str, Value | Absent]:
-    """Return name -> value of the readings that apply to the whole host."""
+    """Return name -> value of the readings that apply to the whole host, or why the reading is missing."""
     return {family.name: value for family in families for labels, value in family.readings if not labels}
 
 
@@ -100,7 +100,7 @@ def reason_without_gpus(gpus: Gpus) -> str:
         )
         return f"{gpus.expected} NVIDIA GPUs are present but the driver reports none{reason}{remedy}"
     if isinstance(gpus.on_bus, Absent):
-        return f"no GPU answers{reason}, and the PCI bus cannot be read ({gpus.on_bus.reason}): {REHEARSE}"
+        return f"the driver reports no GPU{reason}, and the PCI bus cannot be read ({gpus.on_bus.reason}): {REHEARSE}"
     return f"there is no NVIDIA GPU on this machine's PCI bus{reason}: {REHEARSE}; a container needs --gpus all"
 
 
@@ -118,6 +118,7 @@ def problems(
     """Return the problems that prevent a measurement of these devices, each with its remedy.
 
     Args:
+        host_readings: name -> value of the readings that apply to the whole host (`readings`).
         devices: NVML indices, or the process numbers of a rehearsal.
         directory: run directory, created if it is missing.
         cpu: whether the run is a rehearsal, which needs no GPU.

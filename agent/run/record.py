@@ -57,12 +57,12 @@ def read_plan_text(path: str) -> str:
 
 
 def run_directory(path: str) -> Path:
-    """Return the absolute path of a command-line argument, because the ranks run in another directory."""
+    """Return the absolute path of a run directory that the command line names: the ranks have another working directory."""
     return Path(path).absolute()
 
 
 class HostRun:
-    """One host's part in one run, in `directory`.
+    """One host's part in one run. `directory` is the run directory on this host.
 
     Raises:
         documents.DocumentError: the plan is invalid, or the host is not in the plan.
@@ -101,18 +101,22 @@ class HostRun:
         else:
             documents.write(path, document, mode=documents.SECRET)
         run = cls(directory, host)
-        _claim(directory, host)
+        _record_owner(directory, host)
         return run
 
     def for_cell(self, number: int) -> HostRun:
-        """Return this run with the plan of one cell of its study. Raises KeyError if there is no such cell."""
+        """Return this run with the plan of one cell (launch) of its scaling study. Raises KeyError if there is no such cell."""
         run = copy.copy(self)
         run.plan = self.plan.of_cell(number)
         run.host = run.plan.host(self.host.name)
         return run
 
     def path(self, gang: str = "") -> Path:
-        """Return the path of this host's record on its stages in `gang`; without `gang`, on the stages that it runs alone."""
+        """Return the path of a record of this host.
+
+        With `gang` (a name for the hosts of one multi-node launch), this is the record of the stages that the host runs in that
+        gang; without, the record of the stages that it runs alone.
+        """
         return own_record(self.directory, gang)
 
     def record(self, gang: str = "") -> Record:
@@ -147,7 +151,7 @@ class HostRun:
     ) -> Record:
         """Add these parts to the record, write it atomically, and return it.
 
-        If a stage runs again, its new observations replace the earlier ones, which are moved into the earlier launch.
+        If a stage runs again, its new observations replace those of the earlier launch. These are moved into that launch.
         """
         record = self.record(gang)
         known_gpus = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}
@@ -158,7 +162,7 @@ class HostRun:
             software={**record.software, **(software or {})},
         )
         document = to_json(record)
-        documents.validate(document, "record", source="our own record")
+        documents.validate(document, "record", source="the new record")
         documents.write(self.path(gang), document)
         return record
 
@@ -169,7 +173,7 @@ class HostRun:
         observations: tuple[Observation, ...],
         launches: tuple[Launch, ...],
     ) -> Record:
-        """Return the record with these parts added. Earlier observations of a repeated stage move into its earlier launch."""
+        """Return the record with these parts added. The earlier observations of a repeated stage move into its last launch."""
         repeated = {observation.stage for observation in observations}
         repeated |= {launch.stage for launch in launches if launch.ranks}
         kept = tuple(observation for observation in record.observations if observation.stage not in repeated)
@@ -182,7 +186,7 @@ class HostRun:
 
 
 def _move_observations_into_launches(record: Record, repeated: set[str]) -> Iterator[Launch]:
-    """Yield the launches. Move the observations of each repeated stage into its last launch with ranks."""
+    """Yield the launches. For each repeated stage, add the observations to its last launch that started ranks."""
     last_index = {launch.stage: index for index, launch in enumerate(record.launches) if launch.ranks}
     for index, launch in enumerate(record.launches):
         if launch.stage in repeated and last_index.get(launch.stage) == index:
@@ -191,8 +195,12 @@ def _move_observations_into_launches(record: Record, repeated: set[str]) -> Iter
         yield launch
 
 
-def _claim(directory: Path, host: str) -> None:
-    """Record the host in its run directory. Raises documents.DocumentError if another host of the run uses the directory."""
+def _record_owner(directory: Path, host: str) -> None:
+    """Write the host's name to OWNER_FILE, if the file is missing.
+
+    Raises:
+        documents.DocumentError: the file has the name of another host.
+    """
     owner = directory / OWNER_FILE
     with tempfile.NamedTemporaryFile("w", dir=directory, prefix=f".{OWNER_FILE}.", encoding="utf-8") as own:
         own.write(host)
@@ -202,13 +210,13 @@ def _claim(directory: Path, host: str) -> None:
     if (other := owner.read_text(encoding="utf-8")) != host:
         raise documents.DocumentError(
             f"{directory} is in use by host {other} in the same run: each host needs its own state directory; set "
-            f"rackproof_state_directory (or --run-dir) to a local directory. If {other} is this machine, "
+            f"rackproof_state_directory (or --run-dir) to a local directory. If {other} is another name of this machine, "
             "remove one of the two names from the inventory"
         )
 
 
 def private_directory(path: Path) -> None:
-    """Create `path`, or accept an existing directory that belongs to this user and that no other user can write.
+    """Create the directory `path`. Accept an existing directory if it belongs to this user and no other user can write to it.
 
     Raises:
         documents.DocumentError: the path is a link or a file, belongs to another user, or is writable by other users.
@@ -221,7 +229,7 @@ def private_directory(path: Path) -> None:
     if status.st_uid != os.geteuid():
         raise documents.DocumentError(
             f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()}, who runs this command: "
-            "run it as that user, or give another directory"
+            f"run the command as user {status.st_uid}, or give another directory"
         )
     if status.st_mode & 0o022:
         raise documents.DocumentError(f"{path} is writable by others: chmod go-w {path}")

@@ -1,4 +1,7 @@
-"""The work directory of a launch. It has the request to the ranks, and their results, states, logs and dumps."""
+"""The work directory of a launch on one host.
+
+It has the request to the ranks, and for each rank its result, state, log and the dumps of PyTorch's flight recorder.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class RankResults:
     """Time windows for which the ranks request NVML samples."""
     software: Mapping[str, str]
     problems: tuple[str, ...]
-    """Result files that are missing or invalid."""
+    """One message for each result file that is missing or invalid."""
 
 
 def write_request(work: Path, request: Mapping[str, object]) -> Path:
@@ -48,7 +51,7 @@ def write_request(work: Path, request: Mapping[str, object]) -> Path:
 
 
 def benchmark_start_times(work: Path, ranks: Iterable[int]) -> dict[str, float]:
-    """Return benchmark -> time when the first rank began it, by the host's monotonic clock, in order of time."""
+    """Return benchmark -> when the first of these ranks began it, by the host's monotonic clock, ordered by that time."""
     start_times: dict[str, float] = {}
     for rank in ranks:
         with contextlib.suppress(OSError, documents.DocumentError, KeyError, AttributeError, TypeError):
@@ -59,7 +62,9 @@ def benchmark_start_times(work: Path, ranks: Iterable[int]) -> dict[str, float]:
 
 
 def benchmarks_since(work: Path, ranks: Iterable[int], since: float) -> set[str]:
-    """Return the benchmarks, and the steps between them, that ranks of this host were running at or after a moment.
+    """Return the benchmarks and other steps, such as `join`, that ranks of this host were running at or after a moment.
+
+    The last step that a rank began counts as still running.
 
     Args:
         work: work directory of the launch.
@@ -78,8 +83,8 @@ def benchmarks_since(work: Path, ranks: Iterable[int], since: float) -> set[str]
 def read_rank_end(work: Path, rank: int, local_rank: int, last_state: RankState) -> Rank:
     """Return how a rank ended, from its state file.
 
-    What the file lacks comes from `last_state`, the last state that the supervisor observed. The exit code is None if neither
-    the file nor `last_state` has one, and also if the file has none and the launcher or a termination signal ended the rank.
+    If the file cannot be read, the phase comes from `last_state`, the last state that the supervisor observed. If the file has
+    no exit code, the exit code comes from `last_state` too, but is None if the launcher or a termination signal ended the rank.
     """
     try:
         state = _read_state(work, rank)
@@ -99,7 +104,7 @@ def read_rank_end(work: Path, rank: int, local_rank: int, last_state: RankState)
 
 
 def read_excluded_ranks(work: Path, ranks: Iterable[int]) -> dict[int, str]:
-    """Return rank -> reason for the ranks that could not join the process group."""
+    """Return rank -> why it could not join the process group, for those of `ranks` that could not."""
     excluded: dict[int, str] = {}
     for rank in sorted(ranks):
         with contextlib.suppress(OSError, documents.DocumentError, KeyError, TypeError):
@@ -139,7 +144,10 @@ def read_tail(path: Path, size: int = TAIL_BYTES) -> str:
 
 
 def last_error_line(path: Path) -> str:
-    """Return the last line that begins with the name of an exception, or else the last line; empty if the log has no text."""
+    """Return the last line in the tail of a log that begins with the name of an exception.
+
+    If there is no such line, return the last line that is not empty. If the log has no text, return an empty text.
+    """
     lines = ["".join(filter(str.isprintable, line)).strip() for line in reversed(read_tail(path).splitlines())]
     named = (line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line))
     return next(named, next(filter(None, lines), ""))[:MAX_LAST_LINE]
@@ -156,7 +164,10 @@ def truncate_logs(work: Path) -> None:
 
 
 def archive_logs(work: Path, archive: Path) -> None:
-    """Move the logs and dumps of the previous attempt into `archive`; keep the newest MAX_ARCHIVED_ATTEMPTS there."""
+    """Move the logs and dumps of the previous attempt at this launch into a new directory in `archive`.
+
+    Keep only the newest MAX_ARCHIVED_ATTEMPTS of these directories. If the previous attempt left no log, do nothing.
+    """
     if not any(work.glob("*.log")):
         return
     attempts = [path for path in archive.glob(f"{work.name}.*") if path.is_dir()]

@@ -10,9 +10,11 @@ UNLIMITED = 1 << 60
 
 
 def cgroup_chains(controller: str, root: Path) -> Iterator[list[Path]]:
-    """Yield a list for each hierarchy that may have this controller: the group of this process, then its parent groups.
+    """Yield one list for each cgroup hierarchy: the directory of this process's group, then those of its parent groups.
 
-    If this process is in a group outside this mount (its path contains `..`), the list has only the root of the mount.
+    A hierarchy of version 1 is included if it has the controller. The hierarchy of version 2 is always included, because
+    /proc/self/cgroup does not list its controllers. If the path of the group in /proc/self/cgroup contains `..`, the group is
+    not below the directory where the hierarchy is mounted. The list then has only that directory.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text(errors="replace").splitlines()
@@ -44,13 +46,16 @@ def read_number(path: Path) -> int | None:
 
 
 def memory_left(root: Path = Path("/")) -> int | None:
-    """Return how many bytes of memory this process may still use before a control group reaches its limit; None without a limit.
+    """Return how many bytes this process may still allocate before one of its control groups reaches its memory limit.
 
-    The limits of all groups that contain this process apply: those of a container, a batch job or a systemd slice, and of their
-    parent groups. File caches that were not used recently do not count as used, because the kernel drops them first.
+    Return None if no group has a limit. The limits of all groups that contain this process apply: those of a container, a batch
+    job or a systemd slice, and of their parent groups. The inactive part of the file cache (`inactive_file`) is subtracted from
+    the usage of a group, because the kernel reclaims that part first.
     """
     tree = root / "sys/fs/cgroup"
-    chains = [*cgroup_chains("memory", root), [tree, tree / "memory"]]  # a container sees its own group as the root
+    # In a container, /proc/self/cgroup may have the path of the group on the host, which does not exist in the container. There
+    # the group of the container is mounted as the root of the hierarchy (version 2: `tree`, version 1: `tree / "memory"`).
+    chains = [*cgroup_chains("memory", root), [tree, tree / "memory"]]
     remaining = []
     for group in dict.fromkeys(group for chain in chains for group in chain):
         for limit_file, use_file, cache in (
@@ -64,6 +69,7 @@ def memory_left(root: Path = Path("/")) -> int | None:
 
 
 def _statistic(group: Path, name: str) -> int:
+    """Return a value of the file `memory.stat`, in bytes; 0 if it is missing."""
     try:
         lines = (group / "memory.stat").read_text(errors="replace").splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""A thread that works while the ranks of a launch run."""
+"""Base class of the supervisor's threads that run as long as the ranks of a launch."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import threading
 from typing import TypeVar
 
 GRACE_S = 5.0
-"""How long to wait for the thread at the end of the launch."""
+"""Seconds to wait for the thread at the end of the launch."""
 Self = TypeVar("Self", bound="LaunchThread")
 
 
 class LaunchThread(threading.Thread):
-    """Context manager with a thread, so that a driver or a disk that blocks does not delay the supervisor.
+    """Thread that is also a context manager, so that work which a driver or a disk may block does not delay the supervisor.
 
-    When the context ends, the thread is asked to end, and the supervisor waits up to GRACE_S for it. After an exception, for
-    example because of SIGTERM, the supervisor does not wait: the process that sent the signal may wait only a few seconds.
+    At the end of the context, `_ended` is set, on which `run` must return, and the supervisor waits up to GRACE_S for that. If
+    the context ends with an exception, for example because of SIGTERM, the supervisor does not wait: the sender of the signal
+    may send SIGKILL after a few seconds.
     """
 
     def __init__(self, name: str) -> None:

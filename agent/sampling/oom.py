@@ -1,7 +1,7 @@
 """Detect whether the kernel killed a process because memory ran out, from the kernel's counters and, if readable, its log.
 
 A rank that is killed this way ends with SIGKILL, like a rank that a user kills. The kernel counts these kills (`oom_kill`) for
-each control group and for the whole machine. Only kills counted during a launch are attributed to it.
+each control group and for the whole machine. So the counters are read before a launch, and again when a rank has ended.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class ControlGroup:
     """Directory of the group; empty for the machine."""
     kills: int
     hits: int = 0
-    """How often the group's own limit was reached."""
+    """How often the memory limit of this group, not that of a parent group, was reached."""
     limit: int | None = None
-    """In bytes; None: no limit, or unknown."""
+    """Memory limit of the group in bytes; None: no limit, or unknown."""
 
 
 def read_groups(root: Path = Path("/")) -> list[ControlGroup]:
-    """Return the control groups of this process that count kills, from its own group upwards, and last the machine."""
+    """Return the control groups of this process that count kills: its own group, then its parent groups, and last the machine."""
     groups: list[ControlGroup] = []
     for chain in cgroup_chains("memory", root):
         groups = [group for path in chain if (group := _read_group(path))]
@@ -48,7 +48,7 @@ def read_groups(root: Path = Path("/")) -> list[ControlGroup]:
 
 
 def _read_group(path: Path) -> ControlGroup | None:
-    """Return the counters of a group; None if it is gone or has no counters, like the root of cgroup v2."""
+    """Return the counters of a group; None if it no longer exists or does not count kills, like the root of cgroup v2."""
     if counters := _read_counters(path / "memory.events"):
         hits = (_read_counters(path / "memory.events.local") or counters).get("oom", 0)
         limit = read_number(path / "memory.max")
@@ -70,18 +70,19 @@ def _read_counters(path: Path) -> dict[str, int]:
 
 
 class OomWatch:
-    """Detects kills since the creation of this object."""
+    """Detects out-of-memory kills since the creation of this object."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
         self._before, self._began = read_groups(root), time.clock_gettime(time.CLOCK_BOOTTIME)
 
     def describe_kill(self, pids: Collection[int] = ()) -> str:
-        """Describe how the kernel killed a process of this launch; empty if there is no sign of it.
+        """Return a description of how the kernel killed a process of this launch; empty if there is no sign of a kill.
 
         Args:
-            pids: processes of this launch. If only the machine has a counter, a kill counts only if the kernel log names one of
-                these processes. If the log cannot be read, every kill counts.
+            pids: processes of this launch. They matter only if no control group counts kills, because the counter of the machine
+                includes kills of other processes. A kill is then described only if the kernel log names one of these processes,
+                or if the log cannot be read.
         """
         kill = describe_kills_since(self._before, self._root)
         if not kill or self._before[0].path:
@@ -90,7 +91,10 @@ class OomWatch:
         return kill if message is None else message and f"{_OOM_KILL} ({message})"
 
     def _kernel_message(self, pids: Collection[int]) -> str | None:
-        """Return the kernel's message about one of these processes; empty if there is none, None if the log cannot be read."""
+        """Return the last message that the kernel killed one of these processes since the creation of this object.
+
+        Return an empty text if there is no such message, and None if the log cannot be read.
+        """
         try:
             lines = kernel_log.read_log(self._root / "dev/kmsg", commands=()).lines
         except OSError:
@@ -103,12 +107,12 @@ class OomWatch:
 
 
 def describe_kills_since(before: Sequence[ControlGroup], root: Path = Path("/")) -> str:
-    """Describe the kills since the counters in `before` were read; empty if there are none.
+    """Return a description of the kills since the counters in `before` were read; empty if there are none.
 
-    Only the counter of one group is used: the innermost of the groups that still exist.
+    Only the counter of one group is used: the innermost group that still exists. The counter of the machine includes kills of
+    other processes, so it is used only if `before` has no control group.
     """
     pairs = [(group, now) for group in before if (now := _read_again(group, root))]
-    # The machine's counter includes kills of any process, so it is used only if no control group of this process counts kills.
     if not pairs or (not pairs[0][0].path and len(before) > 1):
         return ""
     nearest_before, nearest_now = pairs[0]
@@ -137,7 +141,7 @@ def save_counters(path: Path) -> None:
 
 
 def describe_kill_since_save(path: Path) -> str:
-    """Describe the kills since `save_counters`; empty if there are none, or no counters were saved."""
+    """Return a description of the kills since `save_counters` wrote `path`; empty if there are none, or no saved counters."""
     try:
         before = [ControlGroup(**item) for item in json.loads(path.read_bytes())]
     except (OSError, ValueError, TypeError):

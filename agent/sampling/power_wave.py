@@ -1,7 +1,8 @@
 """Power of a GPU under a load that is switched on and off at a fixed period: plateaus, rise and shape of one period.
 
 NVML gives a new power value only every 20 to 100 ms, depending on the GPU, and each value may be a mean over up to 1 s. So only
-readings at which the value changes are used. A period is resolved only if each of its two phases has several new values.
+readings at which the value changes are used. NVML's values resolve a period only if each of its two phases (load on, load off) is
+at least VALUES_PER_PHASE times as long as the time between new values, and as the time over which NVML averages.
 """
 
 from __future__ import annotations
@@ -14,32 +15,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STUCK_S = 3.0
-"""A power value that stays the same for this time or for two periods of the load, whichever is longer, is not a measurement: GPUs
-have a new value every 20 to 100 ms, as a mean over at most 1 s (NVML)."""
+"""A power value that stays the same for so many seconds and for two periods of the load is not a measurement: NVML has a new
+value every 20 to 100 ms, and each value is a mean over at most 1 s."""
 UPDATE_S = 0.1
-"""The longest time between two new values of a GPU (NVML)."""
+"""The longest time that a GPU may need for a new power value in NVML, in seconds."""
 PAUSE_S = 1.0
-"""Readings that are further apart do not show that the value was the same between them."""
+"""If two equal readings are further apart than this, the value does not count as unchanged between them."""
 FAST_TELEMETRY = "fast-telemetry"
-"""Files `fast-telemetry.RANK` in the work directory of a launch. While such a file exists, the supervisor reads the power of the
-GPUs every `telemetry.FAST_PERIOD_S`, which is more often than NVML has new values."""
+"""First part of the names of the files `fast-telemetry.RANK` in the work directory of a launch. While such a file exists, the
+supervisor reads the power of the GPUs every `telemetry.FAST_PERIOD_S`, which is more often than NVML has new values."""
 VALUES_PER_PHASE = 2.0
-"""Number of new values of NVML that each phase (load on, load off) needs, so that at least one of them lies completely within the
-plateau of the phase."""
+"""Least length of each phase (load on, load off), divided by the time between two new values of NVML or by the time over which
+NVML averages, whichever is longer. At 2, NVML averages at least one value over a time that is completely within the phase."""
 MIN_VALUES = 3
-"""Number of new values that each plateau needs, counted over all periods. With fewer, a single odd value would decide."""
+"""Number of new values that each of the two plateaus (power with and without load) needs, counted over all periods. If there were
+fewer, a single outlier could change the median."""
 WAVE_POINTS = 64
 GAP = "."
 MAX_VALUES = 2_000_000
-"""Maximum number of values that are kept of a GPU: enough for 11 hours at 50 new values per second."""
+"""Maximum number of values that are kept for each GPU: enough for 11 hours at 50 new values per second."""
 MAX_STRETCHES = 10_000
-"""Maximum number of recorded time spans without a new value, and of time spans of failed readings. A healthy GPU under load has
-neither."""
+"""Maximum number of recorded time spans in which the value did not change for STUCK_S, and of those in which readings failed. A
+healthy GPU under load has neither."""
 BLOCK = 1000
-"""Number of successive values that are kept or left out together, because a rise is the difference of two successive values. NVML
-needs 20 s or more for so many values, so a block contains whole periods."""
+"""Number of successive values that are kept or removed together, because a rise is the difference of two successive values. NVML
+needs at least 20 s for 1000 new values, so a block contains several complete periods of the load."""
 LAGS = 32
-"""Number of possible delays of NVML that are tried, evenly spread over half a period."""
+"""Number of delays between the load and NVML's values that are tried. They are evenly spread over half a period."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,28 +65,28 @@ class PowerWave:
     high: float
     """W under load."""
     slew: float
-    """W/s: the fastest rise between two successive values of NVML in each period, as a median over the periods. The real rise may
-    be faster."""
+    """Median over the periods of the fastest rise in a period, in W/s. A rise is measured between two successive values of NVML,
+    so the real rise may be faster."""
     update_s: float
-    """Time between two new values of NVML (lower quartile)."""
+    """Lower quartile of the times between two new values of NVML, in seconds."""
     wave: str
-    """Mean power in WAVE_POINTS equal parts of one period, in whole W; `.`: no value. The first part begins when the load is
-    switched on."""
+    """Mean power in each of WAVE_POINTS equal parts of the period, over all periods, as whole numbers of W separated by spaces.
+    `.` is a part without a value. The first part begins when the load is switched on."""
 
     @property
     def amplitude(self) -> float:
-        """Return by how many W the load raises the power."""
+        """Return the difference between the power with and without load, in W."""
         return self.high - self.low
 
 
 class UnresolvedError(Exception):
-    """NVML's values do not resolve the period."""
+    """NVML's values do not resolve the period of the load; the message says why."""
 
 
 def power_wave(values: Sequence[PowerValue], begin: float, period_s: float) -> PowerWave:
     """Return the power over one period, from readings during a whole number of periods.
 
-    The load begins at `begin`, and is on for the first half of each period.
+    The first period begins at `begin`. The load is on in the first half of each period, and off in the second half.
 
     Raises:
         UnresolvedError: the readings do not resolve the period, or are too few.
@@ -95,7 +97,7 @@ def power_wave(values: Sequence[PowerValue], begin: float, period_s: float) -> P
             f"NVML gave only {len(updates)} new power values during the load, and {2 * MIN_VALUES} are needed"
         )
     gaps = sorted(later.at - earlier.at for earlier, later in itertools.pairwise(updates))
-    update_s = gaps[len(gaps) // 4]  # on an even plateau several values may be equal, which makes some gaps longer
+    update_s = gaps[len(gaps) // 4]  # not the median: NVML's values may be equal on a plateau, which makes gaps longer
     least_s = 2 * VALUES_PER_PHASE * max(update_s, *(value.averaged_s for value in updates))
     if period_s < least_s:
         raise UnresolvedError(
@@ -109,10 +111,13 @@ def power_wave(values: Sequence[PowerValue], begin: float, period_s: float) -> P
     shifted = [(moment - lag) % 1 for moment in moments]
     plateaus = [
         [power for moment, power in zip(shifted, powers, strict=True) if first <= moment < first + 0.25]
-        for first in (0.2, 0.7)  # the edges, and values averaged across them, are left out
+        for first in (0.2, 0.7)  # leave out values near the moments at which the load is switched
     ]
     if min(map(len, plateaus)) < MIN_VALUES:
-        raise UnresolvedError("all of NVML's new power values fall into the same part of each period")
+        raise UnresolvedError(
+            f"on the plateaus of the power, NVML gave {len(plateaus[0])} new values with load and {len(plateaus[1])} without; "
+            f"at least {MIN_VALUES} of each are needed"
+        )
     high, low = map(statistics.median, plateaus)
     return PowerWave(
         low=low, high=high, slew=_slew(updates, begin, period_s), update_s=update_s, wave=_wave(moments, powers)
@@ -125,7 +130,10 @@ def _updates(values: Sequence[PowerValue]) -> list[PowerValue]:
 
 
 def _contrast(moments: Sequence[float], powers: Sequence[float], lag: float) -> float:
-    """Return the mean power of the half period after `lag`, minus that of the other half."""
+    """Return the mean power in the half period that begins at `lag`, minus that in the other half.
+
+    `lag` and the moments are shares of a period.
+    """
     halves: tuple[list[float], list[float]] = ([], [])
     for moment, power in zip(moments, powers, strict=True):
         halves[(moment - lag) % 1 >= 0.5].append(power)
@@ -133,6 +141,7 @@ def _contrast(moments: Sequence[float], powers: Sequence[float], lag: float) -> 
 
 
 def _slew(updates: Sequence[PowerValue], begin: float, period_s: float) -> float:
+    """Return the median over the periods of the fastest rise in a period, in W/s."""
     largest: dict[int, float] = {}
     for earlier, later in itertools.pairwise(updates):
         number = int((later.at - begin) // period_s)
@@ -151,7 +160,7 @@ def _wave(moments: Sequence[float], powers: Sequence[float]) -> str:
 class PowerLog:
     """The power values of one GPU that differ from the previous value, at most MAX_VALUES of them. A value takes 16 bytes.
 
-    When the log is full, every second block of values is removed, and later blocks are left out at the same rate.
+    When the log is full, every second of its blocks is removed. From then on, only half as many of the new blocks are kept.
     """
 
     def __init__(self) -> None:
@@ -160,11 +169,11 @@ class PowerLog:
         self._since = 0.0
         """When the latest value was first read."""
         self._unchanged: dict[float, tuple[float, float]] = {}
-        """When a value was first read -> when it was last read, and the value. Only values that stayed for STUCK_S."""
+        """When a value was first read -> when it was last read, and the value. Only if it did not change for STUCK_S."""
         self._failures: list[tuple[float, float, str]] = []
-        """First and last moment of each span of failed readings, and the reason of the last failure."""
+        """First and last moment of each time span of failed readings, and the reason of its last failure."""
         self._count, self._interval = 0, 1
-        """Number of changed values so far; one of every `_interval` blocks is kept."""
+        """Number of values so far that differed from the previous value; one of every `_interval` blocks of them is kept."""
 
     def add(self, value: PowerValue) -> None:
         """Add a reading that is later than all earlier readings."""
@@ -185,7 +194,7 @@ class PowerLog:
             self._averaged_s = max(self._averaged_s, value.averaged_s)
 
     def select(self, begin: float, end: float) -> list[PowerValue]:
-        """Return the values between two moments."""
+        """Return the kept values between two moments."""
         first, last = bisect.bisect_left(self._times, begin), bisect.bisect_right(self._times, end)
         columns = zip(self._times[first:last], self._powers[first:last], strict=True)
         return [PowerValue(at=at, power=power, averaged_s=self._averaged_s) for at, power in columns]
@@ -199,14 +208,17 @@ class PowerLog:
             self._failures.append((at, at, reason))
 
     def failure_between(self, begin: float, end: float) -> str:
-        """Return the reason of the last span of failed readings that overlaps `begin` to `end`; empty if there is none."""
+        """Return why readings failed in the last time span of failed readings that overlaps `begin` to `end`.
+
+        Return an empty text if there is no such time span.
+        """
         reasons = [reason for first, last, reason in self._failures if first <= end and last >= begin]
         return reasons[-1] if reasons else ""
 
     def why_stuck(self, begin: float, end: float, period_s: float) -> str:
         """Return why the readings between two moments, under a pulsed load, are not a measurement; empty if they may be valid.
 
-        A load whose period NVML's values do not resolve is not judged: then all power values may be equal.
+        If NVML's values cannot resolve the period, return an empty text: all values of a working GPU may then be equal.
         """
         if period_s < 2 * VALUES_PER_PHASE * max(UPDATE_S, self._averaged_s):
             return ""
@@ -217,6 +229,7 @@ class PowerLog:
 
 
 def _even_blocks(values: array[float]) -> array[float]:
+    """Return the blocks 0, 2, 4 and so on."""
     result = array("d")
     for first in range(0, len(values), 2 * BLOCK):
         result.extend(values[first : first + BLOCK])

@@ -1,8 +1,8 @@
 """Samples of the GPUs over a time of any length, in bounded memory.
 
-While there is room, every sample is kept. When the log is full, each two neighbouring groups are merged into one group, and new
-samples are merged into groups of the same size. One sample of each group is kept. It is selected at random, because samples at a
-fixed distance could all fall into the same phase of a pulsed load.
+The log consists of groups of successive samples, and keeps one sample of each group. At first, each group has one sample. When
+the log is full, neighbouring groups are merged in pairs, and new samples are collected into groups of that larger size. The kept
+sample of a group is selected at random, because samples at a fixed distance could all fall into the same phase of a pulsed load.
 """
 
 from __future__ import annotations
@@ -16,30 +16,35 @@ from collectors.base import Absent
 from collectors.nvml import GpuSample
 
 MAX_SAMPLES = 20_000
-"""Enough for about 17 minutes at 20 samples per second. The samples of eight GPUs then take 40 MB."""
+"""Maximum number of kept samples, each of all GPUs. At 20 samples per second, the log is full after about 17 minutes. For eight
+GPUs it then takes 40 MB."""
 
 GpuSamples = Mapping[int, GpuSample | Absent]
 """NVML index -> sample of the GPU at one moment."""
 
 
 class Group(NamedTuple):
-    """Successive samples, of which one is kept."""
+    """Successive samples, each of all GPUs, of which one is kept."""
 
     at: float
     """When the kept sample was read."""
     first: float
     """When the first sample was read."""
     last: float
+    """When the last sample was read."""
     gap_s: float
-    """Longest time between two successive samples; 0 for a single sample."""
+    """Longest time between two successive samples of the group; 0 for a single sample."""
     reads: int
     """Number of samples."""
     samples: GpuSamples
-    """The kept sample, with each GPU's highest temperature of the group. If a GPU has no sample at one of the group's times, the
-    reason for this replaces its kept sample."""
+    """The kept sample, but with each GPU's highest temperature in the group. If a GPU could not be read at one of the group's
+    times, the reason (`Absent`) replaces its kept sample."""
 
     def reads_between(self, begin: float, end: float) -> float:
-        """Estimate how many samples of the group were read in a window that overlaps it, assuming even intervals."""
+        """Estimate how many samples of the group were read from `begin` to `end`, as if all intervals were equally long.
+
+        The group must overlap that time window.
+        """
         overlap_s = min(self.last, end) - max(self.first, begin)
         return self.reads * overlap_s / (self.last - self.first) if self.last > self.first else self.reads
 
@@ -50,13 +55,14 @@ class Selection(NamedTuple):
     samples: Sequence[tuple[float, GpuSample | Absent]]
     """The kept samples, with their times."""
     reads: int
-    """How many samples were read, including those that were not kept."""
+    """How many samples were read in the window, including those that were not kept."""
     gap_s: float
-    """Longest time without a sample in the window. If a group is only partly in the window, its longest gap still counts."""
+    """Longest time in the window without a sample, also before the first and after the last sample. If a group is only partly in
+    the window, its longest gap counts even if that gap is outside the window."""
 
 
 class SampleLog:
-    """The samples, of which at most MAX_SAMPLES are kept."""
+    """A log that keeps at most MAX_SAMPLES of the samples that are added."""
 
     def __init__(self) -> None:
         self._groups: list[Group] = []
@@ -69,7 +75,7 @@ class SampleLog:
         return self._groups[-1].last if self._groups else float("-inf")
 
     def add(self, at: float, samples: GpuSamples) -> None:
-        """Add the samples of one moment, which must be later than all samples in the log."""
+        """Add the samples of one moment. It must be later than the moments of all samples in the log."""
         group = Group(at, at, at, 0.0, 1, samples)
         if self._groups and self._groups[-1].reads < self._group_size:
             self._groups[-1] = self._merge(self._groups[-1], group)

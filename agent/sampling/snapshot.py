@@ -1,4 +1,4 @@
-"""Take snapshots for the record: the families of readings that the collectors return."""
+"""Take snapshots for the record. A snapshot has the families (kinds) of readings that the collectors return."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from schemas.semantic_validation import LEAST, MOST
 from schemas.times import utc_now
 
 COLLECT_DEADLINE_S = 20.0
-"""A collector that has not returned within this time is reported as an error, because a hung driver may block forever."""
+"""Seconds for all collectors, which run in parallel. A collector that has not returned by then is reported as an error, because a
+hung driver may block forever."""
 
 Stuck = dict[str, PendingCall[Any]]
-"""Collector -> its call that has exceeded the deadline."""
+"""Name of a collector -> its call that has exceeded the deadline."""
 
 
 def collect(
     collectors: Iterable[Collector], deadline_s: float = COLLECT_DEADLINE_S, stuck: Stuck | None = None
 ) -> tuple[list[Family], dict[str, float | str]]:
-    """Return the families of the collectors that succeeded, and for each collector its duration in seconds or why it failed.
+    """Return the families of the collectors that succeeded, and name of a collector -> its duration in seconds, or why it failed.
 
-    If a collector blocks or fails, only its own readings are lost, and the next collector runs. If the caller passes the same
-    `stuck` each time, a collector that still blocks is not started again.
+    If a collector blocks or fails, only its own readings are lost. If the caller passes the same `stuck` to every call, a
+    collector whose earlier call still blocks is not called again, but reported as an error.
     """
     readers = {collector.name: partial(_timed, collector) for collector in collectors}
     families: list[Family] = []
@@ -55,7 +56,7 @@ def take_snapshot(
     clock: Callable[[], str] = utc_now,
     stuck: Stuck | None = None,
 ) -> tuple[Snapshot, tuple[Gpu, ...]]:
-    """Return a snapshot of all collectors, and the GPUs in it. `stuck`: as for `collect`."""
+    """Return a snapshot of the readings of all collectors, and the GPUs that it identifies. `stuck` is passed to `collect`."""
     at, began = clock(), time.monotonic()
     families, outcome = collect(collectors, COLLECT_DEADLINE_S, stuck)
     metrics = [_metric(family) for family in families]
@@ -94,7 +95,7 @@ def _metric(family: Family) -> Metric:
 
 
 def _recordable(value: Value | Absent) -> Value | Absent:
-    """Return the value, or an error for a number that would make the record, and so all of its readings, invalid."""
+    """Return the value, or an error if it is a number that would make the record, with all its other readings, invalid."""
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, int) and abs(value) >= 1 << 64:
@@ -113,7 +114,7 @@ IDENTITY_FAMILIES = ("gpu.name", "gpu.serial", "gpu.uuid", "gpu.pci_bus_id")
 
 
 def identities(families: Iterable[Family]) -> tuple[Gpu, ...]:
-    """Return the GPUs that the families identify. A GPU without a name is left out."""
+    """Return the GPUs whose readings are in IDENTITY_FAMILIES. A GPU without a reading of its name is left out."""
     parts_by_gpu: dict[str, dict[str, str]] = {}
     for family in families:
         if family.name in IDENTITY_FAMILIES:

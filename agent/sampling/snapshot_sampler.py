@@ -13,11 +13,11 @@ PERIOD_S = 2.0
 
 
 Alarm = tuple[str, str]
-"""Name and scope of a reading that failed, or of an active throttle reason."""
+"""Name and scope of a reading that failed, or of a throttle reason that is active (`_alarms`)."""
 
 
 class SnapshotSampler(LaunchThread):
-    """Takes snapshots with pauses of PERIOD_S."""
+    """Takes snapshots, with a pause of PERIOD_S before each."""
 
     def __init__(self, collectors: Sequence[Collector], stage: str) -> None:
         super().__init__("snapshots")
@@ -36,23 +36,26 @@ class SnapshotSampler(LaunchThread):
 
 
 class SnapshotSelector:
-    """Selects the snapshot under the highest load, and up to MAX_ALARMS others that together show every alarm, if possible.
+    """Selects the snapshot under the highest load, and up to MAX_ALARMS snapshots that together show every alarm.
 
     The load of a snapshot is the total power of its GPUs. A throttled GPU draws less power, so the snapshot under the highest
-    load may not show that a GPU was throttled. If more than MAX_ALARMS snapshots would be needed to show every alarm, the later
-    snapshots are left out: one alarm already prevents acceptance.
+    load may not show that a GPU was throttled. If more than MAX_ALARMS snapshots would be needed to show every alarm, the latest
+    are left out, and the alarms that only they show are lost.
     """
 
     MAX_ALARMS = 8
-    """Maximum number of snapshots with alarms. It is low because a snapshot of four GPUs under load takes 36 kB
-    (docs/measurements/h200x4-burnin), and a record may have at most `documents.MAX_BYTES`."""
+    """Maximum number of snapshots that are selected for their alarms. It is low because a snapshot of four GPUs under load takes
+    36 kB (docs/measurements/h200x4-burnin), and a record may have at most `documents.MAX_BYTES`."""
 
     def __init__(self) -> None:
         self._highest: Snapshot | None = None
         self._alarms: list[tuple[Snapshot, frozenset[Alarm]]] = []
 
     def add(self, snapshot: Snapshot) -> None:
-        """Keep the snapshot if it has the highest load so far, or if it shows an alarm that no kept snapshot shows."""
+        """Keep the snapshot if it has the highest load so far, or if it shows a new alarm.
+
+        For a new alarm it is kept only if at most MAX_ALARMS snapshots are needed to show the alarms so far.
+        """
         if self._highest is None or _power(snapshot) >= _power(self._highest):
             self._highest = snapshot
         alarms = _alarms(snapshot)

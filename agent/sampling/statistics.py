@@ -1,4 +1,4 @@
-"""Summarize repeated measurements: median, extremes, spread, and the precision of the median."""
+"""Summarize repeated measurements: count, median, extremes, coefficient of variation, and the precision of the median."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from schemas.records import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class SampleSeries:
-    """Seconds of each repetition, and why the repetitions stopped.
+    """Duration of each repetition in seconds, and why the repetitions stopped.
 
-    `stopped`: `precision` reached, or `time` spent; empty if the number of repetitions was fixed.
+    `stopped` is `precision` if the confidence interval of the median was narrow enough, or `time` if the time for the repetitions
+    was spent. It is empty if the number of repetitions was fixed.
     """
 
     seconds: Sequence[float]
@@ -37,7 +38,7 @@ def interval(values: Sequence[float]) -> float | None:
 
 
 def summarize(values: Sequence[float], stopped: str = "") -> Samples:
-    """Return count, extremes, median, coefficient of variation and precision of one or more values."""
+    """Return count, extremes, median, coefficient of variation and precision (`interval`) of at least one value."""
     mean = statistics.fmean(values)
     return Samples(
         n=len(values),

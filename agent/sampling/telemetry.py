@@ -31,9 +31,9 @@ PERIOD_S = 0.05
 FAST_PERIOD_S = 0.005
 """Period at which power alone is read while a benchmark requests it (`FAST_TELEMETRY`). NVML has new values less often."""
 RUNNING_S = 1.0
-"""Time between two checks of which benchmarks are running."""
+"""The supervisor checks every RUNNING_S seconds which benchmarks are running."""
 RECENT_S = 10.0
-"""When such a check finds that a benchmark has begun, the samples of the last RECENT_S seconds are added to its log."""
+"""When such a check shows that a benchmark has begun, the samples of the last RECENT_S seconds are added to its log."""
 SAMPLED = frozenset(name for name, item in BENCHMARKS.items() if any(output.sampled for output in item.outputs))
 """The benchmarks that request samples."""
 PULSE = "pulse"
@@ -68,7 +68,7 @@ class NvmlPoller(threading.Thread):
             self.handle(time.monotonic(), reader.read())
 
     def handle(self, at: float, samples: GpuSamples) -> None:
-        """Process the samples of one moment, by the clock of `time.monotonic()`."""
+        """Process the samples of one moment. `at` is that moment by `time.monotonic()`."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -77,10 +77,10 @@ class NvmlPoller(threading.Thread):
 
 
 class Telemetry(NvmlPoller):
-    """Keeps the samples of a launch, for the time windows that ranks request and for a timeline of the whole launch.
+    """Samples the GPUs during a launch, for the time windows that ranks request and for a timeline of the whole launch.
 
-    A launch may last for days. So samples are kept only while a benchmark runs that may request them, and each benchmark has a
-    log of bounded size.
+    A launch may last for days. So samples are kept only while a benchmark runs that may request them (SAMPLED), and each such
+    benchmark has a log of bounded size.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Telemetry(NvmlPoller):
                 self._lost.setdefault(index, sample.reason or sample.status)
 
     def _keep(self, at: float, samples: GpuSamples) -> None:
-        """Add the samples to the logs of the running benchmarks. A log begins with the recent samples."""
+        """Add the samples to the logs of the running benchmarks. If one has just begun, also add recent samples (RECENT_S)."""
         self._recent.append((at, samples))
         if at - self._running_at >= RUNNING_S:
             self._running_names, self._running_at = SAMPLED.intersection(self._running(self._running_at)), at
@@ -176,11 +176,11 @@ class Telemetry(NvmlPoller):
     def observations(
         self, windows: Sequence[Mapping[str, Any]], measured: Sequence[Observation], stage: str
     ) -> list[Observation]:
-        """Return the figures from NVML samples, for the benchmark and the GPU of each time window that a rank requested.
+        """Return the figures that are computed from NVML samples, for the benchmark and the GPU of each time window.
 
         Args:
-            windows: the time windows.
-            measured: observations of the ranks; their throughput is divided by the power and the clock.
+            windows: the time windows that ranks requested.
+            measured: observations of the ranks. Throughput in these is divided by the mean power and by the mean clock.
             stage: stage of the launch.
         """
         with self._lock:
@@ -238,13 +238,16 @@ def _wave_figures(
     powers: Sequence[PowerValue],
     samples: Sequence[tuple[float, GpuSample | Absent]],
 ) -> Iterator[Observation]:
-    """Yield amplitude, slew rate and shape of the power under a pulsed load, and the SM clock, or why there are none.
+    """Yield amplitude, slew rate and shape of the power under a pulsed load, and the SM clock, or why these were not measured.
 
-    With one GPU at a time (`sharing` is `alone`), yield only the amplitude.
+    If only one GPU at a time has a load (`sharing` is `alone`), yield only the amplitude.
 
     Args:
-        reason: why the samples cannot be used; empty if they can.
-        powers, samples: readings of the GPU in the window.
+        window: time window that a rank requested.
+        stage: stage of the launch.
+        reason: why the readings cannot be used; empty if they can.
+        powers: new power values of the GPU in the window (`PowerLog`).
+        samples: samples of the GPU in the window.
     """
     params = {key: value for key, value in window["params"].items() if key != "sharing"}
     alone = window["params"]["sharing"] == "alone"
@@ -263,7 +266,7 @@ def _wave_figures(
             params |= {"samples_per_second": rate, "update_s": round(wave.update_s, 3)}
     for name, unit in units.items():
         value = figures.get(name)
-        why = reason or "no sample during the load"
+        why = reason or "no sample of the SM clock in the second half of a phase with load"
         result: dict[str, Any] = {"status": MEASURED, "value": value}
         if value is None:
             result = {"status": status, "reason": why}
@@ -278,7 +281,7 @@ def _wave_figures(
 
 
 def _loaded_clock(begin: float, period_s: float, samples: Sequence[tuple[float, GpuSample | Absent]]) -> float | None:
-    """Return the mean SM clock in the second half of the loaded phases; None if there is no such sample."""
+    """Return the mean SM clock in the second half of the phases with load; None if no sample was taken then."""
     clocks = [
         sample.clock
         for at, sample in samples
@@ -321,7 +324,7 @@ def _efficiencies(
     params: dict[str, Any],
     common: dict[str, Any],
 ) -> Iterator[Observation]:
-    """Yield the throughput that the rank measured in the window, divided by the mean power and by the mean clock."""
+    """Yield the throughput that the rank measured in the window, divided by the GPU's mean power and by its mean SM clock."""
     benchmark = window["benchmark"]
     power, clock = (statistics.fmean(values) for values in zip(*((s.power, s.clock) for s in samples), strict=True))
     for rate in measured:

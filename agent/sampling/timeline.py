@@ -1,6 +1,6 @@
-"""Record figures over a launch or a soak, for seconds to days, in a bounded number of time buckets.
+"""Record figures over a launch or a soak, which may last for seconds or for days, in a bounded number of time buckets.
 
-When a value is later than the last bucket, neighbouring buckets are merged in pairs.
+When a value is later than the end of the last bucket, neighbouring buckets are merged in pairs. Each is then twice as long.
 """
 
 from __future__ import annotations
@@ -22,32 +22,33 @@ FIRST_BUCKET_S = 1.0
 MAX_SERIES = 1000
 MAX_EVENTS = 200
 SAME_EVENT_S = 600.0
-"""If an event occurs again within this time, the earlier event is extended."""
+"""If an event of the same name and scope occurs again within so many seconds, the earlier event is extended."""
 DIGITS = 5
 """Significant digits of the values in a series."""
 POWER_CAP = THROTTLE_REASONS["power_cap"]
-"""Not a fault: a healthy GPU under full load reaches its power limit."""
+"""Mask of the throttle reason for the power limit. It is not a fault: a healthy GPU under full load reaches its power limit."""
 FAULTS = {reason: mask for reason, mask in THROTTLE_REASONS.items() if reason != "power_cap"}
+"""Throttle reason that is a fault -> its mask."""
 COUNTERS = re.compile(
     r"(gpu\.(ecc|remapped_rows|retired_pages|nvlink)\..*|gpu\.pcie\.replays|pcie\.(port\.)?aer\..*|xid\.(count|fatal)|kernel\.event\.count"
     r"|infiniband\.(link_\w+|symbol_error|port_rcv_errors|port_xmit_discards|local_link_integrity_errors)"
     r"|network\.(carrier_changes|rx_crc_errors)|host\.(machine_checks|memory\.ecc_\w+|dimm\.\w+)|storage\.\w+\.(io|media)_errors)"
 )
-"""Pattern for the names of counters. Each increase of one of these counters is an event."""
+"""Pattern for the names of the counters of which each increase is an event."""
 LOGGED = ("xid.", "kernel.event.")
 """Name prefixes of counters from the kernel log."""
 
 Key = tuple[str, str, tuple[tuple[str, Value], ...]]
 """Name, scope and parameters of a series."""
 Bucket = tuple[int, float, float, float]
-"""Count, minimum, sum, maximum."""
+"""Number of values in the time bucket, their minimum, sum and maximum."""
 
 
 class Recorder:
     """Records values and events; thread-safe."""
 
     def __init__(self, before: Timeline | None = None) -> None:
-        """Start empty, or continue `before`, the timeline that an earlier process recorded in the same soak."""
+        """Start with an empty timeline, or with `before`, the timeline that an earlier supervisor recorded in the same soak."""
         self._lock = threading.Lock()
         self._bucket_s = before.bucket_s if before else FIRST_BUCKET_S
         self._left_out = before.left_out if before else 0
@@ -65,7 +66,10 @@ class Recorder:
     def add_value(
         self, at_s: float, name: str, scope: str, unit: str, value: float, params: Mapping[str, Value] | None = None
     ) -> None:
-        """Add one value, `at_s` seconds after the launch or soak began. A value that is not finite is ignored."""
+        """Add one value, `at_s` seconds after the launch or soak began. Ignore a value that is not finite.
+
+        A value of a new series is not recorded, only counted as left out, if there are already MAX_SERIES series.
+        """
         if not math.isfinite(value):
             return
         key = _key(name, scope, params or {})
@@ -89,7 +93,7 @@ class Recorder:
             self._buckets[key] = merged
 
     def add_event(self, at_s: float, name: str, scope: str, text: str = "", count: float = 1.0) -> None:
-        """Add an event, or extend the last one of this name and scope if it is at most SAME_EVENT_S old."""
+        """Add an event, or extend the last event of this name and scope that ended less than SAME_EVENT_S before `at_s`."""
         with self._lock:
             for index in range(len(self._events) - 1, -1, -1):
                 event = self._events[index]
@@ -104,7 +108,7 @@ class Recorder:
             self._events.append(Event(at_s=at_s, until_s=at_s, name=name, scope=scope, count=count, text=text[:1024]))
 
     def add_samples(self, at_s: float, samples: Mapping[int, GpuSample | Absent]) -> None:
-        """Add a sample of each GPU; all were taken at the same time."""
+        """Add a sample of each GPU, all taken at the same time. A sample that failed, or that shows a fault, becomes an event."""
         for index, sample in samples.items():
             scope = f"gpu={index}"
             if isinstance(sample, Absent):
@@ -131,8 +135,8 @@ class Recorder:
                 if isinstance(value, bool) or not isinstance(value, int | float):
                     continue
                 key = (metric.name, scope)
-                # A counter from the kernel log has no reading before its error first occurs. So if it is missing in the first
-                # snapshot, it starts at 0.
+                # A counter from the kernel log has no reading before its error first occurs. So if the first snapshot lacks the
+                # counter, its value in that snapshot counts as 0.
                 default = 0.0 if metric.name.startswith(LOGGED) and self._has_counters else value
                 before = self._counters.get(key, default)
                 self._counters[key] = value
@@ -142,7 +146,7 @@ class Recorder:
         self._has_counters = True
 
     def timeline(self, *, whole: bool = True) -> Timeline:
-        """Return the timeline so far. If `whole` is False, return only the rates and GPU readings that the record keeps."""
+        """Return the timeline so far. If `whole` is False, leave out series that the record does not keep (`_is_for_record`)."""
         with self._lock:
             series = [
                 _series(key, self._units[key], buckets)
@@ -164,6 +168,7 @@ class Recorder:
 
 
 def _is_for_record(name: str, unit: str) -> bool:
+    """Return whether the record keeps the series: it keeps readings of GPUs (`gpu.…`) and rates, except `….algbw`."""
     return name.startswith("gpu.") or (unit in RATES and not name.endswith(".algbw"))
 
 

@@ -1,7 +1,8 @@
-"""Aggregate many rounds of the same benchmarks into one observation per figure, a few launches and a few snapshots.
+"""Aggregate the rounds of a soak, which repeat the same benchmarks.
 
-A fault in one round (wrong words, a loss that is not finite, a figure that could not be measured) stays in the record even if
-all later rounds are good. The record has the median of each rate over the soak.
+The result has one observation per figure, a few launches and a few snapshots. A fault in one round (wrong memory words, a loss
+that is not finite, a figure that could not be measured) stays in the record even if all later rounds are good. The value of a
+rate in the record is its median over the rounds.
 """
 
 from __future__ import annotations
@@ -20,25 +21,26 @@ from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Metric, Observation, Samples, Snapshot, Value
 
 WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_share": min, "accuracy": min}
-"""Last part of a name -> function that selects the value to keep from many rounds."""
+"""Last part of a figure's name -> function that selects the value for the record from the old value and that of a new round."""
 DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
 MEMORY_ERROR = "integrity.error"
-"""Observation of one wrong memory word. Of the observations with the same parameter `number`, the earliest is kept."""
+"""Name of an observation of one wrong memory word. The wrong words of a round are numbered (parameter `number`). For each number,
+the observation of the earliest round is kept."""
 THEN = ", then "
-"""Joins the different values of a text that should be the same in all rounds."""
+"""Separator between the different values of a text that should be the same in all rounds."""
 ROUNDING = 1e-4
-"""The recorder rounds the values of a series by less than this share."""
+"""The recorder rounds the values of a series. The rounding changes a value by less than this share of it."""
 FIRST_LAUNCHES, LAST_LAUNCHES, FAILED_LAUNCHES = 1, 3, 16
 CHANGED_SNAPSHOTS = 8
 REBOOT_PAIRS = 8
-"""How many pairs of snapshots before and after a reboot are kept."""
+"""For how many reboots the record keeps the snapshot before and the snapshot after it."""
 UPTIME = "host.uptime"
 CHANGES_WITH_LOAD = ("gpu.throttle.active", "gpu.tenant", "host.cpu.governor", "gpu.performance_state")
-"""Readings that change with the load. Their changes are no reason to keep a snapshot."""
+"""First part of the names of readings that change with the load. Their changes are no reason to keep a snapshot."""
 _IDENTIFYING = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]
 
 FigureKey = tuple[str, str, tuple[tuple[str, Value], ...]]
-"""Name, scope and identifying parameters."""
+"""Name, scope and identifying parameters of a figure (`identifying_params`)."""
 
 
 def identifying_params(observation: Observation) -> dict[str, Value]:
@@ -67,10 +69,11 @@ def aggregate_rounds(
             params = identifying_params(observation)
             recorder.add_value(at_s, observation.name, observation.scope, observation.unit, float(value), params)
             if old is None and recorder.series(observation.name, observation.scope, params) is None:
-                # Drop the samples within this round: `_samples_with_one_more` continues with one value per round.
+                # The recorder has no room for this series. Replace the samples that were taken within this round by one sample,
+                # because `_samples_with_one_more` will add one value per round.
                 observation = replace(observation, samples=_one_round(float(value)))
         if counts_wrong_results(observation.name) and old is not None and MEASURED in (old.status, observation.status):
-            # A count that is not 0 is a fault, whatever happened in the other rounds.
+            # A count that is not 0 is a fault. It is kept even if the count could not be measured in another round.
             if old.status != MEASURED and value:
                 by_key[key] = observation
                 continue
@@ -96,7 +99,7 @@ def _add_mismatch(by_key: dict[FigureKey, Observation], key: FigureKey) -> None:
 
 
 def _combine(old: Observation, new: Observation, recorder: Recorder) -> Observation:
-    """Combine `old`, the figure of all earlier rounds, with `new`, that of the new round."""
+    """Return the figure of all rounds, from `old`, that of all earlier rounds, and `new`, that of the new round."""
     if old.name == MEMORY_ERROR:
         return old
     old_value, new_value = old.value, new.value
@@ -107,7 +110,7 @@ def _combine(old: Observation, new: Observation, recorder: Recorder) -> Observat
         more = [] if str(new_value) in texts else [str(new_value)]
         return replace(new, value=THEN.join([*texts, *more])[:1024])
     if counts_wrong_results(new.name):
-        # The parameters, such as a position, are those of the first error.
+        # The parameters, such as a position, are those of the first round whose count is not 0.
         return replace(old if old_value else new, value=old_value + new_value)
     last = new.name.rpartition(".")[2]
     samples = _samples(new, recorder, old)
@@ -120,7 +123,8 @@ def _samples(observation: Observation, recorder: Recorder, old: Observation) -> 
     """Return count, extremes and median of the rounds so far, at the resolution of the recorder's buckets.
 
     `old` is the figure of the earlier rounds. If the supervisor was killed, the recorder continues from the last checkpoint,
-    which may lack a round that `old` includes. So `old.value` is added if it lies outside the recorded values.
+    which may lack a round that `old` includes. So `old.value` is added if it is below the minimum or above the maximum of the
+    recorded values.
     """
     series = recorder.series(observation.name, observation.scope, identifying_params(observation))
     before = float(old.value or 0)
@@ -141,9 +145,9 @@ def _samples(observation: Observation, recorder: Recorder, old: Observation) -> 
 
 
 def _samples_with_one_more(old: Observation, new: float) -> Samples:
-    """Return the samples of all rounds, with the mean in place of the median, from the samples of `old` and one new value.
+    """Return the samples of `old` with one more value. `p50` is then the mean, because the median would need all values.
 
-    Mean and variance are updated as by Welford (1962).
+    Mean and variance are updated with Welford's method (1962).
     """
     samples = old.samples or _one_round(float(old.value or 0))
     n = samples.n + 1
@@ -158,7 +162,10 @@ def _one_round(value: float) -> Samples:
 
 
 def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
-    """Return the first, the last LAST_LAUNCHES and up to FAILED_LAUNCHES failed launches, without the logs of successes."""
+    """Return the first launch, the last LAST_LAUNCHES and the first FAILED_LAUNCHES failed launches.
+
+    The logs of successful launches are removed.
+    """
     failed = [index for index, launch in enumerate(launches) if not launch.succeeded]
     chosen = {
         *range(FIRST_LAUNCHES),
@@ -177,9 +184,9 @@ def _without_logs(launch: Launch) -> Launch:
 def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     """Return the snapshots that the record keeps.
 
-    - Before and after rounds: the first and the last snapshot, up to CHANGED_SNAPSHOTS with a changed state or a counter that
-      fell, and the two around each of up to REBOOT_PAIRS reboots.
-    - During rounds: the snapshot under the highest load, and those that show alarms (`SnapshotSelector`).
+    - Of the snapshots before and after rounds: the first and the last, the first CHANGED_SNAPSHOTS in which a state changed or a
+      counter fell since the previous one (`_changed`), and the two around each of the first REBOOT_PAIRS reboots.
+    - Of the snapshots during rounds: the one under the highest load, and those that show alarms (`SnapshotSelector`).
     """
     selector = SnapshotSelector()
     for snapshot in snapshots:
@@ -195,7 +202,7 @@ def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
 
 
 def _rebooted(earlier: Snapshot, later: Snapshot) -> bool:
-    """Return whether the uptime fell. The record needs both snapshots: one uptime alone does not show a reboot."""
+    """Return whether the host was rebooted between two snapshots, because its uptime fell."""
     before, after = (
         [value for metric in snapshot.metrics if metric.name == UPTIME for value in metric.values.values()]
         for snapshot in (earlier, later)
@@ -217,7 +224,7 @@ def _differs(earlier: Snapshot, later: Snapshot) -> bool:
 
 
 def _changed(before: Metric, after: Metric) -> bool:
-    """Return whether a flag or text changed, a counter fell, or the set of parts without a value changed.
+    """Return whether a flag or a text of the metric changed, its counter fell, or a value is missing for other parts than before.
 
     Changes of numbers that are not counters are ignored.
     """

@@ -1,8 +1,9 @@
-"""Run a soak: repeat a short launch until the planned time has passed, a finding ends the soak, or several rounds in a row fail.
+"""Run a soak: repeat the same benchmarks until the planned time has passed.
 
-Each round is aggregated into the record. At least every CHECKPOINT_S, and after each round, the progress is written to
-`soak.json` next to the record. If the host or the supervisor fails, only the running round is interrupted, and the figures that
-this round had measured are kept.
+Each repetition is a launch, called a round. Its results are aggregated with those of the earlier rounds in the record. The soak
+ends early if several rounds in a row fail, or if the record has a finding (a failed criterion) on which the plan stops the soak.
+About every CHECKPOINT_S, and after each round, the progress is written to `soak.json` next to the record. If the host or the
+supervisor fails, only the running round is interrupted, and the figures that this round had already measured are kept.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ from schemas.stages import SOAK
 
 CHECKPOINT_S = 30.0
 COUNTERS_S = 10.0
-"""Time between two readings of the counters."""
+"""Pause between two snapshots of the counters."""
 SAMPLE_S = 0.5
+"""Pause between two samples of the GPUs."""
 MAX_FAILED = 3
 """The soak ends after this many failed rounds in a row."""
 PAUSE_S = 5.0
 """Pause after a failed round."""
 TIME, FINDING, FAILURE = "time", "finding", "failure"
-"""Why a soak ended."""
+"""Why a soak ended: its planned time has passed, a finding stopped it, or MAX_FAILED rounds in a row failed."""
 MAX_STARTS = 3
 """Maximum number of times that one call of `wait_for_soak` starts the supervisor."""
 STILL_RUNNING, ENDED_EARLY = 4, 3
@@ -42,7 +44,7 @@ STILL_RUNNING, ENDED_EARLY = 4, 3
 
 
 class SoakWatcher(threading.Thread):
-    """Context manager that watches the GPUs and the counters during all rounds, and writes checkpoints."""
+    """Context manager with a thread that reads the GPUs and the counters during all rounds, and writes checkpoints."""
 
     def __init__(self, run: SoakRun, collectors: Sequence[Collector]) -> None:
         super().__init__(name="soak", daemon=True)
@@ -105,8 +107,8 @@ def run_soak(
     """Run rounds until the soak ends, and return the record.
 
     Args:
-        run: the host's run.
-        launch: runs the round with the given number, and returns the record that includes the round.
+        run: the soak on this host.
+        launch: called with a round's number and the soak's times and progress; runs the round and returns the record with it.
         collectors: read for counters during the rounds.
         report: called with one line of progress at a time.
         sleep: waits the given number of seconds.
@@ -124,7 +126,7 @@ def run_soak(
 def _run_rounds(
     run: SoakRun, launch: Callable[[int, Span], Record], report: Callable[[str], None], sleep: Callable[[float], None]
 ) -> tuple[str, str]:
-    """Return what ended the soak (TIME, FINDING or FAILURE), and the reason if it ended before its time."""
+    """Run rounds; return what ended the soak (TIME, FINDING or FAILURE), and the reason if it ended before its planned time."""
     packs, failed = read_known_packs(run), 0
     while run.left_s > 0:
         record = launch(run.begin_round(), run.span())
@@ -143,10 +145,10 @@ def _run_rounds(
 
 
 def wait_for_soak(directory: Path, host: str, seconds: float, start: Callable[[], object]) -> tuple[str, int]:
-    """Wait until the soak has ended or `seconds` have passed. If no supervisor is running, call `start`.
+    """Wait until the soak has ended or `seconds` have passed. If no supervisor is running before that, call `start`.
 
     Returns:
-        A message for the operator, and the exit code: 0 (the planned time is over), ENDED_EARLY or STILL_RUNNING.
+        A message for the operator, and the exit code: 0 (the soak ended after its planned time), ENDED_EARLY or STILL_RUNNING.
     """
     end, starts = time.monotonic() + seconds, 0
     while True:

@@ -1,4 +1,8 @@
-"""The state of a soak on one host: save its progress, and aggregate each round into the record."""
+"""The state of a soak (a long test that repeats rounds of benchmarks) on one host.
+
+It is saved in the host's record and in a checkpoint, so that a new supervisor (the process that runs the rounds) can continue the
+soak. Each round is aggregated into the record.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,8 @@ CAUSED_BY_INTERRUPTION = re.compile(
     r"|failed to recv, got 0 bytes",
     re.IGNORECASE,
 )
-"""Errors that an interruption causes: ranks end with their supervisor, and ranks that end later lose the connection to them."""
+"""Errors that ranks report because their supervisor ended: a rank is ended too, or loses its connection to a rank that ended
+earlier."""
 
 
 class SoakRun(HostRun):
@@ -50,9 +55,9 @@ class SoakRun(HostRun):
         """Seconds from the start of the soak to the start of this supervisor, interruptions included."""
 
     def _read_state(self) -> Soak:
-        """Return the newest progress, from the record or from the checkpoint, which is newer if a round was interrupted."""
+        """Return the newest saved progress: that of the record, or of the checkpoint, which is also written during a round."""
         recorded, checkpoint = self.record().soak, self._read_checkpoint()
-        if recorded and recorded.ended and checkpoint:  # the checkpoint has all series, the record only some
+        if recorded and recorded.ended and checkpoint:  # only the checkpoint has every series of the timeline
             return replace(recorded, timeline=checkpoint.timeline)
         if checkpoint and (
             recorded is None or (checkpoint.began, checkpoint.soaked_s) >= (recorded.began, recorded.soaked_s)
@@ -71,7 +76,7 @@ class SoakRun(HostRun):
 
     @property
     def state(self) -> Soak:
-        """The current progress, with every series."""
+        """The current progress, with every series of the timeline."""
         with self._lock:
             return replace(self._state, soaked_s=round(self.soaked_s, 1), timeline=self._recorder.timeline())
 
@@ -87,7 +92,7 @@ class SoakRun(HostRun):
 
     @property
     def left_s(self) -> float:
-        """Seconds that remain."""
+        """Seconds of the planned time that remain."""
         return self._planned_s - self.soaked_s
 
     def at_s(self, monotonic: float | None = None) -> float:
@@ -100,17 +105,17 @@ class SoakRun(HostRun):
         self._offset_s = max(0.0, time.time() - self._began_at, self._base_s)
 
     def span(self) -> Span:
-        """Return when the soak began, its progress, and its end and deadline, which become later if it is interrupted."""
+        """Return the beginning, the progress, the expected end and the deadline of the soak. Interruptions delay the last two."""
         ends = time.time() + max(0.0, self.left_s)
         deadline = ends + self.plan.stage(SOAK).deadline_s
         return Span(began=self._began_at, ends=ends, deadline=deadline, progress=self.progress())
 
     def progress(self) -> float:
-        """Return the completed share of the soak."""
+        """Return the completed share of the planned time, from 0 to 1."""
         return min(1.0, self.soaked_s / self._planned_s)
 
     def write_checkpoint(self) -> None:
-        """Write the progress to a file."""
+        """Write the progress, with every series of the timeline, to the file CHECKPOINT."""
         documents.write_text(self.directory / CHECKPOINT, json.dumps(to_json(self.state), allow_nan=False))
 
     def merge(
@@ -120,7 +125,10 @@ class SoakRun(HostRun):
         observations: tuple[Observation, ...],
         launches: tuple[Launch, ...],
     ) -> Record:
-        """Return the record with these parts of a round aggregated with the earlier rounds, so that its size stays bounded."""
+        """Return the record with the snapshots, observations and launches of a round aggregated with those of earlier rounds.
+
+        The aggregation bounds the size of the record.
+        """
         before = tuple(observation for observation in record.observations if observation.stage == SOAK)
         others = tuple(observation for observation in record.observations if observation.stage != SOAK)
         with self._lock:
@@ -165,7 +173,7 @@ class SoakRun(HostRun):
         observations = read_results(work, range(len(self.host.devices))).observations
         valid = [observation for observation in observations if _is_valid_despite_interruption(observation)]
         with self._lock:
-            if not 0 < number <= self._state.rounds:  # the checkpoint may have counted a round that the record lacks
+            if not 0 < number <= self._state.rounds:  # otherwise the checkpoint has counted this round already
                 self._state = replace(self._state, cut=self._state.cut + 1)
         self.recorder.add_event(self.at_s(), "soak.cut", "host", "the supervisor ended during the round")
         self.append(observations=valid)
@@ -175,14 +183,14 @@ class SoakRun(HostRun):
     def begin_round(self) -> int:
         """Return the number of the next round, and save it.
 
-        After the supervisor was killed, the saved number shows whether the record has the round that was running.
+        If the supervisor is killed, `salvage_round` finds out with this number whether the record already includes the round.
         """
         number = self.state.rounds + 1
         documents.write_text(self.directory / "work" / ROUND_FILE, f"{number}\n")
         return number
 
     def _running_round(self) -> int:
-        """Return the number of the round that began last; 0 if unknown."""
+        """Return the number that `begin_round` saved; 0 if it is missing or damaged."""
         try:
             return int((self.directory / "work" / ROUND_FILE).read_text())
         except (OSError, ValueError):
@@ -203,7 +211,7 @@ class SoakRun(HostRun):
         self.write_checkpoint()
 
     def finish(self, ended_by: str, reason: str) -> Record:
-        """End the soak. If it ended before its time, `reason` says why."""
+        """Record what ended the soak, and when. `reason` says why it ended before the planned time; empty if it did not."""
         with self._lock:
             self._state = replace(self._state, ended=utc_now(), ended_by=ended_by, reason=reason[:4096])
         record = self.append()
@@ -219,7 +227,7 @@ def _is_valid_despite_interruption(observation: Observation) -> bool:
 
 
 def format_progress(soak: Soak) -> str:
-    """Return the progress on one line for people."""
+    """Return the progress as one line of text, such as `soak: 2 h 00 min of 24 h 00 min, round 40, 1 failed`."""
     rounds = f"round {soak.rounds}" + (f", {soak.failed} failed" if soak.failed else "")
     progress = f"{format_span(soak.soaked_s)} of {format_span(soak.planned_s)}"
     if not soak.ended:

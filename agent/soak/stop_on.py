@@ -1,4 +1,7 @@
-"""Decide whether a finding ends a soak: judge this host's record, and apply the `stop_on` policy of the plan."""
+"""Decide whether a soak of this host ends early because of a failed criterion (a finding).
+
+The host's record is judged, and the plan's `stop_on` policy selects the findings that end the soak.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +19,17 @@ from schemas.reports import ACTIONS, FAIL, Verdict
 from schemas.stages import SOAK
 
 FATAL = frozenset(ACTIONS) - {"configure", "reseat", "recable", "monitor", "none"}
-"""Actions for which the host must be taken out of service."""
+"""Actions of a verdict for which the host must be taken out of service."""
 HEALTH_FIGURES = ("identical", "loss_finite")
-"""Last part of the names of figures that show whether a part is healthy, besides the counts of wrong results. A finding on any
-other benchmark figure is not fatal."""
+"""Last components of the names of benchmark figures that show whether a part is healthy. A finding on a
+benchmark figure is fatal only if it is on such a figure or on a count of wrong results."""
 
 
 def read_known_packs(run: HostRun) -> tuple[Pack, ...]:
-    """Return the shipped criteria packs and those that the plan names. Packs that are files on the control node are left out.
+    """Return the shipped criteria packs, and once more, with `chosen` set, those that the plan names.
 
-    If a named pack is not installed on this host, return only the shipped ones.
+    Packs that the plan names as files (`.yml`, `.yaml`) are left out, because they are on the control node. If another named pack
+    is not installed on this host, return only the shipped packs.
     """
     try:
         return read_packs([name for name in run.plan.criteria if not name.endswith((".yml", ".yaml"))])
@@ -34,7 +38,7 @@ def read_known_packs(run: HostRun) -> tuple[Pack, ...]:
 
 
 def stopping_finding(run: HostRun, record: Record, packs: Sequence[Pack]) -> str:
-    """Return the finding that ends this host's soak according to the policy, in words; empty if there is none."""
+    """Return the text of the finding that ends this host's soak according to the `stop_on` policy; empty if none does."""
     policy = run.plan.stage(SOAK).stop_on
     if policy == "never":
         return ""
@@ -58,7 +62,7 @@ def stopping_finding(run: HostRun, record: Record, packs: Sequence[Pack]) -> str
 
 
 def is_fatal(verdict: Verdict) -> bool:
-    """Return whether a finding takes the host out of service. Benchmark figures about speed do not."""
+    """Return whether the host must be taken out of service because of a finding. Findings about speed are not fatal."""
     is_reading = not from_benchmark(verdict.name) and not verdict.name.startswith("drift.")
     shows_health = counts_wrong_results(verdict.name) or verdict.name.rpartition(".")[2] in HEALTH_FIGURES
     return verdict.action in FATAL and (is_reading or shows_health)

@@ -1,4 +1,4 @@
-"""The host collector: a scrape takes its fast readings, a full snapshot all of them."""
+"""The host collector: readings of the processors, memory, kernel and firmware. The slow ones are only in a full snapshot."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from collectors.virtual import FIRST_PROCESSOR_BYTES, is_virtual
 
 
 class HostCollector:
-    """Reads the host under `root`. A full snapshot also reads the files of each processor, process and memory module."""
+    """Reads the host under `root`. With `full_snapshot` it also reads files of each processor, process and memory module."""
 
     name = "host"
 
@@ -61,9 +61,9 @@ class HostCollector:
         yield host_family("gpu.pci_count", "1", text, gpus, varies=True)
 
     def _read_once(self, name: str, read: Callable[[], Value | Absent]) -> Value | Absent:
-        """Read a constant until a value is found, then never again.
+        """Return a reading that never changes. After `read` has returned a value once, that value is returned.
 
-        Some kernels take 10 ms to open /proc/cpuinfo, because they then measure the clocks.
+        Some kernels measure the clocks when /proc/cpuinfo is opened, which takes 10 ms.
         """
         if name not in self._constants:
             value = read()

@@ -1,4 +1,4 @@
-"""The kernel: modules, options, limits, and the problems that it has recorded since boot."""
+"""The kernel: modules, options, limits, processes, and problems since boot. Also the host's identity in the firmware tables."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MODULES = {
     "peermem": ("nvidia_peermem", "nv_peer_mem"),
     "gdrdrv": ("gdrdrv",),
 }
-"""Last part of the reading's name -> current and former names of the module."""
+"""Last part of the reading's name -> current name of the kernel module, and former names."""
 _TAINTS = {
     "machine_check": (4, "A processor has reported a machine check since boot"),
     "bad_page": (5, "The kernel has found a bad page since boot"),
@@ -42,7 +42,7 @@ PERSISTENCE_DAEMON = "nvidia-persistenced"[:15]
 
 
 def health(files: Files) -> Iterable[Family]:
-    """Yield the events since boot, and the current pressure."""
+    """Yield the kernel's taint flags, the processes killed for lack of memory, and the pressure (time that tasks wait)."""
     tainted = files.read("proc/sys/kernel/tainted", int)
     yield host_family("host.kernel.tainted", "1", "Taint flags of the kernel", tainted, varies=True)
     for name, (bit, text) in _TAINTS.items():
@@ -77,7 +77,7 @@ def options(files: Files) -> Iterable[Family]:
     for name, title, unit in (("memlock", "Max locked memory", "B"), ("nofile", "Max open files", "1")):
         limit = files.read("proc/self/limits", partial(soft_limit, name=title))
         is_unlimited = limit if isinstance(limit, Absent) else limit is None
-        # The limits of an SSH session, a service and a job differ.
+        # The limits vary, because this process may be started in an SSH session, by a service or in a job.
         text = f"{title}: unlimited for this process"
         yield host_family(f"host.ulimit.{name}_unlimited", "1", text, is_unlimited, varies=True)
         value = Absent.unsupported("unlimited") if limit is None else limit
@@ -94,7 +94,7 @@ def boot(files: Files) -> Iterable[Family]:
 
 
 def firmware(files: Files) -> Iterable[Family]:
-    """Yield the host's identity from the firmware tables, and the count of machine check exceptions."""
+    """Yield the host's identity in the firmware tables, and the number of machine check exceptions."""
     for name, (file, text) in _FIRMWARE.items():
         yield host_family(name, "1", text, files.read(f"sys/class/dmi/id/{file}", firmware_text))
     checks = files.read("proc/interrupts", partial(interrupts, name="MCE"))
@@ -102,7 +102,7 @@ def firmware(files: Files) -> Iterable[Family]:
 
 
 def processes(files: Files) -> Iterable[Family]:
-    """Yield the number of processes, how many wait for a device or are zombies, and whether the persistence daemon runs."""
+    """Yield the numbers of processes, zombies and processes that wait for a device, and whether the persistence daemon runs."""
     pids = files.matching("proc", r"\d+", "no processes are visible")
     states = pids if isinstance(pids, Absent) else list(_process_states(files, pids))
     for name, state, text in (

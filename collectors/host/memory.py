@@ -23,7 +23,7 @@ _DIMM = {
     "dimm_ue_count": ("host.dimm.uncorrected", "Uncorrected memory errors of the DIMM", True),
     "dimm_label": ("host.dimm.label", "Slot of the DIMM", False),
 }
-"""File -> family, help, whether it is a counter."""
+"""File -> name of the family, help text, and whether the family is a counter."""
 
 
 def sizes(files: Files) -> Iterable[Family]:
@@ -71,7 +71,7 @@ def modules(files: Files) -> Iterable[Family]:
 def nodes(files: Files) -> Iterable[Family]:
     """Yield the number of NUMA nodes, the memory of each, and the NUMA settings of the kernel.
 
-    GPUs with coherent memory add nodes without host memory.
+    GPUs with coherent memory (as in Grace Hopper) add nodes without host memory.
     """
     names = files.matching(_NODES, r"node\d+", "the kernel has no NUMA support")
     count = names if isinstance(names, Absent) else len(names)

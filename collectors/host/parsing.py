@@ -18,7 +18,7 @@ _PLACEHOLDER = re.compile(
 
 
 def cpu_model(text: str) -> str:
-    """Return the processor's name in /proc/cpuinfo, or on Arm, which lists no name, the implementer code. Raises ValueError."""
+    """Return the processor's name in /proc/cpuinfo, or the implementer code if it lists no name, as on Arm. Raises ValueError."""
     match = re.search(r"^(?:model name|CPU implementer|Processor)\s*:\s*(.+)$", text, re.MULTILINE)
     if not match:
         raise ValueError("no processor model")
@@ -47,7 +47,10 @@ def meminfo(text: str, key: str) -> int:
 
 
 def optional_meminfo(text: str, key: str) -> int:
-    """Return the value (bytes or a count) of a meminfo line that only some kernels write. Raises MissingError if absent."""
+    """Return the value of a line of /proc/meminfo, or of a NUMA node's `meminfo`, that only some kernels write.
+
+    The value is in bytes, or a count if the line has no unit. Raises MissingError if the line is missing.
+    """
     match = re.search(rf"^(?:Node \d+ )?{key}:\s+(\d+)( kB)?$", text, re.MULTILINE)
     if not match:
         raise MissingError(f"no {key}")
@@ -55,7 +58,7 @@ def optional_meminfo(text: str, key: str) -> int:
 
 
 def vmstat(text: str, key: str) -> int:
-    """Return one counter of /proc/vmstat. Raises MissingError."""
+    """Return one counter of /proc/vmstat. Raises MissingError if it is not listed."""
     match = re.search(rf"^{key} (\d+)$", text, re.MULTILINE)
     if not match:
         raise MissingError(f"no {key}")
@@ -63,7 +66,7 @@ def vmstat(text: str, key: str) -> int:
 
 
 def bracketed_choice(text: str) -> str:
-    """Return `madvise` for `always [madvise] never`. Raises ValueError."""
+    """Return the choice in brackets: `madvise` for `always [madvise] never`. Raises ValueError if there is none."""
     match = re.search(r"\[(\S+)\]", text)
     if not match:
         raise ValueError(f"no choice in brackets: {text!r}")
@@ -71,7 +74,7 @@ def bracketed_choice(text: str) -> str:
 
 
 def soft_limit(text: str, name: str) -> int | None:
-    """Return a soft limit in /proc/self/limits; None if it is unlimited. Raises MissingError."""
+    """Return a soft limit in /proc/self/limits; None if it is unlimited. Raises MissingError if it is not listed."""
     match = re.search(rf"^{name}\s+(\d+|unlimited)\s", text, re.MULTILINE)
     if not match:
         raise MissingError(f"no {name}")
@@ -87,7 +90,7 @@ def stalled_share(text: str) -> float:
 
 
 def interrupts(text: str, name: str) -> int:
-    """Return one line of /proc/interrupts, summed over the processors. Raises MissingError."""
+    """Return the number of interrupts in one line of /proc/interrupts, of all processors together. Raises MissingError."""
     match = re.search(rf"^\s*{name}:((?:\s+\d+)+)", text, re.MULTILINE)
     if not match:
         raise MissingError(f"no {name}")
@@ -95,16 +98,16 @@ def interrupts(text: str, name: str) -> int:
 
 
 def shared_options(text: str) -> str:
-    """Return the kernel options that hosts can share, without host-specific options and possible secrets.
+    """Return the kernel's command line without options that differ between hosts by design and options that may be secrets.
 
-    Options with `pass`, `key` or the like in their names count as secrets, even harmless ones such as `iommu.passthrough`.
+    An option with `pass`, `key` or the like in its name counts as a secret, even a harmless one such as `iommu.passthrough`.
     """
     kernel_options = text.split(" -- ")[0]  # the rest is for the init process
     return " ".join(option for option in kernel_options.split() if not _HOST_SPECIFIC.match(option))
 
 
 def iommu_options(text: str) -> str:
-    """Return the IOMMU options in the kernel's command line; `default` if it has none."""
+    """Return the IOMMU options in the kernel's command line; the text `default` if it has none."""
     options = [
         option for option in text.split() if re.match(r"(iommu|intel_iommu|amd_iommu|arm-smmu[\w-]*)[.=]", option)
     ]
@@ -112,13 +115,13 @@ def iommu_options(text: str) -> str:
 
 
 def firmware_text(text: str) -> str:
-    """Return an entry of the firmware tables. Raises MissingError for a placeholder of the manufacturer."""
+    """Return an entry of the firmware tables. Raises MissingError if it is empty or a placeholder, such as `Default string`."""
     if _PLACEHOLDER.fullmatch(text.strip()) or not text.strip():
         raise MissingError(f"placeholder in the firmware: {text.strip()!r}")
     return text.strip()
 
 
 def process_state(text: str) -> tuple[str, str]:
-    """Return name and state from a process's `stat`. The name is in brackets and may itself contain brackets."""
+    """Return name and state in /proc/PID/stat. The name is in parentheses and may itself contain parentheses."""
     name, _, rest = text.partition("(")[2].rpartition(")")
     return name, rest.split()[0]

@@ -31,7 +31,7 @@ def topology(files: Files) -> Iterable[Family]:
 
 
 def clocks(files: Files) -> Iterable[Family]:
-    """Yield governors and clocks. Reading them is too slow for a scrape: each processor has its own files, some of them slow."""
+    """Yield frequency governors and clocks. Too slow for a scrape: each processor has its own files, some slow to read."""
     governors = _policies(files, "scaling_governor", nonempty)
     value = governors if isinstance(governors, Absent) else ",".join(sorted(set(governors)))
     yield host_family("host.cpu.governor", "1", "Frequency governors of the processors", value)
@@ -51,7 +51,7 @@ def clocks(files: Files) -> Iterable[Family]:
 
 
 def _policies(files: Files, file: str, parse: Callable[[str], T]) -> list[T] | Absent:
-    """Return the values of this file in all cpufreq policies. If any value is absent, return the first `Absent` instead."""
+    """Return the value in `file` of every cpufreq policy. If any value is absent, return the first `Absent` instead."""
     policies = files.matching(f"{_CPUS}/cpufreq", r"policy\d+", "no cpufreq driver: the firmware sets the clocks")
     if isinstance(policies, Absent):
         return policies

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 _ARRAY, _DEVICE, _END = 16, 17, 127
 _SYSTEM_MEMORY = 3
-"""Use of an array of memory modules: system memory. Arrays with other uses are video memory, flash memory or caches."""
+"""Value of the field `Use` of a memory array that is system memory. Other arrays are video memory, flash memory or caches."""
 _HEADER, _LEAST_DEVICE = 4, 0x15
-"""Bytes of the header of a structure, and least number of bytes of a memory device (SMBIOS 2.1)."""
+"""Bytes in the header of a structure, and minimum bytes in a structure that describes a memory device (SMBIOS 2.1)."""
 _MIB, _KIB, _MEGA = 1 << 20, 1 << 10, 1_000_000
 _UNKNOWN, _IN_EXTENDED_SIZE = 0xFFFF, 0x7FFF
 MAX_TEXT = 64
@@ -23,14 +23,14 @@ _TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySlot:
-    """A slot for a memory module, or soldered memory. Texts that the firmware does not state are empty, and numbers None."""
+    """A slot for a memory module, or soldered memory. A text that the firmware does not state is empty, and a number is None."""
 
     name: str
-    """Unique name: the locator of the slot as printed on the board. If several slots have the same locator, the locator of the
-    bank is put before it. If names are still equal, a number is appended."""
+    """Unique name: the slot's locator in the table, which is also printed on the board. If several slots have the same locator,
+    the bank's locator is put before it. If names are still equal, a number is appended."""
     bank: str
     size: int | None
-    """Bytes; 0 without a module, None if the size is unknown."""
+    """Bytes; 0 if the slot is empty, None if the size is unknown."""
     kind: str
     """A text of _TYPES, such as `DDR5`, or `other`."""
     rate: int | None
@@ -116,13 +116,13 @@ def _rate(data: bytes, offset: int, extended: int) -> int | None:
 
 
 def _number(data: bytes, offset: int, size: int) -> int:
-    """Return a number of the formatted area; 0, which means unknown, if the version of the table does not have it."""
+    """Return a number in the formatted area; 0 (unknown) if the area ends before it, as in older versions of SMBIOS."""
     field = data[offset : offset + size]
     return int.from_bytes(field, "little") if len(field) == size else 0
 
 
 def _unique(slots: list[MemorySlot]) -> list[MemorySlot]:
-    """Return the slots with unique names: some boards call every slot `DIMM 0` and distinguish only the banks."""
+    """Return the slots with unique names. The firmware of some boards names every slot `DIMM 0`, and only the banks differ."""
     in_banks = _renamed(slots, [f"{slot.bank} {slot.name}".strip() for slot in slots])
     return _renamed(in_banks, [f"{slot.name} {number}".strip() for number, slot in enumerate(in_banks)])
 

@@ -1,7 +1,7 @@
 """NVIDIA GPUs through NVML: identity, health and state. The only package that imports pynvml.
 
-A missing driver, a GPU that fell off the bus, a GPU that does not answer, and a query that a model does not support all lead to
-absent readings and not to exceptions. Only `FastReader` raises OSError if NVML cannot be opened.
+If the driver is missing, a GPU fell off the bus or does not answer, or a model does not support a query, the readings are absent,
+with the reason, and nothing is raised. Only `FastReader` raises OSError if NVML cannot be opened.
 """
 
 from collectors.nvml.calls import NotOpened

@@ -1,4 +1,4 @@
-"""Call NVML. Instead of NVML's exceptions, callers get a ReadingError (`call`) or an Absent (`try_read`), with the reason."""
+"""Call NVML, and convert its exceptions: `call` raises ReadingError, and `try_read` returns an Absent, both with the reason."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pynvml as nvml
 
 from collectors.base import Absent, ReadingError
 
-# Errors which mean that this part, driver or library does not have the reading.
+# NVML's errors for a reading that this GPU, driver or library does not have. An Absent for them has the status `unsupported`.
 _UNSUPPORTED = frozenset(
     {
         nvml.NVML_ERROR_NOT_SUPPORTED,
@@ -25,17 +25,18 @@ _UNSUPPORTED = frozenset(
     }
 )
 MAX_GPUS = 1024
-"""More GPUs than any host has. A higher count is an error of the driver; a list of so many GPUs could use all memory."""
+"""More GPUs than any host has. A higher count from NVML is rejected as a driver error, because a list of so many GPUs could use
+all memory."""
 _ALL_BITS = (2**32 - 1, 2**64 - 1)
 NOT_AVAILABLE = Absent.error("NVML: the value is not available (all bits are set)")
 
 
 class ResetRequired(Absent):
-    """The driver refuses the reading until the GPU is reset."""
+    """The reason why a reading is missing: the driver refuses it until the GPU is reset."""
 
 
 class NotOpened(Absent):
-    """NVML cannot be opened for a known reason; the text ends with the remedy."""
+    """The reason why NVML cannot be opened, if it is one that NVML's own error does not name. `reason` ends with what to do."""
 
 
 _ROOT = Path("/")
@@ -53,8 +54,9 @@ def open_nvml(root: Path = _ROOT) -> None:
 def _why_not_opened(error: nvml.NVMLError, root: Path) -> Absent:
     """Return why NVML cannot be opened.
 
-    NVML's own text names neither a damaged library nor a device file that is denied or missing. In these cases the result is
-    NotOpened, because the host may have GPUs. In other cases, such as a host without a driver, the result is a plain Absent.
+    NVML's own error names neither a damaged library nor a device file that is missing or that this process may not open. For
+    these causes the result is NotOpened, because the host may have GPUs. For any other cause, such as a host without a driver,
+    the result is a plain Absent.
     """
     absent = translate(error)
     why = _why_not_loaded() if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND else _why_denied(root)
@@ -72,14 +74,17 @@ def _why_not_loaded() -> str:
 
 
 def _why_denied(root: Path) -> str:
-    """Return why this process cannot use the device through which NVML opens the driver; empty if that is not the reason."""
+    """Return why this process cannot open /dev/nvidiactl, through which NVML uses the driver.
+
+    Empty if it can, or if NVML's own error already names the cause.
+    """
     try:
         os.close(os.open(root / _CONTROL, os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as error:
         # NVIDIA/nvidia-container-toolkit issue 48: systemd revokes a container's access to devices that systemd does not manage.
         return (
-            f"/{_CONTROL}: {error.strerror}: this process may not use the GPUs; a container loses them if `systemctl "
-            "daemon-reload` runs on its host: start the container again"
+            f"/{_CONTROL}: {error.strerror}: this process may not use the GPUs; a container loses its access if "
+            "`systemctl daemon-reload` runs on its host: start the container again"
         )
     except FileNotFoundError:
         if (root / _DRIVER).exists():
@@ -92,7 +97,7 @@ def _why_denied(root: Path) -> str:
 
 
 def unsupported_error(reason: str) -> ReadingError:
-    """Return the error for a value that this part, driver or library does not have."""
+    """Return the error for a value that this GPU, driver or library does not have."""
     return ReadingError(Absent.unsupported(reason))
 
 
@@ -105,7 +110,7 @@ def binding(name: str) -> Any:
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """Call the function of nvidia-ml-py with this name. Raises ReadingError if it is missing or NVML returns an error."""
+    """Call the function of nvidia-ml-py with this name. Raises ReadingError if nvidia-ml-py lacks it or NVML returns an error."""
     try:
         return binding(function)(*arguments)
     except nvml.NVMLError as error:
@@ -150,5 +155,5 @@ def available(value: Any) -> Any:
 
 
 def decode(value: Any) -> str:
-    """Return text from pynvml. Some versions return bytes."""
+    """Return a text from pynvml as `str`. Some versions of pynvml return texts as `bytes`."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

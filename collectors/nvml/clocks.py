@@ -1,4 +1,4 @@
-"""Clock throttling: the active reasons, and the time for which each has throttled since the driver was loaded."""
+"""Clock throttling: the reasons that are active, and how long each reason has throttled the clocks since driver load."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ THROTTLE_TIMES = {
     "hw_thermal": fields.HW_THERMAL,
     "hw_power_brake": fields.POWER_BRAKE,
 }
-"""Reason -> fields that count its nanoseconds. The first field that the driver has is used."""
+"""Reason -> numbers of NVML fields that count the nanoseconds for which it throttled the clocks. The first field that the driver
+has is used."""
 ANY_THERMAL = "thermal"
-"""Label of the combined counter, for drivers that do not separate software and hardware slowdown."""
+"""Reason whose time includes software and hardware thermal slowdown, for drivers that do not count the two separately."""
 
 
 def throttling(gpu: NvmlGpu) -> Iterator[tuple[str, Value | Absent]]:
-    """Yield each of THROTTLE_REASONS, and whether it is active."""
+    """Yield each of THROTTLE_REASONS, and whether it is active now."""
     bits = try_read(lambda: clock_reasons(gpu.handle))
     for reason, mask in THROTTLE_REASONS.items():
         yield reason, bits if isinstance(bits, Absent) else bool(int(bits) & mask)
@@ -71,7 +72,7 @@ def _seconds(gpu: NvmlGpu, numbers: tuple[int, ...]) -> float:
         except ReadingError as error:
             failure = error if error.absent.status == "error" else failure
             continue
-        # Other drivers use the same number for another field, whose value has a narrower type.
+        # A driver may use this number for another field. The value of that field has another type than WIDE and is ignored.
         if field.valueType == fields.WIDE:
             return nanoseconds / 1e9
     raise failure

@@ -29,10 +29,13 @@ from collectors.nvml.readings import (
 from collectors.nvml.slow_readings import SlowReadings
 
 GPU_DEADLINE_S = 5.0
-"""A GPU that takes longer is reported as an error, without an effect on the other GPUs. A healthy GPU takes milliseconds."""
+"""Time limit for reading all GPUs. A GPU that does not answer within it is reported as an error, without an effect on the other
+GPUs. A healthy GPU takes milliseconds."""
 PEERS_DEADLINE_S = 2.0
+"""Time limit for reading the paths between all GPUs."""
 PAUSES_S = (0.1, 0.3, 1.0)
-"""If a GPU denies a reading that its model has (`collectors.nvml.denials`), all GPUs are read again after each pause."""
+"""Pauses before repeated reads, in seconds. As long as a GPU denies a reading that its model has (`collectors.nvml.denials`), the
+collector waits for the next of these pauses and reads all GPUs again."""
 HOST_KINDS = {
     "gpu.count": ("1", "GPUs that the driver reports"),
     "driver.version": ("1", "NVIDIA driver version"),
@@ -41,7 +44,7 @@ HOST_KINDS = {
 }
 
 PeerPaths = list[tuple[int, str | Absent]]
-"""Index of another GPU, and the path to it."""
+"""For each other GPU: its NVML index, and the path to it or why the path is not known."""
 
 
 @dataclass(kw_only=True)
@@ -55,7 +58,7 @@ class GpuReadings:
 
 @dataclass(kw_only=True)
 class CachedGpu:
-    """Values that an exporter caches between scrapes, for the GPU with this UUID."""
+    """What an exporter keeps between scrapes about one GPU. `uuid` is empty if it is unknown."""
 
     uuid: str
     constants: dict[str, Value] = field(default_factory=dict)
@@ -70,10 +73,10 @@ class NvmlCollector:
     Args:
         devices: the NVML indices to read; default: all.
         full_snapshot: read everything, including slow readings, and use no cached value.
-        deadline_s: time in which all GPUs together must have been read.
+        deadline_s: see GPU_DEADLINE_S.
         keep_open: keep NVML open between collections, because opening NVML takes 50 ms. If False, no GPM counters are read.
-        pauses_s: see PAUSES_S. With `keep_open`, a GPU that denies a reading is read again only in the next collection, because a
-            scrape must not wait.
+        pauses_s: see PAUSES_S. With `keep_open` there are no pauses, because a scrape must not wait: a GPU that denies a reading
+            is read again only in the next collection.
     """
 
     name = "nvml"
@@ -135,7 +138,7 @@ class NvmlCollector:
             if not isinstance(count, Absent):
                 indices = [index for index in range(count) if self._devices is None or index in self._devices]
                 gpu_families = list(self._gpu_families(indices, refused))
-                # A GPU that waits for a reset is present.
+                # A GPU that the driver refuses until a reset is counted; a GPU that it refuses for any other reason is not.
                 count = len(indices) - sum(not isinstance(why, ResetRequired) for why in refused.values())
             host["gpu.count"].add(HOST_LABELS, count)
         finally:
@@ -143,7 +146,10 @@ class NvmlCollector:
         return [*host.values(), *gpu_families]
 
     def _close(self, keep: int) -> None:
-        """Close NVML until it is open `keep` times. Leave it open while a call is pending or a GPM sample exists."""
+        """Call nvmlShutdown, which undoes one nvmlInit, until `keep` calls of nvmlInit remain. NVML is closed when none remains.
+
+        At least one remains while a GPM sample exists. While a call is stuck, nothing is undone.
+        """
         keep = max(keep, int(any(cached.counters.has_sample for cached in self._cache.values())))
         while self._open_count > keep and not self._stuck and not self._stuck_peers:
             self._open_count -= 1
@@ -188,7 +194,10 @@ class NvmlCollector:
         return GpuReadings(gpu=gpu, labels=labels, samples=samples)
 
     def _cached(self, index: int, uuid: str | Absent) -> CachedGpu:
-        """Return the cache of a GPU: empty for a full snapshot, for an unknown UUID, or if the index was that of another GPU."""
+        """Return the cache of the GPU with this index and UUID.
+
+        The cache is empty for a full snapshot, for an unknown UUID, and if the previous GPU with this index had another UUID.
+        """
         cached = self._cache.get(index)
         if self._full_snapshot or isinstance(uuid, Absent) or cached is None or cached.uuid != uuid:
             self._forget(index)
@@ -200,7 +209,10 @@ class NvmlCollector:
             cached.counters.free()
 
     def _peer_family(self, results: Mapping[int, GpuReadings]) -> Family:
-        """Return the paths between the GPUs. They are constant, so they are cached after one complete read of the same GPUs."""
+        """Return the paths between the GPUs.
+
+        Except for a full snapshot, paths that were all read once are not read again until the GPUs or their indices change.
+        """
         uuids = {index: result.labels.get("uuid", "") for index, result in results.items()}
         if not self._full_snapshot and self._peers and self._peers[0] == uuids:
             return self._peers[1]

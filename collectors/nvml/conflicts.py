@@ -16,11 +16,13 @@ MAX_CONFLICTS, MAX_NAME = 16, 64
 
 
 def gpu_conflicts(devices: Iterable[int], *, share: bool = False, limit: int | None = MAX_CONFLICTS) -> list[str]:
-    """Return what would distort figures of these GPUs: MIG and, unless `share` is set, compute processes.
+    """Return a text for each conflict that would distort measurements of these GPUs.
 
-    Unless `share` is set, a GPU whose processes cannot be listed is a conflict too. A GPU or a driver that does not answer is no
-    conflict here, because the collectors report it. Conflicts beyond `limit` are only counted, in one more text; without a limit,
-    all are listed.
+    A GPU in MIG mode is a conflict. Unless `share` is set, each compute process on a GPU is a conflict, and so is a GPU whose
+    processes NVML cannot list because of an error. It is no conflict if NVML cannot be opened or has no handle for a GPU, because
+    the collectors report that.
+
+    If there are more than `limit` conflicts, a last text such as `3 more` counts the others. If `limit` is None, all are listed.
     """
     try:
         nvml.nvmlInit()
@@ -35,7 +37,7 @@ def gpu_conflicts(devices: Iterable[int], *, share: bool = False, limit: int | N
 
 
 def shortened(texts: Sequence[str], limit: int) -> list[str]:
-    """Return the first `limit` texts, and if there are more, a text with their number."""
+    """Return the first `limit` texts and, if there are others, a last text with the number of the others (`3 more`)."""
     more = len(texts) - limit
     return [*texts[:limit], *([f"{more} more"] if more > 0 else [])]
 
@@ -45,7 +47,7 @@ def _conflicts(index: int, share: bool) -> Iterator[str]:
     if isinstance(gpu, Absent):
         return
     if try_read(lambda: nvml.nvmlDeviceGetMigMode(gpu)[0]) == nvml.NVML_DEVICE_MIG_ENABLE:
-        yield f"gpu={index} is in MIG mode: switch it off with `nvidia-smi -i {index} -mig 0`"
+        yield f"gpu={index} is in MIG mode: disable MIG with `nvidia-smi -i {index} -mig 0`"
     processes = [] if share else try_read(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(gpu))
     if isinstance(processes, Absent) and processes.status == "error":
         yield f"gpu={index}: its processes cannot be listed ({processes.reason})"

@@ -1,8 +1,8 @@
-"""Readings that NVML denies for a moment.
+"""Detect denials: NVML reports for a moment that a reading is not supported, although the GPU has it.
 
 On four H200 with driver 580.159.04, NVML returned NVML_ERROR_NOT_SUPPORTED for the error counters of some NVLinks in 2 of about
-40 snapshots, and read the same counters seconds before and after. So "not supported" is accepted only if it is repeated, or if
-no GPU of the same model has the reading.
+40 snapshots, and returned the same counters seconds before and after. So "not supported" is accepted only if NVML repeats it, or
+if no GPU of the same model has the reading.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from collectors.nvml.links import ACTIVE
 
 _MODEL = "gpu.name"
 _PARTS = frozenset({"gpu", "uuid", "link", "peer"})
-"""Labels that select a part. The others, such as the reason of a throttling, distinguish readings of one part."""
+"""Labels that name a part: the GPU, one of its links, or another GPU. Other labels, such as `reason` of `gpu.throttle.time`,
+distinguish readings of the same part."""
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
-"""Name of a reading, and its labels that are not in _PARTS. For the state of a link, also the number of the link."""
+"""Name of a reading, and its labels that are not in _PARTS. The key of the state of an NVLink also has the label `link`."""
 _Reading = tuple[Labels, Value | Absent]
 
 
@@ -29,7 +30,7 @@ class Denials:
         self._models: dict[_Key, set[Value | Absent | None]] = {}
         """Reading -> the models of GPU that had it."""
         self._accepted: set[tuple[str, _Key]] = set()
-        """GPU and reading that it denied repeatedly. `find` no longer returns the GPU for such a reading."""
+        """Pairs of a GPU and a reading that this GPU denied repeatedly. `find` no longer returns the GPU for this reading."""
 
     def find(self, families: Iterable[Family]) -> set[int]:
         """Return the NVML indices of GPUs that deny a reading which a GPU of the same model has now or had earlier.
@@ -39,7 +40,7 @@ class Denials:
         return {int(gpu) for gpu, _ in self._find(families)}
 
     def accept(self, families: Iterable[Family]) -> None:
-        """Accept all denials in these readings, each until its reading has a value again."""
+        """Accept all denials in these families. `find` then ignores each of them until its reading has a value again."""
         self._accepted |= self._find(families)
 
     def _find(self, families: Iterable[Family]) -> set[tuple[str, _Key]]:
@@ -58,7 +59,7 @@ class Denials:
                 denied.add((gpu, key))
             else:
                 failing.add(gpu)
-        # NVML has no list of links, so a link whose state is denied is missing from the readings.
+        # NVML has no list of links, so a GPU's last link has no reading if its state is denied. Count this as a denial too.
         links = [key for key in self._models if key[0] == ACTIVE.name]
         denied |= {(gpu, key) for gpu in models for key in links if (gpu, key) not in measured}
         self._accepted -= measured - denied
@@ -67,16 +68,16 @@ class Denials:
             having, model = self._models.get(key, set()), models.get(gpu)
             return model in having or (isinstance(model, Absent) and bool(having))
 
-        # A GPU with an error is not read again: its state may change, and the error is evidence.
+        # A GPU with an error is not read again: the error is evidence, and another read could replace it with a value.
         return {(gpu, key) for gpu, key in denied - self._accepted if gpu not in failing and has(gpu, key)}
 
 
 def replace_denied(families: Iterable[Family], again: Iterable[Family]) -> None:
-    """Replace readings by those in `again`, which were read later.
+    """Replace readings in `families` with those in `again`, which were read later.
 
     The readings of a GPU are replaced if `again` has more values of this GPU; the readings of the host, if `again` has at least
-    as many values of the host. A GPU whose UUID has changed keeps its readings: the driver may have lost a GPU and numbered the
-    others anew.
+    as many values of the host. If the UUID at an index has changed, the earlier readings stay: the driver may have lost a GPU and
+    numbered the others anew.
     """
     older, newer = ({family.name: _by_gpu(family.readings) for family in read} for read in (families, again))
     before, after = _counts(older), _counts(newer)
@@ -106,10 +107,10 @@ def _uuids(families: Mapping[str, Mapping[str | None, list[_Reading]]]) -> dict[
 def _gpu_readings(families: Iterable[Family]) -> Iterator[tuple[str, _Key, Value | Absent]]:
     """Yield the GPU, the key and the value of each reading of a GPU."""
     for family in families:
-        kept = _PARTS - {"link"} if family.name == ACTIVE.name else _PARTS
+        excluded = _PARTS - {"link"} if family.name == ACTIVE.name else _PARTS
         for labels, value in family.readings:
             if gpu := labels.get("gpu"):
-                yield gpu, (family.name, tuple((k, v) for k, v in labels.items() if k not in kept)), value
+                yield gpu, (family.name, tuple((k, v) for k, v in labels.items() if k not in excluded)), value
 
 
 def _by_gpu(readings: Iterable[_Reading]) -> dict[str | None, list[_Reading]]:

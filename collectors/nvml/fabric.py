@@ -1,4 +1,4 @@
-"""A GPU's registration with the NVLink fabric, and the chip-to-chip links of Grace."""
+"""A GPU's registration with the NVLink fabric, and its chip-to-chip links (NVLink-C2C) to a Grace CPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _V2_BYTES = _FabricInfo.summary.offset
 
 
 def _fabric_info(gpu: NvmlGpu) -> _FabricInfo:
-    """Read the registration. Raises ReadingError if the part belongs to no fabric."""
+    """Return the GPU's registration. Raises ReadingError if it cannot be read, or the GPU belongs to no fabric."""
 
     def query() -> _FabricInfo:
         info = _FabricInfo(version=ctypes.sizeof(_FabricInfo) | 3 << 24)
@@ -66,7 +66,7 @@ def _registration(gpu: NvmlGpu) -> str:
 
 
 def _state(gpu: NvmlGpu) -> str:
-    """Return the state of the registration, or the summary of its health if the GPU is registered but not healthy."""
+    """Return the state of the registration or, if the GPU is registered but not healthy, the name of the fault (_SUMMARIES)."""
     registration = _registration(gpu)
     return _SUMMARIES.get(_fabric_info(gpu).summary, registration) if registration == "completed" else registration
 
@@ -84,10 +84,10 @@ def _if_registered(get: Getter) -> Getter:
 
 
 def _health(shift: int, mask: int = 0b11, healthy: int | None = None) -> Getter:
-    """Return a getter of whether one item of the health word reports a problem.
+    """Return a getter of whether one item of the health word, `health >> shift & mask`, reports a problem.
 
-    The item consists of the bits that `mask` selects after a shift by `shift`. Its value 0 means not supported. Without
-    `healthy`, only the value 1 is a problem; with `healthy`, every value except 0 and `healthy` is a problem.
+    If the item is 0, the fabric does not report it, and the getter raises ReadingError. Without `healthy`, only 1 is a problem.
+    With `healthy`, every other value except 0 is a problem.
     """
 
     def is_unhealthy(gpu: NvmlGpu) -> bool:

@@ -15,12 +15,13 @@ from collectors.nvml.clocks import clock_reasons
 T = TypeVar("T")
 
 AVERAGED_S = 1.0
-"""Time over which `nvmlDeviceGetPowerUsage` averages (NVML API reference). GPUs before Ampere, and GA100, do not average. For
-these GPUs AVERAGED_S is too long, so fewer periods of a load count as resolved, but no figure becomes wrong."""
+"""Time in seconds over which `nvmlDeviceGetPowerUsage` averages (NVML API reference). GPUs before Ampere, and GA100, do not
+average. For these GPUs AVERAGED_S is too long: `agent.sampling.power_wave` then refuses to analyze some short load periods that
+it could analyze, but no result becomes wrong."""
 
 
 class GpuSample(NamedTuple):
-    """A GPU at one moment. Temperature and memory clock may be those of an earlier reading (`FastReader`)."""
+    """A GPU at one moment. Only temperature and memory clock may be from an earlier read (`slow_interval` of `FastReader`)."""
 
     power: float
     """W"""
@@ -98,7 +99,7 @@ class FastReader:
         return {index: self._read(index, lambda number: _power(self._handle(number))) for index in self._handles}
 
     def limits(self, index: int) -> GpuLimits | Absent:
-        """Return identity and limits of one GPU."""
+        """Return the UUID and the limits of one GPU, or the reason why the GPU could not be read."""
         return self._read(index, self._limits)
 
     def close(self) -> None:

@@ -15,7 +15,8 @@ from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.rows import VARIES
 
 MIN_INTERVAL_S = 0.5
-"""A call within this time after the last sample returns the previous values. (NVML needs more than 100 ms between samples.)"""
+"""If `GpmCounters.read` is called within this time after the last sample, it takes no sample and returns the previous values.
+(NVML needs more than 100 ms between samples.)"""
 FIRST_INTERVAL_S = 0.15
 """Time between the first two samples of a GPU."""
 MIB = float(1 << 20)
@@ -24,7 +25,10 @@ _ROOT_ONLY = "the driver restricts GPM to root (RmProfilingAdminOnly in /proc/dr
 
 
 class GpmKind(NamedTuple):
-    """A reading with one value per GPU. `metric` is its number in NVML (nvmlGpmMetricId_t)."""
+    """A reading with one value per GPU.
+
+    `metric` is its number in NVML (nvmlGpmMetricId_t). `factor` converts NVML's value to `unit`.
+    """
 
     name: str
     unit: str
@@ -54,7 +58,7 @@ GpmValues = Mapping[str, Value | Absent]
 
 
 class GpmCounters:
-    """The two newest samples of one GPU. NVML owns their memory, so NVML must stay open while a sample is allocated."""
+    """The two newest samples of one GPU. NVML owns the memory of the samples, so NVML must stay open while one is allocated."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -69,9 +73,9 @@ class GpmCounters:
         return self._previous is not None
 
     def read(self, gpu: NvmlGpu) -> GpmValues:
-        """Return all values of GPM_KINDS over the time since the previous sample, or why they are absent.
+        """Return the value of each of GPM_KINDS, as a mean over the time since the previous sample, or why it is absent.
 
-        Within MIN_INTERVAL_S of a sample, return the previous values.
+        Within MIN_INTERVAL_S after a sample, return the values of the previous call.
         """
         if self._values and self._clock() - self._sampled_at < MIN_INTERVAL_S:
             return self._values
@@ -115,7 +119,7 @@ class GpmCounters:
 
 
 def _compare(previous: Any, current: Any) -> GpmValues:
-    """Return the values between two samples. Raises ReadingError."""
+    """Return the value of each of GPM_KINDS, as a mean over the time between two samples. Raises ReadingError."""
     request = binding("c_nvmlGpmMetricsGet_t")()
     request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_KINDS)
     request.sample1, request.sample2 = previous, current
@@ -132,5 +136,5 @@ def _value(metric: Any, kind: GpmKind) -> float:
     if metric.nvmlReturn:
         raise ReadingError(translate(nvml.NVMLError(metric.nvmlReturn)))
     if not math.isfinite(metric.value):
-        raise ReadingError(Absent.error(f"NVML: not a number: {metric.value}"))
+        raise ReadingError(Absent.error(f"NVML: not a finite number: {metric.value}"))
     return float(metric.value) * kind.factor

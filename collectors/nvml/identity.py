@@ -38,10 +38,10 @@ def _capability(gpu: NvmlGpu) -> str:
 
 
 def _serial(gpu: NvmlGpu) -> str:
-    """Return the serial of the board. Zeros are rejected, because several GPUs may report them."""
+    """Return the serial of the board. A serial of zeros only is rejected, because several GPUs may report it."""
     serial = decode(gpu.query("Serial"))
     if not serial.strip("0 "):
-        raise ReadingError(Absent.unsupported(f"NVML reports the serial {serial!r}"))
+        raise ReadingError(Absent.unsupported(f"NVML reports {serial!r}, which is not a serial number"))
     return serial
 
 
@@ -52,7 +52,7 @@ def _module(gpu: NvmlGpu) -> int:
 
 
 def _numa_node(gpu: NvmlGpu) -> int:
-    """Return the NUMA node of the GPU's memory. A driver may return -1, as an unsigned number, for memory without a node."""
+    """Return the NUMA node of the GPU's memory. For memory without a node, a driver may return -1 as an unsigned number."""
     try:
         return int(gpu.query("NumaNodeId"))
     except ReadingError as error:
@@ -74,7 +74,7 @@ def _gsp_enabled(gpu: NvmlGpu) -> bool:
 
 
 def _inforom_valid(gpu: NvmlGpu) -> bool:
-    """Return whether the checksums in the InfoROM are valid. For this NVML reads the whole InfoROM."""
+    """Return whether the checksums in the InfoROM are valid. To find out, NVML reads the whole InfoROM."""
     validate = binding("nvmlDeviceValidateInforom")
     try:
         validate(gpu.handle)

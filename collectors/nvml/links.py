@@ -18,16 +18,19 @@ _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0
 _SWITCH = nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
 
 MAX_EXPONENT = 50
-"""Greatest exponent of a bit error ratio that can be measured: no link transfers 10^50 bits."""
+"""Greatest n of a bit error ratio m x 10^-n that is a measurement: no link transfers 10^50 bits."""
 MAX_DENIALS = 3
 """Number of collections in which NVML must deny an NVLink field before it counts as unsupported: a denial may be temporary."""
 
 LinkStates = dict[int, bool | Absent]
-"""NVLink -> whether it is up."""
+"""Number of an NVLink -> whether the link is up, or why its state is not known."""
 
 
 class LinkKind(NamedTuple):
-    """A reading with one value per NVLink, from `error_counter`, or else from the first of `fields` that the part has.
+    """A reading with one value per NVLink.
+
+    The value comes from `error_counter`, a counter of nvmlDeviceGetNvLinkErrorCounter. If the GPU lacks this counter, the value
+    comes from the first of `fields` (numbers of NVML fields) that the GPU has.
 
     Fields 161 to 163, which also have the error counters, are not read: in R580, reading them frees memory that was not
     allocated, and after a thousand reads the C library often aborts the process (measured on 2 and 4 H200, driver
@@ -44,7 +47,7 @@ class LinkKind(NamedTuple):
 
 
 def _bit_error_ratio(code: int) -> float:
-    """Return the ratio from the mantissa and exponent that NVML packs. A link without errors has 15e-255: return 0."""
+    """Return the ratio whose mantissa and exponent NVML packs into `code`. For 15e-255, NVML's ratio without errors, return 0."""
     mantissa, exponent = code >> 8 & 0xF, code & 0xFF
     return mantissa * 10.0**-exponent if exponent <= MAX_EXPONENT else 0.0
 
@@ -64,11 +67,14 @@ LINK_KINDS = (
              (220,), convert=_bit_error_ratio),
 )  # fmt: skip
 PER_LINK = frozenset(kind.name for kind in (ACTIVE, *LINK_KINDS))
-"""Readings with a value per NVLink."""
+"""Names of the readings with one value per NVLink."""
 
 
 def read_link_states(gpu: NvmlGpu) -> LinkStates:
-    """Return the state of every NVLink of the part. Raises ReadingError if it has none, or does not report any state."""
+    """Return the state of every NVLink of the GPU.
+
+    Raises ReadingError if the GPU has no NVLink, or if no state could be read and the reason is the same for every link.
+    """
 
     def query() -> LinkStates:
         states: LinkStates = {}
@@ -88,7 +94,7 @@ def read_link_states(gpu: NvmlGpu) -> LinkStates:
 
 
 def known_link_states(gpu: NvmlGpu) -> dict[int, bool]:
-    """Return the state of every NVLink that the part supports. Raises ReadingError if the state of one cannot be read."""
+    """Return the state of every NVLink whose state is supported. Raises ReadingError if any of these states cannot be read."""
     states = {link: state for link, state in read_link_states(gpu).items() if not _is_unsupported(state)}
     if absent := first_absent(*states.values()):
         raise ReadingError(absent)
@@ -104,7 +110,10 @@ def _is_unsupported(state: bool | Absent) -> bool:
 
 
 def _missing_links(gpu: NvmlGpu) -> int:
-    """Count the links that are down while others are up. Only links to a switch count: other boards may leave links unused."""
+    """Return how many links are down, on a GPU whose links go to a switch.
+
+    Raises ReadingError if no link is up, or if the links go to other GPUs, because such a board may leave links unused by design.
+    """
     states = known_link_states(gpu)
     up = [link for link, is_up in states.items() if is_up]
     if not up:
@@ -124,7 +133,7 @@ LINK_ROWS = (
 
 
 def link_states(gpu: NvmlGpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
-    """Yield the state of each NVLink, or one absent reading of the GPU."""
+    """Yield the state of each NVLink, or one absent reading of the GPU if `read_link_states` raises an error."""
     states = try_read(lambda: read_link_states(gpu))
     if isinstance(states, Absent):
         yield ACTIVE.name, {}, states
@@ -134,7 +143,7 @@ def link_states(gpu: NvmlGpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
 
 
 def link_readings(gpu: NvmlGpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
-    """Yield the readings of LINK_KINDS for each NVLink. For a kind that the GPU lacks, yield one absent reading."""
+    """Yield the readings of LINK_KINDS for each NVLink. For a kind that the GPU lacks, yield one absent reading of the GPU."""
     states = try_read(lambda: read_link_states(gpu))
     for kind in LINK_KINDS:
         values = states
@@ -148,7 +157,7 @@ def link_readings(gpu: NvmlGpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
 
 
 def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[int, Value | Absent]:
-    """Return the value of each link. Raises ReadingError if the part does not have this kind of reading."""
+    """Return the value of each link. Raises ReadingError if the GPU does not have this kind of reading."""
     if kind.error_counter is not None and (counts := _read_error_counter(gpu, kind.error_counter, links)):
         return counts
     for number in kind.fields:
@@ -165,10 +174,10 @@ def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[in
 
 
 def _read_error_counter(gpu: NvmlGpu, counter: int, links: Sequence[int]) -> dict[int, Value | Absent]:
-    """Return the counter of each link; empty if the part lacks it.
+    """Return the counter of each link; empty if the GPU lacks this counter.
 
-    The part lacks the counter if no link has it. If neither the first active link nor a link before it has the counter, the
-    later links are not read.
+    The GPU lacks the counter if no link has it, or if neither the first link that is up nor a link before it has it. In the
+    second case the later links are not read.
     """
     counts: dict[int, Value | Absent] = {}
     for link in links:
@@ -179,5 +188,5 @@ def _read_error_counter(gpu: NvmlGpu, counter: int, links: Sequence[int]) -> dic
 
 
 def _exists(value: Value | Absent) -> bool:
-    """Return whether the part has the value, even if it cannot be read now."""
+    """Return whether the GPU has the value, even if it cannot be read now."""
     return not isinstance(value, Absent) or value.status == "error"

@@ -27,13 +27,17 @@ from collectors.nvml.rows import (
 CORRECTED, UNCORRECTED = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 VOLATILE, AGGREGATE = nvml.NVML_VOLATILE_ECC, nvml.NVML_AGGREGATE_ECC
 _TWO_WORDS = 8 | 1 << 24
-"""Version word of a structure of two words. A driver whose structure has no version overwrites it with the flag."""
+"""NVML's version number (1, with the size of 8 bytes) for a structure of two 4-byte words."""
 _SINGLE_BIT, _DOUBLE_BIT = 0, 1
-"""Causes of a page retirement: several corrected errors, or one uncorrectable error."""
+"""NVML's causes of a page retirement: several corrected (single-bit) errors, or one uncorrectable (double-bit) error."""
 
 
 def _unrepairable(gpu: NvmlGpu) -> bool:
-    """Read the flag. NVML's structure is one word, but nvidia-ml-py reads a second one, which drivers may leave unset."""
+    """Return whether the memory has faults that cannot be repaired.
+
+    In nvidia-ml-py the structure has two words: version and flag. In NVML it is the flag alone. A driver without the version
+    overwrites the first word with the flag and leaves the second unset.
+    """
     words = (ctypes.c_uint * 2)(_TWO_WORDS, 0)
     gpu.query_into_with("nvmlDeviceGetUnrepairableMemoryFlag_v1", words)
     return bool(words[1] if words[0] == _TWO_WORDS else words[0])

@@ -11,7 +11,7 @@ from collectors.nvml.calls import call, try_read
 from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.links import known_link_states
 
-# Paths over PCIe, as `nvidia-smi topo -m` spells them.
+# NVML's common ancestor of two GPUs -> the path over PCIe, as `nvidia-smi topo -m` abbreviates it.
 _PATHS = {
     nvml.NVML_TOPOLOGY_INTERNAL: "X",
     nvml.NVML_TOPOLOGY_SINGLE: "PIX",

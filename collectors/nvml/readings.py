@@ -22,7 +22,7 @@ GPU_READINGS: tuple[Row, ...] = (*IDENTITY_ROWS, *POWER_ROWS, *SETTINGS_ROWS, *M
 
 
 class ReadingKind(NamedTuple):
-    """Declaration of a family. If a GPU does not answer, the family has an absent reading for each of `labels`."""
+    """Declaration of a family. If a GPU does not answer, the family has one absent reading for each set of labels in `labels`."""
 
     name: str
     unit: str
@@ -54,7 +54,7 @@ THROTTLE_ACTIVE = ReadingKind("gpu.throttle.active", "1", VARIES, "Clocks are th
 THROTTLE_TIME = ReadingKind("gpu.throttle.time", "s", COUNTER, "Time for which clocks were throttled for this reason",
                             tuple({"reason": reason} for reason in (*THROTTLE_TIMES, ANY_THERMAL)))  # fmt: skip
 Sample = tuple[str, Labels, Value | Absent]
-"""Name, labels in addition to those of the GPU, value."""
+"""Name of a reading; its labels other than `gpu` and `uuid`; its value."""
 
 
 SLOW_KINDS = (
@@ -78,10 +78,10 @@ def absent_samples(absent: Absent, full_snapshot: bool, counters: bool = False) 
 
 
 def with_required_reset(samples: list[Sample]) -> list[Sample]:
-    """Return the samples of one GPU. If the driver refuses a reading until a reset, set the recovery action to a reset.
+    """Return the samples of one GPU. If the driver refuses any reading until a reset, set `gpu.recovery_action` to `gpu_reset`.
 
-    This is needed because drivers before R570 report no recovery action. An action other than `none` that the driver reports is
-    kept.
+    This is needed because drivers before R570 report no recovery action. If the driver reports an action other than `none`, that
+    action is kept.
     """
     if not any(isinstance(value, ResetRequired) for _, _, value in samples):
         return samples
@@ -100,7 +100,7 @@ def read_uuid(gpu: NvmlGpu) -> str | Absent:
 def read_samples(gpu: NvmlGpu, full_snapshot: bool, constants: MutableMapping[str, Value]) -> Iterator[Sample]:
     """Yield the samples of one GPU. Without `full_snapshot`, leave out the readings of pace SLOW and SNAPSHOT_ONLY.
 
-    Values that never change are cached in `constants`.
+    `constants` is a cache for the values of pace ONCE.
     """
     yield UUID.name, {}, read_uuid(gpu)
     for row in GPU_READINGS:
@@ -121,7 +121,7 @@ def read_samples(gpu: NvmlGpu, full_snapshot: bool, constants: MutableMapping[st
 
 
 def read_slow(gpu: NvmlGpu) -> Iterator[Sample]:
-    """Yield the slow samples, which `read_samples` leaves out without `full_snapshot`."""
+    """Yield the samples of SLOW_KINDS, which `read_samples` leaves out without `full_snapshot`."""
     for row in GPU_READINGS:
         if row.pace == SLOW:
             yield row.name, {}, try_read(lambda: row.get(gpu))  # noqa: B023
@@ -129,7 +129,7 @@ def read_slow(gpu: NvmlGpu) -> Iterator[Sample]:
 
 
 def _slow_series(gpu: NvmlGpu) -> Iterator[Sample]:
-    """Yield the slow readings that have several series per GPU."""
+    """Yield the slow readings with several values per GPU."""
     for reason, seconds in throttle_times(gpu):
         yield THROTTLE_TIME.name, {"reason": reason}, seconds
     yield from link_readings(gpu)

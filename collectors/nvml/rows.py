@@ -1,4 +1,7 @@
-"""The row type of the reading tables, and factories for common getters."""
+"""The row type of the tables of readings, and functions that return common getters.
+
+The argument `getter` of these functions is the name of an NVML function without its prefix `nvmlDeviceGet`.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,16 @@ Getter = Callable[[NvmlGpu], Value]
 CONSTANT, VARIES, COUNTER = "constant", "varies", "counter"
 """How a reading may change while the host runs: not at all, in any way (`Family.varies`), or as a counter (`Family.counter`)."""
 ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY = "always", "once", "slow", "snapshot_only"
-"""When a reading is taken. A full snapshot takes all readings. An exporter takes ALWAYS whenever it renders its page, ONCE once
-because it never changes, and SLOW in the background. It never takes SNAPSHOT_ONLY, which is very slow or useless in a graph."""
+"""Pace: when a reading is taken. A full snapshot takes all readings. An exporter takes an ALWAYS reading for every new version of
+its metrics page, a ONCE reading only once because the value never changes, and a SLOW reading in the background. It never takes a
+SNAPSHOT_ONLY reading, which is very slow or useless in a graph."""
 
 
 class Row(NamedTuple):
-    """A reading with one value per GPU. `change` is CONSTANT, VARIES or COUNTER. Without a value, `get` raises ReadingError."""
+    """A reading with one value per GPU. `get` returns the value; if there is none, it raises ReadingError.
+
+    `change` is CONSTANT, VARIES or COUNTER. `signed` states whether the value may be negative.
+    """
 
     name: str
     unit: str
@@ -46,12 +53,12 @@ def flag(getter: str, *arguments: int) -> Getter:
 
 
 def item(getter: str, index: int, kind: Callable[[int], Value]) -> Getter:
-    """Return a getter of the result at `index`, for a function of NVML with several results."""
+    """Return a getter of one result of an NVML function with several results: the result at `index`."""
     return lambda gpu: kind(available(gpu.query(getter)[index]))
 
 
 def attribute(getter: str, name: str, kind: Callable[[int], Value] = int) -> Getter:
-    """Return a getter of one attribute of a structure."""
+    """Return a getter of one attribute of the structure that NVML returns."""
     return lambda gpu: kind(available(getattr(gpu.query(getter), name)))
 
 
@@ -61,10 +68,10 @@ def text(getter: str) -> Getter:
 
 
 def named(getter: str, names: Mapping[int, str], *arguments: int) -> Getter:
-    """Return a getter that translates the number that NVML returns to its name in `names`."""
+    """Return a getter that converts the number from NVML to its name in `names`."""
     return lambda gpu: name_of(gpu.query(getter, *arguments), names)
 
 
 def name_of(code: int, names: Mapping[int, str]) -> str:
-    """Return the name of a number; `unknown (7)` if 7 has no name here."""
+    """Return the name of a number. If `names` lacks it, return the number in a text such as `unknown (7)`."""
     return names.get(int(code), f"unknown ({code})")

@@ -1,7 +1,7 @@
 """Slow readings. An exporter reads them in the background, so that no scrape waits for them.
 
-Per GPU, the counters of 18 NVLinks take 46 ms, the energy 3 ms, and other slow readings 0.3 ms each. Most readings take 0.01 ms.
-(Measured on H200 with R580; during a training run they take three times as long.) The driver serves one GPU after the other.
+Per GPU, the counters of 18 NVLinks take 46 ms, the energy 3 ms, and other slow readings 0.3 ms each. Most other readings take
+0.01 ms. (Measured on H200 with R580; during a training run all take three times as long.) The driver serves one GPU at a time.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from collectors.nvml.gpu import NvmlGpu
 from collectors.nvml.readings import SLOW_KINDS, Sample, read_slow
 
 REFRESH_S = 300.0
-"""Age at which readings are refreshed. During a training run a refresh takes 0.17 s of CPU time per GPU: 0.06 % of a CPU."""
+"""Age in seconds at which readings are refreshed. During a training run a refresh takes 0.17 s of CPU time per GPU, which is
+0.06 % of one CPU."""
 STALE_S = 900.0
-"""Age from which readings are replaced by an error."""
+"""Age in seconds from which readings are replaced by an error."""
 
 
 class SlowReadings:
@@ -31,19 +32,20 @@ class SlowReadings:
         self._pending: PendingCall[Sequence[Sample]] | None = None
 
     def read(self, gpu: NvmlGpu, *, wait: bool) -> Sequence[Sample]:
-        """Return the newest readings. If they are older than REFRESH_S, start a refresh for a later call.
+        """Return the newest readings. If they are older than REFRESH_S, start a refresh, whose result a later call returns.
 
-        The first call, and a call after STALE_S without calls, wait until the readings are taken.
+        The first call reads and waits for the result. So does a call after a time without calls, if the newest readings are older
+        than STALE_S.
 
         Args:
-            wait: finish the refresh in this call, because NVML may be closed after it.
+            wait: wait for the refresh in this call, because NVML may be closed after the call.
         """
         now = self._clock()
         if self._pending and not self._pending.is_alive():
             value, self._read_at, self._pending = self._pending.value, self._started_at, None
             self._samples = _all_absent(value) if isinstance(value, Absent) else value
         is_old = now - self._read_at > REFRESH_S
-        # After a long time without a scrape, old readings do not mean that the driver hangs.
+        # Without a pending refresh, the readings are old because no scrape started one, and not because the driver hangs.
         was_idle = self._pending is None and now - self._read_at > STALE_S
         if not self._samples or was_idle or (wait and is_old):
             self._samples, self._read_at = _read_all(gpu), now

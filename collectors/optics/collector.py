@@ -1,9 +1,12 @@
 """Read the module and the physical layer of every Ethernet, InfiniBand and RoCE port, with ethtool and mlxlink.
 
-A port of an RDMA adapter has the scope of the `infiniband` collector (`hca=mlx5_0,port=1`). Any other Ethernet port has the scope
-of the `network` collector and a label `port`, which is always 1 (`nic=eth0,port=1`). ethtool reads ports with an Ethernet
-interface; mlxlink reads adapters of NVIDIA. Both read a RoCE port of an NVIDIA adapter. Then ethtool takes precedence, but the
-module's readings come from mlxlink if only mlxlink has measurements of the module's lanes.
+A scope is the set of labels that names a port. A port of an RDMA adapter has the same scope as in the `infiniband` collector
+(`hca=mlx5_0,port=1`). Any other Ethernet port has the scope of the `network` collector plus the label `port`, which is always 1
+(`nic=eth0,port=1`).
+
+ethtool reads ports with an Ethernet interface. mlxlink reads port 1 of NVIDIA adapters. A RoCE port of an NVIDIA adapter may be
+read by both. Then readings from ethtool take precedence, except that the readings of the module come from mlxlink if only mlxlink
+has measurements of the module's lanes.
 """
 
 from __future__ import annotations
@@ -30,25 +33,28 @@ DEADLINE_S = 16.0
 NVIDIA = "0x15b3"
 VIRTUAL_DRIVERS = frozenset({"ena", "gve", "hv_netvsc", "virtio_net", "vmxnet3"})
 VIRTUAL_FUNCTIONS = frozenset({"0x1014", "0x1016", "0x1018", "0x101a", "0x101c", "0x101e"})
-"""PCI device IDs of virtual functions of ConnectX-4 to ConnectX-8 (Linux, mlx5/core/main.c). In a virtual machine they look like
-adapters; mlxlink takes 10 s for such a function and reads nothing."""
+"""PCI device IDs of virtual functions of ConnectX-4 to ConnectX-8 (Linux, mlx5/core/main.c). In a virtual machine a virtual
+function looks like an adapter, but mlxlink takes 10 s for it and reads nothing."""
 _TOOLS = ("mlxlink", "mstlink")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Port:
-    """A port. `interface` is its name for ethtool, `adapter` its name for mlxlink; empty if that tool cannot read the port."""
+    """A port. `interface` is the name that ethtool takes, `adapter` the name that mlxlink takes.
+
+    Either name is empty if its tool cannot read the port.
+    """
 
     labels: Labels
     interface: str
     adapter: str
     has_link: bool
     is_virtual: bool = False
-    """Whether the interface has a driver for virtual machines, so that the port has no module and no FEC."""
+    """Whether the interface has a driver of VIRTUAL_DRIVERS. Such a port has no module and no FEC."""
 
 
 class OpticsCollector:
-    """Reads the ports under `root`; only for a full snapshot, because reading one module takes up to a second."""
+    """Reads the ports under `root`. Except for a full snapshot it yields nothing, because one module takes up to a second."""
 
     name = "optics"
 
@@ -112,7 +118,7 @@ class OpticsCollector:
         return ports
 
     def _is_readable(self, device: str) -> bool:
-        """Return whether mlxlink can read the adapter."""
+        """Return whether mlxlink can read the adapter whose sysfs directory is `device`."""
         vendor, identity = (self._files.read(f"{device}/{name}", str) for name in ("vendor", "device"))
         return vendor == NVIDIA and identity not in VIRTUAL_FUNCTIONS
 
@@ -130,6 +136,7 @@ class OpticsCollector:
             rows = run_mlxlink(tool, port.adapter)
             modules.append(_module(rows))
             link = absent_port(rows) if isinstance(rows, Absent) else mlxlink.port_of(rows)
+            # The counters of a port with an interface come from ethtool, and `counter_age` of mlxlink is not their age.
             links.append(
                 {key: value for key, value in link.items() if key[0] != "counter_age"} if port.interface else link
             )
@@ -138,10 +145,10 @@ class OpticsCollector:
 
 
 def _best_module(modules: list[Module | Absent], *, has_link: bool) -> Readings:
-    """Return the readings of the module of one port. `modules`: what each tool read of this module, by precedence.
+    """Return the readings of the module of one port. `modules` has the result of each tool for this module, by precedence.
 
-    The first tool with measurements of lanes is used, or else the first that could read the module. If no tool could read it, the
-    readings are absent, with the reason of a tool that failed, or else of the first tool.
+    The first result with measurements of lanes is used, or else the first Module. If no tool could read the module, every reading
+    is absent, for the reason of the first tool whose status is `error`, or else of the first tool.
     """
     known = [module for module in modules if isinstance(module, Module)]
     best = next((module for module in known if module.lanes), known[0] if known else None)

@@ -16,7 +16,7 @@ DEADLINE_S = 8.0
 _NO_TOOL = Absent.unsupported("no ethtool")
 _NO_JSON = "JSON output not available"
 _CANNOT = ("Operation not supported", "No such device", "no stats available")
-"""Messages for an interface whose driver has no modules, FEC or counters, and for an interface that was removed."""
+"""Messages of ethtool if the interface's driver does not report modules, FEC or counters, or if the interface was removed."""
 _NO_MODULE = (
     "Input/output error",
     "Invalid argument",
@@ -24,7 +24,7 @@ _NO_MODULE = (
     "Network is down",
     "Remote I/O error",
 )
-"""Messages for an empty cage, and for a module that cannot be read."""
+"""Messages of ethtool if the cage of the port is empty, or if its module cannot be read."""
 NOT_COUNTED = frozenset(
     {
         "raw_ber",
@@ -40,7 +40,7 @@ NOT_COUNTED = frozenset(
         "cable_speed",
     }
 )
-"""Readings of a port that `ethtool -S` does not have, or has for single lanes only."""
+"""Readings of a port that the output of `ethtool -S` lacks, or has only for each lane and not for the port."""
 
 
 class Ethtool:
@@ -63,7 +63,7 @@ class Ethtool:
             return error.absent
 
     def fec(self, interface: str, *, has_link: bool) -> PortReadings:
-        """Return mode and counters of the error correction of the interface."""
+        """Return mode and counters of the interface's forward error correction (FEC)."""
         output = self._run(("-I", "-j", "--show-fec", interface), ("--show-fec", interface))
         if isinstance(output, Absent):
             return {("fec_mode", ""): output}
@@ -75,7 +75,7 @@ class Ethtool:
         return readings
 
     def statistics(self, interface: str) -> PortReadings:
-        """Return the counters of the driver of the interface."""
+        """Return the counters that the driver of the interface reports (`ethtool -S`)."""
         output = self._run(("-S", interface))
         if not isinstance(output, Absent) and not output.returncode:
             return parse_statistics(output.stdout)
@@ -83,7 +83,7 @@ class Ethtool:
         return absent_port(absent, without=NOT_COUNTED | {"fec_mode"})
 
     def _run(self, *calls: tuple[str, ...]) -> CompletedProcess[str] | Absent:
-        """Run the calls in order, up to the first whose options this version of ethtool knows. Return the last output."""
+        """Run ethtool with each list of arguments, until this version of ethtool knows the options. Return the last result."""
         result: CompletedProcess[str] | Absent = _NO_TOOL
         for arguments in calls if self._path else ():
             result = run_program(self._path, *arguments, deadline_s=DEADLINE_S)  # type: ignore[arg-type]

@@ -27,16 +27,17 @@ SUMS: Mapping[str, tuple[str, ...]] = {
     "out_of_buffer": ("rx_out_of_buffer",),
     "allowance_exceeded": (r"\w+_allowance_exceeded",),
 }
-"""Counter of a port -> patterns of rows of `ethtool -S` (mlx5, bnxt, ena). Rows of the first matching pattern are added up."""
+"""Counter of a port -> patterns for names of rows of `ethtool -S` (drivers mlx5, bnxt, ena). The counter is the sum of all rows
+that match the same pattern: the first pattern with a match."""
 _LANE_ERRORS = re.compile(r"rx_err_lane_(\d{1,2})_phy")
 _NO_ROW = Absent.unsupported("the driver does not count it (ethtool -S)")
 
 
 def parse_statistics(output: str) -> PortReadings:
-    """Return the counters in the output of `ethtool -S`; those that the driver does not have are `unsupported`."""
+    """Return the counters in the output of `ethtool -S`. Counters that the driver does not report are `unsupported`."""
     rows: dict[str, int] = {}
     for line in output.splitlines():
-        name, _, value = line.strip().rpartition(": ")  # names of rings contain `: `
+        name, _, value = line.strip().rpartition(": ")  # bnxt has names with `: `, such as `[0]: rx_ucast_packets`
         if value.isdecimal():
             rows[name] = int(value)
     readings: PortReadings = {}
@@ -53,9 +54,9 @@ def parse_statistics(output: str) -> PortReadings:
 
 
 def parse_fec(output: str) -> PortReadings:
-    """Return FEC mode and counters in the output of `ethtool -I --show-fec`, with `-j` or without.
+    """Return FEC mode and counters in the output of `ethtool --show-fec`, as JSON (option `-j`) or as text.
 
-    A counter that the output lacks is not in the result.
+    A counter that the output lacks is not in the result; ethtool prints counters only with the option `-I`.
     """
     if output.lstrip().startswith("["):
         try:

@@ -19,7 +19,8 @@ _NUMBER = re.compile(r"(-?\d+(?:\.\d+)?) (?:mW|degrees C|V|mA)\b")
 _CHANNEL = re.compile(r"\s*\(Chan(?:nel)? (\d+)\)$")
 _HEX_DUMP = re.compile(r"^Offset\s+Values|^0x[0-9a-f]{2,4}:", re.MULTILINE)
 _UNREADABLE_V = 6.55
-"""A voltage of at least this is 0xFFFF x 100 µV, the value of a page of the module that could not be read."""
+"""A voltage of at least this means that the memory page with the voltage could not be read: all bytes are then 0xFF, and 0xFFFF x
+100 µV is 6.5535 V."""
 _MAX_LANES = 16
 IDENTITY = {
     "vendor_name": "vendor", "vendor_pn": "part_number", "vendor_sn": "serial", "identifier_description": "type",
@@ -32,15 +33,15 @@ QUANTITIES = {
     "receiver_signal_average_optical_power": ("rx_power", 1e-3), "rcvr_signal_avg_optical_power": ("rx_power", 1e-3),
     "receiver_signal_oma": ("rx_power", 1e-3), "rx_power": ("rx_power", 1e-3), "laser_rx_power": ("rx_power", 1e-3),
 }  # fmt: skip
-"""Key -> quantity, and factor to SI units. The same keys name the limits."""
+"""Key -> quantity, and factor that converts ethtool's unit to the SI unit. The limits of a quantity have the key `KEY.limits`."""
 FLAGS = {"rx_loss_of_signal": "rx_los", "tx_fault": "tx_fault"}
 
 Fields = dict[str, Any]
-"""Key as in JSON -> text, list of numbers or flags by lane, or limits (`high_alarm_threshold`)."""
+"""Key, as in the JSON of ethtool -> text, number, numbers or flags of the lanes, or limits (`high_alarm_threshold` -> number)."""
 
 
 def parse_module(output: str) -> Module:
-    """Return the module in the output of `ethtool -m`, with `-j` or without.
+    """Return the module in the output of `ethtool -m`, as JSON (option `-j`) or as text.
 
     Raises:
         ReadingError: this version of ethtool does not know the type of module, or the output has no module or damaged JSON.
@@ -64,7 +65,7 @@ def parse_module(output: str) -> Module:
 
 
 def _keep_readings(pairs: Iterable[tuple[str, Any]]) -> Fields:
-    """Return a JSON object. A reading and its limits may have the same key, so `.limits` is appended to the key of the limits."""
+    """Return a JSON object. Append `.limits` to each key of limits, because ethtool may use the same key for the reading."""
     fields: Fields = {}
     for key, value in pairs:
         is_limits = isinstance(value, dict) and "high_alarm_threshold" in value
@@ -101,7 +102,7 @@ def _add_row(fields: Fields, label: str, value: str) -> None:
 
 
 def _table(fields: Fields, key: str) -> dict[Any, float]:
-    """Return the table of lanes or limits at a key. A text at this key, as in damaged output, is replaced."""
+    """Return the dictionary of lanes or limits at a key. If the key has none, set it to an empty dictionary."""
     table = fields.get(key)
     if not isinstance(table, dict):
         table = fields[key] = {}
@@ -140,14 +141,14 @@ def _module(fields: Fields) -> Module:
 
 
 def _text(value: object) -> str:
-    """Return a text; a version in JSON is an object with `major` and `minor`."""
+    """Return a value as text: `1.2` for a version, which in JSON is an object with `major` and `minor`."""
     if isinstance(value, Mapping):
         return ".".join(str(value[key]) for key in ("major", "minor") if key in value)
     return str(value)
 
 
 def _numbers(value: object) -> list[float]:
-    """Return the numbers of each lane, in order; a single number belongs to the module or its only lane."""
+    """Return the number of each lane, in the order of the lanes. A list of one number may also belong to the whole module."""
     if isinstance(value, Mapping) and isinstance(value.get("values"), list):
         value = value["values"]
     if isinstance(value, Mapping):

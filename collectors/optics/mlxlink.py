@@ -1,6 +1,7 @@
 """Parse the output of `mlxlink -m -c` (NVIDIA MFT) or `mstlink -m -c` (mstflint), as JSON or as text.
 
-All values are texts. `N/A` has three meanings: no link, no module, not supported. mlxlink exits 0 even if the link is down.
+All values are texts. `N/A` may mean that there is no link or no module, or that the value is not supported. The exit code of
+mlxlink is 0 even if the link is down.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ IDENTITY = {
     "FW Version": "firmware_version",
 }  # fmt: skip
 STATES = {"Ready state": "ModuleReady", "LowPwr state": "ModuleLowPwr", "Fault state": "ModuleFault"}
-"""Module state of mlxlink -> the name of CMIS, as ethtool writes it."""
+"""State of a module, as mlxlink prints it -> name of the state in CMIS, which ethtool prints."""
 RATES = {"raw_ber": "Raw Physical BER", "effective_ber": "Effective Physical BER", "symbol_ber": "Symbol BER"}
 COUNTERS = {
     "symbol_errors": "Symbol Errors", "fec_uncorrectable": "Effective Physical Errors", "link_downs": "Link Down Counter",
@@ -41,10 +42,10 @@ Rows = Mapping[str, str]
 
 
 def parse_rows(output: str) -> Rows:
-    """Return key -> text; values of lanes are separated by commas. Keys are unique over the sections.
+    """Return the output of mlxlink as key -> text. Values of lanes are separated by commas. No two sections have the same key.
 
     Raises:
-        ReadingError: the output is JSON of a failed call or damaged JSON, or it has no link state.
+        ReadingError: the output is damaged JSON or JSON with a failed status, or it has no link state.
     """
     text = _ANSI.sub("", output)
     if not text.lstrip().startswith("{"):
@@ -107,13 +108,16 @@ def module_of(rows: Rows) -> Module:
 
 
 def watts(dbm: float) -> float:
-    """Convert dBm to W; no light is 0."""
+    """Convert dBm to W. The result is 0 for a power of at most NO_LIGHT_W."""
     power = 10 ** (dbm / 10) * 1e-3 if dbm < 100 else math.inf
     return power if power > NO_LIGHT_W * 1.000001 else 0.0
 
 
 def _add_quantity(module: Module, quantity: str, text: str | None, convert: Any) -> None:
-    """Add `52 [-5..75]` or, for lanes, `1.886,1.989 [-10.41..6]`: values, and the limits at which the module raises an alarm."""
+    """Parse a text and add its values and alarm limits to the module.
+
+    Examples: `52 [-5..75]`; for two lanes, `1.886,1.989 [-10.41..6]`. The limits are in brackets.
+    """
     match = re.fullmatch(r"([-+\d.,einfEINF ]+?)(?: *\[(-?[\d.]+)\.\.(-?[\d.]+)\])?", (text or "").strip())
     try:
         values = [convert(float(item)) for item in match[1].split(",")] if match else []
@@ -133,8 +137,8 @@ def _add_quantity(module: Module, quantity: str, text: str | None, convert: Any)
 def port_of(rows: Rows) -> PortReadings:
     """Return the readings of the port.
 
-    A counter that mlxlink prints as `N/A`, as it does without a link, is `unsupported` and not 0. Without a link, the reason is
-    the status of the link.
+    A counter that mlxlink prints as `N/A` is `unsupported` and not 0. mlxlink prints `N/A` for all counters if there is no link.
+    Then the reason contains the status of the link and its opcode.
     """
     opcode, status = _text(rows.get("Status Opcode")), clean_text(_text(rows.get("Recommendation")))
     is_up = has_link(rows)
@@ -169,7 +173,7 @@ def fastest(text: str) -> str:
 
 
 def _gigabits(speed: str) -> float:
-    """Return the rate in Gb/s of a speed that mlxlink names: 400 (four lanes) for `NDR`, 200 for `200G_4X`; 0 if unknown."""
+    """Return the rate in Gb/s of a speed as mlxlink prints it: 400 (of four lanes) for `NDR`, 200 for `200G_4X`; 0 if unknown."""
     match = re.match(r"(\d{1,4}(?:\.\d)?)G", speed)
     return float(match[1]) if match else INFINIBAND_GIGABITS.get(speed, 0.0)
 

@@ -13,7 +13,10 @@ DEADLINE_S = 8.0
 
 
 def run_mlxlink(tool: Path | None, adapter: str) -> Rows | Absent:
-    """Return the rows of mlxlink. `unsupported`: mlxlink is not installed, or it does not support the adapter."""
+    """Return the rows that mlxlink prints, or why there are none.
+
+    The status is `unsupported` if neither mlxlink nor mstlink is installed, or if the tool does not support the adapter.
+    """
     if tool is None:
         return Absent.unsupported("no mlxlink or mstlink (MFT, mstflint)")
     call = partial(run_program, tool, "-d", adapter, "-m", "-c", deadline_s=DEADLINE_S)

@@ -1,7 +1,7 @@
 """What an optical module or cable reports about itself: identity, measurements, and how these compare with its limits.
 
-The limits are in the EEPROM of the module (SFF-8472, SFF-8636, CMIS). Its alarm flags are not used: they are latched until they
-are read, and ethtool reads those of CMIS lanes with a wrong mask.
+The limits are in the EEPROM of the module (SFF-8472, SFF-8636, CMIS). The alarm flags of the module are not used: a flag stays
+set until it is read, and ethtool reads the flags of CMIS lanes with a wrong mask.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ IDENTITY = ("vendor", "part_number", "serial", "firmware_version", "type", "stat
 LOW_POWER, FAULT = "ModuleLowPwr", "ModuleFault"
 ALARM, WARNING = "alarm", "warning"
 WITH_LIMITS = ("rx_power", "tx_power")
-"""Quantities whose limits are readings too, because only the limits show whether the power of a lane is too low or too high."""
+"""Quantities whose limits are readings too, because a power alone does not show whether it is too low or too high."""
 _NOT_REPORTED = Absent.unsupported("neither module nor tool reports it; copper cables report no measurements")
 NONE, LOW, HIGH = "none", "low", "high"
 """Values of `optics.*.alarm` and `optics.*.warning`: the value is within the module's limits, below the low limit, or
@@ -35,7 +35,7 @@ LIMITS = tuple(
 """Readings with the limits themselves."""
 
 Readings = dict[tuple[str, str], "Value | Absent"]
-"""Name without the leading `optics.`, and lane (empty: the module) -> value."""
+"""Name without the leading `optics.`, and number of the lane (empty: the whole module) -> value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Module:
     """One module. Lanes count from 1. Powers in W, bias currents in A, temperature in °C, voltage in V."""
 
     identity: dict[str, str] = field(default_factory=dict)
-    """Keys: IDENTITY. Only what the module reports."""
+    """Name of IDENTITY -> text. Has only the names that the module reports."""
     values: dict[str, float] = field(default_factory=dict)
     """Quantity of MODULE -> value."""
     lanes: dict[str, list[float]] = field(default_factory=dict)
@@ -65,7 +65,7 @@ class Module:
     limits: dict[tuple[str, str], Limits] = field(default_factory=dict)
     """Quantity and ALARM or WARNING -> limits. Limits that are not a range are left out."""
     is_unreadable: bool = False
-    """The memory page with the measurements could not be read."""
+    """Whether the memory page of the module with the measurements could not be read."""
 
     def add_limits(self, quantity: str, level: str, low: float | None, high: float | None) -> None:
         """Add limits, unless they are missing or not a range, such as two zeros on a module without limits."""
@@ -87,8 +87,8 @@ class Module:
     def _is_used(self, lane: int) -> bool:
         """Return whether the lane is in use: it has light or current, or the module measures no lane.
 
-        The cage may have more lanes than the module. The surplus lanes have neither light nor current, but a tool may report a
-        lack of signal on them.
+        The cage may have more lanes than the module. A tool may report these surplus lanes as lanes without signal. They have
+        neither light nor current.
         """
         measured = self.lanes.values()
         return not measured or any(lane < len(values) and values[lane] for values in measured)
@@ -121,7 +121,7 @@ class Module:
         return sides
 
     def _limit_readings(self) -> Readings:
-        """Return the limits in the EEPROM of the module for the power of a lane."""
+        """Return the module's limits for the optical power of a lane, which are the same for every lane."""
         readings: Readings = {}
         for quantity, level in itertools.product(WITH_LIMITS, (ALARM, WARNING)):
             limits = self.limits.get((quantity, level))
@@ -132,7 +132,10 @@ class Module:
         return readings
 
     def _lane_readings(self, name: str, *, has_link: bool) -> Readings:
-        """Return a reading of each lane; an absent reading without a lane if the module does not report this quantity or flag."""
+        """Return the readings of this quantity or flag for each lane.
+
+        If the module does not report it on any lane, the result has absent readings of the whole module.
+        """
         lanes = self._of_lanes
         if name not in lanes:
             return dict.fromkeys(_names(name), _NOT_REPORTED)
@@ -173,7 +176,7 @@ def _all_absent(absent: Absent) -> Readings:
 
 
 def absent_module(absent: Absent) -> Readings:
-    """Return every reading of a module that could not be read, with the reason."""
+    """Return every reading of a module that could not be read. The value of each is `absent`."""
     names = [*(f"module.{name}" for name in IDENTITY), "module.fault"]
     return {**{(name, ""): absent for name in names}, **_all_absent(absent)}
 

@@ -39,16 +39,20 @@ COUNTERS = {
 OF_LANE = frozenset({"raw_errors"})
 
 PortReadings = dict[tuple[str, str], "Value | Absent"]
-"""Name without the leading `port.`, and lane (empty: the port) -> value."""
+"""Name without the leading `port.`, and number of the lane (empty: the whole port) -> value."""
 
 
 def absent_port(absent: Absent, *, without: frozenset[str] = frozenset()) -> PortReadings:
-    """Return every reading of a port, except those named in `without`, with the reason why it has no value."""
+    """Return every reading of a port, except those named in `without`. The value of each is `absent`."""
     return {(name, ""): absent for name in (*LINK, *COUNTERS) if name not in without}
 
 
 def merge(*sources: PortReadings) -> PortReadings:
-    """Return each reading from the first tool that measured it; if none did, the most severe reason why it is absent."""
+    """Return the readings of all sources together. A source is the readings of one port from one tool.
+
+    All lanes of a reading come from the first source that has a value for any lane. If no source has a value, the result has the
+    first Absent with the status `error`, or else the first Absent.
+    """
     merged: PortReadings = {}
     measured_names: set[str] = set()
     for source in sources:

@@ -14,9 +14,9 @@ from collectors.pcie.device import GPU, NETWORK, Device
 
 _ACS = 0x0D
 _REDIRECT = 0b1100
-"""ACS control: P2P Request Redirect, P2P Completion Redirect."""
+"""Bits of the ACS control register: P2P Request Redirect, P2P Completion Redirect."""
 _DIRECT_TRANSLATED = 0b1000000
-"""ACS control: Direct Translated P2P, for addresses that ATS has translated."""
+"""Bit of the ACS control register: Direct Translated P2P. Requests with addresses that ATS has translated are not redirected."""
 
 KINDS = {
     "pcie.acs.enabled": ("1", "ACS of the bridge above a GPU or its network adapter redirects peer traffic"),
@@ -56,7 +56,7 @@ def _readings(
 
 
 def _peer_paths(gpu: Device, adapters: Iterable[Device]) -> Iterator[tuple[str, ...]]:
-    """Yield the ports between the GPU and each adapter that is on the same PCIe switch."""
+    """For each adapter on the same PCIe switch as the GPU, yield the ports between the GPU and the adapter."""
     for adapter in adapters:
         common = next((bridge for bridge in gpu.bridges if bridge in adapter.bridges), None)
         if common:
@@ -82,7 +82,7 @@ def _is_redirected(paths: Sequence[tuple[str, ...]], bridges: Mapping[str, Value
     if any(value is True for value in values):
         return True
     absent = [value for value in values if isinstance(value, Absent)]
-    # Here no port that was read redirects traffic. A port that could not be read makes the result absent. A port without ACS
-    # redirects nothing: it makes the result absent only if no port has ACS.
+    # Here no port that was read redirects traffic. If any port could not be read, the result is absent. A port without ACS
+    # redirects nothing; only if no port has ACS, the result is absent too.
     failed = [value for value in absent if value.status == "error"]
     return (failed or absent)[0] if failed or len(absent) == len(values) else False

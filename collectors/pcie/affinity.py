@@ -10,13 +10,13 @@ from collectors.pcie.device import GPU, NETWORK, Device
 from collectors.sysfs import PCI_DEVICES, parse_numa_node
 
 PATHS = ("PIX", "PXB", "NODE", "SYS")
-"""What the path crosses, the shortest path first: one PCIe switch; several PCIe bridges; host bridges of one NUMA node; the link
-between processors."""
+"""Kinds of path, the shortest first. PIX crosses at most one PCIe switch; PXB, several; NODE, host bridges of one NUMA node; SYS,
+the link between NUMA nodes."""
 NO_ADAPTER = Absent.unsupported("no NVIDIA network adapter is on the PCI bus")
 
 
 def affinity_families(files: Files, devices: Sequence[Device], *, absent: Absent | None = None) -> list[Family]:
-    """Return path and nearest adapters of each GPU; if `absent` is given, every reading is this Absent."""
+    """Return the families `pcie.nic_path` and `pcie.nearest_nics` of the GPUs. If `absent` is given, it is the value of all."""
     path = Family(
         name="pcie.nic_path",
         unit="1",
@@ -56,6 +56,6 @@ def _path(files: Files, gpu: Device, adapter: Device) -> str:
 
 
 def _numa_node(files: Files, device: Device) -> object:
-    """Return the NUMA node; a text if the firmware or the kernel reports none."""
+    """Return the NUMA node; the text `unknown` if the firmware or the kernel reports no node, or the node cannot be read."""
     node = files.read(f"{PCI_DEVICES}/{device.address}/numa_node", parse_numa_node, missing="none")
     return "unknown" if isinstance(node, Absent) else node

@@ -11,9 +11,11 @@ from collectors.pcie.device import GPU, Device
 from collectors.sysfs import PCI_DEVICES
 
 _PCIE = 0x10
-_SHORT = Absent.unsupported("the configuration space ends before this register, or the reader is not root")
+_SHORT = Absent.unsupported(
+    "the configuration space ends before this register; without root only its first 64 bytes can be read"
+)
 _NO_ANSWER = Absent.error("the device does not answer: its registers read as all ones")
-_MEMORY, _UNSET = 0x200, 0x20000000
+_MEMORY, _UNSET = 0x200, 0x20000000  # IORESOURCE_MEM and IORESOURCE_UNSET of linux/ioport.h
 
 KINDS = {
     "pcie.max_payload": ("B", "Maximum payload size in use"),
@@ -28,7 +30,7 @@ KINDS = {
 
 
 def configuration_families(files: Files, devices: Sequence[Device]) -> list[Family]:
-    """Return the families of KINDS with a reading for at least one of these devices, or for the host."""
+    """Return the families of KINDS that have at least one reading, of these devices or of the host."""
     families = empty_families(KINDS)
     families["pcie.iommu.enabled"].add(HOST_LABELS, _is_iommu_enabled(files))
     for device in devices:
@@ -41,7 +43,7 @@ def configuration_families(files: Files, devices: Sequence[Device]) -> list[Fami
 
 
 class ConfigSpace:
-    """The registers of one device. It reads only the requested registers, because each read is a transaction on the bus."""
+    """The PCI configuration space of one device. Each read is a transaction on the bus, so only the requested bytes are read."""
 
     def __init__(self, files: Files, address: str) -> None:
         """Open the configuration space. Raises ReadingError."""
@@ -58,7 +60,7 @@ class ConfigSpace:
         os.close(self._descriptor)
 
     def read(self, offset: int, size: int) -> int:
-        """Return `size` bytes as a little-endian number. Raises ReadingError."""
+        """Return the `size` bytes at `offset` as a little-endian number. Raises ReadingError."""
         try:
             content = os.pread(self._descriptor, size, offset)
         except OSError as error:
@@ -68,7 +70,7 @@ class ConfigSpace:
         return int.from_bytes(content, "little")
 
     def capability(self, number: int) -> int:
-        """Return the offset of a capability. Raises ReadingError if the device lacks it or does not answer."""
+        """Return the offset of the capability with this ID. Raises ReadingError if the device lacks it or does not answer."""
         if self.read(0, 2) == 0xFFFF:
             raise ReadingError(_NO_ANSWER)
         offset = self.read(0x34, 1) & 0xFC
@@ -81,7 +83,7 @@ class ConfigSpace:
         raise ReadingError(Absent.unsupported(f"no capability {number:#x}"))
 
     def extended_capability(self, number: int) -> int:
-        """Return the offset of an extended capability. Raises ReadingError if the device lacks it or does not answer."""
+        """Return the offset of the extended capability with this ID. Raises ReadingError as `capability` does."""
         if self.read(0, 2) == 0xFFFF:
             raise ReadingError(_NO_ANSWER)
         offset = 0x100
@@ -121,17 +123,22 @@ def _iommu_group(files: Files, address: str) -> dict[str, Value | Absent]:
     except (OSError, ValueError):
         none = Absent.unsupported("the device is in no IOMMU group")
         return {"pcie.iommu.group": none, "pcie.iommu.type": none}
-    kind = files.read(f"sys/kernel/iommu_groups/{group}/type", str, missing="the kernel does not report the type")
+    kind = files.read(
+        f"sys/kernel/iommu_groups/{group}/type", str, missing="the kernel does not report the domain type"
+    )
     return {"pcie.iommu.group": group, "pcie.iommu.type": kind}
 
 
 def largest_bar(text: str) -> int:
-    """Return the size of the largest memory BAR, which is BAR1 on NVIDIA GPUs. Raises ValueError if none has an address."""
+    """Return the size in bytes of the largest memory BAR in a `resource` file of /sys. On NVIDIA GPUs this is BAR1.
+
+    Raises ValueError if no memory BAR has an address.
+    """
     sizes = [0]
     for line in text.splitlines()[:6]:
         start, end, flags = (int(part, 16) for part in line.split())
         if flags & _MEMORY and not flags & _UNSET:
             sizes.append(end - start + 1)
     if not max(sizes):
-        raise ValueError("no memory BAR has an address; the firmware may lack address space above 4 GiB")
+        raise ValueError("no memory BAR has an address; enable Above 4G Decoding in the firmware")
     return max(sizes)

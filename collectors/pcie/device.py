@@ -1,4 +1,4 @@
-"""The devices of the PCI bus that collectors read, and the bridges above them."""
+"""The PCI devices that collectors read, and the bridges above them."""
 
 from __future__ import annotations
 
@@ -22,30 +22,34 @@ class Device:
     is_coherent: bool = False
     """Whether the GPU is attached to its Grace CPU by NVLink-C2C, so that its PCIe link carries no data."""
     limits: dict[str, Value | Absent] = field(default_factory=dict)
-    """Reading -> highest PCIe generation or width of the device, or of the port above it. Empty until all of them are known."""
+    """Name of a reading (`pcie.width_max`) -> highest PCIe generation or width that the device, or the port above it, supports.
+
+    Filled by PcieCollector once, as soon as none of the four readings is an `error`. Empty before.
+    """
 
 
 class PciBus:
-    """The devices of the PCI bus that collectors read. Each address is identified only once: a bus has hundreds of devices."""
+    """The PCI devices that collectors read. Each address is identified only once, because a host has hundreds of devices."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
         self._devices: dict[str, Device | None] = {}
 
     def devices(self) -> list[Device]:
-        """Return the current devices. Raises OSError if there is no bus, or a device on it cannot be read."""
+        """Return the current devices. Raises OSError if there is no PCI bus, or if a device on it cannot be read."""
         known, current = self._devices, dict[str, Device | None]()
         for address in self._files.names(PCI_DEVICES):
             try:
                 current[address] = known[address] if address in known else identify(self._files, address)
             except OSError:
                 if self._files.exists(f"{PCI_DEVICES}/{address}"):
-                    raise  # a device that no longer exists was removed in the meantime, which is no error
+                    raise
+                # Otherwise the device was removed in the meantime, which is no error.
         self._devices = current
         return [device for device in current.values() if device]
 
     def count(self, kind: str) -> int | Absent:
-        """Return the current number of devices of a kind."""
+        """Return the current number of devices of a kind, or an `error` if they cannot be read."""
         try:
             return sum(device.kind == kind for device in self.devices())
         except OSError as error:
@@ -53,7 +57,7 @@ class PciBus:
 
 
 def identify(files: Files, address: str) -> Device | None:
-    """Return the device at an address, or None if no collector reads it. Raises OSError."""
+    """Return the device at a PCI address, or None if no collector reads this device. Raises OSError."""
     path = f"{PCI_DEVICES}/{address}"
     kind = device_kind(files.text(f"{path}/class"), files.text(f"{path}/vendor"))
     if not kind or files.exists(f"{path}/physfn"):
@@ -65,7 +69,7 @@ def identify(files: Files, address: str) -> Device | None:
 
 
 def device_kind(device_class: str, vendor: str) -> str:
-    """Return the kind of a device; an empty string if no collector reads this device."""
+    """Return the kind of a device from its PCI class (`0x030200`) and vendor ID; an empty string if no collector reads it."""
     if vendor == NVIDIA and device_class.startswith(("0x0300", "0x0302")):
         return GPU
     if vendor == NVIDIA and device_class.startswith("0x0680"):

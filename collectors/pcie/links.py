@@ -15,13 +15,14 @@ from collectors.sysfs import PCI_DEVICES, parse_numa_node
 from collectors.virtual import is_virtual
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
-"""GT/s a lane -> PCIe generation."""
+"""GT/s per lane -> PCIe generation."""
 NO_PORT = Absent.unsupported("no port above the device is visible")
 VIRTUAL = Absent.unsupported("in a virtual machine, the ports are not those of the host")
 COHERENT = Absent.unsupported("the GPU is attached to its CPU by NVLink-C2C")
 NO_AER = "no AER counters: the device, the firmware or the kernel does not provide them"
 _NO_LINK = "the device has no PCIe link"
 _LOST_WIDTH, _NO_WIDTHS = 63, (0, 255)
+"""Link widths that /sys shows if the 6-bit register field reads as all ones, and if the device has no link."""
 SEVERITIES = ("correctable", "nonfatal", "fatal")
 
 KINDS = {
@@ -40,7 +41,7 @@ KINDS = {
     "pcie.port.address": ("1", "PCI address of the port above the device"),
     "pcie.power_state": ("1", "Power state of the device"),
     "pcie.numa_node": ("1", "NUMA node of the device"),
-    "pcie.driver": ("1", "Driver that the GPU is bound to; none if the GPU has no driver"),
+    "pcie.driver": ("1", "Driver that the GPU is bound to; `none` if the GPU has no driver"),
 }
 COUNTERS = [name for name in KINDS if ".aer." in name]
 VARYING = [
@@ -49,9 +50,10 @@ VARYING = [
 
 
 class PcieCollector:
-    """Reads the PCI bus under `root`.
+    """Reads the PCI bus from /sys under `root`.
 
-    A full snapshot also reads kind, port, power state, driver and NUMA node, and the configuration: payload, BARs, IOMMU, ACS.
+    A full snapshot also reads kind, port, power state, driver and NUMA node, the configuration (payload, BARs, IOMMU, ACS), and
+    the PCIe path from each GPU to its nearest network adapters.
     """
 
     name = "pcie"
@@ -131,7 +133,7 @@ class PcieCollector:
         return limits
 
     def _link(self, path: str, which: str) -> tuple[Value | Absent, Value | Absent]:
-        """Return generation and lanes; `which` is `current` or `max`."""
+        """Return PCIe generation and lanes of the link of the device or port at `path`; `which` is `current` or `max`."""
         speed = self._files.read(f"{path}/{which}_link_speed", str, missing=_NO_LINK)
         width: Value | Absent = self._files.read(f"{path}/{which}_link_width", int, missing=_NO_LINK)
         if width == _LOST_WIDTH:
@@ -145,7 +147,7 @@ class PcieCollector:
         return self._files.read(f"{path}/aer_dev_{severity}", parse_total, missing=NO_AER)
 
     def _is_below_limits(self, device: Device, readings: dict[str, Value | Absent], name: str) -> Value | Absent:
-        """Return whether the link has a lower `name`, which is `generation` or `width`, than both ends support."""
+        """Return whether the current generation or width (`name`) of the link is lower than both ends support."""
         if device.is_coherent or self._is_virtual():
             return COHERENT if device.is_coherent else VIRTUAL
         values = [readings[f"pcie.{key}"] for key in (name, f"{name}_max", f"port.{name}_max")]
@@ -156,19 +158,22 @@ class PcieCollector:
 
 
 def parse_generation(speed: str) -> Value | Absent:
-    """Return the PCIe generation of a link speed: 5 for `32.0 GT/s PCIe`. If there is none, return an Absent with the reason."""
+    """Return the PCIe generation of a link speed: 5 for `32.0 GT/s PCIe`.
+
+    If the text has no number (`Unknown`), or no generation has this speed, return an Absent with the reason.
+    """
     number = speed.split(" ", 1)[0]
     try:
         return GENERATIONS[float(number)]
     except ValueError:
-        return Absent.unsupported(f"the link speed reads {speed or 'empty'}")
+        return Absent.unsupported(f"the link speed is not a number: {speed!r}")
     except KeyError:
-        return Absent.error(f"no PCIe generation has {speed}")
+        return Absent.error(f"no PCIe generation has the link speed {speed}")
 
 
 def parse_total(text: str) -> int:
-    """Return the total in the last line of an AER counter file. Raises ValueError if there is none."""
+    """Return the number in the last total line (`TOTAL_ERR_COR 3`) of an AER counter file. Raises ValueError if none exists."""
     for line in reversed(text.splitlines()):
         if line.startswith("TOTAL_ERR_"):
             return int(line.split()[-1])
-    raise ValueError("no total")
+    raise ValueError("no line with TOTAL_ERR_")

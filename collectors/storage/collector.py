@@ -77,7 +77,7 @@ class StorageCollector:
         families = empty_families(MOUNT_KINDS)
         local: list[Mount] = []
         if not isinstance(mounts, Absent):
-            # In a container, single files of the host's disk can be mounts. They are not file systems of the container.
+            # In a container, a single file of the host can be a mount, such as /etc/hosts. It is no file system of the container.
             local = [mount for mount in local_mounts(mounts) if _is_directory(self._path(mount))]
         for mount in local:
             for name, value in self._readings(files, mount).items():
@@ -117,7 +117,7 @@ def _is_directory(path: Path) -> bool:
     try:
         return path.is_dir()
     except OSError:
-        return True  # the disk fails: statvfs reports it
+        return True  # the disk has failed; statvfs will report the error
 
 
 def _is_state_read_only(mounts: list[Mount]) -> bool | Absent:

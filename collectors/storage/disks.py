@@ -1,4 +1,4 @@
-"""Disks, as the kernel lists them."""
+"""Internal disks and built-in NVMe controllers, from /sys."""
 
 from __future__ import annotations
 
@@ -24,14 +24,15 @@ _IDENTITY = (
     ("storage.disk.serial", "Serial number of the disk", ("device/serial", "serial")),
     ("storage.disk.firmware", "Firmware of the disk", ("device/firmware_rev", "device/rev")),
 )
-"""Family, help, files in order of preference."""
+"""Name of the family, its help, and files below /sys/block/DISK in order of preference."""
 _DETACHABLE = re.compile(
     r"/(session[0-9]+|rport-[^/]+|usb[0-9]+|virtio[0-9]+|vbd-[^/]+|(VMBUS|MSFT1000):[^/]+|nvme-fabrics)/"
 )
-"""Directories of sysfs above disks that may be attached and detached by design: iSCSI, Fibre Channel, USB, NVMe over a network,
-and the disks of hypervisors (virtio, Xen, Hyper-V)."""
+"""Matches a directory in the sysfs path of a disk that may be attached and detached by design: iSCSI, Fibre Channel, USB, NVMe
+over a network, and the disks of hypervisors (virtio, Xen, Hyper-V)."""
 _VOLUMES = ("Amazon Elastic Block Store", "MSFT NVMe Accelerator", "nvme_card-pd")
-"""Models of the network volumes that clouds attach as NVMe disks: Amazon EBS, Azure managed disks, Google Persistent Disk."""
+"""Prefixes of model names of the network volumes that clouds attach as NVMe disks: Amazon EBS, Azure managed disks, Google
+Persistent Disk."""
 
 
 def internal_disks(files: Files) -> list[str] | Absent:
@@ -53,7 +54,10 @@ def internal_disks(files: Files) -> list[str] | Absent:
 
 
 def _is_detachable(files: Files, disk: str) -> bool:
-    """Return whether the disk may be detached by design. With NVMe multipath, its `device` is a subsystem with controllers."""
+    """Return whether the disk may be detached by design.
+
+    With NVMe multipath, `device` of the disk is an NVMe subsystem, which contains the controllers.
+    """
     device = f"{_BLOCK}/{disk}/device"
     controllers = (device, *sorted(files.glob(f"{device}/nvme*")))
     transports = {files.read(f"{controller}/transport", str) for controller in controllers}
@@ -80,9 +84,10 @@ def states(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
 def controllers(files: Files) -> Iterable[Family]:
     """Yield the number of namespaces of each built-in NVMe controller. Each namespace is a disk.
 
-    A controller has no disk if its namespace has the ID of another namespace, cannot be identified, or was deleted. Namespaces of
-    other controllers in the same subsystem count too: a drive with two ports has two controllers, and may show its namespaces at
-    only one of them.
+    The kernel creates no disk for a namespace that has the ID of another namespace, cannot be identified, or was deleted.
+
+    The number of a controller includes the namespaces of all controllers in its NVMe subsystem: a drive with two ports has two
+    controllers in one subsystem, and may show its namespaces at only one of them.
     """
     text = "Namespaces of the NVMe controller that the kernel uses as disks"
     family = Family(name="storage.controller.namespaces", unit="1", help=text)
@@ -106,8 +111,8 @@ def controllers(files: Files) -> Iterable[Family]:
 def _is_built_in(files: Files, controller: str) -> bool:
     """Return whether an NVMe controller is on the PCI bus and must have disks.
 
-    The result is False for controllers for administration or discovery, for controllers that are being added or removed, and for
-    network volumes of clouds.
+    False for controllers that are only for administration or discovery, for controllers that are being added or removed, and
+    for network volumes of clouds.
     """
     kind, state = files.read(f"{controller}/cntrltype", str), files.read(f"{controller}/state", str)
     model = files.read(f"{controller}/model", str)
@@ -136,7 +141,10 @@ def types(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
 
 
 def _pci_address(files: Files, disk: str) -> Value | Absent:
-    """Return the PCI address of a disk. With NVMe multipath, a disk is no PCI device, but its controllers are."""
+    """Return the PCI address of a disk.
+
+    With NVMe multipath, the sysfs path of a disk contains no PCI device. The address of its first controller is then returned.
+    """
     address = pci_address(files, f"{_BLOCK}/{disk}")
     if isinstance(address, Absent):
         controllers = (pci_address(files, path) for path in files.glob(f"{_BLOCK}/{disk}/device/nvme*"))
@@ -149,7 +157,7 @@ def _read(files: Files, path: str, parse: Callable[[str], T], disk: str) -> T | 
 
 
 def _first_text(files: Files, paths: tuple[str, ...], disk: str) -> str | Absent:
-    """Return the first text in these files. If no file has a text, return why the last file has none."""
+    """Return the content of the first of these files that has any. If none has, return the Absent of the last file."""
     text: str | Absent = Absent.unsupported("not reported")
     for path in paths:
         text = _read(files, path, nonempty, disk)

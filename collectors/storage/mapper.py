@@ -1,4 +1,6 @@
-"""Status of device-mapper devices: LVM RAID, mirrors and multipath. The kernel reports it only through an ioctl.
+"""Status of device-mapper devices: LVM RAID, mirrors and multipath. The kernel reports this status only through an ioctl.
+
+A leg is a device that holds one of the copies or stripes of an LVM RAID or mirror. The members of a device are its legs or paths.
 
 Structures and numbers are those of linux/dm-ioctl.h. Status lines: Linux, admin-guide/device-mapper/dm-raid.rst, and the sources
 dm-raid1.c and dm-mpath.c.
@@ -17,7 +19,7 @@ from collectors.base import Absent
 from collectors.files import Files, nonempty
 
 Targets = list[tuple[str, str]]
-"""Type and status line of each target of a device."""
+"""Type and status line of each target (a segment of a device-mapper device)."""
 Members = Mapping[str, bool]
 """Member -> whether it works."""
 KnownMembers = Mapping[str, bool | Absent]
@@ -65,7 +67,7 @@ def parse_targets(buffer: bytes) -> Targets:
 
 
 def parse_members(kind: str, status: str) -> Members:
-    """Return the legs of a RAID or mirror, or the paths of a multipath device (`8:16`), and whether each works.
+    """Return the legs of a RAID or mirror (`leg0`), or the paths of a multipath device (`8:16`), and whether each works.
 
     While a RAID is in `resync`, as in its first synchronization, legs that are not yet in sync count as working. The result is
     empty for a status line in another format.
@@ -86,9 +88,9 @@ def redundant_devices(
 ) -> Iterator[tuple[str, str, KnownMembers]]:
     """Yield name, kind and members of each device with redundancy.
 
-    If this process may not read the status, the legs of LVM RAID and mirrors come from the names of the devices, and the state of
-    each leg is an error. In a container without the device mapper the result is empty. Devices that are removed meanwhile, or
-    whose status is too long, are left out.
+    If this process has no permission to read the status, only legs of LVM RAID and mirrors are yielded: they are recognized by
+    the names of their devices, and their state is an `error`. In a container without the device mapper the result is empty.
+    Devices that are removed during the call, or whose status is too long, are left out.
     """
     control = files.path("dev/mapper/control")
     paths = files.glob("sys/block/dm-*/dm/name")
@@ -109,7 +111,7 @@ def redundant_devices(
 
 
 def _unread_legs(names: Iterable[str], absent: Absent) -> Iterator[tuple[str, str, KnownMembers]]:
-    """Yield the legs that the names of the devices show, with the reason why their state is unknown."""
+    """Yield the device and the leg for each of these names that is the name of a leg. The state of the leg is `absent`."""
     for name in names:
         if leg := _LVM_LEG.fullmatch(name):
             yield leg[1], "raid", {f"leg{leg[2]}": absent}

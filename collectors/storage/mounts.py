@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LOCAL = frozenset({"ext2", "ext3", "ext4", "xfs", "btrfs", "f2fs", "bcachefs", "zfs"})
-"""File systems on local disks. Others are not read, because a network file system may block its readers."""
+"""Types of file systems on local disks. Other types are not read, because a network file system may block its readers."""
 
 
 @dataclass(frozen=True, kw_only=True)

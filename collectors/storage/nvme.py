@@ -17,7 +17,7 @@ from collectors.deadline import call_with_deadline
 
 LOG_BYTES = 512
 DEADLINE_S = 5.0
-"""A failing disk may take a minute for a command. The readings of the other disks must not wait for it."""
+"""Time limit for all disks together, which are read in parallel. A failing disk may take a minute for a command."""
 _IOCTL_ADMIN = 0xC0484E41  # NVME_IOCTL_ADMIN_CMD of linux/nvme_ioctl.h
 _GET_LOG_PAGE, _HEALTH_LOG, _ALL_NAMESPACES = 0x02, 0x02, 0xFFFFFFFF
 _NO_SUCH_LOG = frozenset({0x001, 0x002, 0x109})  # virtual disks return: invalid opcode, field or log page
@@ -36,7 +36,7 @@ READINGS: Mapping[str, tuple[str, str, bool]] = {
     "power_on_time": ("s", "Time powered on", True),
     "data_written": ("B", "Data written by the host", True),
 }
-"""Name -> unit, help, whether it is a counter."""
+"""Name of the reading without `storage.nvme.` -> unit, help, whether it is a counter."""
 
 
 class UnsupportedLogError(OSError):
@@ -59,7 +59,7 @@ def read_smart_log(device: Path) -> bytes:
     """Return the health log of a disk.
 
     Raises:
-        UnsupportedLogError: the controller has none.
+        UnsupportedLogError: the controller has no health log.
         OSError: no permission, no such device, or an error status of the controller.
     """
     log = ctypes.create_string_buffer(LOG_BYTES)
@@ -85,7 +85,7 @@ def read_smart_log(device: Path) -> bytes:
 def parse_log(log: bytes) -> dict[str, Value | Absent]:
     """Return the values of READINGS. Raises ValueError for a log that is cut short or has only zeros."""
     if len(log) < LOG_BYTES or not any(log):
-        raise ValueError(f"no health log in {len(log)} bytes")
+        raise ValueError(f"the health log is cut short or has only zeros ({len(log)} bytes)")
 
     def number(first: int, count: int = 16) -> int:
         return int.from_bytes(log[first : first + count], "little")
@@ -106,7 +106,7 @@ def parse_log(log: bytes) -> dict[str, Value | Absent]:
 def health_families(
     root: Path, disks: Sequence[str], read_log: Callable[[Path], bytes], deadline_s: float = DEADLINE_S
 ) -> Iterable[Family]:
-    """Return the health of every disk, read in parallel."""
+    """Read the health of all disks in parallel, and return one family for each of READINGS."""
     families = {
         name: Family(name=f"storage.nvme.{name}", unit=unit, help=text, counter=counter)
         for name, (unit, text, counter) in READINGS.items()

@@ -16,17 +16,17 @@ from collectors.storage.disks import LEAVING
 
 _BLOCK, _SUBSYSTEMS, _BTRFS, _POOLS = "sys/block", "sys/class/nvme-subsystem", "sys/fs/btrfs", "proc/spl/kstat/zfs"
 _STOPPED = ("inactive", "broken", "clear", "suspended")
-"""States of an md array that cannot be used. In all other states it can be read."""
+"""Values of `array_state` with which an md array cannot be used. With all other values it can at least be read."""
 _CONTAINER = re.compile(r"external:(?![/-])")
-"""Metadata of the container of a firmware RAID, such as `external:imsm`. The container is always inactive. An array in it is
-listed separately, with metadata such as `external:/md127/0`, or `external:-md127/0` if it is read-only."""
+"""Metadata of a firmware RAID container (a term of mdadm), such as `external:imsm`. The container is always inactive. An array
+in it is listed separately, with metadata such as `external:/md127/0`, or `external:-md127/0` if it is read-only."""
 _HEAD = re.compile(r"(\S+) : (active|inactive|broken)\b(.*)")
 _MEMBER = re.compile(r"(\S+)\[\d+\]((?:\([A-Z]\))*)")
 _FLAG = re.compile(r"\([A-Z]\)")
 _COUNTS = re.compile(r"\[(\d+)/(\d+)\] \[([U_]+)\]")
 
 MappedDevice = tuple[str, str, Mapping[str, bool | Absent]]
-"""Name, kind and members of a device of the device mapper."""
+"""Name, kind (`raid`, `mirror` or `multipath`) and members of a device-mapper device. Members: name -> whether it works."""
 
 
 @dataclass(kw_only=True)
@@ -35,22 +35,22 @@ class Array:
 
     works: bool = True
     missing: int | None = None
-    """Number of missing members; None if the array has no redundancy, or the source does not report it."""
+    """Number of missing members; None if the array has no redundancy, or if the number is not reported."""
     members: dict[str, bool] = field(default_factory=dict)
     """Disk, or `slotN` or `emptyN` for an empty slot -> whether it is in sync.
 
-    /proc/mdstat shows only whether a disk has failed. If the members are read from it, each disk that has not failed counts as in
-    sync.
+    /proc/mdstat shows only whether a disk has failed. If the members come from /proc/mdstat, each disk that has not failed counts
+    as in sync.
     """
 
     def add_empty(self, slots: list[int], failed: int) -> None:
         """Add the empty slots as members that are not in sync.
 
         Args:
-            slots: numbers of the empty slots. They become `slotN`. If some of them may be slots of failed members, they become
-                `empty1`, `empty2` …
-            failed: number of failed members whose slots are unknown. They are already listed by name, so this number of slots
-                is not added.
+            slots: numbers of the slots without a working member.
+            failed: number of failed members whose slots are unknown. They are already in `members` by disk name, so this number
+                of `slots` is not added. Because it is unknown which slots are theirs, the added slots are named `empty1`,
+                `empty2` and so on. If `failed` is 0, all slots are added and named `slotN`, with N the number of the slot.
         """
         if failed:
             self.members |= {f"empty{number}": False for number in range(1, len(slots) - failed + 1)}
@@ -107,7 +107,7 @@ def _read_array(files: Files, name: str) -> Array:
 def arrays(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]:
     """Yield how many disks are missing from each md array, and whether the array can be used.
 
-    Also yield whether each member of md arrays, btrfs and LVM RAID (`mapped`) is in sync.
+    Also yield whether each member of md arrays, of btrfs, and of LVM RAID and mirrors (from `mapped`) is in sync.
     """
     missing = Family(name="storage.array.missing", unit="1", help="Disks missing from the array", labels=("array",))
     works = Family(name="storage.array.works", unit="1", help="The array can be used", labels=("array",))
@@ -164,7 +164,7 @@ def paths(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]
             for path, state in states.items()
             if state not in LEAVING
         }
-        # A disk without any path that may be live is left out, because a network volume may be detached by design.
+        # A disk whose paths are all known not to work is left out: it may be a network volume, detached by design.
         if len(is_live) > 1 and any(live is not False for live in is_live.values()):
             for path, live in sorted(is_live.items()):
                 family.add({"disk": disk, "path": path}, live)
@@ -172,13 +172,13 @@ def paths(files: Files, mapped: Iterable[MappedDevice] = ()) -> Iterable[Family]
 
 
 def _state(files: Files, path: str) -> str | Absent | None:
-    """Return the state of a path to a disk; None if it has no state, for example because it was removed in the meantime."""
+    """Return the text of a state file of /sys; None if it is missing, for example because the device was removed meanwhile."""
     state = files.read(path, str)
     return None if isinstance(state, Absent) and state.status == "unsupported" else state
 
 
 def _nvme_paths(files: Files) -> dict[str, dict[str, str | Absent]]:
-    """Return NVMe subsystem -> controller -> its state, or why its state cannot be read."""
+    """Return NVMe subsystem -> controller, which is a path to the disk -> its state, or why the state cannot be read."""
     controllers: dict[str, set[str]] = {}
     for path in files.glob(f"{_SUBSYSTEMS}/*/nvme*"):
         subsystem, name = path.split("/")[-2:]
@@ -197,7 +197,10 @@ def _nvme_paths(files: Files) -> dict[str, dict[str, str | Absent]]:
 
 
 def _mapped_paths(files: Files) -> Iterator[tuple[str, dict[str, str | Absent]]]:
-    """Yield each multipath disk of the device mapper, with each of its paths (disks) -> state, or why it cannot be read."""
+    """Yield the name of each multipath device of the device mapper, and a mapping of the disks that are its paths.
+
+    The mapping is disk -> its state, or why the state cannot be read.
+    """
     for path in files.glob(f"{_BLOCK}/dm-*/dm/uuid"):
         device = path.split("/")[-3]
         uuid, name = files.read(path, str), files.read(f"{_BLOCK}/{device}/dm/name", nonempty)

@@ -1,4 +1,4 @@
-"""Switch and switch port of each Ethernet and InfiniBand port."""
+"""Read which switch port each Ethernet and InfiniBand port is connected to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ SILENT = (
     "the NIC or DPU takes the frames (mlx5: mlxconfig LLDP_NB_RX_MODE; BlueField: DPU mode)"
 )
 FIRMWARE_AGENTS = {"ice": ("fw-lldp-agent", "on", "off"), "i40e": ("disable-fw-lldp", "off", "on")}
-"""Driver -> private flag, its value if the LLDP agent in the firmware takes all frames, and the value that disables the agent."""
+"""Driver -> private flag (of ethtool) of the LLDP agent in the NIC's firmware, value with which this agent takes all LLDP frames,
+and value that disables the agent."""
 
 
 class WiringCollector:
@@ -73,7 +74,7 @@ class WiringCollector:
         flags = [] if process is None or isinstance(process, Absent) else process.stdout.splitlines()
         if [flag, taken] in [[part.strip() for part in line.split(":")] for line in flags]:
             return Absent.error(
-                f"no LLDP neighbor: firmware of the NIC takes the frames: ethtool --set-priv-flags {nic} {flag} {wanted}"
+                f"no LLDP neighbor: firmware of the NIC takes the frames; run ethtool --set-priv-flags {nic} {flag} {wanted}"
             )
         return Absent.error(SILENT)
 
@@ -93,7 +94,7 @@ class WiringCollector:
 
 
 def _families(prefix: str, id_name: str, ports: Iterable[tuple[Labels, Neighbor | Absent]]) -> list[Family]:
-    """Return the readings of all ports of one kind; none if the host has no such port."""
+    """Return the families of all ports of one kind (`prefix`); an empty list if the host has no such port."""
     kinds = {f"{prefix}.{name}": (unit, text.format(id_name)) for name, (unit, text) in KINDS.items()}
     if prefix == "infiniband":
         del kinds["infiniband.switch_port_label"]  # InfiniBand reports no description of the port

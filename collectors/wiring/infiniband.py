@@ -1,7 +1,8 @@
-"""Neighbors of InfiniBand ports, from `smpquery` of infiniband-diags.
+"""Neighbors (switch ports at the other end of the cable) of InfiniBand ports, from `smpquery` of infiniband-diags.
 
-Two directed-route packets ask the device at the other end of the cable, so large fabrics take no longer than small ones. A switch
-answers with its GUID, its name, and the port at which the packet arrived. If the device is not a switch, the result is an error.
+Two directed-route packets query only the device at the other end of the cable, so the time does not depend on the size of the
+fabric. A switch answers with its GUID, its name, and the port at which the packet arrived. If the device is not a switch, the
+result is an error.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ def read_port(root: Path, hca: str, port: str) -> Neighbor | Absent:
             return process
         if process.returncode:
             why = clean_text(process.stderr or process.stdout) or "no message"
-            return Absent.error(f"{PROGRAM} {query}: exit code {process.returncode}: {why}: it needs root and ib_umad")
+            return Absent.error(
+                f"{PROGRAM} {query}: exit code {process.returncode}: {why}: {PROGRAM} needs root and the module ib_umad"
+            )
         answers.append(process.stdout)
     try:
         return parse_neighbor(*answers)
@@ -49,7 +52,7 @@ def parse_neighbor(node_info: str, node_description: str) -> Neighbor | Absent:
         return Absent.error(f"the neighbor is an adapter ({name or 'without a name'}), not a switch")
     guid, port = fields["Guid"].lower(), int(fields["LocalPort"])
     if not _GUID.fullmatch(guid) or not 0 < port < 255:
-        raise ValueError(f"GUID {guid}, port {port}")
+        raise ValueError(f"invalid GUID or port: GUID {guid}, port {port}")
     return Neighbor(id=guid, name=name, port=str(port))
 
 

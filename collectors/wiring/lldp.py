@@ -18,13 +18,16 @@ NOT_A_SWITCH = Absent.error(
 )
 _SWITCHES = ("Bridge", "Router")
 _UNNAMED_PORTS = ("mac", "local")
-"""Types of port ID whose value is not always the name of the port. If it is not, the description of the port is the name."""
+"""Types of port ID whose value may be something else than the name of the port. The port description is then used as the name."""
 _SUBINTERFACE = re.compile(r".+\.\d{1,4}")
 """Name of a VLAN interface (`sfp1.665`)."""
 
 
 def read_lldp(root: Path) -> Mapping[str, Neighbor | Absent] | Absent:
-    """Return the neighbor of each interface that has one; an Absent if lldpd is not installed or gave no valid answer."""
+    """Return interface -> neighbor, without interfaces that have none.
+
+    Return an Absent if lldpd is not installed or gives no valid answer.
+    """
     path = find_program(root, "lldpctl")
     if path is None:
         return NOT_INSTALLED
@@ -43,18 +46,18 @@ def read_lldp(root: Path) -> Mapping[str, Neighbor | Absent] | Absent:
 def parse_lldp(text: str) -> dict[str, Neighbor | Absent]:
     """Return interface -> neighbor, from the output of `lldpctl -f json0`, or `-f json`.
 
-    An interface without a neighbor is missing. Raises ValueError, LookupError, TypeError, AttributeError or
+    An interface without a neighbor is not in the result. Raises ValueError, LookupError, TypeError, AttributeError or
     RecursionError if the text is not such output.
     """
-    found: dict[str, list[Neighbor]] = {}
+    neighbors: dict[str, list[Neighbor]] = {}
     for lldp in _items(json.loads(text)["lldp"] if text.strip() else _no_document()):
         for name, interface in _interfaces(lldp):
-            found.setdefault(name, []).extend(filter(None, [_neighbor(interface)]))
-    return {name: _only(neighbors) for name, neighbors in found.items()}
+            neighbors.setdefault(name, []).extend(filter(None, [_neighbor(interface)]))
+    return {name: _only(of_interface) for name, of_interface in neighbors.items()}
 
 
 def _no_document() -> Any:
-    raise ValueError("empty")
+    raise ValueError("no output")
 
 
 def _items(value: Any) -> list[Any]:
@@ -71,10 +74,10 @@ def _interfaces(lldp: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
 
 
 def _neighbor(interface: Mapping[str, Any]) -> Neighbor | None:
-    """Return the neighbor; None if it is an adapter.
+    """Return the neighbor; None if it is a network adapter.
 
-    It counts as an adapter if it has no name, and either no switching capability is enabled or its port and chassis have the
-    same ID.
+    A neighbor counts as an adapter if it has no name, and either none of the capabilities _SWITCHES is enabled or its port and
+    chassis have the same ID.
     """
     chassis, name = _chassis(interface)
     port = _items(interface["port"])[0]
@@ -85,9 +88,9 @@ def _neighbor(interface: Mapping[str, Any]) -> Neighbor | None:
         return None
     label, port_name = _text(port.get("descr")), clean_text(port_id["value"])
     if label and port_id["type"] in _UNNAMED_PORTS and (port_id["type"] == "mac" or port_name.isdecimal()):
-        port_name = label  # Juniper's ID is the SNMP index of the port
+        port_name = label  # Juniper switches send the SNMP index of the port as its ID
     if not port_name or not clean_text(chassis_id["value"]):
-        raise ValueError("a neighbor without an ID")
+        raise ValueError("a neighbor without a port ID or chassis ID")
     if port_name == clean_text(chassis_id["value"]):
         port_name = ""  # the switch sends its own ID as the ID of each port
     return Neighbor(id=clean_text(chassis_id["value"]), name=name, port=port_name, label=label)
@@ -108,10 +111,10 @@ def _text(value: Any) -> str:
 
 
 def _only(neighbors: list[Neighbor]) -> Neighbor | Absent:
-    """Return the only neighbor of an interface; NOT_A_SWITCH if it has none.
+    """Return the only neighbor of an interface; NOT_A_SWITCH if the list is empty, because `_neighbor` left out all adapters.
 
-    Several neighbors are an error: a switch that does not speak LLDP may forward their frames. But one switch port may be listed
-    several times. For two minutes after the switch has configured LLDP, the daemon keeps the older entry without the name of the
+    Several neighbors are an error: a switch without LLDP may have forwarded their frames. But one switch port may be listed
+    several times. For two minutes after the switch has configured LLDP, lldpd keeps the older entry without the name of the
     port. A port may also be listed once more for each VLAN (`sfp1` and `sfp1.665`). In both cases the entry with the name and
     without a VLAN is returned.
     """

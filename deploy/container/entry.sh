@@ -1,9 +1,9 @@
 #!/bin/sh
 # Arguments of the container:
-#   [OPTIONS]                     run `rackproof run` with these options: acceptance-test this host
-#   rackproof [OPTIONS]           also run `rackproof run`, but --help and --version are those of rackproof
-#   rackproof COMMAND …           run this command of rackproof
-#   sshd                          run sshd on port 2222, for MPI
+#   [OPTIONS]                     run `rackproof run OPTIONS`, which acceptance-tests this host
+#   rackproof [OPTIONS]           the same; but `--help` and `--version` run `rackproof --help` and `rackproof --version`
+#   rackproof COMMAND …           run `rackproof COMMAND …`
+#   sshd                          run sshd, to which the mpirun of another container connects
 #   mpi COMMAND …                 run COMMAND, configured so that its mpirun can connect to the sshd of the other containers
 #   PROGRAM …                     run any other program
 set -eu
@@ -15,7 +15,7 @@ if [ ! -w "${HOME:-/}" ]; then
   export HOME=/tmp
 fi
 
-record_command() { # writes the file that healthy.sh reads
+record_command() { # writes the name of the command to the file that healthy.sh reads
   mkdir -p "$state" && printf '%s\n' "$@" >"$state/command"
 }
 

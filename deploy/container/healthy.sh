@@ -1,5 +1,6 @@
 #!/bin/sh
-# Health check. For sshd and the exporter: the port accepts connections. For any other command: the results directory is writable.
+# Health check. For sshd and the exporter, exit 0 if the port accepts connections. For any other command, exit 0 if the results
+# directory is writable.
 set -u
 state=${RACKPROOF_CONTAINER_STATE:-/tmp/rackproof-container}
 read -r command <"$state/command" || exit 1

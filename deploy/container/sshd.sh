@@ -1,7 +1,7 @@
 #!/bin/sh
-# Run sshd without root on port 2222, in the foreground. mpirun starts the processes of this host through it.
+# Run sshd without root in the foreground, on port 2222 by default. mpirun in another pod starts processes in this pod with it.
 # The MPI operator mounts one key into $HOME/.ssh of every pod of a job. It is both the host key and the only authorized key.
-# SetEnv passes environment variables of this container to the SSH sessions, which would otherwise lack them.
+# SetEnv sets environment variables of this container in the SSH sessions, which would otherwise lack them.
 set -eu
 port=${RACKPROOF_SSH_PORT:-2222}
 keys=${RACKPROOF_SSH_DIRECTORY:-$HOME/.ssh}

@@ -1,4 +1,4 @@
-"""Generate the README of each role from its metadata, and docs/variables.md. `make golden` runs this.
+"""Generate the README of each role and docs/variables.md, from the roles and the inventory schema. `make golden` runs this.
 
 Ansible Galaxy rejects a collection if a role has no README.
 """
@@ -23,7 +23,7 @@ SHOWN_DEFAULTS = {
     "rackproof_study": "`scaling`",
     "rackproof_revalidate_profile": "`revalidate`",
 }
-"""Variable -> its default as the page shows it, if a playbook sets the default or a template computes it."""
+"""Variable -> its default as docs/variables.md shows it. These defaults are set by a playbook or computed by a template."""
 
 
 def generated_pages() -> dict[Path, str]:
@@ -79,7 +79,7 @@ def _row(name: str, option: dict[str, Any]) -> str:
 
 
 def _default(value: Any) -> str:
-    """Return a default value as Markdown, a string without quotes. Return "" for an empty string, list or mapping."""
+    """Return a default value as code in Markdown; a string gets no quotes. Return "" for an empty string, list or mapping."""
     if value in ("", [], {}):
         return ""
     text = value if isinstance(value, str) else yaml.safe_dump(value, default_flow_style=True, width=1000)

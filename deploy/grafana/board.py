@@ -29,7 +29,7 @@ class Section:
     panels: Sequence[Any]
     """Panel builders, from left to right. A row has 24 columns."""
     repeat: str = ""
-    """The section is repeated, collapsed, for each value of this variable; empty: not repeated."""
+    """Name of a variable. Grafana repeats the section, collapsed, for each value of it; empty: the section is not repeated."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Board:
     """The content of a dashboard."""
 
     name: str
-    """Name without the prefix `rackproof-`, which its file and its UID have."""
+    """The UID of the dashboard is `rackproof-` and this name; its file is `rackproof-NAME.json`."""
     title: str
     about: str
     """Description of the dashboard."""
@@ -96,7 +96,7 @@ def _runbook(url: str) -> dashboard.VariableModel:
 
 
 def to_host() -> tuple[str, str]:
-    """Return title and URL of a link from a table cell to the dashboard of its host."""
+    """Return title and URL of a link from a table cell that contains a host name to the dashboard of this host."""
     return "The host", f"/d/rackproof-host?{_SHARED_PARAMETERS}&${{rack:queryparam}}&var-host=${{__value.raw}}"
 
 
@@ -107,7 +107,10 @@ POSITION = {
 }
 """Columns that most tables have."""
 TO_RUNBOOK = ("What to do", "${runbook}#${__data.fields.Alert}")
-"""Title and URL of the link to the runbook from a row with a column Alert. With an unknown anchor, the page opens at its top."""
+"""Title and URL of the link from a table row to the runbook section of the alert in its column `Alert`.
+
+The page opens at its top if it has no section for the alert.
+"""
 
 
 def _annotations() -> list[dashboard.AnnotationQuery]:

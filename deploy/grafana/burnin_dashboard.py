@@ -42,7 +42,7 @@ COUNTERS = {
     "host": ("memory_ecc_corrected", "memory_ecc_uncorrected", "oom_kills"),
     "storage": ("disk_io_errors",),
 }
-"""Source -> its error counters."""
+"""Prefix -> error counters. The metric of a counter is `rackproof_PREFIX_COUNTER_total`."""
 
 
 def _changes() -> Section:

@@ -38,7 +38,7 @@ HEALTH = {
     "2": ("critical", BAD),
     "3": ("no answer", GONE),
 }
-"""Number that a query returns for a host or a GPU -> text and colour."""
+"""Number that the queries of `_racks` return for a host or a GPU -> text and colour."""
 DECISIONS = {
     "accepted": ("accepted", FINE),
     "incomplete": ("incomplete", WARN),
@@ -71,7 +71,7 @@ NUMBERED = {
 """Number that the query of `_decision` returns -> text and colour."""
 
 RULES = "count(rackproof:model:info)"
-"""A query that has a result only if Prometheus evaluates Rackproof's rules. Without them, no alert ever fires."""
+"""A query that has a result only if Prometheus evaluates Rackproof's rules. Without the rules, no alert fires."""
 
 
 def _now() -> Section:

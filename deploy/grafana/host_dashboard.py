@@ -28,7 +28,7 @@ from deploy.grafana.tables import Column, rows
 text = texts("host")
 RATE = "[$__rate_interval]"
 SLOW = "[15m]"
-"""Range for counters that the exporter reads only every five minutes, because the driver returns them slowly."""
+"""PromQL range for counters that the exporter reads only every five minutes, because the driver takes long to return them."""
 REMAPS = {"0": ("nothing pending", FINE), "1": ("waits for a reset", WARN), "2": ("failed", BAD), "3": ("failed", BAD)}
 THROTTLED = f"rackproof_gpu_throttle_sampled_seconds_total{{{GPUS}}}{RATE}"
 
@@ -49,7 +49,7 @@ READINGS = {
 
 
 def _by_gpu(name: str, aggregation: str = "max") -> str:
-    """Return a query for a reading of each GPU. Several series of a GPU are aggregated."""
+    """Return a query for a reading of each GPU. If a GPU has several series, `aggregation` combines them."""
     return f"{aggregation} by (gpu) (rackproof_gpu_{name}{{{GPUS}}})"
 
 
@@ -112,8 +112,8 @@ def _gpus(key: str, promql: str, unit: str, **more: Any) -> Any:
 
 
 def _each_gpu() -> Section:
-    """Return a collapsed section with the panels of one GPU, which Grafana repeats for each GPU."""
-    highest = query(_by_gpu("clock_sm_max_hertz"), "limit of the part")
+    """Return the collapsed section with the panels of one GPU. Grafana repeats the section for each GPU."""
+    highest = query(_by_gpu("clock_sm_max_hertz"), "limit: highest supported clock")
     limit = query(_by_gpu("power_limit_watts"), "limit in force")
     memory = query(_by_gpu("memory_temperature_celsius"), "memory")
     throttled = query(f"sum by (reason) (rate({THROTTLED}))", "{{reason}}")

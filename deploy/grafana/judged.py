@@ -1,4 +1,7 @@
-"""Convert criteria to PromQL for the limit lines in panels. Limits come from the packs, and series from the alert rules."""
+"""Return the limits of criteria, as numbers or as PromQL, for panels. A criterion has a limit; a pack is a file of criteria.
+
+The PromQL has the limits of the packs and the series of the alert rules.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ def _criteria() -> dict[str, Criterion]:
 
 
 def limit(criterion: str) -> float:
-    """Return the limit of a criterion. Raise TypeError if it is not a number."""
+    """Return the limit of a criterion. Raise TypeError if the limit is not a number."""
     value = _criteria()[criterion].value
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise TypeError(f"criterion {criterion}: {value!r} is not a number")
@@ -25,7 +28,10 @@ def limit(criterion: str) -> float:
 
 
 def ratios_to_limit(alert: str, matchers: str) -> str:
-    """Return a query for the ratios that an alert compares with limits, each divided by its limit: below 1, the alert fires."""
+    """Return a query for the ratios that an alert compares with limits, each ratio divided by its limit.
+
+    If a result is below 1, the alert fires.
+    """
     return " or ".join(
         f"{name}{_add_matchers(selector, matchers)} / {share}" for name, selector, share in _comparisons(alert)
     )

@@ -1,4 +1,4 @@
-"""The run dashboard: the stages of a run on each host, and its benchmark figures compared with the criteria."""
+"""The run dashboard: the stages of a run on each host, and the benchmark figures compared with the criteria."""
 
 from __future__ import annotations
 
@@ -109,10 +109,10 @@ def _benchmarks() -> Section:
 
 
 def _measured(key: str, metric: str, figure: str, unit: str, *labels: str) -> Any:
-    """Return a panel of a measured figure and the lowest value that the criteria allow."""
+    """Return a panel of a measured figure (the slowest result of each host) and the lowest value that the criteria allow."""
     names = " ".join(f"{{{{{label}}}}}" for label in labels)
     slowest = f"min by (host, {', '.join(labels)}) (rackproof_benchmark_{metric}{{{RUN}}})"
-    allowed = floor(figure, 'run_id=~"$run_id"')  # not by host: a floor from the median of the fleet has no host label
+    allowed = floor(figure, 'run_id=~"$run_id"')  # no matcher for `host`: the fleet median has no such label
     queries = (query(slowest, f"{{{{host}}}} {names}"), query(allowed, f"allowed: {{{{name}}}} {names}"))
     return dashed(lines(text(key), *queries, unit=unit), "allowed")
 

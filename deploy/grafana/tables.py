@@ -1,4 +1,4 @@
-"""Build two kinds of tables: rows, one for each set of labels; and matrices, one coloured cell for each pair of label values."""
+"""Build tables: `rows` has one row for each set of labels, `matrix` one coloured cell for each pair of values of two labels."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Column:
     words: Mapping[str, tuple[str, str]] | None = None
     """Value -> text that replaces it, and its colour."""
     link: tuple[str, str] | None = None
-    """Title and URL."""
+    """Title and URL of a link in each cell."""
     width: int = 0
 
 
@@ -141,7 +141,7 @@ def _to_matrix(row: tuple[str, str], column: str, numbers: bool) -> list[dashboa
     return [
         *converted,
         _transformation("sortBy", fields={}, sort=[{"field": row[0]}]),
-        # The second sort is stable, and keeps the order of the rows.
+        # This sort is stable: within a column, the cells stay in the order of the rows.
         _transformation("sortBy", fields={}, sort=[{"field": column}]),
         _transformation("groupingToMatrix", rowField=row[0], columnField=column, valueField="Value", emptyValue="null"),
         _transformation("organize", excludeByName={}, indexByName={}, renameByName={f"{row[0]}\\{column}": row[1]}),

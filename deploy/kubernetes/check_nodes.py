@@ -17,13 +17,14 @@ from typing import Any, NoReturn
 
 RESOURCE = "nvidia.com/gpu"
 TOLERATED = (RESOURCE,)
-"""Taints that the manifests' pods tolerate."""
+"""Keys of the taints that the pods in deploy/kubernetes tolerate."""
 SHARED, MIG = f"{RESOURCE}.shared", "nvidia.com/mig-"
-"""Resource of shared GPUs, if the device plugin gives them another name; prefix of the resources of MIG partitions."""
+"""SHARED: resource of GPUs that pods share, if the device plugin renames it. MIG: prefix of the resources of MIG partitions."""
 STRATEGY, PRODUCT, COUNT = f"{RESOURCE}.sharing-strategy", f"{RESOURCE}.product", f"{RESOURCE}.count"
-"""Labels of GPU Feature Discovery: how GPUs are shared, their model (`-SHARED` or `-MIG-1g.10gb` added), and their number."""
+"""Node labels of GPU Feature Discovery: how pods share GPUs, the GPU model (shared GPUs and MIG partitions have a suffix such as
+`-SHARED` or `-MIG-1g.10gb`), and the number of GPUs."""
 CONDITION_TAINTS = "node.kubernetes.io/"
-"""Prefix of the taints for conditions of a node, such as not-ready or disk-pressure."""
+"""Prefix of the taints that Kubernetes sets for a condition of a node, such as `not-ready` or `disk-pressure`."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -58,13 +59,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
-    """Return a line for each node and a summary, and whether the hosts of the plan fit.
+    """Return the output lines (one for each node, and a summary), and whether all hosts of the plan fit on the nodes.
 
-    If at least one host of the plan has the name of a node, only nodes with the name of a host are checked. Otherwise any node
-    may run any host.
+    If at least one host of the plan has the name of a node, the names must match: only nodes with the name of a host are checked.
+    Otherwise any node may run any host, so each node must have enough GPUs for the largest host.
 
     Args:
-        wanted: host -> number of GPUs.
+        wanted: host of the plan -> number of GPUs that it needs.
         nodes: nodes as the Kubernetes API returns them.
     """
     most = max(wanted.values(), default=0)
@@ -111,7 +112,7 @@ def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
     if divided := divided_gpus(node):
         problems.append(divided)
     elif RESOURCE not in status.get("capacity", {}):
-        problems.append(f"no {RESOURCE}: the device plugin is not running on the node, or finds no driver")
+        problems.append(f"no {RESOURCE}: the device plugin is not running on the node, or it finds no driver")
     elif allocatable_count < capacity:
         problems.append(
             f"{capacity - allocatable_count} of {capacity} GPUs are unhealthy according to the device plugin"
@@ -130,9 +131,8 @@ def divided_gpus(node: Mapping[str, Any]) -> str:
     product, strategy = labels.get(PRODUCT, ""), labels.get(STRATEGY, "none")
     partitions = sorted(name for name, count in capacity.items() if name.startswith(MIG) and str(count) != "0")
     if partitions or "-MIG-" in product:
-        return (
-            f"the GPUs are divided by MIG ({', '.join(partitions) or product}): set nvidia.com/mig.config=all-disabled"
-        )
+        names = ", ".join(partitions) or product
+        return f"the GPUs are divided by MIG ({names}): set the node label nvidia.com/mig.config=all-disabled"
     offered, count = int(capacity.get(RESOURCE, 0)), labels.get(COUNT, "")
     is_multiplied = count.isdecimal() and offered > int(count) > 0
     if SHARED in capacity or strategy != "none" or product.endswith("-SHARED") or is_multiplied:

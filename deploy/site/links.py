@@ -19,7 +19,7 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         target = posixpath.normpath(posixpath.join(folder, match[1]))
         path = docs / target
         if (files.get_file_from_path(target) is not None and not path.is_dir()) or not path.exists():
-            return match[0]  # unchanged; mkdocs reports a missing file
+            return match[0]  # a page of the site, or a missing file, which mkdocs reports
         kind = "tree" if path.is_dir() else "blob"
         name = path.resolve().relative_to(docs.parent.resolve())
         return f"]({config.repo_url}/{kind}/main/{name}{match[2] or ''})"

@@ -17,15 +17,16 @@ _MELLANOX_PREFIX = "xx."
 """Bulletins of 2024 write this in place of the first number of a firmware version, which differs from adapter to adapter."""
 
 _Version = tuple[Mapping[str, Any], str]
-"""A version of a product, and the name of its platform."""
+"""The entry of a product version in the product tree of a bulletin, and the name of its platform."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Listed:
-    """How bulletins name a product and its platform: two patterns.
+    """Two regular expressions, which match the names of a product and of its platform in bulletins.
 
-    The branch is the first group of the two matches that is not empty; without such a group, the branch is an empty text. The
-    patterns of `hgx_firmware` have no group: its branch is the text `PRODUCT, PLATFORM`.
+    Their groups match the branch (the release line, such as `R535`): it is the first group that is not empty, the groups of
+    `product` first. If all groups are empty, the branch is an empty text. The expressions of `hgx_firmware` have no group: its
+    branch is the text `PRODUCT, PLATFORM`.
     """
 
     product: str
@@ -39,13 +40,14 @@ _LISTED: Mapping[str, _Listed] = {
     "nic_firmware": _Listed(product=r"ConnectX (GA|LTS\d+)", platform=r"ConnectX.*"),
     "hgx_firmware": _Listed(product=r".*HGX.*", platform=r".*"),
 }
+"""Key of PRODUCTS in `fleet.judge.advisories` -> its names in bulletins."""
 BY_BRANCH = ("driver", "nic_firmware")
 """Products with branches. If a bulletin does not list the branch of a version, the version needs the fix of the next later branch
 in the bulletin: the bulletins say that earlier branches may be affected too, and advise to upgrade them."""
 
 
 def nvidia_advisories(directory: Path) -> Iterator[tuple[str, Advisory]]:
-    """Yield each advisory with its product, from the bulletins (YEAR/NUMBER/NUMBER.json) in the directory.
+    """Yield product and advisory, for every advisory in the bulletins (YEAR/NUMBER/NUMBER.json) in the directory.
 
     Raises:
         OSError: a file cannot be read.
@@ -57,7 +59,10 @@ def nvidia_advisories(directory: Path) -> Iterator[tuple[str, Advisory]]:
 
 
 def bulletin_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Advisory]]:
-    """Yield each advisory of a bulletin with its product. Vulnerabilities of a product with the same ranges are one advisory."""
+    """Yield product and advisory, for every advisory of a bulletin.
+
+    The vulnerabilities that affect the same version ranges of a product are one advisory.
+    """
     number, date = path.stem, document["document"]["tracking"]["current_release_date"][:10]
     products = {item["product"]["product_id"]: (item, platform) for item, platform in _versions(document)}
     for key, listed in _LISTED.items():
@@ -91,7 +96,7 @@ def _fixed_versions(vulnerability: Mapping[str, Any], products: Mapping[str, _Ve
 
 
 def _versions(document: Mapping[str, Any]) -> Iterator[_Version]:
-    """Yield each version of a product with the name of its platform."""
+    """Yield the entry of each product version in the product tree of a bulletin, with the name of its platform."""
     for vendor in document["product_tree"]["branches"]:
         for platform in vendor.get("branches", ()):
             if platform["category"] != "product_family":
@@ -99,7 +104,7 @@ def _versions(document: Mapping[str, Any]) -> Iterator[_Version]:
 
 
 def _fixes(key: str, listed: _Listed, fixed: list[_Version]) -> Iterator[tuple[str, str]]:
-    """Yield branch and version of each fix of a product."""
+    """Yield branch and version of each version in `fixed` that is a version of the product `key`."""
     for item, platform in fixed:
         by_product, by_platform = re.fullmatch(listed.product, item["name"]), re.fullmatch(listed.platform, platform)
         version = _VERSION.search(item["product"]["name"].removeprefix(_MELLANOX_PREFIX))
@@ -113,12 +118,13 @@ def _fixes(key: str, listed: _Listed, fixed: list[_Version]) -> Iterator[tuple[s
 
 
 def _ranges(key: str, every_branch: Mapping[str, str], fixes: Mapping[str, str]) -> Iterator[AffectedRange]:
-    """Yield the versions that a vulnerability affects.
+    """Yield the version ranges of a product that a vulnerability affects.
 
     Args:
         key: product.
-        every_branch: each branch of the bulletin -> a version with a fix.
-        fixes: branch -> first version with the fix of this vulnerability. A branch that is missing here is not affected.
+        every_branch: each branch that the bulletin lists for the product -> a version of the branch, which gives its position
+            among the branches.
+        fixes: branch -> first version with the fix of this vulnerability. A branch without an entry is not affected.
     """
     first = "0"
     for branch, version in sorted(every_branch.items(), key=lambda item: version_key(item[1])):

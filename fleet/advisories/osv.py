@@ -16,7 +16,7 @@ MODULES: Mapping[str, tuple[str, str]] = {
     "github.com/containerd/containerd": ("containerd", "0"),
     "github.com/containerd/containerd/v2": ("containerd", "2"),
 }
-"""Go module -> product, and the lowest version of the product that the module has."""
+"""Go module -> product, and the lowest version of the product that is published as this module."""
 _INCOMPATIBLE = "+incompatible"
 _UNKNOWN_DATE = "0001"
 _SEVERITIES = {"moderate": "medium"}
@@ -34,10 +34,10 @@ From the AWS security bulletin 2026-046-AWS of 2026-06-18.
 
 
 def osv_advisories(directory: Path, since: str) -> Iterator[tuple[str, Advisory]]:
-    """Yield each advisory about a module of MODULES with its product, from the documents below the directory.
+    """Yield product and advisory, for every advisory about a module of MODULES in the documents below the directory.
 
-    Vulnerabilities whose CVE numbers are all from before `since` (a year) are left out. Their date of publication does not show
-    their age, because databases add some of them years later.
+    Vulnerabilities are left out if the years in all of their CVE numbers are before the year `since`. Their dates of publication
+    do not show their age, because databases add some vulnerabilities years later.
 
     Raises:
         OSError: a file cannot be read.
@@ -57,7 +57,7 @@ def osv_advisories(directory: Path, since: str) -> Iterator[tuple[str, Advisory]
 
 
 def document_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tuple[str, Advisory]]:
-    """Yield the advisory of one document for each product; none if it is withdrawn, or no version has a fix."""
+    """Yield each product that a document affects, with the advisory; nothing if the document is withdrawn or names no fix."""
     ranges: dict[str, list[AffectedRange]] = {}
     for affected in () if "withdrawn" in document else document.get("affected", ()):
         if module := MODULES.get(affected["package"]["name"]):
@@ -81,7 +81,7 @@ def document_advisories(document: Mapping[str, Any], path: Path) -> Iterator[tup
 
 
 def _ranges(affected: Mapping[str, Any], lowest: str) -> Iterator[AffectedRange]:
-    """Yield the ranges that end with a fix. Without a fix there is no version to update to."""
+    """Yield the ranges that end with a fix. Other ranges are left out, because there is no version to update to."""
     for events in (item["events"] for item in affected.get("ranges", ()) if item["type"] in ("SEMVER", "ECOSYSTEM")):
         first = ""
         for event in events:
@@ -92,7 +92,7 @@ def _ranges(affected: Mapping[str, Any], lowest: str) -> Iterator[AffectedRange]
 
 
 def _severity(document: Mapping[str, Any]) -> str:
-    """Return the rating of the GitHub advisory database; empty for the Go vulnerability database, which has no ratings."""
+    """Return the severity that the GitHub advisory database states; the Go vulnerability database states none (empty)."""
     stated = str(document.get("database_specific", {}).get("severity", "")).lower()
     return _SEVERITIES.get(stated, stated)
 

@@ -21,14 +21,14 @@ fixes too."""
 
 
 def rebuild(bulletins: Path, vulnerabilities: Path) -> str:
-    """Return the content of advisories.json.
+    """Return the content of a new advisories.json.
 
     Args:
         bulletins: a checkout of NVIDIA/product-security.
         vulnerabilities: a checkout, or a folder of one, with OSV documents: golang/vulndb, or github/advisory-database.
 
     Raises:
-        UsageError: a directory is no checkout, or has no advisory, or a document is not as expected.
+        UsageError: a directory is not a git checkout or has no advisory, or a document is not as expected.
     """
     products: dict[str, list[Advisory]] = {key: [] for key in PRODUCTS}
     read_osv = partial(osv_advisories, since=SINCE)
@@ -57,7 +57,7 @@ def _newest_first(advisories: list[Advisory]) -> Iterator[dict[str, Any]]:
 
 
 def _source(directory: Path) -> dict[str, str]:
-    """Return address, commit and date of a checkout."""
+    """Return the URL of the repository of a checkout, and hash and date of its newest commit."""
     url = git(directory, "remote", "get-url", "origin").removesuffix(".git")
     commit, date = git(directory, "log", "-1", "--format=%H %cs").split(" ")
     return {"url": url, "commit": commit, "date": date}

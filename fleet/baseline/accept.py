@@ -18,7 +18,7 @@ from schemas.reports import ACCEPTED, FleetReport, Verdict
 from schemas.run_directory import RunDirectory
 
 MAX_RUNS = 20
-"""Maximum number of runs of a part in a baseline. The oldest runs are dropped."""
+"""Maximum number of runs in the baseline of a part. If there are more, the oldest are dropped."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,14 +50,14 @@ def refuse_unaccepted(run: Run, report: FleetReport) -> str:
         )
     if report.decision != ACCEPTED:
         raise RunError(
-            f"run {run.plan.run_id} is {report.decision} when it is judged again, but its report has the decision accepted: "
-            "give the criteria and waivers that its report used (--criteria, --waivers), or write the report again"
+            f"run {run.plan.run_id} is {report.decision} when it is judged again, but the decision in its report is accepted: "
+            "give the criteria and waivers with which the report was written (--criteria, --waivers), or write the report again"
         )
     if differences := verdict_differences(document, report):
         more = f" (and {len(differences) - 1} more)" if differences[1:] else ""
         raise RunError(
-            f"{path} does not match the records: {differences[0]}{more}: give the criteria and waivers that it used "
-            f"(--criteria, --waivers), or run `rackproof report {run.directory}` again and read it"
+            f"{path} does not match the records: {differences[0]}{more}: give the criteria and waivers with which it was "
+            f"written (--criteria, --waivers), or run `rackproof report {run.directory}` again and read it"
         )
     return hashlib.sha256(content).hexdigest()
 
@@ -169,10 +169,10 @@ def accept(
         run: the run.
         report: the result of judging the run again.
         directory: directory of the baselines.
-        by: who accepts the run.
-        replace_runs: whether the run replaces the earlier runs of the parts.
-        replaced: parts whose earlier runs were already replaced by another run that the same command accepted. The run is added
-            to the new baselines of these parts.
+        by: who accepts the run, when and why.
+        replace_runs: whether the run replaces the earlier runs in the baselines of its parts.
+        replaced: keys of baselines that the same command has already replaced, with another run. Even if `replace_runs` is true,
+            `run` is added to them.
 
     Raises:
         RunError: the run is not accepted, an existing baseline is invalid, or a baseline cannot be written.
@@ -187,9 +187,9 @@ def accept(
             for new in baselines_of_run(run, report, digest, by)
         ]
     except documents.DocumentError as error:
-        raise RunError(f"{error}: remove it, or restart it with --replace") from None
+        raise RunError(f"{error}: remove the file, or restart the baseline with --replace") from None
     try:
-        for baseline in baselines:  # GPUs first, because the file of their host refers to their files
+        for baseline in baselines:  # GPUs first: the baseline of a host refers to its GPUs by serial
             baseline_store.write(directory, baseline)
     except (OSError, documents.DocumentError) as error:
         raise RunError(f"cannot write the baseline in {directory}: {error}") from None

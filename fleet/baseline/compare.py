@@ -22,7 +22,7 @@ class RunComparison:
 
     run: Run
     earlier: str
-    """As text: `run r1`, `runs r1, r2` or `baseline DIRECTORY`."""
+    """What the run was compared with, as text: `run r1`, `runs r1, r2` or `baseline DIRECTORY`."""
     comparison: Comparison
 
 
@@ -30,8 +30,8 @@ def compare_runs(earlier: Sequence[Path], last: Path, criteria: Sequence[str]) -
     """Compare the run in `last` with earlier runs, or with the one directory of baselines in `earlier`.
 
     Raises:
-        RunError: nothing can be compared, the baseline of a part is invalid, or the runs are of different kinds, for example one
-            is a REHEARSAL.
+        RunError: nothing can be compared, the baseline of a part is invalid, or the runs are of different kinds (`gpu`,
+            `rehearsal`, `simulated`).
         UsageError: a run is given twice, or the criteria are invalid.
     """
     run = load(last)
@@ -56,7 +56,10 @@ def _earlier_states(directories: Sequence[Path], run: Run) -> tuple[Mapping[str,
     for earlier in runs:
         other = baseline_store.kind_of(earlier.plan)
         if other != kind:
-            raise RunError(f"run {earlier.plan.run_id} is of kind {other}, but the new run is of kind {kind}")
+            raise RunError(
+                f"run {earlier.plan.run_id} is of kind {other}, but the new run is of kind {kind}: give runs of one kind "
+                "(gpu: a run that tests GPUs; rehearsal; simulated)"
+            )
         if earlier.plan.nonce in nonces:
             raise UsageError(f"run {earlier.plan.run_id} is given twice: comparing it with itself would show no change")
         nonces.add(earlier.plan.nonce)
@@ -75,5 +78,5 @@ def _accepted_states(directory: Path, kind: str, run: Run) -> dict[str, HostStat
         for host in run.plan.hosts
     }
     for problem in (baseline.problem for baseline in baselines.values() if baseline.problem):
-        raise RunError(f"{problem}: remove it, or accept a run of that part again")
+        raise RunError(f"{problem}: remove the file, or accept a run of that host or GPU again")
     return {host: accepted_state(baseline) for host, baseline in baselines.items()}

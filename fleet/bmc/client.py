@@ -22,25 +22,26 @@ from urllib3.exceptions import InsecureRequestWarning
 
 from fleet.bmc.target import BmcError, BmcTarget, clean_text
 
-logging.getLogger("redfish").setLevel(logging.CRITICAL)  # its log has the BMCs' answers, and the body of a login
+# The log of the client would contain the answers of BMCs, and the password in the body of a login.
+logging.getLogger("redfish").setLevel(logging.CRITICAL)
 
 Resource = Mapping[str, Any]
 REQUEST_TIMEOUT_S = 10.0
-"""Maximum wait for the next bytes of an answer."""
+"""Maximum time in seconds to wait for the next bytes of an answer."""
 LOGOUT_S = 5.0
-"""Time for the logout, also after the deadline."""
+"""Minimum time in seconds that the logout gets, even if the deadline has passed."""
 MAX_BYTES = 8_000_000
-"""Maximum size of an answer. A page of 1000 log entries has less than 2 MB."""
+"""Maximum size of an answer in bytes. A page of 1000 log entries has less than 2 MB."""
 MAX_MEMBERS, MAX_PAGES = 1024, 64
-"""Maximum numbers of members and of pages of a collection. More are an error, because the rest would not be checked."""
+"""Maximum numbers of members and of pages of a collection. A larger one is an error, because its rest would not be read."""
 ROOT = "/redfish/v1/"
 _PATH = re.compile(r"/redfish/v1(/[A-Za-z0-9._~!$&'()*+,;=:@%-]*)*(\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?(#.*)?")
 _NO_SESSIONS = re.compile(r"HTTP (404|405|501):")
-"""Answer of a service without sessions. Such a service expects the credentials in each request."""
+"""Text of the login error of a service without sessions. Such a service expects the credentials in each request."""
 
 
 class _BoundedAdapter(HTTPAdapter):
-    """Sends requests to one BMC: no redirect, no other host, at most MAX_BYTES an answer, and nothing after the deadline."""
+    """Sends requests to one BMC only, and none after the deadline. Follows no redirect; an answer may have MAX_BYTES bytes."""
 
     def __init__(self, address: str, deadline: float) -> None:
         self._address, self.deadline = address, deadline
@@ -99,12 +100,12 @@ class RedfishSession:
         return _parse(response.text, path)
 
     def linked(self, resource: Resource | None, name: str) -> Resource | None:
-        """Return the resource that a property links to; None if there is no such link or resource."""
+        """Return the resource that the property `name` links to; None if there is no such link or resource."""
         link = (resource or {}).get(name)
         return self.get(link.get("@odata.id")) if isinstance(link, dict) else None
 
     def members(self, collection: Resource | None) -> Iterator[Resource]:
-        """Yield the members of a collection. Raises BmcError if there are more than MAX_MEMBERS, or more than MAX_PAGES pages."""
+        """Yield the members of a collection. Raises BmcError if it has more than MAX_MEMBERS members or MAX_PAGES pages."""
         count, pages = 0, 0
         if collection and self._expands and isinstance(path := collection.get("@odata.id"), str) and "?" not in path:
             collection = self.get(f"{path}?$expand=.($levels=1)") or collection
@@ -142,7 +143,8 @@ def open_session(target: BmcTarget, deadline: float) -> Iterator[RedfishSession]
     Raises:
         BmcError: the BMC cannot be reached, its certificate is not accepted, or it refuses the credentials.
     """
-    warnings.filterwarnings("ignore", module=r"redfish\.")  # about services that do not follow the standard
+    # The client warns of services that do not follow the standard.
+    warnings.filterwarnings("ignore", module=r"redfish\.")
     if not target.verify:
         warnings.filterwarnings("ignore", category=InsecureRequestWarning)
     adapter = _BoundedAdapter(target.address, deadline)
@@ -156,13 +158,14 @@ def open_session(target: BmcTarget, deadline: float) -> Iterator[RedfishSession]
         check_connectivity=False,
         https_adapter=adapter,
     )
-    client._session.trust_env = False  # neither a proxy nor credentials from ~/.netrc
+    client._session.trust_env = False  # use neither a proxy of the environment nor credentials in ~/.netrc
     with _named_errors():
         _log_in(client)
     try:
         yield RedfishSession(client)
     finally:
-        adapter.deadline = max(deadline, time.monotonic() + LOGOUT_S)  # a slow BMC must not keep the session
+        # If the deadline has passed, the logout is sent all the same, so that the session does not stay open.
+        adapter.deadline = max(deadline, time.monotonic() + LOGOUT_S)
         with contextlib.suppress(Exception):
             client.logout()
 
@@ -180,7 +183,7 @@ def _log_in(client: HttpClient) -> None:
     except SessionCreationError as error:
         if not _NO_SESSIONS.match(str(error)):
             raise
-    except KeyError:  # raised by the client if the answer to a login has no session
+    except KeyError:  # the client raises it if the answer to the login contains no session
         client.set_session_key(None)
     if not client.get_session_key():
         client.login(auth=AuthMethod.BASIC)
@@ -188,7 +191,7 @@ def _log_in(client: HttpClient) -> None:
 
 @contextlib.contextmanager
 def _named_errors() -> Iterator[None]:
-    """Replace an error of the client by a BmcError that names the cause in words."""
+    """Replace any exception of the client by a BmcError that names the cause in words."""
     try:
         yield
     except BmcError:
@@ -217,7 +220,7 @@ def _describe(error: BaseException) -> str:
 
 
 def certificate_remedy(verify_code: int) -> str:
-    """Return the remedy for an error of OpenSSL's verification (X509_V_ERR_…)."""
+    """Return the remedy for an error in the verification of a certificate, by its OpenSSL code (X509_V_ERR_…)."""
     if verify_code in (62, 64):  # HOSTNAME_MISMATCH, IP_ADDRESS_MISMATCH
         return "set rackproof_bmc_address to a name that is in the certificate"
     if verify_code in (9, 10):  # CERT_NOT_YET_VALID, CERT_HAS_EXPIRED

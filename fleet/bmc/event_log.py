@@ -15,20 +15,20 @@ from fleet.bmc.health import OK, standard
 from fleet.bmc.target import BmcError, clean_text
 
 EMPTY = "none"
-"""Mark of a log without entries."""
+"""Used as the mark (`LogEntry.mark`) of the newest entry if a log has no entries."""
 MAX_NEW = 200
-"""Maximum number of new entries that a reading keeps, newest first."""
+"""Maximum number of new entries that a reading keeps. If there are more, it keeps the newest."""
 _EVENT_TYPES = ("sel", "event")
-"""Values of LogEntryType of a log with hardware events."""
+"""Values of the property LogEntryType of a log with hardware events, in lower case."""
 _EVENT_LOGS = frozenset({"sel", "log1", "eventlog", "event", "iml", "platformlog", "standardlog"})
-"""Ids of logs with hardware events, for services that state no LogEntryType."""
+"""Ids of logs with hardware events, in lower case, for log services that state no LogEntryType."""
 _OTHER_LOGS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hostlogger", "debug", "crash", "faultlog")
-"""Texts in the ids of logs without hardware events."""
+"""A log whose ID contains one of these texts has no hardware events."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogEntry:
-    """One entry. The severity is None if the service reports none, or an unknown one."""
+    """One entry. Its severity is None if the service reports no severity, or an unknown one."""
 
     id: str
     created: str
@@ -37,26 +37,26 @@ class LogEntry:
 
     @property
     def mark(self) -> str:
-        """Return ID and time, which identify the entry: a log that wraps around or is cleared uses its ids again."""
+        """Return ID and time of the entry. The ID is not enough: a log that wraps around or is cleared uses its ids again."""
         return f"{self.id} {self.created}".strip()
 
 
 @dataclass(frozen=True, kw_only=True)
 class LogReading:
-    """What a reading keeps of an event log."""
+    """What one reading of a BMC keeps of an event log."""
 
     entries: int
-    """Number of all entries."""
+    """Number of entries in the log."""
     newest: str
-    """Mark of the newest entry; EMPTY without entries."""
+    """Mark of the newest entry; EMPTY if the log has no entries."""
     new: tuple[LogEntry, ...] = ()
-    """Entries since the previous reading, newest first, at most MAX_NEW."""
+    """The entries that were added since the previous reading, newest first, at most MAX_NEW."""
     new_entries: int = 0
-    """Number of entries since the previous reading; MAX_NEW + 1 if there are more than MAX_NEW."""
+    """Number of entries that were added since the previous reading; MAX_NEW + 1 if there are more than MAX_NEW."""
 
 
 def is_event_log(service: Resource) -> bool:
-    """Return whether a log service has hardware events, rather than logins, dumps or console output."""
+    """Return whether the log of a log service has hardware events, rather than logins, dumps or console output."""
     name = str(service.get("Id", "")).lower()
     if any(text in name for text in _OTHER_LOGS):
         return False
@@ -69,7 +69,7 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
     Args:
         session: the session.
         service: the log service.
-        mark: `newest` of the previous reading; None for the first reading, in which no entry is new.
+        mark: `LogReading.newest` of the previous reading; None for the first reading, in which no entry counts as new.
 
     Raises:
         BmcError: the log cannot be read, or it is unknown which entries are new.
@@ -94,10 +94,10 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
 
 
 def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
-    """Return the entries before the first one whose time is earlier than the time in `mark`.
+    """Return the entries that precede, in this list, the first entry whose time is earlier than the time in `mark`.
 
-    Call this only if the entry of the mark was not found: the log was cleared, is full or has more than MAX_NEW new entries.
-    Otherwise do not compare times, because the clock of a BMC may be set back.
+    Call this only if the entry that `mark` names was not found, because the log was cleared, was full and has overwritten it, or
+    has more than MAX_NEW new entries. Otherwise do not compare times, because the clock of a BMC may be set back.
 
     Args:
         entries: entries of the log, newest first.
@@ -109,7 +109,7 @@ def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
     count = next((position for position, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
     if entries and not count:
         raise BmcError(
-            "the log lacks the newest entry of the previous reading, and the newest entry that it has is older"
+            "the log lacks the newest entry of the previous reading, and the newest entry that it has is older than that entry"
         )
     number_of_mark = _number(mark.rpartition(" ")[0])
     for entry in entries[count:]:
@@ -129,7 +129,7 @@ def _number(entry_id: str) -> int | None:
 
 
 def _newest_first(session: RedfishSession, first: Resource, total: int) -> Iterator[LogEntry]:
-    """Yield the entries of a log, the newest first. Services list them in either order, and some ignore `$skip`."""
+    """Yield the entries of a log, the newest first. Services list entries in either order, and some ignore `$skip`."""
     members = _members(first)
     if not members:
         return
@@ -151,7 +151,7 @@ def _newest_first(session: RedfishSession, first: Resource, total: int) -> Itera
 def _from_the_end(session: RedfishSession, first: Resource, members: list[object], total: int) -> Iterator[LogEntry]:
     """Yield the entries, newest first, of a log that lists its oldest entry first.
 
-    Read pages from the end with `$skip`. If the service ignores `$skip`, follow the links through all pages.
+    The last page is read first, with `$skip`. If the service ignores `$skip`, all pages are read, from the first to the last.
     """
     size, skip = len(members), total
     while skip > 0:
@@ -170,7 +170,7 @@ def _from_the_end(session: RedfishSession, first: Resource, members: list[object
         if page is None:
             yield from _reversed(session, last)
             return
-        last = [*last, *_members(page)][-(MAX_NEW + 1) :]  # `read_log` reads no more
+        last = [*last, *_members(page)][-(MAX_NEW + 1) :]  # `read_log` needs no more entries than these
         link = page.get("Members@odata.nextLink")
     raise BmcError(f"the event log has {total} entries and cannot be read from its end: save and clear it")
 
@@ -185,11 +185,12 @@ def _members(page: Resource | None) -> list[object]:
 
 
 def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
-    """Return whether most entries are older than the entry that follows them.
+    """Return whether a log lists its oldest entry first.
 
-    If as many entries are newer than the entry that follows them, compare the first and the last entry by time. If their times do
-    not differ or are not known, compare their numbers. If these are not known either, take the first entry to be the older.
-    Comparing only the first and the last entry is not enough: the BMC may have written one of them with a wrong clock.
+    The times of adjacent entries decide: the log is in this order if more entries are older than the next entry than are newer.
+    If the two numbers are equal, the times of the first and the last entry decide; if these are equal or not known, their ids as
+    numbers; if these are not known either, the result is true. The first and the last entry alone are not enough, because the
+    BMC may have written one of them with a wrong clock.
     """
     texts = [clean_text(item.get("Created", ""), 40) for item in members if isinstance(item, dict)]
     known = [moment for text in texts if (moment := _time(text))]
@@ -213,11 +214,11 @@ def _entry(session: RedfishSession, item: object) -> LogEntry | None:
     whole = item if len(item) > 1 else session.get(item.get("@odata.id"))
     if whole is None:
         return None
-    is_over = str(whole.get("EntryCode", "")).lower().startswith("deassert")
+    is_deassertion = str(whole.get("EntryCode", "")).lower().startswith("deassert")
     return LogEntry(
         id=clean_text(whole.get("Id", ""), 60),
         created=clean_text(whole.get("Created", ""), 40),
-        severity=OK if is_over else standard(whole.get("Severity")),
+        severity=OK if is_deassertion else standard(whole.get("Severity")),
         message=clean_text(whole.get("Message") or whole.get("MessageId") or "no text"),
     )
 
@@ -228,7 +229,7 @@ def _is_older(created: str, mark: str) -> bool:
 
 
 def _time(text: str) -> datetime | None:
-    """Return the time of an entry; None if `text` is no time, or is of a clock that is not set (years 1970, 2000, 9999)."""
+    """Return a time; None if `text` is not a time, or comes from a clock that was not set (years 1970, 2000, 9999)."""
     try:
         moment = datetime.fromisoformat(text.replace("Z", "+00:00"))
     except ValueError:

@@ -1,10 +1,12 @@
 """Health of a part in a Redfish resource, in the spelling of the standard: `OK`, `Warning: …`, `Critical: …`.
 
-The state comes first: a part that is absent or disabled has no health, although some services report one (Critical, for an
-empty bay). A part that is present but cannot be used (`UnavailableOffline`) is a fault if its health is bad or its line input
-is lost or out of range: this is how Dell and OpenBMC report a power supply whose cord is unplugged. Any other part in this
-state is a spare.
-Then comes `Health`, with the reasons of `Conditions`. `HealthRollup` is not used: an old log entry can make it bad.
+The property `State` is checked first: the health of a part that is absent or disabled is not read, because some services report
+a wrong one (`Critical` for an empty bay). A part in the state `UnavailableOffline` is present but cannot be used. It is faulty if
+its health is bad or its line input is lost or out of range: this is how Dell and OpenBMC report a power supply whose cord is
+unplugged. Any other part in the state `UnavailableOffline` is a spare, whose health is not read.
+
+The health itself is the property `Health`, with the reasons in `Conditions`. `HealthRollup` is not used: an old log entry can
+make it bad.
 """
 
 from __future__ import annotations
@@ -24,13 +26,13 @@ _BAD_INPUT = ("LossOfInput", "OutOfRange")
 
 
 def standard(value: object) -> str | None:
-    """Return the standard spelling of a health or severity; None if there is none or it is unknown."""
+    """Return the standard spelling of a health or severity; None if `value` is None or an unknown spelling."""
     text = "".join(char for char in clean_text(value, 40).lower() if char.isalnum()) if value is not None else ""
     return next((name for name, spellings in _SPELLINGS.items() if text in spellings), None)
 
 
 def is_there(resource: Resource) -> bool:
-    """Return whether the part is fitted and in use, or should be in use and cannot."""
+    """Return whether the part is installed and in use, or should be in use but cannot be used."""
     state = _state(resource)
     if state == _UNUSABLE:
         return standard(_raw_health(resource)) in (WARNING, CRITICAL) or resource.get("LineInputStatus") in _BAD_INPUT
@@ -38,14 +40,14 @@ def is_there(resource: Resource) -> bool:
 
 
 def _state(resource: Resource) -> str:
-    """Return the state in lower case, without spaces and punctuation."""
+    """Return the property `State` of the part in lower case, without spaces and punctuation."""
     status = resource.get("Status")
     state = status.get("State") if isinstance(status, dict) else status
     return "".join(char for char in str(state).lower() if char.isalnum())
 
 
 def has_health(resource: Resource) -> bool:
-    """Return whether the part reports a health, even if `standard` does not know the name of the health."""
+    """Return whether the part reports a health, known to `standard` or not."""
     return _raw_health(resource) not in (None, "")
 
 
@@ -55,7 +57,7 @@ def _raw_health(resource: Resource) -> object:
 
 
 def health(resource: Resource) -> str | None:
-    """Return the health of a part, with the reason if it is bad; None if the health is missing or unknown."""
+    """Return the health of a part, with the reason if the health is bad; None if the health is missing or unknown."""
     status, value = resource.get("Status"), standard(_raw_health(resource))
     if value in (None, OK):
         return value
@@ -69,7 +71,7 @@ def health(resource: Resource) -> str | None:
 
 
 def power_supply_health(supply: Resource) -> str | None:
-    """Return the health of a power supply. It is critical if its line input is lost or out of range, whatever its `Health` is."""
+    """Return the health of a power supply: critical if its line input is lost or out of range, whatever its `Health` is."""
     value, line = health(supply), supply.get("LineInputStatus")
     if line in _BAD_INPUT:
         return f"{CRITICAL}: its line input has the status {line}"
@@ -78,6 +80,6 @@ def power_supply_health(supply: Resource) -> str | None:
 
 
 def leak_health(detector: Resource) -> str | None:
-    """Return the health of a leak detector: its `DetectorState`, or its `Health` if it reports no such state."""
+    """Return the health of a leak detector: its `DetectorState`, or its `Health` if `DetectorState` is missing or unknown."""
     value = standard(detector.get("DetectorState"))
     return f"{value}: it reports a leak" if value in (WARNING, CRITICAL) else value or health(detector)

@@ -20,26 +20,27 @@ from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
 
 PORT = 623
 PRIVILEGE_USER = 2
-"""Privilege level of the session: enough to read sensors and events."""
+"""Privilege level `User` of the session, which is enough to read sensors and events."""
 LOG = "SEL"
+"""Name of the only event log that IPMI has (the System Event Log)."""
 NO_TIME, UPTIME = 0xFFFFFFFF, 0x20000000
-"""NO_TIME marks an event without a time. Times below UPTIME are seconds since the BMC started (IPMI 2.0, section 37)."""
+"""NO_TIME: the event has no time. A time below UPTIME counts the seconds since the BMC started (IPMI 2.0, section 37)."""
 _ADDRESS = re.compile(r"\[?([^\[\]]+?)\]?(?::(\d{1,5}))?")
 _CRITICAL_BITS, _WARNING_BIT = 0b110, 0b001
-"""Bits of pyghmi's Health. A sensor beyond its critical limit is beyond its warning limit too, and has the bits of both."""
+"""Bits of pyghmi's Health. A sensor beyond its critical limit is also beyond its warning limit, so both bits are set."""
 _PARTS = {
     "Power Supply": "bmc.power_supply.health",
     "Fan": "bmc.fan.health",
     "Power Unit": "bmc.power_redundancy.health",
 }
-"""Type of a sensor -> the reading that contains the health of its part."""
+"""Type of a sensor -> the reading that contains the health of the sensor's part."""
 _EMPTY_LOG = "record not present"
 
 
 def read_ipmi(target: BmcTarget, marks: Marks | None, deadline: float) -> Readings:
-    """Return the readings of a BMC; the arguments and errors are those of `read_redfish`.
+    """Return the readings of a BMC. Arguments and errors are the same as for `read_redfish`.
 
-    The client keeps the session of a BMC for the whole process, so a process can read each BMC only once.
+    The client keeps the session of a BMC until the process ends, so one process can read each BMC only once.
     """
     readings = Readings()
     with _named_errors():
@@ -109,16 +110,17 @@ def _read_sensors(readings: Readings, sensors: Iterable[Any], deadline: float) -
 
 
 def _health(bits: object) -> str | None:
-    """Return the health of a sensor or event, from pyghmi's bits; None without bits, or with unknown bits."""
+    """Return the health of a sensor or event, from pyghmi's bits; None if `bits` is not a number or has unknown bits."""
     if not isinstance(bits, int) or bits & ~(_CRITICAL_BITS | _WARNING_BIT):
         return None
     return CRITICAL if bits & _CRITICAL_BITS else WARNING if bits else OK
 
 
 def _read_log(readings: Readings, command: Command, marks: Marks | None, deadline: float) -> None:
-    """Add the size of the log and its new entries: those after the entry that the mark names, or all if the log lacks that entry.
+    """Add the number of entries in the log, and the new entries.
 
-    Without a mark, as in the first reading, no entry is new. IPMI lists the oldest entry first.
+    An entry is new if it follows the entry that the mark of this log in `marks` names; IPMI lists the oldest entry first. If the
+    log lacks that entry, all entries are new. Without a mark, as in the first reading, no entry is new.
     """
     entries: list[LogEntry] = []
     try:
@@ -156,8 +158,8 @@ def _entry(event: Mapping[str, Any]) -> LogEntry:
 def _time_of(seconds: object) -> str:
     """Return the time of an event by the clock of the BMC; empty if the event has none.
 
-    If the clock was not set, return the seconds since the BMC started. The `timestamp` that the client computes is not used: it
-    is relative to the present, so it can differ by a second between two readings of one event.
+    If the clock was not set, return the seconds since the BMC started. The `timestamp` that the client computes is not used: the
+    client computes it from the current time, so it can differ by a second between two readings of one event.
     """
     if not isinstance(seconds, int) or not 0 <= seconds < NO_TIME:
         return ""
@@ -168,7 +170,7 @@ def _read_serial(readings: Readings, command: Command) -> None:
     try:
         system = next((fields for name, fields in command.get_inventory() if name == "System" and fields), None)
     except IpmiException:
-        system = None  # a BMC without FRU data; serials are then not compared
+        system = None  # the BMC has no FRU data; its serials are then not compared
     for name, key in (("system", "Serial Number"), ("chassis", "Chassis serial number")):
         value = (system or {}).get(key)
         if isinstance(value, str) and (text := clean_text(value, 100)):

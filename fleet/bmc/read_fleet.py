@@ -14,26 +14,27 @@ from fleet.bmc.target import IPMI, BmcError, BmcTarget
 from schemas.records import Metric
 
 DEADLINE_S = 120.0
-"""Maximum time for one BMC. BMCs of GB200 trays need up to a minute."""
+"""Maximum time in seconds to read one BMC. BMCs of GB200 trays need up to a minute."""
 GRACE_S = 2.0
-"""Time after the deadline in which a thread may still return its readings."""
+"""Time in seconds after the deadline in which a thread may still return its readings."""
 WORKERS = 128
+"""Maximum number of BMCs that are read at once."""
 
 Job = tuple[BmcTarget, Marks | None]
 Result = tuple[BmcTarget, tuple[Metric, ...], float]
-"""A BMC, its readings, and how long they took in seconds."""
+"""A BMC, its readings, and how many seconds it took to read it."""
 
 
 def read_bmc(target: BmcTarget, marks: Marks | None, deadline: float) -> Readings:
-    """Return the readings of a BMC by its protocol. Raises BmcError."""
+    """Return the readings of a BMC, read by the protocol of `target`. Raises BmcError."""
     return (read_ipmi if target.protocol == IPMI else read_redfish)(target, marks, deadline)
 
 
 def read_all(jobs: Iterable[Job], deadline_s: float = DEADLINE_S) -> Iterator[Result]:
     """Yield the readings of each BMC as they arrive.
 
-    Each BMC has a daemon thread with a deadline. A thread that does not return is abandoned: no client can end a call that hangs
-    while it resolves the name of the BMC.
+    Each BMC is read in a daemon thread with a deadline. A thread that does not return in time is abandoned, because no client can
+    interrupt a name lookup that hangs.
     """
     pending = list(jobs)
     results: queue.Queue[Result] = queue.Queue()
@@ -62,6 +63,6 @@ def _read_one(target: BmcTarget, marks: Marks | None, deadline_s: float, results
         metrics = read_bmc(target, marks, start + deadline_s).metrics()
     except BmcError as error:
         metrics = unreadable(str(error))
-    except Exception as error:  # noqa: BLE001 - a service may answer with anything, which must not stop the reading of the other BMCs
+    except Exception as error:  # noqa: BLE001 - whatever a BMC answers, the other BMCs must be read
         metrics = unreadable(f"answers with unexpected data ({type(error).__name__})")
     results.put((target, metrics, time.monotonic() - start))

@@ -1,4 +1,4 @@
-"""Collect the readings of one BMC as metrics of a snapshot."""
+"""Collect the readings of one BMC, and convert them to the metrics of a snapshot."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from schemas.records import ERROR, UNSUPPORTED, Metric, Value
 NAMES = tuple(sorted(name for name in READINGS if name.startswith(BMC)))
 READABLE = "bmc.readable"
 MAX_SCOPES = 1000
-"""Maximum number of parts with the same reading. A tray of a GB200 has 300 sensors."""
+"""Maximum number of parts of a BMC that have the same reading. A GB200 tray has 300 sensors."""
 
 
 class Readings:
-    """The readings of one moment."""
+    """The readings of one BMC at one moment."""
 
     def __init__(self) -> None:
         self._values: dict[str, dict[str, Value]] = {name: {} for name in NAMES}
         self._absent: dict[str, dict[str, str]] = {name: {} for name in NAMES}
 
     def scope(self, name: str, *labels: str) -> str:
-        """Return a scope for the reading `name` of a part. No part that was added before has this scope in this reading.
+        """Return a scope for the reading `name` of a part, from the labels of the part.
 
-        If the labels are those of an earlier part, the last label gets a number: `Fan:2`. The scope is empty if MAX_SCOPES parts
-        have these labels.
+        If a part with these labels was already added to the reading, a number makes the last label unique: `Fan:2`. The scope is
+        empty if MAX_SCOPES parts have these labels.
         """
         kinds = READINGS[name].labels
         used = self._values[name].keys() | self._absent[name].keys()
@@ -34,9 +34,9 @@ class Readings:
         return ""
 
     def add(self, name: str, labels: tuple[str, ...], value: Value, reason: str = "") -> str:
-        """Add the value of an installed part. If `value` is None, add `reason` as an error, or nothing if `reason` is empty.
+        """Add the reading `name` of an installed part: its value, or, if `value` is None, the error `reason` (nothing if empty).
 
-        Return the scope of the part; empty if MAX_SCOPES parts have the reading already.
+        Return the scope of the part; empty if MAX_SCOPES parts already have this reading.
         """
         scope = self.scope(name, *labels) if labels else "host"
         if not scope or len(self._values[name]) >= MAX_SCOPES:
@@ -49,16 +49,16 @@ class Readings:
         return scope
 
     def lack(self, name: str, labels: tuple[str, ...], reason: str) -> None:
-        """Add a part whose value is not available now. Its status is unsupported, which is not an error."""
+        """Add a part that reports no value, with the reason. Its status is `unsupported`, which is not an error."""
         if len(self._absent[name]) < MAX_SCOPES and (scope := self.scope(name, *labels)):
             self._absent[name][scope] = f"{UNSUPPORTED}: {reason}"
 
     def fail(self, name: str, reason: str) -> None:
-        """Add, in the scope of the host, the reason why a reading failed. Only the first reason of a reading is kept."""
+        """Add the reason why the reading `name` failed, in the scope `host`. Only the first such reason is kept."""
         self._absent[name].setdefault("host", f"{ERROR}: {reason}")
 
     def metrics(self) -> tuple[Metric, ...]:
-        """Return the metrics, one for each name. A reading without any part is unsupported."""
+        """Return one metric for each name in NAMES. A reading that no part has is `unsupported`."""
         return tuple(
             Metric(
                 name=name,

@@ -1,4 +1,4 @@
-"""The record of one BMC in the run directory: a snapshot for each reading. It has the same format as a host's record."""
+"""The record of one BMC in the run directory: like a host's record, with one snapshot for each attempt to read the BMC."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from schemas.records import Record, Snapshot, to_json
 from schemas.run_directory import RunDirectory
 
 NEWEST = "bmc.log.newest"
+"""Reading with the mark (ID and time) of the newest entry of an event log."""
 MAX_SNAPSHOTS = 250
-"""Maximum number of snapshots; the newest are kept. The schema of records allows 256.
+"""Maximum number of snapshots in a record; the oldest are dropped. The schema of records allows 256.
 
-If all snapshots of a stage are dropped, the judge reports that the stage has no reading."""
+If all snapshots of a stage are dropped, the judge reports that the BMC was not read in this stage."""
 
 
 def read_record(directory: Path, plan: Plan, host: str) -> Record | None:
-    """Return the record of a BMC; None if there is none, or if it is damaged or of another run."""
+    """Return the record of a BMC; None if there is no record, or if the record is damaged or of another run."""
     path = RunDirectory(directory).bmc_record(host)
     with contextlib.suppress(documents.DocumentError):
         record = record_from_json(documents.read(path, "record"), source=str(path))
@@ -33,7 +34,10 @@ def read_record(directory: Path, plan: Plan, host: str) -> Record | None:
 
 
 def is_damaged(directory: Path, host: str) -> bool:
-    """Return whether the record of a BMC exists but cannot be read. A new record would hide that the old readings are lost."""
+    """Return whether the record of a BMC exists but cannot be read.
+
+    Such a record must not be replaced by a new one, which would hide that earlier snapshots are lost.
+    """
     path = RunDirectory(directory).bmc_record(host)
     try:
         record_from_json(documents.read(path, "record"), source=str(path))
@@ -43,21 +47,22 @@ def is_damaged(directory: Path, host: str) -> bool:
 
 
 def marks(record: Record | None) -> dict[str, str] | None:
-    """Return scope of each event log -> mark of its newest entry at the last reading; None if no reading has succeeded yet."""
+    """Return scope of each event log -> mark of its newest entry when the BMC was last read; None if it has never been read."""
     readable = [taken for taken in record.snapshots if is_readable(taken)] if record else []
     newest = (metric for taken in readable for metric in taken.metrics if metric.name == NEWEST)
     return {scope: str(value) for metric in newest for scope, value in metric.values.items()} if readable else None
 
 
 def is_readable(taken: Snapshot) -> bool:
-    """Return whether the BMC could be read."""
+    """Return whether the BMC could be read when the snapshot was taken."""
     return any(metric.name == READABLE and metric.values for metric in taken.metrics)
 
 
 def add_snapshot(directory: Path, plan: Plan, host: str, taken: Snapshot) -> Record:
-    """Add a reading to the record of a BMC, atomically, and return the record.
+    """Add a snapshot to the record of a BMC, atomically, and return the record.
 
-    A reading that succeeds replaces failed ones of the same stage and phase, so that a resumed run can complete them.
+    If the BMC could be read, the snapshot replaces those of failed attempts in the same stage and phase, so that a resumed run
+    can complete the record.
     """
     record = read_record(directory, plan, host)
     kept: Sequence[Snapshot] = record.snapshots if record else ()

@@ -13,20 +13,20 @@ from fleet.bmc.target import BmcError, BmcTarget, clean_text, label
 from schemas.scopes import Scope
 
 Marks = Mapping[str, str]
-"""Scope of an event log -> ID and time of its newest entry at the previous reading; `none` if the log was empty."""
+"""Scope of an event log -> mark (ID and time) of its newest entry at the previous reading; `none` if the log was empty."""
 _NOT_A_VERSION = frozenset({"", "not present", "n/a", "na", "none", "unknown", "null"})
 _SPARE_IMAGE = re.compile(
     r"^(available|previous|pending|staged)|backup|standby|rollback|recovery|golden", re.IGNORECASE
 )
-"""Names of firmware images that are stored but do not run. They depend on earlier updates, so those of healthy hosts differ."""
+"""Names of firmware images that are stored but do not run. Their versions depend on earlier updates and differ among hosts."""
 _NO_VALUE = "the BMC currently reports no value for this sensor"
 _NO_STATUS = "the BMC reports no health status for this part"
 _NEVER_STATUS = "this BMC reports the health of none of its power supplies; its event log reports their faults"
 _OF_A_PART = re.compile(
     r"psu|(?<![a-z])ps\d|power|liquid|coolant|water|cpu|gpu|dimm|nic|pci|ocp|ssd|nvme|hdd|disk|drive|(?<![a-z])vrm?(?![a-z])|riser"
 )
-"""Words in the name or place of a sensor of a component. Such a sensor does not measure the air at the inlet or outlet of the
-chassis: a power supply, for example, draws air that other parts have heated."""
+"""Words in the name or place of a sensor that belongs to a component. Such a sensor does not measure the air at the inlet or
+outlet of the chassis: a power supply, for example, draws air that other parts have heated."""
 _PLACES = {"intake": "inlet", "inlet": "inlet", "ambient": "inlet", "exhaust": "outlet", "outlet": "outlet"}
 """Word in the name or place of a temperature sensor -> the side of the chassis."""
 
@@ -36,7 +36,7 @@ def read_redfish(target: BmcTarget, marks: Marks | None, deadline: float) -> Rea
 
     Args:
         target: the BMC.
-        marks: the newest entry of each event log at the previous reading; None for the first reading.
+        marks: the marks of the previous reading of this BMC; None for the first reading.
         deadline: value of time.monotonic() after which nothing more is read.
 
     Raises:
@@ -77,11 +77,12 @@ def _read_system(session: RedfishSession, readings: Readings, system: Resource) 
 
 
 def _read_chassis(session: RedfishSession, readings: Readings, chassis: Resource) -> int | None:
-    """Add the readings of one chassis; return its number of power supplies, None if it does not list them."""
+    """Add the readings of one chassis. Return its number of installed power supplies; None if the chassis does not list them."""
     name = label(chassis.get("Id", "chassis"))
     if not is_there(chassis):
         return None
-    is_gpu = "GPU" in name.upper() and "ROT" not in name.upper()  # the root of trust of a GPU has its own serial
+    # A chassis with ROT in its name is the root of trust of a GPU, which has a serial of its own.
+    is_gpu = "GPU" in name.upper() and "ROT" not in name.upper()
     _add_text(readings, "bmc.gpu.serial" if is_gpu else "bmc.chassis.serial", (name,), chassis.get("SerialNumber"))
     if state := health(chassis):
         readings.add("bmc.part.health", (f"chassis.{name}",), state)
@@ -111,7 +112,7 @@ def _read_chassis(session: RedfishSession, readings: Readings, chassis: Resource
 
 
 def _fan_health(fan: Resource) -> str | None:
-    """Return the health of a fan. A fan whose speed is below its critical limit is critical even if `Health` is OK or missing."""
+    """Return the health of a fan. If its speed is below the critical limit, it is critical even if `Health` is OK or missing."""
     value, speed, low = health(fan), _number(fan.get("Reading")), _limit(fan, "Lower")
     if value in (None, OK) and speed is not None and low is not None and speed < low:
         return f"{CRITICAL}: its speed {speed:g} is below its critical limit {low:g}"
@@ -169,8 +170,8 @@ def side_of(place: str) -> str:
 def _limits(sensor: Resource) -> tuple[float | None, float | None]:
     """Return the lower and upper critical limit; None for a limit that is not set.
 
-    Services write an upper limit of 0, often with a lower limit of 0, for limits that are not set. Neither limit is used if they
-    contradict each other.
+    If an upper limit is not set, some services report it as 0, and often the lower limit too. If the upper limit is not above the
+    lower limit, neither is used.
     """
     low, high = _limit(sensor, "Lower"), _limit(sensor, "Upper")
     if high == 0:
@@ -179,7 +180,7 @@ def _limits(sensor: Resource) -> tuple[float | None, float | None]:
 
 
 def _limit(sensor: Resource, side: str) -> float | None:
-    """Return a critical limit of a sensor, in the old schema or the new one; None if the sensor has no such limit."""
+    """Return the lower or upper critical limit of a sensor, in the old schema or the new one; None if it has no such limit."""
     value = sensor.get(f"{side}ThresholdCritical")
     thresholds = sensor.get("Thresholds")
     if isinstance(thresholds, dict) and isinstance(threshold := thresholds.get(f"{side}Critical"), dict):
@@ -197,7 +198,7 @@ def _read_firmware(session: RedfishSession, readings: Readings, root: Resource) 
         version = clean_text(item.get("Version") or "", 100)
         component = clean_text(item.get("Id") or "component", 100)
         if version.lower() not in _NOT_A_VERSION and is_there(item) and not _SPARE_IMAGE.search(component):
-            # Dell's Id contains the version. It is removed, so that the component has the same name on hosts with other versions.
+            # Remove the version from the Id, which contains it on Dell, so that a component has one name on all hosts.
             readings.add("bmc.firmware.version", (label(component.replace(f"-{version}", "")),), version)
 
 

@@ -1,4 +1,4 @@
-"""The BMC of one host: where it is, how to log in, and what can go wrong."""
+"""The address and the account of the BMC of one host, the error if it cannot be read, and functions that clean its texts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _NOT_IN_LABEL = re.compile(r"[^A-Za-z0-9.:-]+")
 
 
 class BmcError(Exception):
-    """A BMC could not be read. The text names the cause and has neither user nor password."""
+    """A BMC could not be read. The text of the error names the cause, and contains neither user nor password."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BmcTarget:
-    """How to reach one BMC. Neither `repr` nor a message shows user and password."""
+    """How to reach one BMC. `repr` shows neither user nor password."""
 
     host: str
     """Name of the host in the inventory."""
@@ -28,9 +28,9 @@ class BmcTarget:
     password: str = field(repr=False)
     protocol: str = REDFISH
     verify: bool = True
-    """Check the certificate. Otherwise any machine that answers at the address receives the password."""
+    """Whether to check the certificate. If not, any machine that answers at the address receives the password."""
     ca: str = ""
-    """File with the certificates of the CAs that sign the certificates of BMCs; empty: the CAs of the system."""
+    """File with the certificates of the CAs that signed the certificate of the BMC; empty: use the CAs of the system."""
 
 
 def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
@@ -40,6 +40,6 @@ def clean_text(value: object, limit: int = TEXT_LIMIT) -> str:
 
 
 def label(value: object) -> str:
-    """Return a name that a BMC sent, with only the characters that a scope may have: `Fan_1` for `Fan 1`."""
+    """Return a name that a BMC sent, reduced to the characters that are valid in a scope: `Fan_1` for `Fan 1`."""
     ascii_text = unicodedata.normalize("NFKD", str(value)[:LABEL_LIMIT]).encode("ascii", "ignore").decode()
     return _NOT_IN_LABEL.sub("_", ascii_text).strip("_") or "unnamed"

@@ -1,4 +1,4 @@
-"""`rackproof baseline`: keep what hosts and GPUs measured when they were accepted."""
+"""`rackproof baseline`: store the figures of hosts and GPUs from accepted runs, and show them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add baseline to the command."""
     parser = verbs.add_parser(
         "baseline",
-        help="keep what hosts and GPUs measured when they were accepted: add an accepted run, show, list",
+        help="store the figures of hosts and GPUs from accepted runs: add an accepted run, show one part, list all parts",
         epilog="examples: rackproof baseline accept runs/20261121T040000Z --why 'hand-over of rack 12'; "
         "rackproof baseline list; rackproof baseline show r12-h03; rackproof baseline show 1652826070058 --json",
     )
@@ -44,22 +44,24 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default=baseline_store.DEFAULT,
         help="directory of the baselines (default: %(default)s)",
     )
-    parser.add_argument("--by", help="accept: who accepts the run (default: the user name)")
+    parser.add_argument("--by", help="accept: person who accepts the run (default: the user name)")
     parser.add_argument("--why", default="", help="accept: reason, such as the hand-over of a rack")
     parser.add_argument(
-        "--replace", action="store_true", help="accept: replace the baseline; earlier accepted runs are dropped"
+        "--replace",
+        action="store_true",
+        help="accept: start new baselines, without the earlier accepted runs of these hosts and GPUs",
     )
     parser.add_argument(
-        "--criteria", action="append", default=[], help="accept: a pack that was given to rackproof report"
+        "--criteria", action="append", default=[], help="accept: a criteria pack that was given to rackproof report"
     )
     parser.add_argument(
-        "--waivers", action="append", default=[], help="accept: a waiver file given to rackproof report"
+        "--waivers", action="append", default=[], help="accept: a waiver file that was given to rackproof report"
     )
     parser.add_argument(
         "--kind",
         choices=[REAL, REHEARSAL, SIMULATED],
         default=REAL,
-        help="show, list: kind of runs (default: %(default)s)",
+        help="show, list: kind of the accepted runs; gpu: runs that test GPUs (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(call=call)
@@ -105,8 +107,9 @@ def _refuse_reduced_profile(run: Run) -> None:
     if names := skipped_tests(run.plan):
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise RunError(
-            f"run {run.plan.run_id} skipped {', '.join(names[:_NAMED])}{more} of {run.plan.profile} (rackproof_budget_s): "
-            "only a run of the whole profile can be a baseline; run it without the budget"
+            f"run {run.plan.run_id} skipped tests of the profile {run.plan.profile} because of rackproof_budget_s: "
+            f"{', '.join(names[:_NAMED])}{more}; only a run of the whole profile can be a baseline: "
+            "repeat the run without rackproof_budget_s"
         )
 
 
@@ -157,7 +160,7 @@ def _list(options: argparse.Namespace) -> int:
 
 def _show(options: argparse.Namespace) -> int:
     if len(options.names) != 1:
-        raise UsageError("baseline show: give one host, or one serial (see rackproof baseline list)")
+        raise UsageError("baseline show: give one host or one serial; `rackproof baseline list` lists them")
     name = options.names[0]
     baselines = list(baseline_store.all_baselines(options.baseline, options.kind))
     matching = [item for item in baselines if item.id == name]
@@ -173,14 +176,14 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _hint(options: argparse.Namespace) -> str:
-    """Return which other kind has the baseline, or the command that lists all baselines of this kind."""
+    """Return the other kind that has a baseline of this name, or the command that lists all baselines of this kind."""
     name = options.names[0]
     for kind in (REAL, REHEARSAL, SIMULATED):
         if kind != options.kind and any(
             item.id == name for item in baseline_store.all_baselines(options.baseline, kind)
         ):
-            return f"there is one of kind {kind}: give --kind {kind}"
-    return f"see rackproof baseline list --baseline {options.baseline} --kind {options.kind}"
+            return f"there is a baseline of kind {kind}: give --kind {kind}"
+    return f"list all with `rackproof baseline list --baseline {options.baseline} --kind {options.kind}`"
 
 
 def _lines(baseline: PartBaseline) -> list[str]:

@@ -24,7 +24,7 @@ from schemas.run_directory import BMCS, RunDirectory
 from schemas.times import utc_now
 
 DURING, DELAY_S = "during", 30.0
-"""Seconds that a reading during a stage waits before it starts, so that the hosts are under load by then."""
+"""Phase of a reading during a stage, and the seconds to wait before it, so that the hosts are under load."""
 MAX_INPUT_BYTES = 64_000_000
 
 
@@ -33,11 +33,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     bmc = verbs.add_parser(
         "bmc",
         help="read the BMCs of a run's hosts into the run directory",
-        description="Reads the variables of the hosts on standard input, as JSON (host -> rackproof_bmc_address, "
-        "rackproof_bmc_user, rackproof_bmc_password …), so that no credential is in a file or in the list of processes.",
+        description="Reads the inventory variables of the hosts from standard input, as JSON (host -> rackproof_bmc_address, "
+        "rackproof_bmc_user, rackproof_bmc_password …), so that no credential is in a file or in the process list.",
         epilog="example, with the variables on standard input: rackproof bmc runs/r1 --stage benchmark --phase after. "
-        "Exit codes: 0 the BMCs were queried, answered or not, or the stage has finished; 2 the run has no valid plan; "
-        "64 wrong usage.",
+        "Exit codes: 0 the BMCs were queried, whether they answered or not, or the phase is `during` and the stage has already "
+        "finished; 2 the run has no valid plan; 64 wrong usage.",
     )
     bmc.add_argument("run_dir", type=Path, help="directory of the run")
     bmc.add_argument("--stage", required=True, help="stage that the reading belongs to, such as benchmark")
@@ -56,14 +56,16 @@ def call(options: argparse.Namespace) -> int:
         time.sleep(DELAY_S)
     with _locked(options.run_dir):
         damaged = {target.host for target in targets if is_damaged(options.run_dir, target.host)}
-        not_read = [f"{host}: its record is damaged, so nothing is added: start a new run" for host in damaged]
+        not_read = [
+            f"{host}: its record is damaged, so no reading was added to it: start a new run" for host in damaged
+        ]
         known = {
             target.host: read_record(options.run_dir, plan, target.host)
             for target in targets
             if target.host not in damaged
         }
         if options.phase == DURING and any(_is_over(record, options.stage) for record in known.values()):
-            print("the stage has finished: the BMCs are not read")
+            print(f"stage {options.stage} has already finished: no BMC is read")
             return 0
         began = utc_now()
         jobs = [(target, marks(known[target.host])) for target in targets if target.host in known]
@@ -99,7 +101,7 @@ def targets_of(variables: Mapping[str, Any], plan: Plan) -> Iterator[BmcTarget]:
 
 
 def _is_over(record: Record | None, stage: str) -> bool:
-    """Return whether the BMC was read after the stage."""
+    """Return whether the BMC has already been read after the stage."""
     return record is not None and any((taken.stage, taken.phase) == (stage, "after") for taken in record.snapshots)
 
 
@@ -109,7 +111,7 @@ def _variables() -> Mapping[str, Any]:
     except documents.DocumentError:
         document = None
     if not isinstance(document, dict):
-        raise UsageError("standard input: expected JSON with the variables of each host")
+        raise UsageError("standard input: expected JSON that maps each host to its variables")
     return document
 
 

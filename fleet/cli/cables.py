@@ -21,7 +21,7 @@ from schemas.plans import LINK, MODULE
 
 COMPLETE = 0
 FORMULA = ("=", "+", "-", "@")
-"""A spreadsheet evaluates a cell that begins with one of these characters."""
+"""A spreadsheet program treats a cell that begins with one of these characters as a formula."""
 Row = tuple[str, ...]
 
 
@@ -32,12 +32,12 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="print the cables that a run found, as lines of a manifest, for review",
         epilog="example: rackproof cables runs/rack12 > cables.csv. Compare every line with the cabling plan before the file "
         "becomes a manifest: it lists the cables as they are plugged in, right or wrong. Exit codes: 0 every network port "
-        "with a link is listed (with --modules also every module); 2 a port or module is not listed (standard error has the "
-        "reasons), no cable was found, or there is no run; 64 wrong usage.",
+        "with a link is listed (with --modules also every module); 2 a host, port or module is not listed (standard error has "
+        "the reasons), no cable was found, or there is no run; 64 wrong usage.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
     verb.add_argument(
-        "--modules", action="store_true", help="also print the module or cable at each port, by its serial"
+        "--modules", action="store_true", help="also print the serial of the module or cable at each port"
     )
     verb.add_argument("--json", action="store_true", help="print JSON")
     verb.set_defaults(call=call)
@@ -68,9 +68,9 @@ def _objects(columns: Sequence[str], rows: Iterable[Row]) -> list[dict[str, str]
 
 
 def module_rows(hosts: Iterable[HostInventory]) -> tuple[list[Row], list[str]]:
-    """Return a row for the module or cable at each port, and why other modules have no row.
+    """Return a row for the module or cable at each port, and for each module without a row the reason.
 
-    Ports that need not have a module are left out.
+    Ports at which no module is expected are left out.
     """
     rows: list[Row] = []
     missing: list[str] = []
@@ -79,13 +79,13 @@ def module_rows(hosts: Iterable[HostInventory]) -> tuple[list[Row], list[str]]:
             if is_module_serial(part.serial):
                 rows.append((host.host, MODULE, port_name(part.scope), part.serial))
             else:
-                missing.append(clean(f"{part.location}: a manifest cannot have the serial {part.serial}"))
+                missing.append(clean(f"{part.location}: the serial {part.serial} is not valid in a manifest"))
         missing += [clean(f"{host.host}: {port.reason}") for port in host.unread_ports if port.is_error]
     return rows, missing
 
 
 def cable_rows(hosts: Sequence[HostLinks]) -> tuple[list[Row], list[str]]:
-    """Return a row for each cable, and the reason for each host or port without one. Ports without a link are left out."""
+    """Return a row for each cable, and the reason for each host or port without a row. Ports without a link are left out."""
     links = [link for host in hosts for link in host.links]
     names = _switch_names(links)
     ends = Counter((link.switch_id, link.port) for link in links if link.switch_id)
@@ -98,7 +98,9 @@ def cable_rows(hosts: Sequence[HostLinks]) -> tuple[list[Row], list[str]]:
             if link.has_link:
                 missing.append(clean(f"{link.own_end}: {link.reason}"))
         elif not all(is_switch_text(text) and not text.startswith(FORMULA) for text in (name, link.port)):
-            missing.append(clean(f"{link.own_end}: the switch sends a text that a manifest cannot have: {link.end}"))
+            missing.append(
+                clean(f"{link.own_end}: the switch sends a name that is not valid in a manifest: {link.end}")
+            )
         elif ends[link.switch_id, link.port] > 1:
             missing.append(clean(f"{link.own_end}: several ports report that their cable ends at {link.end}"))
         else:
@@ -107,7 +109,7 @@ def cable_rows(hosts: Sequence[HostLinks]) -> tuple[list[Row], list[str]]:
 
 
 def _switch_names(links: Iterable[PortLink]) -> dict[str, str]:
-    """Return ID of each switch -> its name; its ID if it has no name, or shares the name with another switch."""
+    """Return ID of each switch -> its name, or its ID if the switch has no name or shares its name with another switch."""
     ids: dict[str, set[str]] = defaultdict(set)
     for link in links:
         ids[link.switch].add(link.switch_id)

@@ -25,11 +25,13 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     collect = verbs.add_parser(
         "collect",
         help="copy records from logs and volumes into a run directory, for `rackproof report`",
-        description="Copies the records that `rackproof run-host` or `emit-record` wrote into a log, or left on a volume.",
+        description="Copies records (the measurements of one host each) that `rackproof run-host` or `emit-record` wrote "
+        "into a log, or left on a volume.",
         epilog="examples: kubectl logs -l app.kubernetes.io/component=host --tail=-1 | rackproof collect runs/r1 -; "
         "rackproof collect runs/r1 logs/*.log /mnt/results. "
-        "Exit codes: 0 every record found is in the run directory; 2 no record was found, or one was rejected or quarantined; "
-        "64 wrong usage; 75 the run is locked. Missing records are listed; in the report their hosts have inconclusive verdicts.",
+        "Exit codes: 0 at least one record was found, and none was rejected or quarantined; 2 no record was found, a record was "
+        "rejected or quarantined, a file could not be read, or there is no plan.json; 64 wrong usage; 75 the run is locked. "
+        "Missing records are listed; in the report their hosts have inconclusive verdicts.",
     )
     collect.add_argument("run_dir", type=Path, help="directory of the run, with the plan.json that the hosts received")
     collect.add_argument(
@@ -39,7 +41,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--attempt",
         choices=[FIRST, LAST],
         help="which record to use if a host began the run twice, for example because its pod was replaced "
-        "(default: reject both; a record that is already in the run directory stays)",
+        "(default: reject the records of both attempts; a record that is already in the run directory stays)",
     )
     collect.add_argument("--json", action="store_true", help="print the result as JSON")
     collect.set_defaults(call=call)

@@ -1,4 +1,7 @@
-"""`rackproof criteria`: check, list and propose criteria packs, print them as alert rules, and show version floors."""
+"""`rackproof criteria`: check, list and propose criteria packs, and print them as alert rules.
+
+It also lists the lowest software versions without a published vulnerability.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria = verbs.add_parser(
         "criteria",
         help="check criteria packs (exits 0 clean, 1 with findings), list them, propose one from the history, "
-        "print them as alert rules; show version floors",
+        "print them as alert rules; list the lowest software versions without a published vulnerability",
         epilog="examples: rackproof criteria lint my-pack.yml; rackproof criteria list; "
         "rackproof criteria list h200-sxm; rackproof criteria versions; "
         "rackproof criteria propose --model 'NVIDIA H200' > proposed.yml; "
@@ -40,20 +43,27 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria.add_argument(
         "what",
         choices=["lint", "list", "alerts", "versions", "propose"],
-        help="lint: check packs against schema, catalogue and physics; list: print packs or criteria; alerts: print rules for "
-        "Prometheus; versions: print the lowest versions without a published vulnerability, and the age of that list; propose: "
-        "print a pack with limits from the accepted runs in the history, for review",
+        help="lint: check packs against their schema, the catalogue of observations and the datasheets of GPUs; list: print "
+        "packs or criteria; alerts: print rules for Prometheus; versions: print the lowest software versions without a published "
+        "vulnerability, and the age of the list of vulnerabilities; propose: print a pack with limits from the accepted runs in "
+        "the history, for review",
     )
     criteria.add_argument(
         "packs",
         nargs="*",
         help="lint: .yml files to check in addition to the shipped packs; list, alerts: names or .yml files "
-        "(list without names: every shipped pack)",
+        "(list without names: print one row for each shipped pack)",
     )
-    criteria.add_argument("--all", action="store_true", help="list: the criteria of every shipped pack")
+    criteria.add_argument("--all", action="store_true", help="list: print the criteria of every shipped pack")
     form = criteria.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help="list, versions: print JSON, which also has the sources")
-    form.add_argument("--markdown", action="store_true", help="list: print a Markdown page, as docs/checks.md")
+    form.add_argument(
+        "--json",
+        action="store_true",
+        help="list, versions: print JSON, which also names the source of each criterion or version",
+    )
+    form.add_argument(
+        "--markdown", action="store_true", help="list: print a Markdown page in the form of docs/checks.md"
+    )
     add_color_option(criteria)
     criteria.add_argument("--runbook", default=RUNBOOK,
                           help="alerts: URL of docs/alerts.md, to which each rule links (default: %(default)s)")  # fmt: skip
@@ -62,7 +72,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         nargs=2,
         type=Path,
         metavar=("BULLETINS", "OSV"),
-        help="versions: build the list from checkouts of NVIDIA/product-security and golang/vulndb, and print it",
+        help="versions: print a new list of vulnerabilities, built from checkouts of NVIDIA/product-security and golang/vulndb",
     )
     criteria.add_argument(
         "--history", type=Path, default=DEFAULT, help="propose: directory of the history (default: %(default)s)"
@@ -70,9 +80,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria.add_argument("--kind", choices=KINDS, default=REAL, help="propose: kind of runs (default: %(default)s)")
     criteria.add_argument("--model", default="", help="propose: GPU model, such as 'NVIDIA H200'")
     criteria.add_argument("--power", type=_probability, default=DETECTION_PROBABILITY,
-                          help="propose: probability that a limit finds its stated slowdown (default: %(default)s)")  # fmt: skip
+                          help="propose: probability with which a limit finds the slowdown that its `source` states "
+                          "(default: %(default)s)")  # fmt: skip
     criteria.add_argument("--false-alarm", type=_probability, default=MAX_FALSE_ALARM,
-                          help="propose: probability that a healthy part fails a limit (default: %(default)s)")  # fmt: skip
+                          help="propose: highest probability with which a healthy part fails a limit "
+                          "(default: %(default)s)")  # fmt: skip
     criteria.set_defaults(call=call)
 
 
@@ -97,13 +109,14 @@ def call(options: argparse.Namespace) -> int:
     if options.what == "alerts":
         shipped = shipped_packs()
         named = [pack for pack in read_packs(options.packs) if pack.chosen]
-        # A criterion of a named pack may have the id of a criterion in PACKS. If the named pack is a shipped one, its criterion
-        # overrides the one in PACKS. If it is a pack of the site, its criterion needs `replaces`.
+        # A named pack may have a criterion with the same id as a criterion of PACKS. If the named pack is shipped, its criterion
+        # overrides the other one. If it is a file of the operator, its criterion needs `replaces`.
         named = [replace(pack, chosen=pack.name not in shipped) for pack in named]
         print(rule_file([*map(read_pack, PACKS), *named], options.runbook), end="")
         return 0
     packs = [read_pack(name) for name in (*shipped_packs(), *options.packs)]
-    # This refuses ids that are used twice. Packs of GPU models are left out, because different models use the same ids.
+    # `read_packs` refuses a named pack that reuses the id of another pack without `replaces`. Packs of GPU models are not checked
+    # in this way, because packs of different models use the same ids.
     read_packs([name for name in options.packs if not read_pack(name).gpu_names])
     findings = dict.fromkeys(finding for pack in packs for finding in lint(pack))
     for finding in findings:
@@ -115,7 +128,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _propose(options: argparse.Namespace) -> int:
-    """Print a pack with limits for a model from the history."""
+    """Print a pack for a GPU model, with limits derived from the figures in the history."""
     history = History(options.history, options.kind)
     for problem in history.problems:
         print(f"rackproof: {problem}", file=sys.stderr)
@@ -135,7 +148,7 @@ def _propose(options: argparse.Namespace) -> int:
 
 
 def _versions(options: argparse.Namespace) -> int:
-    """Print the floors of versions, or build the list of advisories."""
+    """Print the lowest versions without a published vulnerability; with `--rebuild`, print a new list of advisories instead."""
     if options.rebuild:
         print(rebuild(*options.rebuild), end="")
         return 0
@@ -149,7 +162,7 @@ def _versions(options: argparse.Namespace) -> int:
 
 
 def _list(options: argparse.Namespace) -> int:
-    """Print the shipped packs, or the criteria of packs."""
+    """Print one row for each shipped pack; with pack names or `--all`, print the criteria of these packs instead."""
     names = [*(shipped_packs() if options.all else ()), *options.packs]
     packs = [read_pack(name) for name in names or shipped_packs()]
     if options.markdown:

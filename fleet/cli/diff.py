@@ -24,18 +24,18 @@ from schemas.errors import UsageError
 from schemas.records import to_json
 
 SAME, DIFFERS, UNKNOWN = 0, 1, 2
-"""Exit codes."""
+"""Exit codes; a run differs if a figure regressed or a part changed."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add diff to the command."""
     parser = verbs.add_parser(
         "diff",
-        help="compare runs: parts, versions, figures beyond noise; "
-        "exits 0 if there is no regression and no changed part, 1 if there is one, 2 if the runs are not comparable, an earlier "
-        "figure was not measured again, or it is unclear whether a figure changed",
-        description="Compares the last run with the runs before it, or with a directory of baselines. Figures of several "
-        "earlier runs are combined, and their spread from run to run is the noise.",
+        help="compare runs: parts, versions, and figures that changed by more than their noise; "
+        "exits 0 if no figure regressed and no part changed, 1 if one did, 2 if the runs are not comparable, an earlier "
+        "figure was not measured again, or it is unclear whether a figure or part changed",
+        description="Compares the run that is given last with the runs given before it, or with a directory of baselines. "
+        "Several earlier runs are combined: a figure is compared with its median over them, and its noise is their spread.",
         epilog="examples: rackproof diff; rackproof diff runs/before runs/after; rackproof diff runs/a runs/b runs/c runs/after "
         "--json; rackproof diff baselines runs/after --markdown",
     )
@@ -49,7 +49,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     parser.add_argument(
-        "--all", action="store_true", help="also show improvements, new figures, and changes that no criterion judges"
+        "--all",
+        action="store_true",
+        help="also show improvements, new figures, and changes that are neither better nor worse",
     )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print the changes as JSON")

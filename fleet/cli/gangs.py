@@ -1,4 +1,4 @@
-"""`rackproof gangs`: print which hosts of a run launch together next."""
+"""`rackproof gangs`: print which hosts of each gang (the hosts of one multi-node launch) launch together next."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add gangs to the command."""
     gangs = verbs.add_parser(
         "gangs",
-        help="decide from the gang records fetched so far which hosts of a run launch together next",
+        help="decide from the records of the multi-node launches so far which hosts of a run launch together next",
         epilog="example: rackproof gangs --run-dir runs/20261121T040000Z --hosts r12-h01,r12-h02,r12-h03",
     )
     gangs.add_argument("--run-dir", type=Path, required=True, help="directory of the run on the control node")
@@ -29,18 +29,23 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default="",
         help="reachable hosts, comma-separated; - reads them from stdin (default: all planned hosts)",
     )
-    gangs.add_argument("--minimum", type=int, default=MIN_HOSTS, help="fewest hosts of a launch (default: 2)")
+    gangs.add_argument(
+        "--minimum",
+        type=int,
+        default=MIN_HOSTS,
+        help="smallest number of hosts in a launch (default: 2); a launch that searches for a faulty host may have fewer",
+    )
     gangs.add_argument(
         "--await",
         dest="awaiting",
         action="store_true",
-        help="for the first call of a playbook: if the record of a host lacks a launch that its peers report, launch nothing "
-        "and list that host as awaited",
+        help="for the first call of a playbook: if the record of a host lacks a launch that another host has recorded, print no "
+        "launch, but the hosts whose launch may still be running and whose records must be fetched again (awaited hosts)",
     )
     gangs.add_argument(
         "--json",
         action="store_true",
-        help="print launches, the launch of each host, excluded hosts with reasons, and awaited hosts as JSON",
+        help="print as JSON: the launches, the launch of each host, the excluded hosts with reasons, and the awaited hosts",
     )
     gangs.set_defaults(call=call)
 
@@ -64,13 +69,16 @@ def call(options: argparse.Namespace) -> int:
         decision = decide(
             run.plan, run.evidence, checked_packs(run.plan.criteria), present=present, minimum=options.minimum
         )
-    # If the directory of a gang exists, a playbook that resumes the run first fetches the records of this gang.
+    # The directory gangs/NAME marks a gang that may have launched: a playbook that resumes the run then fetches the records of
+    # this gang before it calls this verb.
     for launch in decision.launches:
         RunDirectory(options.run_dir).record("", launch.gang).parent.mkdir(parents=True, exist_ok=True)
     if options.json:
         print(json.dumps(decision.document()))
         return 0
-    otherwise = f"wait for {', '.join(decision.awaited)} first" if decision.awaited else "nothing left to launch"
+    otherwise = "nothing left to launch"
+    if decision.awaited:
+        otherwise = f"nothing to launch yet: first fetch the gang records of {', '.join(decision.awaited)} again"
     print("\n".join(map(str, decision.launches)) or otherwise)
     for host, why in decision.excluded.items():
         print(f"{host}: {why}")

@@ -42,7 +42,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add history to the command."""
     verb = verbs.add_parser(
         "history",
-        help="the figures and causes of all runs: add runs, follow a part, compare a figure, find what fails or drifts; "
+        help="query the figures and causes of failures of all runs: add runs, follow a part, compare a figure, find what fails "
+        "repeatedly or drifts; "
         "exits 0, or 2 if a run could not be added",
         epilog="examples: rackproof history import runs/*; rackproof history part 1652826070058; "
         "rackproof history figure gemm.throughput --settings dtype=bf16 --value 7.1e14; rackproof history lemons; "
@@ -52,16 +53,18 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "what",
         choices=WHAT,
         help="import: add run directories, or outputs of nccl-tests, nvbandwidth, DCGM and SuperBench; "
-        "merge: merge the files of single runs into one for each month; part: the life of a serial or host; "
-        "figure: distribution of a figure; lemons: what fails repeatedly or drifts; drivers: figures that changed with the "
-        "driver; racks: a row for each rack; page: write an HTML page on the last months; metrics: the newest state of each "
-        "rack as OpenMetrics, printed or in a file; sql: one SELECT",
+        "merge: merge the files of single runs into one file for each month; part: where a part (by its serial) or a host was, "
+        "its figures, failures and repairs; figure: distribution of a figure; lemons: parts, hosts and racks that fail "
+        "repeatedly or whose figures drift; drivers: figures that changed with the GPU driver; racks: a row for each rack; page: "
+        "write an HTML page about the last months; metrics: print the newest state of each rack as OpenMetrics, or write it to "
+        "a file; sql: print the result of one SELECT",
     )
     verb.add_argument(
         "names",
         nargs="*",
         metavar="NAME",
-        help="run directories or outputs of other tools; a serial or host; a figure; a file for the page or metrics; a SELECT",
+        help="import: run directories, or outputs of other tools; part: a serial or host; figure: the name of a figure; page, "
+        "metrics: the file to write; sql: a SELECT",
     )
     verb.add_argument("--history", type=Path, default=DEFAULT, help="directory of the history (default: %(default)s)")
     verb.add_argument(
@@ -71,21 +74,30 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="kind of runs to query or merge; import: kind of the outputs of other tools (default: %(default)s)",
     )
     verb.add_argument(
-        "--settings", default="", help="figure: settings that the figure must have: 'dtype=bf16 size=8192'"
+        "--settings", default="", help="figure: settings that the figure must have, such as 'dtype=bf16 size=8192'"
     )
-    verb.add_argument("--stage", default="", help="figure: stage")
+    verb.add_argument("--stage", default="", help="figure: only values that were measured in this stage")
     verb.add_argument(
         "--model",
         default="",
         help="figure: GPU model, such as 'NVIDIA H200'; import: model for a file that does not name one",
     )
-    verb.add_argument("--value", type=float, help="figure: print the percentile of this value, in the SI unit")
+    verb.add_argument(
+        "--value",
+        type=float,
+        help="figure: also print the percentile of this value, given in the SI unit of the figure",
+    )
     verb.add_argument("--all", action="store_true", help="figure: include hosts that were not accepted")
     verb.add_argument("--values", action="store_true", help="part: also print every value")
     verb.add_argument(
-        "--criteria", action="append", default=[], help="import: a pack that was given to rackproof report"
+        "--criteria",
+        action="append",
+        default=[],
+        help="import: judge the run by this pack too: give each pack that was given to rackproof report",
     )
-    verb.add_argument("--waivers", action="append", default=[], help="import: a waiver file given to rackproof report")
+    verb.add_argument(
+        "--waivers", action="append", default=[], help="import: a waiver file that was given to rackproof report"
+    )
     form = verb.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--csv", action="store_true", help="print CSV")
@@ -132,9 +144,9 @@ def _answer(history: History, options: argparse.Namespace) -> int:
 def _write(history: History, options: argparse.Namespace) -> int:
     """Write the page, or print the metrics or write them to a file."""
     if options.what == "page":
-        from fleet.history_page.page import render_page as render  # only this question needs templates
+        from fleet.history_page.page import render_page as render  # imported here, because only `page` needs Jinja
     else:
-        from fleet.history.metrics import render_metrics as render  # only this question needs prometheus_client
+        from fleet.history.metrics import render_metrics as render  # only `metrics` needs prometheus_client
     text = render(history)
     if options.what == "metrics" and not options.names:
         print(text, end="")
@@ -223,7 +235,7 @@ def _import(options: argparse.Namespace) -> int:
 
 
 def _import_run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
-    """Judge a run and add it; print its notes."""
+    """Judge a run and add it to the history; print the notes of `add_run`."""
     if owner := run_lock.active_holder(directory):
         raise UsageError(
             f"the run is in progress, locked by {owner.who()} since {owner.since}: import it when it is finished"
@@ -243,7 +255,7 @@ def _import_run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
 
 
 def _import_file(options: argparse.Namespace, path: Path) -> dict[str, Any]:
-    """Add the output of another tool; print its notes."""
+    """Add the figures in an output of another tool to the history; print the notes of `import_output`."""
     imported, outcome, notes = import_output(options.history, options.kind, path, timestamp(_now()), options.model)
     for text in notes:
         print(f"rackproof: {path}: note: {text}", file=sys.stderr)

@@ -21,7 +21,10 @@ from schemas.baselines import REAL
 
 
 def print_answer(options: argparse.Namespace, answer: Answer, notes: Sequence[str]) -> None:
-    """Print an answer with its notes. CSV has only the first table, or with `--values` only the last, which has the values."""
+    """Print the tables of an answer, and its notes.
+
+    CSV has one table and no notes: the first table or, with `--values`, the last, in which `history part` lists every value.
+    """
     if options.json:
         sections = {section.name: section.rows for section in answer.sections}
         print(json.dumps({"kind": options.kind, **sections, "notes": list(notes)}, indent=1, default=str))
@@ -36,7 +39,7 @@ def print_answer(options: argparse.Namespace, answer: Answer, notes: Sequence[st
 
 
 def print_rows(options: argparse.Namespace, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Print the result of a SELECT. Columns may have equal names."""
+    """Print the result of a SELECT. Several columns may have the same name."""
     if options.json:
         keys = _unique(columns)
         print(json.dumps([dict(zip(keys, row, strict=True)) for row in rows], indent=1, default=str))
@@ -50,7 +53,7 @@ def print_rows(options: argparse.Namespace, columns: Sequence[str], rows: Sequen
 
 
 def _unique(columns: Sequence[str]) -> list[str]:
-    """Return the columns as keys of an object: `host`, `host_2` for the second column of that name."""
+    """Return a unique JSON key for each column: `host` for the first column of that name, `host_2` for the second."""
     keys: list[str] = []
     for column in columns:
         key, number = column, 1
@@ -89,7 +92,7 @@ def _blocks(section: Section) -> list[Table | Text]:
 
 
 def _shown(name: str, row: Any) -> str:
-    """Return a cell as text: figures with their unit, shares in percent, points in time to the minute."""
+    """Return cell `name` as text: a figure with its unit, a share in percent, a time to the minute or, at midnight, a date."""
     value = row[name]
     if value is None:
         return ""

@@ -22,17 +22,27 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     notice.add_argument(
         "--on",
         default=",".join(STATES),
-        help="states to notify about: accepted, rejected, incomplete, busy (incomplete only because hosts were in use); default: "
-        "all; '': none. Unless --on is '', the notification is also printed in the other states while nodes are still drained",
+        help="print the notification only if the run is in one of these states, comma-separated: accepted, rejected, incomplete, "
+        "busy (incomplete only because hosts were in use); default: all; '': never. Unless --on is '', the notification is also "
+        "printed in any other state if the run has left nodes drained in the scheduler",
     )
     notice.add_argument(
-        "--link", default="", help="URL of the directory of the runs (default: give the path of the report)"
+        "--link",
+        default="",
+        help="URL of the directory of all runs, for the link to the report (default: print the path of the report instead)",
     )
     notice.add_argument(
-        "--mail-to", action="append", default=[], metavar="ADDRESS", help="write a mail to this address"
+        "--mail-to",
+        action="append",
+        default=[],
+        metavar="ADDRESS",
+        help="print a mail to this address instead of JSON; may be repeated",
     )
     notice.add_argument(
-        "--mail-from", default="", metavar="ADDRESS", help="sender of the mail (default: the mail program's)"
+        "--mail-from",
+        default="",
+        metavar="ADDRESS",
+        help="sender of the mail (default: the program that sends the mail chooses it)",
     )
     notice.set_defaults(call=call)
 

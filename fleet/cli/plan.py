@@ -40,19 +40,20 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--inventory",
         action="append",
         default=[],
-        help="as for ansible-playbook; may be repeated; - reads the output of `ansible-inventory --list`",
+        help="as for ansible-playbook; may be repeated; - reads the output of `ansible-inventory --list` from standard input",
     )
     command_line.add_options(plan)
     plan.add_argument("--profile", help="profile (default: the inventory's rackproof_profile, else standard)")
-    plan.add_argument("--run-dir", type=Path, help="begin a run in this directory; its name is the run id")
+    plan.add_argument("--run-dir", type=Path, help="begin or resume a run in this directory, whose name is the run id")
     plan.add_argument(
         "--budget",
-        help="seconds per host; tests that do not fit are skipped (default: rackproof_budget_s; revalidation profiles only)",
+        help="seconds per host, only for profiles with `may_choose: true`, such as revalidate: tests that do not fit are skipped "
+        "(default: rackproof_budget_s)",
     )
     plan.add_argument(
         "--history",
         type=Path,
-        help="earlier runs by which tests are selected for a time budget: a history of the fleet, or a directory of runs "
+        help="earlier runs from which --budget derives the tests to skip: a history of the fleet, or a directory of runs "
         "(default: the inventory's rackproof_history, else the parent of --run-dir)",
     )
     plan.add_argument("--json", action="store_true", help="print the whole plan")
@@ -93,7 +94,10 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _earlier_runs(option: Path | None, variables: Variables) -> tuple[Path | None, Path | None]:
-    """Return the history of the fleet and the directory of runs by which tests are selected; each is None if it is not given."""
+    """Return the history of the fleet, and the directory of earlier runs.
+
+    At most one of them is not None: that in `--history`, or else the history in the variable rackproof_history.
+    """
     if option is None:
         store = str(variables.get("rackproof_history") or "")
         return (Path(store) if store else None), None
@@ -122,7 +126,7 @@ def _summary(plan: Plan) -> str:
 
 
 def _hosts(sources: list[str]) -> dict[str, Variables]:
-    """Return the hosts of an inventory, or of the listing on standard input."""
+    """Return host -> its variables, from inventories or, if `sources` is `["-"]`, from the JSON listing on standard input."""
     if sources != ["-"]:
         return read_inventory(sources)
     try:

@@ -33,15 +33,15 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb = verbs.add_parser(
         "power",
         help="estimate from several runs of healthy parts what each criterion detects, and how often it fails a healthy part",
-        epilog="examples: rackproof power runs/a runs/b runs/c; of different hosts: rackproof power --pool runs/*; "
-        "wrong bits: rackproof power --planted-faults runs/a",
+        epilog="examples: rackproof power runs/a runs/b runs/c; for runs of different hosts: rackproof power --pool runs/*; "
+        "for the detection of wrong bits: rackproof power --planted-faults runs/a",
     )
     verb.add_argument(
         "run_dirs",
         type=Path,
         nargs="+",
         metavar="run_dir",
-        help="directory of a run; three or more, or any number with --pool",
+        help="directory of a run; give three or more runs of the same hosts, or one or more with --pool or --planted-faults",
     )
     verb.add_argument(
         "--pool",
@@ -52,14 +52,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--planted-faults",
         action="store_true",
-        help="print the probability with which digest, stress and integrity find wrong bits, from the settings of --profile and "
-        "how often the benchmarks repeated their work in the runs; one run is enough",
+        help="print the probability with which the benchmarks `digest`, `stress` and `integrity` find wrong bits with the "
+        "settings of --profile; the runs give the repetitions per second of `digest`, and the memory that `integrity` tests",
     )
     verb.add_argument(
         "--profile",
         action="append",
         default=[],
-        help=f"with --planted-faults: a name or a .yml file; default: {', '.join(PLANTED_PROFILES)}",
+        help=f"with --planted-faults: a profile (name or .yml file); may be repeated; default: {', '.join(PLANTED_PROFILES)}",
     )
     verb.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     verb.add_argument("--json", action="store_true", help="print JSON")
@@ -110,7 +110,7 @@ def _print_planted_faults(options: argparse.Namespace) -> int:
     found = comparisons([(run.plan, run.evidence) for run in runs], profiles)
     if not found:
         raise UsageError(
-            "no run shows how often digest repeats its work on GPUs, which the estimate needs: give a run with that benchmark"
+            "no run has results of the benchmark `digest` on GPUs, from which its repetitions are estimated: give a run with them"
         )
     simulated = any(run.plan.simulated for run in runs)
     if options.json:
@@ -135,7 +135,10 @@ def pooled_markdown(runs: Sequence[Run], packs: Sequence[Pack], detections: Sequ
 
 
 def _profiles(runs: Sequence[Run]) -> dict[str, list[Stages]]:
-    """Return profile -> its stages. If a profile is scaled to a duration, add the stages of each run that was planned with it."""
+    """Return profile -> its stages with the settings of their benchmarks, as the profile defines them.
+
+    If the settings depend on the planned duration (`duration_s`), the stages of each run with this profile are added.
+    """
     profiles: dict[str, list[Stages]] = {}
     for name in REPORTED_PROFILES:
         profile = read_profile(name)

@@ -84,7 +84,8 @@ def _judge_and_write(
     """Judge the run, compare it with former runs, write its report in the selected formats and release the run's lock.
 
     Returns:
-        Run, report and JSON document; and a line that says why the report lacks former runs (empty if it lacks none).
+        Run, report, and report as JSON document; and a line that says why the report is not compared with all former runs in
+        the history (empty if it is, or if no history is given).
     """
     run, report = judge_run(options.run_dir, options.criteria, options.waivers)
     unread = ""

@@ -36,11 +36,15 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "Writes rma/<serial>/ with README.md, part.json and observations.csv for every part to return, inspect or reseat.",
         epilog="examples: rackproof rma; rackproof rma runs/rack12; rackproof rma runs/rack12 --serial 1650123000456 --zip; "
         "rackproof rma --serial 1650123000456 --reason 'RackproofFatalXid: XID 79'. "
-        "Exit codes: 0 written, or no part needs to be returned; 2 no report; 64 the named host or part has no failure.",
+        "Exit codes: 0 written, or no part needs work; 2 no valid report of this run; 64 the named host or part has no failure.",
     )
     verb.add_argument("run_dir", type=Path, nargs="?", help="directory of the run (default: the newest in runs/)")
-    verb.add_argument("--serial", help="only the part with this serial, whatever the action of its failures")
-    verb.add_argument("--host", help="only the parts of this host, whatever the action of their failures")
+    verb.add_argument(
+        "--serial", help="only the part with this serial, even if its failures need no work on the part itself"
+    )
+    verb.add_argument(
+        "--host", help="only the failed parts of this host, even if their failures need no work on the part itself"
+    )
     verb.add_argument(
         "--reason",
         help="return the part of --serial for this reason, such as an alert, even if the run found no failure in it",
@@ -49,7 +53,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--json",
         action="store_true",
-        help="print host, place, serial, slot, cause, action and path of the package of each cause as JSON",
+        help="print the causes as JSON, each with its host, part, serial, slot, action and the path of rma/<serial>",
     )
     verb.set_defaults(call=call)
 
@@ -57,7 +61,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if options.reason is not None and (options.serial is None or not options.reason.strip()):
-        raise UsageError("--reason needs a text, and --serial with the part that is returned")
+        raise UsageError("--reason: give a text that is not empty, and --serial with the serial of the part to return")
     options.run_dir = run_or_newest(options.run_dir)
     require_run(options.run_dir)
     report = _report(options.run_dir)
@@ -101,7 +105,7 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _hosts(options: argparse.Namespace, run: Run) -> list[str]:
-    """Return the named host, or all hosts of the run. The named host may be unknown to the run."""
+    """Return the host in `--host`, which may be absent from the run; without `--host`, return all hosts of the run."""
     return [options.host] if options.host is not None else list(run.evidence)
 
 
@@ -158,7 +162,7 @@ def _evidence(run: Run, part: FailedPart) -> Evidence:
 def _nothing_written(
     options: argparse.Namespace, failed: Sequence[FailedPart], entries: Sequence[tuple[FailedPart, Mapping[str, Any]]]
 ) -> str:
-    """Return why nothing is written for the named host or part."""
+    """Return the error message if `--host` and `--serial` select no failed part."""
     if options.reason is not None:
         searched = clean(options.host) if options.host is not None else "any host of this run"
         return f"{clean(options.serial)}: no part of {searched} has this serial; give the run and the host that had the part"
@@ -171,7 +175,10 @@ def _nothing_written(
 
 
 def _observations(facts: ReportFacts, run: Run, part: FailedPart) -> str:
-    """Return observations.csv: the observations of the part, and those of other parts that a verdict attributes to this part."""
+    """Return observations.csv: the observations of the part, and some of other parts of its host.
+
+    An observation of another part is included if a failed verdict on it is attributed to this part.
+    """
     head = SharedFields(mark=facts.mark, run_id=run.plan.run_id)
     observed = rows(part.host, facts.racks.get(part.host, ""), _evidence(run, part), [*part.findings, *part.open])
     attributed = {(verdict.scope, verdict.name) for verdict in part.findings if verdict.part and verdict.scope != HOST}

@@ -1,4 +1,8 @@
-"""`rackproof scaling`: write the page of a scaling study from the records of its cells."""
+"""`rackproof scaling`: write the page of a scaling study from the records of its cells.
+
+A study measures the same training with several combinations of settings, such as the number of hosts. A cell is the launch with
+one combination.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +34,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add scaling to the command."""
     scaling = verbs.add_parser(
         "scaling",
-        help="write the page of a scaling study; exits 0 complete (except for what inventory or budget exclude), 2 incomplete",
+        help="write the page of a scaling study; exits 0 complete (except cells that inventory or budget exclude), 2 incomplete",
         epilog="example: rackproof scaling runs/study1 --price 12 --currency USD. Run a study with playbooks/scaling.yml, or on "
-        "one machine with rackproof run --profile scaling. Exit codes: 0 every cell was measured, except for those that need "
-        "more hosts than the inventory has or exceed the budget; 2 a cell failed or is missing, no cell was "
-        "measured, or there is no run; 64 wrong usage; 74 the page could not be written.",
+        "one machine with rackproof run --profile scaling. Exit codes: 0 every cell (combination of settings) was measured, "
+        "except for those that need more hosts than the inventory has or exceed the budget; 2 a cell failed or is missing, no "
+        "cell was measured, or there is no run; 64 wrong usage; 74 the page could not be written.",
     )
     scaling.add_argument("run_dir", type=Path, help="directory of the run")
     scaling.add_argument(

@@ -19,22 +19,27 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "scheduler",
         help="ask Slurm or Kubernetes whether hosts are in use, drain them for a run, and resume them",
         epilog='example: echo \'{"r12-h01": "node-r12-1"}\' | rackproof scheduler ask --kind slurm --run-dir runs/r1 --json. '
-        "Exit codes: 0 done; 1 a node could not be resumed (resume); 2 --run-dir is not a run; 64 wrong usage.",
+        "Exit codes: 0 done, even if hosts are in use; 1 resume: a node could not be resumed; 2 --run-dir does not exist, or "
+        "resume: is not a run; 64 wrong usage.",
     )
     verb.add_argument(
         "what",
         choices=["ask", "drain", "resume"],
-        help="ask: print which hosts are in use; drain: drain the nodes, wait for their jobs, then ask; resume: resume the nodes "
-        "that the run drained",
+        help="ask: print which hosts are in use; drain: drain the nodes of the hosts, wait for their jobs, then do as ask; "
+        "resume: resume the nodes that the run drained",
     )
     verb.add_argument("--run-dir", type=Path, required=True, help="directory of the run on the control node")
     verb.add_argument(
         "--kind",
         choices=KINDS,
-        help="the scheduler; required for ask and drain, which read host -> node as JSON from standard input",
+        help="the scheduler; required for ask and drain, which read a JSON object from standard input: host -> its node name",
     )
     verb.add_argument(
-        "--word", action="append", default=[], dest="words", help="word that precedes each command, such as sudo"
+        "--word",
+        action="append",
+        default=[],
+        dest="words",
+        help="word that precedes each scheduler command, such as sudo; may be repeated",
     )
     verb.add_argument(
         "--wait", type=float, default=0.0, metavar="SECONDS", help="drain: time for jobs to finish (default: 0)"
@@ -42,7 +47,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument(
         "--when-finished", action="store_true", help="resume: wait until the playbook that drained the nodes exits"
     )
-    verb.add_argument("--json", action="store_true", help="print host -> why it is in use as JSON")
+    verb.add_argument(
+        "--json",
+        action="store_true",
+        help="ask, drain: print a JSON object: host -> why it is in use or could not be drained",
+    )
     verb.set_defaults(call=call)
 
 
@@ -64,7 +73,7 @@ def call(options: argparse.Namespace) -> int:
         raise UsageError(str(error)) from None
     if not are_nodes(nodes):
         raise UsageError(
-            'standard input: give {"host": "node name in the scheduler"}; only letters, digits, ., _ and -'
+            'standard input: give {"host": "node name in the scheduler"}; a node name has only letters, digits, ".", "_" and "-"'
         )
     busy = drain_or_ask(
         options.run_dir, options.kind, options.words, nodes, drain=options.what == "drain", wait_s=options.wait

@@ -22,17 +22,20 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add sign to the command."""
     verb = verbs.add_parser(
         "sign",
-        help="sign a reported run with an SSH key: SHA256SUMS, SHA256SUMS.sig and signed.json in its directory",
+        help="sign a reported run with an SSH key: write SHA256SUMS, SHA256SUMS.sig and signed.json into the run directory",
         description="Judges the run again. If report.json and its views (report.html and other formats) match the records, "
-        "writes the SHA-256 of every file of the run (signed.json lists the files that are left out, and why) and signs the "
-        "sums with ssh-keygen -Y sign -n rackproof.",
+        "writes SHA256SUMS with the SHA-256 of each file of the run, and signs it with ssh-keygen -Y sign -n rackproof. "
+        "signed.json lists the files that are not signed, and why.",
         epilog="example: rackproof sign runs/rack12 --key ~/.ssh/id_ed25519. Exit codes: 0 signed, whatever the decision; "
         "2 there is no report, the report or one of its views does not match the records, a file changed meanwhile or is "
         "partly written, or the key cannot be used; 75 the run is in progress.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
     verb.add_argument(
-        "--key", type=Path, required=True, help="private key, or a public key whose private key is in an SSH agent"
+        "--key",
+        type=Path,
+        required=True,
+        help="file with the private key, or with a public key whose private key is in an SSH agent",
     )
     add_rules(verb, "as given to rackproof report")
     verb.add_argument(

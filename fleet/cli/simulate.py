@@ -44,26 +44,29 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument("--fabric-gbps", type=float, default=400.0,
                       help="line rate in Gb/s of the fabric port of each GPU (default: %(default)g)")  # fmt: skip
     verb.add_argument("--hosts-per-leaf", type=_count, default=HOSTS_PER_LEAF,
-                      help="hosts at the leaf switch of a rail (default: %(default)s)")  # fmt: skip
+                      help="hosts that share one leaf switch for each rail (default: %(default)s)")  # fmt: skip
     verb.add_argument("--nvlink-domains", action="store_true",
                       help="the hosts of a rack are one NVLink domain, as in GB200 NVL72")  # fmt: skip
     verb.add_argument("--storage", action="store_true",
                       help="the inventory names directories to measure: four on each host, and one that all share")  # fmt: skip
-    verb.add_argument("--bmcs", action="store_true", help="each host has a BMC that was read")
+    verb.add_argument("--bmcs", action="store_true", help="each host has a BMC, whose readings are simulated too")
     verb.add_argument("--fault", action="append", default=[], metavar="KIND[:HOST[:GPU]]",
                       help="fault to inject; may be repeated; without HOST or GPU the seed selects one")  # fmt: skip
     verb.add_argument(
         "--seed",
         type=int,
         default=0,
-        help="random seed; another seed gives another run of the same parts (default: %(default)s)",
+        help="random seed; with another seed the parts are the same, but noise and selected faults differ (default: %(default)s)",
     )
     verb.add_argument("--readings", choices=[ALL, JUDGED], default=ALL,
-                      help=f"{JUDGED}: write only judged readings, for large fleets (default: %(default)s)")  # fmt: skip
+                      help=f"{JUDGED}: write almost only readings that a criterion judges, for large fleets "
+                           "(default: %(default)s)")  # fmt: skip
     verb.add_argument("--jobs", type=_count, default=1, help="writer processes (default: %(default)s)")
     verb.add_argument("--list-faults", action="store_true", help="list the kinds of faults")
     verb.add_argument(
-        "--json", action="store_true", help="print JSON: the run and its faults, or with --list-faults the kinds"
+        "--json",
+        action="store_true",
+        help="print JSON: the run and its faults, or with --list-faults the kinds of faults",
     )
     verb.set_defaults(call=call)
 

@@ -18,7 +18,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "upload",
         help="upload a reported run to S3, MinIO, Ceph or another S3-compatible store",
         description="Uploads new and changed files (by size and MD5), report.json last. Deletes nothing. Credentials come from "
-        "the environment or the files of AWS (AWS_PROFILE, AWS_ACCESS_KEY_ID …).",
+        "the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID …) or the configuration files of AWS.",
         epilog="example: rackproof upload runs/rack12 s3://acceptance/site-a --endpoint https://minio.example.com:9000. "
         "Exit codes: 0 uploaded, whatever the decision; 2 there is no report, a file cannot be uploaded, or boto3 is not "
         "installed; 64 wrong usage, such as an invalid URL or endpoint; 74 the store cannot be reached or refuses a file: "
@@ -27,7 +27,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument("run_dir", type=Path, help="directory of the run")
     verb.add_argument("url", help="s3://BUCKET or s3://BUCKET/PREFIX; the run becomes a folder in it")
     verb.add_argument("--endpoint", default="", help="URL of the store (default: AWS, or AWS_ENDPOINT_URL_S3)")
-    verb.add_argument("--json", action="store_true", help="print URL, uploaded and unchanged objects and size as JSON")
+    verb.add_argument(
+        "--json", action="store_true", help="print as JSON: URL, uploaded files, unchanged files, and uploaded bytes"
+    )
     verb.set_defaults(call=call)
 
 

@@ -27,7 +27,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add verify to the command."""
     verb = verbs.add_parser(
         "verify",
-        help="check a signed run: its files are unchanged, the signer is allowed, and its records give the same report",
+        help="check a signed run: its files are unchanged, its signer is allowed, and judging its records gives the same report",
         epilog="example: rackproof verify runs/rack12 --allowed-signers signers. "
         "Exit codes: 0 the signature is valid; 1 a file was changed, "
         "added or removed, the signer is not allowed, or judging the records gives another report; 2 the run is not "
@@ -42,7 +42,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     verb.add_argument("--signer", help="accept only this signer: an IDENTITY in the allowed signers")
     verb.add_argument("--no-judge", action="store_true", help="check only hashes and signature")
-    add_rules(verb, "needed only if a pack or waiver file of the signer has another path here; then give all of them")
+    add_rules(
+        verb,
+        "needed only if a pack or waiver file of the signer has another path here; then give every pack and waiver file",
+    )
     verb.add_argument("--json", action="store_true", help="print the result as JSON")
     verb.set_defaults(call=call)
 

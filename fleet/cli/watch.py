@@ -34,7 +34,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     watch.add_argument("run_dir", type=Path, nargs="?", help="directory of the run (default: the newest in runs/)")
     watch.add_argument("--once", action="store_true", help="print the current state and exit")
-    watch.add_argument("--json", action="store_true", help="print JSON: one document per line for each change")
+    watch.add_argument(
+        "--json", action="store_true", help="print JSON: one line with the whole state of the run for each change"
+    )
     watch.add_argument("--lines", action="store_true", help="print lines even on a terminal")
     watch.add_argument("--every", type=float, default=2.0, help="seconds between updates (default: %(default)g)")
     watch.add_argument(
@@ -43,7 +45,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="do not judge the records fetched so far (judging takes about one CPU second per record)",
     )
     watch.add_argument("--no-ask", action="store_true", help="do not scrape the exporters on the hosts")
-    watch.add_argument("--beats", type=float, help=argparse.SUPPRESS)  # for the callback plugin
+    # Seconds between heartbeat lines. Only the callback plugin rackproof_events.py uses this option.
+    watch.add_argument("--beats", type=float, help=argparse.SUPPRESS)
     watch.set_defaults(call=call)
 
 
@@ -140,7 +143,10 @@ def _stable_host(host: dict[str, Any]) -> dict[str, object]:
 
 
 def _print_heartbeats(watcher: Watcher, every_s: float) -> None:
-    """Print heartbeat lines for the callback plugin until the playbook, the parent process, exits."""
+    """Print heartbeat lines until the parent process exits.
+
+    The parent process is ansible-playbook, whose callback plugin rackproof_events.py displays the lines.
+    """
     parent, heartbeats = os.getppid(), HeartbeatLines(every_s)
     while os.getppid() == parent:
         for line in heartbeats.due(watcher.read_view()):

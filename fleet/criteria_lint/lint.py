@@ -1,7 +1,7 @@
 """Check criteria packs against physics and the catalogue, before a wrong limit judges a rack.
 
 A floor above the part's peak rejects every host. A floor a thousand times too low accepts every host. A criterion judges
-nothing if no observation has its name. A report does not show that the cause is a mistake in the pack.
+nothing if no observation has its name. In none of these cases does the report show that the pack is wrong.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 COLLECTED = frozenset(
     {name.split(".")[0] for name in READINGS} | {"launch", "collector", "drift", "fabric_ports", "vulnerability"}
 )
-"""First parts of the names of observations that are not in the benchmark catalogue: readings of collectors, and what agent and
-judge add (launches, status of collectors, drift over a soak, totals over the ports of a host, scores of vulnerabilities)."""
+"""First components of the names of observations that are not in the benchmark catalogue: readings of collectors, and
+observations that agent or judge add (launches, status of collectors, drift over a soak, totals over the ports of a host, scores
+of vulnerabilities)."""
 MEASURING = frozenset({BENCHMARK, SOAK, GANG})
 """Stages that run benchmarks."""
 STAGES = MEASURING | {PREFLIGHT}
@@ -56,17 +57,19 @@ TRUTHS = frozenset(
 TEXTS = frozenset({"collective.transport", "digest.value", "pulse.wave"})
 """Figures of benchmarks that are texts."""
 LEAST_OF_EXPECTED = 0.75
-"""Lowest floor, as a share of the expected value. The highest ceiling is 2 - LEAST_OF_EXPECTED times that value."""
+"""Lowest floor, as a share of the expected value. The highest ceiling is 2 - LEAST_OF_EXPECTED = 1.25, as such a share."""
 STORAGE, LEAST_OF_STORAGE, MOST_OF_STORAGE = ("local_storage.", "shared_storage."), 0.2, 10.0
-"""Prefixes of storage figures, and their lowest floor and highest ceiling as shares of the fleet's median: file systems differ
-more than parts, by fill level, wear and load."""
+"""Prefixes of storage figures, and their lowest floor and highest ceiling as shares of the fleet's median. These bounds are wide,
+because healthy file systems differ by fill level, wear and load."""
 LIGHT, LEAST_OF_LIGHT = frozenset({"optics.rx_power", "optics.tx_power"}), 0.1
-"""Optical powers, and their lowest floor as a share of the expected value (0.1 is 10 dB): healthy ports differ by several dB."""
+"""Optical powers, and their lowest floor as a share of the expected value (0.1 is 10 dB below it), because healthy ports differ
+by several dB."""
 MUST_JUDGE = (
     "gemm.throughput", "memory.bandwidth", "host_copy.bandwidth", "peer_copy.bandwidth", "stress.throughput", "stress.power",
     "collective.all_reduce.busbw", "gpu.pcie.generation", "gpu.pcie.width",
 )  # fmt: skip
-"""Observations for which the pack of a GPU model must have an absolute limit, or a line under `unknown`."""
+"""Observations that the pack of a GPU model must list under `unknown`, or judge in a stage other than `gang` by a limit that does
+not depend on other parts or earlier runs."""
 
 
 def lint(pack: Pack) -> list[Finding]:
@@ -143,7 +146,11 @@ def _check_pack(pack: Pack, criteria: Sequence[Criterion]) -> Iterator[Finding]:
             if item.matches_name(name) and (item.value is not None or item.expected is not None or item.variable)
         )
         if name not in pack.unknown and not any(item.stage != GANG for item in absolute):
-            yield finding(name, "neither judged nor listed as unknown", "add a criterion, or a line under unknown")
+            yield finding(
+                name,
+                "neither judged nor listed as unknown",
+                "add a criterion whose limit does not depend on other parts, or an entry in `unknown`",
+            )
 
 
 def _matches(pattern: str, name: str) -> bool:
@@ -152,13 +159,13 @@ def _matches(pattern: str, name: str) -> bool:
 
 @cache
 def _matching_outputs(pattern: str) -> tuple[tuple[Output, Benchmark | None], ...]:
-    """Return the benchmark outputs with names that match; none if the pattern is for a collector's reading."""
+    """Return the benchmark outputs whose names match the pattern, with their benchmarks; empty for a pattern of readings."""
     return tuple((output, benchmark) for name, output, benchmark in _observation_names() if _matches(pattern, name))
 
 
 @cache
 def _matching_units(pattern: str) -> frozenset[str]:
-    """Return the units of the readings with names that match."""
+    """Return the units of the readings whose names match the pattern."""
     return frozenset(reading.unit for name, reading in READINGS.items() if _matches(pattern, name))
 
 
@@ -219,31 +226,32 @@ def _check_distance(criterion: Criterion) -> Iterator[Finding]:
     fraction = criterion.baseline.fraction if criterion.baseline and criterion.baseline.change is None else 1.0
     if (criterion.operator in FLOORS and fraction > 1) or (criterion.operator in CEILINGS and fraction < 1):
         yield finding_on(
-            criterion, fraction, "half of the healthy parts would fail", "invert the fraction or the operator"
+            criterion, fraction, "half of the healthy parts would fail", "use 1 / fraction, or the opposite operator"
         )
 
 
 def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
-    """Check that the limit is near the expected value: a figure in the pack or in the inventory, or the fleet's median."""
+    """Check that the limit is near the expected value, which is a figure in the pack or the inventory, or the fleet's median."""
     fraction = criterion.fraction if criterion.fleet_fraction is None else criterion.fleet_fraction
     yield from _check_distance(criterion)
     if criterion.datasheet or (
         criterion.expected is None and not criterion.variable and criterion.fleet_fraction is None
     ):
         return
-    # A floor with the basis `model` is estimated from measurements of other parts. It may be low, to find only gross faults.
+    # A share of an inventory variable with the basis `model` was derived from measurements of other parts. Such a floor may be
+    # low, so that it finds only gross faults.
     least = LEAST_OF_DATASHEET if criterion.variable and criterion.basis == MODEL else LEAST_OF_EXPECTED
     least = LEAST_OF_LIGHT if criterion.name in LIGHT else least
     most = 2 - LEAST_OF_EXPECTED
     if criterion.name.startswith(STORAGE) and criterion.vs_fleet:
         least, most = LEAST_OF_STORAGE, MOST_OF_STORAGE
     distance = 1 - least if criterion.operator in FLOORS else most - 1
-    remedy = f"keep within {distance * 100:.0f} % of it, or correct the expectation"
+    remedy = f"keep within {distance * 100:.0f} % of the expected value, or correct that value"
     if criterion.operator in FLOORS and fraction < least:
-        yield finding_on(criterion, fraction, f"floor {(1 - fraction) * 100:.0f} % under the expectation", remedy)
+        yield finding_on(criterion, fraction, f"floor {(1 - fraction) * 100:.0f} % below the expected value", remedy)
     if criterion.operator in CEILINGS and fraction > most:
-        yield finding_on(criterion, fraction, f"ceiling {(fraction - 1) * 100:.0f} % over the expectation", remedy)
+        yield finding_on(criterion, fraction, f"ceiling {(fraction - 1) * 100:.0f} % above the expected value", remedy)
     if (criterion.operator in FLOORS and fraction > 1) or (criterion.operator in CEILINGS and fraction < 1):
         yield finding_on(
-            criterion, fraction, "half of the healthy parts would fail", "invert the fraction or the operator"
+            criterion, fraction, "half of the healthy parts would fail", "use 1 / fraction, or the opposite operator"
         )

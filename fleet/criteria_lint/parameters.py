@@ -1,4 +1,4 @@
-"""Check the parameters in `where`.
+"""Check the parameters in `where` of criteria.
 
 A criterion judges nothing if no observation has the parameter, or if the value in `where` has another type than the parameter.
 """
@@ -21,7 +21,7 @@ _KINDS = {int: _WHOLE, bool: _TRUTH, float: _NUMBER, str: _TEXT}
 THROTTLE_LABELS = (*THROTTLE_REASONS, "thermal", "sync_boost", "board_limit", "reliability")
 """Values of the label `reason` of the collectors' readings."""
 COLLECTED_LABELS = frozenset({"phase"} | {label for reading in READINGS.values() for label in reading.labels})
-"""Parameters of readings, from collectors and snapshots."""
+"""Parameters of readings: their labels, and `phase`, which says in which snapshot a reading was taken."""
 LABELS = COLLECTED_LABELS - {"phase"} | {"gpu", "cpu", "peer", "partner", "gang", "host", "reason", "link", "directory"}
 """Labels of readings and parts of scopes. Their values are texts."""
 AT_LEAST_1 = frozenset({"size_bytes", "world_size", "batch_size"})
@@ -34,7 +34,7 @@ Outputs = Sequence[tuple[Output, Benchmark | None]]
 
 
 def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding]:
-    """Check each parameter of the criterion against the observations that it matches; `outputs` is empty for readings."""
+    """Check each parameter in `where` against `outputs`, the benchmark outputs that the criterion matches; empty for readings."""
     known = _parameters(outputs)
     if not outputs and criterion.name.startswith(COLLECTOR_PREFIXES):
         known = dict.fromkeys(COLLECTED_LABELS, str)
@@ -45,7 +45,8 @@ def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding
             why = f"no such parameter{nearest(key, known)}"
             yield finding_on(criterion, key, why, "use a parameter of the observation")
             continue
-        parameter = known.get(key, str if known else ANY_BENCHMARK.get(key, str))  # an unknown key is a label: a text
+        # A key that is not found is taken for a label, whose value is a text.
+        parameter = known.get(key, str if known else ANY_BENCHMARK.get(key, str))
         if isinstance(value, Mapping):
             yield from _range(criterion, key, value, parameter)
         else:
@@ -53,7 +54,7 @@ def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding
 
 
 def _parameters(outputs: Outputs) -> dict[str, Parameter]:
-    """Return the parameters of all these outputs. If several outputs list the texts of a parameter, their lists are joined."""
+    """Return the parameters of all these outputs. If several outputs list the permitted texts of a parameter, join the lists."""
     merged: dict[str, Parameter] = {}
     for output, benchmark in outputs:
         for key, parameter in parameters(output, benchmark).items():
@@ -62,7 +63,7 @@ def _parameters(outputs: Outputs) -> dict[str, Parameter]:
                 merged[key] = parameter
             else:
                 merged[key] = [*before, *parameter]
-    # A parameter that is the scope of an output can be any text. For example, `numa` is the number of a node in the scopes of
+    # A parameter with the name of an output's scope can be any text. For example, `numa` is the number of a node in the scopes of
     # `host_memory`, but `local` or `remote` as a parameter of other benchmarks.
     labels = {output.scope for output, _ in outputs} & merged.keys()
     return merged | dict.fromkeys(labels, str)
@@ -92,9 +93,9 @@ def _value(criterion: Criterion, key: str, value: Value, parameter: Parameter) -
 def _range(criterion: Criterion, key: str, bounds: Range, parameter: Parameter) -> Iterator[Finding]:
     shown = ", ".join(f"{name} {bound:g}" for name, bound in bounds.items())
     if parameter not in (int, float):
-        yield finding_on(criterion, shown, f"{key} is not a number, so bounds never match", f"write a value of {key}")
+        yield finding_on(criterion, shown, f"{key} is not a number, so bounds never match", f"write one value of {key}")
     elif bounds.get("ge", -math.inf) > bounds.get("le", math.inf):
-        yield finding_on(criterion, shown, f"no {key} is within these bounds", "write ge below le")
+        yield finding_on(criterion, shown, f"no {key} is within these bounds", "write a `ge` below `le`")
 
 
 def _is(kind: str, value: Value) -> bool:

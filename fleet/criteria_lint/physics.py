@@ -14,7 +14,7 @@ from fleet.judge.finding import FLOORS, Finding, finding_on
 from schemas.stages import GANG
 
 LEAST_OF_DATASHEET = 0.05
-"""A floor must be at least this fraction of the datasheet's figure, or of a rate in the inventory (basis `model`)."""
+"""Lowest fraction in `vs_datasheet`, and in `vs_inventory` of a floor with the basis `model`."""
 _DATASHEET_UNITS = {
     "flops": "FLOP/s",
     "memory_size": "B",
@@ -30,6 +30,8 @@ _DATASHEET_UNITS = {
     "all_nvlinks": "B/s",
 }
 MIN_COPY_FRACTION, MIN_GEMM_FRACTION, MIN_COLLECTIVE_FRACTION = 0.5, 0.4, 0.02
+"""Lowest floors that are not stated as a fraction of the datasheet, as fractions of its peak: of copies, memory and power; of
+matrix products; of collectives."""
 UNIT_MISTAKES = (
     (1e-12, "a figure in tera-units"),
     (1e-9, "a figure in giga-units"),
@@ -40,6 +42,7 @@ UNIT_MISTAKES = (
     (1e3, "a figure a thousand times too high (MB written as GB)"),
     (1e6, "a figure a million times too high"),
 )
+"""Factor by which a mistake changes a figure, and the mistake in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +56,7 @@ class _Peak:
 
 
 def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
-    """Compare with the datasheet: a floor, the expected value behind it, and the properties of links (`_check_links`)."""
+    """Compare with the datasheet: a floor, the expected value that it is a fraction of, and the properties of links."""
     yield from _check_links(criterion, pack)
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
     if criterion.operator not in FLOORS or not isinstance(limit, int | float) or isinstance(limit, bool):
@@ -64,7 +67,7 @@ def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
     ratio, mistake = limit / peak.value, _unit_mistake(limit / peak.value)
     remedy = f"the datasheet of {pack.name} has {peak.value:g} {criterion.unit} {peak.of}"
     if max(limit, 0.0 if criterion.datasheet else criterion.expected or 0.0) > peak.value:
-        floor_is_low = f"the expected value is above the peak, the floor is {ratio:.3g} of it"
+        floor_is_low = f"the expected value is above the peak; the floor is {ratio:.3g} of the peak"
         why = f"above the peak: {ratio:.3g} times as high" if limit > peak.value else floor_is_low
         yield finding_on(criterion, float(limit), f"{why}{mistake}", remedy)
     elif ratio < peak.least and not criterion.datasheet:
@@ -79,13 +82,13 @@ def check_share_of_datasheet(criterion: Criterion) -> Iterator[Finding]:
     unit = _DATASHEET_UNITS[figure]
     if criterion.unit != unit:
         yield finding_on(
-            criterion, figure, f"the datasheet has it in {unit}, not in {criterion.unit}", "use another figure"
+            criterion, figure, f"the datasheet has this figure in {unit}, not in {criterion.unit}", "use another figure"
         )
     if figure == "flops" and not isinstance(criterion.where.get("dtype"), str):
-        yield finding_on(criterion, figure, "the datasheet has a figure for each precision", "add dtype to where")
+        yield finding_on(criterion, figure, "the datasheet has a figure for each precision", "add `dtype` to `where`")
     if criterion.operator not in FLOORS:
         yield finding_on(criterion, criterion.operator, "a datasheet states the most that a part can reach", "use ge")
-    # Both directions of a link together have twice the figure.
+    # `vs_datasheet` compares with the rate of one direction of a link. Both directions together can reach twice this rate.
     most = 2.0 if criterion.where.get("direction") == "both_ways" else 1.0
     if not LEAST_OF_DATASHEET <= criterion.fraction <= most:
         why = "above the peak" if criterion.fraction > most else "far too low"
@@ -96,9 +99,9 @@ def check_share_of_datasheet(criterion: Criterion) -> Iterator[Finding]:
 
 
 def _unit_mistake(ratio: float) -> str:
-    """Return the mistake that may explain a floor of `ratio` times the peak, for a message; empty if there is none.
+    """Return the ending of a message: the mistake that may explain a floor of `ratio` times the peak; empty if none does.
 
-    A mistake of units explains the floor if its correction gives 0.3 to 1.1 of the peak.
+    A mistake of units explains the floor if the corrected floor is 0.3 to 1.1 of the peak.
     """
     if 1.8 <= ratio <= 2.2:
         return ", which looks like the figure with sparsity"
@@ -106,7 +109,7 @@ def _unit_mistake(ratio: float) -> str:
 
 
 def _check_links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
-    """Compare generation, width and number of links with the datasheet: a part has one right value."""
+    """Compare PCIe generation and width, and the number of NVLinks, with the datasheet, which the limit must equal."""
     for name, part, key in (
         ("gpu.pcie.generation", "pcie", "generation"),
         ("gpu.pcie.width", "pcie", "width"),
@@ -123,7 +126,7 @@ def _check_links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
 def _peak(criterion: Criterion, pack: Pack) -> _Peak | None:
     """Return the datasheet's maximum for what the criterion judges; None if the datasheet has none."""
     if criterion.stage == GANG:
-        return None  # the inventory states the fabric's rate
+        return None  # the fabric limits figures of a gang, and its rate is in the inventory
     first, _, rest = criterion.name.partition(".")
     bound = _PEAKS.get((first, rest.rpartition(".")[2]))
     return bound(criterion.where, pack) if bound else None
@@ -146,19 +149,22 @@ def _figure(part: str, of: str, where: Where, pack: Pack) -> _Peak | None:
 def _pcie(where: Where, pack: Pack) -> _Peak | None:
     value = pack.datasheet.get("pcie", {}).get("bandwidth")
     ways = 2 if where.get("direction") == "both_ways" else 1
-    # Without `sharing=alone`, all GPUs copy at once and share the host's bandwidth, of which the GPU's datasheet says nothing.
+    # Without `sharing=alone`, all GPUs copy at once and share the bandwidth of the host, which is not in the GPU's datasheet.
     least = MIN_COPY_FRACTION if where.get("sharing") == "alone" else 0.0
     return _Peak(value=value * ways, of="over PCIe", least=least) if value else None
 
 
 def _nvlink(where: Where, pack: Pack) -> _Peak | None:
-    value = pack.datasheet.get("nvlink", {}).get("bandwidth")
+    value = pack.datasheet.get("nvlink", {}).get("bandwidth")  # both directions together
     ways = 2 if where.get("direction") == "both_ways" else 1
     return _Peak(value=value / 2 * ways, of="over NVLink", least=MIN_COPY_FRACTION) if value else None
 
 
 def _busbw(where: Where, pack: Pack) -> _Peak | None:
-    """Return the maximum of busbw. With NVLS the switch does the reduction, so busbw exceeds the one-way rate."""
+    """Return the maximum of busbw, NCCL's bus bandwidth: the NVLink rate of one direction, or twice that rate with NVLS.
+
+    With NVLS (NVLink SHARP) the switch does the reduction, so busbw can exceed the rate of one direction.
+    """
     value = pack.datasheet.get("nvlink", {}).get("bandwidth")
     ways = 2 if where.get("nvls") else 1
     return _Peak(value=value / 2 * ways, of="over NVLink", least=MIN_COLLECTIVE_FRACTION) if value else None

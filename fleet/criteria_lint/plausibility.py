@@ -33,17 +33,22 @@ def check_plausibility(criterion: Criterion) -> Iterator[Finding]:
     elif last == "tested_share" and _is_below(limit, LEAST_TESTED) and criterion.origin != REHEARSAL:
         yield finding_on(criterion, limit, "memory that was not tested may be bad", f"require at least {LEAST_TESTED}")
     elif last.endswith("latency") and isinstance(limit, int | float) and limit > LONGEST_LATENCY_S:
-        yield finding_on(criterion, limit, "no message between GPUs takes that long", "write the latency in seconds")
+        yield finding_on(
+            criterion,
+            limit,
+            f"no healthy part has a latency of more than {LONGEST_LATENCY_S:g} s",
+            "write the latency in seconds",
+        )
     elif last in MUST_BE_TRUE and limit is False:
         yield finding_on(criterion, limit, "this requires the fault", "write true")
 
 
 def _check_error_count(criterion: Criterion) -> Iterator[Finding]:
-    """Require the limit of an error count to be an absolute 0."""
+    """Report a limit that permits an error, or that is not an absolute `value`."""
     limit = criterion.value
     if criterion.value is None:
         yield finding_on(
-            criterion, criterion.name, "an error count has an absolute limit, whatever other parts show", "use value: 0"
+            criterion, criterion.name, "an error count must be 0, whatever other parts have", "use `value: 0`"
         )
     elif isinstance(limit, int | float) and not isinstance(limit, bool):
         most = 1 if criterion.operator == "lt" else 0

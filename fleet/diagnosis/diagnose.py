@@ -19,7 +19,7 @@ from schemas.scopes import HOST, Scope
 from schemas.stages import GANG
 
 NOT_VERIFIED = "not-verified"
-"""Problem id of a cause that has no failure and that no entry of `PROBLEMS` matches."""
+"""Problem id of a cause whose verdicts are all inconclusive, and match no entry of `PROBLEMS`."""
 _MAX_NAMES = 4
 _CONFIDENCES = (CERTAIN, LIKELY, UNKNOWN)
 _SHARED_KINDS = (VerdictKind.PEERS, VerdictKind.IDENTITY, VerdictKind.SUSPECT, *STOPPED, VerdictKind.IN_USE)
@@ -31,7 +31,7 @@ class _PartProblem:
     """A problem of one part, with its verdicts."""
 
     problem: Problem | None
-    """None if no entry of PROBLEMS matches."""
+    """None if no entry of `PROBLEMS` matches the verdicts."""
     host: str
     part: str
     shown: list[Verdict] = field(default_factory=list)
@@ -39,9 +39,9 @@ class _PartProblem:
     explained: list[Verdict] = field(default_factory=list)
     """Other verdicts that follow from the problem."""
     passed: tuple[Verdict, ...] = ()
-    """Verdicts on the same part that pass and that the title may use."""
+    """Verdicts on the same part that pass. Only the title of the problem `hot` uses them (`_add_temperatures`)."""
     cable: str = ""
-    """The other end of the cable, if the problem is that of a network port."""
+    """If the problem is that of a network port: the switch port at the other end of its cable; empty if it is not known."""
 
     @property
     def first(self) -> Verdict:
@@ -54,10 +54,10 @@ def diagnose(
     """Return the causes of the verdicts that do not pass, the most urgent first.
 
     Args:
-        verdicts: verdicts of the fleet. Causes refer to them by position. Verdicts that pass are ignored, except the one on
-            the temperature of a hot GPU under load.
-        gangs: gang -> its hosts. If the fault of one host stops measurements on others of its gang, the
-            verdicts on these measurements belong to the cause on that host.
+        verdicts: verdicts of the fleet. Causes refer to them by position. Verdicts that pass are ignored, except those on
+            `stress.temperature`: the title of the problem `hot` states this temperature.
+        gangs: gang -> its hosts. If the fault of one host stops measurements on other hosts of its gang, the
+            verdicts on these measurements belong to the cause on the faulty host.
         cables: the other ends of the cables, as far as they are known.
     """
     gang_of = {host: gang for gang, hosts in gangs.items() for host in hosts}
@@ -83,7 +83,7 @@ def diagnose(
 
 
 def _add_temperatures(problems: Iterable[_PartProblem], verdicts: Iterable[Verdict]) -> None:
-    """Add the temperature under load to the problems of heat: it is part of the evidence even if it is within its limit."""
+    """Add a passing verdict on `stress.temperature` to each `hot` problem, because the title states this temperature."""
     hot = {(item.host, item.part): item for item in problems if item.problem and item.problem.id == "hot"}
     for verdict in verdicts if hot else ():
         item = hot.get((verdict.host, verdict.part_scope))
@@ -92,7 +92,10 @@ def _add_temperatures(problems: Iterable[_PartProblem], verdicts: Iterable[Verdi
 
 
 def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], list[Verdict]]:
-    """Return the problems of one host, and the verdicts that belong to none. `verdicts` all have the same waiver, or none."""
+    """Return the problems of one host, and the verdicts that belong to none.
+
+    The verdicts must all have the same waiver, or all have no waiver.
+    """
     problems: list[_PartProblem] = []
     remaining = list(verdicts)
     for problem in PROBLEMS:
@@ -107,7 +110,7 @@ def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], 
         taken = {id(verdict) for item in shown.values() for verdict in item.shown}
         remaining = [verdict for verdict in remaining if id(verdict) not in taken]
         for item in sorted(shown.values(), key=lambda item: item.part):
-            item.shown.sort(key=lambda verdict: _lead(verdict, problem))
+            item.shown.sort(key=lambda verdict: _importance_key(verdict, problem))
             follows = [verdict for verdict in remaining if _follows(verdict, item)]
             item.explained += follows
             ids = set(map(id, follows))
@@ -117,14 +120,21 @@ def _problems_of_host(verdicts: Sequence[Verdict]) -> tuple[list[_PartProblem], 
 
 
 def _distinction(problem: Problem, verdict: Verdict) -> object:
-    """Return what distinguishes two problems of the same kind on a host, besides the part."""
+    """Return the value by which verdicts are grouped into problems.
+
+    Verdicts of a host that show the same entry of `PROBLEMS` on the same part belong to one problem if this value is equal.
+    """
     if problem.is_of_host:
         return verdict.user
     return verdict.name if problem.id in _ONE_PER_READING else verdict.params.get(LINK_PARAM)
 
 
 def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
-    """Return the problems, without those that follow from an error of another GPU. That GPU's problem gets their verdicts."""
+    """Return the problems, without those that follow from an error of another GPU. That GPU's problem gets their verdicts.
+
+    Parameters of the verdicts name the other GPU (`fleet.judge.link_faults`). If it has none of the problems
+    in `_ERRORS_OF_A_GPU`, the problem that would follow from it is kept.
+    """
     remaining: list[_PartProblem] = []
     followers: list[tuple[_PartProblem, tuple[object, object]]] = []
     for item in problems:
@@ -153,9 +163,9 @@ _ERRORS_OF_A_GPU = ("gpu-fell-off-bus", "gpu-error")
 _ONE_PER_READING = ("differs", "identity", "in-use")
 """Problems that a part may have several times: once for each reading."""
 _WITHOUT_LINK = ("module", "port-protocol", "port-down")
-"""Problems of a port that prevent measurements between it and its partner."""
+"""Problems of a port because of which a port of another host cannot be measured with it."""
 _OF_ONE_PORT = ("module", "port-protocol")
-"""Problems of one port, which do not make the whole host slow."""
+"""Problems of a single port. They do not explain why a whole host is slow."""
 
 
 def _follows(verdict: Verdict, item: _PartProblem) -> bool:
@@ -168,7 +178,8 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
     if item.part in _ends(verdict) and (same_reading or matches(verdict, problem.explains)):
         return True
     is_suspect = item.first.kind == VerdictKind.SUSPECT
-    # A host that is slow with other hosts explains adapters that are slow between hosts, but no adapter that is slow with itself.
+    # A host that is slow with other hosts explains adapters that are slow in the gang stage, which measures them between hosts.
+    # It does not explain adapters that are slow in a stage on one host, which measures each port with itself.
     may_explain_parts = not is_suspect or (item.part == HOST and verdict.stage == GANG)
     if (
         may_explain_parts
@@ -180,7 +191,8 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
         return True
     is_one_part = item.part != HOST and not Scope.parse(item.part).is_gang
     if is_suspect and is_one_part and Scope.parse(verdict.scope).get("partner"):
-        # Verdicts on pairs that a slow NIC slows down name the NIC as their part (fleet/judge/localization/pair_parts.py).
+        # If a slow NIC slows down a pair of GPUs, the NIC is already the part of the verdict on this pair
+        # (fleet/judge/localization/pair_parts.py).
         return False
     if problem.id in _OF_ONE_PORT and verdict.kind == VerdictKind.SUSPECT and part == HOST:
         return False  # if the port of this problem were slow, the verdict would suspect the port, not the host
@@ -189,7 +201,7 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
 
 
 def _is_of_another_port(verdict: Verdict, item: _PartProblem) -> bool:
-    """Return whether the verdict is on another port of the adapter than those with the problem: each port has its own cable."""
+    """Return whether the verdict is on a port of the adapter without the problem. Each port has its own cable."""
     port = Scope.parse(verdict.scope).get("port")
     ports = {Scope.parse(shown.scope).get("port") for shown in item.shown}
     return verdict.part_scope == item.part and bool(port) and "" not in ports and port not in ports
@@ -244,8 +256,9 @@ def _explain_by_gang(
         causes = [item for item in of_gang.get(gang_of.get(verdict.host), ()) if _follows_in_gang(verdict, item)]
         partner = Scope.parse(verdict.scope).get("partner")
         if causes:
-            # A missing figure between two ports belongs to the partner's port of the same rail. Hosts of the same build name the
-            # adapters of a rail alike, so a cause on the part with the same name comes first.
+            # If a port could be measured only with the port of the same rail on one other host, a fault of that other port
+            # explains the missing figure. Hosts of the same build name the adapters of a rail alike, so a problem of the part
+            # with the same name comes first.
             is_of_port = PARTNER_PARAM in verdict.params
             order = [
                 (
@@ -278,7 +291,7 @@ def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
 def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:
     """Return the remaining verdicts as problems without an entry in PROBLEMS.
 
-    There is one problem for each part and reading that fails, and one for each reason why readings are inconclusive.
+    Each host has one problem for each part and reading that fails, and one for each reason why readings are inconclusive.
     """
     groups: dict[object, _PartProblem] = {}
     for verdict in verdicts:
@@ -288,7 +301,7 @@ def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:
             verdict
         )
     for item in groups.values():
-        item.shown.sort(key=_lead)
+        item.shown.sort(key=_importance_key)
         if len({verdict.part_scope for verdict in item.shown}) > 1:
             item.part = HOST
     return list(groups.values())
@@ -306,7 +319,7 @@ def _joined(problems: Iterable[_PartProblem]) -> list[list[_PartProblem]]:
 
 
 def _shared_content(item: _PartProblem) -> tuple[object, ...]:
-    """Return what several hosts with the same cause have in common; empty if the problem is of one part only.
+    """Return the content that problems of several hosts must share to be one cause; empty if the problem is a cause of its own.
 
     Hosts with the same wrong setting or version share a cause, and so do hosts that lack evidence for the same reason.
     If whole hosts fail the same criterion on a figure, they share a cause even if the values differ.
@@ -363,7 +376,7 @@ def _predicate(item: _PartProblem) -> str:
 
 
 def _subject(group: Sequence[_PartProblem]) -> str:
-    """Return the part, or how many parts or hosts there are and the names of the first: `2 hosts (a, b): each`."""
+    """Return the name of the part; for several parts or hosts, their number and the first names: `2 hosts (a, b): each`."""
     first = group[0]
     names = list(dict.fromkeys(_part_name(item) for item in group))
     if len(names) == 1:
@@ -385,15 +398,16 @@ def _part_name(item: _PartProblem) -> str:
     return f"{name} (cable to {item.cable})" if item.cable else name
 
 
-def _lead(verdict: Verdict, problem: Problem | None = None) -> tuple[object, ...]:
-    """Return the sort key: first failures, then critical verdicts, then verdicts on the part's own scope.
+def _importance_key(verdict: Verdict, problem: Problem | None = None) -> tuple[object, ...]:
+    """Return the sort key that puts the most important verdict of a problem first.
 
-    Ties are sorted by action, by the order in which the problem lists its readings, and by distance to the limit.
+    Failures come first; among them, critical ones; among those, verdicts whose own scope names the part at fault. Ties are sorted
+    by action (the most severe first), by the order in which the problem lists its readings, and by distance beyond the limit.
     """
     urgency = (verdict.verdict != FAIL, verdict.severity != CRITICAL, verdict.part != "", action_rank(verdict.action))
     reading = (problem.reading_rank(verdict),) if problem else ()
     what = (verdict.name, verdict.scope, verdict.criterion, verdict.stage)
-    # The rest only makes the order of the causes independent of the order of the verdicts.
+    # These keys only make the order of the causes independent of the order in which the verdicts are given.
     rest = repr(
         (verdict.value, verdict.limit, verdict.kind, verdict.reason, verdict.detail, verdict.user, verdict.params)
     )

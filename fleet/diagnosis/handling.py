@@ -52,6 +52,7 @@ WITHOUT_EVIDENCE = {
         "ask the owner of the processes to end them.",
     ),
 }
+"""Problem -> handling of a cause whose verdicts are all inconclusive."""
 _SLOW = Handling(
     "Compare power, clock and temperature of the GPU with those of the other GPUs in the report. Then reboot the host and "
     "measure it again.",
@@ -97,7 +98,7 @@ HANDLING = {
     ("bmc-serial", "inspect_hardware", ""): Handling(
         "Compare rackproof_bmc_address with the label of the host, then the serials on the parts with those that host and BMC "
         "report.",
-        "do not accept the host: the serials that it reports are not those on its parts.",
+        "do not accept the host: it and its BMC report different serials.",
     ),
     ("bmc-part", "inspect_hardware", "psu"): Handling(
         "Check cable, outlet, phase and breaker of the power supply. Then swap it with the power supply of a healthy bay.",
@@ -233,8 +234,8 @@ HANDLING = {
     ),
     ("slow-files", "inspect_hardware", ""): Handling(
         "The host is not at fault. Find the server, storage target or path that holds its files (lfs getstripe, mmlsattr, or the "
-        "address in `device`), and compare its disks, rebuilds, links and load with those of a healthy one.",
-        "measure again with the target taken out of service.",
+        "address in the parameter `device`), and compare its disks, rebuilds, links and load with those of a healthy one.",
+        "take that server or storage target out of service and measure again.",
     ),
     ("slow-storage", "inspect_hardware", "gang"): Handling(
         "Compare the load, disks and links of the servers with their specification. shared_storage.ramp_bandwidth shows with "
@@ -256,7 +257,7 @@ HANDLING = {
     ),
     ("", "reseat", "dimm"): _MEMORY_MODULE,
     ("", "inspect_hardware", "dimm"): Handling(
-        "Compare the label of the module with those of its neighbors, and replace it by one of the same part number.",
+        "Compare the label of the module with those of its neighbors. Replace it by a module with their part number.",
         "inspect the slot, and the socket of the processor.",
     ),
     ("memory-modules-missing", "reseat", ""): _MEMORY_MODULE,

@@ -1,6 +1,6 @@
 """The problems that a part can have: which verdicts show each problem, and which other verdicts follow from it.
 
-Causes come before their effects in the list. A GPU that fell off the bus fails everything else, and a GPU that is too hot
+Causes come before their effects in the list. A GPU that fell off the bus fails every other check, and a GPU that is too hot
 computes slowly. A verdict belongs to the first problem in the list that it shows or that explains it.
 
 A pattern is the name of an observation, with the wildcards `*` and `?`. A comma and a label of the scope or a parameter may
@@ -57,7 +57,7 @@ _PORT = (
     *(f"network.{name}" for name in ("rx_*", "carrier*", "operstate", "speed")),
 )
 OF_PORT = (*_PORT, "optics.*", "network.mtu", "infiniband.link_layer", "verbs.*", "pairs.*")
-"""Readings and figures of a network port: if one fails, the cause also names the port's cable."""
+"""Readings and figures of a network port. If the first verdict of a problem is on one of them, the cause also names the cable."""
 _HOST_MEMORY = (
     "host.dimm.count",
     "host.memory.total",
@@ -75,13 +75,14 @@ class Problem:
     id: str
     title: Callable[[Sequence[Verdict]], str]
     """Takes the verdicts that show the problem, the most important first, and for `hot` also a verdict that passes. Returns the
-    end of a sentence about the part."""
+    predicate of a sentence whose subject is the part."""
     shown_by: tuple[str, ...]
-    """Patterns of observations that show the problem. The title names the first one that fails, so the clearest come first."""
+    """Patterns of observations that show the problem. If several verdicts are equally severe, the title names the one that
+    matches the first of these patterns, so the clearest patterns come first."""
     not_shown_by: tuple[str, ...] = ()
     """Patterns of observations that do not show the problem, although a pattern in `shown_by` matches them."""
     kinds: tuple[str, ...] = ()
-    """Kinds of the verdicts that show the problem; empty: failed verdicts of any kind."""
+    """Kinds of the verdicts that show the problem, failed or inconclusive; empty: failed verdicts of any kind."""
     explains: tuple[str, ...] = ()
     """Patterns of observations of the same part that follow from the problem."""
     explains_host: tuple[str, ...] = ()
@@ -394,7 +395,8 @@ PROBLEMS = (
         stops=True,
         confidence=LIKELY,
     ),
-    # This problem is before all problems of slow parts, because slow parts of a shared machine may be healthy.
+    # Here, several hosts of the inventory are one machine. This problem is before all problems of slow parts, because parts
+    # that two hosts measure at the same time may be slow although they are healthy.
     Problem(
         id="shared-machine",
         title=words.shared_machine,
@@ -522,4 +524,4 @@ PROBLEMS = (
     ),
     Problem(id="slow-workload", title=words.slow, shown_by=_COMPUTE, explains=_COMPUTE, confidence=LIKELY),
 )
-"""Causes before effects."""
+"""Every known problem; causes come before their effects."""

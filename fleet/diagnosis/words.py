@@ -95,7 +95,7 @@ _FIGURES = {
     "local_storage.wrong_blocks": "wrong blocks",
     "shared_storage.aggregate_bandwidth": "bandwidth of all clients together",
     "shared_storage.bandwidth": "bandwidth of the client",
-    "shared_storage.file_bandwidth": "bandwidth of other hosts with the file of this host",
+    "shared_storage.file_bandwidth": "bandwidth at which other hosts read the file of this host",
     "shared_storage.metadata_rate": "files per second",
     "shared_storage.checkpoint_bandwidth": "checkpoint bandwidth",
     "shared_storage.misread_bytes": "bytes that only this client read wrong",
@@ -206,7 +206,7 @@ def _with_settings(verdict: Verdict) -> str:
 
 
 def slow(shown: Sequence[Verdict]) -> str:
-    """Return how far the first figure misses its limit, and how many more figures there are."""
+    """Return how far the first figure misses its limit, and how many more figures show the problem."""
     first = shown[0]
     if first.value is None:
         return describe(shown)
@@ -217,16 +217,17 @@ def slow(shown: Sequence[Verdict]) -> str:
 
 
 def slow_files(shown: Sequence[Verdict]) -> str:
-    """Return that all hosts read or write the files of one host slowly: the cause is the storage of these files, not the host."""
+    """Return that other hosts read the files of one host slowly: the storage of these files is at fault, not the host."""
     first = shown[0]
     value, limit = format_pair(first.value, first.limit, first.unit)
-    return (
-        f"has files that all hosts read or write slowly: {value}, the limit is {SIGNS.get(first.operator, '')} {limit}"
-    )
+    return f"has files that other hosts read slowly: {value}, the limit is {SIGNS.get(first.operator, '')} {limit}"
 
 
 def consequence(explained: Sequence[Verdict]) -> str:
-    """Return the worst figure that follows from a cause, or an empty string: `; memory bandwidth (copy) 21 % below the limit`."""
+    """Return the worst failed figure that follows from a cause; empty if there is none.
+
+    For example `; memory bandwidth (copy) 21 % below the limit`.
+    """
     figures = [verdict for verdict in explained if verdict.verdict == FAIL and distance(verdict) > 0]
     if not figures:
         return ""
@@ -241,7 +242,10 @@ def _share(verdict: Verdict) -> str:
 
 
 def distance(verdict: Verdict) -> float:
-    """Return how far the value is beyond its limit, as a share of the limit; 0 if it is within the limit, or without numbers."""
+    """Return how far the value is beyond its limit, as a share of the limit.
+
+    Return 0 if the value is within the limit, the limit is 0, one of them is not a number, or the operator is `eq` or empty.
+    """
     value, limit = finite(verdict.value), finite(verdict.limit)
     if value is None or not limit or verdict.operator not in ("ge", "gt", "le", "lt"):
         return 0.0
@@ -284,7 +288,7 @@ def hot(shown: Sequence[Verdict]) -> str:
 
 
 def power_limited(shown: Sequence[Verdict]) -> str:
-    """Return that the power or the clocks of a GPU are limited, with the limit in force if it was judged."""
+    """Return that the power or the clocks of a GPU are limited, with the current power limit if a verdict states it."""
     limits = [verdict for verdict in shown if verdict.unit == "W" and finite(verdict.value) is not None]
     if shown[0].name == "gpu.power_limit_lowered" and limits:
         value, wanted = format_pair(limits[0].value, limits[0].limit, "W")
@@ -371,7 +375,7 @@ def wrong_copies(other: str, suspects: str) -> str:
 
 
 def wrong_peer_copies(shown: Sequence[Verdict]) -> str:
-    """Return with which other GPUs of the host a GPU copies wrong data; group_copy does not name them."""
+    """Return with which other GPUs of the host a GPU copies wrong data; verdicts on `group_copy` name none."""
     peers = dict.fromkeys(filter(None, (Scope.parse(verdict.scope).get("peer") for verdict in shown)))
     others = f"GPU {', '.join(peers)}" if peers else "the other GPUs"
     return wrong_copies(others, "one of the GPUs or a link")
@@ -398,7 +402,7 @@ def bmc_part(shown: Sequence[Verdict]) -> str:
 
 
 def bmc_event(shown: Sequence[Verdict]) -> str:
-    """Return how many entries of an event log are new; the explanation of the cause has the text of the first."""
+    """Return how many entries of an event log are new; the explanation of the cause has the text of the first entry."""
     entries = [verdict for verdict in shown if verdict.name == "bmc.event.severity"]
     if not entries:
         return f"has {quantity(shown[0].value, '1')} new {'entry' if shown[0].value == 1 else 'entries'}"
@@ -440,7 +444,7 @@ def clock_skew(shown: Sequence[Verdict]) -> str:
 
 
 def not_known(shown: Sequence[Verdict]) -> str:
-    """Return what could not be verified."""
+    """Return which readings have no result."""
     names = list(dict.fromkeys(label(verdict.name) for verdict in shown))
     if len(names) > 3:
         return f"has no result for {', '.join(names[:2])} and {len(names) - 2} more readings"
@@ -477,11 +481,11 @@ def stopped_launch(shown: Sequence[Verdict]) -> str:
     """Return that a part stopped a launch of several hosts, or may have."""
     if shown[0].verdict == FAIL:
         return "stopped a launch of several hosts"
-    return "took part in a launch of several hosts that failed"
+    return "took part in a failed launch of several hosts"
 
 
 def network(shown: Sequence[Verdict]) -> str:
-    """Return that a part is slow between hosts, or that it failed there."""
+    """Return that a part is slow between hosts, or that it fails between hosts."""
     return slow(shown) if shown[0].limit is not None else "fails between hosts"
 
 

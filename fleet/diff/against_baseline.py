@@ -53,7 +53,11 @@ def criteria_of(plan: Plan, host: PlannedHost, evidence: Evidence, packs: Sequen
 
 
 def summary(plan: Plan, diff: BaselineDiff) -> Iterator[SummaryLine]:
-    """Yield the report's summary lines: how much was compared, then at most MAX_SUMMARY_LINES regressions and changed parts."""
+    """Yield the lines on the baseline for the summary of the report; none if the plan names no baseline.
+
+    The first line states how much was compared. At most MAX_SUMMARY_LINES regressions and changed parts follow, then the number
+    of those left out.
+    """
     if plan.baseline is None:
         return
     kinds = Counter(change.kind for change in diff.changes)

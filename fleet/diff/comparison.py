@@ -50,11 +50,11 @@ class Comparison:
 
     def __init__(self) -> None:
         self.compared = 0
-        """Number of figures that both sides have; 0: no figure was compared."""
+        """Number of figures that both states of a host have; 0: no figure was compared."""
         self.figures = 0
-        """Number of figures of the new side."""
+        """Number of figures in the new states, compared or not."""
         self.hosts = 0
-        """Number of hosts with a record on both sides."""
+        """Number of hosts with a record in both states."""
         self._changes: list[Change] = []
         self._before: dict[str, GpuSlot] = {}
         self._after: dict[str, GpuSlot] = {}
@@ -66,8 +66,8 @@ class Comparison:
 
         Args:
             host: name of the host.
-            old: earlier state; None: the earlier side does not have the host.
-            new: state now; None: the new side does not have the host.
+            old: earlier state; None if the host is missing there.
+            new: new state; None if the host is missing there.
             criteria: those with `vs_baseline` define the smallest change of a figure that counts.
         """
         self._order.setdefault(host, len(self._order))
@@ -116,7 +116,7 @@ def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
     }
     for host in dict.fromkeys((*new, *old)):
         before, after = old.get(host), new.get(host)
-        if before and after:  # a GPU that moved has its earlier figures on its previous host
+        if before and after:  # if a GPU moved, its earlier figures are in the state of its previous host
             moved = {serial: figures_by_serial[serial] for serial in after.figures if serial in figures_by_serial}
             before = replace(before, figures={**moved, **before.figures})
         comparison.add(host, before, after, criteria.get(host, ()))

@@ -33,9 +33,9 @@ _MAX_NAMED_FIGURES = 6
 
 
 def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequence[Criterion]) -> Iterator[Change]:
-    """Yield the changed figures of a host, then the number of figures that only the earlier, and that only the new state has.
+    """Yield the changed figures of a host, then how many figures only the earlier state has, and how many only the new state has.
 
-    Parts that were replaced or added are left out.
+    GPUs that are no longer installed, and parts without earlier figures, are left out.
     """
     with_baseline = [item for item in criteria if item.baseline is not None]
     added = 0
@@ -47,7 +47,7 @@ def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequenc
     for serial, after in new.figures.items():
         before = old.figures.get(serial, {})
         if serial not in old.figures:
-            continue  # a new part, which `fleet.diff.parts` lists
+            continue  # nothing to compare with; `fleet.diff.parts` lists new parts
         added += len(after.keys() - before.keys())
         missing.update(key[0] for key in before.keys() - after.keys())
         for key in after.keys() & before.keys():
@@ -157,7 +157,7 @@ def _noise(old: Level, new: Figure, criteria: Sequence[Criterion]) -> _Noise:
                 )
             return _Noise(share=share, basis=f"criterion {criterion.id}; own noise {source}", better=better)
     if old.name in READINGS:
-        return _Noise(share=0.0, basis="a count has no noise", better=READINGS[old.name])
+        return _Noise(share=0.0, basis="this reading has no noise", better=READINGS[old.name])
     return _Noise(
         share=max(UNJUDGED_SHARE, UNJUDGED_SIGMAS * own_noise),
         basis="no criterion judges this figure against a baseline",

@@ -1,4 +1,4 @@
-"""Merge changes that several hosts report: a slower figure of a gang, and slower links to one host."""
+"""Merge regressions that several hosts report: of a figure of their gang, or of their pairs with one host."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _MAX_NAMED_HOSTS = 6
 def merge_changes(changes: Sequence[Change]) -> Iterator[Change]:
     """Yield the changes with the regressions of several hosts merged.
 
-    The regression of a gang figure, which each of its hosts reports, becomes one change. The regressions of pairs that all have
-    one host in common become one change of that host. Every other change is yielded as it is.
+    The regression of a gang figure, which each of its hosts reports, becomes one change. If all pairs of hosts for which
+    a figure regressed have one host in common, these regressions become one change of that host. Other changes are not merged.
     """
     slow_hosts: set[str] = set()
     pairs: dict[str, list[Change]] = defaultdict(list)
@@ -56,7 +56,7 @@ def _partner(change: Change) -> str:
 
 
 def _common_host(changes: Sequence[Change]) -> str:
-    """Return the only host that is in every slower pair; empty if there is none, or there is only one pair."""
+    """Return the only host that is in every pair that regressed; empty if there is none, or only one pair of hosts regressed."""
     hosts_of_pairs = [{change.host, _partner(change)} for change in changes]
     shared = set.intersection(*hosts_of_pairs)
     return shared.pop() if len(shared) == 1 else ""

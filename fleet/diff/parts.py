@@ -20,7 +20,7 @@ class GpuSlot:
 
     @property
     def slot(self) -> tuple[str, str]:
-        """Return host and PCI address, or the index if no address is reported. They stay the same if the GPU is replaced."""
+        """Return the host, and the PCI address or else the index of the GPU. The slot stays the same if the GPU is replaced."""
         return self.host, self.gpu.pci_bus_id.lower() or f"index {self.gpu.index}"
 
     def __str__(self) -> str:

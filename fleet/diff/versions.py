@@ -30,7 +30,7 @@ def version_changes(hosts_by_change: Mapping[tuple[str, str, str], Sequence[str]
 
 
 def _by_component(versions: Mapping[str, str]) -> dict[str, str]:
-    """Return component -> its version, or all versions of its parts: `NAME[gpu=3]` counts as `NAME`."""
+    """Return component -> its version. The versions of several parts, such as `NAME[gpu=3]`, are joined under `NAME`."""
     components: dict[str, set[str]] = defaultdict(set)
     for name, version in versions.items():
         components[name.partition("[")[0]].add(version)

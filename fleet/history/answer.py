@@ -1,4 +1,4 @@
-"""The answer to a question: tables of plain values, which the command prints as text, JSON or CSV."""
+"""The output of a command that reads the history: tables of plain values, printed as text, JSON or CSV."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """An answer."""
+    """The output of one command."""
 
     sections: Sequence[Section]
     notes: Sequence[str] = field(default=())

@@ -22,8 +22,8 @@ EARLIEST = "2024-01-01 00:00:00"
 LONGEST_RUN_S = 90 * 86400.0
 MIN_LATER_DAYS = 3
 ALONE_S = 365 * 86400.0
-"""If the first of three or more runs began this much earlier than the second one, a note asks whether its date is right.
-Only runs with a credible date are compared."""
+"""If the first of three or more runs began more than this many seconds before the second one, a note asks whether the date of the
+first is right. Runs with a wrong date are not counted."""
 
 
 def clock_fault(nonce: str, entry: Mapping[str, Any], ends: Sequence[str], index: Index | None, now: str) -> str:

@@ -1,9 +1,9 @@
 """Change the index of a history, so that no writer overwrites what another writer added.
 
 Writers wait for each other with a file lock. That lock is not enough: on a network file system it may be local to each machine
-(NFS with `nolock`), or missing. So a writer commits version N + 1 of the index by renaming a directory to `index-<N + 1>`. On
-every file system this fails if another writer has created that version. A writer whose rename fails reads that version and makes
-its change again.
+(NFS with `nolock`), or missing. So a writer commits version N + 1 of the index by renaming a temporary directory to
+`index-<N + 1>`. On every file system this fails if another writer has created that version. A writer whose rename fails reads
+that version and makes its change again.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def change(directory: Path, kind: str, apply: Callable[[Index], Result]) -> Resu
 
 @contextlib.contextmanager
 def writer(directory: Path, kind: str) -> Iterator[Index]:
-    """Yield the index, which the caller may change, and commit it. A second writer waits, at most LOCK_WAIT_S.
+    """Yield the index, which the caller may change, and commit it. A second writer waits at most LOCK_WAIT_S seconds.
 
     The index is written when the block ends without an exception; then the files that are no longer in the index are removed. If
     the block fails, the files that it added are removed. Besides these, only older versions of the index, and temporary files
@@ -104,7 +104,7 @@ def writer(directory: Path, kind: str) -> Iterator[Index]:
         except Exception as error:
             newest = read_index(directory, kind) or Index(kind=kind)
             _remove(place, index.published - {item.path for item in newest.files})
-            if newest.generation > index.generation:  # the other writer may have removed a file that was needed
+            if newest.generation > index.generation:  # the other writer may have removed a file that the block needed
                 raise IndexChangedError(f"{place}: {error}") from error
             raise
         _remove(place, (before | index.published) - {item.path for item in index.files})
@@ -119,7 +119,8 @@ def _remove(place: Path, paths: set[str]) -> None:
 def _locked(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file, and leave the file in place. If this process ends, the kernel releases the lock.
 
-    If the file system has no locks, the block runs without one. That is safe, because `_commit` is exclusive without a lock.
+    If the file system has no locks, the block runs without one. That is safe, because only one writer can commit a version even
+    without a lock.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
     try:
@@ -170,7 +171,7 @@ def _commit(place: Path, index: Index) -> None:
         )  # `claim` was free because a writer that is ahead had removed this version
         raise IndexChangedError(f"{place}: a newer index exists")
     index.generation = number
-    with contextlib.suppress(OSError):  # for example, the disk is full: readers find the version without its copy
+    with contextlib.suppress(OSError):  # a full disk, for example: readers find the version in `claim`
         documents.write_text(copy, text)
     for older in versions(place):
         if older < number:
@@ -178,7 +179,7 @@ def _commit(place: Path, index: Index) -> None:
 
 
 def _has_lost_its_index(place: Path) -> bool:
-    """Return whether files of the history are there without an index: files of a month, or of several runs.
+    """Return whether `place`, which has no index, has files that an index once listed: of a month, or of several runs.
 
     Files of one run are no sign of a lost index: a writer that was killed while it added the first run may have left them.
     """

@@ -27,7 +27,7 @@ class History:
         """Open the history in `directory`.
 
         Raises:
-            RunError: there is no history, DuckDB is missing, or the index cannot be read.
+            RunError: there is no history of this kind, DuckDB is missing, or the index cannot be read.
         """
         self.directory, self.kind = directory, kind
         self.problems: list[str] = []
@@ -96,8 +96,8 @@ class History:
     def _create_trends(self, place: Path, files: Sequence[StoredFile]) -> None:
         """Create the views `series` and `loose_figures`.
 
-        `series` has the sums of the merged months and those of the runs that are not merged. `loose_figures` has the figures of
-        the runs that are not merged.
+        `series` has the sums from which trends are computed (`tables.TREND`): those of the merged months, and those of the runs
+        that are not merged yet. `loose_figures` has the figures of the runs that are not merged yet.
         """
         loose = {
             table: [place / item.path for item in files if item.table == table and not item.month]
@@ -161,5 +161,5 @@ class History:
 
 
 def open_history(directory: Path, kind: str = REAL) -> History | None:
-    """Return the history, or None if there is none of this kind; other errors are raised as by `History`."""
+    """Return the history, or None if there is none of this kind. Other errors are raised as by `History`."""
     return History(directory, kind) if read_index(directory, kind) is not None else None

@@ -7,9 +7,9 @@ driver:
 
     y = a + b * week + c * (1 under the new driver, else 0)
 
-y is a median over all values of a week and driver. Each value is a logarithm minus the level of its host, and this level is the
-mean of the host's mean logarithms under the two drivers. The model requires three weeks under each driver. With fewer, the
-finding is `confounded with the date`.
+y is the median of all measurements of a week under one driver. Each measurement counts as its logarithm minus the level of its
+host. This level is the mean of two numbers: the mean logarithms of the host's figure under the old and under the new driver.
+The model requires three weeks under each driver. With fewer, the finding is `confounded with the date`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MIN_WEEKS = 3
 CLEAR, CONFOUNDED = "changed with the driver", "confounded with the date"
 _FIGURE = "name, settings, stage, within, model, unit"
 Value = tuple[float, bool, float]
-"""Week, whether the driver is the new one, and y."""
+"""Week (weeks since 1970), whether the driver is the new one, and y of the model above."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +57,9 @@ class DriverEffect:
     """Half the width of the 95 % confidence interval of `change`; None if `finding` is CONFOUNDED."""
     hosts: int
     weeks_old: int
-    """Weeks with runs under the old driver, on hosts that had both drivers."""
+    """Number of weeks with runs under the old driver, on hosts that had both drivers."""
     weeks_new: int
-    """Weeks with runs under the new driver, on the same hosts."""
+    """Number of weeks with runs under the new driver, on the same hosts."""
     meaning: str
     """`worse`, `better`, or `unknown` for a figure without better and worse."""
     finding: str

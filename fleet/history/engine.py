@@ -1,4 +1,7 @@
-"""Open DuckDB, which reads and writes the Parquet files: in memory, without extensions from the network."""
+"""Open DuckDB, which reads and writes the Parquet files of a history.
+
+Its database is in memory, and it downloads no extensions.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ def connect() -> Any:
 
 
 def error_type() -> type[Exception]:
-    """Return the base class of DuckDB's errors. Call it after `connect`."""
+    """Return the base class of DuckDB's errors. Call it after `connect`, which reports if DuckDB is missing."""
     return importlib.import_module(LIBRARY).Error  # type: ignore[no-any-return]
 
 

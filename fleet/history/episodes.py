@@ -1,8 +1,8 @@
 """Group failures into episodes, and find those that begin together on parts of a host or on hosts of a rack.
 
 An episode lasts from a failure until the next run in which the part passes: a part that waits for its replacement and is
-measured ten times has one episode. The part passes only in a run that measured the benchmarks that had failed on the host: a
-short run between two complete runs does not end the episode.
+measured ten times has one episode. The part passes only in a run that measured all benchmarks that failed on its host in the last
+failing run: a short run between two complete runs does not end the episode.
 
 If episodes of several parts of a host begin in the same run, that is one event of the host, not of its parts: eight GPUs that
 fall off the bus together are one fault. If at least half of the hosts of a rack, and at least three, begin to fail in the same
@@ -24,13 +24,13 @@ MIN_PARTS, MIN_RACK_HOSTS = 2, 3
 At least half of the hosts of a rack must begin to fail, even if that is more than MIN_RACK_HOSTS."""
 Cause = Mapping[str, Any]
 Run = tuple[Any, str]
-"""Time and nonce."""
+"""When the run began, and its nonce."""
 
 
 class Measured(NamedTuple):
-    """The benchmarks that a run measured on a host, and those that failed, as bit masks.
+    """The benchmarks that a run measured on a host, and those that failed on the host, as bit masks.
 
-    A bit is a benchmark. Masks save memory, because a history has a hundred thousand of these tuples."""
+    Each bit stands for one benchmark. Masks save memory, because a history has a hundred thousand of these tuples."""
 
     run: Run
     benchmarks: int
@@ -71,7 +71,7 @@ def run_of(cause: Cause) -> Run:
 
 
 def place_of(cause: Cause) -> str:
-    """Return the slot of the part that can be replaced: `gpu=0` for `gpu=0,link=3`."""
+    """Return the slot of the part that can be replaced: `gpu=0` for `gpu=0,link=3`; empty for the host itself."""
     return Scope.parse(cause["slot"]).part if cause["slot"] else ""
 
 
@@ -84,7 +84,8 @@ def group_episodes(
 
     Args:
         causes: rows of the table `causes`.
-        measured: `("serial", serial)` or `("host", name)` -> its runs. Not needed for parts that failed in one run only.
+        measured: `("serial", serial)` or `("host", name)` -> what each run measured. Not needed for parts that failed in
+            only one run.
         rack_hosts: rack and nonce -> number of its hosts in that run.
     """
     by_part: dict[tuple[str, str], list[Cause]] = defaultdict(list)
@@ -101,7 +102,8 @@ def group_episodes(
 def split(causes: Iterable[Cause], measured: Iterable[Measured]) -> list[list[Cause]]:
     """Return the causes of each episode of one part.
 
-    An episode ends at the next run that measured every benchmark that had failed, and in which the part has no cause.
+    An episode ends at the next run in which the part has no cause, and which measured every benchmark that failed on the host in
+    the last run with a cause.
     """
     by_run: dict[Run, list[Cause]] = defaultdict(list)
     for cause in causes:

@@ -1,4 +1,7 @@
-"""Add the run of a report to the history that the operator configured. This changes neither the report nor its exit code."""
+"""Add the run of a report to the history that the operator configured.
+
+This changes neither the report nor the exit code of the command.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The distribution of a figure, over models, racks, drivers and months, and where a value lies in it."""
+"""Answer what is normal for a figure: its distribution by model, rack, driver and month, and the percentile of a given value.
+
+A figure is a measured quantity with its settings, such as `gemm.throughput` with `dtype=bf16`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ _WEIGHTED_SPREAD = (
     )
     + ", max(value) as most"
 )
-"""Distribution of a figure of links, peers or adapters. A part has several such figures, which share its weight."""
+"""SQL columns as in _SPREAD, for a figure of links, peers or adapters. A part has several such values in a run. Together they
+have the weight of one value (`tables.weighted`)."""
 _KEY = "name, settings, stage, within, model"
 _SPREAD_COLUMNS = {
     "values": "values", "parts": "parts", "least": "least", "p05": "5 %", "median": "median", "p95": "95 %", "most": "most",
@@ -48,7 +52,7 @@ class Selection:
     """Only figures of hosts that were accepted."""
 
     def where(self) -> tuple[str, dict[str, str]]:
-        """Return the condition in SQL, and its values."""
+        """Return the condition on the table `figures` in SQL, and the values of its parameters."""
         terms, values = ["name = $name", "not duplicate"], {"name": self.name}
         for column in ("stage", "model"):
             if text := getattr(self, column):
@@ -63,12 +67,13 @@ class Selection:
 def figure_answer(history: History, selection: Selection, value: float | None = None) -> Answer:
     """Return the distribution of a figure.
 
-    If all selected figures have the same settings, stage and kind of part, also return it by rack, driver and month.
+    If the selected figures agree in settings, stage, unit and `within` (kind of link, peer or adapter; empty for a whole part),
+    also return the distribution by rack, driver and month.
 
     Args:
         history: the history.
         selection: the figure.
-        value: the value, in the figure's SI unit, whose percentile is asked for; None: no value.
+        value: a value in the SI unit of the figure, to return its percentile; None: return no percentile.
 
     Raises:
         UsageError: the history has no such figure.
@@ -95,13 +100,16 @@ def figure_answer(history: History, selection: Selection, value: float | None = 
         del columns["parts"]
         sections.append(Section(name="imported", title="Figures from elsewhere", rows=imported, columns=columns))
     several = len(kinds) > 1
-    note = "several settings or stages: choose one with --settings and --stage to see racks, drivers and months"
+    note = (
+        "the figures differ in settings, stage or kind of scope: select one kind of figure with --settings and --stage to see "
+        "racks, drivers and months"
+    )
     return Answer(sections=sections, notes=[note] if several else [])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """The selected figures. In `rows`, `within` names the kind of link, peer or adapter, not which one: `peer=*`."""
+    """The selected figures. In `rows`, the column `within` has the kind of link, peer or adapter without its name: `peer=*`."""
 
     history: History
     where: str
@@ -109,19 +117,19 @@ class _Source:
 
     @cached_property
     def has_several(self) -> bool:
-        """Whether a part has several figures in a run. Then these figures share the weight of the part."""
+        """Whether a selected figure is of a link, peer or adapter. The values of a part then share the weight of one value."""
         return bool(
             self.history.rows(f"select bool_or(within <> '') from figures where {self.where}", self.values)[0][0]
         )
 
     @property
     def rows(self) -> str:
-        """The selected rows as a relation."""
+        """SQL subquery that returns the selected rows of `figures`, with the column `month`."""
         month = "strftime(\"began\", '%Y-%m') as month"
         return f"(select * replace ({WITHIN_KIND} as within), {month} from figures where {self.where})"
 
     def spread(self, key: str, order: str) -> list[dict[str, Any]]:
-        """Return the distribution for each combination of values of `key`, a list of columns of `rows` in SQL."""
+        """Return the distribution for each combination of values of the columns `key` of `rows` (SQL, separated by commas)."""
         source, spread = self.rows, _SPREAD
         if self.has_several:
             source, spread = f"({weighted(self.rows, key)})", _WEIGHTED_SPREAD
@@ -139,7 +147,7 @@ def _by(source: _Source, name: str) -> Section:
 
 
 def _place(source: _Source, value: float) -> Section:
-    """Return where the value lies among the figures of the own fleet, by model, driver, stage and settings.
+    """Return the percentile of the value among the selected figures, by model, driver, stage, settings and `within`.
 
     Groups of fewer than MIN_PARTS parts have no percentile.
     """
@@ -163,7 +171,10 @@ def _place(source: _Source, value: float) -> Section:
 
 
 def _imported(history: History, selection: Selection, value: float | None) -> list[dict[str, Any]]:
-    """Return the distribution of the same figure in each imported file. Files with different content are listed separately."""
+    """Return the distribution of the figure in each imported file, by model and settings.
+
+    Files with the same name but different content are separate. The stage is ignored: imported figures have none.
+    """
     terms, values = ["name = $name"], {"name": selection.name}
     if selection.model:
         terms.append("model = $model")
@@ -192,13 +203,13 @@ def _unknown(history: History, selection: Selection) -> UsageError:
         row[0] for row in history.rows("select distinct name from figures union select distinct name from imported")
     ]
     if selection.name in names:
-        where, more = (" in accepted hosts", ", or --all") if selection.accepted_only else ("", "")
+        where, more = (" in accepted hosts", ", or add --all") if selection.accepted_only else ("", "")
         return UsageError(
             f"no figure {selection.name} with these settings, stage and model{where}: "
-            f"give fewer of --settings, --stage and --model{more}"
+            f"omit some of --settings, --stage and --model{more}"
         )
     near = documents.nearest(selection.name, names)
     return UsageError(
-        f"no figure {selection.name!r} in the history of kind {history.kind} in {history.directory}{near}: list them with: "
-        'rackproof history sql "select distinct name from figures"'
+        f"no figure {selection.name!r} in the history of kind {history.kind} in {history.directory}{near}: "
+        'list the figures with: rackproof history sql "select distinct name from figures"'
     )

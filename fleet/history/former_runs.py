@@ -35,15 +35,15 @@ from schemas.reports import (
 )
 
 MAX_VALUES = 8
-"""Maximum number of former values of a figure of a part in the report."""
+"""Maximum number of former values that the report shows for a figure of one part."""
 SIZE = "size_bytes"
 _FORMER = 'nonce <> $nonce and "began" < $began::timestamp'
 _HOST = "case when serial = '' then host else '' end"
-"""SQL expression that, together with the serial, identifies a part: the name of its host if it has no serial, else empty."""
+"""SQL expression: the name of the host if the part has no serial, else empty. Together with the serial it identifies a part."""
 _CAUSE_PART = "case when serial <> '' then 'serial ' || serial else 'host ' || host || ' ' || slot end"
 _GROUP = "name, settings, stage, model, driver"
 PartKey = tuple[str, str]
-"""Serial and _HOST: one of them is empty."""
+"""Serial, and the value of _HOST: exactly one of the two is empty."""
 GroupKey = tuple[str, str, str, str, str, bool]
 """The values of _GROUP, and whether the figure is of a GPU."""
 
@@ -73,9 +73,9 @@ class _Figure:
 
 
 def with_history(directory: Path, plan: Plan, report: FleetReport) -> tuple[FleetReport, str]:
-    """Return the report with its comparison, and a line that says why the comparison is missing or lacks runs.
+    """Return the report with its comparison, and a message of one line if the comparison is missing or lacks runs.
 
-    The line is empty if nothing is wrong. Raises nothing.
+    The message is empty if nothing is wrong. Raises no exception.
     """
     try:
         history = open_history(directory, kind_of(plan))
@@ -95,7 +95,7 @@ def with_history(directory: Path, plan: Plan, report: FleetReport) -> tuple[Flee
 
 
 def compared(history: History, plan: Plan, report: FleetReport) -> RunHistory:
-    """Return the comparison of a report with the runs that began before it.
+    """Return the comparison of a report with the runs that began before the run of the report.
 
     Raises:
         RunError: the history cannot be read.
@@ -111,7 +111,7 @@ def compared(history: History, plan: Plan, report: FleetReport) -> RunHistory:
 
 
 def _figures(hosts: Iterable[HostReport]) -> Iterator[_Figure]:
-    """Yield the figures of hosts and GPUs as a whole, without those of links, pairs and adapters."""
+    """Yield the figures of whole hosts and whole GPUs, at their largest message size; none of links, pairs or adapters."""
     for host in hosts:
         gpus = {f"gpu={gpu.index}": gpu for gpu in host.gpus}
         driver = clean_text(host.software.get(DRIVER, ""))
@@ -139,7 +139,7 @@ def _figures(hosts: Iterable[HostReport]) -> Iterator[_Figure]:
 
 
 def _largest_sizes(figures: Iterable[_Figure]) -> Iterable[_Figure]:
-    """Return the figures, each only at its largest message size: a host has hundreds of figures at other sizes."""
+    """Return each figure at its largest message size only. The other sizes would add hundreds of figures for each host."""
     largest: dict[object, _Figure] = {}
     for figure in figures:
         rest = tuple(sorted((key, value) for key, value in figure.params.items() if key != SIZE))
@@ -155,7 +155,7 @@ def _size(figure: _Figure) -> float:
 
 
 def _asked(figures: Iterable[_Figure]) -> dict[str, list[object]]:
-    """Return the groups of the figures, each once, as the columns of `asked` in `_accepted`."""
+    """Return the distinct groups of the figures as query parameters: column of the table `asked` -> its value for each group."""
     groups = dict.fromkeys(figure.group for figure in figures)
     names = ("name", "settings", "stage", "model", "driver", "is_gpu")
     return {name: [group[at] for group in groups] for at, name in enumerate(names)}
@@ -164,7 +164,7 @@ def _asked(figures: Iterable[_Figure]) -> dict[str, list[object]]:
 def _accepted(
     history: History, figures: Sequence[_Figure], former: Mapping[str, object]
 ) -> dict[GroupKey, list[float]]:
-    """Return for each group of figures the sorted values of the parts, each from the newest run that accepted the part."""
+    """Return group of figures -> sorted values, one for each part: its value in the newest former run that accepted its host."""
     if not figures:
         return {}
     rows = history.rows(
@@ -187,7 +187,7 @@ def _accepted(
 def _earlier(
     history: History, figures: Sequence[_Figure], former: Mapping[str, object]
 ) -> dict[tuple[PartKey, str, str, str], list[float]]:
-    """Return part, name, settings and stage -> the last values of this figure in former runs, the oldest first."""
+    """Return (part, name, settings, stage) -> the last MAX_VALUES values of this figure in former runs, the oldest first."""
     if not figures:
         return {}
     rows = history.rows(
@@ -210,7 +210,10 @@ def _compare(
     accepted: Mapping[GroupKey, Sequence[float]],
     earlier: Mapping[tuple[PartKey, str, str, str], Sequence[float]],
 ) -> Iterator[FigureHistory]:
-    """Yield each figure with the parts that have a percentile or earlier values."""
+    """Yield the comparison of each group of figures, with the parts that have a percentile or earlier values.
+
+    A group without such parts is left out.
+    """
     groups: dict[GroupKey, list[_Figure]] = {}
     for figure in figures:
         groups.setdefault(figure.group, []).append(figure)
@@ -240,19 +243,19 @@ def _compare(
 
 
 def _shortened(value: float) -> float:
-    """Return the value with 6 digits, which is enough for a picture and keeps the report of many hosts small."""
+    """Return the value with 6 significant digits: enough for a chart, and the report of many hosts stays small."""
     return float(f"{value:.6g}")
 
 
 def percentile(values: Sequence[float], value: float) -> float:
-    """Return the percentage of the sorted `values` that are below `value`; each of them that equals `value` counts half."""
+    """Return the percentage of the sorted `values` that are below `value`. A member of `values` equal to `value` counts half."""
     return round(50 * (bisect_left(values, value) + bisect_right(values, value)) / len(values), 1)
 
 
 def _seen_before(history: History, report: FleetReport, former: Mapping[str, object]) -> Iterator[SeenBefore]:
-    """Yield the causes of the report that the same parts had in former runs.
+    """Yield the causes of failures in the report that at least one of their parts also had in a former run.
 
-    A part is found by its serial or, if it has none, by host and slot.
+    A part is identified by its serial or, without a serial, by host and slot.
     """
     hosts = {host.name: host for host in report.hosts}
     asked = [
@@ -282,9 +285,9 @@ def _seen_before(history: History, report: FleetReport, former: Mapping[str, obj
 
 
 def _cause_part(part: CausePart, host: HostReport | None) -> str:
-    """Return the text that _CAUSE_PART gives for this part, so that the two can be compared.
+    """Return the text that identifies this part, in the form of the SQL expression _CAUSE_PART.
 
-    If the cause has no serial, use the serial that the history would store for the part.
+    If the cause has no serial for the part, use the serial that the history would store.
     """
     if serial := part.serial or part_serial(host, part.scope):
         return f"serial {clean_text(serial)}"
@@ -292,7 +295,7 @@ def _cause_part(part: CausePart, host: HostReport | None) -> str:
 
 
 def history_from_json(document: Mapping[str, Any]) -> RunHistory:
-    """Return the section `history` of a report.json that matches report.schema.json."""
+    """Return the comparison from the object `history` of a report.json, which must be valid under report.schema.json."""
     figures = (
         FigureHistory(**{**figure, "parts": tuple(
             PartHistory(**{**part, "values": tuple(part.get("values", ()))}) for part in figure.get("parts", ()))})

@@ -1,4 +1,7 @@
-"""Return the runs in the history that measured any of the given hosts. Tests are selected for a time budget by these runs."""
+"""Return the runs in the history that measured any of the given hosts.
+
+`fleet.planning.history` uses these runs to select the tests that fit a time budget.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from fleet.planning.test_selection import Key, PastRun
 from schemas.baselines import REAL, REHEARSAL
 
 MAX_COSTS = 5
-"""Maximum number of durations that are used for a test (stage and benchmark) of a profile: the newest ones. Old durations
-mislead, because the settings of a test change."""
+"""For each profile and test (stage and benchmark), only this number of newest durations is used. Older durations mislead,
+because the settings of a test change."""
 
 
 def is_history(directory: Path) -> bool:
@@ -26,23 +29,23 @@ def is_history(directory: Path) -> bool:
 def former_tests(directory: Path, hosts: Collection[str], *, rehearsal: bool) -> tuple[list[PastRun], str]:
     """Return the runs that measured any of these hosts, newest first, and a warning of one line.
 
-    The warning is empty if nothing is wrong. Without a history of this kind there are no runs and no warning. Raises nothing.
+    The warning is empty if nothing is wrong, or if there is no history. Raises no exception.
 
     Args:
         directory: the history.
         hosts: names of the hosts to plan for.
-        rehearsal: whether the new run is a rehearsal; only runs of the same kind are returned, and no simulated ones.
+        rehearsal: whether to return rehearsals; if false, return runs on real GPUs. Simulated runs are never returned.
     """
     try:
         history = open_history(directory, REHEARSAL if rehearsal else REAL)
         if history is None:
             return [], ""
         runs = _past_runs(history, hosts)
-    except Exception as error:  # noqa: BLE001 - no fault of the history may prevent a run
+    except Exception as error:  # noqa: BLE001 - an error in the history must not prevent a run
         reason = " ".join(str(error).split()) or type(error).__name__
         return (
             [],
-            f"warning: tests are selected by the newest run directories, because the history cannot be used: {reason}",
+            f"warning: the history cannot be used, so tests are selected from the newest run directories instead: {reason}",
         )
     if not history.problems:
         return runs, ""

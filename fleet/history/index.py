@@ -1,7 +1,8 @@
-"""The index of a history: its runs, and the Parquet files that belong to it.
+"""The index of a history: the list of its runs, of its Parquet files, and of the imported files of other tools.
 
-The index is the only list of files. A writer (`commit`) adds files under new names, then adds the next version of the index
-atomically, then removes files that this version no longer lists. So a reader always has a complete history.
+A file that the index does not list does not belong to the history. A writer (`commit.py`) adds files under new names, then adds
+the next version of the index atomically, then removes the files that this version no longer lists. So the newest version of the
+index lists only complete files.
 """
 
 from __future__ import annotations
@@ -19,13 +20,14 @@ from schemas.errors import RunError
 
 VERSION = 1
 SCHEMA = f"rackproof.history/{VERSION}"
-"""A change that older versions of Rackproof would misread needs a new number. A new table or key needs no new number: older
-versions refuse an index with a table or key that they do not know (`_newer_names`)."""
+"""Increase VERSION for a change that older versions of Rackproof would misread, but not for a new table or key: older versions
+refuse an index with an unknown table or key (`_newer_names`)."""
 INDEX = "index.json"
-"""File name of the index. Each version is in a directory `index-N`; the highest N counts. A copy is beside these directories."""
+"""File name of the index. Version N is in the directory `index-N`; the highest N is the current version. Beside these directories
+is a copy of the current version."""
 INDEX_BYTES = 256_000_000
 VANISHED = 20
-"""Number of times that a version may be replaced while it is read."""
+"""Maximum number of attempts to read the newest version: a writer may replace it before it is read."""
 KINDS = (REAL, REHEARSAL, SIMULATED)
 DEFAULT = Path("history")
 _VERSION = re.compile(r"rackproof\.history/(\d{1,9})")
@@ -40,32 +42,34 @@ class StoredFile:
 
     table: str
     path: str
-    """Relative to the directory of the kind."""
+    """Relative to the directory that `home` returns."""
     bytes: int
     sha256: str
     runs: tuple[str, ...] = ()
+    """Nonces of the runs in the file. In the table `imported`: the first 32 digits of the SHA-256 of the imported file."""
     month: str = ""
     """`2026-05` for a file with the runs of that month; empty for a file of one run or of one imported file."""
 
 
 @dataclass(kw_only=True)
 class Index:
-    """The runs, files and imported files of one kind."""
+    """The runs, Parquet files and imported files of the history of one kind."""
 
     kind: str
+    """One of KINDS."""
     runs: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Nonce -> run."""
+    """Nonce of a run -> its entry (history_index.schema.json)."""
     files: list[StoredFile] = field(default_factory=list)
     imports: dict[str, dict[str, Any]] = field(default_factory=dict)
     """SHA-256 of an imported file -> description of the file."""
     generation: int = 0
-    """Number of this version of the index; each writer adds 1."""
+    """Number of this version of the index. Each change of the history adds 1."""
     published: set[str] = field(default_factory=set)
-    """Paths of files that this writer added."""
+    """Paths of the Parquet files that were added since this object was read. This set is not stored."""
 
 
 def home(directory: Path, kind: str) -> Path:
-    """Return the directory of a kind: figures of rehearsals and simulations are never mixed with real ones."""
+    """Return the directory of one kind. Figures of rehearsals and simulated runs are never mixed with those of real runs."""
     return directory / kind
 
 
@@ -73,7 +77,7 @@ def read_index(directory: Path, kind: str) -> Index | None:
     """Return the newest index; None if there is no history of this kind.
 
     Raises:
-        RunError: the index is damaged, or a newer version of Rackproof wrote it.
+        RunError: the index is damaged, another version of Rackproof wrote it, or other processes keep changing it.
     """
     place = home(directory, kind)
     has_copy = (place / INDEX).exists() or (place / INDEX).is_symlink()
@@ -88,11 +92,11 @@ def read_index(directory: Path, kind: str) -> Index | None:
         except RunError:
             if path.exists():
                 raise  # if the file is missing, a writer has replaced this version meanwhile
-    raise RunError(f"{place}: other processes change the history all the time: try again later")
+    raise RunError(f"{place}: other processes keep changing the history: try again later")
 
 
 def versions(place: Path) -> list[int]:
-    """Return the versions of the index that writers committed and no later writer has removed."""
+    """Return the numbers of the versions of the index that exist in `place`, the directory that `home` returns."""
     return [
         int(found[1]) for path in place.glob(f"{VERSION_PREFIX}*") if (found := _VERSION_DIRECTORY.fullmatch(path.name))
     ]
@@ -157,9 +161,9 @@ def _written_by_newer(path: Path, why: str) -> str:
 
 
 def _newer_names(document: Any) -> str:
-    """Return the first key or table of the index that this version of Rackproof does not know; empty if there is none.
+    """Return a message about the first unknown key or table in the index; empty if there is none.
 
-    A file that is cut off or overwritten is no JSON, or lacks keys. Only a newer version writes additional keys or tables.
+    Only a newer version of Rackproof writes unknown keys or tables. A damaged file is not valid JSON, or lacks keys.
     """
     for fault in documents.faults(document, "history_index"):
         is_table = fault.validator == "enum" and list(fault.absolute_path)[-1:] == ["table"]
@@ -169,7 +173,7 @@ def _newer_names(document: Any) -> str:
 
 
 def index_text(index: Index, generation: int) -> str:
-    """Return the content of an index file."""
+    """Return the content of the index file of version `generation`."""
     files = []
     for item in index.files:
         entry: dict[str, Any] = {**vars(item), "runs": list(item.runs)}
@@ -187,7 +191,7 @@ def index_text(index: Index, generation: int) -> str:
 
 
 def stored(place: Path, path: Path, table: str, runs: tuple[str, ...], month: str = "") -> StoredFile:
-    """Return the entry of a file that was just written."""
+    """Return the index entry of the Parquet file `path`, which was just written to a directory below `place`."""
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return StoredFile(
@@ -201,7 +205,7 @@ def stored(place: Path, path: Path, table: str, runs: tuple[str, ...], month: st
 
 
 def damage(place: Path, item: StoredFile, *, complete: bool = False) -> str:
-    """Return what is wrong with a file; empty if nothing is. `complete` also reads the whole file to compare its checksum."""
+    """Return what is wrong with a file, or an empty text. `complete`: also read the whole file, and compare its checksum."""
     path = place / item.path
     try:
         with path.open("rb") as file:

@@ -1,14 +1,19 @@
 """Find lemons: racks, hosts, slots and parts that fail again and again. Racks are searched first, then hosts, slots and parts.
 
-An episode (a failure that lasts until the part passes, see `episodes`) of a whole rack or host counts only for that rack or host.
-From the other episodes, a host gets the smaller of two numbers: its slots that failed, and its parts that failed. A slot gets the
-number of serials that failed in it. So if one GPU after another fails in a host or in a slot, the finding names the host or the
-slot, not the GPUs. The remaining episodes count for the part. A part is identified by its serial, wherever it was installed.
-Episodes of a part without a serial count only for its host and its slot.
+An episode is a failure that lasts until the part passes (`episodes`). An episode of a whole rack or a whole host counts only for
+that rack or host. All other episodes are of a single part:
 
-`by_chance` is the number of parts of the same kind that would have as many episodes by chance. It is computed twice: as if all
-parts failed equally often, and as if every run of every part failed equally often. The larger result counts. So the number of
-tests alone makes no rack suspicious, whether it is tested every night or only twice.
+- host: the number of its slots with such episodes, or of its parts with such episodes, whichever is smaller;
+- slot: the number of different serials that failed in it, plus the episodes of parts without a serial;
+- part: the number of its episodes that are not explained by a host or slot that is a lemon (`_unexplained`). A part is identified
+  by its serial, wherever it was installed. Episodes of a part without a serial count only for its host and its slot.
+
+So if one GPU after another fails in a host or in a slot, the finding names the host or the slot, not the GPUs.
+
+`by_chance` is the expected number of racks (or hosts, slots, parts) of the same kind that have at least as many episodes, if
+failures are random. It is computed under two assumptions: the expected number of episodes is the same for all of them, or it is
+proportional to the number of their runs. The larger result counts. So the number of runs alone makes no rack a lemon, whether it
+is tested every night or only twice.
 """
 
 from __future__ import annotations
@@ -24,22 +29,23 @@ from fleet.history.episodes import Episode, Episodes, Measured, group_episodes, 
 from schemas.scopes import Scope
 
 HARDWARE = ("rma", "inspect_hardware", "reseat", "recable", "recover_imex_domain", "drain_p2p", "reset_gpu", "reboot")
-"""Actions of causes that count. A wrong setting (`configure`) is not a fault of a part."""
+"""Only causes with one of these actions count. A wrong setting (action `configure`) is not a fault of a part."""
 COUNTED = f"not waived and action in ({', '.join(map(repr, HARDWARE))})"
 """SQL condition that selects the causes that count."""
 MIN_EPISODES = 2
 MAX_CHANCE = 0.05
-"""A finding is a lemon if fewer parts than this are expected to have as many episodes by chance."""
+"""A finding is a lemon if `by_chance`, an expected number of parts, is less than this."""
 _DATED = "nonce not in (select nonce from runs where clock <> '')"
 """SQL condition that leaves out runs with a wrong date, because their order is unknown."""
 MeasuredRuns = Mapping[tuple[str, str], Sequence[Measured]]
+"""`("serial", serial)` or `("host", name)` -> its runs."""
 Exposures = Mapping[tuple[str, str], Mapping[int, int]]
-"""Kind of finding and kind of part -> number of runs -> number of parts, slots, hosts or racks that have so many runs."""
+"""Kind of finding (`part`, `slot`, `host` or `rack`) and kind of part -> number of runs -> how many have that many runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Lemon:
-    """A part, a slot, a host or a rack with several episodes."""
+    """A part, slot, host or rack with several episodes. It is a lemon only if `is_lemon`."""
 
     kind: str
     """`part`, `slot`, `host` or `rack`."""
@@ -50,7 +56,8 @@ class Lemon:
     slot: str
     episodes: int
     runs: int
-    """Number of runs in which the part, slot, host or rack was measured or failed."""
+    """Number of runs in which the part, the host, or the host of the slot was measured or failed. For a rack: runs in which it
+    failed, or in which one of its hosts with failures in several runs was measured."""
     problems: tuple[str, ...]
     serials: tuple[str, ...]
     """Serials that failed in the slot, host or rack; empty for a part."""
@@ -58,7 +65,7 @@ class Lemon:
     last: str
     """Days on which the runs of the first and of the last cause began: `2026-02-01`."""
     by_chance: float
-    """Number of parts, slots, hosts or racks of the fleet that would have as many episodes by chance."""
+    """Expected number of parts (or slots, hosts, racks) of the fleet with at least as many episodes, if failures are random."""
     is_lemon: bool
     """Whether `by_chance` is less than MAX_CHANCE."""
 
@@ -72,12 +79,12 @@ class _Group:
     part_kind: str
     """Kind of the slot or part, such as `gpu`; empty for a host or rack."""
     count: int
-    """Number of episodes as it is compared with chance: several of `episodes` may count as one (`_hosts`, `_slots`)."""
+    """Number of episodes that is compared with chance. Several of `episodes` may count as one (`_hosts`, `_slots`)."""
     episodes: tuple[Episode, ...]
 
 
 def lemons(history: History) -> list[Lemon]:
-    """Return what failed repeatedly, the least likely by chance first."""
+    """Return the racks, hosts, slots and parts with several episodes: lemons first, then by increasing `by_chance`."""
     causes = history.records(
         f"select distinct began, nonce, host, rack, slot, serial, problem from causes where {COUNTED} and {_DATED} "
         "order by began"
@@ -100,7 +107,8 @@ def lemons(history: History) -> list[Lemon]:
 
 
 def _repeated(causes: Iterable[Mapping[str, Any]], key: str) -> set[str]:
-    """Return the serials or hosts with failures in several runs. Only their runs need to be known."""
+    """Return the serials or hosts (`key`) with failures in several runs. Only for these are the measured runs needed: a part that
+    failed in one run has one episode."""
     failing: dict[str, set[str]] = defaultdict(set)
     for item in causes:
         failing[item[key]].add(item["nonce"])
@@ -108,7 +116,7 @@ def _repeated(causes: Iterable[Mapping[str, Any]], key: str) -> set[str]:
 
 
 def _measured(history: History, serials: Iterable[str], hosts: Iterable[str]) -> MeasuredRuns:
-    """Return the runs of each serial and host, with the benchmarks that a run measured on the host and those that failed."""
+    """Return the runs of each serial and host, each with the benchmarks that it measured on the host and those that failed."""
     rows = history.rows(
         f"""with wanted as (
           select 'serial' as kind, serial as name, began, nonce, host from parts
@@ -168,9 +176,10 @@ def _racks(episodes: Episodes) -> list[_Group]:
 
 
 def _hosts(episodes: Episodes, measured: MeasuredRuns) -> list[_Group]:
-    """Return for each host its failures: those of the whole host, and the number of slots or of parts that failed alone.
+    """Return a group for each host with episodes.
 
-    The smaller of the numbers of slots and of parts counts.
+    Its count is the number of episodes of the whole host, plus the number of slots or the number of parts with an episode of a
+    single part, whichever is smaller.
     """
     common, alone = (_by(items, lambda item: item.host) for items in (episodes.hosts, episodes.alone))
     result = []
@@ -185,9 +194,9 @@ def _hosts(episodes: Episodes, measured: MeasuredRuns) -> list[_Group]:
 
 
 def _slots(alone: Iterable[Episode]) -> list[_Group]:
-    """Return for each slot its failures. Each serial counts once, however often it failed.
+    """Return a group for each slot with episodes. In its count, each serial counts once, however often it failed in the slot.
 
-    Each episode of a part without a serial counts, unless it began in a run in which a part with a serial failed in the slot.
+    The episodes of a part without a serial count too, except those that began in a run in which a serial failed in the slot.
     """
     result = []
     for slot, items in _by(alone, lambda item: f"{item.host} {item.slot}").items():
@@ -218,10 +227,10 @@ def _by(items: Iterable[Episode], key: Callable[[Episode], str]) -> dict[str, li
 
 
 def _unexplained(alone: Iterable[Episode], groups: Iterable[_Group], found: Iterable[Lemon]) -> list[Episode]:
-    """Return the episodes of single parts without those that a lemon explains.
+    """Return the episodes of single parts without those of a group that is a lemon.
 
-    A host that is a lemon explains only the episodes of slots that failed once: a slot that failed again, or its part, may be a
-    lemon itself.
+    For a host that is a lemon, only episodes of slots with one episode are removed: a slot with several, or a part in it, may
+    be a lemon itself.
     """
     certain = {(item.kind, item.id) for item in found if item.is_lemon}
     explained = [item for group in groups if (group.kind, group.id) in certain for item in group.episodes]
@@ -250,18 +259,20 @@ def _tested(groups: Sequence[_Group], exposures: Exposures, measured: MeasuredRu
         key = (group.kind, group.part_kind)
         known = exposures.get(key) or exposures.get(
             ("host", ""), {}
-        )  # the table `parts` has no mounts and DIMMs, so their number is unknown: assume one in each host
+        )  # the table `parts` does not list mounts and DIMMs: assume that each host has one
         result.append(_lemon(group, expected(group.count, totals[key], known, members[key]), measured))
     return result
 
 
 def expected(count: int, total: int, exposures: Mapping[int, int], failing: int) -> float:
-    """Return how many parts would have `count` or more episodes by chance.
+    """Return the expected number of parts with `count` or more episodes, if failures are random.
+
+    A part may also be a slot, host or rack.
 
     Args:
-        count: episodes.
-        total: episodes of all parts of the kind.
-        exposures: number of runs -> number of parts that have so many runs.
+        count: number of episodes of one part.
+        total: number of episodes of all parts of the kind.
+        exposures: number of runs -> number of parts that have that many runs.
         failing: number of parts with an episode. It may exceed the number of parts in `exposures`.
     """
     parts = max(1, failing, sum(exposures.values()))
@@ -297,7 +308,7 @@ def _lemon(group: _Group, by_chance: float, measured: MeasuredRuns) -> Lemon:
 
 
 def poisson_tail(count: int, mean: float) -> float:
-    """Return the probability of `count` or more events, if `mean` are expected."""
+    """Return the probability of `count` (at least 1) or more events in a Poisson distribution with this mean."""
     term = total = math.exp(-mean)
     for number in range(1, count):
         term *= mean / number

@@ -1,4 +1,4 @@
-"""Render the newest state of each rack as OpenMetrics, for node_exporter's textfile collector or a page that Prometheus reads.
+"""Render the newest state of each rack as OpenMetrics, for node_exporter's textfile collector or a page that Prometheus scrapes.
 
 Only gauges are used, so the text is valid as OpenMetrics and in Prometheus' older text format. The age of a rack's newest run is
 `time() - rackproof_history_rack_last_run_timestamp_seconds`.
@@ -35,9 +35,9 @@ group by all order by all"""
 def render_metrics(history: History) -> str:
     """Return the state of each rack: hosts by decision, causes by problem, and the newest run.
 
-    The state of a host is that of its newest run with a right date or, if no run has a right date, of its newest run. So a rack
-    whose hosts were tested in several runs is complete. In rehearsals and simulated runs the decisions have names such as
-    `REHEARSAL accepted`, as in verdicts.prom.
+    The state of a host is that of its newest run with a right date or, if none of its runs has a right date, of its newest run.
+    So all hosts of a rack count, even if they were tested in different runs. In rehearsals and simulated runs the decisions have
+    names such as `REHEARSAL accepted`, as in the file verdicts.prom of a run.
     """
     registry = CollectorRegistry(auto_describe=False)
     registry.register(_HistoryCollector(history))
@@ -69,14 +69,18 @@ class _HistoryCollector:
             causes.add_metric(labels, count)
         yield causes
         info = self._family(
-            "last_run_info", "Newest run and its decision on all its hosts", "run_id", "profile", "decision"
+            "last_run_info",
+            "Newest run of the rack, and the decision on that whole run, including hosts in other racks",
+            "run_id",
+            "profile",
+            "decision",
         )
-        began = self._family("last_run_timestamp_seconds", "When the newest run began")
+        began = self._family("last_run_timestamp_seconds", "When the newest run of the rack began")
         for rack, run, profile, decision, seconds in self._history.rows(_RUNS):
             info.add_metric([rack, run, profile, self._named(decision)], 1)
             began.add_metric([rack], seconds)
         yield from (info, began)
-        about = "Files of the history that are damaged or missing; the runs in them are missing in these metrics"
+        about = "Damaged or missing files of the history; these metrics lack the runs in these files"
         yield GaugeMetricFamily("rackproof_history_unreadable_files", about, value=len(self._history.problems))
 
     def _family(self, name: str, about: str, *labels: str) -> GaugeMetricFamily:

@@ -12,8 +12,9 @@ from schemas import documents
 from schemas.errors import UsageError
 
 MAX_KNOWN = 100_000
+"""Maximum number of serials and hosts that are searched for a name similar to an unknown one."""
 _PART = "(serial = $id or (part = 'host' and host = $id))"
-"""Condition for rows of `parts`: the part has the serial $id, or the host has the name or the chassis serial $id."""
+"""SQL condition for rows of `parts`: $id is the serial of the part, or the name or chassis serial of the host."""
 _HOST_RUNS = f"(select nonce, host from parts where part = 'host' and {_PART})"
 
 
@@ -49,9 +50,9 @@ def part_answer(history: History, name: str, *, values: bool = False) -> Answer:
         Section(name="places", title="Where it was", rows=places, columns={
             "first": "first run", "last": "last run", "host": "host", "rack": "rack", "slot": "slot", "model": "model",
             "runs": "runs", "accepted": "accepted", "drivers": "drivers"}),
-        Section(name="causes", title="Causes of failures", rows=causes, empty="no failure was attributed to it", columns={
+        Section(name="causes", title="Causes of failures", rows=causes, columns={
             "began": "run began", "run": "run", "host": "host", "slot": "slot", "problem": "problem", "title": "cause",
-            "action": "action", "waived": "waived"}),
+            "action": "action", "waived": "waived"}, empty="no failure was attributed to this part or host"),
         Section(name="repairs", title="Repairs", rows=[*_replacements(history, name, places), *_solved(history, name, causes)],
                 columns={"began": "run began", "run": "run", "text": "what changed"}),
         Section(name="figures", title="Figures", rows=_figures(history, name, is_host=is_host), columns={
@@ -70,13 +71,16 @@ def _unknown(history: History, name: str) -> UsageError:
     ]
     near = documents.nearest(name, known)
     return UsageError(
-        f"{name!r} is no serial and no host in the history of kind {history.kind} in {history.directory}{near}: "
+        f"{name!r} is neither a serial nor a host in the history of kind {history.kind} in {history.directory}{near}: "
         'list the parts with: rackproof history sql "select distinct serial, host, slot from parts"'
     )
 
 
 def _where(*, is_host: bool) -> str:
-    """Return the SQL condition for figures of the part. `host in` lets DuckDB skip rows; the condition on the pair is exact."""
+    """Return the SQL condition for figures of the part or host.
+
+    For a host, the condition on (nonce, host) selects the rows. `host in` is redundant, but lets DuckDB skip rows.
+    """
     if not is_host:
         return "serial = $id"
     return f"serial = '' and host in (select host from {_HOST_RUNS}) and (nonce, host) in {_HOST_RUNS}"
@@ -98,7 +102,7 @@ def _causes(history: History, name: str, *, is_host: bool) -> list[dict[str, Any
 
 
 def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each slot that the part left, the first later run in which another part was there."""
+    """Return, for each slot that the part was in, the first later run in which the slot had another part."""
     result = []
     for place in places:
         for slot in filter(None, place["slots"]):
@@ -108,17 +112,17 @@ def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any
                 {**{key: place[key] for key in ("host", "part", "last")}, "slot": slot, "id": name},
             )
             result += [
-                {"began": began, "run": run, "text": f"{place['host']} {slot} has part {serial} from then on"}
+                {"began": began, "run": run, "text": f"{place['host']} {slot} has another part: {serial}"}
                 for began, run, serial in rows
             ]
     return result
 
 
 def _solved(history: History, name: str, causes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return for each problem the run that shows that the problem is gone.
+    """Return for each problem of the part the run that shows that the problem is gone.
 
-    Of the runs after the last run with the problem, this is the first that measured every benchmark that failed on the host in
-    the last run with the problem.
+    This is the first run of the part after the last run with the problem that measured every benchmark that had failed on the
+    host in that last run.
     """
     result = []
     for problem in dict.fromkeys(item["problem"] for item in causes):
@@ -177,14 +181,15 @@ def _values(history: History, name: str, *, is_host: bool) -> Section:
 
 
 def _notes(history: History, name: str) -> list[str]:
-    """Return a note if the serial was in several places in one run, or in runs that overlap."""
+    """Return a note for each run in which the serial was in several places, and for each pair of overlapping runs on two
+    hosts."""
     twice = history.rows(
         "select run, string_agg(host || ' ' || slot, ', ' order by host, slot) from parts where serial = $id and duplicate "
         "group by run, nonce, began order by began",
         {"id": name},
     )
     notes = [
-        f"run {run} has this serial in several places: {places}; the figures of the serial in that run are in no trend"
+        f"run {run} has this serial in several places: {places}; trends leave out the figures of the serial in that run"
         for run, places in twice
     ]
     overlapping = history.rows(

@@ -1,8 +1,8 @@
-"""Compare one part with its peers over all runs. Peers that join or leave between runs do not disturb the comparison.
+"""Compare a figure of one part with that of its peers over many runs. Peers may join or leave between runs.
 
-Model: the logarithm of a value is the level of its part plus the effect of its run. Levels and effects of the peers are fitted in
-turn by medians (median polish, Tukey 1977), without the part itself. The course of the part is the logarithms of its values minus
-the effects of the runs.
+Model: the logarithm of a value is the level of its part plus the effect of its run. The levels of the peers and the effects of
+the runs are fitted alternately by medians (median polish, Tukey 1977), from the values of the peers only. The course of the part
+is the logarithms of its values minus the effects of the runs.
 """
 
 from __future__ import annotations
@@ -21,32 +21,33 @@ from fleet.history.tables import DAYS, MIN_PEERS
 ITERATIONS = 10
 MIN_FITTED_PEERS = 2
 STEP_RATIO = 0.5
-"""The change is a step if the sum of squared residuals from two levels is less than this share of the sum from a line."""
+"""A change is a step if two constant levels leave a sum of squared residuals below this share of the sum that a line leaves."""
 MIN_AT_EDGE = 2
 """Minimum number of points on each side of a step."""
 DAY_S = 86400.0
 _TABLES = {"gpu": ("figures", "serial", "not duplicate"), "host": ("levels", "id", "level = 'host'"),
            "rack": ("levels", "id", "level = 'rack'")}  # fmt: skip
 _PEERS = {("gpu", "host"): "a.host = b.host", ("host", "rack"): "a.rack = b.rack"}
-"""Level and reference -> SQL condition for the peers in a run; with other references, all parts of the run are peers."""
+"""Level and reference (columns of a series, see `tables`) -> SQL condition under which part b of a run is a peer of part a. For
+other pairs of level and reference, all parts of the run are peers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """The change of a part over time, relative to its peers."""
+    """The change of a figure of a part over time, relative to the peers of the part."""
 
     slope: float
     """Change of the logarithm per day."""
     error: float
     """Standard error of the slope."""
     z: float
-    """Slope divided by its error, converted to a normal deviate."""
+    """Absolute slope divided by its error, converted to a normal deviate."""
     freedom: float
     """Degrees of freedom of `error`."""
     weakest_z: float
-    """Smallest `z` if any one point is left out; negative if the slope changes its sign."""
+    """Smallest `z` of the fits that leave out one point each. It is negative if the slope of such a fit has the other sign."""
     change: float
-    """Slope times the observed time; for a step, the difference of the two levels."""
+    """Change of the logarithm: slope times the observed time or, for a step, the difference of the two levels."""
     step_at: str
     """Date of a step; empty if the change is not a step."""
 
@@ -80,10 +81,13 @@ def course(history: History, series: Mapping[str, Any]) -> Course | None:
 
 
 def alone_points(history: History, series: Mapping[str, Any]) -> list[Point]:
-    """Return the points of a series that `course` cannot fit: group, day, and the logarithm minus what the peers share.
+    """Return the points of a series for which `course` is not used or returns None: (group, day, value).
 
-    With the reference `month`, the peers share the median of the month under the same driver. Without a reference, they share a
-    slope, and each driver is a group with a level of its own. With another reference, the difference is the stored `relative`.
+    The value is the logarithm of the figure minus what the part has in common with its peers:
+
+    - reference `month`: the median of the peers in the same month and under the same driver;
+    - no reference: a common slope (`shared_slope`) times the day. Each driver is a group with its own level;
+    - other references: the median of the peers in the run. The stored column `relative` is this difference.
     """
     table, part, condition = _TABLES[series["level"]]
     figure = "name = $name and settings = $settings and stage = $stage and within = $within and model = $model"
@@ -105,7 +109,10 @@ def alone_points(history: History, series: Mapping[str, Any]) -> list[Point]:
 
 
 def _rows(history: History, series: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """Return run, time, part and logarithm of each value of the part and of its peers, in the runs that measured the part."""
+    """Return (nonce, time, label, logarithm of the value) of the part and of its peers, in the runs that measured the part.
+
+    The label of the part is its id. The label of a peer is its id and `within`.
+    """
     table, part, condition = _TABLES[series["level"]]
     peers = _PEERS.get((series["level"], series["reference"]), "true")
     figure = "name = $name and settings = $settings and stage = $stage and model = $model and value > 0 and relative is not null"
@@ -125,7 +132,7 @@ def _rows(history: History, series: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 
 def _run_effects(others: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return run -> effect, fitted to the peers that were measured in at least half of the runs."""
+    """Return nonce -> effect of the run, fitted to the peers that were measured in at least half of the runs."""
     runs = {nonce for values in others.values() for nonce in values}
     kept = {part: values for part, values in others.items() if 2 * len(values) >= len(runs)}
     effects = dict.fromkeys({nonce for values in kept.values() for nonce in values}, 0.0)
@@ -143,7 +150,7 @@ def _run_effects(others: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 def _step(days: Sequence[float], values: Sequence[float]) -> tuple[str, float]:
-    """Return date and size of a step if two levels describe the values much better than a line does; else an empty date."""
+    """Return date and size of a step if two levels fit the values much better than a line (STEP_RATIO); else ('', 0.0)."""
     slope, intercept = statistics.linear_regression(days, values)
     line = sum((value - intercept - slope * day) ** 2 for day, value in zip(days, values, strict=True))
     cuts = range(MIN_AT_EDGE, len(values) - MIN_AT_EDGE + 1)

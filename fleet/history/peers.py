@@ -1,6 +1,6 @@
-"""Compute the percentile of a figure among the figures of accepted parts with the same model, driver and stage.
+"""Compute the percentile of a figure among the same figures of parts of accepted hosts, with the same model, driver and stage.
 
-`percentiles` answers for many figures in one query.
+Runs are merged into monthly files when there are many (`store`). Of a merged month, only quantiles of the figures are used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _GROUP = "name, settings, stage, model, driver, within, is_gpu"
 _NAME_WITHIN = re.compile("=[^,]*")
 """What WITHIN_KIND replaces by `=*`: the name in each label, such as `=3` in `peer=3`."""
 MIN_PARTS = 3
-"""Minimum number of parts with which a value is compared for a percentile."""
+"""A value that can be compared with fewer parts than this has no percentile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,8 @@ class PeerFigure:
     driver: str
     value: float
     within: str = ""
-    """Scope below the part, such as `peer=3`; empty for the part as a whole. All links or peers are compared with each other."""
+    """Scope below the part, such as `peer=3`; empty for the part as a whole. Links or peers are compared
+    with all others of their kind, whatever their names."""
     is_gpu: bool = True
     """Whether the figure is of a GPU; otherwise it is of a host."""
 
@@ -45,9 +46,10 @@ class Percentile:
     values: int
     """Number of values compared: one for each part and run, even if the part has several links or peers."""
     parts: int
-    """Number of parts that these values are from; with merged months, the largest number of any month."""
+    """Number of parts that these values are from. With merged months, the largest number in any month or in the other runs."""
     median: float
-    """Median of the values; with merged months, the mean of the medians of the months."""
+    """Median of the values. With merged months, the mean of the medians of the months and of the other runs, weighted by their
+    numbers of values."""
 
 
 _LOOSE = f"""select nonce, name, settings, stage, model, driver, {WITHIN_KIND} as within, serial <> '' as is_gpu, value, host,
@@ -86,8 +88,8 @@ def percentiles(history: History, figures: Sequence[PeerFigure]) -> list[Percent
     Of merged months only 200 quantiles are stored, so shares have errors of up to 0.25 %.
 
     Args:
-        history: the history with runs of the same kind as the run (real, rehearsal or simulated).
-        figures: the figures; `settings_text` makes their settings comparable.
+        history: the history of the same kind (real, rehearsal or simulated) as the run with the figures.
+        figures: the figures.
     """
     if not figures:
         return []

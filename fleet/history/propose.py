@@ -1,10 +1,10 @@
-"""Propose floors for a GPU model from the figures of accepted runs, as a criteria pack that a person reviews.
+"""Propose floors (lower limits) for a GPU model from the figures of accepted hosts, as a criteria pack that a person reviews.
 
-The centre is the median of the parts, without outliers (`robust_level`: up to 40 % may be bad). Sigma combines the scatter
-from part to part and from run to run, as in `fleet.judge.power`. The floor is the lower tolerance limit of a normal distribution:
-with confidence CONFIDENCE, at least 1 - false_alarm of the healthy parts are above it (Natrella, NBS Handbook 91, 1963;
-NIST/SEMATECH e-Handbook, section 7.2.6.3). Therefore few parts give a lower floor than many parts. A figure for which less is
-better gets the upper tolerance limit instead.
+The centre is the median of the medians of the parts, without outliers (`robust_level`: up to 40 % may be bad). Sigma combines the
+scatter from part to part and from run to run, as in `fleet.judge.power`. The floor is the lower tolerance limit of a normal
+distribution: with confidence CONFIDENCE, at least 1 - false_alarm of the healthy parts are above it (Natrella, NBS Handbook 91,
+1963; NIST/SEMATECH e-Handbook, section 7.2.6.3). Therefore few parts give a lower floor than many parts. A figure for which less
+is better gets the upper tolerance limit instead.
 """
 
 from __future__ import annotations
@@ -33,17 +33,18 @@ CONFIDENCE = 0.95
 MIN_PARTS = 5
 """With fewer parts, no outlier can be identified."""
 MIN_RUNS = 3
+"""Parts with fewer runs are left out."""
 NEWEST_RUNS = 20
-"""Maximum number of values of each part that are used, newest first."""
+"""For each figure of a part, only this number of newest values is used."""
 MAX_FOUND = 0.5
-"""A floor that finds only slowdowns larger than this share is not proposed: the figure is too noisy."""
+"""A floor is not proposed if it finds only slowdowns of more than this share of the centre: the figure is too noisy."""
 _SCOPES = {(True, ""): "gpu", (True, "peer=*"): "peer", (False, ""): "host"}
 """Whether the figure is of a GPU, and the kind of scope below the part -> scope of the criterion."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """A proposed limit."""
+    """A proposed limit: a floor, or an upper limit for a figure for which less is better."""
 
     name: str
     stage: str
@@ -58,7 +59,7 @@ class Floor:
     """Standard deviation of a single measurement of a part around the centre, in `unit`."""
     parts: int
     left_out: int
-    """Parts that are outliers."""
+    """Number of parts that are outliers."""
     values: int
     finds: float
     """Slowdown that the limit finds with the probability `Proposal.power`, as a share of the centre."""
@@ -70,6 +71,7 @@ class Proposal:
 
     model: str
     runs: int
+    """Number of runs in which a host with this model was accepted."""
     power: float
     false_alarm: float
     floors: tuple[Floor, ...]
@@ -85,7 +87,7 @@ def propose(
     Args:
         history: the history.
         model: GPU model, as NVML reports it.
-        power: probability with which a limit must find the slowdown that is stated for it.
+        power: probability with which a limit finds the slowdown `Floor.finds`.
         false_alarm: probability that a healthy part fails a limit.
     """
     rows = history.rows(
@@ -138,7 +140,8 @@ def _floor(
     limit = level.value - sign * tolerance_factor(level.n, 1 - false_alarm) * sigma
     finds = sign * (level.value - limit) / level.value + NormalDist().inv_cdf(power) * sigma / level.value
     if not sigma or limit <= 0 or finds > MAX_FOUND:
-        return f"{label}: {'all values are equal' if not sigma else f'sigma is {sigma / level.value:.0%}, too noisy for a floor'}"
+        noise = f"sigma is {sigma / level.value:.0%} of the median: too noisy for a floor"
+        return f"{label}: {noise if sigma else 'all values are equal'}"
     return Floor(
         name=name, stage=stage, scope=scope, where=where, unit=unit, operator="ge" if sign > 0 else "le",
         limit=_rounded(limit, sign), centre=level.value, sigma=sigma, parts=level.n, left_out=level.left_out,
@@ -147,9 +150,9 @@ def _floor(
 
 
 def tolerance_factor(count: int, share: float) -> float:
-    """Return k. With confidence CONFIDENCE, at least `share` of a normal distribution is above its mean - k sigma.
+    """Return k such that, with confidence CONFIDENCE, at least `share` of a normal distribution is above mean - k * sigma.
 
-    Mean and sigma are estimated from `count` values.
+    `mean` and `sigma` are estimates from `count` values.
     """
     z_share, z_confidence = NormalDist().inv_cdf(share), NormalDist().inv_cdf(CONFIDENCE)
     a = 1 - z_confidence**2 / (2 * (count - 1))
@@ -158,14 +161,14 @@ def tolerance_factor(count: int, share: float) -> float:
 
 
 def _rounded(limit: float, sign: int) -> float:
-    """Return the limit with four digits, rounded to the lenient side."""
+    """Return the limit with four significant digits, rounded to the lenient side."""
     unit = 10.0 ** (math.floor(math.log10(limit)) - 3)
     digits = math.floor(limit / unit) if sign > 0 else math.ceil(limit / unit)
     return float(f"{digits * unit:.4g}")
 
 
 def _where(settings: str) -> dict[str, Value] | None:
-    """Return the settings with their types; None if a word of the text is not `name=value`."""
+    """Return setting -> value, with numbers as numbers; None if a word of the text is not `name=value`."""
     where: dict[str, Value] = {}
     for word in settings.split():
         name, equals, text = word.partition("=")
@@ -192,12 +195,12 @@ def pack_text(proposal: Proposal) -> str:
     ]  # fmt: skip
     document = {
         "schema": "rackproof.criteria/1",
-        "summary": f"Proposed limits for {proposal.model}, from {proposal.runs} accepted runs",
+        "summary": f"Proposed limits for {proposal.model}, from {counted(proposal.runs, 'run')} with accepted hosts",
         "criteria": criteria,
     }
     head = [
-        "Proposed by `rackproof criteria propose`; nothing uses it until rackproof_criteria names it.",
-        "Review each limit, remove what you do not want to require, and check it:",
+        "Proposed by `rackproof criteria propose`. This pack is not used until rackproof_criteria names it.",
+        "Review each limit, remove the limits that you do not want to require, and check this file:",
         "rackproof criteria lint THIS_FILE; rackproof power RUN RUN RUN --criteria THIS_FILE.",
         f"The pack applies to every host of a run that names the pack: name it only for hosts with {proposal.model}.",
         *(f"No limit: {text}" for text in proposal.left_out),
@@ -221,8 +224,8 @@ def _source(proposal: Proposal, item: Floor) -> str:
     centre = f"median {quantity(item.centre, item.unit)}, sigma {item.sigma / item.centre:.2%}"
     found = f"finds a loss of {item.finds:.1%} with probability {proposal.power:g}"
     return (
-        f"{proposal.runs} accepted runs, {item.parts} parts of {proposal.model}{outliers}: {centre}; "
-        f"fails a healthy part with probability {proposal.false_alarm:g}, {found}"
+        f"{counted(proposal.runs, 'run')} with accepted hosts, {item.parts} parts of {proposal.model}{outliers}: {centre}; "
+        f"this limit fails a healthy part with probability {proposal.false_alarm:g}, and {found}"
     )
 
 

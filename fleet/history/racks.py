@@ -41,9 +41,9 @@ def racks_answer(history: History) -> Answer:
 
 
 def _worst_figures(history: History) -> dict[str, str]:
-    """Return rack -> the figure that is worse than in the other racks by the largest share, with this share.
+    """Return rack -> the figure that is worse than the median of all racks by the largest share, with the difference in percent.
 
-    A rack without a worse figure is left out.
+    A rack without a figure worse than the median is left out.
     """
     worst: dict[str, tuple[float, str]] = {}
     units: dict[str, str] = dict(history.rows("select name, any_value(unit) from levels group by name"))

@@ -12,7 +12,7 @@ Point = tuple[str, float, float]
 
 
 def fit_line(times: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
-    """Return the slope of the least-squares line through three or more points, its standard error and its normal deviate."""
+    """Fit a line by least squares to three or more points; return its slope, the slope's standard error and normal deviate."""
     slope, intercept = statistics.linear_regression(times, values)
     freedom = len(times) - 2
     middle = statistics.fmean(times)
@@ -23,20 +23,21 @@ def fit_line(times: Sequence[float], values: Sequence[float]) -> tuple[float, fl
 
 
 def normal_deviate(t: float, freedom: float) -> float:
-    """Return the normal deviate with the same two-sided probability as t: Wallace, Ann. Math. Statist. 30 (1959) 1121."""
+    """Return the normal deviate, never negative, with the same two-sided probability as Student's t with `freedom` degrees of
+    freedom. Approximation of Wallace, Ann. Math. Statist. 30 (1959) 1121."""
     return math.sqrt(freedom * math.log1p(t * t / freedom)) * (8 * freedom + 1) / (8 * freedom + 3)
 
 
 def t_quantile(z: float, freedom: float) -> float:
-    """Return the t with the same two-sided probability as the normal deviate z: the inverse of `normal_deviate`."""
+    """Return Student's t with the same two-sided probability as the normal deviate z: the inverse of `normal_deviate`."""
     scaled = z * (8 * freedom + 3) / (8 * freedom + 1)
     return math.sqrt(freedom * math.expm1(min(700.0, scaled * scaled / freedom)))
 
 
 def weakest_z(points: Sequence[Point], slope: float) -> float:
-    """Return the smallest normal deviate that the slope has if one of the points is left out; 0 with fewer than 4 points.
+    """Return the smallest normal deviate of the slopes of the fits that leave out one point each; 0 with fewer than 4 points.
 
-    The result is negative if the slope without one of the points does not have the sign of `slope`.
+    A deviate is negative if the slope of that fit and `slope`, the slope through all points, have different signs.
     """
     if len(points) < 4:
         return 0.0
@@ -58,7 +59,7 @@ def _add(sums: list[float], x: float, y: float, weight: float) -> None:
 
 
 def _pooled_z(groups: Iterable[Sequence[float]]) -> float:
-    """Return the signed normal deviate of the common slope of several groups, from their sums."""
+    """Return the normal deviate of the common slope of several groups, with the sign of the slope, from the sums of `_add`."""
     count, xx, xy, yy, levels = 0.0, 0.0, 0.0, 0.0, 0
     for n, x, y, sxx, sxy, syy in groups:
         if n > 0.5:

@@ -1,4 +1,4 @@
-"""The answers about what fails repeatedly, what drifts, and what changed with the driver."""
+"""Answer which parts, slots, hosts and racks fail repeatedly, which drift, and which figures changed with the driver."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from fleet.history.lemons import lemons
 from fleet.history.trends import drifts
 
 _REPEATED = {
-    "kind": "kind", "id": "part", "host": "last in", "slot": "slot", "episodes": "episodes", "runs": "runs",
+    "kind": "kind", "id": "part", "host": "last host", "slot": "slot", "episodes": "episodes", "runs": "runs",
     "problems": "problems", "serials": "serials", "first": "first", "last": "last", "by_chance": "expected by chance",
     "is_lemon": "lemon",
 }  # fmt: skip
 _DRIFTS = {
     "level": "kind", "id": "part", "rack": "rack", "meaning": "change is", "shape": "shape", "at": "at", "name": "figure",
-    "settings": "settings", "per_year": "per year", "error": "± (95 %)", "change": "in all", "points": "points",
+    "settings": "settings", "per_year": "per year", "error": "± (95 %)", "change": "total change", "points": "points",
     "first": "first", "last": "last", "others": "other figures",
 }  # fmt: skip
 _DRIVERS = {
@@ -28,7 +28,7 @@ _DRIVERS = {
 
 
 def lemons_answer(history: History) -> Answer:
-    """Return what failed repeatedly, and what drifts."""
+    """Return the parts, slots, hosts and racks that failed repeatedly, and the GPUs, hosts and racks that drift."""
     repeated = [asdict(item) for item in lemons(history)]
     drifting = [asdict(item) for item in drifts(history)]
     sections = [

@@ -38,7 +38,7 @@ Row = dict[str, Any]
 def clean_text(text: str) -> str:
     """Return `text` on one line, without characters that cannot be printed, at most TEXT_LIMIT characters.
 
-    Longer text ends with a part of its SHA-256, so that two settings or serials do not become equal because they were cut.
+    Longer text is cut and ends with a part of its SHA-256, so that two texts that differ only after the cut stay different.
     """
     if len(text) > TEXT_LIMIT:
         digest = hashlib.sha256(text.encode(errors="replace")).hexdigest()[:DIGEST_LENGTH]
@@ -54,19 +54,19 @@ class HostRows:
     figures: tuple[Row, ...]
     tests: tuple[Row, ...] = ()
     ended: str = ""
-    """When the last record of the host ended, by the clock of the host; empty without a record."""
+    """When the last record of the host ended, by the clock of the host, as `timestamp` returns it; empty without a record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunRows:
-    """A run in the form in which the store keeps it."""
+    """The rows of a run, as input of `store.add_run`."""
 
     kind: str
-    """`gpu`, `rehearsal` or `simulated`: each kind has a store of its own."""
+    """`gpu` (real), `rehearsal` or `simulated`: each kind has a history of its own."""
     nonce: str
     """Identity of the run: a run that is judged again, copied or signed keeps it."""
     entry: Mapping[str, Any]
-    """Entry of the run in the index of the store."""
+    """Entry of the run in the index of the history."""
     causes: tuple[Row, ...]
     hosts: Iterable[HostRows] = field(repr=False)
     """Can be iterated once. The rows of a host are made when the iteration reaches the host, because the rows of a large fleet do
@@ -131,7 +131,7 @@ def _tests(
 
 
 def _durations_s(records: Iterable[Record]) -> dict[Key, float]:
-    """Return the seconds that each test took on a host. Tests of a soak are left out, because a soak repeats its tests."""
+    """Return the longest duration of each test on a host. Tests of a soak are left out, because a soak repeats its tests."""
     seconds: dict[Key, float] = {}
     for record in records:
         for item in record.observations:
@@ -143,12 +143,12 @@ def _durations_s(records: Iterable[Record]) -> dict[Key, float]:
 
 
 def timestamp(text: str) -> str:
-    """Return a time in UTC without its zone, as DuckDB's TIMESTAMP reads it."""
+    """Return an ISO 8601 time in UTC in the form of DuckDB's TIMESTAMP: `2026-05-01 04:00:00`."""
     return text.replace("T", " ").removesuffix("Z").removesuffix("+00:00")
 
 
 def _parts(host: HostReport, state: HostState) -> Iterator[Row]:
-    """Yield the host, its GPUs and its other parts that have a serial."""
+    """Yield a row for the host, for each GPU, and for each other part with a serial."""
     model = host_model(host.gpus)
     common: Row = {
         "host": clean_text(host.name),
@@ -168,12 +168,13 @@ def _parts(host: HostReport, state: HostState) -> Iterator[Row]:
 
 
 def host_model(gpus: Iterable[Gpu]) -> str:
-    """Return the model of the GPUs of a host. If they are of several models, return all of these."""
+    """Return the model of the GPUs of a host. If they are of several models, return these, separated by
+    commas."""
     return ", ".join(sorted({clean_text(gpu.name) for gpu in gpus}))
 
 
 def duplicates(parts: Iterable[Row]) -> dict[str, list[str]]:
-    """Return serial -> places of each GPU serial that is in more than one place of the run."""
+    """Return each GPU serial that a run has in more than one place -> these places, each as host and slot."""
     places: dict[str, list[str]] = {}
     for row in parts:
         if row["part"] == "gpu" and row["serial"]:
@@ -182,7 +183,8 @@ def duplicates(parts: Iterable[Row]) -> dict[str, list[str]]:
 
 
 def _causes(report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[Row]:
-    """Yield a row for each part of each cause that is a failure. Missing evidence does not describe a part."""
+    """Yield a row for each part of each cause of a failure. Causes that are only missing evidence are left out: they do not mean
+    that a part is faulty."""
     for cause in report.causes:
         if cause.verdict != FAIL:
             continue
@@ -204,13 +206,13 @@ def _causes(report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[Ro
 
 
 def part_serial(host: HostReport | None, scope: str) -> str:
-    """Return the identity of the GPU in a scope; empty if the scope names no GPU of the host."""
+    """Return the serial of the GPU in a scope, or its UUID if it has no serial; empty if the scope names no GPU of the host."""
     device = Scope.parse(scope).device
     return next((identity(gpu) for gpu in host.gpus if f"gpu={gpu.index}" == device), "") if host else ""
 
 
 def _figures(host: HostReport, state: HostState) -> Iterator[Row]:
-    """Yield the figures of a host that a baseline would have (`is_baseline_figure`)."""
+    """Yield the figures of a host: those that a baseline of the host would include (`is_baseline_figure`)."""
     gpus = {identity(gpu): gpu for gpu in host.gpus}
     for serial, figures in state.figures.items():
         gpu = gpus.get(serial)

@@ -1,4 +1,4 @@
-"""Add runs and figures of other tools to the history, and merge the files of many runs into files of a month."""
+"""Add runs and figures of other tools to the history, and merge the files of single runs into monthly files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ from fleet.history.index import Index, StoredFile, damage, home, read_index, sto
 from fleet.history.rows import Row, RunRows, clean_text, duplicates
 
 MAX_LOOSE_RUNS = 64
-"""Maximum number of runs with files of their own. If there are more, they are merged into monthly files, to be read faster."""
+"""Maximum number of runs with files of their own. If there are more, all of them are merged into monthly files, because few large
+files are read faster."""
 MAX_NOTES = 20
+"""Maximum number of notes of a run in the index."""
 
 
 def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> tuple[list[str], str]:
@@ -35,7 +37,7 @@ def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> tupl
         now: the present time in UTC (default: that of this machine).
 
     Returns:
-        Notes for the operator, such as a serial in two places; and `added` or `replaced`.
+        Notes for the operator (for example, a serial is in two places), and `added` or `replaced`.
 
     Raises:
         RunError: DuckDB is missing, the index cannot be read, or a file cannot be written.
@@ -47,7 +49,7 @@ def add_run(directory: Path, rows: RunRows, now: datetime | None = None) -> tupl
         parts, ends = _write_lines(rows, Path(temporary))
         fault = clock_fault(rows.nonce, rows.entry, ends, read_index(directory, rows.kind), present)
         written, notes = _write_tables(database, rows, parts, Path(temporary), has_right_date=not fault)
-        notes += [clean_text(f"a clock is wrong: {fault}; the run is in no trend")] if fault else []
+        notes += [clean_text(f"a clock is wrong: {fault}; trends leave out the run")] if fault else []
 
         def apply(index: Index) -> tuple[list[str], str]:
             every = [*rows.entry["notes"], *notes, *_name_notes(index, rows)]
@@ -102,7 +104,7 @@ def _write_tables(
 ) -> tuple[dict[str, Path], list[str]]:
     """Write the Parquet files of a run; return table -> file, and notes.
 
-    `has_right_date`: whether the date of the run can be right; if not, the run is in no trend.
+    `has_right_date`: whether the date of the run can be right; if not, trends leave out the run.
     """
     twice = duplicates(parts)
     for name in ("figures_with_peers", "group_levels"):
@@ -134,7 +136,7 @@ def _name_notes(index: Index, rows: RunRows) -> list[str]:
 
 
 def _publish(place: Path, index: Index, path: Path, table: str, runs: tuple[str, ...], month: str = "") -> StoredFile:
-    """Copy a new file to its directory, under a name that no other file has."""
+    """Copy a new file to the directory of its table under a unique name, and return its index entry."""
     name = month or runs[0][:12]
     target = place / table / f"{name}-{uuid.uuid4().hex[:12]}.parquet"
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -146,11 +148,15 @@ def _publish(place: Path, index: Index, path: Path, table: str, runs: tuple[str,
 
 
 def _loose(index: Index) -> set[str]:
+    """Return the nonces of the runs that have files of their own."""
     return {nonce for item in index.files if item.table in tables.PER_RUN and not item.month for nonce in item.runs}
 
 
 def _forget(database: Any, place: Path, index: Index, nonce: str) -> None:
-    """Remove the rows of a run that will be replaced. A damaged file is dropped when its last run is added again."""
+    """Remove a run that will be replaced from the index, and its rows from the files of its month if it was merged.
+
+    A damaged monthly file cannot be rewritten. It stays in the index until every run in it was removed in this way.
+    """
     if nonce not in index.runs:
         return
     month = next((item.month for item in index.files if item.month and nonce in item.runs), "")
@@ -170,9 +176,9 @@ def _merge(database: Any, place: Path, index: Index) -> None:
 
 
 def _rewrite_month(database: Any, place: Path, index: Index, month: str, *, without: str = "") -> None:
-    """Write new files of a month, with the runs of its old files and the runs of the month that have files of their own.
+    """Replace the files of a month by new ones, which also include the runs of the month that have files of their own.
 
-    `without`: the run to leave out.
+    Damaged files stay as they are. `without`: nonce of a run to leave out, or empty.
     """
     loose = {nonce for nonce in _loose(index) if index.runs[nonce]["began"][:7] == month}
     old = [
@@ -200,11 +206,11 @@ def _rewrite_month(database: Any, place: Path, index: Index, month: str, *, with
 
 
 def add_imported(directory: Path, kind: str, entry: Mapping[str, Any], digest: str, figures: Sequence[Row]) -> str:
-    """Add the figures of a file from another tool.
+    """Add the figures of an output file of another tool. `digest` is the SHA-256 of that file.
 
     Returns:
-        `added`; `unchanged` if the history has the same figures of this file already; `replaced` if it has the file with
-        another source, version, model or number of figures, or if the copy in the history is damaged.
+        `added`; `unchanged` if the history already has the figures of a file with this content; `replaced` if it had them with
+        another source, version, model or number of figures, or if its own copy of them was damaged.
     """
     place = home(directory, kind)
     place.mkdir(parents=True, exist_ok=True)

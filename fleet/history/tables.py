@@ -1,10 +1,11 @@
 """The tables of the history, and the SQL that writes them as Parquet files.
 
-Beside the value of each figure the store has `relative`: the logarithm of the value divided by the median of its peers in the
-same run and with the same driver. Causes that all peers share (another driver, a warm week, another version of the benchmark)
-cancel out in it. The peers of a GPU are the GPUs of its host. In `levels`, the peers of a host are the hosts of its rack, and the
-peers of a rack are all racks. If these are fewer than MIN_PEERS, all GPUs or hosts of the run are the peers. `reference` names
-the group. If no group is large enough, `relative` is the logarithm of the value itself.
+The tables `figures` and `levels` have the value of each figure and `relative`: the logarithm of the value divided by the median
+of its peers in the same run and with the same driver. So `relative` does not depend on what all peers have in common, such as the
+driver, a warm week or the version of the benchmark. In `figures`, the peers of a GPU are the GPUs of its host. In `levels`, the
+peers of a host are the hosts of its rack, and the peers of a rack are all racks of the run. If there are fewer than MIN_PEERS of
+them, the peers are all GPUs or all hosts of the run. The column `reference` has the group of the peers: `host`, `rack` or `run`.
+If that group is too small as well, `reference` is empty and `relative` is the logarithm of the value itself.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ INPUT: Mapping[str, Mapping[str, str]] = {
         "value": "DOUBLE",
     },
 }
-"""Table -> columns and types of the rows of `rows.py`, and of those of `imports`."""
+"""Table -> columns and types of the rows that `rows.py` makes from a run or, for the table `imported`, `imports` from a file."""
 TREND_KEY = ("level", "id", "rack", "model", "name", "settings", "stage", "within", "unit", "driver", "reference")
 TREND: Mapping[str, str] = {
     **dict.fromkeys(TREND_KEY, "VARCHAR"),
@@ -71,11 +72,14 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
     },
     "imported": INPUT["imported"],
 }
-"""Table -> columns and types of its Parquet files. Only merged months have `trends`, exact sums that can be added to those
-of other months, and `spreads`, the distribution of the figures of accepted hosts as QUANTILES quantiles."""
+"""Table -> columns and types of its Parquet files.
+
+Two tables are written only when the runs of a month are merged. `trends` has the sums from which a line can be fitted
+(`trend_sums`); the sums of several months can be added. `spreads` has QUANTILES quantiles of each figure of accepted hosts.
+"""
 LATER_COLUMNS: Mapping[str, tuple[str, ...]] = {"imported": ("sha256",), "spreads": ("within",)}
-"""Columns that files of older versions lack. Without `within`, the distributions of links and peers in `spreads` are compared
-with nothing until their month is merged again."""
+"""Table -> columns that files of older versions of Rackproof lack; they are read as empty text. If `spreads` lacks `within`, no
+value of a link or peer is compared with the distributions of that month until the month is merged again."""
 SORTED = {
     "figures": "name, settings, stage, within, serial, host, began",
     "levels": "level, name, settings, stage, within, id, began",
@@ -88,31 +92,31 @@ SORTED = {
 }
 QUANTILES = 200
 PER_RUN = ("figures", "levels", "parts", "causes", "tests")
-"""The tables that have a file for each run."""
+"""The tables that have one file for each run, until the run is merged into the file of its month."""
 ROW_GROUP = 16384
-"""Rows of a row group in the file of one run: a question about one figure reads only the groups that have its name."""
+"""Number of rows in a row group of a Parquet file of one run. A query for one figure reads only the row groups with its name."""
 ROW_GROUP_MERGED = 122_880
 DAYS = '(epoch("began") / 86400.0 - 18262.0)'
-"""Days since 2020-01-01, the time of all trends."""
+"""SQL expression for the time of a point of a trend: days from 2020-01-01 to the start of the run."""
 
 
 def literal(text: str) -> str:
-    """Return a text as a literal of SQL."""
+    """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def paths(files: Iterable[Path]) -> str:
-    """Return a list of files as a literal of SQL."""
+    """Return the paths of files as an SQL list."""
     return "[" + ", ".join(literal(str(path)) for path in files) + "]"
 
 
 def parquet(files: Iterable[Path]) -> str:
-    """Return the table function that reads these files, without columns from the names of their directories (`rack=9/`)."""
+    """Return the SQL that reads Parquet files. A directory name such as `rack=9/` in their paths does not become a column."""
     return f"read_parquet({paths(files)}, hive_partitioning = false)"
 
 
 def table_rows(table: str, files: Iterable[Path]) -> str:
-    """Return the query of the rows of a table. Files of older versions of Rackproof may lack a column of LATER_COLUMNS."""
+    """Return the query of the rows of a table. A column of LATER_COLUMNS that a file lacks is filled with empty text."""
     if table not in LATER_COLUMNS:
         return f"select * from {parquet(files)}"
     known = f"read_parquet({paths(files)}, hive_partitioning = false, union_by_name = true)"
@@ -126,7 +130,7 @@ def empty(table: str) -> str:
 
 
 def read_rows(table: str, file: Path) -> str:
-    """Return the table function that reads rows of `rows.py` from lines of JSON."""
+    """Return the SQL that reads rows of `rows.py` from a file with one JSON object a line."""
     columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in INPUT[table].items())
     options = f"format = 'newline_delimited', columns = {{{columns}}}, hive_partitioning = false"
     return f"read_json({literal(str(file))}, {options})"
@@ -143,12 +147,13 @@ def copy(query: str, table: str, path: Path, *, merged: bool = False) -> str:
 
 
 def run_columns(nonce: str, entry: Mapping[str, Any]) -> str:
-    """Return the columns that all rows of a run share."""
+    """Return the SQL of the columns RUN, which have the same values in all rows of a run."""
     return f'{literal(entry["run"])} as run, {literal(nonce)} as nonce, {literal(entry["began"])}::timestamp as "began"'
 
 
 WITHIN_KIND = "regexp_replace(within, '=[^,]*', '=*', 'g')"
-"""The scope below the part without names: `peer=*` for every peer. Figures of all links or peers are peers of each other."""
+"""SQL expression that replaces each value in `within` (the scope below the part) by `*`: `peer=3` becomes `peer=*`. So figures of
+different links or peers are compared with each other."""
 _KEY = "name, settings, stage, within_kind, model, driver"
 _RELATIVE = """
 create temp table figures_with_peers as
@@ -199,21 +204,24 @@ from racks join fleet using ({figure})
 
 
 def with_peers(source: str, duplicates: Iterable[str]) -> str:
-    """Return the statement that makes the table `figures_with_peers` from the rows of one run."""
+    """Return the SQL that creates the table `figures_with_peers` from the figures of one run.
+
+    `duplicates`: serials that are in several places of the run. Their rows are marked and do not count in the medians.
+    """
     serials = "[" + ", ".join(map(literal, duplicates)) + "]"
     return _RELATIVE.format(source=source, duplicates=serials, key=_KEY, within=WITHIN_KIND, least=MIN_PEERS)
 
 
 def group_levels() -> str:
-    """Return the statement that makes the table `group_levels`, of hosts and racks, from `figures_with_peers`."""
+    """Return the SQL that creates the table `group_levels` (the medians of hosts and racks) from `figures_with_peers`."""
     return _LEVELS.format(key=_KEY, figure=_KEY.replace("within_kind", "within"), least=MIN_PEERS)
 
 
 def trend_sums(figures: str, levels: str) -> str:
-    """Return the query of the sums of each series, over all runs of the given relations.
+    """Return the query of the sums of each series, over all runs in the relations `figures` and `levels`.
 
-    A series is one figure of one part, host or rack under one driver with one kind of reference. In the names of the sums, x is
-    the time in days (DAYS) and y is `relative`.
+    A series is one figure of one GPU, host or rack under one driver and with one `reference`. In the names of the sums, x is the
+    time in days (DAYS) and y is `relative`: `sxy` is the sum of x * y.
     """
     points = f"""
       select 'gpu' as level, serial as id, rack, model, name, settings, stage, within, unit, driver, reference,
@@ -229,10 +237,10 @@ def trend_sums(figures: str, levels: str) -> str:
 
 
 def weighted(source: str, key: str) -> str:
-    """Return the query of the rows of `source` with `weight` and `position`, the share of the weights up to the value.
+    """Return the query of the rows of `source` with two more columns, `weight` and `position`.
 
-    A part counts once for each run and figure, so its links, peers or adapters share its weight. `key` are the columns that
-    identify a distribution.
+    `weight` is WEIGHT. `position` is the weight of all values up to this one, as a share of the total weight of its distribution.
+    `key` has the columns that identify a distribution, separated by commas.
     """
     return f"""
       select *, sum(weight) over (partition by {key} order by value rows unbounded preceding)
@@ -241,10 +249,12 @@ def weighted(source: str, key: str) -> str:
 
 
 WEIGHT = f"1.0 / count(*) over (partition by nonce, host, serial, name, settings, stage, model, {WITHIN_KIND})"
+"""SQL expression for the weight of a value. A part has the weight 1 for each run and figure, and the values of its links, peers
+or adapters share this weight equally."""
 
 
 def spreads(figures: str) -> str:
-    """Return the query of the distribution of each figure of accepted hosts, over all rows of the given relation."""
+    """Return the query of the distribution of each figure of accepted hosts, over all rows of the relation `figures`."""
     steps = ", ".join(str((number + 0.5) / QUANTILES) for number in range(QUANTILES))
     key = "name, settings, stage, model, driver, is_gpu"
     on = " and ".join(f"steps.{column} = ranked.{column}" for column in (*key.split(", "), "kind"))

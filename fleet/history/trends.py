@@ -1,14 +1,15 @@
-"""Find figures that drift slowly, from the sums of all runs.
+"""Find figures of GPUs, hosts and racks that drift slowly, from the sums that the history has for each series (`trend_sums`).
 
-A line is fitted by least squares to `relative` over time: the logarithm of a figure divided by the median of its peers
-(`tables.py`). Peers have the same driver. For a part without peers, the line has one intercept for each driver, so that a change
-of the driver does not count as a drift. The standard error follows from the residuals. z is the normal deviate with the same
-probability as t, and must exceed the quantile for FALSE_FINDINGS over all tests (Bonferroni).
+`relative` is the logarithm of a figure divided by the median of its peers with the same driver (`tables.py`). A line is fitted to
+`relative` over time by least squares. For a part without peers, the line has one intercept for each driver, so that a change of
+the driver does not count as a drift. t is the slope divided by its standard error, which follows from the residuals. z is the
+normal deviate with the same two-sided probability as t. A drift is listed if its z exceeds the quantile for FALSE_FINDINGS, which
+is divided by the number of all tests (Bonferroni).
 
-A part is compared with its peers in the same run: a GPU with its host, a host with its rack, a rack with all racks. So what
-happens to a rack is found once, for the rack, and not for each of its GPUs. A drift must be confirmed by comparison with fitted
-peers (`peer_fit`), because the median of a host moves when one of its GPUs is replaced. The drift must also remain if any one
-run is left out.
+The peers of a GPU are the GPUs of its host, those of a host the hosts of its rack, and those of a rack all racks of the run. So
+if a whole rack becomes slower, the rack is listed, and not each of its GPUs. The median of a host changes when one of its GPUs is
+replaced. Therefore a drift must also be confirmed with levels that are fitted to each peer (`peer_fit`). It must also remain if
+any single run is left out.
 """
 
 from __future__ import annotations
@@ -27,13 +28,15 @@ from fleet.history.tables import DAYS, MIN_PEERS
 from fleet.judge.baseline import direction
 
 FALSE_FINDINGS = 0.01
-"""Expected number of drifts that `drifts` finds in a history that has none, if the noise is normal and independent."""
+"""Expected number of drifts that `drifts` returns for a history without any drift, if the noise is normal and independent."""
 MIN_POINTS = 8
+"""Minimum number of values of a series."""
 MIN_DAYS = 60.0
+"""Minimum number of days between the first and the last value of a series."""
 MIN_EFFECT = 0.01
-"""Change over the observed time, as a share, below which a drift is not listed."""
+"""A drift is listed only if the figure changed by at least this share between its first and its last value."""
 MIN_Z_WITHOUT_ONE = 3.0
-"""z must remain at least this high if any one run is left out. So one odd run, or one run with a wrong date, is not a drift."""
+"""z must be at least this high whichever single run is left out. So one odd run, or one run with a wrong date, is not a drift."""
 DAYS_PER_YEAR = 365.25
 _FIGURE = "name, settings, stage, within, model, unit"
 
@@ -50,7 +53,8 @@ alone as (
     sum((log_value - middle) ** 2) as syy, sum(log_value) as log_sum, min("began") as first, max("began") as last
   from alone join middles using (level, {_FIGURE}, driver, month) group by level, id, rack, {_FIGURE}, driver
 )"""
-"""Hosts and racks without peers in their run, compared with those of the same month and driver."""
+"""SQL for hosts and racks with too few peers in their run: the sums of their differences from the median of all hosts or racks
+without peers that were measured in the same month under the same driver."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +64,7 @@ class Drift:
     level: str
     """`gpu`, `host` or `rack`."""
     id: str
+    """Serial of a GPU; name of a host or rack."""
     rack: str
     name: str
     settings: str
@@ -68,26 +73,28 @@ class Drift:
     model: str
     unit: str
     per_year: float | None
-    """Slope as a share per year; -0.05: 5 % less each year. None for a step, which has no slope."""
+    """Change in a year, as a share: -0.05 means 5 % less each year. None for a step, which has no slope."""
     error: float | None
     """Half the width of the 95 % confidence interval of `per_year`; None for a step."""
     change: float
-    """Slope times the observed time, as a share; the size of a step."""
+    """Change between the first and the last value, by the fitted line, as a share. For a step, the size of the step."""
     points: int
+    """Number of values."""
     first: str
     last: str
+    """Dates of the first and the last value: `2026-02-01`."""
     z: float
     meaning: str
-    """`worse`, `better`, or `unknown` if neither direction is better."""
+    """`worse`, `better`, or `unknown` if neither more nor less of the figure is better."""
     shape: str
     """`drift`, or `step` if the figure changed at once, on the date `at`."""
     at: str = ""
     others: tuple[str, ...] = ()
-    """Other figures of the same part that drift too."""
+    """Other figures of the same GPU, host or rack that drift too."""
 
 
 def drifts(history: History) -> list[Drift]:
-    """Return one drift for each GPU, host and rack that drifts: that of its clearest figure. Drifts for the worse come first."""
+    """Return one Drift for each GPU, host and rack that drifts (`_drift`). Those that became worse come first."""
     candidates, count = _candidates(history)
     limit = NormalDist().inv_cdf(1 - FALSE_FINDINGS / 2 / max(1, count))
     clear = [item for item in candidates if item["z"] >= limit and abs(item["change"]) >= MIN_EFFECT]
@@ -102,9 +109,11 @@ def drifts(history: History) -> list[Drift]:
 
 
 def _is_confirmed(history: History, item: dict[str, Any], limit: float) -> bool:
-    """Return whether the drift remains if any one run is left out, and is clear compared with fitted peers, if there are any.
+    """Return whether a drift is confirmed.
 
-    Slope, error and shape of the comparison with fitted peers replace those in `item`.
+    It must remain if any single run is left out. If the part has peers with fitted levels (`peer_fit.course`), z and the change
+    from that comparison must also exceed their limits. They then replace those in `item`, as do the slope, its error and the date
+    of a step.
     """
     own = course(history, item) if item["reference"] not in ("", "month") else None
     item["at"] = own.step_at if own else ""
@@ -125,8 +134,10 @@ def _figure(item: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> bool:
-    """Return whether the drift of a part is that of its rack: the same figure of the rack drifts, and the part was not compared
-    within its rack or host."""
+    """Return whether the drift of a GPU or host is only that of its rack.
+
+    This is so if the same figure of the rack drifts, and the GPU or host was not compared with peers of its own host or rack.
+    """
     return (
         item["level"] != "rack"
         and item["reference"] in ("run", "month", "")
@@ -135,9 +146,12 @@ def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> boo
 
 
 def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
-    """Return the series that may drift, and the number of all series that were tested."""
-    # The slope of a part without enough peers in its runs and months contains the change that all such parts share. So the median
-    # slope of these parts (same level, model and figure) is subtracted, if there are at least three of them.
+    """Return the series whose z is at least 3.5, and the number of all series that were tested.
+
+    If there is no such series, one series is returned, because each row has the number of tests.
+    """
+    # If a part has too few peers in its runs and in its months, its slope contains the change that all such parts share. So the
+    # median slope of all such parts (with the same level, model and figure) is subtracted, if there are at least three of them.
     query = f"""
     with {_ALONE}, all_series as (
       select * from series anti join (select * from by_month where n >= {MIN_POINTS}) m
@@ -176,13 +190,16 @@ def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
 
 
 def meaning(name: str, unit: str, change: float) -> str:
-    """Return whether a change of a figure is `worse` or `better`; `unknown` if neither direction is better."""
+    """Return `worse` or `better` for a change of a figure, or `unknown` if neither more nor less of the figure is better."""
     sign = direction(name, unit) * change
     return "worse" if sign < 0 else "better" if sign > 0 else "unknown"
 
 
 def _drift(items: Sequence[Mapping[str, Any]]) -> Drift:
-    """Return the drift of one part: its clearest figure, worse before better, and the names of its other drifting figures."""
+    """Return the Drift of one GPU, host or rack from its drifting figures.
+
+    It describes the figure with the largest z among those that became worse or, if there are none, among all.
+    """
     ordered = sorted(
         items, key=lambda item: (meaning(item["name"], item["unit"], item["change"]) != "worse", -item["z"])
     )

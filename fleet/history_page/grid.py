@@ -1,4 +1,4 @@
-"""The racks by month, and the drivers: what the page shows as a table of small cells."""
+"""Data for the history page: the table of racks by month, and the months in which drivers were new."""
 
 from __future__ import annotations
 
@@ -9,32 +9,37 @@ from fleet.history.database import History
 from fleet.quantities import counted
 
 MAX_MONTHS = 36
-"""Maximum number of months that the page shows; the newest are kept."""
+"""Maximum number of months that the page shows. Earlier months are left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridCell:
-    """A rack in a month."""
+    """A cell of the table: the host results of one rack in one month."""
 
     css: str
-    """`pass`, `fail`, `open` or `none`."""
+    """CSS class: `fail` (a host result was rejected), `open` (incomplete), `pass` (all accepted) or `none` (no run)."""
     text: str
-    """Number of rejected host results. If there are none: the number of incomplete ones and `?`, or nothing if all are accepted.
-    Without a run: `–`."""
+    """`3`: three host results were rejected. `3?`: none was rejected and three were incomplete. Empty: all were accepted.
+    `–`: no run."""
     title: str
+    """Tooltip."""
     has_new_driver: bool
+    """Whether the driver differs from that of the rack's previous month with runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GridRow:
-    """A rack."""
+    """A row of the table: one rack."""
 
     rack: str
     cells: tuple[GridCell, ...]
 
 
 def months_of(history: History) -> tuple[str, ...]:
-    """Return the months from the first run with a right date to the last one, at most MAX_MONTHS: `2026-05`."""
+    """Return the months from the first run to the last one, such as `2026-05`; at most the last MAX_MONTHS.
+
+    Runs with a wrong date (`clocks.py`) are ignored here and below.
+    """
     rows = history.rows(
         """select strftime(month, '%Y-%m') from (select unnest(generate_series(date_trunc('month', min("began")),
         date_trunc('month', max("began")), interval 1 month)) as month from runs where clock = '') order by 1"""
@@ -79,7 +84,10 @@ def _cell(place: str, count: int, rejected: int, incomplete: int, driver: str) -
 
 
 def new_drivers(history: History, months: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return month -> drivers that were new in the fleet in that month; the first month with a driver is left out."""
+    """Return month -> drivers that were new in the fleet in that month.
+
+    The first month is left out: in it every driver is new.
+    """
     rows = history.rows(
         """select strftime(min("began"), '%Y-%m'), driver from parts where part = 'host' and driver <> ''
         and nonce in (select nonce from runs where clock = '') group by driver

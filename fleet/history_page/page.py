@@ -1,4 +1,4 @@
-"""Render the page of the history over the last months: one HTML file without scripts, which needs no network."""
+"""Render the history of the fleet as an HTML page: one file without scripts, which needs no network."""
 
 from __future__ import annotations
 
@@ -22,21 +22,24 @@ from schemas.errors import RunError
 _HERE = Path(__file__).parent
 MAX_ROWS = 100
 """Maximum number of rows of each table; `rackproof history lemons` and `rackproof history drivers` print all rows."""
-REPEATED_COLUMNS = ("Part", "Last in", "Episodes", "Runs", "Problems", "First", "Last", "Expected by chance", "Finding")
-DRIFT_COLUMNS = ("Part", "Figure", "Per year", "± (95 %)", "In all", "Shape", "From", "To", "Other figures")
+REPEATED_COLUMNS = (
+    "Part", "Last host and slot", "Episodes", "Runs", "Problems", "First", "Last", "Expected by chance", "Finding",
+)  # fmt: skip
+DRIFT_COLUMNS = ("Part", "Figure", "Per year", "± (95 %)", "Total change", "Shape", "From", "To", "Other figures")
 DRIVER_COLUMNS = ("Figure", "Old driver", "New driver", "Change", "± (95 %)", "Hosts", "Weeks", "Change is", "Finding")
 
 
 def render_page(history: History) -> str:
-    """Return the page. The same history gives the same bytes.
+    """Return the page as HTML. The same `history` always gives the same bytes.
 
     Raises:
-        RunError: the history has no run with a right date.
+        RunError: the history is empty, or the date of every run is wrong.
     """
     months = months_of(history)
     if not months:
         raise RunError(
-            f"the history in {history.directory} has no run with a right date: rackproof history import runs/*"
+            f"the history in {history.directory} has no run, or only runs with a wrong date: add runs: "
+            "rackproof history import runs/*"
         )
     drifting, effects, repeated = drifts(history), driver_effects(history), lemons(history)
     drivers = new_drivers(history, months)
@@ -64,7 +67,7 @@ def render_page(history: History) -> str:
 
 
 def summarize(drifting: Sequence[Drift], repeated: Sequence[Lemon]) -> str:
-    """Return a sentence about what needs attention."""
+    """Return a sentence with the number of lemons, and of GPUs, hosts and racks that became worse than their peers."""
     certain = sum(item.is_lemon for item in repeated)
     worse = [item for item in drifting if item.meaning == "worse"]
     levels = {level: sum(item.level == level for item in worse) for level in ("gpu", "host", "rack")}
@@ -89,8 +92,8 @@ def _facts(history: History, months: Sequence[str]) -> list[tuple[str, str]]:
     return [
         ("Runs", f"{runs}, from {first} to {last}"),
         ("Shown", f"{months[0]} to {months[-1]}"),
-        ("Fleet", f"{counted(hosts, 'host')} in {counted(racks, 'rack')}, {counted(gpus, 'GPU')} by serial"),
-        ("GPU", models or "none"),
+        ("Fleet", f"{counted(hosts, 'host')} in {counted(racks, 'rack')}, {counted(gpus, 'GPU serial')}"),
+        ("GPU models", models or "none"),
     ]
 
 
@@ -101,7 +104,7 @@ def _share(value: float) -> str:
 def _repeated(item: Lemon) -> tuple[str, ...]:
     last = f"{item.host} {item.slot}".strip()
     return (f"{item.kind} {item.id}", last, str(item.episodes), str(item.runs), ", ".join(item.problems), item.first, item.last,
-            f"{item.by_chance:.2g} parts", "lemon" if item.is_lemon else "may be chance")  # fmt: skip
+            f"{item.by_chance:.2g} {item.kind}s", "lemon" if item.is_lemon else "may be chance")  # fmt: skip
 
 
 def _drift(item: Drift) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Plots of figures by month: the median over all hosts, the band between the 5 % and 95 % quantiles, and racks that drift."""
+"""Plots of figures by month: median over all hosts, band from the 5 % to the 95 % quantile, and a line for each drifting rack."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fleet.report.formatting import clean
 FRAME = Frame(width=480.0, height=220.0, left=78.0, right=14.0, top=16.0, bottom=26.0)
 MAX_PLOTS = 12
 MARGIN = 0.08
-"""Free space above and below the values, as a share of their range."""
+"""Free space above the highest and below the lowest value, each as a share of the range of the values."""
 MIN_RANGE = 0.02
 """Smallest range of the vertical axis, as a share of the median, so that noise does not look like a trend."""
 X_TICKS = 6
@@ -26,7 +26,7 @@ Figure = tuple[str, str, str, str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """The curve of a rack that drifts."""
+    """The curve of a rack that drifts: its SVG path and its tooltip."""
 
     path: str
     title: str
@@ -34,7 +34,7 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A month in which a driver was new."""
+    """The mark of a month in which a driver was new: its position in pixels and its tooltip."""
 
     x: float
     title: str
@@ -47,7 +47,7 @@ class Plot:
     title: str
     note: str
     description: str
-    """Text for readers who do not see the picture."""
+    """Text for screen readers."""
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     band: str
@@ -60,7 +60,11 @@ def plots(
     history: History, months: Sequence[str], drivers: Mapping[str, tuple[str, ...]], drifting: Sequence[Drift],
     effects: Sequence[DriverEffect],
 ) -> tuple[Plot, ...]:  # fmt: skip
-    """Return the plots of at most MAX_PLOTS figures: first those that drift or changed with a driver, then the most measured."""
+    """Return the plots of at most MAX_PLOTS figures.
+
+    Figures that drift or changed with a driver come first, then those measured most often. A figure that was measured in fewer
+    than two of the months gets no plot.
+    """
     chosen = _chosen(history, drifting, effects)
     spreads = _spreads(history, chosen, months)
     racks = {item.id: item for item in drifting if item.level == "rack"}
@@ -96,7 +100,10 @@ def _chosen(history: History, drifting: Sequence[Drift], effects: Sequence[Drive
 def _spreads(
     history: History, figures: Sequence[Figure], months: Sequence[str]
 ) -> dict[Figure, dict[int, tuple[Any, ...]]]:
-    """Return figure -> index in `months` -> 5 %, median, 95 % and unit, over the hosts and runs of the month."""
+    """Return figure -> index in `months` -> 5 % quantile, median, 95 % quantile and unit.
+
+    Quantiles and median are those of the host values of all runs of the month.
+    """
     columns = {
         key: [figure[at] for figure in figures]
         for at, key in enumerate(("name", "settings", "stage", "within", "model"))

@@ -1,4 +1,4 @@
-"""Build the notification about a judged run: JSON for a webhook, or a mail."""
+"""Build the notification about a judged run: JSON for a webhook, or text for a mail."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from schemas.stages import GANG
 IN_USE = "busy"
 STATES = (ACCEPTED, REJECTED, INCOMPLETE, IN_USE)
 MAX_LINES, MAX_HOSTS, MAX_CHARACTERS = 12, 10, 500
-"""Maximum number of lines, of named hosts, and of characters of a line."""
+"""Maximum number of lines about the report, of hosts in a list of hosts, and of characters in a line."""
 _MAX_CAVEATS = 5
 
 
 def read(directory: Path) -> tuple[dict[str, Any], Plan]:
-    """Return report and plan of a run. Raise RunError if one of them is missing or invalid."""
+    """Return the report and the plan of a run. Raise RunError if either is missing or invalid."""
     require_run(directory)
     try:
         report = documents.read(RunDirectory(directory).report, "report", max_bytes=REPORT_BYTES)
@@ -38,10 +38,14 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
 
 
 def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
-    """Return the decision, or `busy` if the run is incomplete only because hosts were in use; and busy host -> its user."""
+    """Return the state for the notification (one of STATES), and the hosts in use: host -> what uses it.
+
+    The state is the decision on the run. It is `busy` instead if the run is incomplete only because hosts were in use. Stages of
+    several hosts (gangs) that are incomplete because one of their hosts was in use do not prevent `busy`.
+    """
     open_items = [item for item in report["verdicts"] if item["verdict"] != PASS and not item.get("waiver")]
     busy = {item["host"]: item.get("user", "") for item in open_items if item.get("kind") == VerdictKind.IN_USE}
-    for item in open_items:  # a host with any other open verdict is not just in use
+    for item in open_items:  # a host with a failed or incomplete verdict of another kind is not in `busy`
         if item.get("kind") != VerdictKind.IN_USE:
             busy.pop(item["host"], None)
     incomplete_gangs = {host.gang for host in plan.hosts if host.gang and host.name in busy}
@@ -58,11 +62,12 @@ def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
 
 
 def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path) -> dict[str, Any]:
-    """Return the notification. Chat programs show only its `text`, so the text has everything that matters.
+    """Return the notification as a JSON object. Chat programs show only `text`, so it repeats the most important fields.
 
     Args:
         report, plan: the run's report and plan.
-        link: URL of the directory of the runs; if it is empty, the notification has the path of the report instead.
+        link: URL of the directory that contains the run directories. If it is empty, the notification has the path of the report
+            instead of its URL.
         directory: the run directory.
     """
     outcome, busy = state(report, plan)
@@ -97,15 +102,18 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
 
 
 def _shown_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return counts and caveats of the summary, then one line per cause, the most urgent first.
+    """Return the lines about the report.
 
-    At most _MAX_CAVEATS counts and caveats are returned. The lines with further hosts ("Failed as well", "Incomplete as well")
-    come last. If there are more than MAX_LINES lines, one more line counts the rest. If the report has no causes, or was written
-    before lines had kinds, return the summary without its lines about checks and criteria.
+    These are the first _MAX_CAVEATS lines of the summary, without its lines about checks, criteria and reasons, then one line for
+    each cause, the most urgent first, and last the lines with further hosts ("Failed as well", "Incomplete as well"). At most
+    MAX_LINES of these are returned. If causes are left out, one more line has their number.
+
+    If the report has no causes, return its summary without the lines about checks and criteria. If the lines of the summary have
+    no kinds, as in the oldest reports, return the whole summary. Both are cut to MAX_LINES in the same way.
     """
     texts, lines = list(report["acceptance"]["summary"]), list(report["acceptance"].get("lines", ()))
     causes = [_cause(cause) for cause in report.get("causes", ())]
-    if not causes or len(lines) != len(texts):  # the oldest reports have no typed lines
+    if not causes or len(lines) != len(texts):  # the oldest reports have no `lines` with kinds
         kinds = [line["kind"] for line in lines] if len(lines) == len(texts) else [""] * len(texts)
         return _first(
             [text for kind, text in zip(kinds, texts, strict=True) if kind not in (LineKind.CHECK, LineKind.CRITERIA)]
@@ -122,13 +130,13 @@ def _shown_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _first(texts: Sequence[str], most: int = MAX_LINES) -> list[str]:
-    """Return the first texts, and a line with the number of the others if there are more."""
+    """Return the first `most` texts. If there are more, add a line with the number of the others."""
     more = len(texts) - most
     return [*texts[:most], *([f"… and {counted(more, 'more line')} in the report"] if more > 0 else [])]
 
 
 def _cause(cause: Mapping[str, Any]) -> str:
-    """Return the verdict, what is wrong, the serial, why, and what to do."""
+    """Return a line about a cause: the verdict, what is wrong, the serial, why it is wrong, and what to do."""
     word = "waived" if cause.get("waiver") else "FAIL" if cause["verdict"] == FAIL else "INCOMPLETE"
     serial = f" (serial {cause['serial']})" if cause.get("serial") else ""
     action = cause_action(cause["verdict"], cause.get("action", "none"))
@@ -137,7 +145,10 @@ def _cause(cause: Mapping[str, Any]) -> str:
 
 
 def _plain(line: str) -> str:
-    """Return a line without control characters, which text from hosts may contain. A line that was cut ends in `…`."""
+    """Return `line` with a space for each unprintable character (text from hosts may contain some).
+
+    A line that was cut ends in `…`.
+    """
     text = "".join(character if character.isprintable() else " " for character in str(line))
     return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"
 

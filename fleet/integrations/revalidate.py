@@ -1,4 +1,7 @@
-"""Run the revalidation playbook from a timer, with the date in the run id, and return the exit code of its decision."""
+"""Run the revalidation playbook from a timer.
+
+The date becomes a part of the run id, and the exit code depends on the decision.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +26,17 @@ from schemas.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 MAX_RUN_ID = 64 - len("-1405")
-"""Longest run id in characters: the limit in schemas/record.schema.json minus the suffix with the time of day."""
+"""Maximum number of characters of a run id before the time of day is appended: schemas/record.schema.json allows 64 with it."""
 NOTIFIED = "notified.json"
+"""File in which the role `notify` records that it has handled a report, even if sending has failed."""
 
 
 def revalidate(options: argparse.Namespace) -> int:
-    """Run the playbook, send the notification if the playbook did not, and return the exit code of the decision.
+    """Run the playbook and return the exit code of the decision on the run.
 
-    If nodes stay drained after an accepted run, return the exit code of an incomplete run. If another process has locked the run,
-    or if the run of this minute was already decided, do nothing and return HELD.
+    If the playbook sent no notification, or one without the nodes that stay drained, play `notify.yml`. If the run is accepted
+    but nodes stay drained, return the exit code of an incomplete run. Do nothing and return HELD if another process has locked
+    the run, or if the run id has the present minute and that run was already accepted or rejected.
     """
     directory = _directory(options)
     run_id = directory.name
@@ -40,14 +45,14 @@ def revalidate(options: argparse.Namespace) -> int:
         return HELD
     if _is_decided(directory):
         print(
-            f"rackproof: run {run_id} of this minute was already accepted or rejected: nothing was done: start again in the "
-            "next minute",
+            f"rackproof: nothing was done: run {run_id}, which was started in this minute, was already accepted or "
+            "rejected: start again in the next minute",
             file=sys.stderr,
         )
         return HELD
     playbook = ROOT / "playbooks" / "revalidate.yml"
     if not playbook.exists():
-        raise UsageError(f"{playbook} is missing: run this in a checkout, where the playbooks are")
+        raise UsageError(f"{playbook} is missing: run this in a checkout of Rackproof, which has the playbooks")
     previous_report = _report_time_ns(directory)
     arguments = [argument for source in options.inventory for argument in ("-i", _inventory(source))]
     playbook_options = [
@@ -80,9 +85,9 @@ def revalidate(options: argparse.Namespace) -> int:
 
 
 def _inventory(source: str) -> str:
-    """Return the absolute path of an inventory, because the playbook starts in the checkout.
+    """Return the absolute path of an inventory, because ansible-playbook runs in the directory of the checkout.
 
-    A list of hosts, which has a comma, is returned unchanged.
+    A list of hosts instead of a path (`h1,h2`: it has a comma) is returned unchanged.
     """
     if "," in source:
         return source
@@ -95,7 +100,11 @@ def _inventory(source: str) -> str:
 
 
 def _directory(options: argparse.Namespace) -> Path:
-    """Return the directory of the newest run of the date, or of a new run if the newest was already accepted or rejected."""
+    """Return the directory of the run to start or to resume.
+
+    This is the newest run with the given name and date. If that run was accepted or rejected and is not locked, it is a new run,
+    with the time of day in its id.
+    """
     now = datetime.now(UTC)
     try:
         run_id = f"{options.name}-{now.strftime(options.date)}"
@@ -109,8 +118,8 @@ def _directory(options: argparse.Namespace) -> Path:
         )
     if len(run_id) > MAX_RUN_ID:
         raise UsageError(
-            f"run id {run_id!r} has {len(run_id)} characters, at most {MAX_RUN_ID} (a second run adds the time of day): "
-            "give a shorter --name or --date"
+            f"run id {run_id!r} has {len(run_id)} characters, at most {MAX_RUN_ID} are allowed (a second run on the same date "
+            "appends the time of day): give a shorter --name or --date"
         )
     last = _newest_run(directory)
     if _locked_by(last) or not _is_decided(last):
@@ -122,12 +131,15 @@ def _directory(options: argparse.Namespace) -> Path:
 
 
 def _newest_run(directory: Path) -> Path:
-    """Return the newest run of the date: that with the latest time of day as suffix, or `directory` if no run has a suffix."""
+    """Return the newest run with the name and date of `directory`.
+
+    This is the run with the latest time of day in its id, or `directory` if no run has a time of day.
+    """
     return max(directory.parent.glob(f"{directory.name}-[0-2][0-9][0-5][0-9]"), default=directory)
 
 
 def _is_decided(directory: Path) -> bool:
-    """Return whether the run was accepted or rejected, so that resuming it would measure nothing."""
+    """Return whether the run was accepted or rejected. Such a run is complete: if it were resumed, nothing would be measured."""
     try:
         return str(read(directory)[0]["decision"]) != INCOMPLETE
     except RunError:
@@ -135,13 +147,13 @@ def _is_decided(directory: Path) -> bool:
 
 
 def _locked_by(directory: Path) -> str:
-    """Return a message that names the owner of the run's lock, or an empty string."""
+    """Return a message that names the process that has locked the run; empty unless that process is certainly running."""
     owner = run_lock.holder(directory)
     return f"run {owner.run_id} is locked by {owner.who()} since {owner.since}" if owner and owner.is_running() else ""
 
 
 def _report_time_ns(directory: Path) -> int:
-    """Return when the report was written, in ns; 0 if there is none."""
+    """Return when the report was written, in ns since 1970; 0 if there is no report."""
     try:
         return RunDirectory(directory).report.stat().st_mtime_ns
     except OSError:
@@ -149,7 +161,7 @@ def _report_time_ns(directory: Path) -> int:
 
 
 def _is_notified(directory: Path, drained: Collection[str]) -> bool:
-    """Return whether a notification was sent for this report, and it names all hosts in `drained`."""
+    """Return whether the role `notify` has handled this report, with a notification that names all hosts in `drained`."""
     path = directory / NOTIFIED
     try:
         notification = documents.parse(path.read_bytes(), source=NOTIFIED)
@@ -169,9 +181,10 @@ def _without_report(directory: Path, code: int) -> int:
 
 
 def _play(playbook: Path, arguments: list[str]) -> int:
-    """Run a playbook and return its exit code. A signal to this process interrupts the playbook.
+    """Run a playbook and return its exit code. SIGTERM and SIGHUP to this process interrupt the playbook.
 
-    If the playbook exits before its play "Give the hosts back", the background process of scheduler.py resumes the nodes.
+    If the playbook exits before its play "Give the hosts back", the background process of `scheduler.py` resumes the drained
+    nodes.
     """
     program = shutil.which("ansible-playbook", path=Path(sys.executable).parent) or shutil.which("ansible-playbook")
     if program is None:
@@ -183,7 +196,7 @@ def _play(playbook: Path, arguments: list[str]) -> int:
         process.send_signal(signal.SIGINT)
 
     handlers = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the playbook as well
+    handlers[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the playbook directly
     try:
         return process.wait()
     finally:

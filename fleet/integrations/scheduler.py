@@ -1,8 +1,8 @@
-"""Ask Slurm or Kubernetes whether hosts are in use, drain them for a run, and resume them after it.
+"""Ask Slurm or Kubernetes whether hosts are in use, drain them for a run, and resume them after the run.
 
 A node is listed in `drained.json` of the run directory before it is drained. A background process waits until the playbook
-exits for any reason, then resumes the nodes. The command `scheduler resume` resumes them at once. A node is resumed only if this
-run drained it and its state has not been changed since.
+exits for any reason, then resumes the nodes. The command `rackproof scheduler resume` resumes them at once. A node is resumed
+only if it is in service and still has the drain reason that this run gave it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from schemas.locks import OLD_START_TIME, exclusive, process_start_time
 DRAINED, GUARD, NOTES = "drained.json", "drained.lock", "scheduler.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
 POLL_S, GUARD_S = 5.0, 0.5
+"""Seconds between two checks for jobs on the drained nodes, and between two checks whether the playbook has exited."""
 _MAX_JOBS = 3
 """A message names at most this many jobs of a node."""
 BACKOFF_S = (2.0, 10.0, 30.0)
@@ -41,8 +42,8 @@ def drain_or_ask(
 
     Args:
         directory: the run directory.
-        kind, words: the scheduler, as for `scheduler_client`.
-        nodes: host -> its name in the scheduler.
+        kind, words: scheduler, and the words that precede its commands, as for `scheduler_client`.
+        nodes: host -> name of its node in the scheduler.
         drain: drain the nodes first.
         wait_s: how long to wait for the jobs on drained nodes to finish; without `drain` there is no wait.
     """
@@ -62,7 +63,7 @@ def drain_or_ask(
 
 
 def _reason_in_use(client: Scheduler, node: str) -> str:
-    """Return the jobs on a node in words; empty if it has none. If the scheduler does not answer, the node counts as in use."""
+    """Return the jobs on a node, as text; empty if it has none. If the scheduler does not answer, the node counts as in use."""
     try:
         jobs = client.jobs(node)
         return "; ".join([*jobs[:_MAX_JOBS], *([f"{len(jobs) - _MAX_JOBS} more"] if len(jobs) > _MAX_JOBS else [])])
@@ -71,7 +72,10 @@ def _reason_in_use(client: Scheduler, node: str) -> str:
 
 
 def _drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, str]) -> dict[str, str]:
-    """Drain the healthy nodes that are not drained yet; return the hosts that cannot be measured, each with the reason."""
+    """Drain the nodes that are in service and not drained yet. Return host -> why it cannot be measured.
+
+    Notes on hosts that are measured although an earlier run left them drained are written to `scheduler.json`.
+    """
     client, failed, notes, run_id = scheduler_client(kind, words), dict[str, str](), dict[str, str](), directory.name
     for host, node in nodes.items():
         try:
@@ -92,9 +96,10 @@ def _drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str,
 
 
 def _check_other_run(directory: Path, host: str, reason: str, failed: dict[str, str], notes: dict[str, str]) -> None:
-    """Add a failure if another run that may be active drained the host, or a note if a finished run never resumed it.
+    """Add an entry to `failed` or `notes` if another run of Rackproof drained the host.
 
-    A host that an administrator drained gets neither: it is measured.
+    If that run may be active, the entry is in `failed`. If it has ended without resuming the host, the host is measured and the
+    entry is in `notes`. A host that an administrator drained is measured, without an entry.
     """
     run_id = reason.removeprefix(OURS)
     if not reason.startswith(OURS) or not NAME.fullmatch(run_id):
@@ -110,7 +115,10 @@ def _check_other_run(directory: Path, host: str, reason: str, failed: dict[str, 
 
 
 def _record_drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, str]) -> None:
-    """Record nodes in `drained.json` before they are drained; the first call of a playbook starts the background process."""
+    """Record nodes in `drained.json` before they are drained.
+
+    In the first call of a playbook, also start the background process.
+    """
     with exclusive(directory / GUARD):
         record = _drain_record(directory)
         pid = run_lock.playbook() or os.getppid()
@@ -128,7 +136,8 @@ def _drain_record(directory: Path) -> dict[str, Any]:
     """Return the content of `drained.json`; empty if it does not exist.
 
     Raises:
-        RunError: the file cannot be read, or Rackproof did not write it, so that its `words` must not be executed.
+        RunError: the file cannot be read, or does not have the form in which Rackproof writes it. Then its `words`, which would
+            precede the commands, must not be executed.
     """
     path = directory / DRAINED
     try:
@@ -166,7 +175,7 @@ def are_nodes(document: object) -> bool:
 
 
 def _start_guard(directory: Path) -> None:
-    """Start the background process in a session of its own, so that signals to the playbook do not reach it."""
+    """Start the background process in a session of its own, so that a signal to the playbook (Ctrl+C) does not end it."""
     program = str(Path(__file__).parents[2] / "rackproof")
     command = [sys.executable, program, "scheduler", "resume", "--when-finished", f"--run-dir={directory}"]
     log = (os.POSIX_SPAWN_OPEN, 1, str(directory / "drained.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
@@ -198,10 +207,13 @@ def _resume_nodes(directory: Path, hosts: Sequence[str]) -> list[str]:
 
 
 def _resume(client: Scheduler, node: str, run_id: str) -> str:
-    """Resume a node if it is still drained by this run. Return why it could not be resumed; empty otherwise."""
+    """Resume a node if it still has the drain reason of this run.
+
+    Return why it could not be resumed; empty if nothing is left to do.
+    """
     try:
         state = client.node_state(node)
-        if state.drain_reason == CORDONED:  # others cordoned it, or this run was killed between cordon and annotation
+        if state.drain_reason == CORDONED:  # by others, or by this run if it was killed before it added the annotation
             return (
                 f"node {node} is cordoned, but not annotated by Rackproof: uncordon it by hand unless an administrator "
                 "cordoned it"
@@ -221,10 +233,10 @@ def resume_all(directory: Path) -> list[str]:
 
 
 def resume_with_retries(directory: Path) -> list[str]:
-    """Resume every node, with retries; return a line for each that could not be resumed.
+    """Resume every node that this run drained, with retries; return a line for each that could not be resumed.
 
-    If no node is drained, the list is empty. If a later playbook continues the run, it needs the nodes: no node is resumed, and
-    the list is empty too.
+    If this run has drained no node, the list is empty. If a later playbook has resumed the run and drained nodes for it, that
+    playbook needs them: no further attempt is made, and the list is empty too.
     """
     by, problems = _drain_record(directory).get("by"), list[str]()
     for wait in (0.0, *BACKOFF_S):
@@ -247,7 +259,10 @@ def resume_left_over(directory: Path) -> list[str]:
 
 
 def still_drained(directory: Path) -> list[str]:
-    """Return the hosts that this run drained and has not resumed."""
+    """Return the hosts that this run drained and has not resumed.
+
+    If `drained.json` is unreadable, return one text that says so.
+    """
     try:
         return list(_drain_record(directory).get("nodes", {}))
     except RunError:
@@ -255,7 +270,7 @@ def still_drained(directory: Path) -> list[str]:
 
 
 def notes(directory: Path) -> list[str]:
-    """Return a line for each node that an earlier run left drained."""
+    """Return the notes in `scheduler.json`: a line for each host that another, finished run left drained."""
     try:
         document = documents.parse((directory / NOTES).read_bytes(), source=NOTES)
     except (OSError, documents.DocumentError):
@@ -264,10 +279,10 @@ def notes(directory: Path) -> list[str]:
 
 
 def guard(directory: Path) -> list[str]:
-    """Wait until the playbook that drained the nodes exits or SIGTERM arrives, then resume them.
+    """Wait until the playbook that drained the nodes exits or SIGTERM arrives, then resume the nodes.
 
-    If a later playbook continues the run, the background process of that playbook resumes the nodes. Return a line for each node
-    that could not be resumed.
+    If a later playbook has resumed the run, resume no node, because the background process of that playbook does so. Return a
+    line for each node that could not be resumed.
     """
     by = _drain_record(directory).get("by")
 

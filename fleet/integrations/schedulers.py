@@ -1,4 +1,4 @@
-"""Clients for Slurm and Kubernetes: the jobs on a node, its state, drain and resume."""
+"""Clients for Slurm and Kubernetes. They list the jobs on a node, read its state, drain it and resume it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from schemas.errors import RunError
 
 KINDS = ("slurm", "kubernetes")
 ANSWER_S = 60.0
+"""Seconds within which a command of the scheduler must answer."""
 OURS = "rackproof:"
+"""Prefix of the drain reasons that Rackproof gives; the run id follows."""
 MARK = "rackproof/drained-by"
-"""Annotation of a node that a run cordoned."""
+"""Annotation of a Kubernetes node that a run cordoned; its value is the drain reason."""
 CORDONED = "cordoned"
-"""`Node.drain_reason` of a Kubernetes node that is cordoned without our annotation."""
+"""`Node.drain_reason` of a Kubernetes node that is cordoned but does not have the annotation MARK."""
 _HEALTHY = ("IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "RESERVED")
 _OUT_OF_SERVICE = re.compile(r"DOWN|FAIL|ERROR|INVALID|REBOOT")
-"""State flags of a node that an administrator or Slurm took out of service."""
+"""Flags in the Slurm state of a node (`IDLE+FAIL`) that an administrator or Slurm took out of service."""
 
 
 @dataclass(frozen=True)
@@ -29,17 +31,17 @@ class Node:
     """The state of a node."""
 
     drain_reason: str = ""
-    """Why the node is drained; empty if it is not."""
+    """Why the node is drained; empty if it is not drained."""
     unhealthy_reason: str = ""
-    """Why the node is out of service for a reason other than a drain; empty if it is in service. We neither drain nor resume a
-    node that is out of service."""
+    """Why the node is out of service, apart from a drain; empty if there is no such reason. Rackproof neither drains nor resumes
+    such a node. Always empty with Kubernetes."""
 
 
 class Scheduler(Protocol):
-    """The operations that Rackproof needs from a scheduler. Every method raises RunError if the scheduler does not answer."""
+    """The operations that Rackproof needs from a scheduler. Every method raises RunError if a command of the scheduler fails."""
 
     def jobs(self, node: str) -> list[str]:
-        """Return the jobs on a node."""
+        """Return the jobs on a node, each as text for people."""
 
     def node_state(self, node: str) -> Node:
         """Return the state of a node."""
@@ -58,7 +60,7 @@ class Slurm:
         self._words = words
 
     def jobs(self, node: str) -> list[str]:
-        """Return the jobs that squeue lists for the node, except pending ones, to which the node is not allocated."""
+        """Return the jobs that squeue lists for the node, without pending jobs, which do not use the node yet."""
         output = _ask(self._words, "squeue", "-h", "-w", node, "-o", "%i:%u:%T")
         return [
             "Slurm job {} of {} ({})".format(*[*line.split(":"), "?", "?"][:3])
@@ -67,9 +69,10 @@ class Slurm:
         ]
 
     def node_state(self, node: str) -> Node:
-        """Return the state, from `State=IDLE+DRAIN … Reason=replaced PSU [root@2026-11-21T04:00:00] Comment=…` of scontrol.
+        """Return the state of a node, from the output of scontrol.
 
-        A node that takes jobs but has a reason was flagged by an administrator: it counts as unhealthy.
+        An example of the output is `State=IDLE+DRAIN … Reason=replaced PSU [root@2026-11-21T04:00:00] Comment=…`. A node that
+        takes jobs but has a reason, other than one of Rackproof, was flagged by an administrator and counts as out of service.
         """
         output = _ask(self._words, "scontrol", "show", "node", node, "-o")
         state_match = re.search(r"(?:^|\s)State=(\S+)", output)
@@ -114,16 +117,17 @@ class Kubernetes:
         return jobs
 
     def node_state(self, node: str) -> Node:
-        """Return the state of a node; the annotation names the run that cordoned it."""
+        """Return the state of a node. If it is cordoned, the drain reason is its annotation MARK, or CORDONED without one."""
         document = _json(self._words, "kubectl", "get", "node", node, "-o", "json")
         if not document.get("spec", {}).get("unschedulable"):
             return Node()
         return Node(str(document.get("metadata", {}).get("annotations", {}).get(MARK) or CORDONED))
 
     def drain(self, node: str, run_id: str) -> None:
-        """Cordon a node, then annotate it with the run.
+        """Cordon a node, then add the annotation with the run.
 
-        In the other order, a failed cordon would leave an annotation, and a later cordon by others would count as ours.
+        In the reverse order, a failed cordon could leave the annotation behind, and Rackproof would take a later cordon by others
+        for its own.
         """
         try:
             _ask(self._words, "kubectl", "cordon", node)
@@ -133,12 +137,15 @@ class Kubernetes:
             raise
         try:
             self._mark(node, run_id)
-        except RunError:  # undo the cordon: without the annotation nothing shows that it is ours
+        except RunError:  # undo the cordon: without the annotation, nothing shows that Rackproof made it
             _ask(self._words, "kubectl", "uncordon", node)
             raise
 
     def resume(self, node: str, run_id: str) -> None:
-        """Remove the annotation, then uncordon: a leftover annotation would make us claim the next cordon."""
+        """Remove the annotation, then uncordon the node.
+
+        If an annotation were left, Rackproof would take the next cordon for its own.
+        """
         self._unmark(node)
         try:
             _ask(self._words, "kubectl", "uncordon", node)
@@ -155,17 +162,17 @@ class Kubernetes:
 
 
 def drain_reason(run_id: str) -> str:
-    """Return the reason that marks a node as drained by a run. It has no space, so no shell splits it."""
+    """Return the drain reason that identifies a run: `rackproof:RUN_ID`. It has no space, so no shell splits it."""
     return f"{OURS}{run_id}"
 
 
 def scheduler_client(kind: str, words: Sequence[str]) -> Scheduler:
-    """Return the client for a scheduler; `words`, such as sudo, precede each of its commands."""
+    """Return the client for a scheduler. `words`, such as `sudo`, are put before each command of the scheduler."""
     return Slurm(words) if kind == "slurm" else Kubernetes(words)
 
 
 def _gpus(spec: Mapping[str, Any]) -> set[str]:
-    """Return number and name of each NVIDIA resource that the containers of a pod request, such as `8 nvidia.com/gpu`."""
+    """Return the NVIDIA resources that the containers of a pod request, each with its number: `8 nvidia.com/gpu`."""
     requested = set()
     for container in [*spec.get("containers", []), *spec.get("initContainers", [])]:
         resources = container.get("resources", {})

@@ -1,4 +1,4 @@
-"""Read the inventory: the hosts to accept, and their variables."""
+"""Read the Ansible inventory: the hosts to test (group `gpu_hosts`), and their variables."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ if TYPE_CHECKING:
 
 GROUP = "gpu_hosts"
 MAX_TYPING_ERRORS = 2
-"""Largest number of missing or extra characters in a misspelt name. A wrong character counts as one missing and one extra."""
+"""A name with at most this many missing or extra characters counts as a misspelt variable of Rackproof. A wrong character counts
+as one missing and one extra."""
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
-"""Values of a flag as text, which an INI inventory or `-e name=value` gives."""
+"""Texts that stand for a boolean. An INI inventory and `-e name=value` may give a boolean variable as text."""
 DEADLINE_S = 600
-"""Longest time for ansible-inventory. The plugin of a cloud may take minutes to query its service."""
+"""Longest time for ansible-inventory. The inventory plugin of a cloud provider may need minutes to query the provider."""
 SETTINGS = {
     "ANSIBLE_INVENTORY_ANY_UNPARSED_IS_FAILED": "true",
     "ANSIBLE_INVENTORY_IGNORE": ".pyc, .pyo, .swp, .bak, ~, .rpm, .md, .txt, .rst, .orig, .cfg, .retry, .csv",
     "ANSIBLE_DUPLICATE_YAML_DICT_KEY": "error",
 }
-"""Settings of Rackproof's ansible.cfg, as environment variables, because ansible-inventory reads that file only in the current
-directory."""
-LISTED = ": write it as `ansible-inventory --list` prints it"
+"""Environment variables with the same effect as settings in Rackproof's ansible.cfg. They are needed because ansible-inventory
+reads that file only if it is in the current directory."""
+LISTED = ": write the inventory in the format of `ansible-inventory --list`"
 
 Variables = dict[str, Any]
 
@@ -52,9 +53,10 @@ def read_inventory(sources: Iterable[str]) -> dict[str, Variables]:
 
 
 def check_listing(listing: Mapping[str, Any]) -> dict[str, Variables]:
-    """Return the hosts of a listing, checked by `check_hosts`. Raises UsageError.
+    """Return the hosts of a listing (the format of `ansible-inventory --list`), checked by `check_hosts`. Raises UsageError.
 
-    The playbooks pass the values of some variables only, but in `_meta.names` the names of all. `check_names` checks these.
+    A listing from the playbooks has the values of only some variables. Its list `_meta.names` has the names of all variables,
+    and `check_names` checks these names.
     """
     hosts = check_hosts(hosts_of(listing))
     check_names(_names(listing, "_meta", "names"))
@@ -62,7 +64,11 @@ def check_listing(listing: Mapping[str, Any]) -> dict[str, Variables]:
 
 
 def check_hosts(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
-    """Return the hosts with valid variables (`check_variables`) and different addresses. Raises UsageError."""
+    """Return all hosts with their variables as `check_variables` converts them.
+
+    Raises:
+        UsageError: a host name or a variable is invalid, or two hosts have the same address.
+    """
     checked = check_variables(hosts)
     check_addresses(checked)
     return checked
@@ -97,7 +103,7 @@ def _read(path: str) -> bytes:
 
 def _ansible_inventory(sources: list[str]) -> bytes:
     for source in sources:
-        if "," not in source and not Path(source).exists():  # with a comma it may be a list of hosts
+        if "," not in source and not Path(source).exists():  # a source with a comma may be a list of hosts
             raise UsageError(f"inventory {source}: no such file or directory")
     program = shutil.which("ansible-inventory", path=Path(sys.executable).parent) or shutil.which("ansible-inventory")
     if program is None:
@@ -128,7 +134,8 @@ def _parse_error(message: str) -> str:
     causes = re.findall(
         r"<<< caused by >>> (.*?) Origin: (?:<inventory plugin \S+ with source '([^']*)'>|(\S+))", message
     )
-    # The plugin `auto` reports "no root 'plugin' key" for every file that does not configure a plugin. So this is not the cause.
+    # The plugin `auto` reports "no root 'plugin' key" for every file that does not configure a plugin.
+    # So this error is never the cause.
     found = [(source or origin, cause) for cause, source, origin in causes if "no root 'plugin' key" not in cause]
     if not found:
         return message[:500]
@@ -142,7 +149,7 @@ def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
     if GROUP not in listing:
         known = [name for name in listing if name != "_meta"]
         raise UsageError(
-            f"the inventory has no group {GROUP}{documents.nearest(GROUP, known)}: add the hosts to accept to it"
+            f"the inventory has no group {GROUP}{documents.nearest(GROUP, known)}: put the hosts to test in this group"
         )
     names: list[str] = []
     pending, visited = [GROUP], set()
@@ -177,7 +184,9 @@ def _names(listing: Mapping[str, Any], group: str, key: str) -> list[str]:
 
 
 def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
-    """Return the hosts, with Rackproof's variables in the types of the schema: an INI inventory gives `yes` and `"8"` as text.
+    """Return all hosts, with the values of Rackproof's variables converted to the types of the schema.
+
+    An INI inventory gives some booleans and numbers as text, such as `yes`.
 
     Raises:
         UsageError: a host name is invalid, or a variable of Rackproof is unknown or invalid. The message names the host and, for
@@ -229,7 +238,7 @@ def _is_misspelt(name: str, known: str) -> bool:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Return the value in the type of the schema if it can be converted without doubt; else return it unchanged."""
+    """Return the value converted to the type in the schema; unchanged if the conversion would be ambiguous."""
     wanted = _schema_types().get(name)
     text = value.strip().lower() if isinstance(value, str) else str(value) if type(value) is int else ""
     if wanted == "boolean" and text in (*TRUE, *FALSE):
@@ -248,15 +257,15 @@ def _typed(name: str, value: Any) -> Any:
 
 
 def _type_remedy(error: ValidationError) -> str:
-    """Return what to do about a value of a type that cannot be converted without loss; empty for any other error."""
+    """Return how to write a value that has the wrong type because of the inventory's format; empty for any other error."""
     if error.validator != "type" or len(error.absolute_path) != 1:
         return ""
     name, value, wanted = error.absolute_path[0], error.instance, error.validator_value
-    if wanted == "string" and isinstance(value, float):  # 580.10 has become 580.1
+    if wanted == "string" and isinstance(value, float):  # YAML reads 580.10 as the number 580.1
         return f': write it in quotes, such as {name}: "{value}" (in an INI inventory {name}=\'"{value}"\')'
     if wanted in ("array", "object") and isinstance(value, str):
         example = "[a, b]" if wanted == "array" else "{name: value}"
-        return f": an INI inventory and -e give text; set it in YAML, as {name}: {example}"
+        return f": an INI inventory and `-e NAME=VALUE` give text; set the variable in YAML: `{name}: {example}`"
     return ""
 
 

@@ -9,26 +9,28 @@ from fleet.inventory.ansible import Variables, check_hosts
 from schemas.errors import UsageError
 
 RACK = "listed"
+"""Name of the rack (`rackproof_rack`) of all hosts in --hosts."""
 
 
 def add_options(plan: argparse.ArgumentParser) -> None:
     """Add --hosts and related options to the verb `plan`."""
     group = plan.add_argument_group("without an inventory")
     group.add_argument(
-        "--hosts", help="NAME or NAME=ADDRESS of each host, comma-separated, in rank order; several hosts form one gang"
+        "--hosts",
+        help="NAME or NAME=ADDRESS of each host, comma-separated, in rank order; several hosts are launched together",
     )
     group.add_argument("--gpus", type=int, metavar="N", help="number of GPUs that each host was ordered with")
     group.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
-    group.add_argument("--validation-only", action="store_true", help="skip the training")
-    group.add_argument("--epochs", type=int, help="epochs of the training")
+    group.add_argument("--validation-only", action="store_true", help="skip the training benchmarks")
+    group.add_argument("--epochs", type=int, help="number of training epochs")
     group.add_argument("--batch-size", type=int, help="training images per rank and step")
 
 
 def hosts_of_options(options: argparse.Namespace) -> dict[str, Variables]:
-    """Return the hosts of --hosts with the variables that an inventory would give them.
+    """Return the hosts in --hosts, with the other options as inventory variables.
 
     Raises:
-        UsageError: a host is named twice, or a value is wrong.
+        UsageError: a host is named twice, or a value is invalid.
     """
     values: dict[str, Any] = {
         "rackproof_gpu_count": options.gpus,

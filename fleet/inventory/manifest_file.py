@@ -20,8 +20,8 @@ from schemas.scopes import pci_address
 COLUMNS = ("host", "kind", "slot", "serial", "port", "switch", "switch_port")
 REQUIRED = ("host", "kind")
 OF_PART, OF_LINK = ("serial",), ("port", "switch", "switch_port")
-"""Columns that a part, or a cable, needs besides REQUIRED. OF_PART must be empty in the line of a cable, and OF_LINK in the line
-of a part."""
+"""Columns that the line of a part (OF_PART) or of a cable (OF_LINK) needs besides REQUIRED. In the line of a cable, OF_PART and
+`slot` must be empty; in the line of a part, OF_LINK."""
 LINK_COLUMNS = (*REQUIRED, *OF_LINK)
 MODULE_COLUMNS = (*REQUIRED, "slot", *OF_PART)
 MAX_BYTES = 16_000_000
@@ -173,22 +173,22 @@ def _part(where: str, row: Mapping[str, str], hosts: list[str]) -> Part:
 
 
 def _port(where: str, port: str, column: str = "slot") -> str:
-    """Return the network port of a module or cable in the judge's form: adapter and port (`mlx5_0/1`), or a slot (`_slot`)."""
+    """Return the network port of a module or cable as the judge names it: adapter and port (`mlx5_0/1`), or as from `_slot`."""
     return port if _ADAPTER_PORT.fullmatch(port) else _slot(where, NIC, port, column)
 
 
 def is_switch_text(text: str) -> bool:
-    """Return whether the manifest may have this text as the name of a switch or of a switch port."""
+    """Return whether the text is valid in a manifest as the name of a switch or of a switch port."""
     return bool(_SWITCH_TEXT.fullmatch(text))
 
 
 def is_module_serial(text: str) -> bool:
-    """Return whether the manifest may have this text as the serial of a module."""
+    """Return whether the text is valid in a manifest as the serial of an optical module."""
     return bool(_MODULE_SERIAL.fullmatch(text)) and bool(identity(MODULE, text))
 
 
 def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
-    """Raise UsageError if the line lacks a value that its kind needs, or has a value that its kind must not have."""
+    """Raise UsageError if the line lacks a value that a part (or a cable) needs, or has a value that only the other has."""
     needed = (*REQUIRED, *(OF_LINK if is_link else OF_PART))
     for name in needed:
         if not row.get(name):
@@ -199,7 +199,7 @@ def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
 
 
 def _cable(where: str, row: Mapping[str, str]) -> Part:
-    """Return the cable of a line of kind `link`."""
+    """Return the cable that a line of kind `link` describes."""
     port = _port(where, row["port"], "port")
     for name in ("switch", "switch_port"):
         if not is_switch_text(row[name]):
@@ -210,6 +210,7 @@ def _cable(where: str, row: Mapping[str, str]) -> Part:
 
 
 def _serial(where: str, kind: str, serial: str) -> str:
+    # The hexadecimal digits of a NIC (`12e345678901`) may look like a rounded number, but have no plus sign.
     if _ROUNDED_NUMBER.fullmatch(serial) and (kind != NIC or "+" in serial):
         raise UsageError(
             f"{where}: serial {serial} was rounded by a spreadsheet, and its digits are lost: "
@@ -235,7 +236,7 @@ def _serial(where: str, kind: str, serial: str) -> str:
 
 
 def _slot(where: str, kind: str, slot: str, column: str = "slot") -> str:
-    """Return the slot in the judge's form: a PCI address as in sysfs, an index, the name of a NIC, or an empty string."""
+    """Return the slot as the judge names it: a PCI address as in sysfs, a GPU index, the name of a NIC, or an empty string."""
     if not slot:
         return ""
     if pci := _PCI_ADDRESS.fullmatch(slot.lower()):
@@ -254,7 +255,7 @@ def _slot(where: str, kind: str, slot: str, column: str = "slot") -> str:
 def _refuse_duplicates(parts: Iterable[Part]) -> None:
     """Raise UsageError if two lines name the same part, the same slot, or the same end of a cable.
 
-    The modules at the ends of a splitter cable may have the same serial, if the line of each names its port in `slot`.
+    The modules at the ends of a splitter cable may have the same serial if the line of each module names its port in `slot`.
     """
     serials: dict[tuple[str, str], Part] = {}
     slots: dict[tuple[str, str, str], Part] = {}

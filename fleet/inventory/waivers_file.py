@@ -1,4 +1,7 @@
-"""Read waiver files, named in the inventory by `rackproof_waivers` or on the command line by `--waivers`."""
+"""Read waiver files. With a waiver, a named person accepts a failure until a date.
+
+The inventory names the files in `rackproof_waivers`, the command line in `--waivers`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ PLAN = "plan"
 
 
 def read_waivers(name: str, hosts: Collection[str]) -> tuple[Waiver, ...]:
-    """Return the waivers in a file that name one of these hosts, or no host.
+    """Return the waivers in a file, except those for a host that is not in `hosts`.
 
     Raises:
         UsageError: the file is unreadable or invalid, or a waiver has an invalid date or can never apply.
@@ -36,7 +39,7 @@ def read_waivers(name: str, hosts: Collection[str]) -> tuple[Waiver, ...]:
 
 
 def with_waiver_files(run: Run, names: Sequence[str]) -> Run:
-    """Return the run with the waivers of these files in addition to those of its plan."""
+    """Return the run with the waivers in the files `names` added to those of its plan."""
     hosts = {host.name for host in run.plan.hosts}
     more = tuple(waiver for name in names for waiver in read_waivers(name, hosts))
     return replace(run, plan=replace(run.plan, waivers=(*run.plan.waivers, *more))) if more else run
@@ -50,13 +53,13 @@ def _check(waiver: Waiver) -> None:
     try:
         date.fromisoformat(waiver.until)
     except ValueError:
-        raise UsageError(f"{waiver.origin}: invalid date {waiver.until} in until: write it as 2026-12-31") from None
+        raise UsageError(f"{waiver.origin}: invalid date {waiver.until!r} in `until`: write it as 2026-12-31") from None
     if waiver.absent and (waiver.name in NOT_WAIVABLE or waiver.name.startswith(STAGE_PREFIX)):
         raise UsageError(
-            f"{waiver.origin}: {waiver.name} cannot be waived: if it is absent, the host, the GPU or the stage was not measured; "
-            "measure it again"
+            f"{waiver.origin}: {waiver.name} cannot be waived with `absent: true`: without this observation too little is known "
+            "of the host, the GPU or the stage; measure it again"
         )
     if waiver.criterion == PLAN and not waiver.absent:
         raise UsageError(
-            f"{waiver.origin}: criterion plan applies only to missing data: write `absent: true` with host and name"
+            f"{waiver.origin}: criterion `plan` applies only to missing data: write `absent: true` with host and name"
         )

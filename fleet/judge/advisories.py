@@ -19,11 +19,12 @@ from schemas.times import epoch_seconds
 
 PATH = Path(__file__).with_name("advisories.json")
 SEVERITIES = ("critical", "high", "medium", "low", "")
-"""Ratings of CVSS, most severe first. Empty: the source states none."""
+"""CVSS ratings, most severe first. Empty: the source states none."""
 MOST_SEVERE = 10.0
+"""Highest CVSS base score."""
 STALE_AFTER_DAYS = 90
 UNOWNED = "no package"
-"""Value of a package reading if no package owns the program."""
+"""Value of the reading `Product.package` if no package owns the program."""
 VersionKey = tuple[tuple[int | str, ...], ...]
 
 
@@ -33,12 +34,13 @@ class Product:
 
     title: str
     reading: str = ""
-    """Reading that has the version. Empty: no reading has it, so no version is compared, and the fixes are only listed."""
+    """Name of the reading (a value that a collector reads on the host) with the version. Empty: no collector reads the version,
+    so it is not compared, and the fixes are only listed."""
     pattern: str = r"v?(\d{1,6}(?:\.\d{1,6}){1,4}(?:-[a-z]{1,9}\.\d{1,6})?)"
     """Regular expression of a version. Its first group is compared. A text that does not match is not compared."""
     package: str = ""
-    """Reading with name and version of the package that owns the program. A package of a distribution may have fixes that the
-    version number of the program does not show."""
+    """Name of the reading with name and version of the package that owns the program. The package of a distribution may have
+    fixes that the version number of the program does not show."""
     vendor_packages: tuple[str, ...] = ()
     """Names of packages that have the vendor's program unchanged, so that its version number shows which fixes it has."""
 
@@ -58,7 +60,8 @@ PRODUCTS: Mapping[str, Product] = {
         package="container.runc.package_version",
         vendor_packages=("containerd.io",),
     ),
-    # The first number is the adapter: ConnectX-5 16, -6 20, -6 Dx 22, -6 Lx 26, -7 28, -8 40, BlueField-2 24, -3 32.
+    # The first number of the version identifies the adapter model:
+    # ConnectX-5 16, -6 20, -6 Dx 22, -6 Lx 26, -7 28, -8 40, BlueField-2 24, -3 32.
     "nic_firmware": Product(
         title="ConnectX and BlueField firmware",
         reading="infiniband.hca.firmware_version",
@@ -70,7 +73,7 @@ PRODUCTS: Mapping[str, Product] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AffectedRange:
-    """Versions from `first` on are affected, up to `fixed`, which has the fix."""
+    """The affected versions: from `first` up to, but not including, `fixed`, the version with the fix."""
 
     first: str
     fixed: str
@@ -80,21 +83,24 @@ class AffectedRange:
 
 @dataclass(frozen=True, kw_only=True)
 class Advisory:
-    """One bulletin of a vendor, or the vulnerabilities in it that the same versions fix."""
+    """Vulnerabilities of one product that the same versions fix.
+
+    They are from one NVIDIA bulletin, or from one entry of a vulnerability database (`fleet/advisories`).
+    """
 
     id: str
     url: str
     date: str
     severity: str
-    """One of SEVERITIES, of the most severe vulnerability."""
+    """Rating of the most severe vulnerability: one of SEVERITIES."""
     score: float | None
     """CVSS base score of the most severe vulnerability; None if the source states none."""
     cves: tuple[str, ...]
-    """The most severe first."""
+    """Those of an NVIDIA bulletin: the most severe first."""
     ranges: tuple[AffectedRange, ...]
 
     def range_of(self, version: str) -> AffectedRange | None:
-        """Return the range that has the version, or None if the version is not affected."""
+        """Return the range that contains the version; None if the version is not affected."""
         key = version_key(version)
         return next((item for item in self.ranges if version_key(item.first) <= key < version_key(item.fixed)), None)
 
@@ -125,7 +131,8 @@ class MissingFixes:
     product: Product
     version: str
     fixed: str
-    """First version that has all of these fixes: in the same branch if the vendor fixed that branch, else in a later one."""
+    """Version to update to, which no known advisory affects: in the same branch if the vendor fixed that branch, else in a later
+    one."""
     advisories: tuple[Advisory, ...]
     """The most severe first."""
 
@@ -168,14 +175,18 @@ def missing_fixes(product: Product, advisories: Iterable[Advisory], text: str) -
 
 
 def is_comparable(product: Product, text: str) -> bool:
-    """Return whether a text has the form of a version of the product, unlike versions of other vendors' adapters."""
+    """Return whether a text has the form of a version of the product. Firmware versions of other vendors' adapters do not."""
     return re.fullmatch(product.pattern, text, re.ASCII) is not None
 
 
 def is_vendor_version(product: Product, package: str) -> bool:
-    """Return whether the version shows which of the vendor's fixes the program has.
+    """Return whether the version number of a program shows which fixes of the vendor it has.
 
-    `package` is the value of the package reading, empty if there is none. Distributions add fixes to old versions.
+    The package of a distribution may have them without a new version number.
+
+    Args:
+        product: the program.
+        package: value of the reading `product.package`; empty if it was not read.
     """
     return not product.package or package == UNOWNED or package.split(" ")[0] in product.vendor_packages
 

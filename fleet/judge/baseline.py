@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from fleet.judge.criteria import Criterion
 from fleet.judge.direction import HIGHER_IS_BETTER, LOWER_IS_BETTER, MUST_BE_ZERO, RATE_UNITS
 from fleet.judge.finding import FLOORS
-from fleet.quantities import quantity
+from fleet.quantities import counted, quantity
 from schemas.baselines import HostBaseline, Key, Level
 from schemas.records import MEASURED, Gpu, Observation, Samples, Value
 from schemas.scopes import HOST, Scope
@@ -31,11 +31,13 @@ MIN_VALUES_FOR_OUTLIERS = 5
 MIN_RUNS_FOR_NOISE = 3
 """With fewer runs, the noise from run to run is unknown."""
 NEAR_FRACTION = 0.01
-"""Fraction of the middle value: a run this close to the middle is never an outlier, however little the other runs scatter."""
+"""A value that differs from the middle (`robust_level`) by at most this fraction of it is never an outlier, however little the
+other values scatter."""
 OUTLIER_SIGMAS = 5.0
 """Values more than this many standard deviations from the middle are outliers."""
 MAX_NOISE_MARGIN = 0.25
-"""Fraction of the level. If the noise margin exceeds both this fraction and the criterion's distance, there is no limit."""
+"""Fraction of the level. There is no limit if the noise margin (the criterion's `sigmas` times the noise) exceeds both this
+fraction and the distance from the level that the criterion's `fraction` sets."""
 MIDDLE_HALF_SIGMAS = 1.349
 """Width of the middle half of a normal distribution, in standard deviations."""
 STDEV_BIAS = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
@@ -51,7 +53,8 @@ OUTCOME_PARAMS = frozenset(
         *("passes", "elapsed_s", "wrong_addresses", "wrong_bits"),
     }
 )
-"""Parameters that describe the outcome of a measurement, not its settings. Figures that differ only in them are compared."""
+"""Parameters that describe the outcome of a measurement, not its settings. Figures that differ only in these parameters are
+compared with each other."""
 READINGS = {
     "gpu.pcie.generation": 1,
     "gpu.pcie.width": 1,
@@ -62,9 +65,10 @@ READINGS = {
     "infiniband.rate": 1,
     "network.speed": 1,
 }
-"""Readings in a baseline -> 1 if more is better, -1 if less is better.
+"""Reading that a baseline includes -> 1 if more is better, -1 if less is better.
 
-For links the best reading of a run counts, since idle links lower their speed. Readings of wear (-1) only grow."""
+For links the best value in a run counts, because idle links lower their speed. The readings with -1 are counts of wear, which
+only grow."""
 BASELINE_UNITS = RATE_UNITS | {"W", "Hz", "Cel"}
 BASELINE_NAMES = frozenset(
     {"latency", "graph_latency", "step_time", "save_time", "restore_time", "mfu", "hidden_share"}
@@ -77,6 +81,7 @@ class RobustLevel:
     """The robust level of several measurements of the same figure."""
 
     value: float
+    """Median of the values without outliers."""
     sigma: float
     """Standard deviation of the values without outliers; 0 for a single value."""
     n: int
@@ -86,10 +91,10 @@ class RobustLevel:
 
 
 def robust_level(values: Sequence[float]) -> RobustLevel:
-    """Return the median of `values` without outliers. With five or more values, up to 40 % may be arbitrarily wrong.
+    """Return the median of `values` without outliers, and their scatter. With five or more values, up to 40 % may be wrong.
 
     The shortest interval with more than half of the values gives the middle and the scatter. Values far from the middle are
-    outliers. Fewer than five values give the median of all.
+    outliers. With fewer than five values, none is an outlier.
 
     Raises:
         ValueError: `values` is empty, or a value is not finite.
@@ -130,7 +135,10 @@ def precision(samples: Samples | None) -> float | None:
 def level_of(
     name: str, unit: str, stage: str, within: str, params: dict[str, Value], values: dict[str, float]
 ) -> Level:
-    """Return the level of a figure; `values` maps each accepted run to its value."""
+    """Return the level of a figure.
+
+    `values` maps each accepted run to its value. `within` is the rest of the scope below the part (`part_of_scope`).
+    """
     result = robust_level(list(values.values()))
     known = result.n >= MIN_RUNS_FOR_NOISE and result.value
     return Level(
@@ -147,9 +155,9 @@ def level_of(
 
 
 def noise(level: Level) -> float:
-    """Return the relative standard deviation of a new measurement around the level; 0 if it is not known.
+    """Return the standard deviation of a new measurement around the level, as a fraction of the level; 0 if it is not known.
 
-    Only the accepted runs count: a part that scatters more in later runs does not get a more lenient limit.
+    Only the accepted runs count: a part whose values scatter more in later runs does not get a more lenient limit.
     """
     sigma = (level.sigma or 0.0) * math.sqrt(1 + 1 / max(1, len(level.values) - level.left_out))
     return math.hypot(sigma, level.precision or 0.0)
@@ -251,7 +259,9 @@ class AcceptedRecord:
 
 
 def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
-    """Return the limit by the accepted level, and its explanation; None if the noise is too large, or is needed and not known.
+    """Return the limit that follows from the accepted level, and its explanation.
+
+    None if the noise is too large, or if the criterion needs the noise and it is not known.
 
     The criterion's fraction sets the distance from the level, unless the criterion's multiple of the figure's noise is larger. A
     criterion with fraction 1 uses the noise alone, and gives no limit if the noise is unknown or 0, except for figures with the
@@ -264,26 +274,29 @@ def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
     if rule is None:
         raise ValueError(f"criterion {criterion.id} compares with no baseline")
     if rule.change is not None:
-        return level.value + rule.change, _explain_limit(level, f"changed by {rule.change:+g} at most")
+        return level.value + rule.change, _explain_limit(level, f"the accepted level {rule.change:+g}")
     margin = rule.sigmas * noise(level)
     is_noise_unknown = rule.fraction == 1 and not margin and level.unit != "1"
     if margin > max(MAX_NOISE_MARGIN, abs(1 - rule.fraction)) or is_noise_unknown:
         return None
     is_floor = criterion.operator in FLOORS
     share = min(rule.fraction, 1 - margin) if is_floor else max(rule.fraction, 1 + margin)
-    text = f"{share * 100:.4g} % of it"
+    text = f"{share * 100:.4g} % of the accepted level"
     if share != rule.fraction:
-        text += f", because its noise ({rule.sigmas:g} sigma) is more than {abs(1 - rule.fraction) * 100:.3g} %"
+        text += f", because {rule.sigmas:g} sigma of its noise are more than {abs(1 - rule.fraction) * 100:.3g} %"
     return share * level.value, _explain_limit(level, text)
 
 
 def _explain_limit(level: Level, text: str) -> str:
-    runs = f"{len(level.values)} accepted runs" if len(level.values) != 1 else "the accepted run"
-    outliers = f", {level.left_out} of them left out" if level.left_out else ""
-    return f"{text}; {quantity(level.value, level.unit)} in {runs}{outliers}"
+    runs = f"median of {len(level.values)} accepted runs" if len(level.values) != 1 else "one accepted run"
+    outliers = f" without {counted(level.left_out, 'outlier')}" if level.left_out else ""
+    return f"{text}; this level is {quantity(level.value, level.unit)} ({runs}{outliers})"
 
 
 def too_noisy_reason(level: Level) -> str:
+    """Return why `limit` returns None for this level."""
     if not noise(level):
-        return "the limit needs the noise of the accepted figure: it is known only from three or more accepted runs that differ"
-    return f"the accepted runs scatter by {noise(level) * 100:.2g} % (sigma): a loss cannot be distinguished from noise"
+        return (
+            "the limit needs the noise of the accepted figure, which is unknown: accept three or more runs that differ"
+        )
+    return f"the accepted figure has a noise (sigma) of {noise(level) * 100:.2g} %: a loss cannot be distinguished from noise"

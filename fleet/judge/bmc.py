@@ -1,4 +1,7 @@
-"""Judge without criteria whether a BMC was read, its readings are complete, and its serials are those of the host."""
+"""Judge without criteria whether a BMC was read, its readings are complete, and its serials are those of the host.
+
+The control node reads the BMC several times during a run. Each time it stores a snapshot: all readings with their values.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ SOURCE = "a host and its BMC are one machine: the serials that both report are t
 SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
 NAMES = frozenset(name for name in READINGS if name.startswith(BMC))
 MAX_LISTED_EVENTS = 200
-"""A reading lists at most this many new entries, and counts at most one more (`fleet/bmc/event_log.py`)."""
+"""A snapshot lists at most this many new entries of an event log, and counts at most one more (`fleet/bmc/event_log.py`)."""
 _FOLLOWS = {
     "bmc.power_redundancy.health": ("bmc.power_supply.health",),
     "bmc.fan_redundancy.health": ("bmc.fan.health",),
     "bmc.part.health": ("bmc.power_supply.health", "bmc.fan.health", "bmc.leak_detector.health", "bmc.sensor.alarm"),
 }
-"""Reading on a group of parts -> readings on its parts: one bad part can make the reading on the group bad."""
+"""Reading on a group of parts -> readings on its parts. If one part is bad, the reading on the group may be bad too."""
 _PLACEHOLDERS = ("o.e.m", "not specified", "default string", "system serial", "none", "n/a", "unknown", "empty")
 
 
@@ -53,7 +56,7 @@ def judge_bmc(view: HostView) -> Iterator[Verdict]:
 
 
 def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it is a failure because of an entry of an event log, add time and text of the entry to it."""
+    """Return the verdict. If an entry of an event log fails, add time and text of the entry to the verdict."""
     if verdict.name != SEVERITY or verdict.verdict != FAIL:
         return verdict
     texts = [str(metric.values[verdict.scope]) for metric in _metrics(view, MESSAGE) if verdict.scope in metric.values]
@@ -64,7 +67,7 @@ def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
 
 
 def with_bmc_part(verdict: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict. If it fails a group of parts without naming the bad part, its `part` becomes the first failed part."""
+    """Return the verdict. If it fails a group of parts and its value names no part, set `part` to the first part that fails."""
     names = _FOLLOWS.get(verdict.name)
     if names is None or verdict.verdict != FAIL or ":" in str(verdict.value):
         return verdict
@@ -79,7 +82,7 @@ def _metrics(view: HostView, name: str) -> list[Metric]:
 def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
     """Yield what is missing, impossible or changed in the readings of a BMC.
 
-    A BMC that could not be read is no problem here: the criterion `bmc-readable` judges it.
+    A BMC that could not be read is not reported here: the criterion `bmc-readable` judges it.
     """
     serials: dict[tuple[str, str], Value] = {}
     known = _known_scopes(snapshots)
@@ -88,7 +91,7 @@ def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
         readings = {metric.name: metric for metric in snapshot.metrics}
         if not _is_readable(readings):
             if READABLE not in readings or not readings[READABLE].absent:
-                yield READABLE, HOST, "the reading does not state whether the BMC could be read", snapshot.stage
+                yield READABLE, HOST, "the snapshot does not state whether the BMC could be read", snapshot.stage
             continue
         yield from _incomplete(snapshot, readings, known)
         yield from _event_problems(readings, snapshot.stage)
@@ -101,25 +104,30 @@ def _problems(snapshots: Sequence[Snapshot]) -> Iterator[Problem]:
 
 
 def _wrong_times(view: HostView, record: Record) -> Iterator[Problem]:
-    """Yield what is wrong with the times of the record. The control node's clock sets these times, and that of the plan."""
+    """Yield what is wrong with the times of the record. Like the time of the plan, they are from the control node's clock."""
     times = [view.plan.created, record.began, *(snapshot.at for snapshot in record.snapshots)]
     stages = [PREFLIGHT, *(snapshot.stage for snapshot in record.snapshots)]
     for (earlier, later), stage in zip(itertools.pairwise(times), stages, strict=True):
         if not seconds_or_nan(later) >= seconds_or_nan(earlier) - CLOCK_TOLERANCE_S:  # also if a time is invalid (NaN)
             yield READABLE, HOST, f"the record's times are not in order: {later} follows {earlier}", stage
     if len({*times[2:]}) < len(times[2:]):
-        yield READABLE, HOST, "two readings have the same time", ""
+        yield READABLE, HOST, "two snapshots of the BMC have the same time", ""
     read = [item.at for item in record.snapshots if _is_readable({metric.name: metric for metric in item.metrics})]
     began = [launch.began for launch in view.evidence.launches()]
     if read and any(seconds_or_nan(read[0]) > seconds_or_nan(at) + CLOCK_TOLERANCE_S for at in began):
         yield (
             READABLE,
             HOST,
-            f"was first read at {read[0]}, after a launch: events that it logged earlier are unknown",
+            f"the BMC was first read at {read[0]}, after a launch began: which events it logged before is unknown",
             PREFLIGHT,
         )
     if record.snapshots and record.ended != record.snapshots[-1].at:
-        yield READABLE, HOST, f"the last reading has the time {times[-1]}, but the record ended at {record.ended}", ""
+        yield (
+            READABLE,
+            HOST,
+            f"the last snapshot of the BMC has the time {times[-1]}, but its record ends at {record.ended}",
+            "",
+        )
 
 
 def _is_readable(readings: Mapping[str, Metric]) -> bool:
@@ -127,7 +135,7 @@ def _is_readable(readings: Mapping[str, Metric]) -> bool:
 
 
 def _known_scopes(snapshots: Iterable[Snapshot]) -> Mapping[str, set[str]]:
-    """Return name of a reading -> its scopes in all snapshots. A part that a snapshot lacks was not read, or was removed."""
+    """Return name of a reading -> its scopes in all snapshots together."""
     known: dict[str, set[str]] = {}
     for snapshot in snapshots:
         readings = {metric.name: metric for metric in snapshot.metrics}
@@ -137,25 +145,25 @@ def _known_scopes(snapshots: Iterable[Snapshot]) -> Mapping[str, set[str]]:
 
 
 def _incomplete(snapshot: Snapshot, readings: Mapping[str, Metric], known: Mapping[str, set[str]]) -> Iterator[Problem]:
-    """Yield what a snapshot lacks, and the readings that it has in a scope of the wrong kind."""
+    """Yield readings that a snapshot lacks or has in a scope of the wrong kind, and parts that only other snapshots have."""
     when = f"{snapshot.phase} {snapshot.stage}"
     for name in sorted(NAMES - readings.keys()):
-        yield name, HOST, f"missing in the reading {when}", snapshot.stage
+        yield name, HOST, f"missing in the snapshot {when}", snapshot.stage
     for name in sorted(NAMES & readings.keys()):
         metric, labels = readings[name], READINGS[name].labels
         scopes = {*metric.values, *metric.absent}
         if not scopes:
-            yield name, HOST, f"neither a value nor a reason {when}", snapshot.stage
+            yield name, HOST, f"has neither a value nor a reason for its absence {when}", snapshot.stage
         for scope in metric.values:
             if tuple(Scope.parse(scope).labels) != labels:
                 yield name, scope, f"read in the scope {scope}, which is not a scope of this reading", snapshot.stage
         if "entry" not in labels:
             for scope in sorted(known[name] - scopes):
-                yield name, scope, f"missing {when}, but another reading of the BMC has it", snapshot.stage
+                yield name, scope, f"missing {when}, but another snapshot of the BMC has it", snapshot.stage
 
 
 def _supply_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Problem]:
-    """Yield a problem if the number of power supplies that the BMC states is not the number that was read."""
+    """Yield a problem if the BMC states another number of power supplies than the number of supplies that were read."""
     fitted, supplies = readings.get(FITTED), readings.get(SUPPLIES)
     if fitted and supplies and fitted.values:
         number = len({*supplies.values, *supplies.absent} - {HOST})
@@ -169,7 +177,10 @@ def _supply_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Pro
 
 
 def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Problem]:
-    """Yield contradictions in the event logs: entries without a text, and numbers that differ from the listed entries."""
+    """Yield contradictions in the event logs.
+
+    These are new entries without severity or text, and a stated number of new entries that is not the number of listed entries.
+    """
     severity, message, new = (readings.get(name) for name in (SEVERITY, MESSAGE, NEW))
     if severity is None or message is None or new is None:
         return
@@ -190,12 +201,14 @@ def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Prob
 
 
 def _compare_serials(view: HostView) -> Iterator[Verdict]:
-    """Yield a verdict on the serial of each GPU, and of the host, that can be compared with those that the BMC reports.
+    """Yield a verdict on each serial that the host reports for a GPU or for itself, if the BMC reports comparable serials.
 
-    The BMC may number the GPUs in another order, so a serial may be at any of its processors. Serials of different forms (a
-    serial of the board and one of the module) are not comparable and get no verdict. A serial that the BMC does not report gets
-    no verdict in two cases: the BMC reports fewer serials of that form than the GPUs of the host have, or it reports the serial
-    of the chassis only, which may differ from that of the system.
+    Serials are comparable if they have the same form: the serial of a board and that of a module are not. The BMC may number the
+    GPUs in another order, so each serial of a GPU is compared with all GPU serials that the BMC reports.
+
+    If the BMC does not report a serial, that serial fails, with two exceptions, which get no verdict. For a GPU: the BMC reports
+    fewer serials of that form than the host has. For the host: the BMC reports no system serial of that form; the serial of the
+    chassis, which it may report, can differ from that of the system.
     """
     gpus = [(f"gpu={gpu.index}", gpu.serial) for gpu in view.gpus]
     reported = _reported(view, GPU_SERIAL)
@@ -215,9 +228,10 @@ def _reported(view: HostView, name: str) -> list[str]:
 def _compare(
     view: HostView, own: list[tuple[str, str]], reported: list[str], forms: set[tuple[int, bool]]
 ) -> Iterator[Verdict]:
-    """Yield a verdict on each of the host's `own` serials that the BMC reports too, or that has one of the `forms`.
+    """Yield a verdict on the serials that the host reports (`own`: scope and serial).
 
-    The BMC reports all serials of these forms, so a serial that it does not report fails.
+    A serial passes if it is in `reported`, the serials from the BMC. Otherwise it fails if its form is in `forms`, and gets no
+    verdict if not. `forms` are those of which the BMC should report all serials.
     """
     folded = {serial.casefold() for serial in reported}
     others = [serial for serial in reported if serial not in {mine for _, mine in own}] or reported
@@ -250,7 +264,7 @@ def _compare(
 
 
 def is_serial(text: str) -> bool:
-    """Return whether the firmware's text is a serial number, not one repeated character or a placeholder."""
+    """Return whether a text that firmware reports is a serial number: not one repeated character, and not a placeholder."""
     return len(set(text.strip("0"))) > 1 and not any(word in text.lower() for word in _PLACEHOLDERS)
 
 

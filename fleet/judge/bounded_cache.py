@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """A dictionary that is emptied when an entry is set while it is full."""
+    """A dictionary of at most `max_entries` entries. Setting an entry while it is full removes all entries first."""
 
     def __init__(self, max_entries: int, on_removal: Callable[[V], None] | None = None) -> None:
         """`on_removal` is called with each value when the cache is emptied."""
@@ -23,7 +23,7 @@ class BoundedCache(dict[K, V]):
         super().__setitem__(key, value)
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle the cache without its entries. If `on_removal` must be called with the values, call `clear` first."""
+        """Pickle the cache without its entries. Pickling does not call `on_removal`: if that is needed, call `clear` first."""
         return BoundedCache, (self.max_entries, self._on_removal)
 
     def clear(self) -> None:

@@ -1,8 +1,8 @@
 """Compute by how much a counter rose over the run, and in which stage.
 
 A counter that is lower than before was reset (the driver was reloaded, or the part was reset). Its new value then counts as an
-increase; what it counted between the last reading and the reset is lost. A timestamp of the newest event (`NEWEST`) that is lower
-than before shows no reset.
+increase; what it counted between the last reading and the reset is lost. The timestamp of the newest event (`NEWEST`) is an
+exception: a lower value does not mean a reset.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from fleet.quantities import quantity
 from schemas.records import Observation, Value
 
 NEWEST = ".last_seen"
-"""Name suffix of timestamps of the newest event. They fall when the log is truncated, which is not a reset."""
+"""Suffix of the names of readings whose value is the timestamp of the newest event in a log. Such a value falls if the log is
+truncated; that is not a reset."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,21 +25,21 @@ class CounterChange:
     """How one counter changed from the first snapshot to the last."""
 
     total: Value
-    """The increase; if a reading is not a number, that reading, which no limit accepts."""
+    """The increase; if the value of a reading is not a number, that value, which no numeric limit accepts."""
     reading: Observation
-    """The reading after the largest single increase in the stage in which the counter rose most. For a timestamp of the newest
-    event, the first reading with its last value. If a reading is not a number, that reading."""
+    """The reading after the largest single increase in the stage in which the counter rose most. For the timestamp of the newest
+    event, the reading that first showed the newest event. If the value of a reading is not a number, that reading."""
     stage: str
     """The stage of `reading`; empty if the increase was before the stage began, or if the counter did not rise."""
     where: str
-    """The increase in each stage: `3 in stage gang, 0 in stage benchmark`. For a timestamp of the newest event:
+    """The increase in each stage, in words: `3 in stage gang, 0 in stage benchmark`. For the timestamp of the newest event:
     `the newest at an uptime of 5000 s, in stage gang`."""
     drop: str
-    """Stage and size of the first reset; empty if there was none."""
+    """The first reset, in words: `fell from 9 to 2 in stage gang`; empty if there was none."""
 
 
 def change(readings: Sequence[Observation]) -> CounterChange:
-    """Return the change over at least two readings of one counter, in the order of time."""
+    """Return the change of a counter over its readings: at least two, in the order of time."""
     if bad := _non_numeric(readings):
         return CounterChange(total=bad.value, reading=bad, stage=bad.stage, where=f"not a number {_when(bad)}", drop="")
     if readings[0].name.endswith(NEWEST):
@@ -74,7 +75,7 @@ def _running_maximum(readings: Sequence[Observation]) -> list[Observation]:
 
 
 def net_change(readings: Sequence[Observation]) -> Value:
-    """Return the last reading minus the first; if a reading is not a number, that reading."""
+    """Return the last value minus the first; if the value of a reading is not a number, that value."""
     if bad := _non_numeric(readings):
         return bad.value
     return number(readings[-1].value) - number(readings[0].value)
@@ -85,7 +86,7 @@ def _non_numeric(readings: Sequence[Observation]) -> Observation | None:
 
 
 def number(value: Value) -> float:
-    """Return the value as a float; NaN, which satisfies no limit, if it is not a number."""
+    """Return the value as a float. If it is not a number, return NaN, which satisfies no limit."""
     return float(value) if isinstance(value, int | float) else math.nan
 
 

@@ -25,19 +25,21 @@ from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 from schemas.times import epoch_seconds
 
 DEADLINE_GRACE_S = 120.0
-"""A supervisor that ends its ranks at the deadline needs at most this long for it. A longer launch is a contradiction."""
+"""A supervisor needs at most this long to end its ranks after the deadline of the launch. A launch that takes longer than its
+deadline and this time is a contradiction."""
 FIRST_READING_S = LAST_READING_S = 3600.0
 """A record begins at most this long before its first snapshot, and ends at most this long after its last snapshot or launch."""
 SOFTWARE = ("torch", "cuda", "nccl", "cudnn")
-"""Software whose versions ranks on GPUs report."""
+"""Software whose versions the ranks report if they run on GPUs."""
 CLOCK = "record.clock"
 
 
 def contradictions(view: HostView, figures: Sequence[Figures] | None = None) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for every element of evidence that is missing or contradicts another.
 
-    `figures` has lists of the host's figures, each list with its structure if known. It is None for a host without a layout
-    (`fleet.judge.layout`); the figures are then those in the records.
+    `figures` has lists of the host's figures, each list with its `FigureStructure` (`fleet.judge.figure_consistency`), or None if
+    that is not known. `figures` is None for a host without a layout (`fleet.judge.layout`); its figures are
+    then taken from the records.
     """
     for name, scope, reason, stage in _problems(view, figures):
         yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)
@@ -65,7 +67,7 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
 
 
 def _doubtful(record: Record) -> set[int]:
-    """Return the `id` of each metric for which `is_doubtful` is true. Set `is_sound` of the others if their scope is right."""
+    """Return the `id` of each metric for which `is_doubtful` is true. Set `is_sound` to True on the others with a right scope."""
     doubtful = set()
     for metric in [metric for metric in record.distinct_metrics if not metric.is_sound]:
         if is_doubtful(metric):
@@ -87,7 +89,8 @@ def _figure_problems(view: HostView, figures: Sequence[Figures] | None) -> Itera
 
 
 def _launch_problems(view: HostView, record: Record) -> Iterator[Problem]:
-    # Times in older records have a resolution of a second: two launches that differ may have begun in the same second.
+    # Times in older records have a resolution of a second: two different launches may have begun in the same second. So all of
+    # these fields are compared.
     began = Counter(
         (launch.stage, launch.began, launch.number, launch.outcome, launch.members)
         for launch in record.launches
@@ -146,7 +149,7 @@ def _clock_problems(record: Record, planned: str, received: float | None) -> Ite
     try:
         planned_at, began, ended = map(epoch_seconds, (planned, record.began, record.ended))
     except ValueError:
-        return  # _time_problems reports it
+        return  # _time_problems reports invalid times of the record
     if began < planned_at - CLOCK_TOLERANCE_S:
         when = f"begins at {record.began}, {_amount(planned_at - began)} before the run was planned at {planned}"
         yield (
@@ -167,12 +170,12 @@ def _clock_problems(record: Record, planned: str, received: float | None) -> Ite
 
 
 def _amount(seconds: float) -> str:
-    """Return a difference of clocks: `3.0 h`."""
+    """Return a time difference in words: `3.0 h`, `40 min`."""
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min"
 
 
 def _time_problems(record: Record) -> Iterator[Problem]:
-    """Check the times of a record with each other."""
+    """Check that the times in a record do not contradict each other."""
     moments = [("its beginning", record.began), ("its end", record.ended)]
     moments += [(f"the snapshot {item.phase} {item.stage}", item.at) for item in record.snapshots]
     moments += [(f"the launch of {item.stage}", item.began) for item in record.launches]
@@ -211,7 +214,7 @@ def _ends_of_launches(record: Record) -> Iterator[float]:
 
 def _identity_problems(record: Record) -> Iterator[Problem]:
     """Yield a problem for each index or PCI address that two GPUs share."""
-    for field in ("index", "pci_bus_id"):  # another check fails a serial or UUID that two GPUs share
+    for field in ("index", "pci_bus_id"):  # another check reports a serial or UUID that two GPUs share
         values = Counter(getattr(gpu, field) for gpu in record.gpus)
         for value, count in values.items():
             if count > 1 and value != "":
@@ -227,9 +230,9 @@ def _software_problems(view: HostView, record: Record) -> Iterator[Problem]:
 
 
 def _snapshot_problems(view: HostView) -> Iterator[Problem]:
-    """Check that the host was read at the beginning, and before and after each benchmark or gang stage that finished.
+    """Check that there is a snapshot of the beginning, and one before and one after each benchmark or gang stage that finished.
 
-    Without these readings it is unknown what changed. Also check that no two snapshots have the same stage, phase and time.
+    Without these snapshots it is unknown what changed. Also check that no two snapshots have the same stage, phase and time.
     """
     phases = Counter((item.stage, item.phase) for item in view.evidence.snapshots())
     alone = [record for record in view.evidence.records if not record.gang]
@@ -246,11 +249,20 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
     moments = Counter((item.stage, item.phase, item.at) for item in view.evidence.snapshots())
     for (name, phase, at), count in moments.items():
         if count > 1:
-            yield f"stage.{name}", "host", f"the record has {count} snapshots {phase} the stage at {at}", name
+            yield (
+                f"stage.{name}",
+                "host",
+                f"the record has {count} snapshots {phase} the stage with the time {at}",
+                name,
+            )
 
 
 def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
-    """Check that each record has only figures and readings of its own stages, and that all records have the same versions."""
+    """Check that the records of a host have results of the right stages, and the same versions of Rackproof and other software.
+
+    Only the record of a gang may have figures or readings of the stage `gang`. If the record of a gang has figures, some of them
+    must be of this stage.
+    """
     for record in records:
         stages = {stage for stage, items in record.by_stage.items() if any(item.status == MEASURED for item in items)}
         if (GANG in stages) != bool(record.gang) and stages:

@@ -1,4 +1,4 @@
-"""Compute the rate of a counter per hour: before the run (since it was cleared or the host started), and during the run.
+"""Compute the hourly rate of a counter before the run (since the counter was cleared or the host started), or during the run.
 
 A counter that is high but does not move shows what happened earlier. It can be judged only together with the time over which it
 counted.
@@ -17,7 +17,7 @@ from schemas.times import seconds_or_nan
 
 UPTIME, COUNTER_AGE = "host.uptime", "port.counter_age"
 BASES = (UPTIME, COUNTER_AGE)
-"""Readings on which rates depend."""
+"""Readings from which the time is taken over which a counter counted."""
 HOUR_S = 3600.0
 LEAST_AGE_S, LEAST_RUN_S = 24 * HOUR_S, 300.0
 """Counts are divided by at least this many seconds, so that a few normal errors in a short time are not a high rate. Before the
@@ -25,8 +25,8 @@ run, links count errors while they train, and a new rack is rebooted and cabled 
 connections that a launch cuts when it ends are counted as errors."""
 CONFIDENCE = "the rate is at least this, with a confidence of 99.87 %"
 SIGMAS = 3.0
-"""A count fails if it is this many standard deviations above the count that the limit allows. Of 740 links whose true rate is
-exactly the limit, about one fails by chance."""
+"""A count fails if it is more than this many standard deviations above the count that the limit allows. Of 740 links whose true
+rate is exactly the limit, about one fails by chance."""
 
 
 def deciding_readings(view: HostView, criterion: Criterion, names: tuple[str, ...]) -> tuple[str, ...]:
@@ -51,8 +51,8 @@ def hours_of_run(view: HostView) -> float | None:
     """Return for how many hours the host was up between its first and its last snapshot, at least LEAST_RUN_S.
 
     If the host rebooted between two snapshots, only the uptime in the second one counts, because the counters started again at
-    the reboot too. None if the first or the last snapshot lacks the uptime, or if the uptime fell and the time of
-    a snapshot is not valid.
+    the reboot too. None if the first or the last snapshot lacks the uptime, or if the uptime fell and the time of a snapshot is
+    not valid.
     """
     readings = view.observations.metrics.get(UPTIME, ())
     phases = [(snapshot.stage, snapshot.phase) for snapshot, _ in readings]
@@ -68,7 +68,7 @@ def hours_of_run(view: HostView) -> float | None:
     ]
     seconds = 0.0
     for (before, earlier), (at, later) in itertools.pairwise(known):
-        # A clock that was set back puts snapshots in the wrong order, so an uptime may be lower although the host was up.
+        # The uptime falls at a reboot. It also falls if the clock was set back, which puts the snapshots in the wrong order.
         seconds += later - earlier if later >= earlier else min(at - before, later)
     if math.isnan(seconds):  # a date is not valid, which `consistency` reports
         return None
@@ -76,11 +76,11 @@ def hours_of_run(view: HostView) -> float | None:
 
 
 def least_rate(count: float, hours: float) -> float:
-    """Return the rate per hour that a counter has at least, if its events are independent, with a confidence of 99.87 %.
+    """Return the lower confidence limit (99.87 %) of the rate per hour of a counter whose events are independent.
 
     In a short run, a link within its limit may by chance count more events than on average: 15 errors in five minutes (180 an
-    hour) do not show that the rate is above 120 an hour. Approximation of the lower limit of a Poisson mean by Wilson and
-    Hilferty (1931), for three standard deviations.
+    hour) do not show that the rate is above 120 an hour. The formula is the approximation of Wilson and Hilferty (1931)
+    for the lower limit of a Poisson mean, with three standard deviations.
     """
     if count <= 0:
         return 0.0
@@ -88,7 +88,7 @@ def least_rate(count: float, hours: float) -> float:
 
 
 def _reading_at(view: HostView, name: str, scope: str, at: Observation) -> float | None:
-    """Return the reading `name` in the snapshot of the reading `at`; None if it is not a number."""
+    """Return the value of the reading `name` in the snapshot that has the reading `at`; None if it is missing or not a number."""
     for snapshot, metric in view.observations.metrics.get(name, ()):
         if (snapshot.stage, snapshot.phase) == (at.stage, at.params.get("phase")):
             return finite(metric.values.get(scope, ""))
@@ -96,7 +96,7 @@ def _reading_at(view: HostView, name: str, scope: str, at: Observation) -> float
 
 
 def describe_age(hours: float, count: float, increase: float) -> str:
-    """Return in words how much was counted before the run, over which time, and how much the run added."""
+    """Return in words how much was counted before the run, over which time, and how much was added during the run."""
     time = f"{number(hours / 24, 3)} days" if hours >= 48 else f"{number(hours, 3)} h"
     if hours * HOUR_S <= LEAST_AGE_S:
         time = f"at most {time}"

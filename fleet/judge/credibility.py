@@ -1,4 +1,4 @@
-"""Check that units, signs and amounts in a record are possible.
+"""Check that the units, signs and sizes of the values in a record are possible.
 
 A value with a wrong unit or a corrupted digit may still be within its limit. So an impossible value is inconclusive.
 """
@@ -25,7 +25,7 @@ LEAST = {"Cel": 2.0, "W": 1.0}
 """Unit -> lowest possible value of an unsigned reading of a running host; 0 for the other units. Coolant has at least 2 °C
 (ASHRAE W17). A reading of 0 is accepted, because a part without a sensor reports it."""
 MOST = {"ratio": 2.55, "Cel": 150.0, "W": 20_000.0, "Hz": 1e11, "B/s": 1e14, "FLOP/s": 1e18}
-"""Unit -> highest possible value. An NVMe drive counts its wear up to 255 %."""
+"""Unit -> highest possible value. The ratio 2.55: an NVMe drive counts its wear up to 255 %."""
 SHARES = (
     "accuracy",
     "mfu",
@@ -38,6 +38,7 @@ SHARES = (
 )
 """Last parts of the names of figures that are at most 1."""
 ROUNDING = 1e-6
+"""A value may exceed the highest possible value by this much, because of rounding."""
 _WRONG_SOURCE = {
     False: "the record of the host has this reading, but only the control node reads the BMC",
     True: "the record of the BMC has this reading, which is not one of a BMC",
@@ -50,7 +51,8 @@ CACHED_BYTES = 1 << 28
 """Memory bandwidths over fewer bytes than this are not compared with the datasheet: a large part of the bytes may be in the GPU's
 L2 cache (at most 128 MB), which is several times as fast as the GPU's memory."""
 EMULATED_BY = {"fp64": "fp32"}
-"""Type -> type in which its matrix products may be computed, at the rate of that type: B300 has hardly any fp64 units."""
+"""Data type of a matrix product -> data type by which it may be emulated, so that it may reach the datasheet rate of the latter.
+B300 has hardly any fp64 units."""
 
 _COMPARED: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, list[Criterion]]]] = BoundedCache(64)
 """Cache: `id` of a mapping of criteria -> the mapping, and for each observation name the criteria with a datasheet figure.
@@ -62,7 +64,8 @@ def impossible_readings(
 ) -> Iterator[Problem]:
     """Yield a problem for each reading with an impossible unit, sign or amount, or the wrong source, and for each duplicate.
 
-    `doubtful`: `id` of each metric for which `is_doubtful` is true, if known. Snapshots share the objects of equal readings.
+    `doubtful` has the `id` of each metric for which `is_doubtful` is true; None: not known. Equal readings of several snapshots
+    are the same object.
     """
     if len({metric.name for metric in snapshot.metrics}) < len(snapshot.metrics):
         counts = Counter(metric.name for metric in snapshot.metrics)
@@ -89,7 +92,7 @@ def impossible_readings(
 
 
 def is_doubtful(metric: Metric, *, is_bmc: bool = False) -> bool:
-    """Return whether a reading may have a problem for `impossible_readings`."""
+    """Return whether `impossible_readings` may yield a problem for this metric, apart from duplicates."""
     of_bmc, is_count, reason, least, most = _rules_of_reading(metric.name, metric.unit)
     is_possible = least <= metric.least and metric.greatest <= most and (metric.is_whole or not is_count)
     return of_bmc is not is_bmc or bool(reason) or not is_possible
@@ -124,7 +127,7 @@ def problem_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> s
 
 @cache
 def _rules_of_reading(name: str, unit: str) -> tuple[bool, bool, str, float, float]:
-    """Return whether a reading is of a BMC, whether its values are whole numbers, and what `_bounds_of_reading` returns."""
+    """Return whether a reading is of a BMC, whether its values must be whole numbers, and what `_bounds_of_reading` returns."""
     reading = READINGS.get(name)
     is_count = unit == "1" and reading is not None and not reading.fractional
     return name.startswith(BMC), is_count, *_bounds_of_reading(name, unit)
@@ -170,7 +173,10 @@ def _datasheet_problem(criteria: Mapping[str, Criterion], item: Observation) -> 
     peak, value = _peak(criteria, item), item.value
     if not peak or not isinstance(value, int | float) or value <= DATASHEET_MULTIPLE * peak:
         return ""
-    return f"{value:g} {item.unit} is not credible: the datasheet of the part states {peak:g}"
+    return (
+        f"{value:g} {item.unit} is not credible: it is more than {DATASHEET_MULTIPLE:g} times the rate in the datasheet "
+        f"of the part ({peak:g} {item.unit})"
+    )
 
 
 def _peak(criteria: Mapping[str, Criterion], item: Observation) -> float:
@@ -183,15 +189,16 @@ def _peak(criteria: Mapping[str, Criterion], item: Observation) -> float:
     items = [item]
     if emulated := EMULATED_BY.get(str(item.params.get("dtype"))):
         items.append(replace(item, params={**item.params, "dtype": emulated}))
-    # The criteria for NVLink and those for PCIe match a pair of GPUs, whichever of the two joins the pair: use the higher rate.
+    # For a pair of GPUs, both the criteria for NVLink and those for PCIe match, whichever of the two links the pair has. So the
+    # higher rate is returned.
     return max((one.expected or 0.0 for one in compared if any(matches(one, each) for each in items)), default=0.0)
 
 
 def _compared(criteria: Mapping[str, Criterion], name: str) -> list[Criterion]:
     """Return the criteria that compare figures of this name with the datasheet, for messages of any size.
 
-    A limit applies only to the sizes at which a link reaches its rate. But no message, whatever its size, can exceed the rate.
-    If `size_bytes` were not ignored, the rate over NVLink would seem impossible at a size for which only PCIe has a limit.
+    The criteria apply only to message sizes at which a link reaches its rate, but no message of any size can exceed this rate. So
+    `size_bytes` is ignored. Otherwise a correct rate over NVLink would seem impossible at a size for which only PCIe has a limit.
     """
     if id(criteria) not in _COMPARED:
         _COMPARED[id(criteria)] = criteria, {}

@@ -29,7 +29,7 @@ Range = dict[str, float]
 """Inclusive bounds of a number: `ge`, `le` or both."""
 Where = Mapping[str, Value | Range]
 MODEL = "model"
-"""Basis of a limit that is derived from figures of other parts."""
+"""Value of `Criterion.basis` for a limit that is derived from figures of other parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +80,8 @@ class Criterion:
     datasheet: str = ""
     """Key of the datasheet (`vs_datasheet.figure`) that gives `expected`. A part without this figure is not judged."""
     links: int = 0
-    """Number of NVLinks for which `expected` holds. The limit is scaled to the number that joins the GPUs; 0: no scaling."""
+    """Number of NVLinks for which `expected` holds. The limit is scaled to the number of NVLinks that join the
+    GPUs; 0: no scaling."""
     fraction: float = 1.0
     variable: str = ""
     fleet_fraction: float | None = None
@@ -109,11 +110,12 @@ class Criterion:
     """Compare the rate of a counter per hour (`counter_rate`): with `delta` the rate during the run, without it the rate from the
     time when the counter was cleared until the run."""
     optional: bool = False
-    """A reading that the part does not support, a fleet too small to compare with, or an accepted record without the figure gives
-    no verdict."""
+    """If the part does not support the reading, the fleet is too small to compare with, or the accepted record does not have the
+    figure, there is no verdict."""
     best_of_run: bool = False
     """One good value in the run is enough to pass. Without this flag, one bad value fails."""
     basis: str = "policy"
+    """What the limit is based on: `policy`, MODEL or another value in criteria.schema.json."""
     note: str = ""
     actions: Mapping[str, str] = field(default_factory=dict)
     """Failing value as text, or `KEY=VALUE` of a parameter -> the action for it, if that differs from `action`."""
@@ -144,7 +146,7 @@ class Criterion:
         return name == self.name if "*" not in self.name else name_matches(self.name, name)
 
     def matched(self, names: Collection[str]) -> Sequence[str]:
-        """Return those of the names that the criterion is for. `names` should be a set or a mapping, for a fast `in`."""
+        """Return the names that the criterion is for. For speed, `names` should be a set or a mapping."""
         if "*" in self.name:
             return _matching_names(self.name, tuple(names))
         return (self.name,) if self.name in names else ()
@@ -179,11 +181,12 @@ class Pack:
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Observation name -> why the pack has no figure for it."""
     lacks: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
-    """Observation -> parameter -> values that the part, or its software, may not support: `unsupported` is then acceptable.
+    """Observation name -> parameter -> values that the part or its software need not support: with such a value, the status
+    `unsupported` of the observation is accepted.
 
     Only the entries of shipped packs that apply to the host are used (`HostView.lacks`)."""
     rack_is_nvlink_domain: bool = False
-    """The GPUs of a rack are in one NVLink domain, unless the inventory names domains."""
+    """Whether the GPUs of a rack are in one NVLink domain, unless the inventory names domains."""
 
     @cached_property
     def origins(self) -> frozenset[str]:
@@ -192,11 +195,11 @@ class Pack:
 
 
 def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, Any]]) -> Criterion:
-    """Return the criterion. If its limit is a fraction of a datasheet figure, it gets the value of that figure as `expected`.
+    """Return the criterion. If its limit is a fraction of a datasheet figure, set `expected` to the value of that figure.
 
     Limits have the units of the datasheet. Rates of links are those of one direction. `nvlink` and `all_nvlinks` are the rate of
-    all NVLinks of the GPU together; a limit with `nvlink` is scaled by the links that join the GPUs. `host_link` is PCIe if the
-    datasheet names no other link to the CPU. `expected` stays None if the datasheet does not have the figure.
+    all NVLinks of the GPU together; a limit with `nvlink` is scaled to the number of NVLinks that join the GPUs. `host_link` is
+    PCIe if the datasheet names no other link to the CPU. `expected` stays None if the datasheet does not have the figure.
     """
     part, figure = datasheet.get(criterion.datasheet, {}), None
     if criterion.datasheet == "flops":
@@ -253,7 +256,7 @@ def read_pack(name: str, *, included_by: tuple[Path, ...] = ()) -> Pack:
 
 @cache
 def _shipped(name: str) -> Pack:
-    """Return a shipped pack. It is cached, because many packs include it."""
+    """Return a shipped pack. The result is cached, because many packs include the same pack."""
     return _read(PACKS / f"{name}.yml")
 
 
@@ -300,7 +303,7 @@ def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
 def _invalid_ids(packs: Iterable[Pack]) -> Iterator[str]:
     """Yield why criteria of the operator are refused: a reserved id, an id reused without `replaces`, or an unknown `replaces`.
 
-    Shipped criteria that a named pack includes replace others only by their own `replaces` (`pack_selection`).
+    If the operator's pack includes a shipped pack, the criteria of the latter are not checked.
     """
     shipped, known = set(shipped_packs()), dict[str, list[Criterion]]()
     for pack in packs:
@@ -317,7 +320,7 @@ def _invalid_ids(packs: Iterable[Pack]) -> Iterator[str]:
                 origins = [*dict.fromkeys(other.origin for other in others)]
                 more = f" and {len(origins) - 1} more pack{'s' if len(origins) > 2 else ''}" if len(origins) > 1 else ""
                 yield (
-                    f"{where}: already the id of a criterion of {origins[0]}{more}; choose another id to judge by both, "
+                    f"{where}: a criterion of {origins[0]}{more} already has this id; choose another id to judge by both, "
                     f"or add `replaces: {item.id}`: the report then lists the other criterion as replaced"
                 )
         for item in pack.criteria:

@@ -1,4 +1,4 @@
-"""Attribute failures of a host to the part that causes them, if their own scope does not name it.
+"""Attribute failures on a host to the part that causes them, if the scope of the failure does not name that part.
 
 The pair measurements of a healthy GPU with a broken one also fail, because a pair is as fast as its slower GPU. An XID in the
 kernel log fails the whole host. Without this module, healthy GPUs or the whole host would be returned to the vendor.
@@ -24,11 +24,11 @@ MIN_FAILED_PARTNERS = 3
 _PAIR = re.compile(r"(gpu=\d+),peer=(\d+)")
 
 _Partners = Mapping[str, Mapping[str, bool]]
-"""GPU -> GPU that it was measured with -> whether the pair failed in either direction."""
+"""GPU -> other GPU that it was measured with -> whether the pair failed in any direction."""
 
 
 def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts on one host; failures caused by another part are attributed to that part (`part`).
+    """Return the verdicts on one host. If another part than that in the scope causes a failure, `part` names it.
 
     A GPU is the cause of its failed pairs under three conditions:
     - It fails a criterion with more than half of its partners, and with at least three.
@@ -36,8 +36,8 @@ def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
     - No two GPUs that meet the first condition pass with each other. Otherwise the link between two halves of the host is the
       cause.
 
-    A new XID is attributed to the only GPU with new XIDs in the run. A criterion must fail this GPU for its XIDs, and no NVSwitch
-    may have reported an error.
+    A new XID in the kernel log is attributed to a GPU under three conditions: it is the only GPU with new XIDs in the run, a
+    criterion fails it for its XIDs, and no NVSwitch reported a new error (SXID) in the run.
     """
     partners: dict[str, dict[str, dict[str, bool]]] = defaultdict(lambda: defaultdict(dict))
     for verdict in verdicts:
@@ -62,7 +62,7 @@ def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
 
 
 def _ends(view: HostView, scope: str) -> tuple[str, str] | None:
-    """Return the two GPUs of a pair; None if the scope is not a pair, or the host does not have both."""
+    """Return the two GPUs of a pair; None if the scope is not a pair of two GPUs of the host."""
     match = _PAIR.fullmatch(scope)
     ends = (match[1], f"gpu={match[2]}") if match else None
     return ends if ends and ends[0] != ends[1] and all(end in view.serials for end in ends) else None
@@ -91,9 +91,9 @@ def _xid_culprit(view: HostView, verdicts: Sequence[Verdict]) -> str:
 
 
 def _parts_with_rise(view: HostView, name: str) -> set[str]:
-    """Return the parts whose count is higher at the end than in the first snapshot; a missing first count is 0.
+    """Return the parts with a counter that is higher at the end than in the first snapshot of the run.
 
-    XID 45 is left out.
+    A counter that is missing in the first snapshot was 0 there. Counters of XID 45 (AFTERMATH) are ignored.
     """
     first: dict[str, float] = {}
     last: dict[str, float] = {}

@@ -1,4 +1,6 @@
-"""Check that a snapshot has the readings that the agent derives from, or reports together with, other readings of the snapshot.
+"""Check that a snapshot has the readings that follow from other readings in it.
+
+The agent derives some readings from others, and reports some readings always together with others.
 
 Criteria on such readings are optional, because not every host has the part that they describe. If another reading shows that
 the host has the part, a missing reading is a contradiction. An alarm of an optical module is a contradiction if it does not
@@ -36,10 +38,10 @@ TOGETHER = {
     "software.driver_module.open": "software.driver_module.version",
     "software.fabric_manager.matches": "software.fabric_manager.version",
 }
-"""Reading A of the host -> reading B. A snapshot that has B (a value, or a reason why there is none) must have A too. If B is the
-duration of a collector, this holds only if B has a value: then the collector did not fail."""
+"""Reading A of the host -> reading B. If a snapshot has B (a value, or a reason why there is none), it must have A too. If B is
+the duration of a collector (`collector.…`), the snapshot must have A only if B has a value: then the collector did not fail."""
 MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
-"""Reading of the members of a part -> a reading of the part that is 0 if the part has no members."""
+"""Reading of the members of a part, such as the interfaces of a bond -> reading of the part; its value 0 means no members."""
 MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")
 """Reading that the agent reports for each port of a host, and the two readings which show that it read the ports: the duration of
 the collector, and `network.mtu`, which every Ethernet interface has in a full snapshot. Other snapshots have no `network.mtu`."""
@@ -55,8 +57,8 @@ OF_MODULES = (
 WITH_LIMITS = ("rx_power", "tx_power")
 """Quantities of a lane whose limits are readings too."""
 ROUNDING = 1e-5
-"""Largest relative difference that rounding explains. The agent compares a power with the limits before it rounds all of
-them to six digits for the record."""
+"""Largest relative difference between power and limit that rounding may have caused. The agent compares a power with the limits
+before it rounds all of them to six digits for the record."""
 NONE, LOW, HIGH = "none", "low", "high"
 
 
@@ -75,7 +77,7 @@ def _problems(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str]]:
             _value(readings, other, HOST) is not None if other.startswith(COLLECTOR) else _has(readings, other, HOST)
         )
         if is_there and not _has(readings, name, HOST):
-            yield name, HOST, f"not read, but the agent reports it with {other}"
+            yield name, HOST, f"not read, but the agent always reports it together with {other}, which the snapshot has"
     for name, sources in DERIVED.items():
         if (
             name in readings
@@ -87,20 +89,24 @@ def _problems(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str]]:
     for name, other in MEMBERS.items():
         for part, value in readings[other].values.items() if other in readings else ():
             if value != 0 and not _has_part(readings.get(name), part):
-                yield name, part, f"read for no member, but {other} is {value}"
+                yield name, part, f"was read for no member of {part}, but {other} is {value}"
     ports = readings.get(MODULE)
     if ports is None and all(each in readings and readings[each].values for each in OF_INTERFACES):
-        yield MODULE, HOST, "read for no port, but the host has an Ethernet interface"
+        yield MODULE, HOST, "was read for no port, but the host has an Ethernet interface"
     for port in (*ports.values, *ports.absent) if ports else ():
         for name in OF_MODULES:
             if not _has_part(readings.get(name), port):
-                yield name, port, f"not read, but the agent reports it with {MODULE}"
+                yield (
+                    name,
+                    port,
+                    f"not read, but the agent always reports it together with {MODULE}, which the snapshot has",
+                )
     if ports:
         yield from _wrong_alarms(readings)
 
 
 def _wrong_alarms(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, str]]:
-    """Yield each alarm and warning of a lane that does not follow from its power and the limits of the module."""
+    """Yield each alarm or warning of a lane that does not follow from the power of the lane and the limits of its module."""
     for quantity in WITH_LIMITS:
         for level in LEVELS:
             name = f"optics.{quantity}.{level}"
@@ -122,7 +128,7 @@ def _wrong_alarms(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, st
 
 
 def _sides(power: float, low: float, high: float) -> list[str]:
-    """Return on which side of the limits the power is, then the sides on which it may have been before it was rounded."""
+    """Return on which side of the limits the power is, then any other side on which it may have been before it was rounded."""
     side = LOW if power < low else HIGH if power > high else NONE
     near = [name for name, limit in ((LOW, low), (HIGH, high)) if abs(power - limit) <= ROUNDING * abs(limit)]
     return [side, *near, *([NONE] if near else [])]

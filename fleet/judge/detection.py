@@ -1,8 +1,8 @@
-"""Estimate what each criterion detects, from the values of healthy parts in some runs, and how often it fails a healthy part.
+"""Estimate which faults each criterion detects, and how often it fails a healthy part, from runs of healthy parts.
 
 For a figure that varies, the estimate follows from its spread: from part to part, and from run to run of the same part. With few
 parts the spread itself is uncertain, so quantiles are those of Student's t distribution for a further part (a prediction
-interval), with the degrees of freedom of Satterthwaite (Biometrics 2, 1946). Nothing is stated with fewer than MIN_PARTS parts.
+interval), with the degrees of freedom of Satterthwaite (Biometrics 2, 1946). For fewer than MIN_PARTS parts nothing is stated.
 
 Some criteria need no spread, because they find any value beyond the limit (LOGIC). These are comparisons for equality or with
 peers, and criteria on counts, on increases over the run, on values that are not numbers, and on values that are equal on at least
@@ -34,7 +34,8 @@ MIN_PARTS = 3
 """With two parts, the 99.9 % quantile of Student's t is 318 standard deviations above the mean: nothing useful can be stated."""
 
 RELATIVE, ABSOLUTE, LOGIC = "relative", "absolute", "logic"
-"""How a fault is stated: as a share of the healthy value, in the unit of the figure, or as any value beyond the limit."""
+"""How a fault is stated. RELATIVE: as a share of the healthy value. ABSOLUTE: in the unit of the figure. LOGIC: as any value
+beyond the limit."""
 
 Run = tuple[Plan, Mapping[str, Evidence]]
 Part = tuple[str, ...]
@@ -64,9 +65,9 @@ class Detection:
     limit: Value
     """None if parts or runs have different limits."""
     peers: bool
-    """Whether the value is compared with that of other parts of the run."""
+    """Whether the criterion compares the value with those of other parts in the same run."""
     change: bool
-    """Whether the increase over the run is judged."""
+    """Whether the criterion judges the increase over the run."""
     kind: str
     """RELATIVE, ABSOLUTE or LOGIC."""
     values: int
@@ -75,8 +76,8 @@ class Detection:
     failed: int
     """Number of healthy values that failed."""
     fault: float | None = None
-    """Smallest fault that is found with DETECTION_PROBABILITY: as a share of the healthy value, or in `unit`. None if the kind is
-    LOGIC, or if there are fewer than MIN_PARTS parts."""
+    """Smallest fault that is found with DETECTION_PROBABILITY: as a share of the healthy value (RELATIVE) or in `unit`
+    (ABSOLUTE). None if the kind is LOGIC, or if there are fewer than MIN_PARTS parts."""
     false_alarm: float | None = None
     """Probability that a further healthy part fails. None if `fault` is None."""
     freedom: float = 0.0
@@ -104,7 +105,8 @@ class _Series:
 def detection(runs: Sequence[Run], packs: Sequence[Pack]) -> list[Detection]:
     """Return what each criterion that judged these runs detects, one entry for each figure, in the order of the verdicts.
 
-    The runs must be of healthy parts. They may be of different hosts: the same GPU in two runs, by its serial, is one part.
+    All parts in the runs must be healthy. The runs may be of different hosts. A GPU is identified by its serial, so the same GPU
+    in two runs is one part.
     """
     series: dict[GateKey, _Series] = defaultdict(_Series)
     for plan, evidence in runs:
@@ -147,7 +149,10 @@ def _key(view: HostView, verdict: Verdict, planned: Planned) -> GateKey:
 
 
 def _part(view: HostView, verdict: Verdict) -> Part:
-    """Return the part of a verdict: a GPU by its serial, so that it is the same part in another slot or run."""
+    """Return what identifies the part of a verdict in all runs and slots.
+
+    This is the serial of a GPU, the serials of all GPUs of a host, or the hosts of a gang, each with the rest of the scope.
+    """
     scope = Scope.parse(verdict.scope)
     serials = tuple(sorted(view.serials.values()))
     if scope.is_gang:
@@ -183,7 +188,7 @@ def _detection(key: GateKey, group: _Series) -> Detection:
 
 
 def _margins(verdicts: Sequence[Verdict]) -> Iterator[tuple[float, float]]:
-    """Yield value / limit and value - limit. The ratio is NaN if the limit is not positive."""
+    """Yield value / limit and value - limit of each verdict with numbers. The ratio is NaN if the limit is not positive."""
     for verdict in verdicts:
         value, limit = _number(verdict.value), _number(verdict.limit)
         if value is not None and limit is not None:
@@ -212,7 +217,7 @@ def _is_count(verdicts: Sequence[Verdict]) -> bool:
 
 
 def _fault(parts: Sequence[Sequence[float]], operator: str, kind: str) -> tuple[float, float, float]:
-    """Return the smallest fault that is found, the probability of a false alarm, and the degrees of freedom.
+    """Return `fault`, `false_alarm` and `freedom` of a Detection.
 
     Args:
         parts: for each part, value / limit (RELATIVE) or value - limit (ABSOLUTE) in each run.

@@ -1,6 +1,6 @@
 """Detect silent data corruption: the same seeded computation on the same GPU model and software must give the same bits.
 
-A digest is one number that is computed from all bits of such a result (`agent/benchmarks/compute/digest.py`).
+A digest is one number, computed from all bits of the result of a computation (`agent/benchmarks/compute/digest.py`).
 
 Only a comparison of results finds a part that computes wrongly without reporting an error. See Dixit et al., "Silent Data
 Corruptions at Scale", 2021 (Meta); Hochschild et al., "Cores that don't count", HotOS 2021 (Google: a few such cores in several
@@ -28,12 +28,14 @@ SOURCE = (
 MIN_GPUS_FOR_MAJORITY = 3
 """A majority needs three GPUs: if two differ, either may be right."""
 _ACTIONS: Mapping[Value, str] = {"copy": "inspect_hardware"}
-"""Workload whose wrong results may have another cause than the GPU -> action. Copies also pass the PCIe link and host memory."""
+"""Workload -> action on its wrong results, if they may have another cause than the GPU. A copy also passes the PCIe link and host
+memory. For other workloads the action is `rma`."""
 _LIBRARIES = ("torch", "cuda", "cublas", "cudnn", "nccl")
-"""Libraries whose versions choose the kernels. A record without a version is compared only with records without it."""
+"""Libraries whose versions determine the kernels that run. A record that lacks the version of a library is compared only with
+records that lack it too."""
 
 DigestKey = tuple[object, ...]
-"""GPU model, stage, software and settings: what two GPUs must share to be compared."""
+"""GPU model, stage, software versions and settings. Two digests are compared only if their keys are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class GpuDigest:
 
 
 class DigestCounts:
-    """How many comparable GPUs computed which digest. Counts of different hosts can be merged in any order."""
+    """For each `DigestKey`, how many GPUs computed each digest. Counts of different hosts can be merged in any order."""
 
     def __init__(self, planned: Planned, views: Iterable[HostView] = ()) -> None:
         self._planned = planned
@@ -58,7 +60,7 @@ class DigestCounts:
             self.add(view)
 
     def add(self, view: HostView) -> None:
-        """Count the GPUs of a host."""
+        """Count the digests of the GPUs of a host."""
         for key, gpu in gpu_digests(view, self._planned):
             self._counts.setdefault(key, Counter())[gpu.digest] += 1
 
@@ -68,16 +70,16 @@ class DigestCounts:
             self._counts.setdefault(key, Counter()).update(counts)
 
     def counts(self, key: DigestKey) -> Counter[Value]:
-        """Return how many of the comparable GPUs computed which digest."""
+        """Return digest -> number of GPUs that computed it, among the GPUs with this key."""
         return self._counts.get(key, Counter())
 
 
 def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCounts) -> list[Verdict]:
-    """Return a verdict on each GPU's digest of each workload, if at least one other GPU is comparable.
+    """Return a verdict on each GPU's digest of each workload, if the digest of at least one other GPU is comparable.
 
-    GPUs are comparable if model, settings, stage, driver and the versions of torch, CUDA, cuBLAS, cuDNN, NCCL and Rackproof are
-    the same. Different versions may choose other kernels, which add in another order, so different digests would then be no sign
-    of corruption.
+    Digests are comparable if GPU model, settings, stage, driver and the versions of torch, CUDA, cuBLAS, cuDNN, NCCL and
+    Rackproof are the same. With other versions, other kernels may run, which add in another order: different digests would then
+    be no sign of corruption.
     """
     verdicts = []
     for view in views:
@@ -91,7 +93,7 @@ def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCou
 
 
 def uncompared_digests(view: HostView, planned: Planned, counts: DigestCounts) -> list[tuple[str, str]]:
-    """Return (stage, scope) of those GPUs of the host that have digests, but none that can be compared with another GPU's."""
+    """Return the (stage, scope) pairs with digests of which none is comparable with the digest of another GPU."""
     compared = {
         (gpu.observation.stage, gpu.observation.scope)
         for key, gpu in gpu_digests(view, planned)
@@ -102,7 +104,7 @@ def uncompared_digests(view: HostView, planned: Planned, counts: DigestCounts) -
 
 
 def gpu_digests(view: HostView, planned: Planned) -> list[tuple[DigestKey, GpuDigest]]:
-    """Return the digests of a host's GPUs, each with the key that comparable GPUs share."""
+    """Return the digests of a host's GPUs, each with its key. Of repeated digests only the last one counts."""
     latest = {}
     for observation in view.observations.get(NAME, ()):
         settings = tuple(planned.params(observation).items())
@@ -116,7 +118,7 @@ def gpu_digests(view: HostView, planned: Planned) -> list[tuple[DigestKey, GpuDi
 
 
 def _without_ranks(settings: Sequence[tuple[str, Value]]) -> list[tuple[str, Value]]:
-    """Return the settings without the number of ranks: each GPU computes by itself."""
+    """Return the settings without the number of ranks, which does not change a digest, because each GPU computes it alone."""
     return [(key, value) for key, value in settings if key != "world_size"]
 
 
@@ -134,10 +136,16 @@ def _software(view: HostView) -> tuple[str, ...]:
 
 
 def _judge(gpu: GpuDigest, counts: Counter[Value], siblings: Sequence[GpuDigest]) -> Verdict:
-    """Return the verdict on one GPU; `counts` include it, `siblings` are the comparable other GPUs of its host."""
+    """Return the verdict on the digest of one GPU.
+
+    Args:
+        gpu: the digest and its GPU.
+        counts: digest -> number of comparable GPUs that computed it, with this GPU.
+        siblings: the comparable digests of the other GPUs of its host.
+    """
     (digest, agreeing), total = counts.most_common(1)[0], counts.total()
     if agreeing == total:
-        return digest_verdict(gpu, PASS, f"found {digest}, as on all {total} GPUs of its kind", limit=digest)
+        return digest_verdict(gpu, PASS, f"found {digest}, as on all {total} comparable GPUs", limit=digest)
     if agreeing * 2 <= total or total < MIN_GPUS_FOR_MAJORITY:
         reason = (
             f"digests differ and no majority shows which is right: {len(counts)} digests on {total} GPUs, "
@@ -153,7 +161,7 @@ def _judge(gpu: GpuDigest, counts: Counter[Value], siblings: Sequence[GpuDigest]
 
 
 def _describe_siblings(digest: Value, siblings: Sequence[GpuDigest]) -> str:
-    """Return how many other GPUs of the host differ from the majority, in words."""
+    """Return in words how many other comparable GPUs of the host differ from the majority."""
     differing = sum(other.digest != digest for other in siblings)
     if not siblings:
         return "its host has no other comparable GPU"

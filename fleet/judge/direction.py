@@ -1,14 +1,14 @@
-"""Which direction is better, by an observation's unit and the last part of its name."""
+"""Whether a higher or a lower value of an observation is better, by its unit or by the last component of its name."""
 
 RATE_UNITS = frozenset({"B/s", "FLOP/s", "FLOP/J", "FLOP/cycle", "images/s", "tokens/s", "1/s", "transfers/s"})
-"""Units where more is better."""
+"""Units of observations of which a higher value is better."""
 HIGHER_IS_BETTER = frozenset(
     {
         "accuracy", "mfu", "tested_share", "hidden_share", "sufficiency", "generation", "width", "active_links", "work",
         "work_share", "kept_share", "amplitude",
     }
 )  # fmt: skip
-"""Last parts of observation names where more is better."""
+"""Last components of the names of observations of which a higher value is better."""
 LOWER_IS_BETTER = frozenset(
     {
         "latency", "graph_latency", "step_time", "save_time", "restore_time", "duration", "slowdown", "loss", "loss_ratio",
@@ -16,7 +16,7 @@ LOWER_IS_BETTER = frozenset(
         "temperature",
     }
 )  # fmt: skip
-"""Last parts of observation names where less is better."""
+"""Last components of the names of observations of which a lower value is better."""
 MUST_BE_ZERO = frozenset(
     {
         "wrong_elements",
@@ -33,4 +33,4 @@ MUST_BE_ZERO = frozenset(
         "uncorrectable_volatile",
     }
 )
-"""Last parts of the names of observations whose value must be zero."""
+"""Last components of the names of observations whose value must be zero."""

@@ -1,6 +1,6 @@
-"""Judge NVLink domains of several hosts: whether each GPU is in its domain, the hosts are joined, and NCCL uses the domain.
+"""Judge NVLink domains of several hosts: whether each GPU is in a domain, IMEX connects the hosts, and NCCL uses the domain.
 
-IMEX, a daemon on each host, joins the hosts (see `nvlink_domains`).
+IMEX is the NVIDIA daemon on each host by which the hosts of a domain share GPU memory (see `nvlink_domains`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TO_SWITCH = "gpu.nvlink.missing_links"
 MULTI_NODE = "P2P/MNNVL"
 """NCCL's name of its transport over NVLink between hosts; a suffix such as /read may follow."""
 _CONFIGURED = ("version_mismatch", "node_map_mismatch")
-"""States of a connection that a wrong version or configuration causes."""
+"""States of a broken IMEX connection whose cause is a wrong version or configuration of IMEX."""
 _CHECK_TRANSPORT = (
     "check NCCL_MNNVL_ENABLE and NCCL_CUMEM_ENABLE in the environment, nvidia-imex-ctl -N, and that processes may use "
     "/dev/nvidia-caps-imex-channels"
@@ -48,14 +48,14 @@ _SOURCES = {
 
 
 def judge_domains(views: Iterable[HostView], domains: NvlinkDomains) -> Iterator[Verdict]:
-    """Yield the verdicts on hosts that are in an NVLink domain of several hosts; none on other hosts."""
+    """Yield the verdicts on each host that has a record and must share an NVLink domain (`HostView.nvlink_domain`)."""
     launches: set[tuple[str, ...]] = set()
     for view in views:
         if view.nvlink_domain and view.has_record:
             yield from _judge_membership(view, domains)
             yield from _judge_imex(view, domains)
             transports = [item for item in view.observations[TRANSPORT] if _is_of_gang(item)]
-            # One verdict on a launch, not one on each of its hosts.
+            # One verdict for each launch, not for each of its hosts.
             if transports and view.members(GANG) not in launches:
                 launches.add(view.members(GANG))
                 yield from _judge_transport(view, transports[-1], domains)
@@ -66,12 +66,13 @@ def _is_of_gang(item: Observation) -> bool:
 
 
 def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
-    """Yield a verdict on each GPU: it must report a domain.
+    """Yield a verdict on each GPU: the cluster UUID that it reports must be that of a domain.
 
-    A GPU that reports no UUID is judged only if the inventory names a domain, another GPU of the domain reports one, or its
-    NVLinks end at a switch. On some boards, NVLinks join the GPUs only to each other: such GPUs are in no domain.
+    A GPU that reports no UUID is judged only in three cases: the inventory names the domain, a GPU of any host of the domain
+    reports the UUID of one, or the NVLinks of this GPU end at a switch. In all other cases the NVLinks may join the GPUs of the
+    board only to each other, and such GPUs are in no domain. GPUs without any measurement are not judged here.
     """
-    where = f"the hosts of rack {view.host.rack} are one NVLink domain by their GPU model"
+    where = f"the GPU model implies that the hosts of rack {view.host.rack} are one NVLink domain"
     if view.host.nvlink_domain:
         where = f"the inventory has the host in NVLink {view.nvlink_domain}"
     uuids = last_values(view, CLUSTER)
@@ -92,8 +93,8 @@ def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdic
 def _judge_imex(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
     """Yield the verdicts on IMEX.
 
-    If only the GPU model implies the domain, a scheduler may start IMEX with each job. Then two cases are not judged: a host
-    without IMEX, and a domain in which IMEX is idle on every host.
+    If the inventory does not name the domain, so that only the GPU model implies it, a scheduler may start IMEX with each job.
+    Then two cases are not judged: a host without IMEX, and a domain in which no host reports that IMEX is ready.
     """
     member = domains.member(view)
     observed = view.observations[STATE]
@@ -127,7 +128,7 @@ def _without_imex(view: HostView, observed: list[Observation]) -> Verdict:
 
 
 def _judge_node_count(view: HostView) -> Iterator[Verdict]:
-    """Yield the verdict on the number of hosts that IMEX has in the domain, if the inventory names the domain."""
+    """Yield the verdict on the number of hosts in the configuration of IMEX, if the inventory has several hosts in the domain."""
     planned = sum(host.nvlink_domain == view.host.nvlink_domain for host in view.plan.hosts)
     counts = [item.value for item in measured(view, NODES) if isinstance(item.value, int)]
     if view.host.nvlink_domain and planned > 1 and counts:
@@ -143,7 +144,9 @@ def _judge_node_count(view: HostView) -> Iterator[Verdict]:
 
 def _judge_connections(view: HostView, broken: Mapping[str, str], member: DomainMember) -> Verdict:
     if not broken and member.unreported:
-        reason = f"the domain is not up, and IMEX reports no connection to {counted(member.unreported, 'host')}"
+        reason = (
+            f"the domain is not up, and IMEX does not report the connection to {counted(member.unreported, 'host')}"
+        )
         return _verdict(view, CONNECTION, HOST, INCONCLUSIVE, reason)
     if not broken and member.peers == len(member.broken):
         reason = f"not connected: {counted(member.peers, 'host')}, at fault or absent from this run"
@@ -168,7 +171,10 @@ def _judge_connections(view: HostView, broken: Mapping[str, str], member: Domain
 
 
 def _judge_transport(view: HostView, item: Observation, domains: NvlinkDomains) -> Iterator[Verdict]:
-    """Yield the verdict on NCCL's transport in a launch whose ranks are all in one partition of one domain."""
+    """Yield the verdict on NCCL's transport in a launch of several hosts, if all their GPUs are in one clique of one domain.
+
+    A clique is a partition of an NVLink domain.
+    """
     members = view.members(GANG)
     cliques = domains.cliques(view.nvlink_domain, members)
     if len(members) < 2 or len(cliques) != 1 or NO_DOMAIN in {uuid for uuid, _ in cliques}:

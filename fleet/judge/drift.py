@@ -1,8 +1,8 @@
-"""Judge a soak by itself: did it run as long as planned, did any rate fall below its own start, and when?
+"""Judge a soak by itself: did it run as long as planned, did any rate fall below its own initial level, and when?
 
-Each rate of a soak with enough values gives one more observation, such as `drift.stress.throughput`: the lowest level of the rate
-as a share of its first hour (the first tenth of a short soak). Criteria compare it with a value or with the fleet, like any other
-observation.
+For each rate that a soak measured often enough, this module adds an observation such as `drift.stress.throughput`: the lowest
+level of the rate as a share of its mean in the first hour (in the first tenth of a short soak). Criteria compare this observation
+with a value or with the fleet, like any other.
 """
 
 from __future__ import annotations
@@ -22,20 +22,22 @@ from schemas.timeline import RATES, Series, Soak
 from schemas.times import format_span
 
 DRIFT = "drift"
-"""First component of the names of these observations."""
+"""First component of the names of the added observations."""
 REFERENCE_S, REFERENCE_SHARE = 3600.0, 0.1
-"""The reference is the first hour of a soak, or the first tenth if that is shorter, but at least one bucket. A bucket is a time
-interval of `Timeline.bucket_s`; the record has one mean for the values in it."""
+"""The reference period is the first hour of a soak, or its first tenth if that is shorter, but at least one bucket. A bucket is a
+time interval of `Timeline.bucket_s` seconds; the record has one mean for all values of a figure in a bucket."""
 WINDOW = 3
 """A level is the median of this many consecutive buckets, so that one slow round is not a drift."""
 MIN_BUCKETS = 2 * WINDOW
 """Drift is not evaluated if fewer buckets than this have a value."""
 MAX_CUT_ROUNDS = 3
-"""Number of rounds that may be cut off by the end of their supervisor. A higher number is reported."""
+"""Highest number of interrupted rounds that gives no verdict. A round is interrupted if its supervisor, the process that runs the
+rounds, ends."""
 MIN_ROUND_SHARE, SPARE_ROUNDS = 0.9, 1
-"""A rate must be present in at least this share of the finished rounds, minus SPARE_ROUNDS."""
+"""A rate must have at least MIN_ROUND_SHARE * (number of finished rounds) - SPARE_ROUNDS values."""
 LATE_ROUNDS = 2.0
-"""A figure may end this many rounds before the end of the longest series of the same name; or WINDOW buckets, if longer."""
+"""The last value of a series may be this many rounds older than the last value of any series of the same name; or WINDOW buckets,
+if that is longer."""
 ROUNDING_S = 0.1
 """The duration of a soak in a record may be too short by this much, because it is rounded."""
 
@@ -45,9 +47,10 @@ class RateCourse:
     """A rate over the soak, relative to its start."""
 
     start: float
-    """Mean of the first hour, or of the first tenth."""
+    """Mean of the rate in the reference period."""
     shares: tuple[tuple[float, float, float], ...]
-    """For each later bucket: start and end in seconds, and mean as a share of the start."""
+    """For each bucket after the reference period: its start and end in seconds since the soak began, and its mean divided by
+    `start`."""
 
     @property
     def levels(self) -> list[float]:
@@ -62,9 +65,9 @@ class RateCourse:
         return min(self.levels)
 
     def first_drop(self, limit: float) -> tuple[float, float | None]:
-        """Return start and end, in seconds, of the first period below `limit`. The end is None if the soak ends in this period.
+        """Return start and end, in seconds since the soak began, of the first period whose levels are below `limit`.
 
-        `limit` is a share of the start of the rate.
+        The end is None if the last level of the soak is in this period. `limit` is a share, like the levels.
 
         Raises:
             ValueError: no level is below the limit.
@@ -77,7 +80,7 @@ class RateCourse:
 
 
 def with_drift_observations(evidence: Evidence) -> Evidence:
-    """Return the evidence with an observation of the drift of each rate that has enough values."""
+    """Return the evidence, to which a drift observation is added for each rate with enough values."""
     records = tuple(
         replace(record, observations=(*record.observations, *_drifts(record))) if record.soak else record
         for record in evidence.records
@@ -110,7 +113,7 @@ def is_rate(series: Series) -> bool:
 
 
 def rate_course(series: Series, soak: Soak) -> RateCourse | None:
-    """Return the course of a rate over the soak; None if it has too few values, or its start is not above 0."""
+    """Return the course of a rate over the soak; None with too few values, or with a mean of 0 or less in the reference period."""
     width = soak.timeline.bucket_s
     ends = max(min(REFERENCE_S, REFERENCE_SHARE * soak.planned_s), width)
     rows = list(zip(series.at, series.n, series.mean, strict=True))
@@ -125,9 +128,9 @@ def rate_course(series: Series, soak: Soak) -> RateCourse | None:
 
 
 def with_drift_time(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it is a failed drift, add `from 04:12 on, 3.1 % below its level in the first hour`.
+    """Return the verdict. If it fails a drift, add a text such as `from 04:12 on, 3.1 % below its level in the first hour`.
 
-    The times are those of the first drop; the percentage is that of the lowest level of the soak.
+    The times are those of the first drop below the limit; the percentage is that of the lowest level of the whole soak.
     """
     if verdict.verdict != FAIL or not verdict.name.startswith(f"{DRIFT}.") or not isinstance(verdict.limit, float):
         return verdict
@@ -152,12 +155,12 @@ def _describe_drift(course: RateCourse, soak: Soak, limit: float) -> str:
 
 
 def reference_name(soak: Soak) -> str:
-    """Return the name of the reference period with which the figures of a soak are compared."""
+    """Return the name of the reference period of a soak."""
     return "first hour" if REFERENCE_SHARE * soak.planned_s >= REFERENCE_S else "first tenth"
 
 
 def format_clock(seconds: float) -> str:
-    """Return a time of the soak: `04:12` (hours and minutes), or `45 min 10 s` in the first hour."""
+    """Return a time since the soak began: `04:12` (hours and minutes), or `45 min 10 s` in the first hour."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60:02d}:{minutes % 60:02d}" if minutes >= 60 else f"{minutes} min {rest:02d} s"
 
@@ -169,7 +172,11 @@ def _soaks(view: HostView) -> Iterator[Soak]:
 
 
 def judge_soak(view: HostView) -> Iterator[Verdict]:
-    """Judge whether the host soaked as planned: duration, all rounds, enough values for the drift, no figure that ended early."""
+    """Yield an inconclusive verdict for each way in which the soak of the host was not as planned.
+
+    These are: no record of a soak, a wrong duration, failed or interrupted rounds, too few values to evaluate a drift, and
+    figures that were no longer measured at the end.
+    """
     if not any(stage.name == SOAK for stage in view.plan.stages):
         return
     soaks = list(_soaks(view))
@@ -199,14 +206,14 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
         first = f": round {launches[0].number}: {launches[0].reason or launches[0].outcome}" if launches else ""
         yield f"{failed} of {max(soak.rounds, failed)} rounds did not finish{first}"
     if soak.cut > MAX_CUT_ROUNDS:
-        yield f"{soak.cut} of {soak.rounds} rounds were cut off with their supervisor, for an unknown reason"
+        yield f"{soak.cut} of {soak.rounds} rounds were interrupted because their supervisor process ended, for an unknown reason"
     needs_drift = planned_s >= REFERENCE_S and not view.plan.rehearsal
     if soak.ended and not soak.reason and needs_drift and (names := rates_without_drift(soak)):
         yield f"too few rounds to evaluate the drift of {', '.join(names)}: {soak.rounds} in {format_span(soak.soaked_s)}"
 
 
 def ended_early(soak: Soak) -> Mapping[str, Sequence[str]]:
-    """Return scope -> messages on the series of that scope that ended early, or that are missing in too many rounds."""
+    """Return scope -> messages on the series of that scope that ended early, and on its rates that too few rounds measured."""
     width = soak.timeline.bucket_s
     longest: dict[str, float] = defaultdict(float)
     for series in soak.timeline.series:
@@ -217,7 +224,7 @@ def ended_early(soak: Soak) -> Mapping[str, Sequence[str]]:
     for series in soak.timeline.series:
         end_s, last_s = _end_s(series, width), longest[series.name]
         if end_s < last_s - tolerance_s:
-            times = f"{format_clock(end_s)}, on other parts of its kind at {format_clock(last_s)}"
+            times = f"{format_clock(end_s)}, but the latest {series.name} of this host is from {format_clock(last_s)}"
             messages[series.scope].append(f"{_series_name(series)} was last measured at {times}")
         elif is_rate(series) and sum(series.n) < min_rounds:
             messages[series.scope].append(
@@ -236,5 +243,5 @@ def _series_name(series: Series) -> str:
 
 
 def rates_without_drift(soak: Soak) -> list[str]:
-    """Return the names of the rates with too few values to evaluate drift. In a soak of less than an hour this is no fault."""
+    """Return the names of the rates with too few values to evaluate drift. This is normal in a soak of less than an hour."""
     return sorted({series.name for series in soak.timeline.series if is_rate(series) and not rate_course(series, soak)})

@@ -1,7 +1,8 @@
-"""Find parts that two hosts report, and records that are of another machine than the host whose name they have.
+"""Find parts that two hosts report, and records that have the name of one host but were written by another machine.
 
-A part that two machines report fails: one of the two identities is forged or wrong. If two records are of one machine, no part is
-at fault: the inventory names a machine twice, or a record was delivered under the name of another host.
+A part that two machines report fails, because one of the two reports is forged or wrong. If one machine wrote the records of two
+hosts, no part is at fault: the inventory has the machine under two names, or a record was delivered under the name of another
+host.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ LISTED = 3
 
 
 class DuplicateSerials:
-    """The locations of each serial, UUID and address. The objects of several hosts can be merged (`update`) in any order."""
+    """The locations of each serial, UUID, GUID and MAC address. Those of several hosts can be merged (`update`) in any order."""
 
     def __init__(self) -> None:
         self._first: dict[Identity, Location] = {}
         self._more: dict[Identity, list[Location]] = {}
         self._gpus: Counter[str] = Counter()
-        """Host -> number of the identities of its GPUs."""
+        """Host -> number of identities (serials and UUIDs) of its GPUs."""
         self._disputed: defaultdict[Identity, set[str]] = defaultdict(set)
-        """Identity -> hosts that have a record with this identity, and whose records are of different machines."""
+        """Identity -> hosts that have a record with this identity, and whose own records were written by different machines."""
 
     def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
         """Add the GPUs of a host, and its network adapters unless the hosts may share them (`Plan.judges_ports`).
 
-        If the records of the host are of different machines, it is unknown which parts it has. Then none of its parts counts as a
-        duplicate.
+        If the records of the host were written by different machines, it is unknown which parts it has. Then none of its parts
+        counts as a duplicate.
         """
         if evidence.foreign:
             for record in (*evidence.records, *evidence.foreign):
@@ -75,10 +76,10 @@ class DuplicateSerials:
         return sorted({self._first.get(identity, location), *self._more.get(identity, ())} - {location})
 
     def same_machine(self, host: str, evidence: Evidence) -> list[str]:
-        """Return the hosts whose records are of the same machine as those of `host`.
+        """Return the other hosts whose records were written by the same machine as those of `host`.
 
-        All GPUs of one of the two hosts are also GPUs of the other. If `host` reports adapters, the two hosts must also have an
-        adapter in common, because the GPUs of two machines may have forged identities.
+        That is so if all GPUs of one of the two hosts are also GPUs of the other. If `host` reports adapters, the two hosts must
+        also have an adapter in common, because the GPUs of two machines may have forged identities.
         """
         shared: Counter[str] = Counter()
         for gpu, identity in _identities(evidence.gpus()):
@@ -89,21 +90,22 @@ class DuplicateSerials:
         return [other for other in others if not adapters or other in with_adapter]
 
     def hosts_with(self, identities: Iterable[Identity]) -> set[str]:
-        """Return every host with a record that lists one of these parts."""
+        """Return every host with a record that lists a GPU or adapter with one of these identities."""
         listed = [identity for identity in identities if identity in self._first]
         locations = [location for key in listed for location in (self._first[key], *self._more.get(key, ()))]
         disputed = {host for identity in identities for host in self._disputed.get(identity, ())}
         return {host for host, _ in locations} | disputed
 
     def hosts(self) -> set[str]:
-        """Return the hosts with a part whose identity is not unique."""
+        """Return the hosts with a part whose identity is also at another location."""
         return {host for key, locations in self._more.items() for host, _ in (self._first[key], *locations)}
 
 
 def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, Identity]]:
-    """Yield each GPU with its serial, and with its UUID. Zeros are no serial.
+    """Yield each GPU with its serial, and again with its UUID. A serial of zeros counts as none.
 
-    GPUs of one board (A16: four) may have the serial of the board. If they have UUIDs, only the first is yielded with the serial.
+    The GPUs of one board (an A16 has four) may all report the serial of the board. If they have UUIDs, only the first of them is
+    yielded with this serial.
     """
     boards: set[str] = set()
     for gpu in gpus:
@@ -115,7 +117,7 @@ def _identities(gpus: Iterable[Gpu]) -> Iterator[tuple[Gpu, Identity]]:
 
 
 def _adapter_identities(evidence: Evidence) -> Iterator[tuple[str, Identity]]:
-    """Yield scope and identity of each network adapter in the last snapshot that has them."""
+    """Yield scope and identity of each network adapter, from the last snapshot with the reading of the identity."""
     last: dict[str, Metric] = {}
     for snapshot in evidence.snapshots():
         for metric in snapshot.metrics:
@@ -128,11 +130,12 @@ def _adapter_identities(evidence: Evidence) -> Iterator[tuple[str, Identity]]:
 
 
 _ASSIGNED = frozenset("014589cd")
-"""Possible second hex digits of a MAC address that a manufacturer assigned: the bit with value 2 marks local addresses."""
+"""Possible second hex digits of a MAC address that a manufacturer assigned. In these digits the bit with value 2, which marks
+locally administered addresses, is 0."""
 
 
 def _is_unique(name: str, value: str) -> bool:
-    """Return whether the manufacturer assigns the value: it is not zero, nor a locally administered MAC address (IEEE 802)."""
+    """Return whether a manufacturer assigned the value: it is neither zero nor a locally administered MAC address (IEEE 802)."""
     digits = value.replace(":", "")
     if not digits.strip("0"):
         return False
@@ -140,10 +143,10 @@ def _is_unique(name: str, value: str) -> bool:
 
 
 def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
-    """Return a failure for each identity that a GPU shares with another GPU. The reason names the others.
+    """Return a failure for each identity that a GPU shares with another GPU, or an adapter with an adapter of another host.
 
-    An adapter fails only if an adapter of another host has its identity. Hosts whose records are of one machine, and a host whose
-    records are of two machines, get an inconclusive verdict instead.
+    The reason lists the other locations. Two hosts whose records were written by one machine, and a host whose records were
+    written by two machines, get an inconclusive verdict instead.
     """
     verdicts = []
     for host, of_host in evidence.items():
@@ -164,7 +167,7 @@ def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSeria
 
 
 def with_foreign_records(evidence: Evidence) -> Evidence:
-    """Return the evidence of a host. Gang records that are not of the machine of the host record are moved to `foreign`."""
+    """Return the evidence of a host. Gang records written by another machine than the host record are moved to `foreign`."""
     host_records = [record for record in evidence.records if not record.gang]
     foreign = [
         record
@@ -178,7 +181,10 @@ def with_foreign_records(evidence: Evidence) -> Evidence:
 
 
 def _are_of_two_machines(one: Record, other: Record) -> bool:
-    """Return whether both records have identities of the same kind, such as GPU serials, but not one identity in common."""
+    """Return whether two machines wrote the records.
+
+    That is so if both have identities of the same kind, such as GPU serials, but not one identity in common.
+    """
     first = set(_identities_of_gpus(one))
     if not first.isdisjoint(_identities_of_gpus(other)):  # nearly always true, and fast
         return False
@@ -215,7 +221,10 @@ def _contradictory(host: str, reason: str) -> Verdict:
 
 
 def _of_two_machines(host: str, evidence: Evidence, known: DuplicateSerials) -> str:
-    """Return which records of a host are of different machines, and which hosts have the parts that they list."""
+    """Return the reason for a host whose records were written by two machines.
+
+    The reason lists the GPUs of each record, and the other hosts that report these GPUs too.
+    """
     texts = []
     for record in (*evidence.records, *evidence.foreign):
         identities = list(_identities_of_gpus(record))
@@ -245,7 +254,7 @@ def _serials(gpus: Sequence[Gpu]) -> str:
 
 
 def _location(host: str, scope: str) -> str:
-    """Return `GPU 7 of h2`."""
+    """Return a location in words: `GPU 7 of h2`, or `h2` for the host itself."""
     return host if scope == "host" else f"{describe_scope(scope)} of {host}"
 
 

@@ -29,7 +29,7 @@ from schemas.scopes import Scope
 REVALIDATE = "revalidate"
 """Prefix of the names of the profiles for parts in service."""
 STORAGE = "storage_"
-"""Prefix of a criterion's `variable` whose value is in rackproof_storage_floors, under the key that follows the prefix."""
+"""Prefix of a criterion's `variable` whose value is in rackproof_storage_floors. The rest of `variable` is the key there."""
 COMPARE: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
     "ge": operator.ge,
@@ -40,7 +40,7 @@ COMPARE: Mapping[str, Callable[[float, float], bool]] = {
 
 
 def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigures) -> Iterator[Verdict]:
-    """Yield every verdict of one criterion on one host; `figures` are the figures of the fleet."""
+    """Yield every verdict of one criterion on one host. `figures` are those of all hosts, for criteria with `vs_fleet`."""
     if not is_applicable(view, criterion):
         return
     groups = series(view, criterion)
@@ -59,7 +59,8 @@ def _without_impossible_values(
 ) -> Verdict:
     """Judge a failed series once more, without its impossible values, and return the verdict.
 
-    The verdict is inconclusive if the series does not fail without these values: impossible values show no fault of the part.
+    If the series does not fail without these values, the verdict is inconclusive: an impossible value does not show that the part
+    is at fault.
     """
     problems = {
         id(item): problem
@@ -77,9 +78,10 @@ def _without_impossible_values(
 
 
 def is_applicable(view: HostView, criterion: Criterion) -> bool:
-    """Return whether inventory, plan and datasheet give the criterion a limit. Otherwise the report lists it as not judged.
+    """Return whether the criterion applies to the host. If not, the report lists it as not judged.
 
-    NVLinks are not judged if a hypervisor gave the host one GPU without NVLinks. A criterion with `new_part` applies only if the
+    It does not apply if the inventory, the plan or the datasheet lacks the value from which its limit follows. Criteria for
+    NVLinks do not apply if a hypervisor gave the host one GPU without NVLinks. A criterion with `new_part` applies only if the
     run accepts new parts (`is_acceptance`).
     """
     if criterion.name.startswith("gpu.nvlink.") and view.has_lone_gpu:
@@ -101,8 +103,8 @@ def is_acceptance(plan: Plan) -> bool:
 def inventory_value(view: HostView, variable: str) -> Value:
     """Return the value of a variable of the inventory; empty or zero if the inventory does not set it.
 
-    If the inventory does not set the number of InfiniBand ports, the value is 1 if the gang uses its fabric
-    (`HostView.uses_fabric`), otherwise 0.
+    If the inventory does not set the number of InfiniBand ports, the value is 1 if the gang (the hosts of one multi-node launch)
+    uses its fabric (`HostView.uses_fabric`), otherwise 0.
     """
     host = view.host
     if variable == "gpu_count":
@@ -125,7 +127,7 @@ def inventory_value(view: HostView, variable: str) -> Value:
 
 
 def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
-    """Return the observations that match the criterion, one list for each figure of each part, in the order of time."""
+    """Return the observations that match the criterion: a list in the order of time for each figure or reading of each part."""
     benchmark = from_benchmark(criterion.name)
     if not benchmark and "*" not in criterion.name and "phase" not in criterion.where:
         by_scope = view.observations.by_scope(criterion.name)
@@ -144,7 +146,10 @@ def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 
 
 def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
-    """Return what `series` returns, for readings. Apart from the stage, a criterion matches all readings of a scope or none."""
+    """Return what `series` returns, for the readings of one name (scope -> readings).
+
+    If the stage is ignored, a criterion matches either all readings of a scope or none, so only the first of each is compared.
+    """
     groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
     if criterion.stage:
         groups = [[item for item in group if item.stage == criterion.stage] for group in groups]
@@ -161,21 +166,25 @@ def with_matching_name(view: HostView, criterion: Criterion) -> list[Observation
 def _judge_series(
     view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures
 ) -> Verdict | None:
-    """Return the verdict on one series; None if there is nothing to compare it with, or if another check reports it as absent."""
+    """Return the verdict on one series of observations.
+
+    None in three cases: nothing to compare the measured values with; a benchmark has no measured value, which another check
+    reports; the criterion is optional and the part does not support the reading.
+    """
     benchmark = from_benchmark(criterion.name)
     measured = [item for item in group if item.status == MEASURED]
     absences = [item for item in group if item.status == ERROR]
     if measured and group[-1].status == MEASURED and may_be_transient(group[-1].name):
         absences = []
     if measured and group[-1].status == UNSUPPORTED and (not criterion.optional or criterion.name.startswith(BMC)):
-        absences.append(group[-1])  # the part supported it earlier in the run
+        absences.append(group[-1])  # the part supported the reading earlier in the run
     verdict = _judge_measured(view, criterion, measured, figures) if measured else None
     if verdict and absences and verdict.verdict == PASS and not benchmark and not criterion.best_of_run:
         absence = absences[-1]
         reason = f"{absence.status} {absence.params.get('phase', '')} {absence.stage}: {absence.reason}"
         absent = view.inconclusive(absence.name, absence.scope, reason, absence.stage, criterion=criterion)
         return with_absence(absent, absence)
-    # A measured figure without a verdict has nothing to be compared with.
+    # A measured value without a verdict has nothing to be compared with.
     if verdict or benchmark or measured or (criterion.optional and group[-1].status == UNSUPPORTED):
         return verdict
     last = group[-1]
@@ -186,7 +195,7 @@ def _judge_series(
 def judge_unobserved(
     view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]
 ) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict on the host, or on each GPU, that lacks the reading. `groups` come from `series`."""
+    """Yield an inconclusive verdict on the host, or on each GPU, without any reading in `groups`, the result of `series`."""
     observed = {group[0].scope for group in groups} | set(view.unmeasured_gpus)
     if criterion.scope in ("host", "") and not observed:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
@@ -200,7 +209,8 @@ def judge_unobserved(
 def _judge_measured(
     view: HostView, criterion: Criterion, measured: Sequence[Observation], figures: outliers.FleetFigures
 ) -> Verdict | None:
-    """Return the verdict on measured values: on one of them (`_deciding_observation`), or on the change over the run.
+    """Return the verdict on measured values: on one of them (`_deciding_observation`), on the change over the run, or on the rate
+    at which a counter rose before the run.
 
     None in three cases: the criterion is optional and the fleet has too few comparable parts; its limit is for NVLinks and no
     NVLink joins the GPUs; `_judge_against_baseline` returns None. If no other criterion judges the values, the report lists
@@ -233,7 +243,7 @@ def _judge_measured(
 
 
 def _judge_without_links(view: HostView, criterion: Criterion, last: Observation) -> Verdict | None:
-    """Return None if no NVLink joins the GPUs, or else an inconclusive verdict: the host did not report the links."""
+    """Return None if no NVLink joins the GPUs; otherwise an inconclusive verdict, because the host did not report the links."""
     if is_unlinked(view, criterion, last):
         return None
     reason = (
@@ -249,16 +259,16 @@ def is_unlinked(view: HostView, criterion: Criterion, observation: Observation) 
 
 
 def _full_version(wanted: str, measured: Sequence[Observation]) -> str:
-    """Return the first measured version that begins with the wanted components; the wanted version if there is none."""
+    """Return the first measured version that begins with the components of `wanted`; if there is none, `wanted` itself."""
     versions = (str(item.value) for item in measured)
     return next((text for text in versions if text == wanted or text.startswith(f"{wanted}.")), wanted)
 
 
 def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequence[Observation]) -> Verdict | None:
-    """Return the verdict against the accepted record of the same part.
+    """Return the verdict on a figure that is compared with the accepted record of the same part.
 
     None if the part has no accepted record (`presence.judge_presence` reports that once for the part), or if the criterion is
-    optional and the record does not have the figure.
+    optional and the accepted record does not have the figure.
     """
     last = measured[-1]
     level = view.accepted.level(last)
@@ -274,10 +284,10 @@ def _judge_against_baseline(view: HostView, criterion: Criterion, measured: Sequ
 
 
 def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Verdict:
-    """Return the verdict on the increase of a counter; if the limit is a floor, on its net change.
+    """Return the verdict on the increase of a counter over the run; if the limit is a floor, on the last value minus the first.
 
-    If the increase fails, the verdict names the stage in which the counter rose most. The verdict on a timestamp of the newest
-    event names the stage of this event.
+    The stage of a verdict on an increase is the one in which the counter rose most. If the reading is the timestamp of the newest
+    event, the stage is that of this event.
     """
     last = measured[-1]
     phases = [(item.stage, item.params.get("phase")) for item in (measured[0], last)]
@@ -306,7 +316,7 @@ def _judge_change(view: HostView, criterion: Criterion, measured: Sequence[Obser
 
 
 def _judge_rate(view: HostView, criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Verdict:
-    """Return the verdict on the rate at which a counter rose before the run, by its first reading."""
+    """Return the verdict on the hourly rate of a counter before the run: its first reading divided by `hours_before`."""
     first, last = measured[0], measured[-1]
     count, hours = number(first.value), hours_before(view, first)
     if not count:
@@ -363,7 +373,7 @@ def _verdict(
 
 
 def limit_of(view: HostView, criterion: Criterion, observation: Observation) -> Value:
-    """Return the limit of an observation by a criterion that needs neither the fleet nor an accepted record.
+    """Return the limit that a criterion sets for an observation, if the limit needs neither the fleet nor an accepted record.
 
     None if the limit depends on the number of NVLinks between the GPUs, and that number is zero or was not reported.
     """
@@ -381,7 +391,7 @@ def limit_of(view: HostView, criterion: Criterion, observation: Observation) -> 
 
 
 def describe_comparison(criterion: Criterion, value: Value, limit: Value) -> str:
-    """Return the comparison in words: `found 5, wanted = 8`; `found 4043 GB/s, wanted ≥ 4192 GB/s`."""
+    """Return the comparison in words, such as `found 5, wanted = 8` or `found 4043 GB/s, wanted ≥ 4192 GB/s`."""
     value_text, limit_text = format_pair(value, limit, _unit(criterion))
     verb = "changed by" if criterion.delta else "found"
     return f"{verb} {value_text}, wanted {SIGNS[criterion.operator]} {limit_text}"
@@ -394,7 +404,7 @@ def _unit(criterion: Criterion) -> str:
 def holds(comparison: str, value: Value, limit: Value) -> bool:
     """Return whether the comparison is true.
 
-    It is false between values of different kinds (number, truth value, text), and for texts with an operator other than `eq`.
+    It is false if the values are of different kinds (number, boolean, text), or if they are texts and the operator is not `eq`.
     """
     if isinstance(value, int | float) and isinstance(limit, int | float):
         return isinstance(value, bool) == isinstance(limit, bool) and COMPARE[comparison](value, limit)

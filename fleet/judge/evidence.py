@@ -20,10 +20,10 @@ _PREFIXES = frozenset(
     | {DURATION.name.split(".")[0], "drift"}
 )
 LAUNCH = "launch"
-"""First component of the names of version observations that the ranks report: `launch.torch`."""
+"""First component of the names of the observations with the software versions that the ranks report, such as `launch.torch`."""
 DISTINGUISHING_PARAMS = ("numa", "world_size", "number")
-"""Parameters that are not settings of a profile, but distinguish figures: memory locality, number of ranks, and the number of an
-error."""
+"""Parameters that are not settings of a benchmark, but distinguish figures: memory locality, number of ranks, and the running
+number of an `integrity.error`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,14 +31,14 @@ class Evidence:
     """The records of one host of the plan, and what the control node observed."""
 
     records: tuple[Record, ...] = ()
-    """The host record and the gang record of the host, if they are valid."""
+    """The host record and the gang record of the host, if they are valid. A gang is the hosts of one multi-node launch."""
     foreign: tuple[Record, ...] = ()
     """Gang records that were written by another machine than the host record (`duplicates`). They are not judged."""
     received: Mapping[str, float] = field(default_factory=dict)
-    """Gang (empty: the host record) -> when the control node wrote the file of the record, in seconds since 1970. A record of a
-    simulation is not in it."""
+    """Gang of a record (empty for the host record) -> when the control node wrote its file, in seconds since 1970. Simulated
+    records have no entry."""
     problem: str = ""
-    """Why there is no host record, or what went wrong as seen from the control node."""
+    """Why there is no host record, or what failed on this host according to the control node; empty if nothing did."""
     user: str = ""
     """The user or job that occupied the GPUs of the host, if a play failed on the host for this reason; otherwise empty."""
     bmc: Record | None = None
@@ -49,9 +49,9 @@ class Evidence:
     """The accepted figures of the host; None if the plan compares with no baseline."""
 
     def observations(self) -> list[Observation]:
-        """Return all observations: the readings of the host by time, those of its BMC by time, then those of the benchmarks.
+        """Return all observations: first the readings of the host by time, then those of its BMC by time, then the benchmarks'.
 
-        Readings by PCI address (`pci=0000:1b:00.0`, from the kernel or the bus) get the scope of that GPU (`gpu=0`).
+        If the scope of an observation is the PCI address of a GPU (`pci=0000:1b:00.0`), it is replaced by the index (`gpu=0`).
         """
         gpu_scopes = self.gpu_scopes()
         snapshots = (*self.snapshots(), *self.bmc_snapshots())
@@ -59,11 +59,11 @@ class Evidence:
         return [with_gpu_scope(item, gpu_scopes) for item in (*readings, *self.benchmarks())]
 
     def gpu_scopes(self) -> dict[str, str]:
-        """Return the scope by PCI address of each GPU -> its scope by index."""
+        """Return, for each GPU, the scope with its PCI address (`pci=0000:1b:00.0`) -> the scope with its index (`gpu=0`)."""
         return {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in self.gpus() if gpu.pci_bus_id}
 
     def snapshots(self) -> list[Snapshot]:
-        """Return the snapshots of all records by time: a stage that was run again may come last."""
+        """Return the snapshots of all records in the order of time, which is not the order of stages if a stage was run again."""
         return list(heapq.merge(*(record.snapshots for record in self.records), key=lambda snapshot: snapshot.at))
 
     def bmc_snapshots(self) -> tuple[Snapshot, ...]:
@@ -71,7 +71,7 @@ class Evidence:
         return self.bmc.snapshots if self.bmc else ()
 
     def benchmarks(self) -> list[Observation]:
-        """Return the observations of the benchmarks, without the snapshots."""
+        """Return the observations of the benchmarks, which are not in snapshots."""
         return [observation for record in self.records for observation in record.observations]
 
     def gpus(self) -> tuple[Gpu, ...]:
@@ -104,7 +104,7 @@ class Evidence:
 
 @lru_cache(maxsize=4096)
 def _settings_of_output(name: str) -> frozenset[str] | None:
-    """Return the settings of a figure that no plan demands, such as a figure of a port; None for any other name."""
+    """Return the parameters that are settings, if plans never demand the figure (as for RDMA ports); otherwise None."""
     output = output_of(name)
     return frozenset(output.over) if output and not output.demanded else None
 
@@ -122,17 +122,17 @@ def from_benchmark(name: str) -> bool:
 
 
 class Planned:
-    """The parameters of observations that are settings of the plan. All other parameters describe the measurement."""
+    """Which parameters of each figure are settings in the plan. Its other parameters describe how it was measured."""
 
     def __init__(self, plan: Plan) -> None:
         self._settings: dict[tuple[str, str], set[str]] = {}
         for item in plan.expected:
             self._settings.setdefault((item.stage, item.name), set()).update(item.params)
         self.has_manifest = bool(plan.manifest)
-        """Whether the plan has a manifest (the list of ordered parts). A plan for some of the hosts (`Plan.only`) has none."""
+        """Whether the plan has a manifest (the list of ordered parts). The result of `Plan.only` never has one."""
 
     def params(self, item: Observation | Verdict) -> dict[str, Value]:
-        """Return the parameters that identify a figure. Observations that differ only in other parameters are of one figure."""
+        """Return the parameters that identify a figure. Observations with the same ones are of the same figure."""
         settings: Collection[str] | None = self._settings.get((item.stage, item.name))
         if settings is None:  # not planned; an empty set is a planned figure without settings
             settings = _settings_of_output(item.name)

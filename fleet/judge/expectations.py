@@ -1,7 +1,6 @@
-"""Judge what needs no criterion: missing observations, wrong or changed identities, and gangs whose hosts did not all launch
-together.
+"""Judge what needs no criterion: missing observations, wrong or changed identities, and partitioned gangs.
 
-A gang is the hosts of one multi-node launch.
+A gang is the hosts of one multi-node launch. It is partitioned if some of its hosts launched successfully, but never together.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from schemas.stages import GANG
 def gpu_models(view: HostView) -> Iterator[Verdict]:
     """Judge whether a criteria pack covers the host's GPUs, and whether they are of the model that the inventory names."""
     if view.no_pack:
-        reason = f"{view.no_pack}: name one by rackproof_gpu_model, or write one (CONTRIBUTING.md)"
+        reason = f"{view.no_pack}: set rackproof_gpu_model to the name of a pack, or write a pack (CONTRIBUTING.md)"
         yield view.inconclusive("gpu.name", "host", reason, kind=VerdictKind.IDENTITY)
     expected = next((pack for pack in view.packs if pack.name == view.host.gpu_model), None)
     for scope in view.host.scopes if view.host.device == "gpu" else ():
@@ -45,7 +44,7 @@ def gpu_models(view: HostView) -> Iterator[Verdict]:
 def identity_changes(view: HostView) -> Iterator[Verdict]:
     """Judge whether a GPU was swapped, or the host rebooted, during the run.
 
-    After a swap, figures of one index belong to different parts. A reboot resets the counters.
+    After a swap, the figures of one GPU index belong to different parts. A reboot resets the counters.
     """
     for name in ("gpu.serial", "gpu.uuid", "gpu.name"):
         by_scope: dict[str, list[Value]] = defaultdict(list)
@@ -106,8 +105,9 @@ def collector_failures(view: HostView) -> Iterator[Verdict]:
 def missing_observations(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for every observation that the plan expects and that was not measured.
 
-    If nothing of a stage was observed, there is only one verdict, on the stage. A stage with observations also gets a verdict on
-    the stage if its last launch failed, if the record has no launch of it, or if no snapshot follows the last finished launch.
+    If nothing of a stage was observed, there is only one verdict, on the stage. Otherwise the stage also gets a
+    verdict of its own if its last launch failed, or if its figures are complete but the record has no launch of it. One more
+    verdict follows if no snapshot was taken after the last finished launch.
     """
     for stage in view.plan.stages:
         expectations = [item for item in view.expected if item.stage == stage.name]
@@ -116,11 +116,11 @@ def missing_observations(view: HostView) -> Iterator[Verdict]:
         ranks = view.plan.ranks(members)
         for item in expectations:
             if stage.name == GANG and members and not can_observe(item.name, ranks):
-                continue  # a gang that was formed again may have another number of ranks
+                continue  # the gang launched without some hosts, and the remaining ranks cannot make this observation
             for scope in view.plan.scopes_of(view.host, item):
                 partner = Scope.parse(scope).get("partner")
                 if partner and members and partner not in members:
-                    continue  # reported on the host that did not take part, not on each of its partners
+                    continue  # the partner did not launch: that is one verdict on the partner, not one on each other host
                 observation = view.lookup.find(item, scope)
                 observed |= observation is not None
                 if observation is None:
@@ -149,9 +149,9 @@ def missing_observations(view: HostView) -> Iterator[Verdict]:
 
 
 def _missing_last_snapshot(view: HostView) -> Iterator[Verdict]:
-    """Yield a verdict if no snapshot follows the last finished launch: the effect of the launch is then unknown.
+    """Yield a verdict if no snapshot was taken after the last finished launch, because the effect of the launch is then unknown.
 
-    Soaks are exempt, because they take snapshots while they run.
+    Launches of a soak do not count: a soak takes snapshots while it runs.
     """
     planned = [stage.name for stage in view.plan.stages if not stage.duration_s]
     finished = {launch.stage for launch in view.evidence.launches() if launch.outcome == "finished"}
@@ -166,7 +166,7 @@ def _unfinished(view: HostView, stage: str, reason: str) -> Verdict:
 
 
 def unplanned_errors(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for every error of a benchmark that no planned observation covers.
+    """Yield an inconclusive verdict for every observation with an error that a benchmark made and the plan does not expect.
 
     An error does not count if the same figure was measured later.
     """
@@ -189,18 +189,21 @@ def unplanned_errors(view: HostView) -> Iterator[Verdict]:
 
 
 def _covers(measured: Observation, error: Observation) -> bool:
+    """Return whether the measured observation has all parameters of the error, so that both are of the same figure."""
     return error.params.items() <= measured.params.items()
 
 
 def _is_planned(view: HostView, item: Expectation, observation: Observation) -> bool:
-    """Return whether the plan expects the observation: then `missing_observations` judges it."""
+    """Return whether the observation is the one that the plan expects by `item`; `missing_observations` then judges it."""
     return item.params.items() <= observation.params.items() and observation.scope in view.plan.scopes_of(
         view.host, item
     )
 
 
 def _stage_problem(view: HostView, stage: str) -> str:
-    """Return why observations of a stage may be missing: the host did not launch it, or its last failed launch gives a reason."""
+    """Return why observations of a stage may be missing: no launch of the stage in the records, or the reason of the last failed
+    launch.
+    """
     launches = [launch for launch in view.evidence.launches() if launch.stage == stage]
     if not launches and stage == GANG and not any(record.gang for record in view.evidence.records):
         return "there is no record of the stage from this host"
@@ -216,17 +219,18 @@ def unmeasured_gpus(view: HostView) -> Iterator[Verdict]:
         reason = "nothing was measured on this GPU"
         if view.is_beyond_driver(scope):
             count = len(view.serials)
+            listed = counted(count, "GPU")
             reason += (
-                f": the driver lists {counted(count, 'GPU')}, numbered from 0, so this index does not identify a slot"
+                f": the driver lists {listed} and numbers them from 0, so any GPU of the host may be the missing one"
             )
         yield view.inconclusive("gpu", scope, reason)
 
 
 def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
-    """Return a verdict on each host whose gang has measured hosts with which it shared no successful launch.
+    """Return an inconclusive verdict on each host that shared no successful launch with some other host of its gang.
 
-    A gang that launches again without a host is not partitioned if an earlier successful launch included the host. A host
-    without a successful launch gets no verdict here.
+    Only hosts with a successful launch count, on both sides. A gang that launches again without a host is not partitioned if an
+    earlier successful launch included the host.
     """
     members, met = _launched_together(plan, evidence)
     verdicts = []
@@ -251,7 +255,7 @@ def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verd
 
 
 def contradictory_members(plan: Plan, evidence: Mapping[str, Evidence]) -> Iterator[Verdict]:
-    """Yield a verdict on each host if its record and the record of another member list different members of the same launch."""
+    """Yield a verdict on each host whose record and the record of another host list different members of the same launch."""
     for gang in plan.gangs() if any(stage.name == GANG for stage in plan.stages) else ():
         launches: dict[tuple[int, str], list[Attempt]] = defaultdict(list)
         for attempt in gang_attempts(plan, evidence, gang):
@@ -261,7 +265,7 @@ def contradictory_members(plan: Plan, evidence: Mapping[str, Evidence]) -> Itera
             for one, other in itertools.combinations(attempts, 2):
                 if set(one.members) & set(other.members):
                     lists = f"({', '.join(one.members)}) and ({', '.join(other.members)})"
-                    reason = f"the records of its hosts list different members of launch {numbered}: {lists}"
+                    reason = f"the records of the gang's hosts list different members of launch {numbered}: {lists}"
                     for host in (*one.launches, *other.launches):
                         yield Verdict(
                             host=host,
@@ -281,7 +285,7 @@ def _launched_together(
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:
     """Return host -> members of its last successful gang launch, and host -> members of all its successful gang launches.
 
-    Launches that measured nothing do not count.
+    A launch is successful if `Attempt.worked`: it finished and, if it has joint benchmarks, measured one of them.
     """
     members: dict[str, tuple[str, ...]] = {}
     met: dict[str, set[str]] = defaultdict(set)

@@ -1,7 +1,7 @@
-"""Add up the ports of a host: the number of InfiniBand and RoCE ports that are up, and the total rate of the ports of one kind.
+"""Compute two totals of a host: the number of InfiniBand and RoCE ports that are up, and the total rate of the ports of one kind.
 
-The totals are observations of the host in each snapshot, like readings. They are compared with the inventory. Each port
-is also compared with the same port of other hosts.
+The totals are added to each snapshot as readings of the host. Criteria compare them with the inventory. Other criteria compare
+each port with the same port of other hosts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ _READINGS = frozenset({*_UP, "infiniband.link_layer", "infiniband.rate", "networ
 
 
 _TOTALS: BoundedCache[tuple[int, ...], tuple[tuple[Metric, ...], tuple[Metric, ...]]] = BoundedCache(256)
-"""`id` of the readings in a snapshot -> the readings and their totals. Keeping the readings prevents the reuse of their `id`."""
+"""The `id()` of each port reading of a snapshot -> these readings and their totals. The readings are kept so that Python does not
+reuse their `id()`."""
 
 
 def with_port_totals(evidence: Evidence) -> Evidence:
-    """Return the evidence with the totals in each snapshot of a host that has InfiniBand or RoCE ports."""
+    """Return the evidence, with the totals added to each snapshot that has InfiniBand or RoCE ports."""
     records = tuple(
         replace(record, snapshots=snapshots)
         if any(map(operator.is_not, snapshots := tuple(map(_with_totals, record.snapshots)), record.snapshots))
@@ -48,10 +49,10 @@ def _with_totals(snapshot: Snapshot) -> Snapshot:
 
 
 def _totals(readings: Mapping[str, Mapping[str, Value]]) -> tuple[Metric, ...]:
-    """Return the totals of the ports; none without InfiniBand or RoCE ports.
+    """Return the totals; none if there is no InfiniBand or RoCE port.
 
-    If the state of a port was not read, only ACTIVE is returned, with the reason instead of a value. If the rate of an active
-    port is unknown, only ACTIVE is returned, with its value.
+    If the state of such a port was not read, only ACTIVE is returned, with the reason instead of a value. If the rate of a port
+    that is up is unknown, only ACTIVE is returned, with its value.
     """
     if not readings.get("infiniband.link_layer"):
         return ()
@@ -76,11 +77,10 @@ def _is_up(readings: Mapping[str, Mapping[str, Value]], scope: str) -> bool:
 
 
 def _total_rate(readings: Mapping[str, Mapping[str, Value]], up: Iterable[str]) -> float:
-    """Return the largest of three sums of rates, in B/s: of the InfiniBand ports that are up, the RoCE ports that are up, and the
-    Ethernet interfaces.
+    """Return the highest of three total rates in B/s: InfiniBand ports that are up, RoCE ports that are up, Ethernet interfaces.
 
-    A fabric has ports of one kind only. In a total of all kinds, an Ethernet port for storage could hide a slow InfiniBand port,
-    and a RoCE port would count twice, because it is an Ethernet interface too.
+    The kinds are not added together, because a fabric has ports of one kind only. Otherwise an Ethernet port for storage could
+    hide a slow InfiniBand port, and a RoCE port would count twice, because it is an Ethernet interface too.
     """
     by_layer: dict[bool, float] = defaultdict(float)
     for scope in up:

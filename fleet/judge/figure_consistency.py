@@ -1,7 +1,7 @@
 """Check that the figures of a host's benchmarks are possible and agree with each other.
 
-Units, settings and the number of figures are the same for all hosts of one layout (fleet/judge/layout.py). They are checked once
-for each layout, and the result is a `FigureStructure`. After that only numbers are compared.
+Hosts whose benchmarks made the same observations share a layout (fleet/judge/layout.py). What does not depend on values, such as
+units and settings, is checked once for each layout; the result is a `FigureStructure`. For each host only values are compared.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 
 EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", "world_size", "workload", "network")
-"""Parameters that are the same for a figure on all devices of a host: what was measured, not how it went."""
+"""Parameters that must be equal for the same figure on all devices of a host, because they state what was measured."""
 OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
-"""Parameters that only some measurements of a figure have."""
+"""Parameters that some observations of a figure may lack."""
 CREDIBLE_RATIO = 20.0
-"""A rate is at most this many times the rate of the other devices of the host; more is a wrong unit or a wrong counter. Most
-durations are not compared, because they include waiting: of two healthy GPUs, the faster one waits for the other, which hardly
-waits at all. Bandwidths and latency of one collective come from one measurement, and must agree within this factor too."""
+"""A rate is at most this many times the lower median of the devices of the host; a higher one has a wrong unit or counter.
+Most durations are not compared between devices, because they include waiting: of two healthy GPUs, the faster one waits for the
+other, which hardly waits at all. Figures that follow from each other, such as bandwidth and latency of a collective, must agree
+within this factor too."""
 COMPARED_TIMES = ("straggler.compute",)
-"""Times that are compared too, because they do not include waiting for other devices. A time far below the others' is not
-credible."""
+"""Times that are compared between devices too, because they do not include waiting. A time far below that of the other devices is
+not credible."""
 LEAST: Mapping[str, tuple[float, str]] = {
     "overlap.slowdown": (0.5, "both operations together took less than half the time of the longer one"),
     "pairs.latency": (1e-7, "no message takes so little time"),
@@ -55,65 +56,69 @@ LEAST: Mapping[str, tuple[float, str]] = {
 """Figure -> its lowest credible value, and the reason. For latencies: in 0.1 us, light passes 20 m of cable, and a GPU needs
 longer than that to read even its own memory."""
 ELEMENT_BYTES = 4
-"""Bytes of an element. A collective moves the same whole number of elements for each rank, so the requested size is rounded."""
+"""Bytes of an element. A collective moves the same whole number of elements for each rank, so `moved_bytes`, the size that it
+moves, may differ from `size_bytes`, the size in the settings."""
 DURATION_TOLERANCE_S = 1.0
-"""Seconds by which the benchmarks of a launch, which run one after the other, may seem to take longer than the launch, because
-times are rounded."""
+"""Seconds by which the sum of the durations of the benchmarks of a launch may exceed the duration of the launch, because times
+are rounded. The benchmarks run one after the other."""
 RELATIVE = 1e-3
-"""Relative difference that rounding may cause between a value and its samples."""
+"""Relative difference between a value and its samples that rounding may cause."""
 STEP_TIMES = ("training.step_time", "transformer.step_time", "mixture_of_experts.step_time")
-"""Times of trainings whose throughput counts the images or tokens of a batch."""
+"""Step times of the trainings whose throughput is in images or tokens per second."""
 FACTORS = {
     ("stress.flop_per_cycle", "stress.clock"): "stress.throughput",
     ("stress.efficiency", "stress.power"): "stress.throughput",
 }
 """Two figures of a device -> the figure that is their product."""
 STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_copy.access": "access"}
-"""Figure -> the parameter of other figures of the same benchmark that states the same value, or a part of the value."""
+"""Figure -> the parameter of other figures of the same benchmark that must have the same value, or a part of its text."""
 LEAST_FOR_PRECISION = 6
 """Smallest number of samples that gives a 95 % confidence interval of the median."""
 SUFFICIENCY, LOADING_RATE, TRAINING_RATE = "dataloader.sufficiency", "dataloader.throughput", "training.throughput"
+"""The sufficiency of a data loader is the images per second that it prepares for a rank, divided by the images per second with
+which the device of the rank trains. The training rate is that of all ranks together."""
 MAX_STRUCTURES = 100
 _NUMBERS, _TEXTS = frozenset({bool, float, int}), frozenset({str})
 
 
 @dataclass(frozen=True, kw_only=True)
 class FigureStructure:
-    """The facts about figures that are the same on every host of a layout. A position is an index in the list of figures."""
+    """What is the same for the figures of every host of a layout. A position is an index in the list of figures of a host."""
 
     problems: tuple[tuple[int, str], ...]
     """Position of a figure -> a reason why it cannot be right, whatever its value."""
     most: tuple[float | None, ...]
-    """For each figure: the value up to which the figure is certainly possible; None if the value of the figure is not checked."""
+    """For each figure: the highest value that is certainly possible; None if the value of the figure is not checked."""
     texts: tuple[int, ...]
     """Positions of the figures that have an entry in `most` and whose value is a text."""
     siblings: tuple[tuple[int, ...], ...]
-    """Positions of the same rate, or time of COMPARED_TIMES, on several devices."""
+    """For each rate, and each time of COMPARED_TIMES, that several devices have: the positions of their figures."""
     sampled: tuple[int, ...]
-    """Positions of the figures with samples."""
+    """Positions of the measured figures with samples."""
     stated: tuple[tuple[int, Value], ...]
     """Position of a figure -> the value that the parameters of other figures state for it."""
     products: tuple[tuple[int, int, float], ...]
     """Positions of a rate and of a time -> the amount that is their product."""
     factors: tuple[tuple[int, int, int], ...]
-    """Positions of two figures, and of their product."""
+    """Positions of two figures, and of the figure that is their product (`FACTORS`)."""
     ratios: tuple[tuple[int, int, float], ...]
-    """Positions of two figures -> the first divided by the second."""
+    """Positions of two figures -> the first figure divided by the second."""
     bounded: tuple[int, ...] = ()
     """Positions of the figures of `LEAST`."""
     loaders: tuple[tuple[int, int, int, float], ...] = ()
     """Positions of a `dataloader.sufficiency`, of a loading rate of the same device, and of the training rate of all ranks; then
-    the factor that turns loading rate / training rate into the sufficiency. The factor is the number of ranks, times the ratio of
-    the batch sizes if these differ, because small batches train more slowly."""
+    the factor by which loading rate / training rate is multiplied to estimate the sufficiency. The factor is the number of ranks.
+    If loader and training have different batch sizes, it is also multiplied by the larger size divided by the smaller one,
+    because small batches train more slowly."""
     durations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Stage -> positions of the times that its benchmarks took."""
+    """Stage -> positions of the durations of its benchmarks."""
     is_soak: bool = False
-    """The figures are aggregates of several rounds."""
+    """Whether the figures are aggregates of the rounds of a soak."""
 
     def are_possible(self, values: Sequence[Value]) -> bool:
         """Return whether the values of the figures of a host are certainly possible.
 
-        This is true on most hosts, so it is computed by `map` and `issuperset`, which are fast, before any slower check.
+        They are on most hosts, so this fast check (by `map` and `issuperset`) comes before the slower check of each figure.
         """
         numbers, texts = self._numbers_of(values), self._texts_of(values)
         return (
@@ -142,17 +147,20 @@ class FigureStructure:
 
 
 Figures = tuple[Sequence[Observation], FigureStructure | None]
-"""Figures, and their structure if it is known."""
+"""Figures, and their structure; None if the structure is not determined yet."""
 
 
 class PartnerStructures:
-    """The structures of figures of pairs of hosts. Hosts share them, although their figures name different partners."""
+    """The structures of the figures of pairs of hosts. Hosts share a structure even if their figures have different partners."""
 
     def __init__(self) -> None:
         self._structures: BoundedCache[Hashable, FigureStructure] = BoundedCache(MAX_STRUCTURES)
 
     def of_host(self, view: HostView, items: Sequence[Observation]) -> FigureStructure:
-        """Return the structure of `items`, the figures of a host that are measured with partners."""
+        """Return the structure of `items`, the figures of a host that are measured with partners.
+
+        Observations with equal tokens have equal name, stage, unit, status and parameters (`Observation.token`).
+        """
         if not all(item.token for item in items):
             return figure_structure(view, items)
         numbers: dict[str, int] = {}
@@ -168,15 +176,15 @@ class PartnerStructures:
         structure = self._structures.get(key)
         if structure is None:
             structure = figure_structure(view, items)
-            if not structure.problems:  # the reasons of problems name scopes, which differ from host to host
+            if not structure.problems:  # a problem has a scope in its text, and scopes differ from host to host
                 self._structures[key] = structure
         return structure
 
 
 def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: bool = False) -> FigureStructure:
-    """Return the structure of figures of a host. The figures of a soak (`is_soak`) are aggregates of its rounds."""
-    # A launch that was repeated later keeps its figures in `Launch.observations`; these figures are not in `items`. A soak has
-    # each figure once, for all rounds together.
+    """Return the structure of figures of a host. `is_soak`: the figures are aggregates of the rounds of a soak."""
+    # How often a figure may be in `items`. A launch that was repeated later keeps its figures in `Launch.observations`, so they
+    # are not in `items`. A soak has each figure once, for all rounds together.
     launches = Counter(launch.stage for launch in view.evidence.launches() if not launch.observations and not is_soak)
     planned = Planned(view.plan)
     settings_of_plan: dict[tuple[str, str], Mapping[str, Any]] = {}
@@ -215,9 +223,9 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
             shared = settings[(*kind, *params)] = tuple(planned.params(item))
             if required.setdefault(kind, names) != names:
                 difference = ", ".join(sorted(required[kind] ^ names))
-                problems.append((position, f"only some of these figures have the parameter {difference}"))
+                problems.append((position, f"only some figures of this name have the parameter {difference}"))
         if not is_soak and sampled.setdefault(kind, item.samples is not None) != (item.samples is not None):
-            problems.append((position, "only some of these figures have samples"))
+            problems.append((position, "only some figures of this name have samples"))
         if item.scope != "host":
             groups[(*kind, Scope.parse(item.scope).device_kind, *[params[name] for name in shared])].append(position)
     siblings = [tuple(group) for group in groups.values() if len(group) > 1]
@@ -246,7 +254,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
         bounded=tuple(
             position
             for position, item in enumerate(items)
-            # Processes of a rehearsal share processors: two operations together may be faster than one of them was alone.
+            # The processes of a rehearsal share processors, so two operations together may be faster than one of them alone.
             if item.name in LEAST and (item.unit == "s" or not view.plan.rehearsal)
         ),
         loaders=tuple(_loaders(items)),
@@ -258,7 +266,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
 def figure_problems(
     view: HostView, items: Sequence[Observation], structure: FigureStructure | None = None
 ) -> Iterator[Problem]:
-    """Yield what cannot be right about figures of a host; `structure`: structure of its layout, by default determined here."""
+    """Yield what cannot be right about figures of a host. `structure` is their structure; None: determine it here."""
     structure = structure or figure_structure(view, items)
     for position, reason in structure.problems:
         yield _problem(items[position], reason)
@@ -281,7 +289,7 @@ def figure_problems(
         least, why = LEAST[item.name]
         if isinstance(item.value, int | float) and item.value < least:
             yield _problem(item, f"{item.value:g} {item.unit} is not credible: {why}")
-    # The processes of a rehearsal share processors, so one may wait for the others. Therefore their rates are not compared.
+    # The processes of a rehearsal share processors. A process that waits has a low rate, so these rates are not compared.
     if not view.plan.rehearsal:
         yield from _incredible_sufficiency(items, structure)
         for group in structure.siblings:
@@ -295,7 +303,7 @@ def figure_problems(
 
 
 def _doubtful(items: Sequence[Observation], structure: FigureStructure) -> list[Observation]:
-    """Return the figures whose value is not certainly possible."""
+    """Return the figures whose value is negative or above `FigureStructure.most`."""
     if structure.are_possible([item.value for item in items]):
         return []
     return [
@@ -310,7 +318,7 @@ def _problem(item: Observation, reason: str) -> Problem:
 
 
 def _wrong_param(view: HostView, item: Observation, planned: Mapping[str, Any]) -> str:
-    """Return why a parameter of a figure cannot be right; empty if there is none. `planned`: see `_fixed_settings`."""
+    """Return why a parameter of a figure cannot be right; empty if all can be. `planned` is the result of `_fixed_settings`."""
     for key, value in item.params.items():
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
             return f"its parameter {key} is {value}"
@@ -322,36 +330,43 @@ def _wrong_param(view: HostView, item: Observation, planned: Mapping[str, Any]) 
 
 
 def _wrong_share(item: Observation) -> str:
-    """Return why the bytes that a collective moved do not match its size; empty if they do.
+    """Return why `moved_bytes` of a collective does not match its `size_bytes`; empty if it does.
 
-    Each rank moves the same number of whole elements, so moved bytes and size may differ by less than one element per rank.
+    Each rank moves the same number of whole elements, so the two may differ by less than one element for each rank.
     """
     size, moved, ranks = (item.params.get(key) for key in ("size_bytes", "moved_bytes", "world_size"))
     if moved is None or not isinstance(size, int) or not isinstance(ranks, int):
         return ""
     if type(moved) is int and abs(moved - size) < ELEMENT_BYTES * ranks:
         return ""
-    return f"moved_bytes is {moved}, which is not {size} bytes rounded to whole elements for each of {ranks} ranks"
+    if type(moved) is not int:
+        return f"moved_bytes is {moved}, which is not an integer"
+    most = ELEMENT_BYTES * ranks
+    rule = f"it must differ from size_bytes, {size}, by less than {most} ({ELEMENT_BYTES} for each rank)"
+    return f"moved_bytes is {moved}, but {rule}"
 
 
 def _wrong_replicas(view: HostView, item: Observation) -> str:
-    """Return why the numbers of replicas and of ranks without a replica cannot be right; empty if they can.
+    """Return why `replicas` and `left_out`, the number of ranks without a replica, cannot be right; empty if they can.
 
-    Two neighbouring ranks of a host form a replica, so at most one rank of each host has none.
+    Two neighbouring ranks of a host form a replica, so at most one rank of each host is left out.
     """
     ranks, replicas, left_out = (item.params.get(key) for key in ("world_size", "replicas", "left_out"))
     if replicas is None and left_out is None:
         return ""
     if not type(ranks) is type(replicas) is type(left_out) is int:
-        return f"{replicas} replicas and {left_out} ranks without one are not whole numbers"
+        return f"world_size {ranks}, replicas {replicas} and left_out {left_out} must all be integers"
     hosts = len(view.plan.gangs().get(view.host.gang, ())) if item.stage == GANG else 1
     if ranks != 2 * replicas + left_out or left_out > hosts:
-        return f"{replicas} replicas of two ranks each, and {left_out} ranks without one, cannot be the {ranks} ranks"
+        return (
+            f"world_size is {ranks}, replicas is {replicas}, left_out is {left_out}: world_size must be 2 * replicas + left_out, "
+            "and left_out at most the number of hosts"
+        )
     return ""
 
 
 def _fixed_settings(view: HostView, stage: str, benchmark: str) -> Mapping[str, Any]:
-    """Return the settings with which a stage of the plan runs a benchmark, without those that the benchmark adapts."""
+    """Return the settings of a benchmark in a stage of the plan, without those that the benchmark adapts to the host."""
     planned = next((item.benchmarks for item in view.plan.stages if item.name == stage), {})
     if benchmark not in planned:
         return {}
@@ -360,21 +375,22 @@ def _fixed_settings(view: HostView, stage: str, benchmark: str) -> Mapping[str, 
 
 
 def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Yield each figure that was measured with other settings than the same figure of the first device."""
+    """Yield each figure of `group` whose EQUAL_PARAMS differ from those of the first figure of the group."""
     first = items[group[0]]
     outcomes = outcome_params(first.name)
     for position in group[1:]:
         params = items[position].params
         for key in EQUAL_PARAMS:
             if key not in outcomes and key in first.params and key in params and params[key] != first.params[key]:
-                yield position, f"{key} is {params[key]}, but {first.params[key]} at {first.scope}"
+                yield position, f"{key} is {params[key]}, but it is {first.params[key]} on {first.scope}"
                 break
 
 
 def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
-    """Yield each rate that is far above the rates of the host's other devices, and each time that is far below their times.
+    """Yield each rate that is far above the lower median of the host's devices, and each time that is far below it.
 
-    A rate far below the others', or a time far above the others', is a fault, which the criteria find.
+    With two devices, yield one problem of the host instead. A rate far below the median, or a time far above it, is credible: it
+    is a fault, which the criteria find.
     """
     is_time = items[0].name in COMPARED_TIMES
     values = sorted(
@@ -384,7 +400,10 @@ def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
         return
     if len(values) == 2:  # there is no majority: either may be the wrong one
         first = items[0]
-        reason = f"{values[0]:g} and {values[1]:g} {first.unit} of two devices cannot both be right"
+        reason = (
+            f"{values[0]:g} and {values[1]:g} {first.unit} of two devices cannot both be right: "
+            f"one is more than {CREDIBLE_RATIO:g} times the other"
+        )
         yield first.name, HOST, reason, first.stage
         return
     median = values[(len(values) - 1) // 2]
@@ -392,11 +411,13 @@ def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:
         if not isinstance(item.value, int | float):
             continue
         if item.value * CREDIBLE_RATIO < median if is_time else item.value > CREDIBLE_RATIO * median:
-            yield _problem(item, f"{item.value:g} {item.unit} is not credible: the other devices have {median:g}")
+            relation = f"less than 1/{CREDIBLE_RATIO:g} of" if is_time else f"more than {CREDIBLE_RATIO:g} times"
+            reason = f"it is {relation} the lower median of the host's devices, {median:g} {item.unit}"
+            yield _problem(item, f"{item.value:g} {item.unit} is not credible: {reason}")
 
 
 def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield the first figure of each stage and number of ranks, if no launch of the stage had that number of ranks."""
+    """Yield, for each stage and number of ranks that no launch of the stage had, the first figure that states this number."""
     sizes: dict[str, set[int]] = defaultdict(set)
     for launch in view.evidence.launches():
         members = launch.members if launch.stage == GANG else (view.host.name,)
@@ -413,9 +434,9 @@ def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterato
 
 
 def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
-    """Yield each figure that is also a parameter of other figures of its benchmark, with each value that these figures state.
+    """Yield each figure of STATED, once for each value that other figures of its measurement have as the parameter.
 
-    Such figures are the choices of NCCL (`collective.transport`, `collective.nvls`) and the access of two GPUs.
+    The figures of STATED are choices of NCCL (`collective.transport`, `collective.nvls`) and the peer access of two GPUs.
     """
     stated: dict[tuple[str, ...], dict[Value, None]] = defaultdict(dict)
     for item in items:
@@ -430,10 +451,9 @@ def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
 
 
 def _without_judged_params(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield each figure that escapes a shipped criterion because it lacks a parameter by which the criterion selects figures.
+    """Yield each figure that a shipped criterion does not select, only because the figure lacks a parameter of `Criterion.where`.
 
-    Ranks state all of these parameters, except that a choice of NCCL may be unknown. Then the figure that states the choice
-    is absent too.
+    A parameter of STATED may be missing if the figure that states its value was not measured, because NCCL's choice is unknown.
     """
     names = {item.name for item in items}
     selecting: dict[str, list[Criterion]] = defaultdict(list)
@@ -452,12 +472,13 @@ def _without_judged_params(view: HostView, items: Sequence[Observation]) -> Iter
                     missing -= {key}
             others = {key: value for key, value in criterion.where.items() if key not in missing}
             if missing and matches(replace(criterion, where=others), item):
-                yield position, f"it does not state {', '.join(sorted(missing))}, by which {criterion.id} judges it"
+                names = ", ".join(f"`{key}`" for key in sorted(missing))
+                yield position, f"it does not state {names}, by which the criterion `{criterion.id}` selects figures"
                 break
 
 
 def _relations(items: Sequence[Observation]) -> tuple[list[tuple[int, int, float]], list[tuple[int, int, float]]]:
-    """Return the products and ratios of the bandwidths and latencies of each collective, and the products of each training."""
+    """Return `products` (of collectives and trainings) and `ratios` (of collectives) of `FigureStructure`."""
     parts: dict[tuple[str, str, str, Value, Value, Value], dict[str, int]] = defaultdict(dict)
     for position, item in enumerate(items):
         benchmark, _, rest = item.name.partition(".")
@@ -487,7 +508,7 @@ def _relations(items: Sequence[Observation]) -> tuple[list[tuple[int, int, float
 
 
 def _training_steps(items: Sequence[Observation]) -> Iterator[tuple[int, int, float]]:
-    """Yield the positions of rate and time of each training -> the images or tokens of one step of all ranks."""
+    """Yield, for each training, the positions of its rate and its step time, and the images or tokens of a step of all ranks."""
     rates = {_training(item): position for position, item in enumerate(items) if item.name.endswith(".throughput")}
     for position, item in enumerate(items):
         params = item.params
@@ -502,7 +523,7 @@ def _training(item: Observation) -> tuple[str, str, str, Value, Value]:
 
 
 def _factors(items: Sequence[Observation]) -> Iterator[tuple[int, int, int]]:
-    """Yield the positions of two figures and their product, for each device and type."""
+    """Yield, for each device and dtype, the positions of the two figures and of their product."""
     names = {name for pair, product in FACTORS.items() for name in (*pair, product)}
     positions: dict[tuple[str, str, Value], dict[str, int]] = defaultdict(dict)
     for position, item in enumerate(items):
@@ -539,7 +560,7 @@ def _is_positive(value: Value) -> bool:
 
 
 def _incredible_sufficiency(items: Sequence[Observation], structure: FigureStructure) -> Iterator[Problem]:
-    """Yield each ratio of loading and training that would need a far faster loader than the one that was measured."""
+    """Yield each sufficiency that is far above the one that follows from the measured loading and training rates."""
     possible: dict[int, float] = {}
     for position, loader, training, factor in structure.loaders:
         loaded, trained = items[loader].value, items[training].value
@@ -560,7 +581,7 @@ def _durations(items: Sequence[Observation]) -> dict[str, tuple[int, ...]]:
 
 
 def _without_ranks(items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield the figures that should state the number of ranks, but do not, although other figures of their benchmark do."""
+    """Yield the figures that do not state the number of ranks, although they should and other figures of their benchmark do."""
     with_ranks = {(item.stage, _benchmark(item)) for item in items if "world_size" in item.params}
     for position, item in enumerate(items):
         lacks = item.status == MEASURED and "world_size" not in item.params
@@ -592,8 +613,9 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
             continue
         product = rate.value * time.value
         if not amount / CREDIBLE_RATIO <= product <= amount * CREDIBLE_RATIO:
-            measured = f"{rate.value:g} {rate.unit} for {time.value:g} {time.unit} give {product:g}"
-            yield _problem(rate, f"{measured}, but the settings give {amount:g}")
+            unit = rate.unit.removesuffix("/s")
+            measured = f"{rate.value:g} {rate.unit} times {time.value:g} {time.unit} is {product:g} {unit}"
+            yield _problem(rate, f"{measured}, but the settings give {amount:g} {unit}")
     for first, second, third in structure.factors:
         one, other, whole = items[first], items[second], items[third]
         values = (one.value, other.value, whole.value)
@@ -613,33 +635,40 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
 
 
 def _sample_problem(samples: Samples, value: float, *, has_rounds: bool) -> str:
-    """Return why the samples and the value derived from them cannot belong together; empty if they can.
+    """Return why the samples and the value cannot belong together; empty if they can.
 
-    `has_rounds`: the samples are the rounds of a soak, and their variation is the variation of means of several rounds.
+    `has_rounds`: the samples are the rounds of a soak, and the coefficient of variation is that of means of several rounds.
     """
     least, greatest = samples.min, samples.max
     margin = RELATIVE * max(abs(least), abs(greatest))
     if not least - margin <= samples.p50 <= greatest + margin:
-        return f"the median {samples.p50:g} is not between {least:g} and {greatest:g}"
+        return f"the median {samples.p50:g} of the samples is not between the lowest, {least:g}, and the highest, {greatest:g}"
     if not least - margin <= value <= greatest + margin:
-        return f"the value {value:g} is not between {least:g} and {greatest:g}"
+        return f"the value {value:g} is not between the lowest sample, {least:g}, and the highest, {greatest:g}"
     needed = 1 if samples.precision is None else LEAST_FOR_PRECISION
     if samples.n < needed:
-        return f"it has {counted(samples.n, 'sample')}, but needs at least {needed}"
+        purpose = "" if samples.precision is None else " for its `precision`"
+        return f"it has {counted(samples.n, 'sample')}, but needs at least {needed}{purpose}"
     if least < 0:
         return f"a sample is negative: {least:g}"
-    if least > 0 and not _possible_variation(samples, has_rounds=has_rounds):
-        return f"{samples.n} samples cannot vary by {samples.cv:g} between {least:g} and {greatest:g}"
+    if least > 0:
+        lowest, highest = _possible_variation(samples, has_rounds=has_rounds)
+        wrong = f"the coefficient of variation {samples.cv:g} is too"
+        possible = f"{samples.n} samples between {least:g} and {greatest:g} have"
+        if not samples.cv <= highest:
+            return f"{wrong} high: {possible} at most {highest:g}"
+        if not lowest <= samples.cv:
+            return f"{wrong} low: {possible} at least {lowest:g}"
     return ""
 
 
-def _possible_variation(samples: Samples, *, has_rounds: bool) -> bool:
-    """Return whether samples between the extremes can have this coefficient of variation.
+def _possible_variation(samples: Samples, *, has_rounds: bool) -> tuple[float, float]:
+    """Return the lowest and the highest possible coefficient of variation of samples with these extremes, with tolerance.
 
-    With the extremes among n samples, the standard deviation is at least range / sqrt(2 n), and never more than the range. The
-    mean lies between the extremes. Means of several rounds vary less than the rounds: their standard deviation is at least
-    range / (2 n).
+    The range is the highest sample minus the lowest. The standard deviation of n samples is at least range / sqrt(2 n), and never
+    more than the range. The mean lies between the extremes. Means of several rounds vary less than the rounds: their standard
+    deviation is at least range / (2 n).
     """
     spread = samples.max - samples.min
     least = spread / (2 * samples.n if has_rounds else math.sqrt(2 * samples.n)) / samples.max
-    return least * (1 - RELATIVE) - RELATIVE <= samples.cv <= spread / samples.min + RELATIVE
+    return least * (1 - RELATIVE) - RELATIVE, spread / samples.min + RELATIVE

@@ -14,7 +14,7 @@ FLOORS, CEILINGS = ("ge", "gt"), ("le", "lt")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One mistake in a pack."""
+    """One mistake in a criteria pack. `value` is the wrong value."""
 
     pack: str
     criterion: str
@@ -28,10 +28,10 @@ class Finding:
 
 
 def finding_on(criterion: Criterion, value: Value, why: str, remedy: str) -> Finding:
-    """Return a finding on a criterion, with the pack whose file has it."""
+    """Return a finding on a criterion. Its `pack` is the one whose file contains the criterion."""
     return Finding(pack=criterion.origin, criterion=criterion.id, value=value, why=why, remedy=remedy)
 
 
 def use_one_of(values: Iterable[object]) -> str:
-    """Return the remedy `use a or b`."""
+    """Return a remedy such as `use a or b`."""
     return f"use {' or '.join(sorted(map(str, values)))}"

@@ -44,7 +44,7 @@ class FleetStats:
         """The network ports of each host."""
 
     def add_identities(self, view: HostView) -> None:
-        """Add what must be counted on every host: parts, slots, NVLink domain, machine, links, digests, supported readings."""
+        """Add what is counted for each host separately: parts, slots, NVLink domain, machine, links, digests, reading support."""
         self.duplicates.add(view.host.name, view.evidence, adapters=view.plan.judges_ports(view.host))
         self.slots.add(view)
         self.domains.add(view)
@@ -58,7 +58,7 @@ class FleetStats:
             self.inventories.append(host_inventory(view))
 
     def add_values(self, view: HostView) -> None:
-        """Add the figures, versions and transport paths of one host."""
+        """Add the figures, versions and transport paths of one host. `gather` does this for several hosts at once if it can."""
         self.figures.add(view)
         self.groups.add(view)
         self.ranks.add(view)
@@ -82,6 +82,6 @@ class FleetStats:
         self.links += other.links
 
     def complete(self) -> None:
-        """Derive what needs the statistics of all hosts."""
+        """Compute what requires the statistics of all hosts."""
         self.paths.find_normal_paths(self.figures)
         self.machines.complete()

@@ -1,7 +1,7 @@
 """Gather the statistics of a fleet host by host.
 
-Hosts whose benchmarks made the same observations share a layout (`layout`). Readings that these hosts have in common are
-evaluated once.
+Hosts whose benchmarks made the same observations, whatever their values, share a layout (`layout`). Readings that are equal on
+several of these hosts are evaluated once.
 """
 
 from __future__ import annotations
@@ -36,36 +36,38 @@ MAX_PENDING = 256
 
 @dataclass(kw_only=True)
 class _Readings:
-    """Readings that several hosts have in common: what they add to the statistics, and the number of these hosts."""
+    """What readings that are equal on several hosts add to the statistics, and the number of these hosts."""
 
     parts: list[tuple[PartValue, int]]
-    """One part of each group of parts of a host that have the same key and value, and the size of the group."""
+    """For the parts of a host with the same key and value: one of them, and how many they are."""
     figures: list[tuple[FigureKey, str, float]]
     hosts: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Bandwidth:
-    """A bandwidth of a layout. If the bandwidth reaches its limit, its transport counts as normal (`NormalPaths`)."""
+    """A bandwidth that the hosts of a layout measure. If it reaches its limit, its transport counts as normal (`NormalPaths`)."""
 
     criterion: Criterion
     key: FigureKey
     scope: str
     positions: tuple[int, ...]
+    """Positions in `HostValues.values` of the measured values of the bandwidth."""
     name: str
     stage: str
     size: Value
     transport: Value
     """The transport that the figure itself reports."""
     transport_position: int | None
-    """Position of the transport that the launch reports; None if the launch reports none. That transport replaces `transport`."""
+    """Position in `HostValues.values` of the `collective.transport` of the launch, which replaces `transport`; None if there is
+    none."""
     limit: Value
-    """The limit of a criterion that does not compare with the fleet."""
+    """The limit, if the criterion does not compare with the fleet."""
 
 
 @dataclass(kw_only=True, eq=False)
 class _Step:
-    """A criterion with `same_as_fleet` and its readings; without a criterion, all readings that are compared by `vs_fleet`."""
+    """A criterion with `same_as_fleet` and its readings. If `criterion` is None: all readings compared by `vs_fleet` criteria."""
 
     criterion: Criterion | None
     names: tuple[str, ...]
@@ -75,31 +77,32 @@ class _Step:
 
 @dataclass(kw_only=True)
 class _Layout:
-    """What the hosts of one layout add to the statistics, by the positions of their values."""
+    """What the hosts of one layout add to the statistics. A position is an index in `HostValues.values`."""
 
     number: int
     is_plain: bool = True
-    """Every value that is added to the statistics is a number or a version at a known position. If not, the hosts of the layout
-    are added one by one, without the layout."""
+    """Whether every value that is added to the statistics has a fixed position, and no criterion for bandwidths compares with a
+    baseline or judges a change. If not, the hosts of the layout are added one by one, without the layout."""
     figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     gang_figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     pair_figures: set[str] = field(default_factory=set)
     """Names of figures of pairs of hosts. They have no position, because the partners differ from host to host."""
     figure_criteria: list[Criterion]
-    """The criteria that require the same figure of a benchmark on all hosts."""
+    """The criteria that require the same value of a benchmark figure on all hosts."""
     ranks: list[tuple[Kind, str, int]] = field(default_factory=list)
     bandwidths: list[_Bandwidth] = field(default_factory=list)
     steps: list[_Step] = field(default_factory=list)
-    """The steps that are applied to each host: all except the shared ones."""
+    """The steps that are applied to each host separately: all steps except those of `shared`."""
     shared: SharedReadings[_Step]
+    """The steps whose readings are equal on all hosts of the layout so far."""
     hosts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """Gang, rack and NVLink domain -> number of hosts of the layout in them. All of these hosts have the shared readings."""
+    """Gang, rack and NVLink domain -> number of hosts of the layout with these three. All have the readings of `shared`."""
     pending: list[list[Value]] = field(default_factory=list)
-    """The values of hosts whose figures and ranks are not added yet."""
+    """The values of each host whose `figures` and `ranks` are not added to the statistics yet."""
 
     @cached_property
     def numbers(self) -> Callable[[Sequence[Value]], tuple[Value, ...]]:
-        """Return a function that returns the values that must be numbers."""
+        """Return a function that selects from `HostValues.values` the values that must be numbers."""
         figures = [*self.figures, *self.gang_figures]
         return values_at([position for _, _, position in figures] + [position for _, _, position in self.ranks])
 
@@ -145,7 +148,7 @@ class Gatherer:
             self._add_readings(layout, host, step)
 
     def finish(self) -> FleetStats:
-        """Return the statistics of all hosts that were added."""
+        """Return the statistics of all hosts that were added; `FleetStats.complete` has not been called yet."""
         self._readings.clear()
         self._layouts.clear()
         self._stats.support.finish()
@@ -163,7 +166,7 @@ class Gatherer:
         self._count_shared(layout, layout.shared.steps)
 
     def _add_pending(self, layout: _Layout) -> None:
-        """Add the figures and ranks of the pending hosts."""
+        """Add the figures and ranks of the pending hosts to the statistics."""
         pending = layout.pending
         for key, scope, position in layout.figures if pending else ():
             self._stats.figures.add_figures(key, scope, [values[position] for values in pending])  # type: ignore[misc]
@@ -172,7 +175,7 @@ class Gatherer:
         pending.clear()
 
     def _count_shared(self, layout: _Layout, steps: Iterable[_Step]) -> None:
-        """Count the readings of these steps for all hosts of the layout so far."""
+        """Add the readings of these steps to the statistics, once for each host of the layout so far."""
         hosts = layout.hosts.total()
         for step in steps if hosts else ():
             for key, scope, number in step.readings.figures:
@@ -245,7 +248,11 @@ class Gatherer:
         return layout
 
     def _compile_figures(self, host: HostValues, layout: _Layout) -> None:
-        """Add the positions of figures, ranks and bandwidths. Raises KeyError if an observation has no fixed position."""
+        """Add the positions of figures, ranks and bandwidths to the layout.
+
+        Raises:
+            KeyError: an observation has no fixed position.
+        """
         view, positions = host.view, host.positions()
         compared = compared_names(view, view.observations.benchmark_names())
         layout.pair_figures = {item.name for item in host.pair_observations} & {*compared}
@@ -271,7 +278,7 @@ class Gatherer:
                     layout.bandwidths.append(self._bandwidth(host, criterion, measured, positions))
 
     def _reading_steps(self, view: HostView) -> tuple[list[_Step], list[Criterion]]:
-        """Return the steps that compare readings of hosts, and the criteria that require the same figure on all hosts."""
+        """Return the steps that compare readings of hosts, and the criteria that require equal benchmark figures on all hosts."""
         metrics = view.observations.metrics
         benchmarks = {name for name in view.observations.benchmark_names() if from_benchmark(name)}
         chosen: list[tuple[Criterion | None, tuple[str, ...]]] = []

@@ -1,4 +1,7 @@
-"""The parts of a host that have an identity: GPUs, network adapters and their ports, modules and cables."""
+"""The parts of a host that a serial, GUID or MAC address identifies.
+
+They are GPUs, InfiniBand and RoCE adapters, network interfaces, and the modules or cables in network ports.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ from schemas.scopes import Scope, pci_address
 
 SERIAL, GUID, MAC = "gpu.serial", "infiniband.hca.node_guid", "network.address"
 MODULE_SERIAL = "optics.module.serial"
+"""Like SERIAL, GUID and MAC: a reading that identifies parts."""
 LAYER = "infiniband.link_layer"
-_WHAT = {GUID: "GUID", MAC: "address"}
+_IDENTIFIER = {GUID: "GUID", MAC: "MAC address"}
 
 
 def identity(kind: str, serial: str) -> str:
-    """Normalize a serial, GUID or MAC address for comparison.
+    """Normalize the serial, GUID or MAC address of a part of this kind (GPU, MODULE or NIC) for comparison.
 
     Spreadsheets drop leading zeros of a serial, and GUIDs are written with or without colons, hyphens and `0x`.
     """
@@ -30,18 +34,19 @@ def identity(kind: str, serial: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class LocatedPart:
-    """A part and its location."""
+    """A part, and where it was found."""
 
     host: str
     name: str
-    """Name of the observation with its serial."""
+    """Name of the reading that identifies the part: SERIAL, GUID, MAC or MODULE_SERIAL."""
     scope: str
     serial: str
+    """The value of that reading: a serial, GUID or MAC address."""
     slots: frozenset[str]
-    """All names of the part's slot: index, PCI address, name of the adapter."""
+    """All names by which a manifest may refer to the place of the part: GPU index, PCI address, adapter, interface or port."""
 
     ethernet: bool = False
-    """Whether the part is an adapter with a known link layer and no InfiniBand port."""
+    """Whether the part is an adapter with a port that reports its link layer, and none of its ports reports InfiniBand."""
 
     @property
     def location(self) -> str:
@@ -56,7 +61,7 @@ class UnreadPort:
     names: frozenset[str]
     reason: str
     is_error: bool
-    """Whether the module should have been read."""
+    """Whether reading the serial failed (status `error`). Otherwise there is nothing to read, for example no module."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,14 +71,14 @@ class HostInventory:
     host: str
     parts: tuple[LocatedPart, ...]
     unknown: Mapping[str, str]
-    """Name of an observation with serials -> why it is unknown whether such a part is missing; empty if it is known."""
+    """Name of a reading (`LocatedPart.name`) -> why the host may have such a part that is not in `parts`; empty if it cannot."""
     unread_ports: tuple[UnreadPort, ...] = ()
 
     def why_unknown(self, name: str, slot: str) -> str:
-        """Return why it is unknown whether a part is missing; empty if it is known.
+        """Return why a part that is not in `parts` may still be in the host; empty if it cannot be.
 
         Args:
-            name: name of the observation with its serial.
+            name: the reading that identifies the part (`LocatedPart.name`).
             slot: the slot in which the manifest lists the part; empty if the manifest lists it for the host without a slot.
         """
         if name != MODULE_SERIAL or self.unknown[name]:
@@ -91,7 +96,7 @@ def host_inventory(view: HostView) -> HostInventory:
 
 
 def _located_parts(view: HostView) -> Iterator[LocatedPart]:
-    """Yield every GPU, adapter and Ethernet interface of a host that has an identity."""
+    """Yield the GPUs, adapters and interfaces of a host whose serial, GUID or MAC address was reported."""
     for gpu in view.evidence.gpus():
         if gpu.serial:
             address = {pci_address(gpu.pci_bus_id)} if gpu.pci_bus_id else set()
@@ -117,7 +122,7 @@ def _located_parts(view: HostView) -> Iterator[LocatedPart]:
 
 
 def _modules(view: HostView) -> Iterator[LocatedPart]:
-    """Yield the module or cable at each port that reports its serial."""
+    """Yield each module or cable whose serial was reported."""
     for scope, latest in _latest(view, MODULE_SERIAL).items():
         if latest.status == MEASURED and identity(MODULE, str(latest.value)):
             yield LocatedPart(
@@ -137,7 +142,10 @@ def _unread_ports(view: HostView) -> Iterator[UnreadPort]:
 
 
 def _port_names(view: HostView, scope: str) -> frozenset[str]:
-    """Return the names by which a manifest may refer to a port: adapter or interface, `mlx5_0/1`, PCI address."""
+    """Return the names by which a manifest may refer to a port: `mlx5_0/1` or its interface.
+
+    The name or PCI address of the adapter alone refers to port 1.
+    """
     parsed = Scope.parse(scope)
     number = parsed.get("port") or "1"
     addresses = {name: _latest(view, name) for name in ADDRESSES}
@@ -155,7 +163,7 @@ def _latest(view: HostView, name: str) -> dict[str, Observation]:
 
 
 def _unknown(name: str, view: HostView) -> str:
-    """Return why it is unknown whether parts with this observation are missing from the host; empty if it is known."""
+    """Return the value of `HostInventory.unknown` for the reading `name`."""
     if not view.has_record:
         return "the host left no record"
     if name == SERIAL:
@@ -170,13 +178,16 @@ def _unknown(name: str, view: HostView) -> str:
             else "the host did not report any module: ethtool or mlxlink is missing, or the host has no port"
         )
     if not latest:
-        return f"the host did not report the {_WHAT[name]} of any NIC"
+        return f"the host did not report the {_IDENTIFIER[name]} of any NIC"
     unread = [scope for scope, item in latest.items() if item.status != MEASURED]
-    return f"{unread[0]} does not report its {_WHAT[name]}" if unread else ""
+    return f"{unread[0]} does not report its {_IDENTIFIER[name]}" if unread else ""
 
 
 def _gpu_count(view: HostView) -> int:
-    """Return the number of GPUs in the host, whether or not they report a serial."""
+    """Return the highest of three numbers of GPUs: in the driver, on the PCI bus, and in the records.
+
+    It is at least 1 if neither the driver nor the PCI bus reported a number.
+    """
     counts = [_latest(view, name).get("host") for name in ("gpu.count", "gpu.pci_count")]
     known = [int(latest.value) for latest in counts if latest and isinstance(latest.value, int | float)]
     return max([*known, len(view.evidence.gpus()), 0 if known else 1])

@@ -20,7 +20,7 @@ from schemas.scopes import Scope
 from schemas.stages import GANG
 
 PCIE_PATHS = frozenset({"X", "PIX", "PXB", "PHB", "NODE", "SYS", "unknown"})
-"""Values of `gpu.peer.link` for two GPUs that no NVLink joins."""
+"""Values of the reading `gpu.peer.link` for two GPUs that no NVLink joins. `unknown` is an unknown path over PCIe."""
 MIN_HOSTS_OF_FABRIC = 2
 INFINIBAND_TRANSPORT = "NET/IB"
 """NCCL's name of its transport over InfiniBand and RoCE ports."""
@@ -42,7 +42,7 @@ class HostView:
         self.packs, self.no_pack = select_packs(plan, host, self.gpus, packs)
         shipped = {pack.name for pack in packs if not pack.chosen}
         self.operator_packs = {origin for pack in packs if pack.chosen for origin in pack.origins} - shipped
-        """Names of the operator's packs. A criterion of these packs that matches nothing is a mistake, never a pass."""
+        """Names of the packs that the operator wrote. `must_match` states which of their criteria must match an observation."""
         self.expected = plan.expected_of(host)
         self.accepted = AcceptedRecord(evidence.baseline, self.gpus)
 
@@ -57,14 +57,14 @@ class HostView:
 
     @cached_property
     def nvlink_domain(self) -> str:
-        """Return the NVLink domain that the host must share with other hosts; empty if none is required."""
+        """Return the NVLink domain that the host must share with other hosts, as text: `domain 7`; empty if none is required."""
         if self.host.nvlink_domain:
             return f"domain {self.host.nvlink_domain}"
         return f"domain of rack {self.host.rack}" if any(pack.rack_is_nvlink_domain for pack in self.packs) else ""
 
     @property
     def has_record(self) -> bool:
-        """Return whether the host has its own record, not only a gang record."""
+        """Return whether the host has a record of its own, not only one of its gang (the hosts of one multi-node launch)."""
         return any(not record.gang for record in self.evidence.records)
 
     def serial(self, scope: str) -> str:
@@ -72,10 +72,10 @@ class HostView:
         return self.serials.get(Scope.parse(scope).device, "")
 
     def is_beyond_driver(self, scope: str) -> bool:
-        """Return whether the index of a GPU is higher than every index of the driver, and no snapshot mentions the GPU.
+        """Return whether the GPU of a scope has a higher index than all GPUs that the driver lists, and is in no snapshot.
 
-        The driver numbers GPUs from 0, so any GPU of the host may be the missing one. A GPU that is lost or hangs still has
-        readings, or reasons why it has none.
+        Such an index does not show which GPU is missing, because the driver numbers the remaining GPUs from 0. A GPU that is lost
+        or hangs during the run is in a snapshot, with readings or with reasons why it has none.
         """
         gpu, listed = Scope.parse(scope).device, self.serials.keys()
         counts_from_0 = bool(listed) and listed == {f"gpu={index}" for index in range(len(listed))}
@@ -89,7 +89,7 @@ class HostView:
 
     @cached_property
     def renumbered(self) -> bool:
-        """Return whether two records have different GPUs under one index, for example because a GPU was lost in between."""
+        """Return whether two records of the host have different GPUs with the same index, for example after the loss of a GPU."""
         first: dict[tuple[int, str], str] = {}
         gpus = [gpu for record in self.evidence.records for gpu in record.gpus]
         return any(
@@ -105,12 +105,12 @@ class HostView:
 
     @cached_property
     def fabric(self) -> float:
-        """Return the fabric rate in B/s by the inventory: that of the slowest host in the last gang launch."""
+        """Return the lowest fabric rate of the hosts in the last launch of the gang, in B/s according to the inventory."""
         return self.plan.slowest_fabric(self.host, self.members(GANG))
 
     @cached_property
     def fabric_port(self) -> float:
-        """Return the rate in B/s of the fabric port of one GPU, on the host whose rate `fabric` returns."""
+        """Return the lowest rate of a GPU's fabric port in the last launch of the gang, in B/s according to the inventory."""
         return self.plan.slowest_port(self.host, self.members(GANG))
 
     @cached_property
@@ -121,7 +121,7 @@ class HostView:
         to the pair.
         """
         links: dict[str, int] = {}
-        # Snapshots with equal readings share one object.
+        # Snapshots with equal readings share one Metric object, which is parsed only once.
         metrics = {id(metric): metric for _, metric in self.observations.metrics.get("gpu.peer.link", ())}
         for metric in metrics.values():
             for scope, path in metric.values.items():
@@ -133,9 +133,10 @@ class HostView:
         return links
 
     def nvlinks_between(self, scope: str) -> int | None:
-        """Return how many NVLinks join a pair of GPUs; for any other scope, the lowest number of all pairs of the host.
+        """Return the number of NVLinks of the pair of GPUs in `scope`.
 
-        None if the number of a pair was not reported by either GPU, or the host has no pair.
+        For any other scope, return the lowest number of all pairs of the host. None if the number of any of these pairs is not
+        known, or the host has no pair.
         """
         if Scope.parse(scope).kind == "peer":
             return self.nvlinks.get(scope)
@@ -152,7 +153,7 @@ class HostView:
         """Return whether the host is a virtual machine with one GPU and nothing at the other end of its NVLinks.
 
         A hypervisor passes one GPU of an NVSwitch board through without its NVLinks: no link is ever up, the GPU belongs to no
-        fabric, and no NVSwitch is on the bus. The driver counts no links, or reports that the GPU has none. On a
+        fabric, and no NVSwitch is on the bus. The number of active links is 0, or the driver does not support the query. On a
         host without a hypervisor the same readings show a fault.
         """
         if len(self.host.devices) != 1 or True not in self._values("host.virtual_machine"):
@@ -170,13 +171,13 @@ class HostView:
 
     @cached_property
     def module_models(self) -> Mapping[str, str]:
-        """Return the scope of each port with a module -> the part number of the module in the last snapshot that has it."""
+        """Return the scope of each port with a module -> the part number of the module in the last snapshot that has one."""
         metrics = (metric for _, metric in self.observations.metrics.get("optics.module.part_number", ()))
         return {scope: str(value) for metric in metrics for scope, value in metric.values.items()}
 
     @cached_property
     def part_numbers(self) -> Mapping[str, str]:
-        """Return the scope of each GPU -> its part number in the last snapshot that has it."""
+        """Return the scope of each GPU -> its part number in the last snapshot that has one."""
         metrics = (metric for _, metric in self.observations.metrics.get("gpu.part_number", ()))
         return {scope: str(value) for metric in metrics for scope, value in metric.values.items()}
 
@@ -186,7 +187,10 @@ class HostView:
 
     @cached_property
     def uses_fabric(self) -> bool:
-        """Return whether the gang needs a fabric port that is up: the inventory states a fabric rate, or NCCL used RDMA ports."""
+        """Return whether the host must have an active fabric port.
+
+        It must if its gang has several hosts, and the inventory states a fabric rate or NCCL used RDMA ports.
+        """
         if not self.host.gang or len(self.plan.gangs()[self.host.gang]) < MIN_HOSTS_OF_FABRIC:
             return False
         transports = (item.value for item in self.observations["collective.transport"] if item.stage == GANG)
@@ -211,14 +215,15 @@ class HostView:
 
     @cached_property
     def peer_key(self) -> tuple[str, str]:
-        """Return what peers share: the models of their GPUs, and the gang."""
+        """Return what the host has in common with its peers, with which it is compared: the GPU models, and the gang."""
         return " and ".join(sorted(set(self.names.values()))), self.host.gang
 
     @cached_property
     def kind(self) -> Hashable:
-        """Return a key of all that the criteria use except values: with equal keys, equal readings get equal verdicts.
+        """Return a key of the properties of the host that affect its verdicts, other than observed values.
 
-        The name of the gang is not part of the key, but of `peer_key`.
+        If two hosts have equal keys and equal observations, criteria that do not compare hosts give equal verdicts. The name of
+        the gang is only in `peer_key`.
         """
         host = self.host
         return (
@@ -238,7 +243,7 @@ class HostView:
         )
 
     def lacks(self, expectation: Expectation) -> bool:
-        """Return whether a shipped pack of this host lists the expectation as unsupported."""
+        """Return whether a shipped pack of this host accepts the status `unsupported` for the expectation (`Pack.lacks`)."""
         return any(
             expectation.params.get(param) in values
             for pack in self.packs
@@ -261,7 +266,7 @@ class HostView:
 
     @cached_property
     def shipped_criteria(self) -> dict[str, Criterion]:
-        """Return id -> criterion, for the shipped packs of this host, replaced criteria included."""
+        """Return id -> criterion, for the shipped packs of this host, including criteria that a pack of the operator replaces."""
         return criteria_by_id([pack for pack in self.packs if not pack.chosen])
 
     def inconclusive(
@@ -292,7 +297,7 @@ class HostView:
 
 
 def _nvlinks_of_path(path: str) -> int | None:
-    """Return the number of NVLinks in a path as `nvidia-smi topo -m` writes it: 18 for `NV18`, 0 for PCIe, else None."""
+    """Return the number of NVLinks in a path as `nvidia-smi topo -m` writes it: 18 for `NV18`, 0 for PCIE_PATHS, else None."""
     if path in PCIE_PATHS:
         return 0
     number = re.fullmatch(r"NV([0-9]{1,3})", path)

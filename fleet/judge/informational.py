@@ -1,4 +1,6 @@
-"""Readings and figures that no criterion judges, each with the reason. docs/checks.md shows this table.
+"""Readings (from snapshots) and figures (from benchmarks) that no criterion judges, each with the reason.
+
+The page docs/checks.md shows this table.
 
 A test (`test_every_reading.py`) gives every reading and figure a bad value. If no criterion finds the bad value, the reading or
 figure must be in this table; otherwise it must not.
@@ -10,32 +12,35 @@ from collections.abc import Mapping
 
 from fleet.judge.criteria import name_matches
 
-_LOAD = "depends on what runs at that moment"
-_SUMMED = "throughput of the same measurement is judged"
+_LOAD = "depends on what runs when the snapshot is taken"
+_SAME_MEASUREMENT = "the throughput from the same measurement is judged"
 _TRAFFIC = "counts normal traffic"
-_CONGESTION = "counts congestion, or peers that end a launch; healthy fabrics have both"
-_CORRECTED = "counts errors that FEC corrects; the errors that remain are judged"
-_VARIES = "healthy hosts of one order differ"
+_CONGESTION = "rises with congestion, or when another host ends its part of a launch; both occur in healthy fabrics"
+_CORRECTED = "counts errors that FEC corrects; errors that FEC does not correct are judged"
+_VARIES = "may differ between healthy hosts of one order"
 _NAME = "a name or a location; parts are identified by serial, UUID, GUID and MAC address"
-_CONTAINERS = "sites differ in their container runtime; the role container_toolkit checks it on request"
-_ADVISORIES = "compared with published vulnerabilities; a site may reject versions that have them (versions.md)"
-_RANKS = "the versions that the ranks used are compared (launch.*)"
-_REMOVAL = "depends on the caches of the file system; the rate of creation is judged"
-_LOOKUP = "looks up the files of another host, and depends on caches; the rate of creation is judged"
-_CHECKPOINT = "shared_storage.bandwidth, over the same path, is judged; the bytes that are read back are compared"
+_CONTAINERS = "sites use different container runtimes; the Ansible role `container_toolkit` checks them on request"
+_ADVISORIES = "compared with published vulnerabilities; a site may choose to reject vulnerable versions (versions.md)"
+_RANKS = "the versions that the ranks used in a launch are compared instead (launch.*)"
+_REMOVAL = "depends on the caches of the file system; the rate at which files are created is judged (op=create)"
+_LOOKUP = "looks up the files of another host, and depends on caches; the rate at which files are created is judged (op=create)"
+_CHECKPOINT = "shared_storage.bandwidth, over the same path, is judged; the bytes that are read back are checked too"
 _SERIAL = "identifies a part, so every part has a different value"
 _DISKS = "hosts of one order may have different disks"
-_IMEX = "judged by nvlink-domain on hosts that are in an NVLink domain of several hosts"
+_IMEX = "the check `nvlink-domain` judges it, but only on hosts in an NVLink domain of several hosts"
 _DRIVER = "follows from driver.version, which is compared"
 _LIMIT = "a limit of the module; optics.*.alarm and .warning compare the reading with it, and are judged"
 _SRD = "SRD, the protocol of EFA, retransmits and changes paths in a healthy network too; the rates of the fabric are judged"
-_ENDED = "a peer that ends a launch raises this counter too; the rates of the fabric are judged"
-_STUDY = "a scaling study only measures; it accepts no hardware"
+_ENDED = "also rises when another host ends its part of a launch; the rates of the fabric are judged"
+_STUDY = "a scaling study only measures; it does not judge hardware"
 _EXPLAINS = "explains a slow straggler.compute, which is judged"
+_SHORT_PERIOD = (
+    "too few matrix products in so short a period for a precise value; periods of 100 ms and more are judged"
+)
 _WAITING = "follows from the slowest rank, whose straggler.compute is judged"
 
 _EXPERTS = "mixture_of_experts.throughput, which is judged, is the same measurement"
-_BMC_SERIAL = "compared with the serial that the host itself reports (bmc-serial)"
+_BMC_SERIAL = "compared with the serial that the host itself reports (check `bmc-serial`)"
 
 INFORMATIONAL: Mapping[str, str] = {
     "benchmark.duration": "depends on how often a figure is repeated until it is precise; the figures themselves are judged",
@@ -50,7 +55,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "clock.error_max": "clock.synchronized is judged; the error depends on the time server",
     "clock.offset": "clock.synchronized is judged; the offset is what the kernel corrects at that moment",
     "collective.*.algbw": "busbw, which is judged, is the same figure times a factor",
-    "collective.channels": "NCCL chooses their number; the resulting bandwidth is judged",
+    "collective.channels": "NCCL chooses the number of channels; the resulting bandwidth is judged",
     "collective.transport": "explains a slow collective, whose bandwidth is judged",
     "container.cdi.driver_version": "container.cdi.current compares it with the loaded driver",
     "container.cdi.gpus": "container.cdi.current reports whether the specification is up to date",
@@ -71,9 +76,9 @@ INFORMATIONAL: Mapping[str, str] = {
     "fabric.imex.node_address": _NAME,
     "fabric.imex.node_count": _IMEX,
     "fabric.imex.node_version": "daemons with incompatible versions do not connect (fabric.imex.connection)",
-    "fabric.imex.running": "compared in an NVLink domain of several hosts only: elsewhere an idle IMEX is no fault",
+    "fabric.imex.running": "compared only in an NVLink domain of several hosts: on other hosts, IMEX need not run",
     "fabric.imex.state": _IMEX,
-    "fashion_mnist.duration": _SUMMED,
+    "fashion_mnist.duration": _SAME_MEASUREMENT,
     "gpu.bar1.used": _LOAD,
     "gpu.board_id": _NAME,
     "gpu.clock.application": "gpu.clock.lowered, which is judged, compares it with the part's default",
@@ -88,18 +93,18 @@ INFORMATIONAL: Mapping[str, str] = {
     "gpu.fan.speed": "the fan follows the temperature, which is judged",
     "gpu.gsp.version": _DRIVER,
     "gpu.inforom.checksum": "differs with the settings stored on each part; gpu.inforom.valid reports whether it is right",
-    "gpu.memory.used": "depends on what runs at that moment; GPUs in use are refused before a measurement",
+    "gpu.memory.used": "depends on what runs when the snapshot is taken; no measurement starts on a GPU that is in use",
     "gpu.memory.utilization": _LOAD,
     "gpu.minor_number": _NAME,
     "gpu.module_id": _NAME,
     "gpu.numa_node": _NAME,
     "gpu.nvlink.symbol_errors": "counts errors that were corrected; gpu.nvlink.effective_errors is judged",
-    "gpu.part_number": "a part that was replaced may have another number",
+    "gpu.part_number": "a replacement GPU may have another part number",
     "gpu.performance_state": "idle GPUs lower their clocks",
     "gpu.persistence.enabled": "sites keep the driver loaded in other ways too; host.persistence_daemon is compared",
-    "gpu.power": "depends on what runs at that moment; the power under stress is judged",
+    "gpu.power": "depends on what runs when the snapshot is taken; the power under stress is judged",
     "gpu.power_limit_set": "gpu.power_limit, the limit in force, is compared",
-    "gpu.processes": "GPUs in use are refused before a measurement",
+    "gpu.processes": "no measurement starts on a GPU that is in use",
     "gpu.remapped_rows.banks_high": "follows from the number of remapped rows, which is judged",
     "gpu.remapped_rows.banks_max": "follows from the number of remapped rows, which is judged",
     "gpu.utilization": _LOAD,
@@ -122,7 +127,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "host.dimm.uncorrected": "host.memory.ecc_uncorrected, which is judged, counts these errors too",
     "host.hugepages.free": _LOAD,
     "host.kernel.command_line": _VARIES,
-    "host.kernel.soft_lockup": "a virtual machine that was paused for long also sets it",
+    "host.kernel.soft_lockup": "also set after a virtual machine was paused for a long time",
     "host.kernel.tainted": "the NVIDIA module itself sets flags; those that show a fault are judged one by one",
     "host.load": _LOAD,
     "host.memory.available": _LOAD,
@@ -160,7 +165,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "infiniband.rp_cnp_handled": _CONGESTION,
     "infiniband.sm_lid": "differs between the fabrics of a host, and after a failover; infiniband.unmanaged is judged",
     "infiniband.switch": "the switch chooses its name; hosts are compared by infiniband.switch_id",
-    "infiniband.switch_port": "differs from host to host; compared with the manifest if that lists the cables (kind link)",
+    "infiniband.switch_port": "differs from host to host; compared with the manifest if that lists the cables (kind `link`)",
     "network.bond.slaves_up": "network.bond.member_up, which is judged, names the member",
     "inference.cache_share": "a setting of the benchmark; the rates and the tokens are judged",
     "inference.first_token": "inference.prefill_throughput, which is judged, is the same measurement",
@@ -172,14 +177,14 @@ INFORMATIONAL: Mapping[str, str] = {
     "network.rx_dropped": "counts packets of protocols that the host does not use",
     "network.rx_missed_errors": "counts packets lost during bursts of traffic; the rates of the fabric are judged",
     "network.switch": "the switch chooses its name; hosts are compared by network.switch_id",
-    "network.switch_port": "differs from host to host; compared with the manifest if that lists the cables (kind link)",
+    "network.switch_port": "differs from host to host; compared with the manifest if that lists the cables (kind `link`)",
     "network.switch_port_label": "compared, like network.switch_port, with the manifest if that lists the cables",
     "network.tx_dropped": _CONGESTION,
     "optics.bias": "optics.bias.alarm and .warning, which are judged, compare it with the limits of the module",
     **{f"optics.*.{level}_{side}": _LIMIT for level in ("alarm", "warning") for side in ("low", "high")},
     "optics.module.firmware_version": "modules of one order may have different firmware; the table of versions lists it",
     "optics.module.part_number": "cables differ in length; the table of versions lists it",
-    "optics.module.serial": "compared with the manifest if that lists the modules (kind module)",
+    "optics.module.serial": "compared with the manifest if that lists the modules (kind `module`)",
     "optics.module.state": "ports without a link keep their modules in low power; optics.module.fault is judged",
     "optics.module.type": "ports of one host may have different modules",
     "optics.module.vendor": "modules of one order may come from several vendors",
@@ -197,10 +202,10 @@ INFORMATIONAL: Mapping[str, str] = {
     "pulse.duty": "pulse.kept_share, the share of the periods that had their load in time, is judged",
     "pulse.period": "pulse.kept_share, the share of the periods that had their load in time, is judged",
     "pulse.phase_error": "pulse.kept_share is judged; the error also depends on the network between the hosts",
-    "pulse.work period_ms=20": "too few products in a period to be precise; periods of 100 ms and more are judged",
-    "pulse.work period_ms=5": "too few products in a period to be precise; periods of 100 ms and more are judged",
-    "pulse.work_share period_ms=20": "too few products in a period to be precise; periods of 100 ms and more are judged",
-    "pulse.work_share period_ms=5": "too few products in a period to be precise; periods of 100 ms and more are judged",
+    "pulse.work period_ms=20": _SHORT_PERIOD,
+    "pulse.work period_ms=5": _SHORT_PERIOD,
+    "pulse.work_share period_ms=20": _SHORT_PERIOD,
+    "pulse.work_share period_ms=5": _SHORT_PERIOD,
     "pulse.slew": "no vendor publishes a limit, and NVML updates too slowly to show the real rise; pulse.amplitude is judged",
     "pulse.wave": "the power during a period, for a chart; pulse.amplitude is judged",
     "pageable_copy.bandwidth": "depends on the CPUs that copy: GPUs of one host differ by 18 % (measured); host_copy is judged",
@@ -251,7 +256,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "storage.disk.size": _DISKS,
     "storage.mount.available": "the preflight checks the space that the agent needs",
     "storage.mount.inodes_available": "the preflight checks the space that the agent needs",
-    "storage.mount.read_only": "file systems are read-only by design too; storage.state.read_only is judged",
+    "storage.mount.read_only": "some file systems are read-only by design; storage.state.read_only is judged",
     "storage.mount.size": _DISKS,
     "storage.nvme.data_written": _TRAFFIC,
     "storage.nvme.power_on_time": "drives of one order have run for different times",
@@ -276,15 +281,15 @@ INFORMATIONAL: Mapping[str, str] = {
     "stress.efficiency": "throughput divided by power, which are both judged",
     "stress.throttled_share reason=hw_slowdown": "its causes, hw_thermal and hw_power_brake, are judged",
     "stress.throttled_share reason=power_cap": "a healthy GPU reaches its power limit under stress",
-    "sxid.last_seen": "the codes of SXids are judged (sxid.count)",
+    "sxid.last_seen": "each SXid is judged by its code (sxid.count)",
     "training.accuracy": "measured after too few epochs for a limit; training.loss_ratio and fashion_mnist.accuracy are judged",
     "training.loss": "training.loss_ratio, which is judged, relates it to the first loss",
-    "training.step_time": _SUMMED,
-    "transformer.flops": _SUMMED,
-    "transformer.memory_peak": "follows from the size of the network",
-    "transformer.mfu": _SUMMED,
-    "transformer.step_time": _SUMMED,
-    "xid.log_complete": "a host that has run for long overwrites the beginning of its log; the log still has the XIDs of the run",
+    "training.step_time": _SAME_MEASUREMENT,
+    "transformer.flops": _SAME_MEASUREMENT,
+    "transformer.memory_peak": "follows from the size of the neural network",
+    "transformer.mfu": _SAME_MEASUREMENT,
+    "transformer.step_time": _SAME_MEASUREMENT,
+    "xid.log_complete": "after a long uptime the beginning of the kernel log is overwritten; the XIDs of the run are still in it",
 }
 """Name of a reading or figure -> the reason. An entry with a setting, such as `reason=power_cap`, applies only to observations
 with this value of the setting; those with other values are judged."""

@@ -1,11 +1,12 @@
 """judge(plan, evidence, packs) -> verdicts: a pure function.
 
-An observation that the plan expects and that was not measured is inconclusive (`expectations`). Every other observation is
-evaluated against each criterion that matches it (`evaluate`). The limit is absolute, or comes from the inventory, the datasheet,
-the accepted record (`baseline`), the fleet (`outliers`, `uniformity`, `digests`), the start of a soak (`drift`) or the manifest
-(`manifest`). Failures are annotated with their explanation.
+An observation that the plan expects and that was not measured gets an inconclusive verdict (`expectations`). Every other
+observation is evaluated against each criterion that matches it (`evaluate`). The limit is absolute, or comes from the inventory,
+the datasheet, the accepted record (`baseline`), the fleet (`outliers`, `uniformity`, `digests`), the start of a soak (`drift`) or
+the manifest (`manifest`). Failures are annotated with their explanation.
 
-A fleet of any size is judged in two passes: `gather` collects the statistics of all hosts, `judge_hosts` judges hosts with them.
+A fleet of any size is judged in two steps: `gather` collects the statistics of all hosts, then `judge_hosts` judges hosts by
+them. A gang is the hosts of one multi-node launch.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ __all__ = ["Evidence", "judge"]
 
 
 KERNEL_LOG = ("xid.", "sxid.", "kernel.event.")
-"""Prefixes of the readings of messages in the kernel log since boot."""
+"""Prefixes of the names of readings that are taken from the kernel log since boot."""
 LOG_LIFETIME = (
     "the kernel log keeps this message until the next boot: after a reset or a repair, only a reboot clears it"
 )
@@ -71,10 +72,11 @@ def judge(
     """Return every verdict on every host of the plan.
 
     Args:
-        plan: what must exist. A host of the plan without evidence is inconclusive.
+        plan: what must exist. A host of the plan without evidence gets an inconclusive verdict.
         evidence: host -> its records.
         packs: every pack that may apply; plan and GPU names decide which ones do.
-        stats: statistics of the whole fleet, if the plan has only a part of its hosts. That part must consist of whole gangs.
+        stats: statistics of the whole fleet. They are needed if the plan has only some hosts of the fleet, which must be whole
+            gangs. If None, the hosts of the plan are the fleet.
     """
     views = host_views(plan, evidence, packs)
     if stats is None:
@@ -88,7 +90,7 @@ def host_views(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pac
 
 
 def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) -> HostView:
-    """Return the view of one host. The judge adds observations that it derives: drift, totals of ports, CVSS scores."""
+    """Return the view of one host, with the observations that the judge derives: drift, totals of ports, CVSS scores."""
     complete = with_scores(with_port_totals(with_drift_observations(with_foreign_records(evidence))), packs)
     return HostView(plan, plan.host(name), complete, packs)
 
@@ -99,7 +101,7 @@ def judge_hosts(
     """Return the verdicts on the hosts of `views`, which must be all hosts of their gangs.
 
     The caller adds the verdicts on manifest and cables, and applies waivers. `remaining` lists for each host what is left to
-    evaluate; passes that are already counted are not returned.
+    evaluate after the module `passes` has counted passes; those passes are not returned.
     """
     verdicts = []
     for view in views:
@@ -132,7 +134,7 @@ def with_waivers(plan: Plan, verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 
 def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None = None) -> list[Verdict]:
-    """Return the verdicts on one host by its own observations; only the `remaining` ones if given."""
+    """Return the verdicts that follow from the host's own observations, without the passes that `remaining` already counts."""
     if not view.has_record:
         reason = view.evidence.problem or "the host left no record"
         record = _with_user(view, view.inconclusive(RECORD, "host", reason))
@@ -156,10 +158,10 @@ def _bmc_verdicts(view: HostView, stats: FleetStats) -> list[Verdict]:
 
 
 def without_looser_floors(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts without those that repeat a missed floor of the same figure.
+    """Drop verdicts by limits from figures of other parts (basis `model`) if a figure misses several floors (lower limits).
 
     Of the failed floors of a figure, the highest critical one is kept, or the highest if none is critical. Of its inconclusive
-    verdicts, the first is kept. Any other verdict is dropped if its floor has the basis `model`.
+    verdicts, the first is kept. The others are dropped, but only those of criteria with the basis `model`.
     """
     derived = [verdict for verdict in verdicts if verdict.basis == MODEL and _misses_floor(verdict)]
     closest: dict[tuple[object, ...], Verdict] = {}

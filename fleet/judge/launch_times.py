@@ -1,4 +1,4 @@
-"""Check that the hosts of a launch report that they ran it at the same time."""
+"""Check that the hosts of a multi-node launch report overlapping times for it."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def separate_launches(plan: Plan, evidence: Mapping[str, Evidence]) -> Iterator[
 
 
 def _hosts_without_overlap(attempt: Attempt) -> list[str]:
-    """Return the hosts whose finished launch overlaps in time with the finished launch of no other host."""
+    """Return the hosts whose finished launch does not overlap in time with that of any other host."""
     times: dict[str, tuple[float, float]] = {}
     for host, launch in attempt.launches.items():
         try:
             began = epoch_seconds(launch.began)
-        except ValueError:  # reported elsewhere
+        except ValueError:  # `consistency` reports invalid times
             continue
         if launch.outcome == FINISHED:
             times[host] = began, began + launch.duration_s

@@ -1,7 +1,7 @@
-"""Group hosts whose benchmarks made the same observations, so that a large fleet is judged quickly.
+"""Group hosts whose benchmark observations differ only in their values, so that a large fleet is judged quickly.
 
-Such hosts share a layout and differ only in values. For each layout, the judge determines once which values a criterion judges
-and which limit applies. For every other host of the layout it only compares numbers.
+Such hosts share a layout: their observations without the values. For each layout, the judge determines once which values a
+criterion judges and which limit applies. For every other host of the layout it only compares numbers.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schemas.stages import GANG
 
 MAX_LAYOUTS = 500
 GANG_SCOPE = "gang="
-"""Scope of a gang in a layout: without the name of the gang, because gangs share layouts."""
+"""Scope of a gang (the hosts of one multi-node launch) in a layout, without its name, because gangs share layouts."""
 _NUMBERS = frozenset({float, int})
 L = TypeVar("L")
 
@@ -107,7 +107,10 @@ class HostValues:
 
 
 class LayoutCache(Generic[L]):
-    """The layouts of hosts. Each is compiled for the first host that has it. Most hosts have the layout of the previous host."""
+    """The layouts of hosts. Each is computed for the first host that has it.
+
+    The layout of the previous host is compared first, because most hosts have the same one.
+    """
 
     def __init__(
         self, compile_layout: Callable[[HostValues, int], L], on_removal: Callable[[L], None] | None = None
@@ -164,8 +167,8 @@ def split_pairs(items: list[Observation]) -> tuple[list[Observation], list[Obser
 def is_regular(view: HostView) -> bool:
     """Return whether the host may share a layout.
 
-    It must have a record, and all of its GPUs were measured. It shares no layout if one of its launches failed or lacked hosts of
-    the gang, if a snapshot contains benchmark results, or if the benchmark results contain readings.
+    It must have a host record, and all of its planned GPUs must have been measured. It shares no layout if one of its launches
+    failed or lacked hosts of the gang, if a snapshot contains benchmark results, or if the benchmark results contain readings.
     """
     if not view.has_record or view.unmeasured_gpus:
         return False
@@ -182,7 +185,7 @@ def is_regular(view: HostView) -> bool:
 
 @lru_cache(maxsize=MAX_LAYOUTS)
 def _are_separate(readings: tuple[str, ...], results: tuple[str, ...]) -> bool:
-    """Return whether all results have names of benchmark results, and no reading has such a name."""
+    """Return whether all results have names of benchmark results or of versions (`launch.`), and no reading has such a name."""
     return all(map(_is_result, results)) and not any(map(_is_result, readings))
 
 

@@ -1,4 +1,4 @@
-"""Attribute XIDs 145 to the GPU whose NVLink died.
+"""Attribute each XID 145 to the GPU with the dead NVLink that caused it.
 
 On NVL72, one dead link of a GPU (XID 149, fatal) makes every other GPU of its NVLink domain report XID 145: 63 GPUs in a case of
 November 2025 (marin-community/marin issue 9086). One GPU is at fault, not 64.
@@ -19,7 +19,7 @@ from schemas.scopes import Scope
 COUNT, FATAL, LAST_SEEN = "xid.count", "xid.fatal", "xid.last_seen"
 DEAD_LINK, FOLLOWING = "149", "145"
 FOLLOWS_HOST, FOLLOWS_PART = "follows_host", "follows_part"
-"""Parameters of a failure that another part caused: the host and the scope of that part."""
+"""Names of two parameters of a failure that another part caused: the host of that part, and its scope."""
 
 Part = tuple[str, str]
 """Host and scope of a GPU."""
@@ -54,7 +54,7 @@ def _domain(view: HostView) -> str:
 
 
 def with_link_faults(views: Iterable[HostView], verdicts: Sequence[Verdict], faults: LinkFaults) -> list[Verdict]:
-    """Return the verdicts. Failures that XIDs 145 cause name the GPU with the dead link in their parameters and detail."""
+    """Return the verdicts. A failure because of XID 145 gets the GPU with the dead link in its reason, detail and parameters."""
     roots: Mapping[str, tuple[HostView, Part]] = {
         view.host.name: (view, root) for view in views if (root := faults.root(view)) is not None
     }
@@ -72,7 +72,7 @@ def _with_root(verdict: Verdict, view: HostView, root: Part) -> Verdict:
 
 
 def _is_follower(view: HostView, verdict: Verdict) -> bool:
-    """Return whether the failure is of an XID 145, or of `xid.last_seen` on a host without XIDs other than 145, 149 and 45."""
+    """Return whether the failure is of an XID 145, or of `xid.last_seen` on a host with no other XIDs than 145, 149 and 45."""
     if verdict.name == LAST_SEEN:
         codes = {Scope.parse(item.scope).get("xid") for item in view.observations[COUNT] if item.status == MEASURED}
         return bool(codes) and codes <= {FOLLOWING, DEAD_LINK, AFTERMATH}

@@ -1,8 +1,9 @@
-"""Compare the manifest with the parts of the hosts: each part in its slot, elsewhere or missing, and parts that were not ordered.
+"""Compare the manifest (the list of ordered parts) with the parts in the hosts.
 
-A part is identified by its label: the serial of a GPU or module, the GUID of an InfiniBand or RoCE adapter, or the MAC address of
-an Ethernet port. The modules at the ends of a splitter cable may have the same serial, so only the serial of a module
-may be in several lines.
+An ordered part is in its slot, elsewhere or missing. A part may also be in a host without having been ordered. A part is
+identified by its label: the serial of a GPU or module (transceiver or cable end), the GUID of an InfiniBand or RoCE adapter, or
+the MAC address of an Ethernet port. Only the serial of a module may be in several lines of the manifest, because the modules at
+the ends of a splitter cable may have the same serial.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from schemas.scopes import Scope
 
 CRITERION, EXTRA = "manifest", "manifest-extra"
 PARTS = (GPU, NIC, MODULE)
-"""Kinds of lines that are parts."""
+"""Kinds of manifest lines that list a part. Other lines list a cable between a host and a switch."""
 _GUID_DIGITS = 16
 _KIND_OF = {SERIAL: GPU, MODULE_SERIAL: MODULE}
 
@@ -38,7 +39,7 @@ def judge_manifest(plan: Plan, views: Iterable[HostView]) -> list[Verdict]:
 
 
 def judge_inventories(plan: Plan, inventories: Iterable[HostInventory]) -> list[Verdict]:
-    """Return the verdicts of `judge_manifest`, from the parts of all hosts."""
+    """Return the verdicts of `judge_manifest`, given the inventories (lists of parts) of all hosts."""
     ordered = ordered_parts(plan)
     if not ordered:
         return []
@@ -58,12 +59,12 @@ def judge_inventories(plan: Plan, inventories: Iterable[HostInventory]) -> list[
 
 
 def ordered_parts(plan: Plan) -> list[Part]:
-    """Return the lines of the manifest that are parts, and not cables; empty in a rehearsal."""
+    """Return the lines of the manifest that list a part, not a cable; empty in a rehearsal."""
     return [] if plan.rehearsal else [part for part in plan.manifest if part.kind in PARTS]
 
 
 def manifest_summary(plan: Plan, verdicts: Iterable[Verdict]) -> str:
-    """Return `64 of 64 parts as ordered`; empty if the manifest has no part."""
+    """Return text such as `64 of 64 parts as ordered`; empty if the manifest lists no part, or in a rehearsal."""
     ordered = ordered_parts(plan)
     if not ordered:
         return ""
@@ -74,7 +75,7 @@ def manifest_summary(plan: Plan, verdicts: Iterable[Verdict]) -> str:
 
 
 def _keys(part: LocatedPart) -> Iterator[tuple[str, str]]:
-    """Yield the identities by which a line of the manifest may name the part."""
+    """Yield each name of an observation and each label by which a line of the manifest may identify the part."""
     label = identity(_KIND_OF.get(part.name, NIC), part.serial)
     yield part.name, label
     if part.name == GUID and label[6:10] == "0300":
@@ -83,7 +84,7 @@ def _keys(part: LocatedPart) -> Iterator[tuple[str, str]]:
 
 
 def _name(part: Part) -> str:
-    """Return the name of the observation that has the serial of a part of this kind."""
+    """Return the name of the observation that reports the label of an ordered part: its serial, GUID or MAC address."""
     if part.kind != NIC:
         return SERIAL if part.kind == GPU else MODULE_SERIAL
     return GUID if len(identity(NIC, part.serial)) == _GUID_DIGITS else MAC
@@ -96,7 +97,10 @@ def _key(part: Part) -> tuple[str, str]:
 def _on_part(
     part: Part, located: Sequence[LocatedPart], lines: Sequence[Part], inventories: Mapping[str, HostInventory]
 ) -> Iterator[Verdict]:
-    """Yield the verdicts on a line of the manifest (`part`). `located`: parts with its serial; `lines`: lines with its serial."""
+    """Yield the verdicts on a line of the manifest (`part`).
+
+    `located`: the found parts with the label of this line; `lines`: all lines with this label.
+    """
     others = [line for line in lines if line is not part]
     located = [item for item in located if not any(_is_place_of(line, item) for line in others)]
     in_its_host = [location for location in located if location.host == part.host]
@@ -119,12 +123,12 @@ def _on_part(
 
 
 def _is_place_of(line: Part, item: LocatedPart) -> bool:
-    """Return whether a line of the manifest names the place of this part. A line without a slot names no place."""
+    """Return whether a line of the manifest names the host and slot of this part; false for a line without a slot."""
     return line.host == item.host and bool(line.slot) and line.slot in item.slots
 
 
 def _in_host(part: Part, location: LocatedPart, in_its_slot: bool) -> Verdict:
-    """Return the verdict on a part that is in the host for which it was ordered, at `location`."""
+    """Return the verdict on an ordered part that was found in the host for which it was ordered, at `location`."""
     if in_its_slot:
         return _verdict(part, PASS, f"found where it was ordered: {_ordered(part)}", scope=location.scope)
     if ":" in part.slot and not any(":" in slot for slot in location.slots):
@@ -139,11 +143,11 @@ def _ordered(part: Part) -> str:
 
 
 def _extra(ordered: Sequence[Part], parts: Sequence[LocatedPart]) -> Iterator[Verdict]:
-    """Yield verdicts on the GPUs, InfiniBand adapters and modules that no line of the manifest names.
+    """Yield a failure for each GPU, InfiniBand adapter and module that no line of the manifest names.
 
-    A kind of part is judged only if the manifest lists parts of this kind. Ethernet ports are not judged, because every mainboard
-    has some that are not ordered separately. Modules are judged at ports of RDMA adapters, and at Ethernet interfaces if an
-    ordered port or module is at such an interface.
+    A kind of part is judged only if the manifest lists parts of this kind. RoCE adapters and Ethernet ports are not judged,
+    because every mainboard has some ports that are not ordered separately. Modules are judged at ports of RDMA adapters. Modules
+    at Ethernet interfaces are judged only if an ordered port or module is at an Ethernet interface.
     """
     names = {_name(part) for part in ordered} & {SERIAL, GUID, MODULE_SERIAL}
     listed = set(map(_key, ordered))
@@ -189,7 +193,7 @@ def _verdict(
         unit="1",
         reason=reason,
         action="inspect_hardware" if verdict == FAIL else "none",
-        # Passes share a row of the report, so their source has no line number.
+        # The report merges equal passes into one row. A line number would make each pass different.
         source=f"manifest: {_file(part) if verdict == PASS else part.origin}",
         basis="policy",
     )

@@ -1,8 +1,8 @@
-"""Check the stated NUMA node of the memory that a GPU copied from or to, and how many GPUs copied at once.
+"""Check what a record states about copies between GPU and host: the NUMA node of the memory, and how many GPUs copied at once.
 
-The memory of another node is slower than that of the GPU's own node, so copies from or to it have a lower floor. Copies whose
-node is unknown have the lower floor too. If a record wrongly stated another or an unknown node, a slow link to a GPU would
-pass. Copies of more than eight GPUs at once also have a lower floor, because GPUs may share links.
+The memory of another NUMA node is slower than that of the GPU's own node, so the minimum bandwidth of copies from or to it is
+lower. This lower minimum also applies if the GPU's node is unknown. If a record wrongly stated another or an unknown node, a slow
+link to a GPU would pass. The minimum for copies of more than eight GPUs at once is lower too, because GPUs may share links.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from fleet.judge.host_view import HostView
 from schemas.records import MEASURED, Observation
 
 Problem = tuple[str, str, str, str]
-"""Name, scope, reason, stage."""
+"""Name and scope of the observation, the reason why it is wrong, and its stage."""
 
 COPY, NODE_OF_GPU, NODES = "host_copy.bandwidth", "pcie.numa_node", "host.numa.count"
 LOCAL, REMOTE, UNKNOWN = "local", "remote", "unknown"
-"""Values of the parameter `numa`: the memory is on the GPU's own node, or on another one, or the GPU's node is not known."""
+"""Values of the parameter `numa`: the memory is on the GPU's own node, it is on another node, or the GPU's node is unknown."""
 
 
 def locality_problems(view: HostView) -> Iterator[Problem]:
     """Yield each copy whose parameter `numa` or `devices` contradicts other copies of the GPU, or the host.
 
-    Copies of memory of another node are measured in addition to copies of memory of the GPU's own node. The node of a GPU is
+    Copies from or to another node are measured in addition to copies from or to the GPU's own node. The node of a GPU is
     unknown only if the host has several nodes and does not report which of them is the GPU's.
     """
     copies = [item for item in view.observations[COPY] if item.status == MEASURED]
@@ -33,11 +33,11 @@ def locality_problems(view: HostView) -> Iterator[Problem]:
         numa, node = item.params.get("numa"), nodes_of_gpus.get(item.scope)
         reason, devices = "", item.params.get("devices")
         if isinstance(devices, int) and devices > len(view.host.devices):
-            reason = f"copies of {devices} GPUs at once, but the host has {len(view.host.devices)}"
+            reason = f"copies of {devices} GPUs at once, but {len(view.host.devices)} GPUs of the host are under test"
         elif numa not in (LOCAL, REMOTE, UNKNOWN):
             reason = f"its parameter numa is {numa}, expected {LOCAL}, {REMOTE} or {UNKNOWN}"
         elif numa == REMOTE and _copy(item) not in local:
-            reason = "the copy is of memory of another NUMA node, but the record has no such copy of the GPU's own node"
+            reason = "the copy uses memory of another NUMA node, but the record has no such copy for the GPU's own node"
         elif numa == UNKNOWN and isinstance(node, int) and node >= 0:
             reason = f"the NUMA node of the memory is unknown, but the host reports node {node} for the GPU"
         elif numa == UNKNOWN and nodes == 1:
@@ -47,5 +47,5 @@ def locality_problems(view: HostView) -> Iterator[Problem]:
 
 
 def _copy(item: Observation) -> tuple[object, ...]:
-    """Return a key. It is equal for copies that differ only in the memory's NUMA node and in the number of GPUs that copy."""
+    """Return a key that is equal for copies that differ only in the NUMA node of the memory and in the number of GPUs at once."""
     return item.scope, item.stage, item.params.get("direction"), item.params.get("size_bytes")

@@ -1,8 +1,9 @@
 """Identify the missing GPUs of a host.
 
-The driver numbers GPUs from 0, so a missing index does not identify a slot. The serial of an absent GPU cannot be read. Three
-sources identify it: the PCI bus, if the GPU is still on it; the accepted record of the host; and other hosts of the same build,
-which have GPUs in the same slots. If these sources contradict each other, no slot is named. The kernel log may contain the cause.
+The driver numbers GPUs from 0, so a missing index does not identify a slot. The serial of an absent GPU cannot be read. A GPU
+can be identified from three sources: the PCI bus, if the GPU is still on it; the accepted record of the host; and other hosts of
+the same build, which have GPUs in the same slots. If these sources contradict each other, no slot is named. The kernel log may
+contain the cause.
 """
 
 from __future__ import annotations
@@ -34,39 +35,40 @@ LOG_CAUSES = {
     "message=init_failed": "could not be initialized",
     "message=probe_failed": "was refused by the driver",
 }
-"""Last label of a scope of the kernel log -> what happened to the GPU, the most severe first."""
+"""Last label of the scope of a kernel log reading -> what happened to the GPU, the most severe first."""
 HARDWARE_CAUSES = ("message=fallen_off_the_bus", "xid=79", "message=init_failed", "message=probe_failed")
-"""Keys of LOG_CAUSES that do not name a setting."""
+"""Keys of LOG_CAUSES that may be hardware faults. Each other key means a wrong setting."""
 NO_MODULE = -1
 """Module number of a GPU that has none: a card in a PCIe slot."""
 
 Layout = Mapping[str, int]
-"""PCI address as sysfs writes it -> number of the module on its baseboard."""
+"""PCI address of each GPU, as sysfs writes it -> number of the GPU's module on the baseboard, or NO_MODULE."""
 Build = tuple[str, int, str]
-"""GPU model by the inventory, number of GPUs, and host model by its firmware (empty if unknown)."""
+"""GPU model from the inventory, number of GPUs, and host model as its firmware reports it (empty if unknown)."""
 
 
 class SlotMap:
-    """The slots of the hosts that have all their GPUs. Maps of different hosts can be merged."""
+    """The GPU slots of the hosts on which no GPU is missing. Maps of different hosts can be merged (`update`)."""
 
     def __init__(self) -> None:
         self._layouts: dict[Build, Counter[frozenset[tuple[str, int]]]] = {}
 
     def add(self, view: HostView) -> None:
-        """Add the slots of a host's GPUs, unless one is missing."""
+        """Add the slots of a host's GPUs, unless a GPU is missing."""
         layout = _layout(view)
         if layout and len(layout) == len(view.host.devices):
             self._layouts.setdefault(_build(view), Counter())[frozenset(layout.items())] += 1
 
     def update(self, other: SlotMap) -> None:
-        """Add the slots of other hosts."""
+        """Add the slots in the map of other hosts."""
         for build, layouts in other._layouts.items():
             self._layouts.setdefault(build, Counter()).update(layouts)
 
     def describe_empty(self, view: HostView, missing: int, excluded: Collection[str]) -> str:
         """Name the slots that are occupied in most hosts of the build and empty in this host.
 
-        Return an empty string unless exactly `missing` slots are found. Addresses in `excluded` are reported elsewhere.
+        Return an empty string unless exactly `missing` slots are found. Addresses in `excluded` do not count,
+        because another text names them.
         """
         layouts = self._layouts.get(_build(view), Counter())
         most_common, count = next(iter(layouts.most_common(1)), (frozenset(), 0))
@@ -78,7 +80,7 @@ class SlotMap:
         empty = {address: usual[address] for address in usual.keys() - actual.keys() - {*excluded}}
         if actual.items() <= usual.items() and len(empty) == missing:
             text = ", ".join(f"PCI {address}" + _module(module) for address, module in sorted(empty.items()))
-            # A missing bridge renumbers the buses behind it. Only module numbers reveal that.
+            # A missing PCI bridge changes the bus numbers in the addresses. Only module numbers reveal that.
             caution = " (only PCI addresses identify the slots: not every GPU reports a module number)"
             return f"nothing at {text}, {where}{caution if NO_MODULE in usual.values() else ''}"
         modules, usual_modules = {*actual.values()}, {*usual.values()}
@@ -89,7 +91,7 @@ class SlotMap:
 
 
 def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdict:
-    """Return the verdict. A failure because of missing GPUs gets texts that identify them.
+    """Return the verdict. If it fails because GPUs are missing, add texts that identify them.
 
     If settings explain all GPUs that the driver does not list (`gpu.count`), the action becomes `configure`.
     """
@@ -106,9 +108,10 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
     detail = "; ".join(filter(None, (verdict.detail, text)))
     settings = {cause for key, cause in LOG_CAUSES.items() if key not in HARDWARE_CAUSES}
     explained = len(bound) + sum(cause in settings for cause in causes.values())
-    # GPUs that are not planned, such as those of virtual machines, may be bound to another driver. They explain no missing GPU.
-    silent = [count - verdict.value for count in _last(view, BUS).values() if isinstance(count, int)]
-    is_setting = verdict.name == DRIVER and explained >= max([missing, *silent]) and missing > 0
+    # GPUs outside the plan, such as those of virtual machines, may be bound to another driver. They explain no missing GPU, so
+    # all GPUs that are on the bus but not listed must be explained.
+    unlisted = [count - verdict.value for count in _last(view, BUS).values() if isinstance(count, int)]
+    is_setting = verdict.name == DRIVER and explained >= max([missing, *unlisted]) and missing > 0
     action = "configure" if is_setting else verdict.action
     return replace(
         verdict, reason=f"{verdict.reason}; {text}" if text else verdict.reason, detail=detail, action=action
@@ -136,7 +139,7 @@ def _other_drivers(view: HostView) -> dict[str, str]:
 
 
 def _answering(view: HostView) -> set[str]:
-    """Return the PCI addresses in the last reading of `gpu.pci_bus_id`; empty if no GPU answered it.
+    """Return the PCI addresses in the last reading of `gpu.pci_bus_id`; empty if no GPU answered.
 
     Without this reading, return the addresses of the GPUs that the records list.
     """
@@ -162,7 +165,7 @@ def _log_causes(view: HostView) -> dict[str, str]:
 
 
 def _count_when_answering(view: HostView, name: str, scope: str, address: str) -> Value:
-    """Return the count of a line of the kernel log when the GPU last answered; 0 if it never did or the log was not read."""
+    """Return the count of a kernel log line when the GPU last answered; 0 if it never did or the log was not read then."""
     answered = [
         snapshot
         for snapshot, metric in view.observations.metrics.get("gpu.pci_bus_id", ())
@@ -179,9 +182,9 @@ def _count_when_answering(view: HostView, name: str, scope: str, address: str) -
 def _identify(
     view: HostView, name: str, count: int, missing: int, slots: SlotMap, causes: Collection[str]
 ) -> Iterator[str]:
-    """Yield texts that identify the `missing` GPUs.
+    """Yield texts that identify the missing GPUs. `missing`: their number; `count`: the value of the reading `name`.
 
-    Yield none if the readings of the host contradict each other, if not all its GPUs are tested, or if one has no PCI address.
+    Yield none if the readings of the host contradict each other, if not all its GPUs are tested, or if a GPU has no PCI address.
     `causes` has the addresses of the GPUs whose cause is known: from the kernel log, or because another driver has the GPU.
     """
     present, on_bus = _layout(view), _on_bus(view)
@@ -214,8 +217,8 @@ def _identify(
 def _absent_since_acceptance(view: HostView, missing: int, excluded: Collection[str]) -> list[tuple[str, str]]:
     """Return serial and address of the GPUs that the host had when it was accepted and that are absent now.
 
-    GPUs at addresses in `excluded` are reported elsewhere. The address is empty if another GPU has it now. Return an empty list
-    unless exactly `missing` GPUs are absent.
+    GPUs at the addresses in `excluded` do not count, because another text names them. The address is empty if another GPU has it
+    now. Return an empty list unless exactly `missing` GPUs are absent.
     """
     accepted = view.evidence.baseline
     layout, serials = _layout(view), {identity(gpu) for gpu in view.evidence.gpus()}
@@ -230,13 +233,13 @@ def _absent_since_acceptance(view: HostView, missing: int, excluded: Collection[
 
 
 def _on_bus(view: HostView) -> set[str]:
-    """Return the addresses of the GPUs in the last reading of the bus."""
+    """Return the PCI addresses of the GPUs in the last reading of the PCI bus (`pcie.kind`)."""
     kinds = _last(view, "pcie.kind")
     return {address for scope, kind in kinds.items() if kind == "gpu" and (address := Scope.parse(scope).get("pci"))}
 
 
 def _layout(view: HostView) -> Layout:
-    """Return the layout of the GPUs that the driver lists with an address."""
+    """Return the layout of those GPUs that the driver lists with a PCI address."""
     modules = {scope: value for scope, value in _last(view, "gpu.module_id").items() if type(value) is int}
     gpus = (gpu for gpu in view.evidence.gpus() if gpu.pci_bus_id)
     return {pci_address(gpu.pci_bus_id): modules.get(f"gpu={gpu.index}", NO_MODULE) for gpu in gpus}

@@ -1,4 +1,4 @@
-"""Name the module or cable at the port of a failed verdict, because it is the part that is reseated or replaced."""
+"""Add the module (transceiver or cable end) at a port to failed verdicts on the port: it is the part to reseat or replace."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def with_module(view: HostView, verdict: Verdict) -> Verdict:
 
 
 def _ports(view: HostView, scope: str) -> Iterator[str]:
-    """Yield the scopes under which the module of a port may be read. An Ethernet interface may also be a port of an adapter."""
+    """Yield the scopes that readings of the port's module may have. An Ethernet interface may also be a port of an adapter."""
     labels = Scope.parse(scope).labels
     if "hca" in labels:
         yield f"hca={labels['hca']},port={labels.get('port', '1')}"
@@ -50,7 +50,7 @@ def _ports(view: HostView, scope: str) -> Iterator[str]:
 
 
 def _module_at(view: HostView, port: str) -> str:
-    """Return `module ACME AC-400, serial X1`; empty if nothing is known. If a module was replaced, its last reading counts."""
+    """Return `module ACME AC-400, serial X1`; empty if nothing is known. The last readings of the run count."""
     known: dict[str, str] = {}
     for name in _IDENTITY:
         for _, metric in view.observations.metrics.get(name, ()):

@@ -1,4 +1,4 @@
-"""Require the figures of each NUMA node. The plan does not list the nodes: it requires only their number and total bandwidth."""
+"""Check that every NUMA node has its figures. The plan cannot: it requires only the number of nodes and the total bandwidth."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from schemas.records import MEASURED
 from schemas.reports import Verdict
 
 HOST_MEMORY = "host_memory"
-"""Benchmark of the NUMA nodes."""
+"""Benchmark that measures the memory of each NUMA node."""
 
 
 def silent_nodes(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each kind of figure that some nodes lack without a reason."""
+    """Yield an inconclusive verdict for each kind of figure that some nodes neither report nor give a reason for its absence."""
     for stage in view.plan.stages:
         counts = [item for item in view.observations[f"{HOST_MEMORY}.nodes"] if item.stage == stage.name]
         if HOST_MEMORY not in stage.benchmarks or not counts or counts[-1].status != MEASURED:
-            continue  # without a number, `missing_observations` reports that the number is missing
+            continue  # `missing_observations` reports that the number of nodes is missing
         nodes = counts[-1].value if isinstance(counts[-1].value, int | float) else 0
         for name, params in _figures(settings(HOST_MEMORY, stage.benchmarks[HOST_MEMORY]), has_remote=nodes > 1):
             items = [item for item in view.observations[name] if item.stage == stage.name]
             scopes = {item.scope for item in items if params.items() <= item.params.items()}
             if len(scopes) < nodes:
-                reason = f"only {len(scopes)} of {nodes:g} NUMA nodes report this figure, or why it is missing"
+                reason = f"only {len(scopes)} of {nodes:g} NUMA nodes report this figure or a reason for its absence"
                 yield view.inconclusive(name, "host", reason, stage.name, params)
 
 
 def _figures(chosen: Mapping[str, Any], *, has_remote: bool) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield name and parameters of each figure that every node has."""
+    """Yield name and parameters of each figure that every node must have."""
     placements = [placement for placement in chosen["placements"] if placement == "local" or has_remote]
     yield f"{HOST_MEMORY}.wrong_elements", {}
     for placement in placements:

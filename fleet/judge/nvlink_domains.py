@@ -1,7 +1,7 @@
-"""NVLink domains of several hosts (GB200 NVL72): what each host reports, and which one breaks the connections of IMEX.
+"""NVLink domains of several hosts (GB200 NVL72): what each host reports, and which host breaks the connections of IMEX.
 
-IMEX is the daemon by which the hosts of a domain share GPU memory. Each daemon reports its connections to all others, so a
-broken host is in the reports of all hosts of its domain. The failure is attributed to the host at the end of most broken
+IMEX is the daemon by which the hosts of a domain share GPU memory. Each daemon reports its connections to all others, so all
+hosts of a domain report their broken connection to a faulty host. The failure is attributed to the host that has the most broken
 connections.
 """
 
@@ -37,9 +37,9 @@ class DomainMember:
     peers: int
     """Number of other hosts for which this host has a reading of the connection."""
     unreported: int
-    """Number of these hosts to which IMEX reports no connection; 0 if IMEX reports that the domain is up."""
+    """Number of peers for which the state of the connection is `not_reported`; 0 if IMEX reports that the domain is up."""
     cliques: frozenset[tuple[Value, Value]]
-    """Cluster UUID and clique of the GPUs of the host."""
+    """Pairs of cluster UUID and clique ID that the GPUs of the host report."""
 
 
 class NvlinkDomains:
@@ -57,7 +57,7 @@ class NvlinkDomains:
             self._culprits.clear()
 
     def update(self, other: NvlinkDomains) -> None:
-        """Add the members of other hosts."""
+        """Add the members in the object of other hosts."""
         for name, members in other._members.items():
             self._members.setdefault(name, {}).update(members)
         self._culprits.clear()
@@ -74,7 +74,7 @@ class NvlinkDomains:
         return any(uuid != NO_DOMAIN for member in self._members.get(domain, {}).values() for uuid, _ in member.cliques)
 
     def cliques(self, domain: str, hosts: Iterable[str]) -> set[tuple[Value, Value]]:
-        """Return cluster UUID and clique of the GPUs of these hosts. A host that reports none counts as being in no domain."""
+        """Return the pairs of cluster UUID and clique ID of these hosts. A host without any counts as being in no domain."""
         members = self._members.get(domain, {})
         nothing = frozenset({(NO_DOMAIN, None)})
         return {pair for host in hosts for pair in (members[host].cliques if host in members else nothing) or nothing}
@@ -87,7 +87,7 @@ class NvlinkDomains:
         return {names.get(address, address): state for address, state in broken.items()}
 
     def host_at_fault(self, domain: str, hosts: Collection[str]) -> str:
-        """Return the one of `hosts` to which most broken connections are attributed; empty if no host is at fault.
+        """Return the one of `hosts` to which the most broken connections are attributed; empty if none of them is at fault.
 
         A host whose daemon does not work is at fault even without broken connections.
         """
@@ -137,11 +137,11 @@ def last_values(view: HostView, name: str) -> dict[str, Value]:
 
 
 def _attribute(members: Collection[DomainMember]) -> dict[str, dict[str, str]]:
-    """Return the broken connections by the host at fault.
+    """Return address of the host at fault -> address of the other end -> state of the broken connection.
 
-    First, each host whose daemon does not work gets all its broken connections. Then the host with the most remaining broken
-    connections gets these, and so on until no connection is left. If both hosts of a connection have no other broken
-    connection left, it is attributed to both. But if one of the two hosts is not in the run, it is attributed only to that host.
+    First, all broken connections of a host whose daemon does not work are attributed to that host. Then the connections that
+    remain are attributed to the host with the most of them, and so on until none remains. If a connection is the only one that
+    remains of both its hosts, it is attributed to both. But if one of the two is not in the run, it is attributed to that one.
     """
     states: dict[Edge, str] = {}
     not_ready = []
@@ -149,7 +149,7 @@ def _attribute(members: Collection[DomainMember]) -> dict[str, dict[str, str]]:
     for member in members:
         for peer, state in member.broken.items() if member.address else ():
             first, second = sorted((member.address, peer))
-            # `invalid` means that this host could not read the state: then the state from the other end counts.
+            # `invalid` means that this end could not read the state: then the state that the other end reports is used.
             if states.get((first, second), "invalid") == "invalid":
                 states[first, second] = state
         if member.is_ready is False and member.address:

@@ -1,4 +1,4 @@
-"""Look up the observations of one host by name, or by what the plan expects."""
+"""Look up the observations of one host by name, or by an expectation (an observation that the plan requires)."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from schemas.scopes import Scope
 
 
 class ObservationIndex(Mapping[str, list[Observation]]):
-    """The observations of a host by name, in the order in which they were made, and the versions that its ranks reported.
+    """Mapping of name -> observations of a host: first readings of snapshots, then benchmark results and versions of the ranks.
 
-    Observations of a snapshot are built on the first lookup of their name, because most names are never judged. An unknown name
-    gives an empty list.
+    Observations of a snapshot are built on the first lookup of their name, because most names are never judged. The value of an
+    unknown name is an empty list.
     """
 
     def __init__(self, evidence: Evidence) -> None:
         self._gpu_scopes = evidence.gpu_scopes()
         self.metrics = ReadingIndex(evidence.snapshots(), evidence.bmc_snapshots())
-        """Name -> each snapshot with a metric of that name, and the metric."""
+        """Name -> list of (snapshot, metric) for each snapshot with a metric of that name."""
         others: dict[str, list[Observation]] = defaultdict(list)
         self._versions = evidence.versions()
         for observation in (*evidence.benchmarks(), *self._versions):
@@ -49,7 +49,10 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         return [with_gpu_scope(item, self._gpu_scopes) for item in observations]
 
     def by_scope(self, name: str) -> dict[str, list[Observation]]:
-        """Return the readings of that name by scope; empty for figures of benchmarks, because these also differ in parameters."""
+        """Return the readings of that name by scope; empty for names outside of snapshots (`benchmark_names`).
+
+        Benchmark results of one scope also differ in their parameters.
+        """
         if name in self._others:
             return {}
         by_scope = self._by_scope.get(name)
@@ -99,7 +102,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         return any(item.scope == scope and item.status == MEASURED for name in self for item in self[name])
 
     def with_reading(self, scopes: Iterable[str]) -> set[str]:
-        """Return those of the scopes that have a reading in a snapshot."""
+        """Return those of the scopes that have a value of any metric in a snapshot."""
         without = scopes = {*scopes}
         last = None
         for metric in self.metrics.readings:
@@ -123,7 +126,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
 
 
 class ObservationLookup:
-    """An index that finds the observation of an expectation without a search through all observations."""
+    """An index that finds the observation of an expectation without searching all observations."""
 
     def __init__(self, observations: Iterable[Observation] | ObservationIndex) -> None:
         self._index = observations if isinstance(observations, ObservationIndex) else None
@@ -155,9 +158,10 @@ class ObservationLookup:
 
 
 def _latest(observations: Sequence[Observation]) -> Observation | None:
-    """Return the last of the observations of one expectation.
+    """Return the last of the observations of one expectation; None without observations.
 
-    If copies of local and of remote memory were measured, return the last observation of one of the two, preferably a failed one.
+    Copies with local and with remote memory (parameter `numa`) may fulfil the same expectation. Then the last observation of each
+    counts, and one that was not measured is preferred.
     """
     if len(observations) < 2:
         return observations[0] if observations else None

@@ -35,7 +35,7 @@ class _Span(NamedTuple):
     ended: float
     """`began` and `ended` are in seconds since 1970."""
     is_judged: bool
-    """Whether its figures are judged. A probe, and a launch that a later one replaced, are not."""
+    """Whether its figures are judged; not those of a probe, a cell of a scaling study, or a launch that a later one replaced."""
 
 
 class Machines:
@@ -54,7 +54,7 @@ class Machines:
             self._spans.setdefault(boot, {})[view.host.name] = tuple(_spans(view))
 
     def update(self, other: Machines) -> None:
-        """Add other hosts."""
+        """Add the hosts of another object."""
         for boot, hosts in other._spans.items():
             self._spans.setdefault(boot, {}).update(hosts)
 
@@ -63,12 +63,12 @@ class Machines:
         self._spans = {boot: hosts for boot, hosts in self._spans.items() if len(hosts) > 1}
 
     def shared(self) -> list[tuple[str, ...]]:
-        """Return the hosts of each machine that has several."""
+        """Return the hosts of each machine that has several hosts."""
         machines = {tuple(sorted(hosts, key=_natural)) for hosts in self._spans.values() if len(hosts) > 1}
         return sorted(machines, key=lambda hosts: list(map(_natural, hosts)))
 
     def measured_together(self, view: HostView, stage: str) -> tuple[str, ...]:
-        """Return the host and those on its machine that were measured during the host's `stage`; empty if there are none."""
+        """Return the host and the other hosts of its machine that were measured during its `stage`; empty if no other was."""
         name = view.host.name
         others = {
             other
@@ -80,13 +80,14 @@ class Machines:
 
 
 def with_one_machine(views: Iterable[HostView], verdicts: Iterable[Verdict], machines: Machines) -> list[Verdict]:
-    """Return the verdicts. A failed speed gets the action `configure` if other hosts of its machine were measured then.
+    """Return the verdicts. A failed speed gets the action `configure` if other hosts of its machine were measured meanwhile.
 
-    The names of all these hosts are added to the reason. The verdict stays a failure of its part. Unchanged are speeds of
-    benchmarks that depend on the GPU alone (`Benchmark.gpu_bound`), and verdicts of rehearsals, whose hosts may be one machine.
+    The names of all these hosts are added to the reason. The verdict remains a failure of its part. Speeds of benchmarks that
+    depend on the GPU alone (`Benchmark.gpu_bound`) do not change, nor do verdicts of rehearsals, whose hosts may be one machine.
 
     Args:
-        views: hosts of whole gangs. A figure of a gang depends on all hosts of the gang.
+        views: hosts; if a host is in a gang (the hosts of one multi-node launch), all hosts of the gang, because a figure of the
+            gang depends on all of them.
         verdicts: all verdicts on these hosts.
         machines: the machines of the whole run.
     """
@@ -135,20 +136,20 @@ def name_hosts(hosts: Sequence[str]) -> str:
 
 
 def _depends_on_host(verdict: Verdict) -> bool:
-    """Return whether the figure is a speed that depends on what the hosts of one machine share."""
+    """Return whether the verdict is on a speed that depends on resources that all hosts of one machine share."""
     first, _, rest = verdict.name.partition(".")
     benchmark = BENCHMARKS.get(rest.partition(".")[0] if first == DRIFT else first)
     return is_speed(verdict) and not (benchmark and benchmark.gpu_bound)
 
 
 def _boot_ids(view: HostView) -> dict[str, None]:
-    """Return the boot IDs that the host reported, in the order of time."""
+    """Return the boot IDs that the host reported, in the order of time, as keys."""
     values = (metric.values.get(HOST) for _, metric in view.observations.metrics.get(BOOT_ID, ()))
     return dict.fromkeys(value for value in values if isinstance(value, str) and value)
 
 
 def _spans(view: HostView) -> Iterator[_Span]:
-    """Yield the launches and soaks of a host. A time that cannot be read is reported elsewhere."""
+    """Yield the launches and soaks of a host, except those whose start time is invalid: another check reports them."""
     for launch in view.evidence.launches():
         if (began := _seconds(launch.began)) is not None:
             yield _Span(launch.stage, began, began + launch.duration_s, not launch.observations)
@@ -163,7 +164,7 @@ def _judged(view: HostView, stage: str) -> list[_Span]:
 
 
 def _overlap(first: _Span, second: _Span) -> bool:
-    """Return whether two spans have a time in common. They have the same clock: that of the machine."""
+    """Return whether two spans have a time in common. Both times are from the clock of the same machine."""
     return first.began < second.ended and second.began < first.ended
 
 

@@ -1,7 +1,9 @@
-"""Compare one part with all parts of its kind in the fleet, for criteria with `vs_fleet`: by their median and deviation.
+"""Compare a figure of one part with those of all parts of its kind in the fleet, for criteria with `vs_fleet`.
 
-The median and the median absolute deviation are robust: several outliers hardly move them, unlike the mean and the standard
-deviation. If a fleet is too small for a limit of this kind, the floors of the packs still apply.
+The limit is a fraction of the fleet's median, or a number of robust deviations from it (scaled median absolute deviations).
+
+The median and the median absolute deviation are robust: several outliers hardly move them, unlike the mean and the
+standard deviation. If a fleet is too small for a limit of this kind, the other limits of the packs still apply.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ class PeerGroup:
 
     model: str
     kind: str
-    """Kind of scope: `gpu`, `host`."""
+    """Kind of scope, such as `gpu` or `host`."""
     values: tuple[float, ...]
     position: str = ""
     """Position of the parts in their hosts (`gpu=3`) if only parts in that position are compared; otherwise empty."""
@@ -82,7 +84,7 @@ class PeerGroup:
 
     @property
     def has_median(self) -> bool:
-        """Return whether the peers are enough for a median."""
+        """Return whether there are enough peers for a median."""
         return len(self.values) >= MIN_PEERS_FOR_MEDIAN
 
     @cached_property
@@ -102,14 +104,14 @@ class PeerGroup:
 class FleetFigures:
     """Every figure that a criterion compares with the fleet: the last value of each part.
 
-    Only the number and its position in the host are kept, so 100 000 hosts fit into memory. Figures of different hosts can be
-    merged in any order.
+    Of an observation, only the number and the position in the host are kept, so 100 000 hosts fit into memory. Figures of
+    different hosts can be merged in any order.
     """
 
     def __init__(self, planned: Planned, views: Iterable[HostView] = ()) -> None:
         self._planned = planned
         self._values: dict[_ModelKey, dict[tuple[str, str], array[float]]] = {}
-        """Figures by part number and position."""
+        """Key without part number -> (part number, position in the host) -> figures."""
         self._of_gangs: dict[_ModelKey, dict[str, float]] = {}
         self._peers: dict[tuple[_ModelKey, str, str], PeerGroup] = {}
         for view in views:
@@ -136,7 +138,7 @@ class FleetFigures:
         return {item: observation for item, observation in latest.items() if item[0][0] != UNKNOWN_MODULE}
 
     def add_figures(self, key: FigureKey, scope: str, numbers: Sequence[float]) -> None:
-        """Add the numbers of one or more hosts for their parts with this scope."""
+        """Add the figures that one or more hosts have for this key and scope."""
         self._peers.clear()
         parsed = Scope.parse(scope)
         if parsed.is_gang:
@@ -146,7 +148,7 @@ class FleetFigures:
         self._values.setdefault(key[:5], {}).setdefault((key[5], parsed.device), array("d")).extend(numbers)
 
     def update(self, other: FleetFigures) -> None:
-        """Add the figures of other hosts."""
+        """Add the figures in the object of other hosts."""
         for key, positions in other._values.items():
             merged = self._values.setdefault(key, {})
             for position, values in positions.items():
@@ -182,7 +184,7 @@ class FleetFigures:
         return self._peer_group(key, part_number, "")
 
     def _peer_group(self, key: _ModelKey, part_number: str, position: str) -> PeerGroup:
-        """Return the parts with this part number in this position of their hosts. An empty text means any number or position."""
+        """Return the parts with this part number in this position of their hosts. An empty string means any."""
         chosen = (key, part_number, position)
         if chosen not in self._peers:
             groups = self._values.get(key, {})
@@ -213,7 +215,7 @@ class FleetFigures:
         name = view.names.get(scope.device)
         if item.name.startswith(DISK_FIGURES):
             disks, sharing = item.params.get("model"), item.params.get("directories", 1)
-            # Directories that share a disk share its rate.
+            # Directories on the same disk share its rate, so only disks with equally many directories are compared.
             name = str(disks) + (f", {sharing} directories" if sharing != 1 else "") if disks else UNKNOWN_MODULE
         if item.name.startswith(MODULE_READINGS):
             name = view.module_models.get(scope.without("lane"), UNKNOWN_MODULE)
@@ -259,7 +261,7 @@ def _limits(criterion: Criterion, peers: PeerGroup) -> tuple[float, bool]:
         distance = deviations * deviation
         limits.append((middle - distance if criterion.operator in FLOORS else middle + distance, True))
     if not limits:
-        raise ValueError(f"{peers.count} are too few for criterion {criterion.id}")
+        raise ValueError(f"{peers.count} are too few for criterion `{criterion.id}`")
     return min(limits) if criterion.operator in FLOORS else max(limits)
 
 
@@ -267,9 +269,10 @@ def explanation(criterion: Criterion, peers: PeerGroup, median: str) -> str:
     """Return the origin of the limit: `the limit is 95 % of the fleet's median 4200 GB/s over 16 GPUs`."""
     deviation = peers.deviation or 0.0
     if _limits(criterion, peers)[1]:
-        share = f" ({deviation / abs(peers.median) * 100:.2g} % each)" if peers.median else ""
-        deviations = f"{criterion.fleet_deviations:g} robust deviations{share}"
-        return f"the limit is {deviations} from the fleet's median {median} over {peers.count}"
+        share = deviation / abs(peers.median) * 100 if peers.median else None
+        of_median = f" (a deviation is {share:.2g} % of the median)" if share is not None else ""
+        deviations = f"{criterion.fleet_deviations:g} robust deviations"
+        return f"the limit is {deviations} from the fleet's median {median} over {peers.count}{of_median}"
     return f"the limit is {(criterion.fleet_fraction or 0) * 100:g} % of the fleet's median {median} over {peers.count}"
 
 

@@ -1,4 +1,4 @@
-"""Select the criteria packs of a host, and the criteria that result from them."""
+"""Select the packs (YAML files of criteria) that apply to a host, and the criteria that result from them."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ class Selection:
 
 
 _CRITERIA: BoundedCache[tuple[int, ...], tuple[list[Pack], dict[str, Criterion]]] = BoundedCache(64)
-"""Cache: `id` of each pack -> the packs and their criteria. Keeping the packs ensures that no other object gets their `id`."""
+"""Cache: `id()` of each pack -> the packs and their criteria. Keeping the packs prevents other objects with the same `id()`."""
 
 
 OF_PORTS = ("fabric_ports.", "infiniband.", "network.", "optics.", "port.", "verbs.", "software.perftest.")
 """Prefixes of the names of readings of network ports, and of figures measured on such ports."""
 _PORT_PACKS: BoundedCache[int, tuple[Pack, Pack]] = BoundedCache(8)
-"""Cache: `id` of a pack -> the pack, and its criteria on ports."""
+"""Cache: `id()` of a pack -> the pack, and a copy that has only its criteria on ports."""
 
 
 def criteria_by_id(packs: list[Pack]) -> dict[str, Criterion]:
     """Return id -> criterion, for the criteria that `resolve` selects from these packs.
 
-    Limits that are fractions of a datasheet use the first pack that has a datasheet: the pack of the host's GPU model.
+    A limit that is a fraction of the datasheet uses the datasheet of the first pack that has one: the pack of the GPU model.
     """
     key = tuple(map(id, packs))
     if key not in _CRITERIA:
@@ -47,8 +47,9 @@ def criteria_by_id(packs: list[Pack]) -> dict[str, Criterion]:
 def resolve(packs: Iterable[Pack]) -> Selection:
     """Return the criteria of these packs.
 
-    Of shipped packs, the last one that defines an id wins. A criterion of a pack that the operator named is added if its id is
-    new. It removes an earlier criterion only if its `replaces` has the id of that criterion.
+    If several shipped packs define a criterion with the same id, the last one counts. A criterion of a pack that the operator
+    chose is added only if no earlier criterion has its id. It removes an earlier criterion only if that criterion's id is in its
+    field `replaces`.
     """
     criteria: dict[str, Criterion] = {}
     replaced: dict[str, tuple[Criterion, ...]] = {}
@@ -71,7 +72,7 @@ def resolve(packs: Iterable[Pack]) -> Selection:
 
 
 def _port_pack(pack: Pack) -> Pack:
-    """Return the criteria of a pack that judge network ports, their cables and modules."""
+    """Return a copy of a pack that has only its criteria on network ports, their cables and their modules."""
     if id(pack) not in _PORT_PACKS:
         of_ports = tuple(item for item in pack.criteria if item.name.startswith(OF_PORTS))
         _PORT_PACKS[id(pack)] = pack, replace(pack, criteria=of_ports)

@@ -1,7 +1,7 @@
-"""Compare a figure that is measured between pairs of hosts (scopes with `partner=`) with one limit.
+"""Compare a figure that is measured between pairs of hosts (its scope names the other host: `partner=`) with one limit.
 
-The checks of a layout compare values at fixed positions. Figures of pairs have no fixed positions, because hosts differ in their
-number of pairs.
+A layout (`fleet.judge.layout`) groups hosts with the same observations. Its other checks compare values at fixed positions in
+the observations of a host. Figures of pairs have no fixed positions, because the number of pairs differs from host to host.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemas.records import Observation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartnerCheck:
-    """A figure that must meet a limit in every pair. On all hosts of the layout it is the same except for scopes and values."""
+    """A limit that a figure must meet in every pair of a host. The limit is the same for all hosts of a layout."""
 
     name: str
     operator: str
@@ -25,7 +25,11 @@ class PartnerCheck:
     row: TallyRow
 
     def count_passes(self, values: HostValues, position: int) -> int | None:
-        """Count the passes of a host and return their number. If a value may not pass, count nothing and return None."""
+        """Count the figure of each pair of the host as a pass, and return the number of pairs.
+
+        If a value does not meet the limit or is not a number, or if a pair has two values, count nothing and return None: the
+        host then needs a full evaluation. `position`: the position of the host in the plan.
+        """
         items = [item for item in values.pair_observations if item.name == self.name]
         holds, limit = COMPARE[self.operator], self.limit
         for item in items:
@@ -39,7 +43,11 @@ class PartnerCheck:
 
 
 def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bool:
-    """Return whether the series hold all figures of one name on pairs of hosts, and these differ only in scope and value."""
+    """Return whether the series are exactly the figures of one name on pairs of hosts, all equal except for scope and value.
+
+    `series`: the observations of a host that a criterion judges. They must include every figure of this name that the host has
+    on pairs of hosts.
+    """
     items = [item for group in series for item in group]
     kinds = {(item.name, item.stage, item.status, item.unit, *sorted(item.params.items())) for item in items}
     of_name = [item for item in values.pair_observations if item.name == items[0].name]

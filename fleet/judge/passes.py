@@ -1,8 +1,12 @@
-"""Count the passes of hosts without building a verdict for each.
+"""Count the passes of hosts (verdicts `pass`) without building a `Verdict` for each.
 
 Most verdicts of a fleet are passes, and many of them are alike. This module counts the passes that it recognises without a full
-evaluation; `judge` evaluates everything else. Equal readings are evaluated once. Hosts whose benchmark observations differ only
-in their values share a layout (`layout`), and their numbers are compared with limits that were computed once for the layout.
+evaluation; `judge` evaluates everything else. Readings that are equal on several hosts are evaluated once. Hosts whose benchmark
+observations differ only in their values share a layout (fleet/judge/layout.py). Limits are computed once for each layout, and
+the numbers of its hosts are compared with them.
+
+A figure is a result of a benchmark. The position of a value is its index in `HostValues.values`, the position of a host its index
+in the plan.
 """
 
 from __future__ import annotations
@@ -38,19 +42,19 @@ from schemas.reports import PASS, Verdict
 from schemas.scopes import Scope
 
 MAX_READINGS = 50_000
-"""Maximum number of cached results, each of one criterion on equal readings."""
+"""Maximum number of cached results. Each is the result of one criterion for hosts whose readings are equal."""
 MAX_PENDING = 256
-"""Maximum number of hosts of a layout whose passes are kept until they are counted together."""
+"""If this many hosts of a layout have passes that are not counted yet, these passes are counted."""
 
 Evaluate = Callable[[HostView, Criterion], list[Verdict]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Check:
-    """One figure of a layout and its limit."""
+    """One figure that all hosts of a layout have, and its limit."""
 
     positions: tuple[int, ...]
-    """Positions of all values of the figure; each value must pass."""
+    """Positions of all repeated values of the figure; each value must pass."""
     chosen: int
     """Position of the value that the verdict reports."""
     scope: str
@@ -58,12 +62,12 @@ class _Check:
     operator: str
     row: TallyRow
     is_number: bool
-    """Whether passes are counted by their numbers alone (`TallyRow.add_pass`); the row then already has the limit."""
+    """Whether `TallyRow.add_pass` counts the passes. It takes only numbers, and no limit: the row already has the limit."""
 
 
 @dataclass(kw_only=True, eq=False)
 class _Step:
-    """How one criterion is applied to the hosts of a layout: by `checks`, by `partners`, or by the readings of `names`."""
+    """How one criterion is applied to the hosts of a layout: by `checks`, by `partners`, or by the readings in `names`."""
 
     criterion: Criterion
     number: int = 0
@@ -72,18 +76,19 @@ class _Step:
     partners: PartnerCheck | None = None
     """The check of a figure that is measured between pairs of hosts."""
     names: tuple[str, ...] | None = None
-    """The readings that decide; empty for the versions of a launch, which are the same on all hosts of the layout.
+    """Names of the readings that decide the verdict. Empty for a criterion on software versions (`launch.*`), which are the same
+    on all hosts of the layout.
 
     If checks, partners and names are all None, the criterion is evaluated in full.
     """
     readings: ReadingCheck | None = None
-    """How the readings of further hosts are compared, after one host has passed."""
+    """The check of the readings of further hosts, built from the first host that passes; None if there is no such check."""
     passes: list[Verdict] = field(default_factory=list)
-    """The verdicts on shared readings: all of them pass."""
+    """The verdicts of a shared step (`Layout.shared`): all of them are passes."""
     group_keys: tuple[GroupKey, ...] = ()
-    """The groups of the shared readings, for a criterion that compares hosts."""
+    """For a shared step with a criterion that compares hosts: the groups that are compared (`uniformity.group_keys`)."""
     majority: Hashable = None
-    """What these groups require of their members (`ValueGroups.majority`)."""
+    """What these groups require of the readings of a host (`ValueGroups.majority`)."""
 
     @cached_property
     def compares_numbers(self) -> bool:
@@ -105,7 +110,7 @@ class _NumberChecks:
             for name, items in by_operator.items()
         ]
         self._pending: list[tuple[tuple[Value, ...], int, str, str]] = []
-        """The values, position, name and gang scope of hosts that pass."""
+        """For each host whose passes are not counted yet: the values, and the position, name and gang scope of the host."""
 
     def count_passes(self, values: HostValues, position: int) -> int | None:
         """Count the passes of a host and return their number. If the host fails a check, count nothing and return None."""
@@ -131,7 +136,7 @@ class _NumberChecks:
 
 @dataclass(kw_only=True)
 class Layout:
-    """What all hosts have in common whose benchmark observations differ only in their values."""
+    """What hosts have in common if their benchmark observations differ only in their values."""
 
     number: int
     steps: list[_Step]
@@ -139,23 +144,23 @@ class Layout:
     numbers: _NumberChecks
     """The checks of the steps that only compare numbers."""
     shared: SharedReadings[_Step]
-    """Steps with the same passes on all hosts so far."""
+    """Steps whose readings, and therefore passes, are the same on all hosts so far. They are not applied to each host."""
     shared_group: tuple[str, str, str] | None = None
     """Gang, rack and NVLink domain of the host that was counted last."""
     alike: _Repeated
     """The passes of the shared steps, and the hosts that have them so far."""
     is_complete: bool
-    """Whether everything that the plan expects was measured without an error; pairs of hosts are not included."""
+    """Whether everything that the plan expects was measured without an error, apart from figures of pairs of hosts."""
     statuses: Counter[str]
-    """Status of each expected observation, empty for a missing one; pairs of hosts are not included."""
+    """Status of an expected observation (empty: it is missing) -> how often it occurs, without figures of pairs of hosts."""
     measured: tuple[tuple[str, str, str], ...]
-    """Stage, name and unit of everything that was measured; pairs of hosts are not included."""
+    """Stage, name and unit of each measured figure, without figures of pairs of hosts."""
     judged_bandwidths: frozenset[tuple[str, str]]
-    """Stage and name of the collectives' bandwidths that have a limit."""
+    """Stage and name of each bandwidth of a collective that has a limit."""
     figures: FigureStructure
-    """What decides whether figures can be right, the same on all hosts of the layout; pairs of hosts are not included."""
+    """What the check of the figures (`figure_consistency`) uses except the values, without figures of pairs of hosts."""
     partner_figures: PartnerStructures = field(default_factory=PartnerStructures)
-    """The same facts about the figures of pairs of hosts."""
+    """The same for the figures of pairs of hosts."""
 
 
 @dataclass(kw_only=True)
@@ -165,7 +170,7 @@ class _Repeated:
     passes: list[Verdict]
     count: int = 0
     hosts: list[tuple[int, str]] = field(default_factory=list)
-    """Position in the plan and name of these hosts, sorted; at most the first MAX_FARTHEST."""
+    """Position in the plan and name of these hosts, sorted; only the first MAX_FARTHEST in the plan."""
 
     def add(self, position: int, host: str) -> None:
         """Count one more host; `position` is its position in the plan."""
@@ -185,15 +190,15 @@ class Remaining:
     verdicts: dict[str, list[Verdict]] = field(default_factory=dict)
     """Verdicts of criteria that are already evaluated, by id."""
     plan_is_met: bool = False
-    """Everything that the plan expects was measured, and no benchmark reported an error."""
+    """Whether everything that the plan expects was measured, and no benchmark reported an error."""
     values: HostValues | None = None
     """The values of the host, if it has a layout."""
     layout: Layout | None = None
     passes: int = 0
-    """Passes that were counted."""
+    """Number of passes that were counted."""
 
     def figures(self) -> list[Figures] | None:
-        """Return the figures of the host, each list with its structure; None for a host without layout."""
+        """Return the figures of the host alone, and those of its pairs of hosts if it has any. None for a host without layout."""
         if self.layout is None or self.values is None:
             return None
         partners = self.values.pair_observations
@@ -256,10 +261,10 @@ class PassCounter:
         return remaining
 
     def _count_readings(self, values: HostValues, step: _Step, remaining: Remaining) -> bool:
-        """Count the passes of a criterion on the readings of this host, and return whether it passes.
+        """Count the passes of a criterion on the readings of this host. Return whether all verdicts of the criterion are passes.
 
-        If it does not pass, its verdicts are kept in `remaining`. If equal readings failed before, the criterion is not
-        evaluated here, and no verdicts are kept.
+        If not, nothing is counted, and the verdicts are kept in `remaining`. If equal readings of another host did not pass, the
+        criterion is not evaluated here, and no verdicts are kept.
         """
         view, criterion = values.view, step.criterion
         names = deciding_readings(view, criterion, step.names or ())
@@ -307,9 +312,9 @@ class PassCounter:
             self._tally.add_repeated(repeated.passes, repeated.hosts, repeated.count)
 
     def _unshare(self, layout: Layout, values: HostValues) -> None:
-        """Stop sharing each step whose readings, or whose groups' majority, differ on this host.
+        """Stop sharing each step whose readings, or the majority of whose groups, differ between this host and those before it.
 
-        From this host on, such a step is applied to each host by itself.
+        From this host on, such a step is applied to each host separately.
         """
         view = values.view
         changed = layout.shared.remove_changed(values)
@@ -331,7 +336,7 @@ class PassCounter:
         )
 
     def _shared(self, values: HostValues, steps: Iterable[_Step]) -> SharedReadings[_Step]:
-        """Return those of the steps that may be shared: they pass on the first host of the layout."""
+        """Return the steps that are shared: those on readings whose verdicts on the first host of the layout are all passes."""
         view, names = values.view, {}
         for step in steps:
             if step.names is None or values.readings_key(step.names) is None:
@@ -427,7 +432,7 @@ class PassCounter:
         return _Step(criterion=criterion, checks=checks)
 
     def _partner_step(self, values: HostValues, criterion: Criterion, item: Observation) -> _Step:
-        """Return how a criterion is applied to figures of pairs of hosts that differ only in scope and value."""
+        """Return how a criterion is applied to figures of pairs of hosts. These figures differ only in scope and value."""
         step = _Step(criterion=criterion)
         depends_on_pair = criterion.vs_fleet or criterion.links or criterion.where or criterion.best_of_run
         if item.status != MEASURED or depends_on_pair or is_bandwidth_name(item.name):
@@ -450,7 +455,7 @@ class PassCounter:
         return outliers.limit(criterion, peers)
 
     def _row(self, values: HostValues, criterion: Criterion, item: Observation, limit: Value) -> TallyRow:
-        """Return the row of a figure, with its limit."""
+        """Return the tally row of a figure, after adding the limit to it."""
         template = Verdict(
             host=values.view.host.name,
             scope=item.scope,
@@ -478,7 +483,7 @@ class PassCounter:
         limit: Value,
         positions: Mapping[int, int],
     ) -> _Check:
-        """Return the check of one figure; `measured` are its repeated values, the newest last."""
+        """Return the check of one figure; `measured` are its repeated observations, the newest last."""
         last = measured[-1]
         row = self._row(values, criterion, last, limit)
         value_positions = tuple(positions[id(item)] for item in measured)
@@ -494,19 +499,19 @@ class PassCounter:
 
 
 def _counts_numbers(row: TallyRow, criterion: Criterion, limit: Value) -> bool:
-    """Return whether the row counts passes by their numbers alone (`TallyRow.add_pass`)."""
+    """Return whether `TallyRow.add_pass` can count the passes: it takes only numbers, and no limit."""
     is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
     return is_number and criterion.operator != "eq" and row.operator == criterion.operator
 
 
 def measured_figures(observations: Iterable[Observation]) -> tuple[tuple[str, str, str], ...]:
-    """Return stage, name and unit of everything that was measured by benchmarks."""
+    """Return stage, name and unit of each measured figure, without the drift that the judge computes from several figures."""
     measured = (item for item in observations if item.status == MEASURED and not is_drift(item.name))
     return tuple(dict.fromkeys((item.stage, item.name, item.unit) for item in measured))
 
 
 def _all_pass(checks: Sequence[_Check], values: Sequence[Value]) -> bool:
-    """Return whether every value that the checks name meets its limit."""
+    """Return whether all values at the positions of the checks meet the limits of the checks."""
     for check in checks:
         limit, operator = check.limit, check.operator
         for position in check.positions:
@@ -520,7 +525,7 @@ def _all_pass(checks: Sequence[_Check], values: Sequence[Value]) -> bool:
 
 
 def _count_passes(checks: Sequence[_Check], values: HostValues, position: int, host: str) -> None:
-    """Count the pass of each check on a host. Call it only if all of them pass."""
+    """Count one pass on a host for each check. Call it only if `_all_pass` is true."""
     for check in checks:
         value = values.values[check.chosen]
         scope = values.gang_scope if check.scope == GANG_SCOPE else check.scope

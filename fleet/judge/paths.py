@@ -1,8 +1,8 @@
 """Explain slow collectives by a slow NCCL transport.
 
 A slow transport is usually caused by a setting, so the action of the verdict becomes `configure`. The verdict keeps the
-criterion's action in two cases, in which the cause may be a bad link: the transport is fast enough elsewhere in this fleet, or
-another verdict fails a link of the host.
+criterion's action in two cases, in which the cause may be a bad link: other ranks of the fleet reach the required bandwidth over
+this transport, or another verdict on the host finds a bad link between GPUs.
 """
 
 from __future__ import annotations
@@ -34,34 +34,37 @@ LINKS = ("peer_copy.", "digest.wrong_peer_copies", "gpu.nvlink.")
 """Prefixes of the names of observations that fail if a link between GPUs is bad, whatever transport NCCL chose."""
 
 CUT_NAME = "NET/AWS"
-"""Older agents cut the name `NET/AWS Libfabric/0/GDRDMA` at the space, so whether it had GPUDirect RDMA is not known."""
+"""Older agents cut the name `NET/AWS Libfabric/0/GDRDMA` at the space. The rest, which states GPUDirect RDMA, is lost, so
+a transport of this name does not count as slow."""
 Path = tuple[str, str, str, Value, Value]
-"""Criterion, observation, stage, size in bytes, transport."""
+"""Id of a criterion, name and stage of a figure, message size in bytes, and the transport over which the figure was measured."""
 
 
 class NormalPaths:
-    """The transports over which some ranks of the fleet reach the required bandwidth. They do not explain why other ranks fail.
+    """The paths on which some ranks of the fleet reach the required bandwidth (normal paths).
 
-    Whether a figure passes may depend on the whole fleet. Therefore the best figure of each path is kept, and compared with its
+    If other ranks fail on a normal path, the transport is not the reason.
+
+    A limit may depend on the figures of the whole fleet. Therefore the best figure of each path is kept, and compared with its
     limit when the figures of all hosts are known.
     """
 
     def __init__(self) -> None:
         self._passing: set[Path] = set()
         self._best: dict[tuple[Path, FigureKey, str], tuple[Criterion, float]] = {}
-        """Path, figure and scope -> the criterion and the best value."""
+        """Path, key of the figure, and scope (empty unless the criterion has `by_position`) -> criterion and best value."""
         self.paths: frozenset[Path] = frozenset()
         """The normal paths; complete after `find_normal_paths`."""
 
     def add(self, view: HostView, figures: FleetFigures) -> None:
-        """Add the paths of one host; `figures` give the keys by which the figures of hosts are compared."""
+        """Add the paths of one host; `figures` returns the keys by which figures of different hosts are compared."""
         names = {name for name in view.observations.benchmark_names() if is_bandwidth_name(name)}
         for criterion in view.criteria().values() if names else ():
             if criterion.same_as_fleet is None and criterion.matched(names):
                 self._add(view, criterion, figures)
 
     def _add(self, view: HostView, criterion: Criterion, figures: FleetFigures) -> None:
-        """Add the paths on which this host passes a criterion, or keep its figures if the limit depends on the whole fleet."""
+        """Add the paths on which this host passes the criterion. If the limit depends on the fleet, add the figures instead."""
         if not criterion.vs_fleet:
             for verdict in evaluate(view, criterion, figures):
                 if verdict.verdict == PASS and is_bandwidth(verdict):
@@ -114,13 +117,14 @@ def is_number(value: Value) -> bool:
 def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: Collection[Path]) -> Verdict:
     """Return the verdict. If a slow transport explains a failed bandwidth, add this reason, and set the action to `configure`.
 
-    If another verdict fails a link of the host, the action stays the same. A failed verdict on `collective.nvls` gets a remedy.
+    If another verdict on the host finds a bad link between GPUs (LINKS), the action stays the same. A failed verdict on
+    `collective.nvls` with the value false gets a remedy.
 
     Args:
         view: the host.
         verdict: a verdict on this host.
         of_host: every verdict on this host.
-        normal: paths that are fast enough elsewhere in the fleet (`NormalPaths`).
+        normal: paths on which other ranks of the fleet reach the required bandwidth (`NormalPaths`).
     """
     if verdict.verdict != FAIL:
         return verdict
@@ -142,7 +146,7 @@ def is_bandwidth(verdict: Verdict) -> bool:
 
 
 def is_bandwidth_name(name: str) -> bool:
-    """Return whether observations of that name are the bandwidth of a collective."""
+    """Return whether figures with that name are the bandwidth of a collective."""
     return name.startswith("collective.") and name.endswith(".busbw")
 
 
@@ -172,7 +176,10 @@ def _explain_transport(view: HostView, verdict: Verdict) -> str:
 
 @lru_cache(maxsize=1024)
 def slow_transport(transport: Value, *, within: bool) -> str:
-    """Return the first slow NCCL transport, within a host or between hosts; empty if all are fast."""
+    """Return the first slow transport in a list of NCCL transports; empty if all are fast.
+
+    `within`: whether the ranks are on one host. Then every transport over host memory or a network is slow.
+    """
     names = re.split(r"[,;|+\s]+", transport) if isinstance(transport, str) else []
     if within:
         return next((name for name in names if name.upper().startswith(("SHM", "NET"))), "")
@@ -180,7 +187,7 @@ def slow_transport(transport: Value, *, within: bool) -> str:
 
 
 def _has_peer_access(view: HostView) -> bool:
-    """Return whether the criteria require peer access between the GPUs. Without peer access NCCL uses host memory."""
+    """Return whether the criteria require peer access between the GPUs. GPU models without it always use host memory."""
     return any(item.matches_name("peer_copy.access") and item.value is True for item in view.criteria().values())
 
 
@@ -191,7 +198,7 @@ def _is_slow_between_hosts(name: str) -> bool:
 
 
 def _transport(view: HostView, figure: Observation | Verdict) -> Value:
-    """Return the transport that was measured in the figure's stage, or else the transport in the figure's parameters."""
+    """Return the measured `collective.transport` of the figure's stage and scope, or else the figure's parameter `transport`."""
     observed = [
         item.value
         for item in view.observations.get("collective.transport", ())

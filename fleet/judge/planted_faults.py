@@ -1,4 +1,6 @@
-"""Compute the probability that the comparisons of a profile find a planted fault: wrong bits without an error.
+"""Compute the probability that the benchmarks of a profile find a planted fault: a GPU returns wrong bits without an error.
+
+The benchmarks repeat computations, and compare each result with the first result or with a known result.
 
 A fault has a pattern (which bits of a result are wrong) and a rate (how often a result is wrong). A comparison
 detects almost every pattern, so the probability depends mainly on the rate. Rates:
@@ -8,8 +10,8 @@ detects almost every pattern, so the probability depends mainly on the rate. Rat
 - *per repetition*: each result (a whole matrix product, a pass of a pattern over the memory) is wrong with probability p.
 
 With R compared results of E elements, at least one is wrong with probability 1 - (1 - p)^(R·E) if p is per element, or with
-probability 1 - (1 - p)^R if p is per repetition. Repetitions of `digest` come from recorded runs, scaled to the time budget of
-the profile.
+probability 1 - (1 - p)^R if p is per repetition. For the benchmark `digest`, R comes from recorded runs: their repetitions per
+second, times the time budget in the profile.
 
 Patterns: "The Anatomy of Silent Data Corruption" (arXiv 2605.04213: gate-level faults of a data-center GPU, 63 CUDA programs)
 reports in its abstract that less than 40 % of bit-flip events are single bits, that 1.01 % of corrupted results are NaN or
@@ -35,9 +37,10 @@ RATE = 1e-6
 FOUND = 0.99
 """The table also lists the smallest rate of a fault that is found with this probability."""
 STRESS_BLOCK_S, STRESS_BLOCKS = 0.5, 10
-"""`stress` compares one product every STRESS_BLOCK_S seconds, or STRESS_BLOCKS products in `seconds` if that is more often."""
+"""The benchmark `stress` compares one matrix product every STRESS_BLOCK_S seconds. If its setting `seconds` is short, it compares
+STRESS_BLOCKS products in that time."""
 COLLISION = 2.0**-32
-"""Upper estimate of the probability that flips of several bits leave a digest unchanged, if its factors are random.
+"""Upper estimate of the probability that flips of several bits leave a digest unchanged, if the digest's factors are random.
 
 A digest is the sum modulo 2⁶⁴ of words of at most 32 bits, each times its own odd factor. A flip of bit b adds ±2^b times a
 factor. One flip alone always changes the sum. Several flips of the highest bit, b = 31, cancel if the sum of their factors is 0
@@ -45,7 +48,7 @@ modulo 2³³. The sum of an odd number of factors is odd, so an odd number of fl
 factors is even, and one in 2³² even numbers is 0 modulo 2³³.
 """
 DIGEST_COUNTS = {"digest.mismatches": "workload", "digest.wrong_peer_copies": "copy"}
-"""Observation with the number of repetitions -> parameter that names what was repeated."""
+"""Figure with a parameter `repetitions` -> its parameter that names what was repeated: a workload, or a kind of copy."""
 PATTERNS: Mapping[str, float] = {
     "one bit of one element": 0.0,
     "2 to 8 bits anywhere": COLLISION,
@@ -57,16 +60,16 @@ PATTERNS: Mapping[str, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """What a benchmark of a profile compares, and what it finds."""
+    """One kind of result that a benchmark of a profile compares, and the probabilities that this finds a fault."""
 
     model: str
     profile: str
     stage: str
     benchmark: str
     case: str
-    """Workload or copy, data type, or number of patterns."""
+    """Workload or kind of copy (`digest`), data type (`stress`), or number of memory patterns (`integrity`)."""
     repetitions: float | None
-    """Compared results; None if no run has measured how many."""
+    """Number of compared results; None if no run shows how often the benchmark repeats the computation."""
     elements: int
     """Number of elements of a result; for a memory test, number of words."""
     always_alone: float
@@ -109,9 +112,10 @@ def comparisons(runs: Iterable[tuple[Plan, Mapping[str, Evidence]]], profiles: I
     """Return what the profiles compare, for each GPU model with a measured `digest` in the runs.
 
     Args:
-        runs: runs with GPUs. They give the repetitions per second and the tested memory; for each model, the smallest values of
-            its GPUs.
-        profiles: profiles as `read_profile` returns them. Their time budgets are used as they are, without scaling to a duration.
+        runs: runs with GPUs, from which the repetitions per second and the tested memory are taken. Of several GPUs of a model,
+            the smallest value counts.
+        profiles: profiles as `read_profile` returns them. Their time budgets are used as they are, not scaled to the duration of
+            a run.
     """
     rates: dict[str, dict[str, float]] = {}
     memory: dict[str, tuple[int, float]] = {}
@@ -135,7 +139,7 @@ def comparisons(runs: Iterable[tuple[Plan, Mapping[str, Evidence]]], profiles: I
 def _add_measured(
     plan: Plan, evidence: Evidence, rates: dict[str, dict[str, float]], memory: dict[str, tuple[int, float]]
 ) -> None:
-    """Add for each GPU model: the fewest repetitions per second of each workload; the fewest tested bytes and their share."""
+    """Update the smallest values of each GPU model: repetitions per second of each case, and tested bytes with their share."""
     models = {f"gpu={gpu.index}": gpu.name for gpu in evidence.gpus()}
     stages = {stage.name: stage.benchmarks for stage in plan.stages}
     for item in evidence.benchmarks():
@@ -144,7 +148,8 @@ def _add_measured(
             continue
         if "repetitions" in item.params and "digest" in stages.get(item.stage, {}) and item.name in DIGEST_COUNTS:
             chosen = settings("digest", stages[item.stage]["digest"])
-            cases = len(chosen["workloads"]) + len(chosen["peer_copies"])  # they share the time budget equally
+            # Workloads and kinds of copy share the time budget equally.
+            cases = len(chosen["workloads"]) + len(chosen["peer_copies"])
             of_model, case = rates.setdefault(model, {}), str(item.params[DIGEST_COUNTS[item.name]])
             rate = float(str(item.params["repetitions"])) * cases / chosen["seconds"]
             of_model[case] = min(rate, of_model.get(case, math.inf))
@@ -159,13 +164,13 @@ def _of_stage(
     memory: tuple[int, float] | None,
     common: Mapping[str, str],
 ) -> Iterator[Comparison]:
-    """Yield what the benchmarks of one stage compare.
+    """Yield the comparisons that the benchmarks of one stage make.
 
     Args:
         benchmarks: benchmark -> its settings in the profile.
-        rates: case of `digest` -> measured repetitions per second.
-        memory: tested bytes and their share of the memory; None if no run measured them.
-        common: the first fields of each `Comparison`: model, profile and stage.
+        rates: case of `digest` (workload or kind of copy) -> measured repetitions per second.
+        memory: tested bytes of GPU memory, and their share of this memory; None if no run measured them.
+        common: the fields `model`, `profile` and `stage` of each `Comparison`.
     """
     if "digest" in benchmarks:
         chosen = settings("digest", benchmarks["digest"])
@@ -177,7 +182,7 @@ def _of_stage(
                 case=workload,
                 repetitions=rates[workload] * case_s + 1
                 if workload in rates
-                else None,  # + 1: the first result is compared too
+                else None,  # + 1: the first result, with which the repetitions are compared
                 elements=digest_elements(workload, chosen["size"]),
                 always_alone=float(workload == "copy"),
                 always_compared=1.0 if workload == "copy" else 1 - COLLISION,
@@ -211,7 +216,7 @@ def _of_stage(
             **common,
             benchmark="integrity",
             case=f"{len(chosen['patterns'])} patterns",
-            # A lower bound: a pattern with a time budget of its own may make several passes.
+            # A lower bound: a pattern that has its own time budget may make several passes over the memory.
             repetitions=float(len(chosen["patterns"])),
             elements=memory[0] // 8,
             always_alone=memory[1],

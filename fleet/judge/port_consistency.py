@@ -1,4 +1,8 @@
-"""Check that the figures of RDMA ports agree with each other and with the readings of the ports."""
+"""Check that the figures of RDMA ports agree with each other and with the readings of the ports.
+
+The figures come from the benchmark `verbs`. The share of a test (`verbs.rate_ratio`) is its bandwidth divided by the rate of the
+port, or by twice the rate if the test sends both ways. The best share (`verbs.best_ratio`) is the greatest over all partners.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,22 @@ from collections.abc import Iterator, Mapping
 
 from fleet.judge.host_view import HostView
 from fleet.judge.port_coverage import BEST, SHARE, VERBS, port_of
-from fleet.quantities import number_or_zero
+from fleet.quantities import counted, number_or_zero
 from schemas.records import MEASURED, Observation, Value
 from schemas.scopes import Scope
 
 Problem = tuple[str, str, str, str]
-"""Name, scope, reason, stage."""
+"""Name and scope of a figure or reading, why it cannot be right, and its stage (empty: no particular stage)."""
 RATE, WIDTH, GUID, LAYER = "infiniband.rate", "infiniband.width", "infiniband.hca.node_guid", "infiniband.link_layer"
 TOLERANCE = 0.01
-"""Relative difference that a rate may have because it is computed from rounded figures."""
+"""Relative difference that is accepted between two rates or shares, because they are computed from rounded figures."""
 BANDWIDTH, RATIO, MTU = f"{VERBS}.bandwidth", f"{VERBS}.rate_ratio", f"{VERBS}.mtu"
 _SETTINGS = ("op", "direction", "memory", "sharing")
-"""Parameters that the bandwidth and the share of one test have in common."""
+"""Parameters that are equal for the bandwidth and the share of one test."""
 
 
 def port_problems(view: HostView) -> Iterator[Problem]:
-    """Yield what cannot be right about the figures of ports, or about the adapters of the host."""
+    """Yield each figure of a port, and each reading of a link or adapter, that cannot be right."""
     yield from _changed_adapters(view)
     yield from _changed_links(view)
     measured = [item for name in (BANDWIDTH, RATIO) for item in view.observations[name] if item.status == MEASURED]
@@ -37,28 +41,28 @@ def port_problems(view: HostView) -> Iterator[Problem]:
             yield (
                 MTU,
                 item.scope,
-                f"it is {item.value}, but the test used an MTU of {item.params.get('mtu')}",
+                f"the value is {item.value}, but the parameter `mtu` is {item.params.get('mtu')}",
                 item.stage,
             )
     yield from _different_mtu(view)
 
 
 def _changed_links(view: HostView) -> Iterator[Problem]:
-    """Yield the ports whose link changed its rate or width during the run: figures from before and after are not comparable."""
-    seen: dict[tuple[str, str], dict[Value, str]] = defaultdict(dict)
+    """Yield each port whose rate or width changed during the run: its figures before and after the change are not comparable."""
+    values_of: dict[tuple[str, str], dict[Value, str]] = defaultdict(dict)
     for name in (RATE, WIDTH):
         for snapshot, metric in view.observations.metrics.get(name, ()):
             for scope, value in metric.values.items():
-                seen[name, scope].setdefault(value, snapshot.stage)
-    for (name, scope), values in seen.items():
+                values_of[name, scope].setdefault(value, snapshot.stage)
+    for (name, scope), values in values_of.items():
         if len(values) > 1:
             yield name, scope, f"changed during the run: {', then '.join(map(str, values))}", [*values.values()][-1]
 
 
 def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Problem]:
-    """Yield the bandwidths that are not the stated share of the rate of their port.
+    """Yield each bandwidth from which the rate of its port does not follow: bandwidth divided by share must give that rate.
 
-    If the rate of a port was not read, it is the median of the rates that the port's tests imply (bandwidth divided by share).
+    If no snapshot has the rate of the port, the median of the rates that follow from the port's tests takes its place.
     """
     readings: dict[str, set[float]] = defaultdict(set)
     for _, metric in view.observations.metrics.get(RATE, ()):
@@ -78,17 +82,19 @@ def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Proble
         for item, rate in of_port:
             wrong = next((value for value in sorted(known) if not math.isclose(rate, value, rel_tol=TOLERANCE)), None)
             if wrong is not None:
-                reason = f"bandwidth and share give a rate of {rate:g} B/s, but the port has {wrong:g} B/s"
+                reason = (
+                    f"the bandwidth and its {RATIO} imply a port rate of {rate:g} B/s, but the port has {wrong:g} B/s"
+                )
                 yield item.name, item.scope, reason, item.stage
 
 
 def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
-    """Yield the best shares that are not the greatest of the shares with all partners."""
+    """Yield each best share that is not the greatest share over all partners, or that states a wrong number of partners."""
     shares: dict[tuple[str, str], dict[str, float]] = defaultdict(dict)
     for item in ratios:
         if SHARE.items() <= item.params.items() and (partner := Scope.parse(item.scope).get("partner")):
             of_port = shares[item.stage, port_of(item.scope)]
-            # A port is tested with a partner alone, while all ports transfer, or both: the benchmark keeps the higher share.
+            # A port may have two shares with a partner: tested alone, and while all ports transfer. The higher one counts.
             of_port[partner] = max(number_or_zero(item.value), of_port.get(partner, 0.0))
     for item in view.observations[BEST]:
         of_port = shares.get((item.stage, item.scope), {})
@@ -97,15 +103,15 @@ def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
         if item.params.get("partners") != len(of_port):
             partners = item.params.get("partners")
             of = f"{partners} partner{'' if partners == 1 else 's'}"
-            reason = f"it is the best of {of}, but the port has shares with {len(of_port)}"
+            reason = f"it is the best of {of}, but {RATIO} was measured with {counted(len(of_port), 'partner')}"
             yield BEST, item.scope, reason, item.stage
         elif not math.isclose(number_or_zero(item.value), max(of_port.values()), rel_tol=TOLERANCE):
-            reason = f"it is {item.value}, but the greatest share is {max(of_port.values()):g}"
+            reason = f"it is {item.value}, but the greatest {RATIO} is {max(of_port.values()):g}"
             yield BEST, item.scope, reason, item.stage
 
 
 def _different_mtu(view: HostView) -> Iterator[Problem]:
-    """Yield each port or pair whose tests used different MTUs, although the two ends of a connection agree on one MTU."""
+    """Yield each port, or pair of ports, whose tests used different MTUs: two ports always agree on the same MTU."""
     used: dict[tuple[str, str], dict[Value, None]] = defaultdict(dict)
     for name in (BANDWIDTH, RATIO, MTU, f"{VERBS}.latency", f"{VERBS}.message_rate"):
         for item in view.observations[name]:
@@ -113,11 +119,11 @@ def _different_mtu(view: HostView) -> Iterator[Problem]:
                 used[item.stage, item.scope][item.params["mtu"]] = None
     for (stage, scope), values in used.items():
         if len(values) > 1:
-            yield MTU, scope, f"the tests of the port used the MTUs {', '.join(map(str, values))}", stage
+            yield MTU, scope, f"the tests of the port used different MTUs: {', '.join(map(str, values))}", stage
 
 
 def _changed_adapters(view: HostView) -> Iterator[Problem]:
-    """Yield the adapters whose GUID changed during the run, or is missing in a snapshot that has their ports."""
+    """Yield each adapter whose GUID changed during the run, or is missing in a snapshot that has readings of its ports."""
     guids: dict[str, dict[Value, None]] = defaultdict(dict)
     stated: dict[tuple[str, str], Mapping[str, object]] = {}
     for snapshot, metric in view.observations.metrics.get(GUID, ()):
@@ -133,6 +139,6 @@ def _changed_adapters(view: HostView) -> Iterator[Problem]:
             yield (
                 GUID,
                 scope,
-                f"missing {snapshot.phase} {snapshot.stage}, although the port of the adapter was read",
+                f"missing in the snapshot {snapshot.phase} {snapshot.stage}, which has readings of the adapter's ports",
                 "",
             )

@@ -1,8 +1,8 @@
-"""Require the figures of RDMA ports and of their pairs.
+"""Check that each RDMA port, and each pair of ports of two hosts, has all figures of the benchmark `verbs`.
 
-The plan does not list the ports of a host. They follow from its readings: an active InfiniBand or RoCE port must have every
-figure of `verbs`, or a reason why not. The pairs follow from the rounds of the launch. The figures of the partners are evidence
-too: if a partner measured a number of ports with a host, the host must have figures, or reasons, for as many of its own ports.
+A missing figure is accepted if the record states a reason. The plan does not list the ports of a host: its active InfiniBand and
+RoCE ports are taken from its readings. The pairs of hosts (a host and its partner) follow from the setting `rounds`. The figures
+of a partner are evidence too: if it measured four ports with a host, the host must have figures, or reasons, for four ports.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from schemas.stages import GANG
 from schemas.tournament import partners
 
 VERBS = "verbs"
-"""Benchmark of the RDMA ports."""
+"""Name of the benchmark that measures RDMA ports."""
 BEST = "verbs.best_ratio"
 LAYERS = ("InfiniBand", "Ethernet")
 """Link layers of the ports that `verbs` measures."""
 _TEST_OF = {"verbs.rate_ratio": "verbs.bandwidth", "verbs.mtu": "verbs.bandwidth"}
-"""Figure -> the figure of the same test that has the reason if the test has no result."""
+"""Figure -> another figure of the same test. If the test has no result, the record states the reason only for the latter."""
 _BOTH_WAYS = {"direction": "both_ways"}
 SHARE = {"op": "write", "direction": "one_way", "memory": "host"}
-"""Settings of the figures whose best value over all partners is reported too (BEST)."""
+"""Parameters of the test for which the port also reports its best `verbs.rate_ratio` over all partners (BEST)."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,17 @@ class PortFigure:
 
     @property
     def test(self) -> str:
-        """Return the figure that states the reason if the test has no result."""
+        """Return the name under which the record states the reason if the test has no result."""
         return _TEST_OF.get(self.name, self.name)
 
     @property
     def is_of_both_hosts(self) -> bool:
-        """Return whether both hosts of a pair must have the figure. Without a direction, only the first host has it."""
+        """Return whether both hosts of a pair must have the figure. Without a direction, only the first in the gang has it."""
         return "direction" in self.params
 
     @property
     def is_both_ways(self) -> bool:
-        """Return whether the test sends in both directions at once. If there is no result, the partner has the reason."""
+        """Return whether the test sends both ways at once. If it fails, only the first host must state the reason."""
         return _BOTH_WAYS.items() <= self.params.items()
 
     def is_stated_by(self, items: Sequence[Observation]) -> bool:
@@ -70,11 +70,11 @@ class PortStatements:
 
     def __init__(self, view: HostView, stage: str) -> None:
         self.by_scope: dict[str, list[Observation]] = defaultdict(list)
-        """Scope of a port, or of a port and a partner -> figures of its tests, and reasons why a single test has none."""
+        """Scope of a port, or of a port and a partner -> figures of its tests, and reasons why single tests have no figure."""
         self.excused: set[str] = set()
         """Scopes with a reason why none of their tests has a figure."""
         self.failed_partners: set[str] = set()
-        """Partners with which nothing was measured."""
+        """Partners with which nothing was measured, because of an error."""
         self.is_excused = False
         """Whether the host states a reason why none of its ports has a figure."""
         for name in {output.name for output in BENCHMARKS[VERBS].outputs}:
@@ -92,10 +92,10 @@ class PortStatements:
         else:
             self.excused.add(item.scope)
             if item.status == ERROR and scope.get("partner"):
-                self.failed_partners.add(scope.get("partner"))  # reported once, on the first port
+                self.failed_partners.add(scope.get("partner"))  # such an error is reported only for the first port
 
     def ports(self) -> set[str]:
-        """Return the scopes of the ports with figures, or with reasons for single tests."""
+        """Return the scopes of the ports with a figure other than BEST, or with a reason why a single test has none."""
         return {port_of(scope) for scope, items in self.by_scope.items() if any(item.name != BEST for item in items)}
 
     def ports_with(self, partner: str) -> set[str]:
@@ -114,7 +114,7 @@ class PortStatements:
         ]
 
     def has_share(self, port: str) -> bool:
-        """Return whether the port has a figure with the settings whose best value is reported."""
+        """Return whether the port has a `verbs.rate_ratio` of the test of SHARE, from which BEST is computed."""
         return any(
             item.name == "verbs.rate_ratio" and item.status == MEASURED and SHARE.items() <= item.params.items()
             for scope, items in self.by_scope.items()
@@ -123,7 +123,7 @@ class PortStatements:
         )
 
     def measured_with(self, partner: str) -> set[str]:
-        """Return the ports for which a figure that both hosts of a pair must have was measured with this partner."""
+        """Return the ports that were measured with this partner. Only figures that both hosts of a pair must have count."""
         return {
             port_of(scope)
             for scope, items in self.by_scope.items()
@@ -139,7 +139,7 @@ def port_of(scope: str) -> str:
 
 
 def silent_ports(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each port that lacks one of its own figures, and has no reason for that.
+    """Yield an inconclusive verdict for each port that lacks a figure of a stage without partners, and states no reason.
 
     Stages whose last launch on the host failed are skipped: other verdicts report them.
     """
@@ -153,10 +153,10 @@ def silent_ports(view: HostView) -> Iterator[Verdict]:
 
 
 def silent_pairs(views: Collection[HostView]) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each port or pair of ports that lacks one of its figures, and has no reason for that.
+    """Yield an inconclusive verdict for each port or pair of ports that lacks a figure of the gang stage, and states no reason.
 
     Args:
-        views: the hosts of whole gangs.
+        views: all hosts of one or more gangs (a gang: the hosts of one multi-node launch).
     """
     of_gang: dict[str, dict[str, tuple[HostView, PortStatements]]] = defaultdict(dict)
     for view in views:
@@ -203,11 +203,12 @@ def _silent_pairs_of(
 def _uneven(
     view: HostView, partner: str, statements: PortStatements, theirs: PortStatements | None
 ) -> Iterator[Verdict]:
-    """Yield a verdict if the partner measured more ports with this host than this host states."""
+    """Yield a verdict if the partner measured more ports with this host than this host has figures or reasons for."""
     measured = len(theirs.measured_with(view.host.name)) if theirs else 0
     stated = len(statements.ports_with(partner))
     if stated < measured:
-        reason = f"{partner} measured {counted(measured, 'RDMA port')} with this host, but the record of this host has {stated}"
+        ports = counted(measured, "RDMA port")
+        reason = f"{partner} measured {ports} with this host, but this host has figures or reasons for only {stated}"
         yield view.inconclusive(f"{VERBS}.bandwidth", "host", reason, GANG)
 
 
@@ -234,7 +235,7 @@ def _stages(view: HostView, *, in_gang: bool) -> Iterator[tuple[str, Mapping[str
 
 
 def planned_figures(chosen: Mapping[str, Any], sharings: Sequence[str]) -> Iterator[PortFigure]:
-    """Yield the figures of a port with these settings of `verbs`."""
+    """Yield the figures that a port must have with these settings of `verbs`; `sharings`: values of the parameter `sharing`."""
     for output in BENCHMARKS[VERBS].outputs:
         if _TEST_OF.get(output.name, output.name).removeprefix(f"{VERBS}.") not in chosen["figures"]:
             continue
@@ -244,14 +245,14 @@ def planned_figures(chosen: Mapping[str, Any], sharings: Sequence[str]) -> Itera
 
 
 def _has_best(chosen: Mapping[str, Any]) -> bool:
-    """Return whether the ports report the best value over all partners."""
+    """Return whether the settings of `verbs` include the test of SHARE, so that the ports report BEST."""
     bandwidth = next(output for output in BENCHMARKS[VERBS].outputs if output.name == "verbs.bandwidth")
     in_settings = all(value in chosen[bandwidth.over[key]] for key, value in SHARE.items())
     return in_settings and "bandwidth" in chosen["figures"]
 
 
 def _ports(view: HostView) -> set[str]:
-    """Return the scopes of the ports that must have figures: active ones, and those with a figure or reason in any stage."""
+    """Return the scopes of the ports that must have figures: active ports, and ports with a figure or reason in any stage."""
     layers, states = (
         [metric for _, metric in view.observations.metrics.get(name, ())]
         for name in ("infiniband.link_layer", "infiniband.active")

@@ -1,8 +1,8 @@
 """Estimate the detection power of floors from several runs of the same hosts.
 
-If a floor is high, healthy parts fail; if it is low, slow parts pass. Both probabilities follow from the scatter of healthy
-parts, from run to run and from part to part. The scatter is assumed to have a normal distribution. A few runs do not show the
-tails of the distribution, so small probabilities come from this assumption.
+A floor is a lower limit. If it is too high, healthy parts fail; if it is too low, slow parts pass. Both probabilities follow from
+the scatter of healthy parts, from run to run and from part to part. The scatter is assumed to have a normal distribution. A few
+runs do not show the tails of the distribution, so small probabilities come from this assumption.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ Run = tuple[Plan, Mapping[str, Evidence]]
 Figure = tuple[str, str, tuple[tuple[str, Value], ...]]
 """Name, stage and settings."""
 Part = tuple[str, str]
-"""Host, and scope with the serial of its GPU; the host is empty for figures of a gang."""
+"""Name of the host (empty for figures of a gang), and scope, followed by the GPU's serial if the scope begins with a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Repeatability:
-    """How much the same figure of the same part differs from run to run."""
+    """How much a figure of the same part differs from run to run."""
 
     name: str
     stage: str
@@ -59,11 +59,12 @@ class Repeatability:
     worst: float
     """(largest - smallest) / median over the runs, for the part with the largest ratio."""
     where: str
+    """Host and scope of this part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gate:
-    """A criterion with a floor, and its detection power."""
+    """A floor that a criterion sets for one figure, and its detection power."""
 
     criterion: str
     name: str
@@ -82,12 +83,13 @@ class Gate:
     sigma: float
     """Square root of the sum of the squares of `run_sigma` and `part_sigma`."""
     limit: float
+    """The floor: the median of the limits in its verdicts."""
     false_alarm: float
     """Probability that a healthy part fails."""
     finds: float | None
-    """Smallest slowdown (0.05: 5 % slower) that the floor finds with DETECTION_PROBABILITY; None if there is none."""
+    """Smallest slowdown (0.05: 5 % slower) that the floor finds with DETECTION_PROBABILITY; None if it finds no slowdown."""
     could_find: float
-    """Smallest slowdown that a floor can find with DETECTION_PROBABILITY, if a healthy part may fail with probability
+    """Smallest slowdown that any floor can find with DETECTION_PROBABILITY, if healthy parts fail with at most the probability
     MAX_FALSE_ALARM."""
 
 
@@ -101,7 +103,7 @@ class Power:
     worst: Mapping[str, Repeatability]
     """Group -> its figure with the worst repeatability."""
     left_out: tuple[str, ...]
-    """Figures that have a floor, but no part with values from at least MIN_RUNS runs."""
+    """Each figure, with its criterion, that has a floor, but no part with values from at least MIN_RUNS runs."""
 
 
 def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
@@ -116,7 +118,7 @@ def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
     for plan, evidence in runs:
         planned = Planned(plan)
         figures: dict[tuple[Figure, Part], float] = {}
-        # Every host of a gang has the same figures of the gang, which count once.
+        # The record of every host of a gang has the figures of the whole gang. They count once.
         for host, of_host in evidence.items():
             figures |= _figures(host, of_host, planned)
         for (figure, part), value in figures.items():
@@ -161,7 +163,7 @@ def _check(plans: Sequence[Plan]) -> None:
 
 
 def _figures(host: str, evidence: Evidence, planned: Planned) -> dict[tuple[Figure, Part], float]:
-    """Return the positive figures of one host in one run; the last ones if a stage was run again."""
+    """Return the figures of one host in one run whose value is positive. If a stage was run again, the last value counts."""
     serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
     figures = {}
     for observation in evidence.benchmarks():
@@ -221,8 +223,8 @@ def _gate(
 def mad_sigma(values: Sequence[float]) -> float:
     """Return `robust_sigma`; for fewer than MIN_VALUES_FOR_OUTLIERS values, return the standard deviation if it is larger.
 
-    A median absolute deviation ignores one slow run of three. With so few values, that run is not an outlier but a third of the
-    data. On average, the larger of two estimates overestimates the noise.
+    A median absolute deviation ignores one slow run of three, but with so few values that run is not an outlier: it is a third
+    of the data. The price is that the larger of two estimates is, on average, more than the true noise.
     """
     robust = robust_sigma(values)
     if not 2 <= len(values) < MIN_VALUES_FOR_OUTLIERS:
@@ -233,8 +235,8 @@ def mad_sigma(values: Sequence[float]) -> float:
 def robust_sigma(values: Sequence[float]) -> float:
     """Return the standard deviation of a normal distribution with this median absolute deviation; 0 for fewer than two values.
 
-    The factor 1.4826 = 1 / 0.6745 turns the MAD of a normal distribution into its sigma. A second factor corrects for few
-    values.
+    The factor 1.4826 = 1 / 0.6745 converts the median absolute deviation (MAD) of a normal distribution to its standard
+    deviation. A second factor corrects the bias of few values.
     """
     if len(values) < 2:
         return 0.0

@@ -1,4 +1,7 @@
-"""Report the parts that have no accepted record, if the plan compares with a baseline."""
+"""Report the parts that have no accepted record, if the plan compares the run with a baseline.
+
+A baseline has the accepted records of hosts and GPUs (`rackproof baseline accept`).
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,8 @@ NO_FIGURES = "none of the figures that are compared in this run"
 def judge_presence(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for the host and for each GPU that has no accepted record to compare with.
 
-    If the baseline cannot be used, one verdict for the host says why. A record without any of the figures that are compared
-    counts as no record.
+    If the baseline cannot be used, only one verdict for the host states why. A part also gets a verdict if its record has none of
+    the figures that are compared in this run.
     """
     if view.plan.baseline is None:
         return
@@ -42,7 +45,10 @@ def judge_presence(view: HostView) -> Iterator[Verdict]:
 
 
 def _without_figures(view: HostView) -> set[str]:
-    """Return the identities of the parts (empty for the host) that have figures to compare, but no accepted figure."""
+    """Return the parts that have figures to compare, none of which is in an accepted record.
+
+    A part is the `identity` of a GPU, or empty for the host.
+    """
     has_figure: dict[str, bool] = {}
     for criterion in view.criteria().values():
         if criterion.baseline is None:
@@ -59,11 +65,11 @@ def _without_figures(view: HostView) -> set[str]:
 def _unknown_gpu(gpu: Gpu, host: PartBaseline | None) -> str:
     of_slot = [other for other in host.gpus if gpu.pci_bus_id and other.pci_bus_id == gpu.pci_bus_id] if host else []
     before = of_slot[0] if of_slot else None
-    replaced = f": it replaces {identity(before)}" if before and identity(before) != identity(gpu) else ""
+    replaced = f": this GPU replaces {identity(before)}" if before and identity(before) != identity(gpu) else ""
     return f"no accepted record of serial {identity(gpu) or 'unknown'}{replaced}"
 
 
 def _absent(view: HostView, scope: str, why: str) -> Verdict:
-    remedy = "measure it in a full run without rackproof_baseline, then run `rackproof baseline accept`"
+    remedy = "measure the part in a full run without rackproof_baseline, then run `rackproof baseline accept`"
     verdict = view.inconclusive(CRITERION, scope, f"{why}; {remedy}")
     return replace(verdict, kind=VerdictKind.NO_BASELINE, criterion=CRITERION, source=SOURCE)

@@ -1,7 +1,7 @@
 """Compare the numbers of one reading with a limit, without building observations and verdicts.
 
-A layout is a group of hosts whose benchmarks made the same observations. A check is built from the first host of a layout, and
-used on the other hosts of the layout.
+A layout is a group of hosts whose benchmarks made the same observations. A check is built from the first host of a layout that
+passes a criterion, and is used on later hosts of the layout.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from schemas.scopes import Scope
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadingCheck:
-    """A reading that must meet a limit: its number on every part in every snapshot, or its increase over the run."""
+    """A reading that must meet a limit: each of its numbers, or for each part its increase over the run (`is_increase`)."""
 
     name: str
     snapshots: list[tuple[str, str]]
     """Stage and phase of the snapshots that have the reading."""
     scopes: tuple[str, ...]
-    """All scopes with a value, in the order of the reading."""
+    """All scopes with a value, in the order in which the record has them."""
     absent: Mapping[str, str]
     """All scopes without a value -> the reason."""
     judged: tuple[str, ...]
@@ -39,7 +39,7 @@ class ReadingCheck:
     """None if no scope gets a verdict."""
 
     def count_passes(self, view: HostView, position: int) -> int | None:
-        """Count the passes of a host and return their number. Unless the host certainly passes, count nothing and return None."""
+        """Count the passes of a host and return their number. If it may not pass, count nothing and return None."""
         readings = view.observations.metrics[self.name]
         if [(snapshot.stage, snapshot.phase) for snapshot, _ in readings] != self.snapshots:
             return None
@@ -68,16 +68,16 @@ class ReadingCheck:
 def reading_check(
     view: HostView, criterion: Criterion, names: Sequence[str], passes: Sequence[Verdict], rows: Sequence[TallyRow]
 ) -> ReadingCheck | None:
-    """Return the check of a criterion, all of whose verdicts on this host pass.
+    """Return the check of a criterion whose verdicts on this host are all passes.
 
-    Returns None if the criterion cannot be judged by one comparison with one limit.
+    Returns None if comparing the numbers of one reading with one limit is not enough to judge the criterion.
 
     Args:
         view: the host.
         criterion: a criterion on readings.
         names: the readings that decide the verdicts (`deciding_readings`).
-        passes: these verdicts.
-        rows: the rows in which they are counted, in the same order.
+        passes: the verdicts of the criterion on this host.
+        rows: for each of these verdicts, the row in which it is counted.
     """
     is_simple = not (
         criterion.stage or "phase" in criterion.where or criterion.best_of_run or criterion.operator == "eq"
@@ -95,7 +95,7 @@ def reading_check(
     if not absent.keys().isdisjoint(judged) or any(
         Scope.parse(scope).device_kind == "pci" for scope in (*scopes, *absent)
     ):
-        return None  # the PCI address may belong to a GPU, whose scope is then `gpu=`
+        return None  # if a PCI address belongs to a GPU, the verdict has the scope `gpu=` instead
     if type(limit) not in (float, int) or (row and row.operator != criterion.operator):
         return None
     if any(verdict.limit != limit for verdict in passes) or any(other is not row for other in rows):

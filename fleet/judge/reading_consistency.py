@@ -1,6 +1,6 @@
 """Check that snapshots have the same readings, that constant readings do not change, and that counted times are possible.
 
-Most readings of two snapshots are the same Python object (`schemas.quick`), so one pass over the record compares few values.
+Equal readings of two snapshots are usually the same Python object (`schemas.quick`), so only few values must be compared.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from schemas.semantic_validation import COLLECTOR
 from schemas.times import epoch_seconds
 
 Problem = tuple[str, str, str, str]
-"""Name, scope, reason, stage."""
+"""Name and scope of a reading, what is wrong with it, and its stage (empty: no particular stage)."""
 
 FULL_PHASES = ("before", "after")
-"""Phases of the snapshots that have every reading. A snapshot during a launch has only the readings that take little time."""
+"""Phases of full snapshots, which have every reading. A snapshot during a launch has only readings that take little time."""
 IDENTITY_READINGS = {"gpu.serial": "serial", "gpu.uuid": "uuid", "gpu.name": "name", "gpu.pci_bus_id": "pci_bus_id"}
 """Reading -> field of the record that states the same value."""
 REPORTED_AS_IDENTITY = ("gpu.serial", "gpu.uuid", "gpu.name")
 """Readings whose change is reported as a change of identity (`expectations.identity_changes`)."""
 LASTING_LABELS = ("host", "gpu", "cpu", "numa", "runtime")
-"""Device kinds whose readings are in every snapshot."""
+"""Kinds of devices that cannot disappear while the host runs, so that every snapshot must have their scopes."""
 REPLACEABLE_LABELS = ("disk", "mount", "nic", "hca", "array", "pool", "mc")
 """Kinds of devices that may be replaced by another device of the same name while the host runs."""
 OF_MODULES = ("optics.", "port.")
-"""Readings of the modules in ports. A module may be replaced, or lose its link, while the host runs."""
+"""Prefixes of the readings of modules in ports. A module may be replaced, or lose its link, while the host runs."""
 EVENT_LABELS = ("xid", "sxid", "event")
 """Labels of scopes that exist only after their event has occurred."""
 LOG_READ = "xid.last_seen"
 """Reading that has a value if the kernel log could be read, and otherwise the reason."""
 ALL_EVENTS = "kernel.event.last_seen"
-"""Reading that has a value for each kind of event, even if it has not occurred."""
+"""Reading that has a value for each kind of event, even if the event has not occurred."""
 CONSTANT_OF_OTHERS = (
     "version", "kernel_version", "driver_version", "vbios_version", "serial", "model", "part_number", "checksum", "architecture",
     "compute_capability", "brand", "id",
 )  # fmt: skip
-"""A reading that this version of Rackproof does not list is taken as constant if the last part of its name is one of these."""
+"""Last components of names. An unlisted reading (not in READINGS of this version of Rackproof) with one of them is constant."""
 RESIZED = ("host.memory.total", "host.numa.memory_total")
 """Sizes that a hypervisor may change while the host runs."""
 RESIZED_BY = 20.0
 """Factor by which a size in RESIZED may change. A larger change means that one of the values has a wrong unit."""
 COUNTING_DELAY_S = 120.0
-"""Tolerance for the rise of a counted time, compared with the uptime. Drivers update the counter of throttled time late: on H100
-and H200 it rises by up to 38 s at once."""
+"""Seconds by which a counted time may grow more than the uptime between two snapshots. Drivers update the counter of throttled
+time late: on H100 and H200 it grows by up to 38 s at once."""
 CLOCK_TOLERANCE_S = 300.0
-"""Tolerance for the rise of a counted time, compared with the system clock, which may be corrected during a run. Criteria judge
-whether the clock is right."""
+"""Seconds by which a counted time may grow more than the system clock advances, used if the uptime is not available. The clock
+may be corrected during a run; criteria judge whether it is right."""
 UPTIME = "host.uptime"
 
 
@@ -77,13 +77,13 @@ def _is_time(name: str) -> bool:
 
 @cache
 def _is_in_every_snapshot(name: str) -> bool:
-    """Return whether snapshots during a launch have the reading too; False for readings of other versions of Rackproof."""
+    """Return whether snapshots during a launch have the reading too. False if this version of Rackproof does not list it."""
     reading = READINGS.get(name)
     return name.startswith(COLLECTOR) or (reading is not None and not reading.full_only)
 
 
 def reading_problems(record: Record) -> Iterator[Problem]:
-    """Yield the readings that a snapshot lacks, that changed although they cannot, or that contradict the GPUs of the record."""
+    """Yield each reading that a snapshot lacks, that changed although it cannot, or that contradicts the GPUs of the record."""
     # If a collector failed, its readings are missing. Another verdict reports that and names the collector.
     snapshots = [snapshot for snapshot in record.snapshots if not _has_failed_collector(snapshot)]
     full = [snapshot for snapshot in snapshots if snapshot.phase in FULL_PHASES]
@@ -112,7 +112,7 @@ def reading_problems(record: Record) -> Iterator[Problem]:
 
 
 def _differences(first: Snapshot, snapshots: Sequence[Snapshot]) -> tuple[dict[str, None], list[Snapshot]]:
-    """Return the readings that may differ from those of `first`, and the snapshots with other readings or scopes than `first`."""
+    """Return the readings whose values may differ from `first`, and the snapshots with other readings or scopes than `first`."""
     changed: dict[str, None] = {}
     irregular = []
     fast: list[Metric] | None = None
@@ -145,14 +145,14 @@ def _has_failed_collector(snapshot: Snapshot) -> bool:
 def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -> Iterator[Problem]:
     """Yield the readings that a snapshot lacks, but a full snapshot has, and up to three that no full snapshot has.
 
-    The first snapshot is checked too: if it lacks a reading, all others are irregular.
+    The first full snapshot is checked too. If it alone lacks a reading, `irregular` has all other snapshots.
     """
     known: dict[str, dict[int, Metric]] = defaultdict(dict)
     for metric in (metric for snapshot in full for metric in snapshot.metrics):
         known[metric.name][id(metric)] = metric
     during = {metric.name for snapshot in irregular if snapshot.phase not in FULL_PHASES for metric in snapshot.metrics}
     for name in sorted(during - known.keys())[:3]:
-        yield name, "host", "read only during a launch", ""
+        yield name, "host", "only snapshots during a launch have this reading", ""
     for snapshot in (full[0], *irregular):
         is_full = snapshot.phase in FULL_PHASES
         when = f"missing in the snapshot {snapshot.phase} {snapshot.stage}, but other snapshots of the record have it"
@@ -177,10 +177,12 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
 
 
 def _is_present(name: str, scope: str, present: set[str], *, is_log_read: bool) -> bool:
-    """Return whether the part of that scope was present when the snapshot was taken.
+    """Return whether the snapshot must have the reading for this scope, because the part was present when it was taken.
 
-    A remote volume or a virtual interface may disappear and return, with all its readings. The scope of an error code
-    appears when the error first occurs.
+    A remote volume or a virtual interface may disappear and return, with all its readings. A scope of an event, such as an error
+    code, appears when the event first occurs. Only ALL_EVENTS must have it before, if the kernel log could be read.
+
+    `present`: all scopes of the snapshot. `is_log_read`: whether the snapshot has LOG_READ with a value.
     """
     parsed = Scope.parse(scope)
     if parsed.kind in EVENT_LABELS:
@@ -189,9 +191,9 @@ def _is_present(name: str, scope: str, present: set[str], *, is_log_read: bool) 
 
 
 def _has_port(metric: Metric, scope: str) -> bool:
-    """Return whether a reading of modules has a scope of the same port; then a missing lane is no fault of the record.
+    """Return whether the metric is a reading of modules, and has another scope of the same port.
 
-    Lanes may appear and disappear when the module is replaced or loses its link.
+    Then a missing lane is accepted: lanes may appear and disappear when a module is replaced or loses its link.
     """
     port = Scope.parse(scope).without("lane")
     is_of_module = metric.name.startswith(OF_MODULES)
@@ -199,7 +201,7 @@ def _has_port(metric: Metric, scope: str) -> bool:
 
 
 def _agreed(readings: Sequence[Mapping[str, Value]]) -> dict[str, Value]:
-    """Return scope -> value, for the scopes whose value is the same in all snapshots."""
+    """Return scope -> value, for the scopes whose values are all equal."""
     values: dict[str, set[Value]] = defaultdict(set)
     for scope, value in (item for reading in readings for item in reading.items()):
         values[scope].add(value)
@@ -221,7 +223,7 @@ def _changed_readings(name: str, readings: Sequence[tuple[Snapshot, Metric]]) ->
         for scope, value in metric.values.items():
             known = first.setdefault(scope, value)
             if metric.unit == "B/s" and 0 in (known, value):
-                continue  # a link that is down has no speed
+                continue  # a link that is down has the speed 0
             if name in RESIZED and _is_resized(known, value):
                 continue
             if known != value and Scope.parse(scope).device_kind not in REPLACEABLE_LABELS:
@@ -236,7 +238,7 @@ def _is_resized(known: Value, value: Value) -> bool:
 def _wrong_times(
     name: str, readings: Sequence[tuple[Snapshot, Metric]], uptimes: Sequence[tuple[Snapshot, Metric]]
 ) -> Iterator[Problem]:
-    """Yield each counted time that fell, or grew by more than the time between two snapshots."""
+    """Yield each counted time that fell, or grew by more than the time between two snapshots plus a tolerance."""
     moments = {id(snapshot): metric.values.get("host") for snapshot, metric in uptimes}
     for (earlier, before), (later, after) in itertools.pairwise(readings):
         elapsed, tolerance = _seconds_between(earlier, later), CLOCK_TOLERANCE_S
@@ -245,14 +247,14 @@ def _wrong_times(
             elapsed, tolerance = (
                 second - first,
                 COUNTING_DELAY_S,
-            )  # the uptime does not change if the clock is corrected
+            )  # unlike the clock, the uptime is never corrected
         for scope, value in after.values.items():
             old = before.values.get(scope)
             if not isinstance(value, int | float) or not isinstance(old, int | float):
                 continue
             if value - old > elapsed + later.duration_s + tolerance:
                 yield name, scope, f"grew by {value - old:g} s within {max(elapsed, 0):g} s", later.stage
-            elif value < old and name != UPTIME:  # a fall of the uptime is reported as a reboot
+            elif value < old and name != UPTIME:  # another check reports a lower uptime as a reboot
                 yield name, scope, f"fell from {old:g} s to {value:g} s during the run", later.stage
 
 

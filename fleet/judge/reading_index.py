@@ -12,7 +12,7 @@ from schemas.readings import BMC
 from schemas.records import Metric, Snapshot
 
 MAX_FORMS = 256
-"""Number of forms of snapshots that are kept. Most hosts of a fleet have the same readings in the same order."""
+"""Maximum number of cached `_Form` objects. Most hosts of a fleet have the same readings in the same order, and share one."""
 _names, _tokens = operator.attrgetter("name"), operator.attrgetter("token")
 
 
@@ -21,17 +21,17 @@ class _Form:
     """What hosts with the same readings in the same order have in common."""
 
     places: Mapping[str, tuple[int, ...]]
-    """Name -> positions of its readings among those of all snapshots."""
+    """Name -> positions, in `ReadingIndex.readings`, of the readings with this name."""
     names: tuple[str, ...]
     """The keys of `places`."""
     snapshots: tuple[int, ...]
-    """For each reading of all snapshots: the position of its snapshot."""
+    """For each of `ReadingIndex.readings`: the index of its snapshot; snapshots of the host come before those of its BMC."""
 
 
 class ReadingIndex(Mapping[str, list[tuple[Snapshot, Metric]]]):
-    """Name -> pairs of a snapshot of a host and its reading of that name. Snapshots of the BMC come last.
+    """Name -> (snapshot, reading of that name) for each snapshot of a host that has it. Snapshots of the BMC come last.
 
-    A list is built on the first lookup of its name. Readings of BMCs (names that begin with BMC) are taken only from
+    A list is built on the first lookup of its name. Readings of BMCs (names that begin with `bmc.`) are taken only from
     `bmc_snapshots`, and all others only from `snapshots`, so a host cannot forge the readings of its BMC.
     """
 
@@ -48,16 +48,16 @@ class ReadingIndex(Mapping[str, list[tuple[Snapshot, Metric]]]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of all readings; the same object for most hosts."""
+        """Return the different names of all readings; the same object for most hosts."""
         return self._form.names
 
     @property
     def places(self) -> Mapping[str, tuple[int, ...]]:
-        """Return name -> positions of its readings in `readings`; the same object for most hosts."""
+        """Return name -> positions, in `readings`, of the readings with this name; the same object for most hosts."""
         return self._form.places
 
     def tokens(self) -> list[int]:
-        """Return the token of each of `readings`."""
+        """Return the token of each of `readings` (`Metric.token`): equal tokens mean equal readings, 0 means no token."""
         return list(map(_tokens, self.readings))
 
     def __getitem__(self, name: str) -> list[tuple[Snapshot, Metric]]:
@@ -80,12 +80,12 @@ class ReadingIndex(Mapping[str, list[tuple[Snapshot, Metric]]]):
 
 @lru_cache(maxsize=MAX_FORMS)
 def _form(names: tuple[str, ...], sizes: tuple[int, ...], of_host: int) -> _Form:
-    """Return the form of snapshots.
+    """Return the form of a host's snapshots.
 
     Args:
-        names: the names of the readings of all snapshots.
+        names: the names of the readings of all snapshots, one after the other.
         sizes: the number of readings of each snapshot.
-        of_host: the number of snapshots of the host; the others are of its BMC.
+        of_host: the number of snapshots of the host itself. They come first; the others are of its BMC.
     """
     snapshots = tuple(chain.from_iterable([number] * size for number, size in enumerate(sizes)))
     places: dict[str, list[int]] = {}

@@ -1,7 +1,7 @@
 """Check that the readings of one snapshot agree with each other and with the parts of the host.
 
-Each value must belong to a part of the kind that the collector declares, and the record must list each GPU. A count must equal
-the number of parts that were read. A value that has a total or a maximum must not exceed it.
+Each value must belong to a part of the kind that READINGS declares for the reading. The record must list each GPU that has
+readings. A count must equal the number of parts that were read. A value that has a total or a maximum must not exceed it.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ COUNTS = {
     "pcie.device_count": "pcie.kind",
     "storage.disk.count": "storage.disk.rotational",
 }
-"""Count of parts -> a reading that each of these parts has, with a value or with the reason why there is none."""
+"""Count of parts -> a reading that each of the counted parts has, with a value or with the reason why there is none."""
 ATTACHABLE, MOST_ATTACHED = ("network.nic_count", "pcie.device_count", "storage.disk.count"), 20
 """Counts of parts that may be attached and detached between two full snapshots, such as drives and virtual functions. A snapshot
-in between may count up to MOST_ATTACHED times the parts of a full snapshot. A higher count is wrong."""
+during a launch may count up to MOST_ATTACHED times as many parts as any full snapshot has. A higher count is wrong."""
 WHOLES = {
     "gpu.bar1.used": "gpu.bar1.total",
     "gpu.memory.used": "gpu.memory.total",
@@ -51,7 +51,7 @@ WHOLES = {
     "pcie.width": "pcie.width_max",
     "storage.mount.available": "storage.mount.size",
 }
-"""Reading -> the reading of the same part that it cannot exceed."""
+"""Reading -> another reading of the same part, which the former cannot exceed."""
 _OF_SLOTS = ("manufacturer", "part_number", "serial", "size", "speed", "type")
 PARTS = {
     **{f"host.dimm.{name}": "host.dimm.populated" for name in _OF_SLOTS},
@@ -63,23 +63,24 @@ PARTS = {
     "storage.mount.": "storage.mount.size",
     "storage.nvme.": "storage.disk.rotational",
 }
-"""Prefix of the readings of one kind of part -> the reading that every part of this kind has."""
+"""Prefix of the readings of one kind of part -> the reading that lists the parts, because every part of this kind has it."""
 LINK_COUNT, LINKS = "gpu.nvlink.link_count", "gpu.nvlink.active"
 PEER, NVLINK = "gpu.peer.link", "gpu.nvlink."
 OTHER_PARTS = ("network.bond.", "pcie.acs.")
-"""Readings of parts that no reading lists: a bond is not an adapter, and ACS is a setting of bridges."""
+"""Prefixes of readings whose parts no reading lists, although PARTS has a prefix for them: a bond is not an adapter, and ACS is a
+setting of bridges."""
 OF_PORTS, PORT_DEVICES = ("optics.", "port."), ("hca", "nic")
-"""Readings of ports and modules, and the devices that a port may belong to: an adapter, or an Ethernet interface."""
+"""Prefixes of the readings of ports and modules, and the labels of the device of a port: an adapter, or an Ethernet interface."""
 GPUS_ON_BUS, KIND = "gpu.pci_count", "pcie.kind"
 LISTS, COUNTED = frozenset(PARTS.values()), frozenset(COUNTS.values())
 _RELATED = COUNTS.keys() | WHOLES.keys()
 OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
-"""Labels of readings of events. The log does not name the part of every event."""
+"""Labels of readings of events. The log does not name the part of every event, so the scope may lack other labels."""
 
 
 def relation_problems(view: HostView, record: Record) -> Iterator[Problem]:
     """Yield each reading of a part that the host does not have, each wrong count, and each value above its total or maximum."""
-    # A planned GPU that the record does not list has a verdict of its own.
+    # A planned GPU that the record does not list is no problem here: another verdict reports it.
     known = {str(index) for index in view.host.devices} | {str(gpu.index) for gpu in record.gpus}
     unlisted: dict[str, str] = {}
     parts_read: dict[str, set[int]] = defaultdict(set)
@@ -105,8 +106,8 @@ def _problems_of_snapshot(
     """Yield the problems of one snapshot.
 
     Args:
-        snapshot: the readings.
-        parts_read: reading -> the different numbers of parts that have it, over all snapshots of the record.
+        snapshot: the snapshot.
+        parts_read: reading of COUNTED -> the numbers of parts that have it in the snapshots of the record.
         wrong: `id` of each metric for which `has_wrong_scope` is true.
     """
     readings = {metric.name: metric for metric in snapshot.metrics}
@@ -131,14 +132,14 @@ def _problems_of_snapshot(
 
 
 def has_wrong_scope(metric: Metric) -> bool:
-    """Return whether a scope of the metric is that of a part without this reading, or of the path from a GPU to itself."""
+    """Return whether a scope of the metric has labels that this reading cannot have, or is the path from a GPU to itself."""
     shapes = _shapes(metric.name)
     is_right = shapes is None or (metric.shapes <= shapes and metric.absent_shapes <= _wider(shapes))
     return not is_right or (metric.name == PEER and any(map(_is_own_peer, metric.values)))
 
 
 def _wrong_scopes(metric: Metric) -> list[str]:
-    """Return the scopes of parts that do not have this reading."""
+    """Return the scopes with labels that this reading cannot have."""
     shapes = _shapes(metric.name)
     if shapes is None:
         return []
@@ -152,7 +153,7 @@ def _is_own_peer(scope: str) -> bool:
 
 
 def _unknown_parts(record: Record) -> Iterator[Problem]:
-    """Yield each reading of a part that no snapshot lists, and each count of GPUs on the bus above the number of listed GPUs."""
+    """Yield each reading of a part that no snapshot lists, and each `gpu.pci_count` above the number of GPUs in `pcie.kind`."""
     listed: dict[str, set[str]] = defaultdict(set)
     gpus: set[str] = set()
     for metric in record.distinct_metrics:
@@ -165,7 +166,7 @@ def _unknown_parts(record: Record) -> Iterator[Problem]:
         for metric in snapshot.metrics:
             if gpus and metric.name == GPUS_ON_BUS:
                 for scope, stated in metric.values.items():
-                    # If the count is lower, a GPU fell off the bus: a criterion judges that.
+                    # A lower count means that a GPU fell off the bus. A criterion judges that.
                     if isinstance(stated, int) and stated > len(gpus):
                         yield (
                             GPUS_ON_BUS,
@@ -210,14 +211,15 @@ def _exceeding(
     """Yield scope and reason of a count that is not the number of parts, or of a value above its total or maximum."""
     of_parts, whole = COUNTS.get(metric.name, ""), readings.get(WHOLES.get(metric.name, ""))
     if HOST in metric.values and of_parts in parts_read:
-        # A snapshot during a launch has counts, but no readings of the parts. Parts may come and go between two full snapshots.
+        # A snapshot during a launch has counts, but no readings of the parts. Then those of the full snapshots are used.
         own, stated = readings.get(of_parts), metric.values[HOST]
         possible = {_number_of_parts(own)} if own else parts_read[of_parts]
         fewest, largest = min(possible), max(possible)
         if not own and metric.name in ATTACHABLE:
             largest *= MOST_ATTACHED
         if not isinstance(stated, int) or not fewest <= stated <= largest:
-            yield HOST, f"is {stated}, but {of_parts} was read for {' or '.join(map(str, sorted(possible)))}"
+            parts = f"{' or '.join(map(str, sorted(possible)))} {'part' if possible == {1} else 'parts'}"
+            yield HOST, f"is {stated}, but {of_parts} was read for {parts}"
     if whole and metric.greatest > whole.least:
         for scope, value in metric.values.items():
             most = whole.values.get(scope)
@@ -227,16 +229,19 @@ def _exceeding(
 
 @cache
 def _wider(shapes: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
-    """Return these labels and those of the parts that contain such parts.
+    """Return these labels and those of the parts that contain such parts: `(gpu, link)` becomes `(gpu, link)`, `(gpu)` and `()`.
 
-    The result has the empty tuple too: a reading that the whole host lacks has the scope `host`, without labels.
+    The empty tuple is for a reading that the whole host lacks: its scope is `host`, without labels.
     """
     return frozenset(labels[:number] for labels in shapes for number in range(len(labels) + 1))
 
 
 @cache
 def _shapes(name: str) -> frozenset[tuple[str, ...]] | None:
-    """Return the label kinds that the scopes of a reading may have; None if this version of Rackproof lacks the reading."""
+    """Return the labels that a scope of the reading may have, such as `(gpu, link)`.
+
+    None if this version of Rackproof does not list the reading.
+    """
     reading = READINGS.get(name)
     if reading is None:
         return frozenset({()}) if name.startswith(COLLECTOR) else None

@@ -23,7 +23,7 @@ from schemas.scopes import HOST, Scope
 from schemas.semantic_validation import COLLECTOR
 
 Kind = tuple[str, str, bool, int, str]
-"""GPU models, driver version, whether the host is a virtual machine, number of GPUs, and (for readings of hosts) the gang."""
+"""GPU model, driver version, whether the host is virtual, number of tested GPUs, and (for readings of hosts) the gang."""
 Key = tuple[Kind, str, str]
 """Kind of a part, reading, and the part: the scope below the GPU, such as `link=3`, or the scope on the host."""
 GPU = "gpu."
@@ -38,11 +38,11 @@ ON_EVERY_HOST = ("storage.state.read_only",)
 CLOCK = "clock.synchronized"
 """Reading that every host must have, except a virtual machine, because its hypervisor may set the clock."""
 SLOTS = "host.dimm.populated"
-"""Reading that lists the memory slots. An empty slot has no module, and so no readings of one."""
+"""Reading that lists the memory slots. It is false for an empty slot, which has no readings of a module."""
 NOT_READ = "missing"
 """Reason for a reading that the host did not report at all."""
 MAX_KINDS = 256
-"""Number of different sets of readings that are kept: hosts with equal readings are counted and judged together."""
+"""Maximum number of cached sets of readings. Hosts with the same set (`_key_of`) are counted and judged together."""
 _NAMES: BoundedCache[tuple[int, tuple[str, ...]], tuple[Mapping[str, Criterion], tuple[str, ...], tuple[str, ...]]] = (
     BoundedCache(MAX_KINDS)
 )
@@ -52,17 +52,17 @@ _NAMES: BoundedCache[tuple[int, tuple[str, ...]], tuple[Mapping[str, Criterion],
 
 @dataclass(kw_only=True)
 class _Readings:
-    """Optional readings, and the number of hosts that have them but are not counted yet."""
+    """A set of optional readings, and the number of hosts with this set that are not counted yet."""
 
     readings: tuple[tuple[Key, str, str], ...]
-    """As `_last_readings` yields them."""
+    """The readings as `_last_readings` yields them."""
     hosts: int = 0
 
 
 class ReadingSupport:
-    """The number of parts that have, and that lack, each optional reading. Numbers of different hosts can be merged.
+    """The numbers of parts that have, and that lack, each optional reading. Numbers of different hosts can be merged.
 
-    Most hosts of a fleet have the same readings, which are then determined once (`_key_of`).
+    Most hosts of a fleet have and lack the same readings. This is determined once for all hosts with the same `_key_of`.
     """
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class ReadingSupport:
         self._unsupported: Counter[Key] = Counter()
         self._pending: BoundedCache[Hashable, _Readings] = BoundedCache(MAX_KINDS, self._count)
         self._problems: BoundedCache[Hashable, list[tuple[str, str, str]]] = BoundedCache(MAX_KINDS)
-        """Name, scope and reason of each verdict on hosts with that key."""
+        """Key of a host -> name, scope and reason of each verdict on hosts with that key."""
 
     def add(self, view: HostView) -> None:
         """Count the readings of a host. `finish` must follow the last host."""
@@ -81,7 +81,7 @@ class ReadingSupport:
         readings.hosts += 1
 
     def finish(self) -> None:
-        """Add the hosts that are not counted yet."""
+        """Count the hosts that are not counted yet."""
         self._pending.clear()
 
     def _count(self, readings: _Readings) -> None:
@@ -94,9 +94,9 @@ class ReadingSupport:
         self._unsupported.update(other._unsupported)
 
     def judge(self, view: HostView) -> Iterator[Verdict]:
-        """Yield an inconclusive verdict for each reading that a part does not support and at least half of its kind do.
+        """Yield an inconclusive verdict for each reading that a part does not support, but at least half of its kind do.
 
-        Also yield one for each reading that every host has, if this host lacks it.
+        Also yield one for each reading that every host must have, if this host lacks it.
         """
         key = _key_of(view)
         problems = self._problems.get(key)
@@ -113,14 +113,18 @@ class ReadingSupport:
             supported, total = self._supported[key], self._supported[key] + self._unsupported[key]
             _, name, part = key
             if supported and 2 * supported >= total:
-                what = "GPUs of this model with the same driver" if name.startswith(GPU) else "hosts of this kind"
+                what = (
+                    "GPUs of this model with the same driver"
+                    if name.startswith(GPU)
+                    else "hosts with the same GPUs, driver and gang"
+                )
                 yield name, scope, f"{reason}; {supported} of {total} {what} have this reading"
             elif part == HOST and _is_on_every_host(view, name):
-                yield name, scope, f"{reason}; every host has this reading"
+                yield name, scope, f"{reason}; every host must have this reading"
 
 
 def _key_of(view: HostView) -> Hashable:
-    """Return a key of all that `_last_readings` uses. Hosts with equal keys have the same readings, but perhaps other values."""
+    """Return a key of all that `_last_readings` uses. Hosts with equal keys have the same readings, except for values."""
     metrics = view.observations.metrics
     names = (*_optional_of_gpus(view), *_optional_of_hosts(view))
     lists = filter(None, map(_listing, names))
@@ -150,9 +154,9 @@ def _linked(view: HostView) -> set[str]:
 
 
 def _last_readings(view: HostView) -> Iterator[tuple[Key, str, str]]:
-    """Yield each optional reading in the last snapshot that has it: key, scope, and why it is unsupported or missing.
+    """Yield key, scope, and reason why there is no value (empty if there is one), for each optional reading.
 
-    The reason is empty if there is a value. Readings that failed with an error are left out.
+    The last snapshot with the reading counts. Readings that failed with an error are left out.
     """
     planned = {*view.host.scopes} if view.host.device == "gpu" else set()
     common = _driver(view), _is_virtual(view), len(view.host.scopes)
@@ -181,7 +185,7 @@ def _readings_of_gpus(
 
 
 def _readings_of_host(view: HostView, name: str) -> Iterator[tuple[str, str]]:
-    """Yield the host, or each part that the host lists, and why it does not have the reading; an empty reason if it has."""
+    """Yield each part that must have the reading (or the scope `host`), and the reason why it has none, or an empty reason."""
     metrics = view.observations.metrics
     metric = metrics[name][-1][1] if name in metrics else None
     values: dict[str, Value] = dict(metric.values) if metric else {}
@@ -204,7 +208,7 @@ def _readings_of_host(view: HostView, name: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _listing(name: str) -> str:
-    """Return the reading that lists the parts which have this reading; an empty string if none does."""
+    """Return the reading that lists the parts of this reading; an empty string if there is no such list."""
     return list_of(name) if name in READINGS and READINGS[name].labels else ""
 
 

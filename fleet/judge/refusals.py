@@ -1,7 +1,7 @@
-"""Report the basic readings of a GPU that its driver refuses, such as `Unknown Error` for the temperature.
+"""Report the basic readings of a GPU that its driver refuses with an error, such as `Unknown Error` for the temperature.
 
-A GPU that does not have such a reading reports it as unsupported, which is no refusal. An error is missing evidence, even if no
-criterion judges the value. A refusal that a later snapshot does not repeat was transient.
+A GPU that does not have such a reading reports it as unsupported, which is no refusal. A refused reading is missing evidence,
+even if no criterion judges its value. A refusal that a later snapshot does not repeat was transient, and gets no verdict.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _IDENTITY, _RECOVERY = "gpu.uuid", "gpu.recovery_action"
 
 
 def may_be_transient(name: str) -> bool:
-    """Return whether a refused reading needs no verdict if the last snapshot with this reading has a value for it."""
+    """Return whether a refusal of this reading needs no verdict if a later snapshot has a value for it."""
     return name in BASIC or name in _DERIVED
 
 
 def refused_readings(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for each basic reading that the driver refused in the last snapshot with this reading.
 
-    Readings that a shipped criterion judges other than by `same_as_fleet` get no such verdict. GPUs that do not answer, or that
-    require a recovery action, get none either.
+    There is no such verdict if a shipped criterion without `same_as_fleet` judges the reading, because that criterion reports the
+    refusal. GPUs that do not answer, or that require a recovery action, get none either.
     """
     refused = {name: absent for name in BASIC if (absent := _last_absent(view, name))}
     if not refused:
@@ -60,7 +60,7 @@ def refused_readings(view: HostView) -> Iterator[Verdict]:
 
 
 def _last_absent(view: HostView, name: str) -> dict[str, tuple[str, str]]:
-    """Return scope -> why the last snapshot with this metric has no value, and the stage of this snapshot."""
+    """Return scope -> reason why the last snapshot with this reading has no value for it, and the stage of this snapshot."""
     metrics = view.observations.metrics.get(name)
     if not metrics:
         return {}

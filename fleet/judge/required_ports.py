@@ -1,6 +1,6 @@
-"""Check that enough RDMA ports were measured, if the inventory has `rackproof_verbs_required`.
+"""Check that enough RDMA ports were measured, if the inventory sets `rackproof_verbs_required` for the host.
 
-At least `rackproof_infiniband_ports` ports must be measured, or one port if the inventory does not state that number.
+At least `rackproof_infiniband_ports` ports must be measured, or one port if the inventory does not set that variable.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from schemas.stages import GANG
 PARTNER_PARAM = "only_partner"
 """Parameter of the verdict on a port that was not measured: the only host with which it would have been measured."""
 LEAST_SHARE = 0.5
-"""Active ports with less than this share of the rate of the host's fastest port are not ports of the fabric."""
+"""An active port is not a port of the fabric if its rate is below this share of the rate of the host's fastest port with the same
+link layer."""
 
 
 def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
     """Yield inconclusive verdicts for each stage that measured fewer RDMA ports than the inventory requires.
 
-    Each port of the fabric with a reason why it was not measured gets a verdict, unless the reason is an error, which has its own
-    verdict. If fewer ports have a reason than are missing, the host gets a verdict too, for example because it has too few
-    ports. If more ports have a reason than are missing, it is not known which of them should have been measured: only the host
-    gets a verdict.
+    Each port of the fabric whose record states why it was not measured gets a verdict, unless the reason is an error, which has
+    its own verdict. There are two exceptions. If these ports are fewer than the missing ones, for example because the host has
+    too few ports, the host gets a verdict too. If they are more, it is not known which of them should have been measured, so only
+    the host gets a verdict.
     """
     wanted, name = max(1, view.host.infiniband_ports), f"{VERBS}.bandwidth"
     stages = [stage.name for stage in view.plan.stages if VERBS in stage.benchmarks]
@@ -64,7 +65,7 @@ def _reasons(items: Sequence[Observation]) -> str:
 
 
 def _may_be_of_fabric(view: HostView, port: str) -> bool:
-    """Return whether `verbs` may measure the port: it leaves out slow ports, and Ethernet ports if the host has InfiniBand."""
+    """Return whether the port may belong to the fabric: it is not slow, and not Ethernet on a host with InfiniBand."""
     layers, rates = _last(view, "infiniband.link_layer"), _last(view, "infiniband.rate")
     if layers.get(port) != INFINIBAND and INFINIBAND in layers.values():
         return False

@@ -1,4 +1,4 @@
-"""One row of a tally: the verdicts of one criterion on one figure.
+"""One row of a tally: the numbers of verdicts of one criterion on one figure or reading.
 
 A row keeps counts, values and the worst parts. It grows with the fleet only if the values are texts that differ from host to
 host. Up to MAX_EXACT different numbers are kept exactly. If there are more, they are rounded to about one part in ten thousand.
@@ -18,17 +18,18 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, FarthestPart, Judged, Spre
 from schemas.scopes import Scope
 
 MAX_FARTHEST, MAX_VALUES, MAX_BINS = 10, 8, 24
-"""Maximum number of worst parts, and of different texts, that the report lists; number of bins of the numbers' histogram."""
+"""Maximum number of worst parts, and of different texts, that the report lists; number of bins of the histogram of numbers."""
 MAX_EXACT = 1000
 """Maximum number of different values that are kept exactly."""
 ROUNDING_STEPS = 1 << 14
 """A number is rounded to one of this many steps between 0 and the next power of two."""
 MAX_BUFFERED = 2048
-"""Number of values that are kept until they are counted together."""
+"""Number of buffered values at which `flush` counts them."""
 _RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
 
 Entry = tuple[int, float, int, str, Value, str, str, str]
-"""Rank of the verdict, quality of the value, position of the host in the plan, scope, value, host, serial, verdict."""
+"""Rank of the verdict (_RANK), quality of the value (`_quality`), position of the host in the plan, scope, value, host, serial,
+verdict."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -54,11 +55,11 @@ class TallyRow:
     texts: Counter[str] = field(default_factory=Counter)
     farthest: list[Entry] = field(default_factory=list)
     threshold: float = math.inf
-    """Passes better than this cannot be among the worst parts."""
+    """A pass with a higher quality (`_quality`) than this cannot be among the worst parts."""
     higher_is_better: bool = True
     buffer: list[float] = field(default_factory=list)
     passing: list[float] = field(default_factory=list)
-    """Values of passes that `flush` counts."""
+    """Values of passes that are not counted yet; `flush` counts them."""
 
     def add(self, verdict: str, value: Value, limit: Value, position: int, host: str, scope: str, serial: str) -> None:
         """Count one verdict; `position` is the position of the host in the plan."""
@@ -83,7 +84,7 @@ class TallyRow:
             self.limits.add((type(limit).__name__, limit))
 
     def add_pass(self, value: float, position: int, host: str, scope: str) -> None:
-        """Count a number that passes, as `add` does. The row must already have the limit."""
+        """Count a pass with a number, as `add` does, but faster. The row must already have the limit (`add_limit`)."""
         buffer = self.passing
         buffer.append(value)
         if len(buffer) >= MAX_BUFFERED:
@@ -95,7 +96,7 @@ class TallyRow:
     def add_passes(
         self, values: Sequence[float], positions: Sequence[int], hosts: Sequence[str], scopes: Iterable[str]
     ) -> None:
-        """Count a number that passes on each of these hosts, as `add_pass` does."""
+        """Count one pass for each of these hosts, as `add_pass` does. `values` has the number of each host."""
         worst = min(values) if self.higher_is_better else -max(values)
         if worst <= self.threshold:
             for value, position, host, scope in zip(values, positions, hosts, scopes, strict=False):
@@ -108,7 +109,7 @@ class TallyRow:
     def add_repeated(
         self, value: Value, limit: Value, hosts: Sequence[tuple[int, str]], count: int, scope: str
     ) -> None:
-        """Count the same pass on `count` hosts; `hosts` are the first MAX_FARTHEST of them."""
+        """Count the same pass on `count` hosts; `hosts`: position in the plan and name of the first MAX_FARTHEST of them."""
         for position, host in hosts:
             self.add(PASS, value, limit, position, host, scope, "")
         more = count - len(hosts)
@@ -137,7 +138,7 @@ class TallyRow:
             self.threshold = last[1] if last[0] == _RANK[PASS] else -math.inf
 
     def describe(self, source: str, basis: str, unit: str, operator: str) -> None:
-        """Set the description. If packs of two GPU models share a criterion id, the order of calls does not affect the result."""
+        """Update the description. Two packs may share a criterion id, so the result must not depend on the order of calls."""
         self.source, self.basis = min((self.source, self.basis), (source, basis))
         self.unit, self.operator = max(self.unit, unit), max(self.operator, operator)
         self.higher_is_better = self.operator in ("ge", "gt")
@@ -176,7 +177,7 @@ class TallyRow:
                 self.numbers[_rounded(value)] += count
 
     def update(self, other: TallyRow) -> None:
-        """Add the same row of other hosts."""
+        """Add the counts and values of the same row of other hosts."""
         other.flush()
         self.counts.update(other.counts)
         self.texts.update(other.texts)
@@ -198,7 +199,7 @@ class TallyRow:
         return self.counts.total()
 
     def judged(self, serials: Mapping[tuple[str, str], str]) -> Judged:
-        """Return the row of the report; `serials` maps host and scope of a GPU to its serial, for verdicts without one."""
+        """Return the row for the report. `serials`: host and scope of a GPU -> its serial, for verdicts without a serial."""
         self.flush()
         limit = next(iter(self.limits))[1] if len(self.limits) == 1 else None
         differ = len(self.texts) > 1 or self.least < self.most or (self.texts and self.least <= self.most)
@@ -263,7 +264,7 @@ def _rounded(value: float) -> float:
 
 
 def _value_at(ordered: Sequence[tuple[float, int]], rank: float) -> float:
-    """Return the value at a rank in sorted (value, count) pairs; nearest-rank method."""
+    """Return the value at a rank in sorted (value, count) pairs. The rank counts from 0; a fractional rank is rounded down."""
     counted = itertools.accumulate(count for _, count in ordered)
     return next(value for (value, _), total in zip(ordered, counted, strict=True) if total > rank)
 

@@ -1,6 +1,6 @@
 """Check that the snapshots, launches and ranks of a record are complete and in the order in which the agent makes them.
 
-After an edit, each part of a record may still be valid by itself, but out of order, duplicated or missing.
+These checks detect edited records: each part may still be valid by itself, although parts were moved, duplicated or removed.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from schemas.timeline import Soak
 from schemas.times import epoch_seconds, seconds_or_nan
 
 Problem = tuple[str, str, str, str]
-"""Name, scope, reason, stage."""
+"""Name and scope of the inconclusive verdict that reports the problem, its reason, and the stage (empty: no stage)."""
 
 OVERLAP_TOLERANCE_S = 60.0
-"""Longest overlap of two launches that is not reported: the system clock may have been corrected between them."""
+"""Longest overlap of two launches, in seconds, that is not a problem: a correction of the system clock between two launches can
+make them seem to overlap."""
 UNREAD_S = 60.0
-"""If a launch with a timeline takes longer than this, the record must have a snapshot during it: the agent takes a snapshot every
-2 s, and a blocked driver delays it by 20 s."""
+"""If a launch with a timeline, or a soak with power readings, takes longer than this, its stage must have a snapshot of the phase
+`during`. The agent takes a snapshot every 2 s; a blocked driver delays one by 20 s."""
 POWER = "gpu.power"
-"""Reading in the timeline of every soak whose GPUs the agent polls."""
+"""A reading that is in the timeline of every soak in which the agent polls the GPUs."""
 KEPT_ROUNDS = 4
-"""A record of a soak keeps the launches of this many rounds, the first and the last three. It also keeps some failed launches."""
+"""Of a soak, the record keeps the launches of the first round and of the last three. It also keeps some failed launches."""
 
 
 def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
@@ -56,13 +57,20 @@ def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
 
 
 def _snapshot_order_problems(record: Record) -> Iterator[Problem]:
-    """Check the order: the first snapshot of the run, then those before, during and after each launch, all by time."""
+    """Check the times and phases of the snapshots.
+
+    Each snapshot must be later than the previous one. If any snapshot is of the stage `preflight`, the first one must be. All
+    snapshots of `preflight` have the phase `before`. In other stages the first phase is `before`, and `after` is followed by the
+    `before` of the next launch. Of a soak, only the first phase is checked.
+    """
     snapshots = record.snapshots
     for earlier, later in itertools.pairwise(snapshots):
         if _is_earlier(later.at, earlier.at):
             reason = f"the snapshot {later.phase} {later.stage} was taken at {later.at}, before the previous one at {earlier.at}"
             yield f"stage.{later.stage}", "host", reason, later.stage
-        elif later.at == earlier.at and "." in later.at:  # older records have no fractions of a second
+        elif (
+            later.at == earlier.at and "." in later.at
+        ):  # times of older records have no fractions of a second, so they may be equal
             reason = f"the snapshots {earlier.phase} {earlier.stage} and {later.phase} {later.stage} have the same time"
             yield f"stage.{later.stage}", "host", reason, later.stage
     if snapshots and snapshots[0].stage != PREFLIGHT and any(item.stage == PREFLIGHT for item in snapshots):
@@ -87,11 +95,11 @@ def _snapshot_order_problems(record: Record) -> Iterator[Problem]:
 
 
 def _is_earlier(moment: str, other: str) -> bool:
-    """Return whether a moment is earlier than another; False for a text that is not a time, which another check reports.
+    """Return whether `moment` is earlier than `other`; False if either text is not a time, which another check reports.
 
-    Within one second, a time of lower precision never counts as earlier.
+    A time without fractions of a second never counts as earlier than another time in the same second.
     """
-    if moment >= other:  # the texts sort like the times; most are in order and need no parsing
+    if moment >= other:  # comparing texts is enough for most pairs, and avoids parsing
         return False
     with contextlib.suppress(ValueError):
         return epoch_seconds(moment) < epoch_seconds(other)
@@ -112,33 +120,34 @@ def _launch_order_problems(record: Record) -> Iterator[Problem]:
 
 
 def _misplaced_launches(record: Record) -> Iterator[Problem]:
-    """Check that a record of one host has no finished launch of the gang, and the record of a gang no launch of a single host."""
+    """Check that no successful launch of the stage `gang` is in a host's own record, and none of `benchmark` in its gang record."""
     misplaced = BENCHMARK if record.gang else GANG
     for launch in record.launches:
         if launch.succeeded and launch.stage == misplaced:
-            whose = "a gang" if record.gang else "one host"
-            yield f"stage.{misplaced}", "host", f"a launch of stage {misplaced} is in the record of {whose}", misplaced
+            kind = "the host's gang record" if record.gang else "the host's own record"
+            yield f"stage.{misplaced}", "host", f"a launch of stage {misplaced} is in {kind}", misplaced
 
 
 def _missing_snapshots_during(record: Record) -> Iterator[Problem]:
-    """Check that the record has a `during` snapshot of each stage that the agent polled for longer than UNREAD_S.
+    """Check that the record has a `during` snapshot of each stage in which the agent polled the GPUs for longer than UNREAD_S.
 
-    Such a stage has a successful launch of that length with a timeline, or is a soak of that length with power readings.
+    It did so if a successful launch of the stage has a timeline and took longer than UNREAD_S, or if the stage is a soak that ran
+    longer than UNREAD_S and has power readings in its timeline.
     """
-    read = {snapshot.stage for snapshot in record.snapshots if snapshot.phase == "during"}
+    stages = {snapshot.stage for snapshot in record.snapshots if snapshot.phase == "during"}
     for launch in record.launches:
         is_watched = launch.timeline is not None and launch.duration_s > UNREAD_S
-        if launch.succeeded and is_watched and launch.stage not in read:
+        if launch.succeeded and is_watched and launch.stage not in stages:
             reason = f"the launch took {launch.duration_s:.0f} s, but the record has no snapshot during it"
             yield f"stage.{launch.stage}", "host", reason, launch.stage
     is_watched = record.soak is not None and any(series.name == POWER for series in record.soak.timeline.series)
-    if record.soak and is_watched and record.soak.soaked_s > UNREAD_S and SOAK not in read:
+    if record.soak and is_watched and record.soak.soaked_s > UNREAD_S and SOAK not in stages:
         reason = f"the soak took {record.soak.soaked_s:.0f} s, but the record has no snapshot during it"
         yield f"stage.{SOAK}", "host", reason, SOAK
 
 
 def _missing_snapshot_after_soak(record: Record) -> Iterator[Problem]:
-    """Check that a soak whose last round succeeded has a snapshot after that round."""
+    """Check that a soak that has ended, and whose last round succeeded, has a snapshot after that round."""
     of_soak = [launch for launch in record.launches if launch.stage == SOAK]
     if record.soak and record.soak.ended and of_soak and of_soak[-1].succeeded:
         last = [snapshot for snapshot in record.snapshots if snapshot.stage == SOAK][-1:]
@@ -149,8 +158,8 @@ def _missing_snapshot_after_soak(record: Record) -> Iterator[Problem]:
 def _launch_problems(view: HostView, launch: Launch) -> Iterator[str]:
     """Check the culprit, members and ranks of one launch.
 
-    Only a failed launch has a culprit, and no member or rank occurs twice. The number of a rank is its local number plus the
-    number of planned ranks on the members listed before this host.
+    Only a failed launch has a culprit (the hosts that stopped it), and no member or rank occurs twice. The number of a rank is its
+    local number plus the number of ranks that the plan has on the members listed before this host.
     """
     if launch.culprit and launch.outcome != "failed":
         yield f"the launch has the outcome {launch.outcome}, but was ended because of {', '.join(launch.culprit.hosts)}"
@@ -169,12 +178,12 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     """Check the rounds, the timeline and the end of a soak.
 
     Args:
-        soak: the soak of the record. It counts all rounds, also those whose launches the record does not keep.
-        launches: the launches that the record keeps, each with the number of its round.
+        soak: the soak of the record. Its counts include the rounds whose launches the record does not keep.
+        launches: the launches of the soak that the record keeps. `Launch.number` is the number of the round.
     """
     finished = sum(launch.succeeded for launch in launches)
     if finished > soak.finished:
-        yield f"the record has launches of {counted(finished, 'finished round')}, but the soak counts {soak.finished}"
+        yield f"the record has launches of {counted(finished, 'finished round')}, but by its count {soak.finished} finished"
     if len(launches) < min(soak.finished, KEPT_ROUNDS):
         kept = f"{len(launches)} launch{'' if len(launches) == 1 else 'es'}"
         yield f"{counted(soak.finished, 'round')} finished, but the record has only {kept}"
@@ -187,7 +196,7 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     if len(set(soak.timeline.events)) < len(soak.timeline.events):
         yield "the timeline has a duplicate event"
     if max(numbers, default=0) > soak.rounds:
-        yield f"the record has a launch of round {max(numbers)}, but only {counted(soak.rounds, 'round')} began"
+        yield f"the record has a launch of round {max(numbers)}, but only {counted(soak.rounds, 'round')} ended or were cut off"
     if bool(soak.ended) != bool(soak.ended_by):
         yield (
             f"the soak ended at {soak.ended}, but the record does not state what ended it"

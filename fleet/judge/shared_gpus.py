@@ -1,4 +1,7 @@
-"""Attribute slow figures to other processes on the GPU, if the inventory allows such processes: the GPU may be healthy."""
+"""Attribute slow figures to other processes on the GPU, if the inventory allows them (rackproof_share_gpus).
+
+The GPU may then be healthy.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,14 @@ from schemas.scopes import Scope
 
 _PROCESSES = "gpu.processes"
 NO_SPEEDS = (".accuracy", ".mtu")
-"""Ends of the names of figures that have a lower limit, but are no speeds: other processes do not lower them."""
+"""Last parts of names of figures that are not speeds although their limit is a minimum. Other processes do not lower them."""
 
 
 def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If a speed fails, and other processes used the GPU, add the GPU's scope and the action `configure`.
+    """Return the verdict. If a speed fails and another process used the GPU, add this to its reason, with the action `configure`.
 
-    A GPU counts as used by other processes if it had compute processes outside of the launches of the run. A figure of the whole
-    host counts as a figure of all its GPUs.
+    Another process used a GPU if the GPU had compute processes before or after a stage. If the scope of the figure names no GPU,
+    as for the whole host, a process on any GPU of the host counts.
     """
     if not view.host.share_gpus or verdict.verdict != FAIL or not is_speed(verdict):
         return verdict
@@ -29,20 +32,23 @@ def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
     shared = [gpu for gpu in dict.fromkeys(_used_gpus(view)) if not named or gpu in named]
     if not shared:
         return verdict
-    text = f"another process used {', '.join(shared)} (rackproof_share_gpus): end it, and measure again"
+    text = f"another process used {', '.join(shared)}, which rackproof_share_gpus allows: end that process, and measure again"
     detail = "; ".join(filter(None, (text, verdict.detail)))
     return replace(verdict, reason=f"{verdict.reason}; {text}", detail=detail, action="configure")
 
 
 def is_speed(verdict: Verdict) -> bool:
-    """Return whether the limit is a minimum rate or a maximum time: a healthy part that another process uses may miss it."""
+    """Return whether the verdict judges a benchmark's rate by a minimum, or its time by a maximum.
+
+    A healthy part may miss such a limit while another process uses it.
+    """
     if not from_benchmark(verdict.name) or verdict.name.endswith(NO_SPEEDS):
         return False
     return verdict.operator in FLOORS or (verdict.operator in CEILINGS and verdict.unit == "s")
 
 
 def _used_gpus(view: HostView) -> Iterator[str]:
-    """Yield the GPUs with compute processes before or after a stage, when no process of the run exists."""
+    """Yield the scopes of GPUs that had compute processes before or after a stage. At those times the run has no process."""
     for snapshot, metric in view.observations.metrics.get(_PROCESSES, ()):
         if snapshot.phase != "during":
             yield from (scope for scope, count in metric.values.items() if count)

@@ -1,4 +1,8 @@
-"""The readings of a layout that are equal on all hosts judged so far, so that their verdicts are computed only once."""
+"""Find the criteria whose readings are equal on all hosts of a layout, so that their verdicts are computed only once.
+
+The hosts of a layout are those whose benchmarks made the same observations (`fleet.judge.layout`). A reading is a value that a
+collector reads on a host. Its token is a number: two readings with equal tokens are equal.
+"""
 
 from __future__ import annotations
 
@@ -12,31 +16,37 @@ Step = TypeVar("Step")
 
 
 class SharedReadings(Generic[Step]):
-    """The steps of the judge, such as criteria, whose readings are equal on the hosts of a layout that were judged so far."""
+    """The steps of the judge whose readings are equal on all hosts of a layout that were judged so far. A step is, for example, a
+    criterion."""
 
     def __init__(self, values: HostValues, names: Mapping[Step, tuple[str, ...]]) -> None:
-        """Share each step of `names` (step -> names of its readings), unless one of its readings has no key on the first host."""
+        """Begin with the steps all of whose readings have a token on the first host.
+
+        Args:
+            values: the values of the first host.
+            names: step -> names of its readings.
+        """
         self.steps = {step: of_step for step, of_step in names.items() if values.readings_key(of_step) is not None}
         self._places = values.places
         self._tokens = {name: values.readings_key([name]) or () for of_step in self.steps.values() for name in of_step}
         self._select()
 
     def _select(self) -> None:
-        """Prepare the comparison of the readings of the steps."""
+        """Prepare `remove_changed`: select the tokens of the readings of the remaining steps, and their expected values."""
         used = {name for of_step in self.steps.values() for name in of_step}
         self._tokens = {name: tokens for name, tokens in self._tokens.items() if name in used}
         self._chosen = values_at(list(chain.from_iterable(map(self._places.__getitem__, self._tokens))))
         self._expected = tuple(chain.from_iterable(self._tokens.values()))
 
     def remove_changed(self, values: HostValues) -> list[Step]:
-        """Remove the steps whose readings on this host differ from those of the hosts before it, and return them."""
+        """Remove the steps whose readings on this host differ from those on the hosts judged before, and return these steps."""
         if values.places is self._places and self._chosen(values.tokens) == self._expected:
             return []
         changed = {name for name, expected in self._tokens.items() if values.readings_key([name]) != expected}
         return self.remove([step for step, names in self.steps.items() if not changed.isdisjoint(names)])
 
     def remove(self, steps: list[Step]) -> list[Step]:
-        """Remove steps, and return them."""
+        """Remove these steps, and return them."""
         for step in steps:
             del self.steps[step]
         if steps:

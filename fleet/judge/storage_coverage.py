@@ -1,6 +1,7 @@
-"""Require the total bandwidth of all clients of a shared directory if the inventory has a floor for it.
+"""Require the total bandwidth of all clients of a shared directory if the inventory has a floor (a minimum) for shared storage.
 
-The plan does not list the total as an expected figure, so no other check requires it.
+The clients are the hosts that measure the directory. The plan does not list the total as an expected figure, so no other check
+requires it.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ BANDWIDTH, TOGETHER = "shared_storage.bandwidth", "shared_storage.aggregate_band
 
 
 def silent_totals(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each directory that has a floor and this client's bandwidth, but no total of all clients.
+    """Yield an inconclusive verdict for each directory and operation (read or write) without a total of all clients.
 
-    If this client was left out of the total, its own figure has the reason, and another check reports it.
+    Only operations are considered that have a floor in the inventory and a measured bandwidth of this client. If this client's
+    bandwidth was not measured, another check reports that, with the reason.
     """
     totals = {
         (item.stage, Scope.parse(item.scope).get("directory"), item.params.get("op"))
@@ -31,5 +33,5 @@ def silent_totals(view: HostView) -> Iterator[Verdict]:
             and item.status == MEASURED
             and (item.stage, directory, op) not in totals
         ):
-            reason = "this client has a bandwidth, but the record has no total of all clients"
+            reason = "the bandwidth of this client was measured, but the record has no total of all clients"
             yield view.inconclusive(TOGETHER, item.scope, reason, item.stage, {"op": op})

@@ -1,8 +1,8 @@
 """Explain stragglers in data-parallel training.
 
-A criterion (`vs_fleet`) decides that a rank computes too long. This module adds the rank and the cause to the failure. Causes
-are readings of the rank's GPU, or of its host's CPU, that differ from the median of the rank's peers during the same steps. This
-module may change the action of the verdict, but never its result.
+A criterion that compares a rank with the fleet (`vs_fleet`) decides that the rank computes too long. This module adds the rank and
+the cause to the failure. Causes are readings of the rank's GPU, or of its host's CPU, during the measured training steps, that
+differ from the median over the rank's peers. This module may change the action of the verdict, but never its result.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from schemas.reports import FAIL, Verdict
 NAME = "straggler.compute"
 MIN_DEVIATION = 0.05
 """Smallest relevant difference from the peers' median, as a fraction of the median: the clocks of healthy GPUs differ by less.
-Also the smallest relevant share of time."""
+It is also the smallest relevant difference between two shares of time, and the smallest relevant wait, as a fraction of the time
+that the rank computes."""
 MIN_HOTTER_K = 10.0
 """Kelvin above the peers' median from which a GPU counts as hotter."""
 MIN_MORE_PRESSURE = 0.2
@@ -33,12 +34,13 @@ REASONS: Mapping[str, str] = {
     "hw_power_brake": "power brake",
     "hw_slowdown": "hardware slowdown",
 }
-"""NVML's clock event reasons in words."""
+"""NVML's clock event reason, as in the parameter `reason` of `straggler.throttled_share` -> the reason in words."""
 POWER_CAP = "power_cap"
-"""Not in REASONS: healthy GPUs also run at their power limit."""
+"""The clock event reason for a GPU at its power limit. It is not in REASONS, because healthy GPUs also run at this limit."""
 
 Figures = Mapping[str, float]
-"""Last part of the observation name (plus the throttle reason, for a share) -> value."""
+"""Name of a figure -> its value. The name is the last part of the observation's name, such as `clock`; for a share of time with a
+clock event reason, the reason follows: `throttled_share hw_thermal`."""
 Kind = tuple[str, str]
 """GPU model and stage."""
 Sign = Callable[[Figures, Figures], str]
@@ -113,10 +115,14 @@ def ranks_of(view: HostView) -> Iterator[tuple[Kind, str, Observation]]:
 def with_straggler_causes(
     views: Iterable[HostView], verdicts: Sequence[Verdict], known: RankFigures | None = None
 ) -> list[Verdict]:
-    """Return the verdicts; failures of `straggler.compute` name the rank, the delay of the others, and the cause.
+    """Return the verdicts. Add to each failure of `straggler.compute` the rank, how long the other ranks wait for it, and the cause.
 
-    `known` has the figures of all ranks of the fleet; by default, those of the ranks of `views` are used. The action is
-    `configure` if a CPU setting of the host explains the delay and no reading of the GPU deviates.
+    The action becomes `configure` if a limit on the rank's CPU explains the delay and no reading of its GPU deviates.
+
+    Args:
+        views: the hosts of the verdicts.
+        verdicts: verdicts of any criteria.
+        known: the figures of all ranks of the fleet; None: those of the ranks of `views` are used.
     """
     if not any(_is_straggler(verdict) for verdict in verdicts):
         return list(verdicts)
@@ -129,7 +135,7 @@ def with_straggler_causes(
 
 
 def _launch_series(view: HostView, kind: Kind, views: Iterable[HostView]) -> dict[str, list[float]]:
-    """Return figure -> values of all ranks in the launch of this host, including the ranks of this host."""
+    """Return figure -> its values on all ranks of the launch: on all hosts of the gang in the stage `gang`, otherwise on this host."""
     series: dict[str, list[float]] = defaultdict(list)
     for other in views:
         same_launch = other is view or (kind[1] == "gang" and other.host.gang == view.host.gang)
@@ -155,7 +161,7 @@ def _explain(view: HostView, verdict: Verdict, known: RankFigures, views: Iterab
     gpu_signs = _signs(GPU_SIGNS, own, usual)
     cpu_limits = _signs(CPU_LIMIT_SIGNS, own, usual)
     causes = [*gpu_signs, *cpu_limits, *_signs(HOST_SIGNS, own, usual)]
-    why = "; ".join(causes) or "no reading of its GPU or its host's CPU during these steps explains it"
+    why = "; ".join(causes) or "no reading of its GPU or its host's CPU during the training steps explains this"
     text = f"{_rank_name(view, verdict)} computes {_longer(own, usual)}{_delay(own, launch_medians)}: {why}"
     return replace(
         verdict,
@@ -166,7 +172,7 @@ def _explain(view: HostView, verdict: Verdict, known: RankFigures, views: Iterab
 
 
 def _rank_name(view: HostView, verdict: Verdict) -> str:
-    """Return `rank 3 (node2 gpu=1)`, by the last launch of the stage; `node2 gpu=1` if the rank is not known."""
+    """Return `rank 3 (node2 gpu=1)`, with the number of the rank in the last launch of the stage; `node2 gpu=1` if it is unknown."""
     launches = [launch for launch in view.evidence.launches() if launch.stage == verdict.stage]
     local = view.host.scopes.index(verdict.scope) if verdict.scope in view.host.scopes else -1
     rank = [rank.rank for launch in launches[-1:] for rank in launch.ranks if rank.local_rank == local]
@@ -180,12 +186,12 @@ def _longer(own: Figures, usual: Figures) -> str:
 
 
 def _delay(own: Figures, launch_medians: Figures) -> str:
-    """Return how long the other ranks of the launch wait; empty if they hardly wait, or this rank waits too."""
+    """Return in words the median time that the other ranks wait in each step; empty if they hardly wait, or this rank waits too."""
     wait = launch_medians.get("wait", 0.0)
     if wait < MIN_DEVIATION * own["compute"] or wait < 2 * own.get("wait", 0.0):
         return ""
     share = own.get("last_share", 0.0)
-    return f" (the others wait {_ms(wait)} a step; it is last in {share * 100:.0f} % of the steps)"
+    return f" (the other ranks wait {_ms(wait)} a step; this rank is last in {share * 100:.0f} % of the steps)"
 
 
 def _signs(signs: Iterable[Sign], own: Figures, usual: Figures) -> list[str]:
@@ -193,7 +199,7 @@ def _signs(signs: Iterable[Sign], own: Figures, usual: Figures) -> list[str]:
 
 
 def _rank_and_peers(name: str, own: Figures, usual: Figures) -> tuple[float, float]:
-    """Return a figure of the rank and the median of its peers; 0 for one that is not reported."""
+    """Return the value of a figure on the rank, and its median over the peers; 0 in place of a number that is not reported."""
     return own.get(name, 0.0), usual.get(name, 0.0)
 
 
@@ -203,7 +209,11 @@ def _clock(own: Figures, usual: Figures) -> str:
         return ""
     share, _ = _rank_and_peers(f"throttled_share {POWER_CAP}", own, usual)
     capped = share > MIN_DEVIATION and "power" in own and "power" in usual
-    why = f" at its power limit, {own['power']:.0f} W against {usual['power']:.0f} W" if capped else ""
+    why = (
+        f" because of its power limit (it drew {own['power']:.0f} W, its peers {usual['power']:.0f} W)"
+        if capped
+        else ""
+    )
     return f"its SM clock was {mine / 1e6:.0f} MHz against {others / 1e6:.0f} MHz{why}"
 
 
@@ -234,10 +244,14 @@ def _cpus(own: Figures, usual: Figures) -> str:
 
 
 def _launch(own: Figures, usual: Figures) -> str:
-    """Report slow kernel launches, if they take almost all of the compute time."""
+    """Return in words that launching kernels is slow, if it takes almost all of the compute time; otherwise an empty string."""
     mine, others = _rank_and_peers("launch", own, usual)
     bound = mine > LAUNCH_BOUND_SHARE * own["compute"] and mine > others * (1 + MIN_DEVIATION)
-    return f"its GPU waits for the CPU: launching takes {_ms(mine)} against {_ms(others)}" if bound and others else ""
+    return (
+        f"its GPU waits for the CPU: launching kernels takes {_ms(mine)} a step, against {_ms(others)}"
+        if bound and others
+        else ""
+    )
 
 
 def _cpu_wait(own: Figures, usual: Figures) -> str:
@@ -250,14 +264,14 @@ def _pressure(own: Figures, usual: Figures) -> str:
     mine, others = _rank_and_peers("cpu_pressure", own, usual)
     busy = mine > others + MIN_MORE_PRESSURE
     return (
-        f"processors of its host were short {mine * 100:.0f} % of the time, against {others * 100:.0f} %"
+        f"its host was short of processors for {mine * 100:.0f} % of the time, against {others * 100:.0f} %"
         if busy
         else ""
     )
 
 
 def _cpu_time(own: Figures, usual: Figures) -> str:
-    """Report more CPU time than on the peers, if the host determines the step time."""
+    """Return in words that the rank needs much more CPU time than its peers; empty if not, or if the GPU limits the step time."""
     mine, others = _rank_and_peers("cpu_time", own, usual)
     is_host_bound = "launch" not in own or own["launch"] > LAUNCH_BOUND_SHARE * own["compute"]
     is_slower = is_host_bound and 0 < others * 1.2 < mine
@@ -270,5 +284,5 @@ def _ms(seconds: float) -> str:
 
 GPU_SIGNS: Sequence[Sign] = (_clock, _throttled, _temperature)
 CPU_LIMIT_SIGNS: Sequence[Sign] = (_quota, _cpus)
-"""Signs that a setting limits the CPU: no part is faulty."""
+"""Signs that a setting limits the rank's CPU time, so that no part is faulty."""
 HOST_SIGNS: Sequence[Sign] = (_launch, _cpu_wait, _cpu_time, _pressure)

@@ -1,4 +1,4 @@
-"""Student's t distribution: how far a further value may be from the mean of a few values."""
+"""Student's t distribution: its probabilities and quantiles. They limit how far a value may be from the mean of a few others."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import math
 from functools import cache
 
 _STEPS = 400
-"""Number of intervals of Simpson's rule, which must be even. The error of the probability is below 1e-7 for t up to 100 and at
-least one degree of freedom."""
+"""Number of intervals for Simpson's rule. It must be even. With this number, the error of the probability is below 1e-7 for t up to
+100 and at least one degree of freedom."""
 
 
 def t_cdf(t: float, freedom: float) -> float:
-    """Return P(T <= t) for T with this many degrees of freedom, which need not be a whole number.
+    """Return P(T <= t), where T has Student's t distribution with `freedom` degrees of freedom. They need not be a whole number.
 
     With t = sqrt(freedom) tan(x) the density becomes cos(x)^(freedom - 1), which is integrated by Simpson's rule.
     """
@@ -27,7 +27,7 @@ def t_cdf(t: float, freedom: float) -> float:
 
 @cache
 def t_quantile(probability: float, freedom: float) -> float:
-    """Return t with P(T <= t) = probability, for a probability of 0.5 to 0.9999."""
+    """Return the t for which P(T <= t) is `probability`, which must be from 0.5 to 0.9999."""
     low, high = 0.0, math.pi / 2 - 1e-9
     for _ in range(45):
         middle = (low + high) / 2

@@ -1,4 +1,4 @@
-"""Count the verdicts of a fleet: one row for each criterion, observation and settings."""
+"""Count the verdicts of a fleet, in one row for each combination of criterion, name of the observation, stage and settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from schemas.records import Value
 from schemas.reports import FAIL, Judged, Verdict
 
 _IDENTIFYING = ("partner", "phase")
-"""Parameters that only identify a partner or a snapshot: verdicts that differ only in them are counted in one row."""
+"""Parameters that identify the other host of a pair, or the phase of a snapshot. They are not settings: verdicts that differ only
+in them are counted in the same row."""
 
 RowKey = tuple[object, ...]
 
@@ -32,7 +33,7 @@ class Tally:
         row.add(verdict.verdict, verdict.value, verdict.limit, position, verdict.host, verdict.scope, serial)
 
     def add_repeated(self, passes: Sequence[Verdict], hosts: Sequence[tuple[int, str]], count: int) -> None:
-        """Count passes that `count` hosts have in common; `hosts`: position and name of the first few of these hosts."""
+        """Count each of `passes` for `count` hosts. `hosts`: position in the plan and name of the first of them (MAX_FARTHEST or all)."""
         for verdict in passes:
             self.row(verdict).add_repeated(verdict.value, verdict.limit, hosts, count, verdict.scope)
 
@@ -59,6 +60,7 @@ class Tally:
         return row
 
     def _settings(self, verdict: Verdict) -> dict[str, Value]:
+        """Return the parameters that distinguish the rows of one criterion and observation name."""
         return {key: value for key, value in self._planned.params(verdict).items() if key not in _IDENTIFYING}
 
     def update(self, other: Tally) -> None:
@@ -70,7 +72,11 @@ class Tally:
                 self.rows[key] = row
 
     def judged(self, serials: Mapping[tuple[str, str], str] | None = None) -> tuple[Judged, ...]:
-        """Return the rows of the report, by criterion, name and settings."""
+        """Return the rows of the report that have verdicts, sorted by criterion, observation name, stage and settings.
+
+        Args:
+            serials: host and scope of a GPU -> its serial, for verdicts without one.
+        """
         return tuple(
             self.rows[key].judged(serials or {})
             for key in sorted(self.rows, key=lambda key: [str(part) for part in key])

@@ -3,8 +3,8 @@
 A group is the GPUs, or the hosts, of one GPU model in one gang (the hosts of one multi-node launch). The hosts without a gang are
 compared with each other. A criterion may compare within a rack, within an NVLink domain, within the host, or within a device
 instead.
-The correct value is not known, so parts in the minority fail. If two values are equally common, the one that the criterion
-prefers counts; without a preference every part fails, and the reason lists the values.
+The correct value is not known, so parts that do not have the most common value fail. If several values are equally common, the one
+that the criterion prefers counts as correct. Without a preference every part fails, and the reason lists the values.
 """
 
 from __future__ import annotations
@@ -29,13 +29,15 @@ from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
 _MAX_LISTED_VALUES = 4
-"""Number of values of a group that a verdict lists."""
+"""Maximum number of values of a group that the reason of a verdict lists."""
 MIN_ALIKE = 4
-"""Smallest number of alike parts of one host, or of one device, that are compared with each other; for GPUs it is two."""
+"""Parts of one host, or of one device, are compared with each other only if at least this many are of one kind. For whole GPUs, two
+are enough."""
 MIN_ALIKE_SHARE = 0.75
-"""Share of these parts that must agree; only then the other parts fail. At most two of eight, or one of four, can fail."""
+"""Parts that are compared because of MIN_ALIKE can fail only if at least this share of them agrees. So at most two of eight, or one
+of four, fail."""
 SLOT_READINGS = "pcie."
-"""Prefix of readings that depend on the slot: a GPU is compared with the one in the same slot of other hosts."""
+"""Prefix of the names of readings that depend on the slot: a GPU is compared with the GPU of the same index on other hosts."""
 PCI_KIND, DRIVE = "pcie.kind", "nvme"
 """Reading that names the kind of a PCI device, and its value for a drive."""
 HOST, RACK, DOMAIN, DEVICE = "host", "rack", "domain", "device"
@@ -44,21 +46,24 @@ WITHIN_HOST = (HOST, DEVICE)
 _USE_MAJORITY = "; set the value of the majority, and measure again"
 _USE_ONE = "; set one value on all of them, and measure again"
 _CHANGED = "; it changed during the run: measure again"
-"""Remedies for criteria with the action `none` or `configure`: a version or setting differs, and no part is faulty."""
+"""What to do if a part fails a criterion with the action `none` or `configure`: a version or setting differs, and no part is faulty."""
 
 GroupKey = tuple[str, str, str, str, str]
-"""Criterion, name, GPU model, group of hosts (`group_name`) and scope. Values with the same key are compared with each other."""
+"""Id of the criterion, name of the observation, GPU model, group of hosts (`group_name`) and scope. Values with the same key are
+compared with each other."""
 KindKey = tuple[str, str, str]
-"""Criterion, GPU models and name of a group of hosts (`group_name`): if one of these hosts reports the value, all must."""
+"""Id of a criterion, GPU models of a host, and group of hosts (`group_name`). If one host with this key reports a value for the
+criterion, all hosts with this key must."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ValueGroup:
-    """The number of parts of a group that have each value. A part counts with its last value."""
+    """How many parts of a group have each value. The last value of a part counts."""
 
     what: str
     """Name of one part: `GPU`, `host`."""
     counts: dict[tuple[bool, Value], int] = field(default_factory=dict)
+    """Value, as `_exact` returns it -> the number of parts that have it."""
     _by_count: Sequence[tuple[Value, int]] = ()
     _reference: tuple[Value, int] | None = None
 
@@ -83,7 +88,7 @@ class ValueGroup:
         return self._by_count
 
     def reference(self, criterion: Criterion) -> tuple[Value, int]:
-        """Return the value that the parts must have and the number of parts that have it; (None, 0) if it is not known.
+        """Return the value that the parts must have and the number of parts that have it; (None, 0) if no value can be chosen.
 
         Numbers within the tolerance of the criterion count as the same value. Among values that are equally common, the criterion
         may prefer one: `prefer`, or the greatest with the operator `ge` and the least with `le`.
@@ -99,7 +104,7 @@ class ValueGroup:
 
 
 def _most_common(by_count: Sequence[tuple[Value, int]], criterion: Criterion) -> tuple[Value, int]:
-    """Return the reference of a group (`ValueGroup.reference`) with these values; (None, 0) if it is not known."""
+    """Return `ValueGroup.reference` of a group that has these values and numbers of parts."""
     supported = _with_tolerance(by_count, criterion.within) if criterion.within else list(by_count)
     if not supported:
         return None, 0
@@ -118,7 +123,10 @@ def _most_common(by_count: Sequence[tuple[Value, int]], criterion: Criterion) ->
 
 
 def _with_tolerance(by_count: Sequence[tuple[Value, int]], within: float) -> list[tuple[Value, int]]:
-    """Return each value with the number of parts whose value is within the tolerance of it, in the given order."""
+    """Return each value of `by_count`, in the same order, and the number of parts whose value differs from it by at most the tolerance.
+
+    `within` is the tolerance, as a fraction of the value.
+    """
     numbers = sorted((value, count) for value, count in by_count if _is_number(value))
     ordered: list[float] = [number for number, _ in numbers]  # type: ignore[misc]
     totals = [0, *itertools.accumulate(count for _, count in numbers)]
@@ -137,14 +145,14 @@ def _is_number(value: Value) -> bool:
 
 
 def _is_near(value: Value, other: Value, within: float) -> bool:
-    """Return whether two values count as the same one."""
+    """Return whether two values count as the same: they are equal, or are numbers that differ by at most the fraction `within`."""
     if within and isinstance(value, float | int) and isinstance(other, float | int):
         return abs(value - other) <= within * max(abs(value), abs(other))
     return _exact(value) == _exact(other)
 
 
 def is_alike(criterion: Criterion, value: Value, reference: Value) -> bool:
-    """Return whether a part with this value is as good as one with the reference value."""
+    """Return whether a value passes: it is the preferred value or the same as the reference, or the operator makes it better."""
     if criterion.prefer is not None and _exact(value) == _exact(criterion.prefer):
         return True
     if _is_near(value, reference, criterion.within):
@@ -156,7 +164,7 @@ def is_alike(criterion: Criterion, value: Value, reference: Value) -> bool:
 
 
 def group_name(view: HostView, criterion: Criterion) -> str:
-    """Return what the members of a host's group share besides the GPU model: the gang, the rack, or the NVLink domain."""
+    """Return the name of the group of hosts in which a criterion compares this host: its gang, its rack or its NVLink domain."""
     return name_of_group(criterion, view.host.gang, view.host.rack, view.nvlink_domain)
 
 
@@ -191,7 +199,7 @@ class ValueGroups:
         self._groups: dict[GroupKey, ValueGroup] = {}
         self._kinds: set[KindKey] = set()
         self._common: dict[str, dict[KindKey, dict[str, ValueGroup]]] = {}
-        """Id of a criterion -> `common_parts` of each group of hosts."""
+        """Id of a criterion -> the results of `common_parts` for the groups of hosts. They are computed when first needed."""
         for view in views:
             self.add(view)
 
@@ -212,7 +220,10 @@ class ValueGroups:
         self._common.clear()
 
     def share_equal_groups(self) -> None:
-        """Make equal groups share one object: a large fleet has many gangs with the same values. Afterwards, add no part."""
+        """Save memory: make equal groups share one object, because a large fleet has many gangs with the same values.
+
+        Do not call `add` or `add_part` afterwards: they would change all groups that share the object.
+        """
         shared: dict[tuple[object, ...], ValueGroup] = {}
         for key, group in self._groups.items():
             content = (key[0], group.what, *group.counts.items(), *(type(value) for _, value in group.counts))
@@ -232,7 +243,10 @@ class ValueGroups:
         return self._groups.get(key) or ValueGroup(what=what)
 
     def common_parts(self, view: HostView, criterion: Criterion) -> dict[str, ValueGroup]:
-        """Return scope -> values of each part that more than half of the hosts in this host's group have."""
+        """Return scope -> values of each part that is common among the hosts of this host's group.
+
+        A part is common if more than half as many hosts have it as have the part that most hosts have.
+        """
         if criterion.id not in self._common:
             self._common[criterion.id] = self._common_of_kinds(criterion.id)
         return self._common[criterion.id].get(_kind_key(view, criterion), {})
@@ -248,9 +262,14 @@ class ValueGroups:
         return of_kinds
 
     def majority(self, view: HostView, criterion: Criterion, keys: Iterable[GroupKey]) -> Hashable:
-        """Return what the groups of a host require. Hosts with equal requirements and equal readings get equal verdicts `pass`.
+        """Return a key of what the groups of a host require.
 
-        `keys`: the `group_keys` of any host with these readings.
+        If the criterion passes on one host, it also passes, with equal verdicts, on every host with the same key and readings.
+
+        Args:
+            view: the host.
+            criterion: the criterion.
+            keys: the `group_keys` of any host with the same readings.
         """
         name = group_name(view, criterion)
         groups = [self._groups.get((*key[:3], name, key[4])) for key in keys]
@@ -296,7 +315,7 @@ def part_values(view: HostView, criterion: Criterion) -> list[PartValue]:
 
 
 def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict) -> tuple[GroupKey, str]:
-    """Return the group of an observation, and the name of its parts.
+    """Return the key of the group of an observation, and the name of one of its parts (`GPU`, `part` or `host`).
 
     GPUs of a model must be alike in every slot, except for readings that depend on the slot, such as the path between two GPUs.
     Other parts are compared with the part of the same scope on other hosts: two storage adapters of one host may differ.
@@ -311,7 +330,7 @@ def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict)
 
 
 def group_keys(view: HostView, criterion: Criterion) -> tuple[GroupKey, ...]:
-    """Return the groups of everything that the criterion compares on a host."""
+    """Return the keys of the groups of all observations of a host that the criterion compares."""
     return tuple(dict.fromkeys(group_key(view, criterion, items[0])[0] for items in _series(view, criterion)))
 
 
@@ -336,7 +355,7 @@ def uniform(view: HostView, criterion: Criterion, groups: ValueGroups) -> Iterat
 def _missing_parts(
     view: HostView, criterion: Criterion, present: Collection[str], groups: ValueGroups
 ) -> Iterator[Verdict]:
-    """Yield a failure for each part that the host does not have, although most hosts of its group have it."""
+    """Yield a failure for each part that the host does not have, although it is common in its group (`common_parts`)."""
     for scope, group in sorted(groups.common_parts(view, criterion).items()):
         if scope in present:
             continue
@@ -353,7 +372,7 @@ def _missing_parts(
 
 
 def _series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
-    """Return the observations that a criterion compares, one list for each figure of each part, in the order of time."""
+    """Return the observations that a criterion compares: for each name and scope one list, in the order of time."""
     series: dict[tuple[str, str], list[Observation]] = defaultdict(list)
     for observation in _compared(view, criterion):
         series[(observation.name, observation.scope)].append(observation)
@@ -363,7 +382,7 @@ def _series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 def _judge_series(
     view: HostView, criterion: Criterion, items: Sequence[Observation], groups: ValueGroups, own_groups: _OwnGroups
 ) -> Iterator[Verdict]:
-    """Yield the verdict on one figure of one part; yield nothing if there is no other part to compare with."""
+    """Yield the verdict on the observations of one name and scope; yield nothing if there is no other part to compare with."""
     measured, last = [item for item in items if item.status == MEASURED], items[-1]
     if criterion.among in WITHIN_HOST or (criterion.group_by and groups.of(view, criterion, last).total <= 1):
         group = _own_parts(view, criterion, last, own_groups)
@@ -372,7 +391,7 @@ def _judge_series(
     if group.total <= bool(measured):
         return  # there is no other part
     may_be_absent = criterion.optional and last.status == UNSUPPORTED
-    # If a benchmark did not measure a result, `expectations.missing_observations` yields the verdict.
+    # If a benchmark reports its result as unsupported, `expectations.missing_observations` yields the verdict.
     is_lost = last.status == ERROR or (last.status == UNSUPPORTED and not from_benchmark(last.name))
     if measured and (may_be_absent or not is_lost):
         yield _compare(view, criterion, measured, group)
@@ -382,7 +401,10 @@ def _judge_series(
 
 
 class _OwnGroups:
-    """The values of the parts of one host that are like each other. For each reading, all parts are counted at once."""
+    """The values of the parts of one host, in groups of parts of the same kind.
+
+    The kind of a part is what `_key` returns. All parts are counted when a reading is first needed.
+    """
 
     def __init__(self, view: HostView, criterion: Criterion) -> None:
         self._view, self._criterion = view, criterion
@@ -393,7 +415,10 @@ class _OwnGroups:
         return [self._view.observations.last_values(name) for name in self._criterion.group_by]
 
     def of(self, name: str, scope: Scope) -> ValueGroup:
-        """Return the values of a reading for the parts that are like this one; an empty group if its kind is not known."""
+        """Return the values of the reading `name` for the parts of the same kind as the part `scope`.
+
+        The group is empty if a reading that decides the kind (`Criterion.group_by`) has no value for this part.
+        """
         if name not in self._groups:
             groups = self._groups[name] = {}
             for other, value in self._view.observations.last_values(name).items():
@@ -407,7 +432,7 @@ class _OwnGroups:
         return (self._groups[name].get(self._key(scope)) if is_known else None) or _empty_group(scope)
 
     def _key(self, scope: Scope) -> tuple[Value, ...]:
-        """Return what parts that are like each other have in common."""
+        """Return the kind of a part: what the parts that are compared with each other have in common."""
         alike = (scope.device, scope.kind) if self._criterion.among == DEVICE else (scope.device_kind, scope.below)
         return (*alike, *_kind_of(scope, self._kinds))
 
@@ -417,10 +442,11 @@ def _empty_group(scope: Scope) -> ValueGroup:
 
 
 def _own_parts(view: HostView, criterion: Criterion, item: Observation, own_groups: _OwnGroups) -> ValueGroup:
-    """Return the values of the parts of this host that are like the one observed; an empty group if they cannot be compared.
+    """Return the values of the parts of this host of the same kind as the observed part; an empty group if they cannot be compared.
 
     Any number of GPUs can be compared with each other. Of other parts, such as ports or links, some may be unused by design, so
-    they are compared only if most of them agree. If the inventory states how many ports must be up, the others may be down.
+    they are compared only if enough of them agree (MIN_ALIKE, MIN_ALIKE_SHARE). If the inventory states how many ports must be up
+    (rackproof_infiniband_ports), other ports may be down. Criteria with `group_by` and `prefer` then do not compare such parts.
     """
     scope = Scope.parse(item.scope)
     group = own_groups.of(item.name, scope)
@@ -432,7 +458,7 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation, own_grou
 
 
 def _kind_of(scope: Scope, kinds: Sequence[Mapping[str, Value]]) -> tuple[Value, ...]:
-    """Return the part's value in each of these readings, or else the value of its device; None if neither has a value."""
+    """Return for each of these readings the value of the part, or else the value of its device, or None if neither has a value."""
     return tuple(values.get(scope.text, values.get(scope.device)) for values in kinds)
 
 
@@ -444,7 +470,7 @@ def _compare(view: HostView, criterion: Criterion, measured: Sequence[Observatio
         by_count = group.by_count()
         digits = digits_for([last.value, *(value for value, _ in by_count[:_MAX_LISTED_VALUES])], criterion.unit)
         return _verdict(view, criterion, last, None, _describe_tie(criterion, group, digits), digits, _USE_ONE)
-    # A text or a flag must be the same during the whole run. A number, such as a clock, may change.
+    # A text or a flag must be the same during the whole run. A number, such as a clock, may change: only its last value counts.
     considered = measured[-1:] if _is_number(last.value) else measured
     deviating = [item for item in considered if not is_alike(criterion, item.value, reference)]
     if deviating:
@@ -463,7 +489,7 @@ def _compare(view: HostView, criterion: Criterion, measured: Sequence[Observatio
 
 
 def _describe_tie(criterion: Criterion, group: ValueGroup, digits: int) -> str:
-    """Return the values in words, the most common first: `1 of 2 hosts has X, 1 has Y`."""
+    """Return the equally common values, and then the others, in words: `1 of 2 hosts has X, 1 has Y`."""
     by_count, texts = group.by_count(), []
     for index, (value, count) in enumerate(by_count[:_MAX_LISTED_VALUES]):
         many = str(count) if index else f"{count} of {group.total} {group.plural}"
@@ -481,7 +507,7 @@ def _verdict(
     digits: int = 4,
     remedy: str = "",
 ) -> Verdict:
-    """Return the verdict on one value. If no value is the most common, `limit` is None and every part fails."""
+    """Return the verdict on one value. `limit` is the reference value; None if there is none, so that every part fails."""
     passed = limit is not None and is_alike(criterion, observation.value, limit)
     detail += remedy if not passed and criterion.action in ("none", "configure") else ""
     return Verdict(

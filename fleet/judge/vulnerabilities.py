@@ -1,6 +1,7 @@
-"""Score the product versions of a host by their published vulnerabilities, for a site whose criteria limit these scores.
+"""Score the versions of the products of a host, such as the driver, by their published vulnerabilities.
 
-Without a criterion on a score, the report lists the vulnerabilities, and they change no decision.
+The scores exist only if the operator's criteria limit them. Without such a criterion, the report lists the vulnerabilities, but
+they change no decision.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from schemas.records import UNSUPPORTED, Metric, Snapshot, Value
 from schemas.reports import FAIL, Verdict
 
 SCORES = "vulnerability."
-"""Prefix of the names of the scores: `vulnerability.driver`. The rest is the key of the product."""
+"""Prefix of the names of the scores. The key of the product in PRODUCTS follows: `vulnerability.driver`."""
 
 
 def with_scores(evidence: Evidence, packs: Iterable[Pack]) -> Evidence:
-    """Return the evidence. If the operator has a criterion on any score, add the score of each version to each snapshot.
+    """Return the evidence. If an operator's pack has a criterion on any score, add a score for each version in each snapshot.
 
-    The score is the highest CVSS base score of the vulnerabilities that the version has. A vulnerability whose advisory states no
+    The score is the highest CVSS base score of the vulnerabilities of the version. A vulnerability whose advisory states no
     score counts as 10. The score of a version without vulnerabilities is 0.
     """
     if not any(item.name.startswith(SCORES) for pack in packs if pack.chosen for item in pack.criteria):
@@ -42,7 +43,7 @@ def with_scores(evidence: Evidence, packs: Iterable[Pack]) -> Evidence:
 
 
 def with_advisory(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it fails a score, add the missing fix and the advisory."""
+    """Return the verdict. If it is a failure of a score, add the missing fixes and their advisories."""
     key = verdict.name.removeprefix(SCORES)
     product = PRODUCTS.get(key)
     if verdict.verdict != FAIL or not verdict.name.startswith(SCORES) or product is None:
@@ -59,7 +60,7 @@ def _with_scores(snapshot: Snapshot) -> Snapshot:
 
 
 def _scores(metrics: Mapping[str, Metric]) -> Iterator[Metric]:
-    """Yield a metric of scores for each product whose version the snapshot has."""
+    """Yield a metric with the scores of each product whose version is in the snapshot (`metrics`: name -> metric)."""
     for key, product in PRODUCTS.items():
         if reading := metrics.get(product.reading):
             packages = metrics[product.package].values if product.package in metrics else {}
@@ -77,7 +78,10 @@ def _scores(metrics: Mapping[str, Metric]) -> Iterator[Metric]:
 
 
 def _why_not_compared(product: Product, version: str, package: str) -> str:
-    """Return why a version is not compared; empty if it is."""
+    """Return why the version cannot be compared with the versions that have fixes; empty if it can be.
+
+    `package` is the name and version of the package that has the program; empty if unknown.
+    """
     if not is_vendor_version(product, package):
         return f"the distribution adds fixes to old versions ({package or 'unknown package'})"
     return "" if is_comparable(product, version) else f"not a version of {product.title}"

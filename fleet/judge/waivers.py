@@ -1,9 +1,10 @@
 """Match waivers with verdicts. A waived failure stays a failure; the waiver adds who accepted it and until when.
 
-A waiver applies to one criterion on one host or one part. For a whole fleet, change the criterion in a pack instead. A missing
-observation (inconclusive) is waived by host and name of the observation. It cannot be waived if nothing is known: a host without
-a record, a GPU or a stage without observations, or no accepted record to compare with. Expiry is checked against the day of the
-plan, so that judging a run again later gives the same result.
+A waiver applies to one criterion on one host or one part. For a whole fleet, change the criterion in a pack instead. A waiver with
+`absent: true` applies to an inconclusive verdict on a missing observation, and must name the observation. If too little is known,
+the verdict cannot be waived: a host has no record, a GPU or a stage has no observations, or the host has no baseline (accepted
+record) to compare with. A waiver has expired if the plan was made after its last day. So judging a run again later gives the same
+result.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
 NOT_WAIVABLE = frozenset({RECORD, "record.clock", "gpu", "host.events", BASELINE})
-"""Observations whose absence cannot be waived: nothing is known of the host or the GPU, its evidence is incomplete, or there
-is no accepted record to compare it with."""
+"""Names of observations whose absence cannot be waived: without them, nothing is known of the host or the GPU, the evidence of the
+host is incomplete, or the host has no baseline (accepted record) to compare with."""
 STAGE_PREFIX = "stage."
-"""Prefix of the name of a missing or unfinished stage."""
+"""Prefix of the names of verdicts on a stage that is missing or did not finish."""
 
 
 class WaiverMatcher:
     """The waivers of a run, indexed by host and serial."""
 
     def __init__(self, waivers: Sequence[Waiver], day: str) -> None:
-        """Index the waivers. `day` is the day of the plan, `2026-11-21`."""
+        """Index the waivers. `day` is the day, or the time, at which the plan was made: `2026-11-21`."""
         self._day = day[:10]
         self._of_host: dict[str, list[Waiver]] = {}
         self._of_serial: dict[str, list[Waiver]] = {}
@@ -36,7 +37,7 @@ class WaiverMatcher:
             waivers_by_target.setdefault(waiver.host or waiver.serial, []).append(waiver)
 
     def apply(self, verdict: Verdict) -> Verdict:
-        """Return the verdict with the waiver that applies to it, or with a note that it has expired."""
+        """Return the verdict with the waiver that applies to it, or with a note if that waiver has expired."""
         if verdict.verdict not in (FAIL, INCONCLUSIVE) or verdict.waiver is not None:
             return verdict
         matching = [waiver for waiver in self._candidates(verdict) if covers(waiver, verdict)]
@@ -57,7 +58,7 @@ class WaiverMatcher:
 
 
 def covers(waiver: Waiver, verdict: Verdict) -> bool:
-    """Return whether a waiver applies to a verdict, apart from its expiry."""
+    """Return whether a waiver applies to a verdict, expired or not."""
     if waiver.criterion != verdict.criterion or waiver.absent != (verdict.verdict == INCONCLUSIVE):
         return False
     if (waiver.host and waiver.host != verdict.host) or (waiver.serial and waiver.serial != verdict.serial):
@@ -70,7 +71,7 @@ def covers(waiver: Waiver, verdict: Verdict) -> bool:
 
 
 def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) -> Iterator[SummaryLine]:
-    """Yield a line for each waiver: who gave it and until when, and how often it was used, or that it expired or was not used."""
+    """Yield a line for each waiver, with its author and last day: how many verdicts it applies to, or that it expired or was not used."""
     counts: dict[Waiver, int] = {}
     for verdict in verdicts:
         if verdict.waiver:

@@ -18,6 +18,11 @@ from schemas.run_directory import PLAN_BYTES, RunDirectory
 def begin(directory: Path, document: dict[str, object], take_over: bool = False) -> dict[str, object]:
     """Write the plan of a new run and return it; for an interrupted run, return the plan that it began with.
 
+    Args:
+        directory: the directory of the run.
+        document: the plan, as the inventory and the profile are now.
+        take_over: take the lock from a process on another machine whose state is unknown.
+
     Raises:
         UsageError: the plan is invalid, or differs from the plan that the run began with.
         RunError: the plan in the directory is damaged, or the disk is full.
@@ -31,8 +36,8 @@ def begin(directory: Path, document: dict[str, object], take_over: bool = False)
         raise UsageError(str(error)) from None
     holder = run_lock.holder(directory)
     if (not holder or holder.is_running() is False) and os.access(path, os.R_OK):
-        # Refuse a different plan before any file of that run is touched. If the run is locked or the plan belongs to
-        # another user, `acquire` gives the better message.
+        # Refuse a different plan before `acquire` changes files of the run. If the run is locked or its plan is not readable, skip
+        # this: the message of `acquire` is better.
         _existing_plan(path, document)
     with _named_directory(directory):
         note = run_lock.acquire(directory, take_over=take_over)
@@ -60,11 +65,8 @@ def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, obje
         raise RunError(
             f"{error}: the plan is damaged or was written by another version of Rackproof: choose another rackproof_run_id"
         ) from None
-    compared = {*document, *plan} - {
-        "nonce",
-        "created",
-        "durations_s",
-    }  # durations come from the newest runs, which change
+    # These differ each time a plan is made; `durations_s` comes from the newest runs.
+    compared = {*document, *plan} - {"nonce", "created", "durations_s"}
     different = sorted(key for key in compared if plan.get(key) != document.get(key))
     if different:
         raise UsageError(
@@ -76,17 +78,19 @@ def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, obje
 
 @contextlib.contextmanager
 def _named_directory(directory: Path) -> Iterator[None]:
-    """Name the directory in write errors that carry no file name, such as a full disk."""
+    """Convert a write error without a file name, as on a full disk, to a RunError that names the directory."""
     try:
         yield
     except OSError as error:
         if error.filename:
             raise
-        raise RunError(f"{directory}: {error.strerror}: free some space, or set rackproof_runs_directory") from None
+        raise RunError(
+            f"{directory}: {error.strerror}: free some space, or set rackproof_runs_directory to another disk"
+        ) from None
 
 
 def _host_differences(old_plan: Mapping[str, Any], new_plan: Mapping[str, Any]) -> str:
-    """Describe up to three hosts that differ between two plans."""
+    """Return in words up to three differences between the hosts of two plans; empty if the hosts are the same."""
     old, new = ({host["name"]: host for host in plan["hosts"]} for plan in (old_plan, new_plan))
     differences = [f"{name} is new" for name in new if name not in old]
     differences += [f"{name} is missing" for name in old if name not in new]

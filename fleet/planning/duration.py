@@ -1,4 +1,4 @@
-"""Estimate how long a run takes per host, from earlier runs of the hosts or from the catalogue."""
+"""Estimate how long a run takes per host, from an earlier run of the hosts or from the benchmark catalogue."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schemas.stages import GANG
 from schemas.times import format_span
 
 _MAX_RUNS = 3
-"""Number of earlier runs to read, the newest first; reading one takes up to a second."""
+"""Maximum number of earlier runs to read, the newest first. Reading one run takes up to a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,14 +22,14 @@ class Estimate:
     """How long a run takes per host."""
 
     stages_s: dict[str, float]
-    """Stage -> its expected duration in seconds, including start and end of the ranks; empty if any duration is unknown."""
+    """Stage -> its expected duration in seconds, with the start and the end of its ranks; empty if that of any stage is unknown."""
     longest_s: float
-    """Seconds after which all stages have reached their deadlines."""
+    """Maximum duration in seconds: the sum over the stages, if each runs until its deadline."""
     source: str
-    """Where the times are from, in words."""
+    """What `stages_s` is estimated from, or why it is empty, in words."""
 
     def __str__(self) -> str:
-        longest = f"at most {format_span(self.longest_s)} by its deadlines"
+        longest = f"at most {format_span(self.longest_s)} (by the deadlines of the stages)"
         if not self.stages_s:
             return f"{longest}; {self.source}"
         stages = ", ".join(f"{stage} {format_span(seconds)}" for stage, seconds in self.stages_s.items())
@@ -37,9 +37,14 @@ class Estimate:
 
 
 def past_run(plan: Plan, runs: Path, excluded: Path | None) -> PastRun | None:
-    """Return the newest run in `runs` with the same profile, at least one common host, and recorded times.
+    """Return the newest earlier run with the profile of the plan and with recorded durations.
 
-    Return None if none of the newest _MAX_RUNS runs is such a run.
+    Only the newest _MAX_RUNS runs that measured a host of the plan are considered. None if there is no such run among them.
+
+    Args:
+        plan: the plan.
+        runs: directory with the directories of earlier runs.
+        excluded: directory of a run to leave out.
     """
     hosts = {host.name for host in plan.hosts}
     newest = islice(history(runs, hosts, rehearsal=plan.rehearsal, excluded=excluded), _MAX_RUNS)
@@ -47,9 +52,10 @@ def past_run(plan: Plan, runs: Path, excluded: Path | None) -> PastRun | None:
 
 
 def earlier_durations(plan: Plan, past: PastRun | None) -> dict[str, dict[str, float]]:
-    """Return `Plan.durations_s`: the seconds of those benchmarks that had the same settings in an earlier run.
+    """Return `Plan.durations_s`: the seconds that benchmarks took in the earlier run `past`.
 
-    Empty if the largest number of devices of a host differs between the plan and that run.
+    Benchmarks that had other settings in that run are left out. The result is empty without an earlier run, or if the largest
+    number of devices of a host was different in that run.
     """
     if past is None or past.devices != max(len(host.devices) for host in plan.hosts):
         return {}
@@ -68,8 +74,8 @@ def estimate_duration(plan: Plan, past: PastRun | None) -> Estimate:
     """Return how long a run of the plan takes per host. All hosts are measured at once, and later all gangs at once.
 
     Args:
-        plan: the plan, with the times of the earlier run.
-        past: the earlier run, to name it; None: there is none, or it is not known here.
+        plan: the plan. `Plan.durations_s` has the durations from an earlier run.
+        past: that earlier run, only to name it; None: there is none, or the caller does not have it.
     """
     longest_s = sum(stage.longest_s for stage in plan.stages)
     stages_s = {
@@ -78,15 +84,16 @@ def estimate_duration(plan: Plan, past: PastRun | None) -> Estimate:
     }
     if not all(stages_s.values()):
         return Estimate(
-            stages_s={}, longest_s=longest_s, source="no earlier run of this profile has measured the times"
+            stages_s={}, longest_s=longest_s, source="no earlier run measured how long these benchmarks take"
         )
     run = f"run {past.run_id}" if past else "an earlier run"
-    source = f"times of {run}" if plan.durations_s else "times of the catalogue of benchmarks"
+    source = f"estimated from the times of {run}" if plan.durations_s else "estimated from the benchmark catalogue"
     return Estimate(stages_s=stages_s, longest_s=longest_s, source=source)
 
 
 def _slowest_s(plan: Plan, stage: Stage) -> float:
-    """Return the seconds of a stage on the slowest host; 0 if the times are unknown."""
+    """Return the expected seconds of a stage on the slowest host; 0 if the durations are unknown."""
+    # One host for each combination of what the durations depend on.
     kinds = {
         (len(host.devices), host.gang if stage.name == GANG else "", host.infiniband_ports, host.verbs_required): host
         for host in plan.hosts

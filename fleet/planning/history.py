@@ -1,4 +1,7 @@
-"""Apply a time budget to a profile: select tests by the history of earlier runs, and remove the others."""
+"""Apply a time budget to a profile: select tests by the history of earlier runs, and remove the other tests.
+
+A test is a benchmark in a stage.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,14 @@ from schemas.stages import BENCHMARK, SOAK
 from schemas.times import epoch_seconds
 
 MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
-"""The reports of the newest MAX_RUNS runs are read. To know how long benchmarks take, records of the newest MAX_TIMED_RUNS of
-these runs are read too: of each run at most MAX_TIMED_RECORDS records of hosts, as many of gangs, and as many of BMCs."""
+"""The reports of the newest MAX_RUNS runs are read. To find how long benchmarks take, records of the newest MAX_TIMED_RUNS of these
+runs are read too. Of each of these runs, at most MAX_TIMED_RECORDS records of hosts alone are read, and as many of hosts in gangs
+(the hosts of one multi-node launch) and of BMCs."""
 REPORT_BYTES = 200_000_000
-"""Maximum size of a report, plan or record that is read; a run with a larger file is skipped."""
+"""Maximum size, in bytes, of a report, plan or record that is read. A run is skipped if one of the files to read is larger."""
 Json = Any
 StoredRuns = Callable[[set[str], bool], Sequence[PastRun]]
-"""Function that returns earlier runs of the hosts in its first argument. Its second argument: whether the new run is a
-rehearsal."""
+"""Function that returns earlier runs. Arguments: the names of the hosts, and whether to return rehearsals instead of other runs."""
 
 
 def apply_budget(
@@ -40,19 +43,22 @@ def apply_budget(
     now: str,
     stored: StoredRuns | None = None,
 ) -> tuple[Mapping[str, Any], BudgetSelection | None]:
-    """Return the profile reduced to `budget` seconds and the selection; without a budget, the unchanged profile and None.
+    """Return the profile with only the tests that fit the budget, and the selection of these tests.
+
+    Without a budget, return the unchanged profile and None.
 
     Args:
-        profile, hosts: from `without_unused_benchmarks` and `read_inventory`.
+        profile: from `without_unused_benchmarks`.
+        hosts: from `read_inventory`.
         budget: seconds per host, as text or number; None: no budget.
         runs: directory of earlier runs; None: no history.
-        run_dir: directory of this run; if it already has a plan, the selection of that plan is kept.
+        run_dir: directory of this run. If it already has a plan with the same budget, the selection of that plan is kept.
         now: the present time in UTC, ISO 8601.
-        stored: reads the runs of the history of the fleet, which take precedence over those in `runs`; None: there is no
-            such history.
+        stored: returns earlier runs from the fleet's history database. If it returns any, those in `runs` are not read. None:
+            there is no database.
 
     Raises:
-        UsageError: the budget is invalid or too small for even the cheapest test, or the profile is a burn-in.
+        UsageError: the budget is invalid or too small for even the cheapest test, or the profile has a soak (a burn-in).
     """
     if budget is None:
         return profile, None
@@ -99,7 +105,7 @@ def _budget(budget: object) -> float:
 
 
 def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[str, list[str]]:
-    """Return the tests of the stages that the plan would keep: without gangs, there is no gang stage."""
+    """Return stage -> its benchmarks. The stage `gang` is left out if no host is in a gang, as in the plan."""
     has_gangs = any(variables.get("rackproof_gang", "rack") != "none" for variables in hosts.values())
     return {
         stage: [*content["benchmarks"]]
@@ -109,7 +115,10 @@ def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> d
 
 
 def _planned_choice(run_dir: Path | None, budget_s: float) -> BudgetSelection | None:
-    """Return the selection of a resumed run with the same budget, so that newer history does not change it; None otherwise."""
+    """Return the selection in the plan of a resumed run, so that newer history does not change it.
+
+    None if the run is new or its plan has another budget.
+    """
     if run_dir is None or not is_run(run_dir):
         return None
     try:
@@ -121,9 +130,15 @@ def _planned_choice(run_dir: Path | None, budget_s: float) -> BudgetSelection | 
 
 
 def history(runs: Path, hosts: set[str], *, rehearsal: bool, excluded: Path | None = None) -> Iterator[PastRun]:
-    """Yield the latest runs that have a report and measured any of these hosts, newest first.
+    """Yield earlier runs that measured any of these hosts, newest first, from the newest MAX_RUNS runs that have a report.
 
-    With `rehearsal`, only rehearsals are read, and otherwise only other runs. Simulated and unreadable runs are skipped.
+    Simulated and unreadable runs are skipped.
+
+    Args:
+        runs: directory with the directories of runs.
+        hosts: names of the hosts.
+        rehearsal: yield only rehearsals; False: only runs that are no rehearsals.
+        excluded: directory of a run to leave out.
     """
     reports = [
         RunDirectory(path).report for path in runs_in(runs) if excluded is None or path.resolve() != excluded.resolve()
@@ -154,7 +169,7 @@ def _read(path: Path) -> Json:
 
 
 def _past_run(directory: Path, report: Json, plan: Json, hosts: set[str], *, timed: bool) -> PastRun:
-    """Return an earlier run, restricted to `hosts`; only with `timed`, read its records for the cost of each test."""
+    """Return an earlier run, with the counts of `hosts` only. With `timed`, read from its records how long each test took."""
     keys = {(stage_key(stage["name"]), name) for stage in plan["stages"] for name in stage["benchmarks"]}
     measured_hosts = {
         host["name"] for host in report["hosts"] if host["name"] in hosts and host["coverage"]["measured"] > 0
@@ -178,12 +193,15 @@ def _past_run(directory: Path, report: Json, plan: Json, hosts: set[str], *, tim
 
 
 def stage_key(stage: str) -> str:
-    """Return the stage under which the selection counts a test. Tests of a soak count as those of the stage `benchmark`."""
+    """Return the stage that identifies a test in the selection: a benchmark of a soak is the same test as in stage `benchmark`."""
     return BENCHMARK if stage == SOAK else stage
 
 
 def test_of(name: str, stage: str) -> Key | None:
-    """Return the test that a verdict on the observation `name` belongs to; None if it belongs to none."""
+    """Return the test that made the observation `name` in a stage; None if no test made it.
+
+    The names of a soak's drifts begin with `drift.`. Observations of a whole gang launch (`gang.`) count for `collective`.
+    """
     benchmark = name.removeprefix("drift.").split(".")[0]
     if benchmark in BENCHMARKS:
         return stage_key(stage), benchmark
@@ -191,7 +209,7 @@ def test_of(name: str, stage: str) -> Key | None:
 
 
 def tests_with(verdicts: Iterable[Verdict], verdict: str) -> dict[str, set[Key]]:
-    """Return host -> the tests on which it has this verdict."""
+    """Return host -> the tests with at least one verdict on this host that is `verdict`, such as `fail`."""
     tests: dict[str, set[Key]] = {}
     for item in verdicts:
         if item.verdict == verdict and (key := test_of(item.name, item.stage)):
@@ -200,7 +218,7 @@ def tests_with(verdicts: Iterable[Verdict], verdict: str) -> dict[str, set[Key]]
 
 
 def _hosts_with(report: Json, verdict: str, hosts: set[str]) -> dict[Key, set[str]]:
-    """Return test -> those of `hosts` that have this verdict on the test."""
+    """Return test -> those of `hosts` with at least one verdict on the test that is `verdict`."""
     hosts_by_key: dict[Key, set[str]] = {}
     for item in report["verdicts"]:
         key = test_of(item["name"], item.get("stage", ""))
@@ -210,7 +228,7 @@ def _hosts_with(report: Json, verdict: str, hosts: set[str]) -> dict[Key, set[st
 
 
 def _costs(directory: Path) -> dict[Key, float]:
-    """Return the seconds that each benchmark took on the slowest of a few hosts. Soaks are left out."""
+    """Return test -> the seconds that it took on the slowest of the hosts whose records are read. Soaks are left out."""
     cost_s: Counter[Key] = Counter()
     for pattern in RECORDS:
         for record in _records(islice(sorted(directory.glob(f"{pattern}.json")), MAX_TIMED_RECORDS)):

@@ -1,10 +1,10 @@
 """Decide the next launches of every gang (the hosts of one multi-node launch) from the plan and the gang records fetched so far.
 
-All reachable hosts of a gang launch first. If that fails, the hosts at fault are excluded and the others launch again. If no
-host is identified, probe launches of parts of the gang find the hosts that do not work together. A host that slows the
-collectives below their criterion is excluded too, so that the other hosts are measured without it.
+The first launch has all reachable hosts of the gang. If it fails, the hosts at fault are excluded and the others launch again. If
+no host is identified, probes (launches of parts of the gang) find the hosts that do not work together. A host is excluded too if
+it makes a collective so slow that the collective fails its criterion; the other hosts are then measured without it.
 
-The decision is a pure function: the same records give the same launches, so an interrupted run continues where it stopped.
+The decision depends only on the plan and the records, so an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -31,8 +31,9 @@ from schemas.scopes import Scope
 from schemas.stages import GANG
 
 MIN_HOSTS = 2
+"""Smallest number of hosts in a launch."""
 MAX_TRIES = 2
-"""Maximum number of launches of the same hosts if no host is found at fault."""
+"""Maximum number of launches of the same hosts, without probes, if no host is found at fault."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,9 +42,11 @@ class LaunchPlan:
 
     gang: str
     members: tuple[str, ...]
-    """In rank order."""
+    """The hosts, in rank order."""
     number: int
+    """1 for the first launch or probe of the gang; probes that run in parallel have the same number."""
     probe: bool = False
+    """Whether the launch only tests whether its hosts work together."""
 
     def __str__(self) -> str:
         return f"gang {self.gang}, {'probe' if self.probe else 'launch'} {self.number}: {', '.join(self.members)}"
@@ -60,12 +63,15 @@ class Decision:
     launches: tuple[LaunchPlan, ...]
     """Launches to start in parallel, no two of which share a host; empty if there is nothing left to launch."""
     excluded: Mapping[str, str]
-    """Reachable hosts whose last launch failed, and why."""
+    """Reachable host whose last launch failed -> why."""
     awaited: tuple[str, ...] = ()
-    """Hosts whose record lacks a launch that another member has recorded: fetch their records again before deciding."""
+    """Hosts from `hosts_missing_launch`: fetch their records again before deciding."""
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON document. It lists the options of each launch once, since a gang may have thousands of members."""
+        """Return the decision as JSON. `hosts` maps each host to the position of its launch in `launches`.
+
+        So the options of a launch, which name all members, are not repeated for each of up to thousands of hosts.
+        """
         return {
             "launches": [launch.arguments() for launch in self.launches],
             "hosts": {host: index for index, launch in enumerate(self.launches) for host in launch.members},
@@ -75,10 +81,10 @@ class Decision:
 
 
 def hosts_missing_launch(evidence: Mapping[str, Evidence], present: Collection[str]) -> tuple[str, ...]:
-    """Return the reachable hosts whose record lacks a launch that another member has recorded.
+    """Return the reachable hosts (`present`) whose record lacks a launch that another member of this launch has recorded.
 
-    Hosts do not finish a launch at the same moment. If the control node was interrupted and continues before all have finished,
-    some records lack the launch.
+    The hosts do not finish a launch at the same moment. If the control node is interrupted and continues before all hosts have
+    finished, some records lack the launch.
     """
     recorded: dict[tuple[str, int, tuple[str, ...]], set[str]] = defaultdict(set)
     for host, host_evidence in evidence.items():
@@ -99,7 +105,9 @@ def decide(
     """Return the next launches of every gang of the plan.
 
     Args:
-        plan, evidence, packs: as for the judge; gang records are enough as evidence.
+        plan: the plan of the run.
+        evidence: host -> its records. Gang records are enough.
+        packs: the criteria packs of the run.
         present: the reachable hosts.
         minimum: smallest number of hosts in a launch, at least MIN_HOSTS. Probes may be smaller.
     """
@@ -127,9 +135,10 @@ class _LazyVerdicts:
         }
 
     def failing_pairs(self, hosts: Collection[str]) -> dict[str, str]:
-        """Return the hosts whose pair measurements fail, and why, by the last launch of each host.
+        """Return host -> why its pair measurements fail, for `hosts`. The measurements are those of the last launch of each host.
 
-        Failures of a rail, a switch or the fabric are left out: if all their hosts were excluded, few or none would be left.
+        Failures of a rail, a switch or the whole fabric are left out: if all hosts of these were excluded, few or none would be
+        left.
         """
         verdicts = judge_gangs([view for host, view in self._views.items() if host in hosts], self.collectives)
         return {
@@ -142,7 +151,7 @@ class _LazyVerdicts:
 
     @cached_property
     def collectives(self) -> list[Verdict]:
-        """Return the verdicts on the collectives of all hosts, from the criteria that have a limit."""
+        """Return the verdicts on the collectives of all hosts, except by criteria that require the same value on all hosts."""
         figures = FleetFigures(Planned(self._plan), self._views.values())
         return [
             verdict
@@ -165,7 +174,7 @@ class _Gang:
         self._excluded = self._hosts_to_exclude()
 
     def _hosts_to_exclude(self) -> dict[str, str]:
-        """Return the hosts that prevent the measurement of the others, and why."""
+        """Return the hosts to exclude so that the other hosts can be measured, each with the reason."""
         excluded: dict[str, str] = {}
         for attempt in self._gang_launches:
             if is_stuck(attempt) and isinstance(result := probe_result(self._attempts, attempt), ProbeConclusion):
@@ -174,12 +183,16 @@ class _Gang:
                 attempt.was_partly_started(self._present) and self._count_tries(attempt.members) < MAX_TRIES
             ):
                 excluded |= attempt.culprits()
-        for attempt in self._attempts:  # including probes
+        for attempt in self._attempts:  # all launches and probes
             excluded |= {host: culprit.text for host, culprit in attempt.unable_ranks.items()}
         return excluded | {host: why for hosts in self._slowing.values() for host, why in hosts.items()}
 
     def _slowing_hosts(self) -> dict[int, dict[str, str]]:
-        """Return number of a successful launch -> host -> why it made the collectives of the launch too slow or incomplete."""
+        """Return number of a launch that worked -> host -> why its pair measurements fail.
+
+        Only launches are included whose collectives are too slow, or whose joint benchmarks (those that need all hosts) are
+        incomplete. Of each launch, only the hosts that took part in no later launch are considered.
+        """
         worked = [
             (attempt, last_hosts) for attempt, last_hosts in with_last_hosts(self._gang_launches) if attempt.worked
         ]
@@ -215,7 +228,7 @@ class _Gang:
         return self._probes_or_retry(last, rest)
 
     def _probes_or_retry(self, last: Attempt, rest: Sequence[str]) -> list[LaunchPlan]:
-        """Return the next launches if a launch of exactly these hosts failed and none of them is excluded."""
+        """Return the next launches after the launch `last` of exactly the hosts `rest` failed. None of these hosts is excluded."""
         result = probe_result(self._attempts, last) if is_stuck(last) else None
         if isinstance(result, list):
             return [self._launch(group, probe=True) for group in result]
@@ -227,7 +240,7 @@ class _Gang:
         return LaunchPlan(gang=self._name, members=tuple(members), number=number, probe=probe)
 
     def failed_hosts(self) -> dict[str, str]:
-        """Return the hosts whose last launch failed, and why."""
+        """Return host -> why its last launch failed, for the reachable hosts whose last launch failed."""
         failed_hosts = {}
         for attempt, last_hosts in with_last_hosts(self._attempts):
             for host in self._present if not attempt.worked else ():

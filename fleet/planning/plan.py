@@ -79,10 +79,11 @@ def _check_settings(where: str, benchmark: str, profile_settings: Mapping[str, A
 
 
 def without_unused_benchmarks(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> dict[str, Any]:
-    """Return the profile without the benchmarks that no host of this inventory runs. A study is unchanged.
+    """Return the profile without the benchmarks that no host of this inventory runs.
 
-    Benchmarks of directories are left out if no host names a directory, benchmarks that train if rackproof_validation_only is
-    set, and benchmarks of NVLink domains if the inventory has no NVLink domain.
+    Benchmarks that measure directories are left out if no host has such directories (for example `rackproof_local_storage`).
+    Benchmarks that train a model are left out if `rackproof_validation_only` is true. Benchmarks that need an NVLink domain are
+    left out if no host has `rackproof_nvlink_domain`. A scaling study (a profile with `study`) is unchanged.
     """
     if profile.get("study"):
         return dict(profile)
@@ -122,14 +123,14 @@ def make_plan(
     """Return the plan of one run.
 
     Args:
-        profile: the profile from `read_profile`, reduced by `apply_budget` if there is a time budget.
+        profile: the profile from `read_profile`; with a time budget, the one that `apply_budget` returned.
         hosts: host -> variables, from `read_inventory`.
-        run_id, nonce: written into every record of the run.
-        created: UTC, ISO 8601 with `Z`.
-        manifest: the ordered parts, from `read_manifest`.
-        choice: the tests selected and skipped for a time budget; None if the whole profile runs.
+        run_id, nonce: identify the run; every record of the run repeats them.
+        created: when the plan was made: UTC, ISO 8601 with `Z`.
+        manifest: the ordered parts and cables, from `read_manifest`.
+        choice: which tests were selected and skipped because of a time budget; None if the whole profile runs.
         waivers: the waivers from `read_waivers`.
-        baseline: reference to the snapshot of the baseline in the run directory, from `planned_baseline`.
+        baseline: names the copy of the baseline in the run directory, from `planned_baseline`; None: without a baseline.
 
     Raises:
         UsageError: the inventory lacks what the profile needs, or contradicts itself, the manifest or the profile.
@@ -159,7 +160,7 @@ def make_plan(
         study=study_of(profile, run_variables),
     )
     if plan.study:
-        return plan  # a study is not judged, and its cells may have one host
+        return plan  # a study is not judged, and its cells (single measurements) may have one host
     plan = scale_stages(plan, profile, run_variables)
     _check_manifest(plan)
     _check_gangs(plan, int(run_variables.get("rackproof_gang_minimum", 2)))
@@ -167,7 +168,7 @@ def make_plan(
 
 
 def _line(variables: Variables, name: str) -> str:
-    """Return a variable's text on one line; empty if it is not set."""
+    """Return the text of a variable, with line breaks replaced by spaces; empty if the variable is not set."""
     return " ".join(str(variables.get(name, "")).split())
 
 
@@ -245,7 +246,7 @@ def _driver_version(variables: Variables) -> str:
 
 
 def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the indexes of the GPUs under test, or, in a rehearsal, of the processes that stand for them."""
+    """Return the indexes of the GPUs under test; in a rehearsal, those of the processes that replace GPUs."""
     if profile["device"] == "cpu":
         return tuple(range(profile["processes_per_host"]))
     count, devices = variables.get("rackproof_gpu_count"), variables.get("rackproof_gpu_devices")
@@ -262,7 +263,7 @@ def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tup
 
 
 def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage:
-    """Return a stage of the profile, with the training settings of the inventory."""
+    """Return a stage of the profile, with the epochs and the batch size of the inventory in the benchmarks that have them."""
     training = {
         "epochs": variables.get("rackproof_epochs"),
         "batch_size": variables.get("rackproof_batch_size"),
@@ -282,7 +283,7 @@ def _planned_stage(name: str, content: Mapping[str, Any], variables: Variables) 
 
 
 def _soak_settings(content: Mapping[str, Any], variables: Variables) -> dict[str, Any]:
-    """Return the duration of a soak in seconds, and the condition that ends it early."""
+    """Return the fields of `Stage` that only a soak has: its duration in seconds, and which findings end it early."""
     return {
         "duration_s": duration_s(variables, SOAK_DURATION, float(content["duration_s"])),
         "stop_on": str(variables.get("rackproof_soak_stop_on", STOP_ON[0])),
@@ -290,7 +291,10 @@ def _soak_settings(content: Mapping[str, Any], variables: Variables) -> dict[str
 
 
 def _check_manifest(plan: Plan) -> None:
-    """Raise UsageError if the manifest lists GPUs, but not as many for each host as the inventory. A rehearsal is not checked."""
+    """Raise UsageError if the number of a host's GPUs differs between the manifest and the inventory.
+
+    A manifest without GPUs is not checked, nor is a rehearsal.
+    """
     listed = Counter(part.host for part in plan.manifest if part.kind == GPU)
     for host in plan.hosts if listed and not plan.rehearsal else ():
         if listed[host.name] != len(host.devices):

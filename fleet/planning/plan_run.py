@@ -1,4 +1,4 @@
-"""Plan a run: read the files that the inventory names, select the tests that fit into a time budget, and make the plan."""
+"""Make the plan of a run. Read the files that the inventory names; with a time budget, select the tests that fit into it."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from schemas.plans import Plan
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRequest:
-    """The options of the operator, in addition to the inventory."""
+    """What the operator asks for on the command line, in addition to the inventory."""
 
     profile: str | None = None
-    """None: rackproof_profile of the inventory, or else `standard`."""
+    """Name of a profile, or path of a YAML file. None: rackproof_profile of the inventory, or else `standard`."""
     budget: str | None = None
-    """Seconds per host. None: rackproof_budget_s of the inventory, or else the whole profile."""
+    """Seconds per host. None: rackproof_budget_s of the inventory; without either, the whole profile runs."""
     history: Path | None = None
-    """Directory of earlier runs, used if `stored` has none. None: the parent of `run_dir`."""
+    """Directory of earlier runs, used if `stored` is None or returns no run. None: the parent of `run_dir`, if that is set."""
     stored: StoredRuns | None = None
-    """Reads the history of the fleet. None: there is none."""
+    """Function that reads earlier runs from the history of the fleet (rackproof_history). None: the fleet has no history."""
     run_dir: Path | None = None
     """Directory of the run. None: the plan is only printed."""
 
@@ -46,7 +46,7 @@ def plan_run(hosts: Mapping[str, Variables], request: PlanRequest, now: datetime
     """
     first = next(iter(hosts.values()))
     profile = read_profile(request.profile or str(first.get("rackproof_profile", "standard")))
-    profile = without_unused_benchmarks(profile, hosts)  # before a time budget is divided among the benchmarks
+    profile = without_unused_benchmarks(profile, hosts)  # first, so that no time budget is spent on these
     checked_packs(first.get("rackproof_criteria", ()))
     _refuse_unknown_models(hosts)
     run_dir, created = request.run_dir, now.strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""Expand the matrix of a scaling study into its cells."""
+"""Expand the matrix of a scaling study into cells. A cell is one launch: one value for each axis, such as `gpus: 4`."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from schemas.errors import UsageError
 from schemas.studies import MOST_CELLS, WORKLOAD, Cell, Study
 
 AXES = ("hosts", "gpus", "cpus", "precision", "batch_size", "epochs")
-"""The cells are ordered by these axes; the last axis varies fastest."""
+"""Keys of an item (block) of the matrix. The cells of a block are ordered by these axes; the last axis varies fastest."""
 NOT_WITH_A_STUDY = {
-    "rackproof_epochs": "its matrix sets the epochs",
-    "rackproof_batch_size": "its matrix sets the batch sizes",
-    "rackproof_validation_only": "it runs training",
+    "rackproof_epochs": "the matrix of a study sets the epochs",
+    "rackproof_batch_size": "the matrix of a study sets the batch sizes",
+    "rackproof_validation_only": "a study runs training",
 }
-"""Variable of the inventory -> why it cannot be set for a study."""
+"""Variable of the inventory -> why it cannot be set for a study, as a part of an error message."""
 
 
 def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
     """Return the study of a profile, or None if it has none.
 
     Raises:
-        UsageError: the profile has a stage or benchmark other than that of a study, or `may_choose`; the matrix has more than
-            MOST_CELLS cells; the study has a cost limit, but no price; or the inventory sets a variable of NOT_WITH_A_STUDY.
+        UsageError: the profile has anything but the stage `gang` with the benchmark WORKLOAD, or sets `may_choose: true`; the
+            matrix has more than MOST_CELLS cells; the study has a cost limit, but no price; or the inventory sets a variable of
+            NOT_WITH_A_STUDY.
     """
     study = profile.get("study")
     if not study:
@@ -40,7 +41,9 @@ def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
             f"with the benchmark {WORKLOAD}"
         )
     if profile.get("may_choose", False):
-        raise UsageError(f"{where}: may_choose: true: a study runs all of its cells; remove the line")
+        raise UsageError(
+            f"{where} has a study and `may_choose: true`, but a study runs all of its cells: remove `may_choose`"
+        )
     for name, why in NOT_WITH_A_STUDY.items():
         if variables.get(name):
             raise UsageError(f"{name} is {variables[name]!r}, but {where} is a study: {why}; remove the variable")
@@ -68,7 +71,10 @@ def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
 
 
 def _axis_values(matrix: list[Mapping[str, Any]], workload: Mapping[str, Any]) -> list[list[list[Any]]]:
-    """Return the distinct values of each axis for each item (block) of the matrix. `2.0`, an integer by the schema, becomes 2."""
+    """Return, for each block of the matrix, the distinct values of each axis in the order of AXES.
+
+    A value such as `2.0` becomes 2: the schema accepts it as an integer.
+    """
     defaults = {"hosts": 1, "cpus": 0, **workload}
 
     def values_of(block: Mapping[str, Any], axis: str) -> list[Any]:
@@ -79,7 +85,7 @@ def _axis_values(matrix: list[Mapping[str, Any]], workload: Mapping[str, Any]) -
 
 
 def _cells(blocks: list[list[list[Any]]]) -> tuple[Cell, ...]:
-    """Return every combination of each block, in order and without duplicates."""
+    """Return the cells of all blocks: every combination of the values of a block, without duplicates."""
     cells: dict[Cell, None] = {}
     for block in blocks:
         for values in itertools.product(*block):

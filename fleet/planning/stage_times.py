@@ -1,4 +1,4 @@
-"""Compute how long a profile runs: the duration of a soak, or the duration that the budgets of `extended` are scaled to."""
+"""Read the duration of a soak or of a profile such as `extended`, and scale the time budgets of such a profile to it."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ MAX_DURATION_S = 31 * 86400
 
 
 def duration_s(variables: Variables, name: str, default_s: float) -> float:
-    """Return the duration that a variable of the inventory sets, in seconds, or else the duration of the profile.
+    """Return the duration that the inventory variable `name` sets, in seconds; if it is not set, return `default_s`.
+
+    `default_s` is the `duration_s` of the profile.
 
     Raises:
-        UsageError: the duration is invalid, zero or longer than MAX_DURATION_S.
+        UsageError: the duration is invalid, not more than zero, or longer than MAX_DURATION_S.
     """
     text = variables.get(name)
     seconds = default_s if text is None else parse_duration(str(text), name)
@@ -41,7 +43,7 @@ def parse_duration(text: str, name: str = SOAK_DURATION) -> float:
 
 
 def check_scaled_settings(profile: Mapping[str, Any], where: str) -> None:
-    """Raise UsageError if a setting that is scaled is not in the stage, or is not a time budget of its benchmark."""
+    """Raise UsageError if `scaled` names a setting that the stage does not set, or that is not a time budget of its benchmark."""
     for stage, content in profile["stages"].items():
         for benchmark, keys in content.get("scaled", {}).items():
             budgets = (
@@ -56,14 +58,15 @@ def check_scaled_settings(profile: Mapping[str, Any], where: str) -> None:
 
 
 def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -> Plan:
-    """Return the plan with the time budgets in `scaled` multiplied so that all stages take the planned duration together.
+    """Return the plan with the time budgets in `scaled` multiplied by one factor, so that all stages together take the duration.
 
-    The slowest host decides the factor. The deadline of each stage changes by as many seconds as the stage. The plan of a profile
-    without `duration_s` is unchanged.
+    The duration is that in EXTENDED_DURATION, or else `duration_s` of the profile. The slowest host decides the factor. If the
+    duration is not `duration_s`, the deadline of each stage changes by as many seconds as the stage gets longer or shorter. The
+    plan of a profile without `duration_s` is unchanged.
 
     Raises:
-        UsageError: the duration is invalid; it is shorter than the tests take with their shortest time budgets; or the profile
-            scales no time budget.
+        UsageError: the duration is invalid; the tests take longer even with their shortest time budgets; or the profile scales
+            no time budget.
     """
     if "duration_s" not in profile:
         return plan
@@ -79,7 +82,7 @@ def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -
         minutes = int(max(_factor(plan, scaled, host, wanted_s, least)[1] for host in hosts) // 60) + 1
         raise UsageError(
             f"{EXTENDED_DURATION} {format_span(wanted_s)}: the tests of profile {plan.profile} take {format_span(shortest_s)} "
-            f"even with their shortest times: give at least {minutes}m"
+            f"even with the shortest time budgets: give at least {minutes}m"
         )
     default_factor = min(_factor(plan, scaled, host, default_s, least)[0] for host in hosts)
     stages = []
@@ -97,7 +100,7 @@ def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -
 def _factor(
     plan: Plan, scaled: Mapping[str, Mapping[str, Any]], host: PlannedHost, wanted_s: float, least: float
 ) -> tuple[float, float]:
-    """Return the factor of the time budgets with which the host takes `wanted_s`, and its time with the factor `least`, in s."""
+    """Return the factor with which the stages of the host take `wanted_s`, and their seconds with the factor `least`."""
     once, twice = (
         sum(_stage_s(plan, host, _scaled(stage, scaled[stage.name], factor)) for stage in plan.stages)
         for factor in (1, 2)
@@ -115,7 +118,7 @@ def _stage_s(plan: Plan, host: PlannedHost, stage: Stage) -> float:
 
 
 def _least_factor(plan: Plan, scaled: Mapping[str, Mapping[str, Any]]) -> float:
-    """Return the factor below which a time budget would be shorter than its default in the catalogue."""
+    """Return the smallest factor with which no time budget is shorter than its default in the catalogue of benchmarks."""
     return max(
         (
             BENCHMARKS[benchmark].settings[key] / stage.benchmarks[benchmark][key]
@@ -129,7 +132,7 @@ def _least_factor(plan: Plan, scaled: Mapping[str, Mapping[str, Any]]) -> float:
 
 
 def _scaled(stage: Stage, scaled: Mapping[str, Any], factor: float) -> Stage:
-    """Return the stage with these time budgets multiplied. A budget whose default is a whole number of seconds stays whole."""
+    """Return the stage with the time budgets in `scaled` multiplied. A budget whose default is an integer is rounded to one."""
 
     def multiplied(benchmark: str, key: str, value: float) -> float:
         is_whole = isinstance(BENCHMARKS[benchmark].settings[key], int)

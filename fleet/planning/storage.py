@@ -1,4 +1,4 @@
-"""Read from the inventory which directories are measured, and which bandwidths their file systems must reach."""
+"""Read from the inventory which directories are measured, and the bandwidths that their file systems must reach (floors)."""
 
 from __future__ import annotations
 
@@ -21,32 +21,32 @@ def storage_floors(variables: Variables) -> dict[str, float]:
 
 
 def local_directories(name: str, variables: Variables) -> tuple[str, ...]:
-    """Return the directories to measure on disks of the host. Raise UsageError if one is a device."""
+    """Return the directories to measure on disks of the host. Raise UsageError if one is below `/dev`."""
     return _directories(name, variables, "rackproof_local_storage")
 
 
 def shared_directories(name: str, variables: Variables, *, has_gang: bool) -> tuple[str, ...]:
-    """Return the directories to measure that the host shares with other hosts.
+    """Return the directories to measure on file systems that the host shares with other hosts.
 
     Args:
         name: the host.
         variables: its variables.
-        has_gang: whether the profile has a stage of several hosts.
+        has_gang: whether the profile has the stage `gang`, in which several hosts are measured together.
 
     Raises:
-        UsageError: a directory is a device, or the profile has a stage of several hosts and the host is in no gang.
+        UsageError: a directory is below `/dev`, or the profile has the stage `gang` and the host is in no gang.
     """
     directories = _directories(name, variables, "rackproof_shared_storage")
     if directories and has_gang and variables.get("rackproof_gang") == "none":
         raise UsageError(
-            f"host {name}: rackproof_shared_storage is measured by the hosts of a gang, and rackproof_gang is none: set "
-            "rackproof_gang to all, or name the directory in rackproof_local_storage"
+            f"host {name}: only the hosts of a gang measure rackproof_shared_storage, and rackproof_gang is 'none': set "
+            "rackproof_gang to 'all', or name the directory in rackproof_local_storage"
         )
     return directories
 
 
 def _directories(name: str, variables: Variables, variable: str) -> tuple[str, ...]:
-    """Return the directories in a variable of the inventory. Raise UsageError if one is a device."""
+    """Return the directories in a variable of the inventory. Raise UsageError if one is below `/dev`."""
     for directory in (directories := variables.get(variable, ())):
         if f"{directory}/".startswith("/dev/"):
             raise UsageError(

@@ -1,8 +1,9 @@
 """Select the tests of a profile that fit a time budget, by risk × coverage ÷ cost. Equal inputs give equal selections.
 
-The risk of a benchmark is how often it failed on these hosts; it grows with the time since the last run. The coverage is the
-kinds of parts that it exercises; each kind counts less if tests that are already selected exercise it. The cost is the time
-that it took in earlier runs. The approach is from SuperBench's selector (USENIX ATC 2024); the constants are Rackproof's.
+A test is a benchmark in a stage. Its risk is how often it failed on these hosts, and grows with the time since its last run.
+Its coverage is the number of kinds of parts that it exercises; a kind counts less if tests that are already selected exercise
+it. Its cost is the time that it took in earlier runs. The approach is from SuperBench's selector (USENIX ATC 2024); the
+constants are Rackproof's.
 """
 
 from __future__ import annotations
@@ -29,11 +30,12 @@ Stages = Mapping[str, Sequence[str]]
 LAUNCH_S = START_S + END_S
 """Time for the ranks of a stage to start and to end."""
 DEFAULT_SIZE, DEFAULT_GANG = Size(gpus=8), Size(gpus=8, hosts=16)
-"""Sizes for the costs that no earlier run has measured: of a host alone, and of a gang."""
+"""Sizes that are assumed for the cost of a test that no earlier run has timed: of one host, and of a gang (the hosts of one
+multi-node launch)."""
 WEEK_S = 7 * 86400.0
 """A week after its last run, the risk of a test is twice the risk right after the run; each further week adds as much again."""
 NEVER_RUN_S = 12 * WEEK_S
-"""The age of a test that never ran is the time since the first known run, plus these seconds."""
+"""The age of a test that never ran is the time since the oldest known run, plus these seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ class PastRun:
     findings: Mapping[Key, int] = field(default_factory=dict)
     """Number of hosts on which a check of the test failed."""
     cost_s: Mapping[Key, float] = field(default_factory=dict)
-    """Seconds that the test took on the slowest of a few hosts."""
+    """Seconds that the test took on the slowest of the few hosts whose records were read."""
     settings: Mapping[Key, Mapping[str, Any]] = field(default_factory=dict)
     """Settings of the test in the plan of that run; the catalogue has the defaults of all other settings."""
     devices: int = 0
@@ -70,14 +72,14 @@ class _Candidate:
 
     @property
     def risk(self) -> float:
-        """Return the share of measurements with a finding × (1 + weeks since the last run).
+        """Return (findings + 0.5) ÷ (measurements + 1) × (1 + weeks since the last run).
 
-        The share counts one more measurement, with half a finding, so that a test without a finding also has a risk.
+        The summands 0.5 and 1 give a test without a finding a risk above 0.
         """
         return (self.findings + 0.5) / (self.measured + 1) * (1 + self.age_s / WEEK_S)
 
     def reason(self) -> str:
-        """Return the history as text."""
+        """Return the history of the test and the kinds of parts that it covers, as text."""
         when = f"last run {counted(round(self.age_s / 86400), 'day')} ago" if self.has_run else "never run"
         findings = f"{counted(self.findings, 'finding')} in {counted(self.measured, 'measurement')}"
         return f"{findings}, {when}; covers {', '.join(self.parts)}"
@@ -94,7 +96,7 @@ def select_tests(
     Args:
         stages: stage -> its benchmarks, in the profile's order.
         history: earlier runs, in any order.
-        budget_s: seconds to measure a host. Snapshots are always taken and do not count.
+        budget_s: seconds for the benchmarks of a host. Snapshots are always taken and do not count.
         profile: profile of the run; costs measured under it take precedence over costs under other profiles.
         now: UTC, ISO 8601.
     """
@@ -147,7 +149,11 @@ def _cost(item: _Candidate, picked: Sequence[_Candidate]) -> float:
 
 
 def _fitting(remaining: Sequence[_Candidate], picked: Sequence[_Candidate], remaining_s: float) -> list[_Candidate]:
-    """Return the tests that fit into the remaining time. The first pick is a test that hosts run alone, if there is one."""
+    """Return the tests that fit into the remaining time.
+
+    If nothing is picked yet, and there are tests that hosts run alone, return only those of them that fit; if none fits, return
+    the cheapest of them.
+    """
     first = [item for item in remaining if item.key[0] == BENCHMARK] if not picked else []
     if first:
         return [item for item in first if _cost(item, picked) <= remaining_s] or [min(first, key=lambda it: it.cost_s)]
@@ -219,7 +225,7 @@ def selection_summary(plan: Plan) -> list[SummaryLine]:
 
 
 def selection_table(choice: BudgetSelection) -> str:
-    """Return the selection as text, one line per benchmark."""
+    """Return the selection as text: a heading, and one line per benchmark."""
     runs = counted(choice.runs, "earlier run")
     lines = [f"selected for {choice.budget_s:.0f} s by the history of {runs} (takes about {choice.cost_s:.0f} s):"]
     for item in choice.items:

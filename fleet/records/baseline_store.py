@@ -1,7 +1,8 @@
-"""Store baselines on disk, one file per GPU (by serial) and one per host, and copy them into run directories.
+"""Store baselines (figures from accepted runs) on disk, and copy them into run directories.
 
-The copy in a run directory is the snapshot. It is made with the plan, and the plan holds its digest. Judging the run again later
-uses the same baselines, even if other runs were accepted since.
+Each part, which is a host or a GPU, has one file, named by the host name or the serial. The copy in a run directory is the
+snapshot. It is made with the plan, and the plan contains its digest. Judging the run again later uses the same baselines, even if
+other runs were accepted since.
 """
 
 from __future__ import annotations
@@ -46,12 +47,12 @@ def kind_of(plan: Plan) -> str:
 
 
 def kind_directory(directory: Path, kind: str) -> Path:
-    """Return the directory of a kind: rehearsals and simulations have subdirectories of their own."""
+    """Return the directory for a kind of baseline: rehearsals and simulations have subdirectories of their own."""
     return directory if kind == REAL else directory / kind
 
 
 def path_of(part: str, name: str) -> str:
-    """Return the file of a part, relative to the directory of its kind. A serial that is not a safe file name is hashed."""
+    """Return the file of a part, relative to the directory of its kind. If `name` is not a safe file name, it is hashed."""
     stem = name if _SAFE_NAME.fullmatch(name) else f"x-{hashlib.sha256(name.encode()).hexdigest()[:40]}"
     return f"{GPUS if part == GPU else HOSTS}/{stem}.json"
 
@@ -64,7 +65,7 @@ def write(directory: Path, baseline: PartBaseline) -> None:
 
 
 def read(directory: Path, kind: str, part: str, name: str) -> PartBaseline | None:
-    """Return the baseline of a part; None if it has none. Raise DocumentError if the file is invalid."""
+    """Return the baseline of a part; None if the part has no baseline. Raise DocumentError if the file is invalid."""
     path = kind_directory(directory, kind) / path_of(part, name)
     if not path.exists() and not path.is_symlink():
         return None
@@ -85,14 +86,18 @@ def _verified_baseline(document: documents.Json, path: Path, kind: str, part: st
 
 
 def all_baselines(directory: Path, kind: str) -> Iterator[PartBaseline]:
-    """Yield every baseline of a kind: hosts first, by name. Raise RunError if a file is invalid."""
+    """Yield every baseline of a kind: those of hosts, then those of GPUs, each in the order of their file names.
+
+    Raises:
+        RunError: a file is invalid.
+    """
     for folder, part in ((HOSTS, HOST), (GPUS, GPU)):
         for path in sorted((kind_directory(directory, kind) / folder).glob("*.json")):
             try:
                 document = documents.read(path, "baseline")
                 yield _verified_baseline(document, path, kind, part, str(document["id"]))
             except documents.DocumentError as error:
-                raise RunError(f"{error}: remove it, or accept a run of that part again") from None
+                raise RunError(f"{error}: remove the file, or accept a run of that host or GPU again") from None
 
 
 def of_host(directory: Path, kind: str, host: str, gpus: Iterable[Gpu] = ()) -> HostBaseline:
@@ -120,9 +125,9 @@ def _host_baseline(
 
 
 def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir: Path | None) -> PlannedBaseline:
-    """Copy the baselines of these hosts, and of the GPUs that they list, into the run directory; return the plan's reference.
+    """Copy the baselines of these hosts, and of the GPUs in them, into the run directory; return the reference for the plan.
 
-    Without a run directory, nothing is copied.
+    If `run_dir` is None, nothing is copied.
 
     Raises:
         UsageError: the directory has no baseline of this kind, or a file in it is invalid.
@@ -156,7 +161,9 @@ def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir:
 def planned_baseline(
     name: object, rehearsal: bool, hosts: Iterable[str], run_dir: Path | None
 ) -> PlannedBaseline | None:
-    """Return the plan's reference to the baseline `name` of the inventory; None without a name. A resumed run keeps its snapshot.
+    """Return the plan's reference to the baselines in the directory `name` (rackproof_baseline); None if `name` is empty.
+
+    A resumed run keeps the snapshot that it has.
 
     Raises:
         UsageError: as for `snapshot_baseline`.
@@ -171,7 +178,7 @@ def planned_baseline(
 
 
 def _read_regular_file(path: Path) -> bytes | None:
-    """Return the content of a regular file, or None if it does not exist."""
+    """Return the content of a file; None if it does not exist. Raise UsageError if it is unreadable or not a regular file."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -189,7 +196,7 @@ def _parse_baseline(content: bytes, path: Path) -> PartBaseline:
         document = documents.parse(content, source=str(path))
         documents.validate(document, "baseline", source=str(path))
     except documents.DocumentError as error:
-        raise UsageError(f"{error}: remove it, or accept a run of that part again") from None
+        raise UsageError(f"{error}: remove the file, or accept a run of that host or GPU again") from None
     return part_baseline_from_json(document)
 
 
@@ -198,13 +205,13 @@ def _digest(content: bytes) -> str:
 
 
 class BaselineSnapshot:
-    """The snapshot of the baselines in a run directory. It must have the digest that is in the plan."""
+    """The snapshot of the baselines in a run directory. The digest of its index must be the one in the plan."""
 
     def __init__(self, run_dir: Path, plan: Plan) -> None:
         self._home = run_dir / SNAPSHOT
         self._kind = kind_of(plan)
         self._digests: dict[str, str] = {}
-        """Path within the snapshot -> SHA-256."""
+        """Path of a file within the snapshot -> its SHA-256."""
         self._problem = ""
         if plan.baseline is not None:
             self._read_index(plan.baseline)
@@ -233,7 +240,7 @@ class BaselineSnapshot:
             return HostBaseline(problem=f"the run's snapshot of the baseline is invalid: {error}")
 
     def _read(self, part: str, name: str) -> PartBaseline | None:
-        """Return the baseline of a part in the snapshot, or None. Raise DocumentError if its file is missing or has changed."""
+        """Return the baseline of a part; None if the snapshot has none. Raise DocumentError if its file is missing or changed."""
         file = path_of(part, name)
         if file not in self._digests:
             return None

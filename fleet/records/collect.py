@@ -1,9 +1,12 @@
 """Copy records from logs or volumes into the run directory, for runs without a playbook that fetches them.
 
-A record is accepted if its checksum matches, its run id and nonce are those of this run, and its host is in the plan. It
-replaces an earlier record that the report would reject. It replaces any other earlier record only if it extends that record, or
-if the operator chooses between two attempts of a host. A damaged record is rejected. A record of another run or of an unplanned
-host is written to `quarantine/`.
+A collected record that is damaged is rejected. A record is written to `quarantine/` if its run id or nonce is not that of this
+run, if the plan lacks its host, or if the plan has the host in another gang (the hosts of one multi-node launch).
+
+Any other record is written into the run directory. If a record already has its path there, the collected record replaces it in
+three cases: the existing record is invalid or of another run; the collected record extends the existing one (has all of its data,
+and more); or the two are from different attempts (the host began the run twice), and the operator chooses the attempt of the
+collected record.
 """
 
 from __future__ import annotations
@@ -32,10 +35,10 @@ class CollectionResult:
     """The result of a collection. Records are listed by their path in the run directory."""
 
     added: list[str] = field(default_factory=list)
-    """Records that are new, or that replaced the earlier record."""
+    """Records that are new, or that replaced the record in the run directory."""
     unchanged: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """Why records were rejected or quarantined."""
+    """Why records were rejected, or written to `quarantine/`: one text for each."""
     missing: list[str] = field(default_factory=list)
     """Records that the plan expects and the run directory lacks."""
 
@@ -45,7 +48,7 @@ class RecordCollector:
 
     Args:
         directory, plan: run directory and its plan.
-        attempt: the record to use if a host began the run twice: FIRST, LAST, or None to reject its collected records.
+        attempt: which record to use if a host began the run more than once: FIRST, LAST, or None to reject its collected records.
     """
 
     def __init__(self, directory: Path, plan: Plan, attempt: str | None = None) -> None:
@@ -53,7 +56,7 @@ class RecordCollector:
         self._result = CollectionResult()
 
     def add(self, frames: Iterable[FramedRecord]) -> CollectionResult:
-        """Write each record to its path. Of records that extend each other, the latest is used."""
+        """Write each record to its path. If several records are of the same attempt, the latest is written."""
         accepted: dict[str, list[tuple[Record, FramedRecord]]] = {}
         items = list(dict.fromkeys(frames))
         progress.begin("checking records", len(items))
@@ -74,7 +77,7 @@ class RecordCollector:
         return self._result
 
     def _checked(self, item: FramedRecord) -> Record:
-        """Return the record. Raise DocumentError if the record is invalid, or differs from its frame."""
+        """Return the record. Raise DocumentError if it is invalid, or if its log lines name another run, host or gang."""
         document = documents.parse(item.text, source=item.source)
         documents.validate(document, "record", source=item.source)
         record = record_from_json(document, source=item.source)
@@ -141,7 +144,7 @@ class RecordCollector:
         self._journal("replaced", item, f"kept as {self._write_quarantine(item)}")
 
     def _existing_record(self, path: str) -> tuple[Record, FramedRecord] | None:
-        """Return the record in the run directory; None if there is none, or if the report would reject it."""
+        """Return the record in the run directory; None if there is none, or if it is invalid or of another run."""
         if not (self._directory / path).exists():
             return None
         try:
@@ -193,7 +196,10 @@ class RecordCollector:
 
 
 def _group_by_attempt(records: Iterable[tuple[Record, FramedRecord]]) -> list[list[tuple[Record, FramedRecord]]]:
-    """Group records by attempt, oldest first. Within a group, each record extends the one before it."""
+    """Group records by attempt (one execution of the run by a host), oldest first.
+
+    Within a group, each record extends the one before it.
+    """
     attempts: list[list[tuple[Record, FramedRecord]]] = []
     for pair in sorted(records, key=lambda pair: (pair[0].began, pair[0].ended)):
         if attempts and _extends(attempts[-1][-1][0], pair[0]):
@@ -204,7 +210,7 @@ def _group_by_attempt(records: Iterable[tuple[Record, FramedRecord]]) -> list[li
 
 
 def _extends(old: Record, new: Record) -> bool:
-    """Return whether `new` is of the same attempt and holds everything that `old` holds, unchanged."""
+    """Return whether `new` is of the same attempt as `old` and has all data of `old`, unchanged."""
     return (
         (old.began, old.rackproof, old.simulated) == (new.began, new.rackproof, new.simulated)
         and new.snapshots[: len(old.snapshots)] == old.snapshots
@@ -217,11 +223,12 @@ def _extends(old: Record, new: Record) -> bool:
 
 
 def _describe_attempts(attempts: Sequence[Sequence[tuple[Record, FramedRecord]]]) -> str:
-    """Return why a host has several attempts."""
+    """Return the reason why the records of a host are of several attempts, as text for the operator."""
     start_times = sorted({attempt[0][0].began for attempt in attempts})
     if len(start_times) > 1:
-        return f"the host began {len(start_times)} times ({', '.join(start_times)}), for example because its pod was replaced"
+        times = ", ".join(start_times)
+        return f"the host began the run {len(start_times)} times ({times}), for example because its pod was replaced"
     return (
         f"{len(attempts)} records began at {start_times[0]}, but the later one lacks or changes data of the earlier one: "
-        "a host only adds data to its record; another process may have written the record under the name of the host"
+        "a host never removes or changes data in its record, so another process may have written one of them"
     )

@@ -1,4 +1,4 @@
-"""Read records from logs, files and directories."""
+"""Read records from logs, from record files, and from directories of both."""
 
 from __future__ import annotations
 
@@ -15,14 +15,18 @@ from schemas.run_directory import GANGS, HOSTS
 
 STANDARD_INPUT = "-"
 RECORDS = ("record.json", f"{HOSTS}/*.json", f"{GANGS}/*.json", f"{GANGS}/*/*.json")
-"""Paths of records on a host and in a run directory."""
+"""Patterns of the paths of record files, on a host and in a run directory."""
 MAX_FILES = 200_000
 MAX_LINE_BYTES = 1 << 20
-"""Maximum length of a line of a log that may contain a record."""
+"""Lines of a log are read up to about this length; longer lines are split."""
 
 
 def read_source(source: str) -> tuple[list[FramedRecord], list[str]]:
-    """Return the records of one source and its problems. Raise UsageError if the source cannot be read."""
+    """Return the records in a source, and what is wrong with others. Raise UsageError if the source cannot be read.
+
+    Args:
+        source: path of a log, a record (`.json`) or a directory, or `-` for a log on standard input.
+    """
     if source == STANDARD_INPUT:
         return frames.read(_lines(sys.stdin.buffer.fileno()), source="standard input")
     path = Path(source)
@@ -75,7 +79,7 @@ def _directory(directory: Path) -> tuple[list[FramedRecord], list[str]]:
 
 
 def _log(path: Path) -> tuple[list[FramedRecord], list[str]]:
-    """Return the records of one log of a directory, and its problems. An unreadable log is a problem, not an error."""
+    """Return the records of one log of a directory, and its problems. An unreadable log is only a problem."""
     try:
         return read_source(str(path))
     except UsageError as error:

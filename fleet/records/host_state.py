@@ -1,4 +1,4 @@
-"""Build the comparable state of a host from the evidence of a run, or from its baseline."""
+"""Build the state of a host (parts, versions, figures) from the evidence of a run or from the baseline, to compare the two."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ MAX_SERIAL_LENGTH = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A level, and the scope where it was last measured; the scope is empty for a level from a baseline."""
+    """A level (the median of a figure over runs), and the scope of its last measurement; for a baseline, the scope is empty."""
 
     level: Level
     scope: str = ""
@@ -51,7 +51,8 @@ class HostState:
     figures: Mapping[str, Mapping[Key, Figure]] = field(default_factory=dict)
     """Serial of a GPU, or an empty string for the host -> its figures."""
     has_record: bool = True
-    """Whether the run has a record of the host itself, or the host has a baseline. If it is False, everything else is empty."""
+    """Whether the run has a record of the host alone (not only of its gang); for a baseline, whether the host has one.
+    If False, all other fields are empty."""
 
 
 def host_state(evidence: Evidence) -> HostState:
@@ -78,13 +79,13 @@ def host_state(evidence: Evidence) -> HostState:
 
 
 def _figure(observation: Observation, within: str, run_id: str, earlier: Figure | None) -> Figure:
-    """Return the figure of an observation. For readings of a link, the best value of the run counts (`READINGS`).
+    """Return the figure of an observation. A reading of a link counts with its highest value in the run (`READINGS`).
 
     Args:
         observation: a benchmark result, or a reading.
         within: the scope below the GPU; the whole scope if the observation is not of a GPU (`part_of_scope`).
-        run_id: the run.
-        earlier: the figure from the observations before this one; None if this is the first.
+        run_id: the run of the observation.
+        earlier: the figure from earlier observations with the same key; None if this is the first.
     """
     value = float(observation.value) if isinstance(observation.value, int | float) else 0.0
     if earlier and "phase" in observation.params and READINGS.get(observation.name) == 1:
@@ -95,7 +96,7 @@ def _figure(observation: Observation, within: str, run_id: str, earlier: Figure 
 
 
 def accepted_state(baseline: HostBaseline | None) -> HostState:
-    """Return the state of a host when it was accepted."""
+    """Return the state of a host in its baseline."""
     if baseline is None or baseline.host is None:
         return HostState(has_record=False)
     figures = {"": baseline.host.figures, **{serial: part.figures for serial, part in baseline.gpus.items()}}
@@ -142,5 +143,5 @@ def merge_levels(levels: Sequence[Level]) -> Level:
 
 
 def gpus_by_serial(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
-    """Return the GPUs by serial, or UUID; GPUs that report neither are left out."""
+    """Return the GPUs by serial, or by UUID if they report no serial. GPUs that report neither are left out."""
     return {identity(gpu): gpu for gpu in gpus if identity(gpu)}

@@ -1,6 +1,6 @@
-"""Read a run directory on the control node: plan, evidence and events.
+"""Read a run directory on the control node: the plan, the records of each host (its evidence), and the events of the playbooks.
 
-Invalid records and events are listed and otherwise ignored. A run with an invalid plan is refused.
+Invalid records and events are listed as rejected, and otherwise ignored. A run with an invalid plan is refused.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class RecordReader:
             path = record_name(host.name, gang)
             try:
                 records.append(self._record(path, host.name, gang))
-                if not self.plan.simulated:  # the times of a simulation are not those of this machine
+                if not self.plan.simulated:  # a simulation invents the times in its records
                     received[gang] = (self._directory / path).stat().st_mtime + self._clock_lag_s
             except FileNotFoundError:
                 if not gang:
@@ -97,7 +97,7 @@ class RecordReader:
         if problems and host.name not in self._events and not self.plan.simulated:
             problems[-1] += f"; {FETCH_AGAIN}"
         problems += self._events.get(host.name, [])
-        problems += [f"rejected in the journal: {problem}" for problem in self._journal_problems]
+        problems += [f"rejected: {problem}" for problem in self._journal_problems]
         user = self._users.get(host.name, "")
         evidence = Evidence(records=tuple(records), received=received, problem="; ".join(problems), user=user)
         if host.bmc and not self.only_gangs:
@@ -142,7 +142,7 @@ class RecordReader:
             ("simulated", "yes" if record.simulated else "no", "yes" if plan.simulated else "no"),
         ):
             if actual != expected:
-                note = ": it is from another run" if key in ("run", "nonce") else ""
+                note = ": the record is from another run" if key in ("run", "nonce") else ""
                 raise documents.DocumentError(f"{path}: {key} {actual or 'none'}, expected {expected or 'none'}{note}")
         return record
 
@@ -214,7 +214,7 @@ class Run:
 
 
 def plan_advice(directory: Path, error: documents.DocumentError) -> str:
-    """Return what the operator can do if the plan of a run directory is missing or unreadable."""
+    """Return advice for the operator if the plan of a run directory is missing or cannot be read (`error`)."""
     if isinstance(error.__cause__, PermissionError):
         return "read the run as the user who made it, or have that user make it readable"
     if is_run(directory):
@@ -273,7 +273,7 @@ def load(directory: Path, *, only_gangs: bool = False, study: bool = False) -> R
 
 
 def _invalid_reason(plan: Plan) -> str:
-    """Return why a plan that fits the schema is invalid nevertheless, or an empty string."""
+    """Return why a plan is invalid although it matches the schema; empty if it is valid."""
     stages = {stage.name: stage for stage in plan.stages}
     if duplicates := [name for name, count in Counter(host.name for host in plan.hosts).items() if count > 1]:
         return f"duplicate host {duplicates[0]}"
@@ -292,17 +292,17 @@ def _invalid_reason(plan: Plan) -> str:
     for item in plan.expected:
         benchmark = item.name.split(".")[0]
         if item.scope == "peers" and type(_rounds(benchmark, stages[item.stage])) is not int:
-            return f"it expects {item.name!a} of pairs of hosts, but has no number of rounds for them"
+            return f"it expects {item.name!a} of pairs of hosts, but has no valid number of `rounds` for them"
     return "" if plan.study else _wrong_expectations(plan)
 
 
 def _wrong_expectations(plan: Plan) -> str:
-    """Return how the figures that the plan expects differ from those that its stages measure; empty if they do not."""
+    """Return how the figures that the plan expects differ from those that its stages measure; empty if they are the same."""
     listed = Counter(map(_expected_figure, plan.expected))
     measured = Counter(map(_expected_figure, expectations(plan.stages, rehearsal=plan.rehearsal)))
     for figures, text in (
-        (measured - listed, "does not expect {name} of the stage {stage}, which measures it"),
-        (listed - measured, "expects {name} of the stage {stage}, which does not measure it"),
+        (measured - listed, "does not expect {name}, which its stage {stage} measures"),
+        (listed - measured, "expects {name}, but its stage {stage} does not measure it"),
     ):
         if figures:
             stage, name = min(figures)[:2]
@@ -320,7 +320,7 @@ def _rounds(benchmark: str, stage: Stage) -> object:
 
 
 def _unplanned_records(directory: Path, plan: Plan) -> list[Quarantined]:
-    """Return the files among the records that belong to no planned host."""
+    """Return the files in the directories of records that belong to no host of the plan."""
     planned, paths = {*record_names(plan), *bmc_record_names(plan)}, RunDirectory(directory)
     return [
         # A file name may have bytes that are not UTF-8; the report shows them as \xff.

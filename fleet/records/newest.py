@@ -11,11 +11,11 @@ from schemas.plans import Plan
 from schemas.run_directory import RunDirectory, runs_in
 
 RUNS = Path("runs")
-"""Where playbooks and `rackproof run` put runs."""
+"""Directory in which playbooks and `rackproof run` create run directories."""
 
 
 def run_or_newest(run_dir: Path | None) -> Path:
-    """Return `run_dir`, or the newest run in RUNS, which is named on stderr.
+    """Return `run_dir`, or the newest run in RUNS if `run_dir` is None. In that case, print the path of the run to stderr.
 
     Raises:
         UsageError: `run_dir` is None, and there is no run in RUNS.
@@ -34,10 +34,11 @@ def run_or_newest(run_dir: Path | None) -> Path:
 def newest_two() -> tuple[Path, Path]:
     """Return two runs in RUNS: the last earlier run that is comparable with the newest run, and the newest run.
 
-    Comparable runs have the same hosts and are both real, both rehearsals or both simulations. The two runs are named on stderr.
+    Comparable runs have the same hosts and are both real, both rehearsals or both simulations. Print the paths of the two runs to
+    stderr.
 
     Raises:
-        UsageError: there are no two such runs.
+        UsageError: RUNS has no run, the plan of the newest run is not readable, or no earlier run is comparable with it.
     """
     runs = _newest_first()
     newest = _read_plan(runs[0]) if runs else None
@@ -55,7 +56,7 @@ def newest_two() -> tuple[Path, Path]:
 
 
 def _newest_first() -> list[Path]:
-    """Return the runs in RUNS, newest first. A run began when its plan was written."""
+    """Return the runs in RUNS, newest first, by the time at which the plan was written."""
     return sorted(runs_in(RUNS), key=lambda run: (RunDirectory(run).plan.stat().st_mtime_ns, run.name), reverse=True)
 
 

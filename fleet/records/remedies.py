@@ -7,7 +7,7 @@ import re
 REMEDIES = (
     (
         r"requires the locale encoding to be UTF-8|could not initialize the preferred locale",
-        "set a locale that `locale -a` lists, in UTF-8: export LC_ALL=C.UTF-8",
+        "set a UTF-8 locale that `locale -a` lists, for example: export LC_ALL=C.UTF-8",
     ),
     (
         r"is not a known host nor group",
@@ -36,7 +36,7 @@ REMEDIES = (
     ),
     (
         r"ssh: (connect to host .*: (Connection (refused|timed out)|No route to host)|Could not resolve hostname)",
-        "check that ssh reaches the host: ansible_host, ansible_port, its network",
+        "check that ssh reaches the host: check ansible_host, ansible_port and the network of the host",
     ),
     (
         r"Missing sudo password|Incorrect sudo password|sudo: a password is required",

@@ -1,8 +1,8 @@
 """Lock a run directory for one playbook, and clean up after an interrupted attempt.
 
 The tasks of a playbook are short-lived processes, so `lock.json` names the process of ansible-playbook. The lock is void as soon
-as that process has exited, so `kill -9` leaves no lock that must be removed. Whether the process has exited can be checked only
-on the machine on which it ran.
+as that process has exited, so no lock must be removed by hand after a `kill -9`. Whether the process has exited can be checked
+only on the machine, and in the container, in which it was started.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from schemas.times import utc_now
 _TEMPORARY = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")
 """Name of a file that documents.write_text is still writing."""
 _MAX_ACTIVE_RUNS = 200
-"""Maximum number of other runs that a lock names."""
+"""Maximum number of other runs that `lock.json` lists as running."""
 
 
 def acquire(directory: Path, *, take_over: bool = False) -> str:
@@ -82,7 +82,7 @@ def release(directory: Path, outcome: str) -> None:
 
 
 def holder(directory: Path) -> Claim | None:
-    """Return the process that holds the lock, or held it when it was interrupted; None if there is no readable lock."""
+    """Return the process in the lock, which may have exited since; None if there is no readable lock."""
     try:
         descriptor = os.open(RunDirectory(directory).lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -115,7 +115,7 @@ def _refuse_active_holder(directory: Path, owner: Claim, take_over: bool) -> Non
     what = f"run {owner.run_id} is locked by {owner.who()} since {owner.since}"
     if lives:
         raise HeldError(
-            f"{what}: wait until it finishes, or stop it (kill {owner.pid}) and start this again to resume the run; "
+            f"{what}: wait until it finishes, or stop it (kill {owner.pid}) and repeat this command to resume the run; "
             "for a separate run choose another rackproof_run_id"
         )
     raise HeldError(
@@ -125,7 +125,7 @@ def _refuse_active_holder(directory: Path, owner: Claim, take_over: bool) -> Non
 
 
 def _active_runs(directory: Path) -> tuple[str, ...]:
-    """Return the other runs of the same parent directory that are or may be in progress."""
+    """Return the ids of other runs in the same parent directory that are running or may be running."""
     others = (holder(path.parent) for path in sorted(directory.parent.glob(f"*/{LOCK}")) if path.parent != directory)
     return tuple(other.run_id for other in others if other and other.is_running() is not False)[:_MAX_ACTIVE_RUNS]
 
@@ -184,7 +184,7 @@ def _run_files(directory: Path) -> Iterator[Path]:
 
 
 def _drop_partial_line(path: Path) -> None:
-    """Cut off an incomplete last line; the resuming attempt writes the event again."""
+    """Cut off an incomplete last line, which a killed process left."""
     if path.is_symlink() or not path.is_file():
         return
     with path.open("r+b") as file:

@@ -13,7 +13,8 @@ from schemas.records import MEASURED, Observation
 _VERSIONS = tuple(
     f"{separator}{word}" for separator in "._" for word in ("version", "firmware", "model", "release", "part_number")
 )
-"""Suffixes of names. A text reading whose name has one of them is listed even if no criterion compares it over the fleet."""
+"""Suffixes of names. A reading whose name ends in one of them, and whose value is a text, is listed even if no criterion
+compares it over the fleet."""
 
 
 def versions(
@@ -23,7 +24,7 @@ def versions(
 
     Args:
         evidence: the evidence of the host.
-        criteria: the criteria that judge the host; observations that they compare over the fleet are listed too.
+        criteria: the criteria that judge the host. Observations that match one of `compared_criteria` are listed too.
         observations: index of the evidence, if the caller has one.
     """
     compared = compared_criteria(criteria)
@@ -46,7 +47,10 @@ def versions(
 
 
 def compared_criteria(criteria: Iterable[Criterion]) -> list[Criterion]:
-    """Return the criteria that compare a version or setting over all hosts or GPUs, also those with `same_as_fleet: false`."""
+    """Return the criteria with `same_as_fleet` for a version or setting of hosts or GPUs.
+
+    Those with `same_as_fleet: false`, which switch the comparison off, are included.
+    """
     return [
         item
         for item in criteria
@@ -62,7 +66,7 @@ def version_names(names: Iterable[str], compared: Sequence[Criterion]) -> list[s
     """Return the names whose observations may be versions."""
     ordered = tuple(names)
     possible = {name for criterion in compared for name in criterion.matched(ordered)}
-    # The versions of a launch are listed from its `software`.
+    # The observations `launch.*` repeat the versions in `Evidence.software`, which `versions` lists already.
     return [
         name for name in ordered if (name in possible or name.endswith(_VERSIONS)) and not name.startswith(f"{LAUNCH}.")
     ]

@@ -1,4 +1,4 @@
-"""Collect what a host reports about each of its network adapters, for the pages of the adapters. Reads no files."""
+"""Collect what a host reports about each of its network adapters, for the report page of each adapter. Reads no files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Draft:
 
 
 def host_adapters(view: HostView) -> tuple[Adapter, ...]:
-    """Return the network adapters of a host, those for RDMA first, each with the Ethernet interfaces of its ports."""
+    """Return the network adapters of a host, RDMA adapters first. These include the Ethernet interfaces of their ports."""
     last = {
         name: _last(view, name)
         for name in view.observations.metrics
@@ -80,14 +80,14 @@ def _drafts(view: HostView, devices: set[str]) -> list[_Draft]:
 
 
 def _natural(device: str) -> tuple[str, int, str]:
-    """Return a key that sorts `mlx5_9` before `mlx5_10`, and adapters for RDMA before other NICs."""
+    """Return a key that sorts `mlx5_9` before `mlx5_10`, and RDMA adapters before other NICs."""
     kind = Scope.parse(device).device_kind
     name = Scope.parse(device).get(kind)
     return kind, len(name), name
 
 
 def _last(view: HostView, name: str) -> Mapping[str, tuple[Value, str]]:
-    """Return scope -> value, or None with the reason why it is absent, as in the last snapshot that has the scope."""
+    """Return scope -> (value, ""), or (None, reason why it is absent), from the last snapshot that has the scope."""
     last: dict[str, tuple[Value, str]] = {}
     for _, metric in view.observations.metrics.get(name, ()):
         last |= {scope: (value, "") for scope, value in metric.values.items()}
@@ -96,7 +96,10 @@ def _last(view: HostView, name: str) -> Mapping[str, tuple[Value, str]]:
 
 
 def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -> AdapterReading:
-    """Return a reading of an adapter. A counter also has its increase during the run, and its rate per hour before the run."""
+    """Return a reading of an adapter.
+
+    For a counter above 0 it includes the increase during the run, and the hourly rate before the run.
+    """
     reading = AdapterReading(name=name, scope=scope, unit=READINGS[name].unit, value=value, reason=reason)
     if not READINGS[name].counter or reading.unit != "1" or not finite(value):
         return reading

@@ -17,11 +17,11 @@ from fleet.report.terminal import plain_table
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """The first version of a branch that has all published fixes; for a product without a reading, any version with a fix."""
+    """The first version of a branch with all published fixes; for a product whose version is not read, any version with a fix."""
 
     product: str
     reading: str
-    """Reading to compare with the floor; empty if no reading states the version of the product."""
+    """Reading to compare with the floor, such as `driver.version`; empty if the version of the product is not read."""
     line: str
     """The branch, as the vendor names it."""
     version: str
@@ -32,12 +32,12 @@ class Floor:
 def floors(advisories: Advisories) -> Iterator[Floor]:
     """Yield the floors of every product: released versions that have a fix and that no advisory lists as affected.
 
-    A product without a reading must be compared by hand; every version of it that has a fix is listed.
+    A product whose version is not read must be compared by hand, so every version of it that has a fix is listed.
     """
     for key, product in PRODUCTS.items():
         items = advisories.products.get(key, ())
         found: dict[tuple[str, str], tuple[AffectedRange, Advisory]] = {}
-        for advisory in items:  # the newest first
+        for advisory in items:  # newest first
             for fix in advisory.ranges:
                 is_release = re.fullmatch(r"[\d.]+", fix.fixed)
                 if not product.reading or (is_release and not any(other.range_of(fix.fixed) for other in items)):
@@ -65,7 +65,7 @@ def floors_blocks(advisories: Advisories, now: str) -> list[Table | Text]:
 
 
 def floors_json(advisories: Advisories, now: str) -> dict[str, Any]:
-    """Return the floors for a program."""
+    """Return the floors as JSON, for programs."""
     return {
         "date": advisories.date,
         "age_days": advisories.age_days(now),
@@ -96,6 +96,6 @@ def _age_lines(advisories: Advisories, now: str) -> Iterator[str]:
     yield f"The list dates from {advisories.date} and is {counted(age, 'day')} old."
     if age > STALE_AFTER_DAYS:
         yield (
-            f"It is older than {STALE_AFTER_DAYS} days, and later advisories are not in it. To renew it: rackproof criteria "
-            "versions --rebuild, as in docs/versions.md"
+            f"It is older than {STALE_AFTER_DAYS} days, so it may lack advisories. To renew it, run rackproof criteria "
+            "versions --rebuild (docs/versions.md)."
         )

@@ -1,4 +1,4 @@
-"""Render the changes between two runs as Markdown and as lines for a terminal."""
+"""Render the changes since a baseline or an earlier run, as Markdown and as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ MAX_ROWS = 100
 MAX_LINES = 200
 """Maximum number of rows on a terminal."""
 MAX_NAMES = 4
-"""Maximum number of parts that a row names."""
+"""Maximum number of parts, such as hosts and GPUs, that a row names."""
 TEXT_LIMIT = 600
 """Maximum number of characters that describe a change."""
 MINOR_KINDS = (CHANGED, IMPROVED, FIGURES_NEW)
-"""Kinds of changes that `changes_blocks` only counts, unless its argument `everything` is true."""
+"""Kinds of changes that `changes_blocks` only counts and does not list, unless its argument `everything` is true."""
 TITLE = "Changes since acceptance"
 
 
 def changes_section(report: FleetReport) -> list[str]:
-    """Return the section on changes since the accepted records; no section if the run has no baseline."""
+    """Return the section on the changes since the baseline; an empty list if the run has no baseline."""
     if not report.baseline:
         return []
     head = f"Compared with the baseline {code(report.baseline[:12])}: {count_by_kind(report.changes)}."
@@ -72,8 +72,8 @@ def _row(change: Change) -> tuple[str, ...]:
 def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> list[Table | Text]:
     """Return a table of the changes for a terminal, and lines that count the changes that the table leaves out.
 
-    Regressions, changed parts, and what is unclear or missing come first. A row has the changes of one kind to a part; parts with
-    equal changes share a row. Unless `everything` is true, changes of MINOR_KINDS are only counted.
+    Regressions and changed parts (`counts`), and unclear or missing values (`is_unreported`) come first. A row has the changes of
+    one kind to a part; parts with equal changes share a row. Unless `everything` is true, MINOR_KINDS are only counted.
     """
     major = [change for change in changes if change.counts or change.is_unreported]
     others = [change for change in changes if not change.counts and not change.is_unreported]
@@ -92,7 +92,7 @@ def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> li
     if len(groups) > MAX_LINES:
         blocks.append(Text(f"… and {counted(len(groups) - MAX_LINES, 'more row')} (--json has all changes)"))
     if minor:
-        blocks.append(Text(f"not shown: {count_by_kind(minor)} (--all)"))
+        blocks.append(Text(f"not shown: {count_by_kind(minor)} (--all lists them)"))
     return blocks
 
 
@@ -120,7 +120,7 @@ def _content(change: Change) -> tuple[object, ...]:
 
 
 def has_values(change: Change) -> bool:
-    """Return whether the old and the new value explain the change. Otherwise its text does."""
+    """Return whether the old and the new value explain the change. If not, `change.text` explains it."""
     return change.old is not None and change.new is not None and not change.is_unreported and change.kind not in PARTS
 
 
@@ -145,7 +145,7 @@ def _what(change: Change) -> str:
 
 
 def changes_page(title: str, facts: Sequence[str], changes: Sequence[Change]) -> str:
-    """Return a Markdown page of `rackproof diff` for a ticket."""
+    """Return the changes as a Markdown page, which `rackproof diff` prints for a ticket."""
     fact_list = "\n".join(f"- {fact}" for fact in facts)
     body = f"\n\n{changes_table(changes, 'the output of `rackproof diff --json`')}" if changes else ""
     return f"# {title}\n\n{fact_list}\n\n{count_by_kind(changes).capitalize()}.{body}\n"

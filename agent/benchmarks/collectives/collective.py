@@ -1,8 +1,8 @@
 """Collective operations between all ranks: bandwidth, latency, correctness of every element, and NCCL's transport.
 
-Sizes, algbw and busbw are defined as in nccl-tests (doc/PERFORMANCE.md), with one exception: the algbw of hypercube is
-size / time, as for all other operations. The size is the larger of a rank's send and receive buffers. busbw = algbw × a
-factor that makes the product comparable with the rate of a link.
+The size of an operation is that of the larger of a rank's two buffers (send and receive). algbw = size / time. busbw = algbw × a
+factor that makes the product comparable with the rate of a link. These are the definitions of nccl-tests (doc/PERFORMANCE.md),
+except for the algbw of hypercube, which nccl-tests computes differently.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from schemas.records import ERROR, SKIPPED
 
 UNITS = {"algbw": "B/s", "busbw": "B/s", "latency": "s", "wrong_elements": "1"}
 SPAN_S = 0.02
-"""Length of a timed span. It covers several operations, because a CUDA event costs about 40 µs (measured, 4 H200).
-nccl-tests also times 20 operations at once."""
+"""Seconds in a timed span on GPUs. A span covers several operations, because the CUDA events at its ends cost about 40 µs
+(measured, 4 H200). nccl-tests also times 20 operations together."""
 CPU_SPAN_S = 1e-4
-"""Length of a timed span on CPUs. It is short, because reading the clock costs only 0.1 µs, and a longer span would take
+"""Seconds in a timed span on CPUs. It is short, because reading the clock costs only 0.1 µs, and a longer span would take
 seconds if ranks share CPUs."""
 GRAPH_CALLS = 100
 """Operations in one CUDA graph."""
@@ -109,7 +109,7 @@ def _measure(
         _report_absent(context, case, ERROR, reason)
         return
     wrong_before = buffers.run_and_check()
-    context.synchronize()  # times out if the operation hangs; reading the count would wait without end
+    context.synchronize()  # raises TimeoutError if the operation hangs; reading the count would wait without end
     wrong = context.sum_over_ranks(float(wrong_before))
     params = _params(context, case.size) | {"placement": case.placement, **choice}
     try:
@@ -151,7 +151,7 @@ def _sample(context: Context, work: Work | Sequence[Work], settings: Mapping[str
 
 
 def _allocate(context: Context, case: Case, communicator: Communicator | None) -> tuple[CollectiveBuffers | None, str]:
-    """Return the buffers, or None and a reason. Either all ranks get buffers or none: one rank alone would hang."""
+    """Return the buffers, or None and a reason. If any rank gets none, all get none: an operation needs all ranks."""
     buffers, error = None, None
     try:
         if case.op == "hypercube" and context.world_size & (context.world_size - 1):
@@ -206,9 +206,9 @@ def _find_nccl_choices(
 ) -> dict[Case, dict[str, Any]]:
     """Run every case once, untimed, with NCCL's log enabled, and report transport, channels and use of NVLS.
 
-    Return case -> what NCCL chose for it, as parameters of the figures.
+    Return case -> parameters of its figures: transport, use of NVLS and, if NCCL logs them, algorithm and protocol.
     """
-    context.set_phase("collective paths")
+    context.set_phase("collective: find what NCCL chooses")
     log = nccl_log.NcclLog(context.work / f"nccl.rank{context.rank}.log")
     text, choices = "", {}
     for case in cases:
@@ -235,20 +235,20 @@ def _find_nccl_choices(
                 unit="1",
                 scope=context.world_scope,
                 status=ERROR,
-                reason="not in NCCL's log",
+                reason="NCCL's log does not state it",
                 world_size=context.world_size,
             )
     known = {key: value for key, value in facts.items() if value is not None and key != "channels"}
     if not disabled:
-        known["nccl_log"] = "open"  # then each latency includes the time to write a log line
+        known["nccl_log"] = "open"  # the log is still enabled, so each latency includes the time to write to it
     return {case: {**known, **choice} for case, choice in choices.items()}
 
 
 def all_transports(context: Context, transport: str, key: str) -> str:
     """Return the transports of all ranks, because the log of a rank shows only the transport of this rank.
 
-    The ranks exchange their transports in the store of the launch under `key`. A rank without a transport in its log counts as
-    `unknown`. The result is empty if no log has one.
+    The ranks exchange their transports in the store of the launch under `key`. If only the logs of some ranks state a
+    transport, the transport of the other ranks is `unknown`. If no log states one, the result is empty.
     """
     context.store.set(f"{key}/{context.rank}", transport)
     context.min_max_over_ranks(1)  # serves as a barrier: afterwards every rank has set its key

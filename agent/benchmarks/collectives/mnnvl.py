@@ -1,7 +1,7 @@
 """Collectives of a launch whose hosts share one NVLink domain, measured with and without NVLink between the hosts.
 
-NCCL reads NCCL_MNNVL_ENABLE once in a process. Therefore each rank starts a new process (`mnnvl_rank`) for each of the two
-measurements. If the inventory does not put all hosts of the launch into one domain, nothing is measured.
+A process reads NCCL_MNNVL_ENABLE only once, when it first uses NCCL. Therefore each rank starts a new process (`mnnvl_rank`) for
+each of the two measurements. If the inventory does not put all hosts of the launch into one domain, nothing is measured.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     The first bandwidth (parameter `mnnvl`: true) is measured with the transport that NCCL chooses. The second (false) is measured
     with NCCL_MNNVL_ENABLE=0, which prevents NVLink between the hosts. The ratio is the first divided by the second.
 
-    If a result has wrong elements on any rank, their number on all ranks (`mnnvl.wrong_elements`) is reported in place of the
-    bandwidth.
+    If an operation gives wrong elements on any rank, their number over all ranks (`mnnvl.wrong_elements`) is reported, and the
+    bandwidth is reported as an error.
     """
     if context.kind != "gpu" or not read_request(context).get("nvlink_domain"):
         return
@@ -71,7 +71,7 @@ def _measure(context: Context, settings: Mapping[str, Any], *, enabled: bool) ->
     problem = ""
     try:
         results = _run_rank(context, settings, log_path, enabled=enabled)
-    except (MeasurementError, OSError) as error:  # reported after the other ranks have been informed
+    except (MeasurementError, OSError) as error:  # reported below, after the ranks have exchanged their problems
         problem = str(error) or type(error).__name__
     if problems := _problems_of_ranks(context, problem, f"mnnvl{int(enabled)}/problem"):
         _report_absent(context, settings, problems, enabled=enabled)
@@ -151,7 +151,7 @@ def _run_rank(context: Context, settings: Mapping[str, Any], log_path: Path, *, 
 
 
 def _wait(context: Context, process: subprocess.Popen[bytes], output: int, key: str, deadline: float) -> Results:
-    """Pass the communicator's ID from rank 0's process to those of the other ranks; return the results of this rank's process."""
+    """Pass the communicator's ID from rank 0's process to the other ranks' processes; return this rank's results."""
     shared = False
     while time.monotonic() < deadline:
         context.heartbeat.record_progress()
@@ -171,7 +171,7 @@ def _wait(context: Context, process: subprocess.Popen[bytes], output: int, key: 
 
 
 def _send(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
-    """Write a message to the process. A process that has ended is reported by `_wait`, with its exit code."""
+    """Write a message to the process. If the process has ended, do nothing: `_wait` reports its exit code."""
     if process.stdin is not None:
         with suppress(BrokenPipeError):
             line = f"{json.dumps(message)}\n".encode()
@@ -181,7 +181,7 @@ def _send(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
 def _answer(file: int) -> dict[str, Any]:
     """Return the objects that the process has written so far, merged into one."""
     answer: dict[str, Any] = {}
-    output = os.pread(file, MAX_OUTPUT, 0)  # leaves the file position unchanged: the process writes there
+    output = os.pread(file, MAX_OUTPUT, 0)  # does not move the file position, at which the process writes
     for item in _objects(output.decode(errors="replace")):
         answer |= item
     return answer

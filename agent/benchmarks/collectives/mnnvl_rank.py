@@ -1,4 +1,4 @@
-"""Measure collectives as one rank in a separate process, because NCCL reads NCCL_MNNVL_ENABLE only once in a process.
+"""Measure collectives as one rank in a separate process, because a process reads NCCL_MNNVL_ENABLE only once.
 
 This program reads a request as one line of JSON from standard input, and writes lines of JSON to standard output. Rank 0 first
 writes the ID of the communicator (`id`); the other ranks read that ID from their standard input. The last line has `results` or
@@ -46,7 +46,7 @@ class PipeStore:
 def measure(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return for each operation and size: median time in seconds, bytes of the larger buffer, and number of wrong elements.
 
-    This rank's receive buffer is checked before and after the timed runs. The number is the sum of both checks.
+    This rank's receive buffer is checked before and after the timed runs. The wrong elements of both checks are added up.
     """
     device = torch.device("cuda", request["device"])
     torch.cuda.set_device(device)

@@ -1,4 +1,4 @@
-"""The collective operations as nccl-tests defines them: buffers, values sent, values expected, and the call."""
+"""The collective operations of nccl-tests: their buffers, the values to send, the values to expect, and the call."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import torch.distributed as dist
 from agent.benchmarks.runtime.nccl import Communicator
 
 CHUNK = 1 << 24
-"""Maximum number of elements that are filled or checked at once. This limits the memory for the expected values."""
+"""Maximum number of elements that are filled or checked at once, to limit the memory for the expected values. (Elsewhere in this
+file, a chunk is the part of a buffer that belongs to one rank.)"""
 PERIOD = 251
 """The pattern (see `pattern`) repeats the integers 0 to 250."""
 TERMS = 61
-"""What a rank adds to the pattern in a reduction is its rank modulo TERMS.
+"""In a reduction, each rank adds its rank modulo TERMS to the pattern (reduce_scatter: also the chunk's number modulo TERMS).
 
-So all sums are below 2^24 up to 45 000 ranks. fp32 represents such integers exactly, in whatever order NCCL adds.
+With these small terms, all sums over up to 45 000 ranks are below 2^24, so fp32 represents them exactly, in whatever order NCCL
+adds.
 """
 
 Call = Callable[[torch.Tensor, torch.Tensor], object]
@@ -155,7 +157,7 @@ OPERATIONS = {
 
 
 class CollectiveBuffers:
-    """Send and receive buffer (fp32) of one rank for one operation; the larger one has about `size` bytes.
+    """Send and receive buffer (fp32) of one rank for one operation. The larger one has `size` bytes, rounded to whole elements.
 
     `run` starts one operation on the current stream. For an in-place operation, the buffers overlap as NCCL requires: they are
     the same buffer, or one of them is the rank's chunk of the other buffer.
@@ -198,8 +200,8 @@ class CollectiveBuffers:
     def run_and_check(self) -> torch.Tensor:
         """Fill the send buffer, run once, and return the number of wrong elements in this rank's receive buffer.
 
-        The number is 0 on a rank that receives nothing. It stays on the device, because reading it waits for the operation,
-        which may hang.
+        The number is 0 on a rank that receives nothing. It is returned as a tensor on the device, because reading it waits for
+        the operation, which may hang.
         """
         self.receive.fill_(float("nan"))  # so that the result of an earlier run does not count as correct
         for index, chunk in enumerate(self.send.chunk(self._n if self._operation.sends_chunks else 1)):
@@ -218,7 +220,7 @@ def pattern(start: int, count: int, device: torch.device) -> torch.Tensor:
 
 
 def count_wrong_elements(receive: torch.Tensor, operation: Operation, rank: int, n: int) -> torch.Tensor:
-    """Return how many elements differ from the expected ones."""
+    """Return how many elements of a rank's receive buffer differ from the expected values."""
     wrong = torch.zeros((), dtype=torch.int64, device=receive.device)
     for index, chunk in enumerate(receive.chunk(n if operation.receives_chunks else 1)):
         factor, addend = operation.received(rank, index, n)

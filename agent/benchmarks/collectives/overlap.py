@@ -63,7 +63,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def overlap_figures(computation: float, communication: float, both: float) -> tuple[float, float]:
-    """Return the hidden share and the slowdown, given the seconds of each operation alone and of both at once.
+    """Return the hidden share and the slowdown, from the seconds of each operation alone and of both at once.
 
     A share below 0 (both at once take longer than one after the other) is reported as 0, a share above 1 (noise) as 1. The
     slowdown is not limited.

@@ -1,9 +1,9 @@
 """Seeded computations whose results must be bit-identical: in every repetition, and on all GPUs with equal model and software.
 
 The computations find a GPU that computes or copies wrongly without reporting an error (silent data corruption). Many such GPUs
-fail only when hot, so the computations are repeated with all GPUs busy. Each result is compared on the device with the first
-result, but the result of a copy with the copied data. The control node compares the digests of the first results of all GPUs
-with equal model and software.
+fail only when hot, so the computations are repeated with all GPUs busy. Each result is compared, on the device, with the
+first result (the result of a copy, however, with the copied data). A digest (a checksum of 64 bits) stands for each result. The
+control node compares the digests of the first results of all GPUs with equal model and software.
 """
 
 from __future__ import annotations
@@ -22,10 +22,12 @@ from schemas.records import ERROR, SKIPPED, UNSUPPORTED
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `digest.value` (16 hexadecimal digits), `.mismatches` (wrong repetitions), `.wrong_peer_copies` (wrong round trips).
+    """Report `digest.value` (16 hexadecimal digits), and numbers of errors: `.mismatches`, `.wrong_peer_copies`.
 
-    `seconds` is divided equally among the workloads. Each kind of copy in `peer_copies` counts as one more workload,
-    which includes the copies to all other GPUs.
+    `.mismatches` counts the wrong repetitions of a workload, `.wrong_peer_copies` the wrong round trips to another GPU and back.
+
+    `seconds` is divided equally among the workloads. Each kind of copy in the setting `peer_copies` counts as one more workload;
+    its share of the time is for the copies to all other GPUs together.
     """
     workloads = settings["workloads"]
     peer_copies = settings["peer_copies"] if context.kind == "gpu" else []
@@ -93,7 +95,7 @@ def _copy_to_peers(context: Context, copy: str, size: int, seconds: float) -> No
 
 @dataclass
 class Digests:
-    """The digests of one workload so far: the first one, the number of wrong ones, and the number that was checked."""
+    """The digests of one workload so far: the first digest, the number of wrong digests, and the number of checked digests."""
 
     first: int = 0
     mismatches: int = 0

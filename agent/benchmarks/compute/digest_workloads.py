@@ -88,7 +88,7 @@ def _gemm_fp8(left_dtype: torch.dtype) -> Prepare:
 def _gemm_fp4(size: int, device: torch.device) -> Computation:
     """Prepare the product of two NVFP4 matrices: e2m1, two elements in a byte, with a scale in e4m3 for each FP4_BLOCK elements.
 
-    `size` must be a multiple of 128. Every byte is a pair of finite numbers. The scales are 0.5 to 1.9.
+    `size` must be a multiple of 128. Every byte is a pair of finite numbers. The scales are 0.5 to 1.875.
     """
     dtype = torch.float4_e2m1fn_x2
     factors, scales = [], []
@@ -219,7 +219,7 @@ def _round_trip(size: int, device: torch.device, buffer: torch.Tensor) -> Comput
     """Prepare copies of random words to `buffer` and back. The result has the words that were read back.
 
     The inverted words are copied first, then the words themselves. So each bit is copied once as 0 and once as 1. If a copy
-    is silently left out, the buffer still has the words of the previous copy, and all of these count as wrong.
+    is silently left out, the buffer still has the words of the previous copy, every bit of which differs.
     """
     words = _random_words(size, size, 14)
     expected = torch.stack([~words, words])

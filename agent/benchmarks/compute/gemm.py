@@ -24,15 +24,15 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "fp8": 2e-2}
-"""Largest tolerated error of a row's checksum, relative to the root mean square of all checksums. Rounding stays below it."""
+"""Largest tolerated error of a row's checksum, relative to the root mean square of all checksums. Rounding errors are smaller."""
 CHECKSUMS = 4
-"""Number of checksums of each row: its products with this many random vectors."""
+"""Number of checksums of each row. A checksum is the product of the row and a random vector."""
 DTYPE_REST_S = 0.3
-"""Pause before each precision, so that the GPU is not still hot, or at its power limit, from the precision before."""
+"""Seconds of rest before each precision, so that the GPU is not still hot, or at its power limit, from the previous precision."""
 BLOCK_REST_S = 0.05
-"""Pause between the blocks of one precision. Without it a GPU reaches its power limit during the run, and the median mixes times
-from before and from after that moment. Measured on H200: bf16, fp16 and tf32 varied by 10 to 12 % from run to run without the
-pause, by at most 0.23 % with it."""
+"""Seconds of rest between the blocks of timed products of one precision. Without this pause a GPU reaches its
+power limit during the run, and the median mixes times from before and from after that moment. Measured on H200: bf16, fp16 and
+tf32 varied from run to run by 10 to 12 % without the pause, and by at most 0.23 % with it."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -80,7 +80,7 @@ def _measure(context: Context, settings: Mapping[str, Any], dtype: str, common: 
 def build_product(
     dtype: str, size: int, device: torch.device, seed: int
 ) -> tuple[Callable[[], torch.Tensor], Callable[[], int]]:
-    """Return a function that multiplies two random matrices (size, size), and one that counts the wrong rows of the last product.
+    """Return two functions: one multiplies two random matrices (size, size), the other counts the wrong rows of the last product.
 
     The matrices are random, because products of zeros draw less power and run faster than real work.
     """

@@ -18,12 +18,13 @@ from agent.gang.heartbeat import describe_error
 from schemas.records import ERROR, UNSUPPORTED
 
 GROUP = 16
-"""Columns that one checksum covers. One element is about 25 % of a checksum of 16 elements. It would be only 0.6 % of a checksum
-of a whole row of 28672 elements, which is less than the tolerance: one wrong element in such a row could remain undetected."""
+"""Columns that one checksum covers. One element contributes about 25 % of a checksum of 16 elements (1/√16). It would contribute
+only 0.6 % of a checksum of a whole row of 28672 elements. That is less than the tolerated error for bf16 and fp8 (4 %), so one
+wrong element in such a row could remain undetected."""
 TOLERANCE_FACTOR = 2
 """Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`. It is above 1, because more checksums have a larger maximum
-error, and here each row has up to 1800 checksums (28672 columns / GROUP). If errors are normally distributed, the largest of 8192
-errors is typically 4 standard deviations, and the largest of 15 million (8192 rows of 1800 checksums) 5.5.
+error, and a product here has up to 15 million checksums (8192 rows × 28672 columns / GROUP), and in `gemm` 33 000 (8192 × 4).
+If errors are normally distributed, the largest of 33 000 is typically 4.3 standard deviations, and the largest of 15 million 5.5.
 
 For bf16 the tolerated error is 4 % of the root mean square of the checksums. That is far more than rounding can cause: each
 element is rounded by at most 2⁻⁸ of its value, and all elements of an average group together by at most 1.1 % of this root mean
@@ -38,7 +39,8 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     The first product is checked against its factors. The last timed product and REPEATED further ones must be bit-identical to
     the first, as cuBLAS guarantees for one stream (NVIDIA, cuBLAS documentation, "Results reproducibility").
 
-    A shape is `MxNxK`: (M, K) by (K, N). A product counts as 2·M·N·K operations (for int8: integer operations).
+    The shape `MxNxK` is the product of a matrix (M, K) and a matrix (K, N). A product counts as 2·M·N·K operations (for int8:
+    integer operations).
     """
     for dtype in settings["dtypes"]:
         reason = unsupported_reason(dtype, context.device)
@@ -73,7 +75,7 @@ def _measure(context: Context, settings: Mapping[str, Any], dtype: str, shape: s
             differing += (product != first).any()
         context.synchronize()  # has a time-out, unlike reading the count
         checked += 1 + REPEATED
-        # If the first product is wrong, the products that are equal to it are the wrong ones.
+        # If the first product is wrong, so are the products that are equal to it.
         wrong = checked - int(differing) if wrong else int(differing)
     finally:  # a wrong product counts even if the device fails later
         if wrong or checked > 1:
@@ -84,7 +86,7 @@ def _measure(context: Context, settings: Mapping[str, Any], dtype: str, shape: s
 def build(
     dtype: str, rows: int, columns: int, inner: int, device: torch.device, seed: int
 ) -> tuple[Callable[[], torch.Tensor], Callable[[], int]]:
-    """Return a function that multiplies two random matrices, and one that counts the wrong rows of the last product.
+    """Return two functions: one multiplies two random matrices, the other counts the wrong rows of the last product.
 
     Freivalds' algorithm checks GROUP columns of a row at a time: (A·B)·x must equal A·(B·x), computed in fp64. For int8 the two
     are equal exactly, because all sums are below 2⁵³; for other types they differ by rounding (`gemm.TOLERANCE`). On a GPU

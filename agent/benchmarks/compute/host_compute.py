@@ -1,4 +1,4 @@
-"""Matrix products in fp64 on all cores of the host at once, each checked, and the clock of the processors meanwhile.
+"""Matrix products in fp64 on all cores of the host at once: their rate and wrong elements, and the processors' clock meanwhile.
 
 The factors are whole numbers so small that every partial sum is exact in fp64. So a product has only one right result, in
 whatever order its sums are computed, and by whatever library. Every element of every product is compared with that result,
@@ -22,7 +22,8 @@ from agent.benchmarks.runtime.numa import run_on_cpus, usable_nodes
 from schemas.records import UNSUPPORTED
 
 LARGEST = 1 << 20
-"""Elements of the factors are below this, so a sum of 4096 products of two elements is below 2^52, and exact in fp64."""
+"""The elements of the factors are whole numbers below this. So a sum of up to 4096 products of two elements is below
+2^52, and exact in fp64."""
 NO_CLOCK = "no cpufreq driver: the firmware or a hypervisor sets the clocks"
 
 
@@ -69,7 +70,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def read_clocks(cpus: Sequence[int], root: Path = Path("/")) -> list[float]:
-    """Return the present clocks in Hz of those processors whose clock can be read; empty without a cpufreq driver."""
+    """Return the current clocks in Hz of those processors whose clock can be read; empty without a cpufreq driver."""
     clocks = []
     for cpu in cpus:
         try:

@@ -1,4 +1,4 @@
-"""Time to launch a small kernel: into the queue without waiting, with a wait for each kernel, and as part of a CUDA graph.
+"""Time to launch a small kernel: without waiting for its end, with a wait for its end, and as part of a CUDA graph.
 
 A slow CPU, a power-saving CPU governor, a hypervisor, a debugger or a tracer makes launches slow, and with them every workload of
 small kernels. The time of a launch is measured with the host's clock, the time of a kernel in a graph with CUDA events.
@@ -19,7 +19,7 @@ from agent.sampling.statistics import summarize
 from schemas.records import ERROR
 
 QUEUE = 256
-"""Launches between two waits. The queue of a GPU has about a thousand places, and a launch into a full queue waits."""
+"""Launches between two waits. The queue of a GPU holds about a thousand kernels, and a launch into a full queue waits."""
 WARM_UP = 100
 """Untimed launches before the timed ones."""
 NODES, REPLAYS = 1000, 12
@@ -34,7 +34,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     number = torch.zeros(1, device=context.device)
     for way in settings["ways"]:
         context.set_phase(f"kernel_launch {way}")
-        context.host_barrier(way)  # all ranks launch at once, as in a training
+        context.host_barrier(way)  # all ranks of the host launch at the same time, as in training
         seconds = sorted(_time_launches(lambda: number.add_(1), way, settings["launches"], context.device))
         for percentile in settings["percentiles"]:
             index = min(len(seconds) - 1, int(len(seconds) * float(percentile[1:].replace("_", ".")) / 100))

@@ -4,7 +4,7 @@ In a launch of one host, the GPUs are also loaded one after the other, each whil
 
 A weak power supply or regulator carries a steady load, but fails if the load jumps from idle to full: clocks fall, products are
 wrong, or the GPU is lost. All GPUs of a launch, of one host or several, begin each period at the same time. Meanwhile the
-supervisor reads the power of the GPUs more often than NVML updates it.
+supervisor (the agent's process that launches the ranks) reads the power of the GPUs more often than NVML updates it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LEAST_PERIODS = 2
 DUTY = 0.5
 """Share of a period in which the GPU is loaded."""
 LATEST = 0.1
-"""A period counts as kept only if its load begins too late by at most this share of the period."""
+"""A period counts as kept only if its load begins at most this share of the period after the scheduled time."""
 DEPTH = 2
 """Number of products in the GPU's queue: enough that the GPU never waits for the host, few enough that the load ends in time."""
 SPIN_S = 0.001
@@ -159,17 +159,17 @@ class Wave:
 
     @property
     def end(self) -> float:
-        """Return when the last period ended."""
+        """Return when the last period ends according to the schedule."""
         return self.start + len(self.work) * self.period_s
 
     @property
     def delays_s(self) -> list[float]:
-        """Return by how many seconds each period began too late."""
+        """Return how many seconds after the scheduled time the load of each period began."""
         return [at - self.start - number * self.period_s for number, at in enumerate(self.begun)]
 
     @property
     def kept_share(self) -> float:
-        """Return the share of the periods that began in time and had load. If it is low, the load was no square wave."""
+        """Return the share of the periods that began in time and ran a product. If it is low, the load was no square wave."""
         kept = [
             work > 0 and delay <= LATEST * self.period_s for work, delay in zip(self.work, self.delays_s, strict=True)
         ]
@@ -241,7 +241,7 @@ def _report_periods(context: Context, wave: Wave, start: Start, common: Mapping[
 
 
 def _report_share(context: Context, work: float, common: Mapping[str, Any]) -> None:
-    """Report this GPU's work as a share of the median of the host's GPUs."""
+    """Report this GPU's work (mean number of products per period), divided by the median work of the host's GPUs."""
     name, step = f"pulse/work/{context.node}", common["period_ms"]
     context.store.set(f"{name}/{step}/{context.local_rank}", repr(work))
     context.host_barrier(f"work {step}")

@@ -90,7 +90,7 @@ class WrongProducts:
 def _time_products(
     context: Context, settings: Mapping[str, Any], dtype: str, wrong: WrongProducts
 ) -> tuple[SampleSeries, int]:
-    """Return the times of a product after the settling time, and how many devices of the host were under load."""
+    """Return the seconds per product of each block after the settling time, and how many devices of the host were under load."""
     size, duration = settings["size"], settings["seconds"]
     multiply, count_wrong_rows = build_product(dtype, size, context.device, seed=1)
     expected = multiply().clone()

@@ -86,7 +86,7 @@ def _measure(context: Context, settings: Mapping[str, Any]) -> None:
 def _copy(
     context: Context, other: torch.device, pattern: str, size: int
 ) -> tuple[Callable[[], torch.cuda.Event], Callable[[], int]]:
-    """Return two functions: one starts COPIES copies on a new stream, the other counts the wrong bytes of the last copy.
+    """Return two functions: one starts COPIES copies, the other counts the wrong bytes of the last copy.
 
     The first function returns an event that the GPU records at the end of the copies.
     """

@@ -1,9 +1,11 @@
 """Copies between each GPU and pinned host memory: in one direction and in both, one GPU at a time and all at once.
 
 If all GPUs copy at once, they share the host's memory and PCIe bridges, so each GPU is slower than alone (measured on 4 H200:
-39.6 GB/s per GPU instead of 55.4). If the GPU's NUMA node is known, and this process may run on CPUs of the node, the host memory
-is on that node. If the process may also run on another node, the copies are repeated, one GPU at a time, with memory on that
-other node.
+39.6 GB/s per GPU instead of 55.4).
+
+If the GPU's NUMA node is known, the host memory is on that node. If this process may not run on the CPUs of that node, the
+benchmark reports an error. If the process may also run on the CPUs of another node, the copies are repeated, one GPU at a time,
+with host memory on that other node.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ NODES = Path("/sys/devices/system/node")
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `host_copy.bandwidth` in B/s; for copies in both directions at once, the sum of the two bandwidths.
 
-    If the last copy is wrong, report `host_copy.wrong_bytes` instead.
+    If the last copy differs from its source, report the number of differing bytes as `host_copy.wrong_bytes`, and an error
+    instead of the bandwidth.
     """
     size = settings["size_bytes"]
     near, far, label = numa_nodes(context.device)
@@ -50,18 +53,22 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 class CopyBuffers:
-    """A pair of buffers of `size` bytes for each direction, one in pinned host memory and one on the device, and their copies."""
+    """Buffers of `size` bytes: for each direction, one in pinned host memory and one on the device. Copies between these two."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
         self._device = [torch.randint(0, 256, (size,), dtype=torch.uint8, device=device) for _ in range(2)]
         self._host = [torch.empty(size, dtype=torch.uint8, pin_memory=True).copy_(data) for data in self._device]
-        self._device[0].zero_()  # so that the targets differ from the sources before the copy
+        # Clear the two targets, so that they differ from their sources before the copy.
+        self._device[0].zero_()
         self._host[1].zero_()
         self._streams = [cuda_stream(device) for _ in range(2)]
 
     def copy(self, direction: str) -> Callable[[], None]:
-        """Return a function that queues the copy, or the copies of both directions, behind the work of the current stream."""
+        """Return a function that starts the copy, or for `both_ways` one copy in each direction at once.
+
+        The copies begin when the GPU has finished the work already queued on the current stream.
+        """
         to_device, to_host = (self._device[0], self._host[0]), (self._host[1], self._device[1])
         if direction == "host_to_device":
             return lambda: _start_copy(*to_device)
@@ -80,17 +87,17 @@ class CopyBuffers:
         return copy_both_ways
 
     def count_wrong(self, direction: str) -> int:
-        """Return how many bytes of the last copy, or of the last copies of both directions, differ from their sources."""
+        """Return how many bytes of the last copy differ from its source; for `both_ways`, the sum over the two last copies."""
         copied = {"host_to_device": [0], "device_to_host": [1], "both_ways": [0, 1]}[direction]
         return sum(int((self._host[way].to(self._device[way].device) != self._device[way]).sum()) for way in copied)
 
     def moved(self, direction: str) -> int:
-        """Return the size in bytes of one copy, or of the two copies of both directions together."""
+        """Return how many bytes one call of the function from `copy` transfers; for `both_ways`, both copies count."""
         return self.size * (2 if direction == "both_ways" else 1)
 
 
 def _allocate(size: int, device: torch.device, node: int | None) -> CopyBuffers | RuntimeError:
-    """Return buffers whose host memory is on that NUMA node, or the error."""
+    """Return buffers whose host memory is on that NUMA node (None: on any node), or the error that prevents this."""
     if excluded := _excluded_reason(node, NODES):
         return RuntimeError(excluded)
     try:
@@ -123,7 +130,8 @@ def _measure(
     try:
         if isinstance(buffers, RuntimeError):
             raise buffers
-        # With all GPUs at once no rank may stop early: the others would then measure with less load.
+        # If all GPUs copy at once, each rank copies for all of `seconds`. If one rank stopped early, the load on the others
+        # would be lower.
         precision = 0.0 if sharing == "all_gpus" else settings["precision"]
         series = context.sample(buffers.copy(direction), precision=precision, seconds=settings["seconds"])
         wrong = buffers.count_wrong(direction)
@@ -137,13 +145,14 @@ def _measure(
 
 
 def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, int | None, str]:
-    """Return the GPU's own NUMA node, another node on whose CPUs this process may run, and a label for memory on the first node.
+    """Return the GPU's NUMA node, another node on whose CPUs this process may run, and the `numa` label of the first copies.
 
-    The first node is None if the host does not report it. The label is then `unknown` if the process may use several nodes. In
-    all other cases the label is `local`.
+    The first copies are those with memory on the GPU's node, or on any node if the GPU's node is unknown. Their label is
+    `unknown` if the GPU's node is unknown and the process may run on the CPUs of several nodes; otherwise it is `local`.
 
-    The other node is None if the process can use no other node, if the first node is None, or if the process may not run on the
-    first node: copies with memory on another node are only judged by comparison with copies that use memory on the GPU's node.
+    The GPU's node is None if the host does not report it. The other node is None if the GPU's node is None, or if the process
+    may run only on the CPUs of one node. It is also None if the process may not run on the CPUs of the GPU's node: copies with
+    memory on another node are judged only relative to copies with memory on the GPU's node, and these are then missing.
     """
     properties = torch.cuda.get_device_properties(device)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
@@ -169,7 +178,7 @@ def _excluded_reason(node: int | None, nodes: Path) -> str:
         return ""
     return (
         f"this process may not use the processors of NUMA node {node} (the GPU's node), only those of node "
-        f"{', '.join(usable)}: give the launch processors of every node (cpuset of the container, Slurm step or pod)"
+        f"{', '.join(usable)}: allow processors of every NUMA node (cpuset of the container, Slurm step or pod)"
     )
 
 
@@ -180,9 +189,10 @@ def _cpus_by_node(nodes: Path) -> Iterator[tuple[int, set[int]]]:
 
 @contextmanager
 def memory_from_node(node: int | None) -> Iterator[None]:
-    """Context manager in which new memory is allocated on that NUMA node, if this thread may run on its CPUs.
+    """Context manager in which this thread's new memory is on that NUMA node, if the thread may run on CPUs of the node.
 
     The kernel places memory on the node of the CPU that touches it first. So in this context the thread runs on CPUs of the node.
+    If it may not run on any CPU of the node, or if the node is None, the context changes nothing.
     """
     before = os.sched_getaffinity(0)
     cpus = dict(_cpus_by_node(NODES)).get(node, set()) & before if node is not None else set()

@@ -1,4 +1,4 @@
-"""Copies between each GPU and ordinary (pageable) memory of the host. The driver passes them through its own pinned memory.
+"""Copies between each GPU and ordinary (pageable) memory of the host. The driver passes the data through its own pinned memory.
 
 Many programs copy this way. A pageable copy is slower than a copy to or from pinned memory (`host_copy`), and its rate also
 depends on the CPU and the host's memory.
@@ -18,7 +18,7 @@ from schemas.records import ERROR
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `pageable_copy.bandwidth` in B/s and `.wrong_bytes` for each direction. The GPUs take turns."""
+    """Report `pageable_copy.bandwidth` in B/s and `pageable_copy.wrong_bytes` for each direction. One GPU copies at a time."""
     size = settings["size_bytes"]
     near, _, _ = numa_nodes(context.device)
     for turn in range(context.local_world_size):

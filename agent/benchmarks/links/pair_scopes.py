@@ -1,4 +1,7 @@
-"""The pairs of hosts that the benchmark `pairs` measures. Imports no torch, so that a rank without torch can report its pairs."""
+"""The pairs of hosts that the benchmark `pairs` measures.
+
+This module does not import torch, so that a rank without torch can report for each of its pairs why it is not measured.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from schemas.tournament import partners
 
 
 def expected_scopes(context: RankContext, settings: Mapping[str, Any]) -> list[str]:
-    """Return the scopes that the plan expects of this rank: one for each host with which this host is paired."""
+    """Return the scopes that the plan expects of this rank: one for each host with which the tournament pairs this host.
+
+    These include planned hosts that are not in this launch. The list is empty if the launch has fewer than two hosts.
+    """
     gang, members = host_names(context)
     if len(members) < 2:
         return []
@@ -19,12 +25,12 @@ def expected_scopes(context: RankContext, settings: Mapping[str, Any]) -> list[s
 
 
 def host_names(context: RankContext) -> tuple[list[str], list[str]]:
-    """Return the planned hosts of the gang, and the hosts of this launch in rank order; both empty without a supervisor."""
+    """Return the planned hosts of the gang, and the hosts of this launch in rank order; two empty lists without a supervisor."""
     request = read_request(context)
     members = list(request.get("members", []))
     return list(request.get("gang") or members), members
 
 
 def pair_scope(context: RankContext, other: str) -> str:
-    """Return the scope of this rank's device with a partner host: `gpu=3,partner=r12-h02`."""
+    """Return the scope of what this rank's device measures with the host `other`, for example `gpu=3,partner=r12-h02`."""
     return f"{context.device_scope},partner={other}"

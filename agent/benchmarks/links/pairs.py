@@ -1,10 +1,12 @@
-"""Bandwidth and latency between pairs of hosts of a gang (the hosts of one multi-node launch), in one launch.
+"""Bandwidth and latency between the two hosts of each pair in a gang (the hosts of one multi-node launch).
 
-The figures show which host makes a whole gang slow. The pairs are those of a round-robin tournament (schemas/tournament.py); the
-setting `rounds` can limit the number of its rounds. In each round every host has a partner (with an odd number of hosts, one host
-has none), and GPU i of one host exchanges data with GPU i of the partner, on all rails and in both directions at once. All ranks
-start a round together. So if a pair hangs, only that pair reports an error in its round; all ranks report their later pairs as
-skipped.
+The figures show which host makes a whole gang slow. One launch measures all pairs. They are those of a round-robin tournament
+(schemas/tournament.py); the setting `rounds` can limit the number of its rounds. In each round every host has a partner; if the
+number of hosts is odd, one host has none. The GPUs with local rank i of the two hosts form rail i, and exchange data with each
+other. All rails do so at once, and each in both directions at once.
+
+All ranks start a round together. So if a pair hangs, only that pair reports an error in this round. Then the benchmark ends, and
+all ranks report the pairs of later rounds as skipped.
 """
 
 from __future__ import annotations
@@ -29,19 +31,21 @@ UNITS = {"pairs.bandwidth": "B/s", "pairs.latency": "s"}
 WORD = 2
 """Elements (fp32) of the message whose latency is measured: 8 B."""
 REPETITIONS = 7
-"""Number of timed spans, fewer for large exchanges if time is short. Their median is reported."""
+"""Number of timed spans for each message size. Each span is the mean of several exchanges, and the median of the spans is
+reported. If the setting `seconds` is too short for so many large exchanges, there are fewer spans."""
 MAX_CALLS = 20
 """Maximum number of exchanges in one span."""
 TRIAL_SHARE = 32
 """The exchanges that estimate the bandwidth of the pair send 1/TRIAL_SHARE of the buffer."""
 TRIALS = 3
-"""Number of exchanges for an estimate. The time of the fastest one is used."""
+"""Number of exchanges from which the time of one exchange is estimated: it is the time of the fastest of them."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `pairs.bandwidth` (B/s in each direction) and `pairs.latency` (s, 8 B) of this GPU with each partner.
+    """Report `pairs.bandwidth` (B/s in each direction) and `pairs.latency` (seconds for 8 B) of this GPU with each partner.
 
-    If the last message from the partner has wrong elements, report `pairs.wrong_elements` instead.
+    If the last message from the partner has wrong elements, report their number as `pairs.wrong_elements`, and an error instead
+    of the bandwidth and the latency.
     """
     layout = RankLayout(context)
     if layout.hosts < 2:
@@ -54,13 +58,16 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         _play_rounds(context, settings, layout, transport)
     except Exception as error:
         nccl_error = transport.abort()
-        reason = f"the rounds ended early: {nccl_error or describe_error(error)}"
+        reason = f"the tournament of host pairs ended early: {nccl_error or describe_error(error)}"
         _report_remaining(context, settings, first, reason)
         if nccl_error:
             raise NcclError(f"{error}; {nccl_error}") from error
         raise
     transport.close()
-    _report_remaining(context, settings, first, "the partner was not in this launch, or has fewer ranks")
+    reason = (
+        f"the partner was not in this launch, or a host of the launch has no rank with local rank {context.local_rank}"
+    )
+    _report_remaining(context, settings, first, reason)
 
 
 class RankLayout:
@@ -74,7 +81,7 @@ class RankLayout:
         nodes = [node for node, _ in self._ranks]
         self.hosts = max(nodes) + 1
         self.rails = min(nodes.count(node) for node in set(nodes))
-        """Number of GPUs on the host that has the fewest. On other hosts the GPUs beyond this number take no part."""
+        """Number of ranks on the host that has the fewest. Ranks of other hosts whose local rank is not below it take no part."""
 
     def rank(self, node: int, local_rank: int) -> int:
         """Return the rank of that host and local rank. Raises KeyError."""
@@ -92,7 +99,8 @@ def _play_rounds(context: Context, settings: Mapping[str, Any], layout: RankLayo
         other = gang[index] if index is not None else ""
         context.set_phase(f"pairs round {count} of {len(rounds)}: {f'with {other}' if other else 'without a partner'}")
         transport.barrier()
-        # Also on ranks without a partner, so that all ranks count the same collectives.
+        # Ranks without a partner enter this block too: it counts collectives, and a rank with a lower count than the others
+        # would be taken for the rank for which they wait.
         with context.heartbeat.in_collective():
             if other in members and context.local_rank < layout.rails:
                 peer = layout.rank(members.index(other), context.local_rank)
@@ -143,9 +151,9 @@ class PairResult:
     """Measurements of one pair."""
 
     small: Sequence[float]
-    """Seconds of an exchange of 8 B."""
+    """Seconds of one exchange of 8 B, for each timed span."""
     large: Sequence[float]
-    """Seconds of an exchange of `size_bytes`."""
+    """Seconds of one exchange of `size_bytes`, for each timed span."""
     size_bytes: int
     wrong: int
     """Number of elements received in the last exchange that differ from what the other rank sent."""
@@ -163,7 +171,10 @@ class PairExchange:
         self._own_time, self._peer_time = (torch.zeros(WORD, device=context.device) for _ in range(2))
 
     def measure(self, peer: int) -> PairResult:
-        """Measure bandwidth and latency. Both ranks run the same number of exchanges, computed from the slower rank's time."""
+        """Measure bandwidth and latency with rank `peer`.
+
+        Both ranks compute the same number of exchanges, because both use the estimate of the slower rank.
+        """
         context = self._context
         self._receive.fill_(-1.0)
         small = self._exchange(WORD, peer)
@@ -186,18 +197,18 @@ class PairExchange:
         return self._transport.exchange(self._send[:count], self._receive[:count], peer)
 
     def _estimate(self, call: Callable[[], None], peer: int, warm_up: int) -> float:
-        """Return the seconds of the fastest of a few exchanges, as timed by the slower rank.
+        """Return the estimated seconds of one exchange: on each rank the fastest of TRIALS exchanges, then the longer of the two.
 
-        Not the mean, because a single delayed exchange would make the estimate too long.
+        The fastest exchange is used, not the mean, because a single delayed exchange would make the estimate too long.
         """
-        return self._slower_end(min(self._context.time(call, TRIALS, 1, warm_up)), peer)
+        return self._longer_time(min(self._context.time(call, TRIALS, 1, warm_up)), peer)
 
     @staticmethod
     def _calls(seconds: float, budget: float) -> int:
         return max(1, min(MAX_CALLS, int(budget / REPETITIONS / seconds)))
 
-    def _slower_end(self, seconds: float, peer: int) -> float:
-        """Return the longer of the two ranks' times, on both ranks."""
+    def _longer_time(self, seconds: float, peer: int) -> float:
+        """Send `seconds` to rank `peer` and receive its time; return the longer of the two."""
         self._own_time.fill_(seconds)
         self._transport.exchange(self._own_time, self._peer_time, peer)()
         self._context.synchronize()
@@ -208,7 +219,7 @@ class PairTransport(Protocol):
     """How two ranks exchange data, and how all ranks wait for each other."""
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:
-        """Return a function that exchanges the buffers with that rank once."""
+        """Return a function that once sends the buffer `send` to rank `peer` and fills `receive` with what that rank sends."""
 
     def barrier(self) -> None:
         """Wait for all ranks. Raises RuntimeError or TimeoutError if a rank does not arrive."""
@@ -241,7 +252,7 @@ class GlooTransport:
         self._context.min_max_over_ranks(1)
 
     def abort(self) -> str:
-        """Do nothing: gloo has time-outs."""
+        """Do nothing: operations of gloo that hang end by their time-out."""
         return ""
 
     def close(self) -> None:
@@ -249,12 +260,15 @@ class GlooTransport:
 
 
 class NcclTransport:
-    """Exchanges data through a separate NCCL communicator, so that operations that hang can be aborted."""
+    """Exchanges data through an NCCL communicator of its own, not through the process group.
+
+    So operations that hang can be aborted.
+    """
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._communicator = Communicator.connect(context, "pairs")
-        # The tensor is an attribute, because the operation keeps only its address.
+        # The attribute keeps the tensor alive: the operation below stores only the address of its memory.
         self._flag = torch.ones(1, device=context.device)
         self._all_reduce = self._communicator.operation("all_reduce", self._flag, self._flag)
 

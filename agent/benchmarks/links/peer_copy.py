@@ -18,18 +18,20 @@ COPIES = 3
 BLOCK = 6
 """Spans that are timed between two checks of the median's precision."""
 LATENCY_COPIES = 100
-"""Copies of 4 bytes, one after the other, in one CUDA graph, so that the result does not include kernel launches."""
+"""Number of 4-byte copies in one CUDA graph, which runs them one after the other. The host launches the graph only once, so the
+latency does not include a launch for each copy."""
 LATENCY_SAMPLES = 6
-"""Timed replays of that graph."""
+"""Number of timed replays of that graph."""
 
 WRONG_DATA = "a copy differs from its source: see peer_copy.wrong_bytes"
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `peer_copy.access`, `.bandwidth` (B/s; the sum for copies in both directions) and `.latency` (s) to every other GPU.
+    """Report `peer_copy.access`, `peer_copy.bandwidth` (B/s) and `peer_copy.latency` (s) from this GPU to every other GPU.
 
-    If a copy is wrong, report `peer_copy.wrong_bytes` of the pair, and an error for the bandwidth or latency. The GPUs take
-    turns, because simultaneous copies may share a link or a bridge.
+    `peer_copy.access` is whether the GPU can access the other GPU's memory directly. For copies in both directions at once, the
+    bandwidth is the sum of the two. If a copy differs from its source, report `peer_copy.wrong_bytes` of the pair, and an error
+    instead of the figure. Only one GPU starts copies at a time, because simultaneous copies may share a link or a bridge.
     """
     for turn in range(context.local_world_size):
         context.host_barrier("turn")
@@ -42,7 +44,8 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
                     _report_skipped_pair(context, settings, peer, reason)
                 else:
                     _measure_pair(context, settings, peer)
-    torch.cuda.empty_cache()  # this process also holds memory on the other GPUs, whose ranks measure their free memory next
+    # PyTorch's cache of this process also holds memory on the other GPUs. Later benchmarks measure the free memory there.
+    torch.cuda.empty_cache()
     context.host_barrier("done")
 
 
@@ -71,7 +74,7 @@ def _measure_pair(context: Context, settings: Mapping[str, Any], peer: int) -> N
 
 
 def _measure_latency(context: Context, other: torch.device, **params: Any) -> int:
-    """Report the latency; return the wrong bytes."""
+    """Report the latency; return the number of wrong bytes."""
     common: dict[str, Any] = {"unit": "s", **params}
     try:
         seconds, wrong = _time_small_copies(context, other)
@@ -88,7 +91,7 @@ def _measure_latency(context: Context, other: torch.device, **params: Any) -> in
 def _measure_bandwidth(
     context: Context, settings: Mapping[str, Any], other: torch.device, direction: str, **params: Any
 ) -> int:
-    """Report the bandwidth; return the wrong bytes."""
+    """Report the bandwidth; return the number of wrong bytes."""
     size = settings["size_bytes"]
     common: dict[str, Any] = {"unit": "B/s", "direction": direction, "size_bytes": size, **params}
     try:
@@ -106,7 +109,10 @@ def _measure_bandwidth(
 
 
 class DevicePair:
-    """Buffers on two devices, with two streams for each direction, so that the directions do not wait for each other."""
+    """Buffers on two devices, and streams for the copies between them.
+
+    Each direction has its own stream on each device, so the directions do not wait for each other.
+    """
 
     def __init__(self, context: Context, other: torch.device, size: int) -> None:
         self._context = context
@@ -147,7 +153,7 @@ class DevicePair:
         return max(elapsed_s(first, last) for first, last in events) / COPIES
 
     def count_wrong(self) -> int:
-        """Return how many bytes of the copies differ from their sources."""
+        """Return how many bytes of the last copy differ from its source; for `both_ways`, the sum over the two last copies."""
         return sum(_count_differing(self._context, source, target) for source, target, _, _ in self._active_directions)
 
 

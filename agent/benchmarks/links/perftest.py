@@ -1,6 +1,7 @@
-"""Commands of perftest (`ib_write_bw` and its relatives), and what their output means.
+"""Names of the programs of perftest (`ib_write_bw`, `ib_write_lat`, …), and parsers for their results and error messages.
 
-Figures are read from stdout, not from the file of `--out_json`, which states no units, and was not valid JSON before 2024.
+Figures are read from stdout, not from the file that the option `--out_json` writes: this file states no units, and was not valid
+JSON before 2024.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ PROGRAMS = {"write": "ib_write_bw", "read": "ib_read_bw", "send": "ib_send_bw"}
 """Operation -> program that measures its bandwidth."""
 LATENCY_PROGRAM = "ib_write_lat"
 BYTES_OF_UNIT = {"Gb/sec": 1e9 / 8, "MB/sec": float(1 << 20), "MiB/sec": float(1 << 20)}
-"""Unit in a column title -> bytes per second. Versions up to 4.5 print MB for 2^20 bytes."""
+"""Unit in a column title -> bytes per second. Versions of perftest up to 4.5 print `MB` for 2^20 bytes."""
 MAX_OUTPUT = 1 << 20
 """Characters of the output that are read."""
 MAX_LINE, MAX_REASON = 160, 400
@@ -23,7 +24,7 @@ _COLUMN = re.compile(r"#\w+|[\w.%]+(?: [a-z]+)?\[[^\]\s]+\]")
 _BANDWIDTH = re.compile(r"BW average\[([^\]\s]+)\]")
 _FIELD = re.compile(r"^\s*(Mtu|GID index|Link type)\s*:\s*(\w+)", re.MULTILINE)
 _HARMLESS = ("Device not recognized to implement inline feature", "scnt=", "Requested mtu", "Changing to active mtu")
-"""Beginnings of lines that name no error."""
+"""Beginnings of lines that perftest also prints without an error."""
 _CONSEQUENCES = (
     "Failed to complete", "Couldn't read remote", "Unable to read to socket", "Failed to exchange", "Unable to write to socket",
     "Parser function exited", "Couldn't create IB resources", "Completion with error", "Please check command line",
@@ -32,12 +33,12 @@ _CONSEQUENCES = (
 """Beginnings of error lines that are only a consequence of an error in another line."""
 _STATUS = {
     5: "the queue was flushed after an earlier error",
-    9: "the other side refused the request: it runs another test",
-    10: "the other side refused access to its memory: it runs another test, or another message size",
+    9: "the other side refused the request: it runs a different test",
+    10: "the other side refused access to its memory: it runs a different test, or uses a different message size",
     12: "the transport retried too often: packets or their acknowledgements are lost",
     13: "the other side was not ready to receive",
 }
-"""Status of a work completion (`enum ibv_wc_status` of rdma-core) -> its meaning here."""
+"""Status of a work completion (`enum ibv_wc_status` of rdma-core) -> its meaning in a test of perftest."""
 _MEANINGS = (
     (r"MR with error=14", "the adapter cannot register this memory: for GPU memory, load nvidia_peermem"),
     (r"MR with error=12", "too little memory may be locked: raise the limit (ulimit -l)"),
@@ -52,10 +53,11 @@ _MEANINGS = (
     (r"not compatible with versions older", "the perftest of the other host is too old"),
     (r"Incompatibility issue with GID types", "the GIDs of the two ports have different types (RoCE v1 and v2)"),
 )
+"""Pattern in a line that perftest prints -> its meaning."""
 
 
 class PerftestError(Exception):
-    """The test gave no figure; the message says why."""
+    """The test cannot be started, or its output has no figure; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +72,7 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class Bandwidth:
-    """One row of a bandwidth test."""
+    """One row of the table that a bandwidth test prints."""
 
     size_bytes: int
     bytes_per_second: float
@@ -81,7 +83,7 @@ class Bandwidth:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """One row of a latency test."""
+    """One row of the table that a latency test prints."""
 
     size_bytes: int
     typical: float
@@ -119,7 +121,7 @@ def parse_latency(stdout: str) -> Latency:
 
 
 def _table(stdout: str) -> tuple[list[str], list[float]]:
-    """Return the titles of the columns and the last row."""
+    """Return the titles of the columns and the last row of the table. Raises PerftestError if there is no row."""
     titles: list[str] = []
     last: list[float] = []
     for line in stdout[:MAX_OUTPUT].splitlines():
@@ -128,12 +130,13 @@ def _table(stdout: str) -> tuple[list[str], list[float]]:
         elif titles and (numbers := _numbers(line)) and len(numbers) >= len(titles):
             last = numbers[: len(titles)]
     if not last:
-        raise PerftestError("no result" if titles else "no table of results")
+        problem = "no result under the titles of its table" if titles else "no table of results"
+        raise PerftestError(f"the output has {problem}")
     return titles, last
 
 
 def _numbers(line: str) -> list[float]:
-    """Return the numbers of a row; empty if anything else is in the line."""
+    """Return the numbers of a row; an empty list if the line contains anything other than finite numbers."""
     if not re.fullmatch(r"[\s\d.]+", line):
         return []
     try:
@@ -155,8 +158,8 @@ def _conditions(stdout: str) -> Conditions:
 def failure_reason(exit_code: int, stdout: str, stderr: str) -> str:
     """Return in one line why a test failed.
 
-    If the meaning of a message of perftest is known: this meaning, then the message. Otherwise: the exit code and up to three
-    messages.
+    If the meaning of a message that perftest printed is known, the reason is this meaning, then the message in parentheses.
+    Otherwise it is the exit code and up to three messages.
     """
     lines = [line for text in (stderr, stdout) for line in _complaints(text)]
     for line in lines:
@@ -171,7 +174,7 @@ def failure_reason(exit_code: int, stdout: str, stderr: str) -> str:
 def _complaints(text: str) -> Iterator[str]:
     """Yield the lines that may name a cause: not headers and tables, and not consequences of another error.
 
-    Yield nothing if the text is a usage message.
+    Yield nothing if the text contains a usage message (`Usage:`).
     """
     if "Usage:" in text:
         return
@@ -189,5 +192,5 @@ def _meaning(line: str) -> str:
 
 
 def _clean(text: str) -> str:
-    """Return the text in one line without control characters, shortened."""
+    """Return the text in one line without control characters, cut to MAX_LINE characters."""
     return " ".join("".join(char if char.isprintable() else " " for char in text).split())[:MAX_LINE]

@@ -19,9 +19,9 @@ from agent.benchmarks.links.rdma_ports import ROCE, RdmaPort
 
 POLL_S = 0.02
 LISTEN_S = 15.0
-"""Time within which a server must listen: it opens the adapter and allocates memory first."""
+"""Time limit for a server to listen after its start. Before it listens, it opens the adapter and allocates memory."""
 MARGIN_S = 20.0
-"""Time that a test may take beyond its duration, to connect and to end."""
+"""Time that a test may take in addition to `seconds`, to connect and to end."""
 HELP_S = 10.0
 """Time limit of `--help`."""
 END_S = 5.0
@@ -39,12 +39,12 @@ class VerbsTest:
     """One test between two ports."""
 
     figure: str
-    """`bandwidth`, `latency` or `message_rate`."""
+    """What the test measures: `bandwidth`, `latency` or `message_rate`."""
     op: str = "write"
     direction: str = "one_way"
     """`one_way` or `both_ways`."""
     memory: str = "host"
-    """`host` or `gpu`."""
+    """`host` or `gpu`: where the buffers of the messages are."""
     size_bytes: int = MESSAGE_BYTES
     seconds: int = 1
 
@@ -60,17 +60,17 @@ class VerbsTest:
 
     @property
     def limit_s(self) -> float:
-        """Return after how many seconds the test counts as failed."""
+        """Return the time limit in seconds. A test that takes longer counts as failed."""
         return self.seconds + MARGIN_S
 
     def arguments(self, port: RdmaPort, tcp_port: int, gpu: Sequence[str] = (), server: str = "") -> list[str]:
-        """Return the arguments of perftest for one side of the test. Only the client has the address of the server.
+        """Return the arguments of perftest for one side of the test, the server or the client.
 
         Args:
-            port: the local port.
-            tcp_port: where the server listens for the exchange of parameters.
+            port: the RDMA port of this side.
+            tcp_port: the TCP port on which the server listens. Both sides exchange the parameters of their queue pairs over it.
             gpu: the options for GPU memory, from `Installation.gpu_options`.
-            server: address of the server; empty if this side is the server.
+            server: the server's address if this side is the client; empty if this side is the server.
         """
         arguments = ["-F", "-d", port.hca, "-i", str(port.number), "-p", str(tcp_port), "-s", str(self.size_bytes)]
         if port.link_layer == ROCE:
@@ -96,7 +96,7 @@ class Installation:
         return self.paths.get(program)
 
     def gpu_options(self, address: str, root: Path = Path("/")) -> list[str] | str:
-        """Return the options for the memory of the GPU at this PCI address, or why GPU memory cannot be used."""
+        """Return the options for the memory of the GPU at this PCI address, or text that says why GPU memory cannot be used."""
         if self._help is None:
             self._help = _help_text(self.path(PROGRAMS["write"]))
         if "--use_cuda_bus_id" not in self._help:
@@ -106,7 +106,9 @@ class Installation:
             return options
         if "--use_cuda_dmabuf" in self._help:
             return [*options, "--use_cuda_dmabuf"]
-        return "the module nvidia_peermem is not loaded, and perftest is built without dmabuf: load nvidia_peermem"
+        return (
+            "the kernel module nvidia_peermem is not loaded, and perftest is built without dmabuf: load nvidia_peermem"
+        )
 
 
 def _help_text(program: str | None) -> str:
@@ -121,10 +123,10 @@ def _help_text(program: str | None) -> str:
 
 
 class PerftestRun:
-    """One running side of a test."""
+    """The process of one side of a test, the server or the client."""
 
     def __init__(self, command: Sequence[str], cpus: Iterable[int] = ()) -> None:
-        """Start the command on those of `cpus` that this process may use; if there are none, on any processor that it may use.
+        """Start the command on those of `cpus` that this process may use; if it may use none of them, on any that it may use.
 
         Raises:
             OSError: the command could not be started.
@@ -146,7 +148,7 @@ class PerftestRun:
         return self._process.poll() is None
 
     def failure(self) -> str:
-        """Return why the process failed, after it has ended; empty if it did not fail."""
+        """Return why the process failed; empty if it succeeded or still runs."""
         code = self._process.returncode
         return failure_reason(code, self.stdout(), _read(self._stderr)) if code else ""
 
@@ -168,7 +170,10 @@ def _read(file: IO[bytes]) -> str:
 
 
 def wait_until_listening(servers: Mapping[str, tuple[PerftestRun, int]], progress: Progress) -> dict[str, str]:
-    """Wait until each server listens on its port; return key -> problem for each that ended or did not listen within LISTEN_S."""
+    """Wait until each server listens on its TCP port, at most LISTEN_S.
+
+    Return key -> problem for each server that has ended or does not listen.
+    """
     deadline, problems = time.monotonic() + LISTEN_S, {}
     waiting = dict(servers)
     while waiting and time.monotonic() < deadline:
@@ -185,9 +190,9 @@ def wait_until_listening(servers: Mapping[str, tuple[PerftestRun, int]], progres
 
 
 def finish(runs: Mapping[str, PerftestRun], limit_s: float, progress: Progress) -> dict[str, str]:
-    """Wait for the runs; return key -> why it failed, empty if it succeeded.
+    """Wait up to `limit_s` for the runs; return for each key why its run failed, or an empty text if the run succeeded.
 
-    A run that exceeds the limit counts as failed but is not killed: the caller must end it.
+    A run that exceeds the limit counts as failed but is not killed: the caller must call its `end`.
     """
     deadline = time.monotonic() + limit_s
     while any(run.is_running for run in runs.values()) and time.monotonic() < deadline:

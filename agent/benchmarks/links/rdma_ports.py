@@ -1,7 +1,7 @@
 """Read from /sys the RDMA ports of this host.
 
-The functions select the ports of the fabric, the port of the partner host with which a port is measured, and the GPU nearest to
-a port.
+The fabric is the network that connects the GPU hosts. The functions select the ports of the fabric, the port of the partner host
+with which a port is measured, and the GPU nearest to a port.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from pathlib import Path
 CLASS = "sys/class/infiniband"
 INFINIBAND, ROCE = "InfiniBand", "Ethernet"
 CHANNEL_ADAPTER = "1: CA"
-"""Type of an adapter whose queues perftest can connect; an adapter for iWARP or EFA has another type."""
+"""`node_type` of an adapter whose queue pairs perftest can connect; an adapter for iWARP or EFA has another type."""
 LEAST_SHARE = 0.5
-"""Ports with less than this share of the rate of the host's fastest port (its fastest InfiniBand port, if it has InfiniBand) are
-not ports of the fabric."""
+"""A port whose rate is less than this share of the fastest port's rate is not a port of the fabric. The fastest port is the
+fastest InfiniBand port of the host; if the host has no InfiniBand, its fastest port."""
 _NAME = re.compile(r"[\w.-]{1,64}")
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _IPV4, _LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:", "fe80:"
@@ -33,28 +33,28 @@ class RdmaPort:
     hca: str
     number: int
     slot: str
-    """PCI address of the adapter, and number of the port. For a software adapter, the name of its network interface (or of the
-    adapter, if it has no interface) replaces the address. Hosts of one type have equal slots."""
+    """PCI address of the adapter, and number of the port: `0000:16:00.0/1`. For a software adapter, the name of its network
+    interface replaces the address; if it has no interface, the name of the adapter does. Hosts of one type have equal slots."""
     rail: int
-    """Position among the ports of the host, by slot; the ports with `can_connect` come first."""
+    """Index of the port in the list of this host's ports. Ports with `can_connect` come first; the order is otherwise by slot."""
     link_layer: str
     """`InfiniBand`, `Ethernet` (RoCE), or anything else."""
     rate: float
-    """Data rate in B/s, one way; 0 if the port is not active, its rate is unknown, or perftest cannot connect its queues."""
+    """Data rate in B/s, one way; 0 if the port is not active, its rate is unknown, or `can_connect` is false."""
     gid_index: int
-    """Index of the RoCE v2 GID of the interface's address; -1 if there is no such GID, 0 if the link is not Ethernet."""
+    """Index of the RoCE v2 GID of the port's network interface; -1 if there is no such GID, 0 if the link is not Ethernet."""
     gid_type: str
-    """`IB`, `RoCE v2 IPv4`, `RoCE v2 IPv6`, `RoCE v2 link-local`; empty without a GID."""
+    """`RoCE v2 IPv4`, `RoCE v2 IPv6` or `RoCE v2 link-local`; empty if `gid_index` is -1; `IB` if the link is not Ethernet."""
     numa_node: str
     """NUMA node of the adapter; `unknown` if the platform does not state it."""
     pci_path: str
-    """The path from the root of the bus over its bridges to the adapter, see `_pci_path`; empty without hardware."""
+    """The path from the root of the PCI bus over its bridges to the adapter, see `_pci_path`; empty for a software adapter."""
     cpus: tuple[int, ...]
     """Processors near the adapter; empty if unknown."""
     unusable: str = ""
     """Why the port is not measured; empty if it is measured."""
     can_connect: bool = True
-    """Whether perftest can connect the port's queues; false for adapters for iWARP and EFA."""
+    """Whether perftest can connect the port's queue pairs; false for adapters for iWARP and EFA."""
 
     @property
     def scope(self) -> str:
@@ -63,11 +63,11 @@ class RdmaPort:
 
 
 def fabric_ports(fabric_stated: bool, root: Path = Path("/")) -> list[RdmaPort]:
-    """Return the RDMA ports of the host by rail; `unusable` says why a port is not measured.
+    """Return the RDMA ports of the host in the order of `rail`; `unusable` says why a port is not measured.
 
     Args:
-        fabric_stated: whether the inventory states a fabric. Without it, RoCE ports are not measured: they may carry other
-            traffic, and the virtual NICs of a cloud look like RoCE ports.
+        fabric_stated: whether the inventory states a fabric, and `NCCL_IB_DISABLE` does not exclude it. If not, RoCE ports are
+            not measured: they may carry other traffic, and the virtual NICs of a cloud look like RoCE ports.
     """
     ports = list(_ports(root))
     ports.sort(key=lambda port: (not port.can_connect, port.slot))
@@ -81,12 +81,13 @@ def fabric_ports(fabric_stated: bool, root: Path = Path("/")) -> list[RdmaPort]:
 
 def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, fastest: float) -> str:
     if port.link_layer not in (INFINIBAND, ROCE):
-        return f"perftest needs InfiniBand or RoCE, and the link layer is {port.link_layer}"
+        return f"perftest needs InfiniBand or RoCE, but the link layer of the port is {port.link_layer}"
     if port.link_layer == ROCE and has_infiniband:
         return "not a port of the fabric: it is Ethernet, and the host has InfiniBand ports"
     if port.link_layer == ROCE and not fabric_stated:
         return (
-            "RoCE ports are measured only if the inventory states rackproof_fabric_gbps or rackproof_infiniband_ports"
+            "RoCE ports are measured only if the inventory states rackproof_fabric_gbps or rackproof_infiniband_ports, "
+            "and NCCL_IB_DISABLE is 0 or not set"
         )
     if not port.rate:
         return "the port has no link"
@@ -96,11 +97,10 @@ def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, faste
 
 
 def partner_port(port: RdmaPort, own_slots: Sequence[str], partner_slots: Sequence[str]) -> str | None:
-    """Return the slot of the partner's port on the same rail.
+    """Return the slot of the partner's port on the same rail; None if the partner has no port there.
 
-    This is the equal slot, or, if the hosts have no equal slots, the slot at the same position in the partner's list.
-
-    Return None if the partner has no such port.
+    If the two hosts have any slot in common, the partner's port is the one with the same slot as `port`. Otherwise it is the one
+    at the same position in `partner_slots` as `port` in `own_slots`.
     """
     if set(own_slots) & set(partner_slots):
         return port.slot if port.slot in partner_slots else None
@@ -109,7 +109,7 @@ def partner_port(port: RdmaPort, own_slots: Sequence[str], partner_slots: Sequen
 
 
 def _ports(root: Path) -> Iterator[RdmaPort]:
-    """Yield the ports of every adapter except virtual functions. Their `rail` is not yet known, and is 0."""
+    """Yield the ports of every adapter except virtual functions. Each port has `rail` 0, because its rail is not yet known."""
     for path in _entries(root / CLASS):
         device = path / "device"
         if (device / "physfn").exists() or not _NAME.fullmatch(path.name):
@@ -126,7 +126,9 @@ def _ports(root: Path) -> Iterator[RdmaPort]:
 
 
 def _wrong_kind(kind: str) -> str:
-    return f"perftest connects the queues of channel adapters ({CHANNEL_ADAPTER}); the type of this adapter is {kind}"
+    return (
+        f"perftest can only use adapters of type '{CHANNEL_ADAPTER}' (channel adapter), but this one has type '{kind}'"
+    )
 
 
 def _port(hca: str, device: Path, path: Path) -> RdmaPort:
@@ -153,9 +155,10 @@ def _port(hca: str, device: Path, path: Path) -> RdmaPort:
 
 
 def _gid(path: Path) -> tuple[int, str]:
-    """Return index and type of the best RoCE v2 GID of the port's interface: first IPv4, then IPv6, then link-local.
+    """Return index and type of the best RoCE v2 GID of the port's network interface.
 
-    Without such a GID the index is -1, and the type is empty.
+    IPv4 is better than IPv6, and IPv6 is better than link-local. Of equally good GIDs, the lowest index is returned. Without a
+    RoCE v2 GID the index is -1, and the type is empty.
     """
     interface = _text(path / "gid_attrs/ndevs/0")
     candidates = []
@@ -211,11 +214,11 @@ def _text(path: Path) -> str:
 
 
 def nearest_gpu(port: RdmaPort, devices: Sequence[int], root: Path = Path("/")) -> str:
-    """Return the PCI address of the GPU under test that shares the most bridges with the adapter; empty without such a GPU.
+    """Return the PCI address of the GPU under test that shares the most bridges with the adapter; empty if no GPU is under test.
 
     Args:
         port: a port of the adapter.
-        devices: NVML indices of the GPUs under test. NVML numbers GPUs by PCI address.
+        devices: NVML indices of the GPUs under test. NVML numbers the GPUs of the host in the order of their PCI addresses.
     """
     paths = [
         _pci_path(path)

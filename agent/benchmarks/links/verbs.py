@@ -1,9 +1,10 @@
 """Bandwidth, latency and message rate of every RDMA port, measured by perftest below NCCL.
 
 On one host (stage `benchmark`) each port sends to itself. In a gang (the hosts of one multi-node launch), hosts are paired by a
-round-robin tournament (schemas/tournament.py), and each port exchanges data with the partner's port of the same rail (the ports
-at the same position in every host). One rank of each host runs the tests; the other ranks wait. Hosts coordinate through the
-store of the launch, not the process group, so a fabric on which NCCL cannot work is measured too.
+round-robin tournament (schemas/tournament.py), and each port exchanges data with the partner's port of the same rail: the port
+in the same PCI slot, or, if the hosts have no slot in common, the port at the same position in the list of ports. One rank of
+each host runs the tests; the other ranks wait. Hosts coordinate through the key-value store of the launch, not through the
+process group, so a fabric on which NCCL cannot work is measured too.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ LOOPBACK = "127.0.0.1"
 
 
 def run(context: RankContext, settings: Mapping[str, Any]) -> None:
-    """Report `verbs.*` of every port of the fabric that this host has; nothing on a host without RDMA ports."""
+    """Report `verbs.*` of every RDMA port of this host, or why there are no figures; nothing on a host without RDMA ports."""
     if not context.is_reporting_rank:
         wait_for_reporting_rank(context)
         return
@@ -49,7 +50,10 @@ def run(context: RankContext, settings: Mapping[str, Any]) -> None:
 def _measure_loopback(
     context: RankContext, settings: Mapping[str, Any], report: PortReport, ports: list[RdmaPort]
 ) -> None:
-    """Measure each port with itself, one port after the other: simultaneous tests would share the host's memory bandwidth."""
+    """Let each port exchange data with itself.
+
+    The ports are measured one after the other, because simultaneous tests would share the host's memory bandwidth.
+    """
     tests = planned_tests(settings)
     for port in ports:
         failed = ""
@@ -63,7 +67,10 @@ def _measure_loopback(
 
 
 def _loopback(context: RankContext, report: PortReport, test: VerbsTest, port: RdmaPort) -> str:
-    """Run one test of a port with itself, and report it; return why it failed, or an empty string."""
+    """Run one test of a port with itself, and report its figures or why there are none.
+
+    Return why the test failed. Return an empty string if it succeeded, or if this host does not support it.
+    """
     progress = context.heartbeat.record_progress
     runs: dict[str, PerftestRun] = {}
     tcp_port = free_tcp_port()

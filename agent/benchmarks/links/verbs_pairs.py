@@ -1,9 +1,10 @@
-"""The RDMA tournament: run perftest between pairs of hosts, on each rail alone, on all rails together, or both (`sharings`).
+"""The RDMA tournament: run perftest between the two hosts of each pair.
 
-A rail is a pair of ports with the same slot (or position) on the two hosts. Both hosts of a pair compute the same list of runs.
-In each run one host starts the servers and posts their TCP ports in the launch's store, and the other host connects. After a run
-both hosts post which rails failed, and leave these rails out of the rest of the round. If the failed test used GPU memory, the
-rail is kept, because perhaps only the support of GPU memory is missing.
+A rail is a pair of ports with the same slot (or position) on the two hosts. The setting `sharings` selects whether each rail is
+tested alone, all rails together, or both. Both hosts of a pair compute the same list of runs. In each run one host starts the
+servers and posts their TCP ports in the key-value store of the launch, and the other host connects. After a run both hosts post
+which rails failed, and leave these rails out of the rest of the round. If the failed test used GPU memory, the rail is kept,
+because perhaps only the support of GPU memory is missing.
 """
 
 from __future__ import annotations
@@ -39,14 +40,15 @@ Rails = Sequence[tuple[RdmaPort, str]]
 
 @dataclass(frozen=True, kw_only=True)
 class PairRun:
-    """One run between two hosts, on one rail or several at once."""
+    """One run of a test between two hosts, on one rail or on several at once."""
 
     test: VerbsTest
     client: str
+    """The host that connects; the other host runs the servers."""
     sharing: str
-    """`alone` or `together`."""
+    """`alone`: one rail at a time; `together`: all rails at once."""
     number: int
-    """Number of the run in its round."""
+    """Number of the run in its round, from 1."""
     rails: Rails
 
 
@@ -57,7 +59,7 @@ def measure_pairs(
     ports: Sequence[RdmaPort],
     request: Mapping[str, Any],
 ) -> None:
-    """Report the `verbs.*` figures of each port of this host, measured with the same rail's port of every partner.
+    """Report the `verbs.*` figures of each port of this host, measured with the port of the same rail on every partner host.
 
     Args:
         context, settings: the rank and the benchmark's settings.
@@ -91,17 +93,20 @@ def measure_pairs(
 
 
 class HostStore:
-    """Values that the hosts of a launch publish for each other, in the store of the launch."""
+    """Values that the hosts of a launch publish for each other, in the key-value store of the launch."""
 
     def __init__(self, context: RankContext, host: str) -> None:
         self._context, self._host = context, host
 
     def post(self, key: str, value: Any) -> None:
-        """Publish a value of this host."""
+        """Publish a value of this host under `key`."""
         self._context.store.set(f"verbs/{key}/{self._host}", json.dumps(value))
 
     def wait_for_both(self, key: str, host: str, limit_s: float) -> bool:
-        """Return whether both hosts arrive at `key` within `limit_s`. A host stops waiting at once if the other has given up."""
+        """Wait for `host` at the point `key`; return whether it arrives within `limit_s`.
+
+        A host that waits in vain publishes this, so that the other host does not wait when it arrives later.
+        """
         self.post(key, "here")
         name, deadline = f"verbs/{key}/{host}", time.monotonic() + limit_s
         while time.monotonic() < deadline and not self._context.store.check([f"{name}/gone"]):
@@ -116,7 +121,7 @@ class HostStore:
         time.sleep(POLL_S)
 
     def wait(self, key: str, host: str, limit_s: float) -> Any:
-        """Return the value that `host` published; None if none arrives within `limit_s`, or it is not JSON."""
+        """Return the value that `host` published under `key`; None if there is none within `limit_s`, or if it is not JSON."""
         name, deadline = f"verbs/{key}/{host}", time.monotonic() + limit_s
         while not self._context.store.check([name]):
             if time.monotonic() > deadline:
@@ -137,9 +142,9 @@ class PairOfHosts:
         self._context, self._store, self._report = context, store, report
         self._me, self._other, self._address = me, other, address
         self._failed: dict[str, str] = {}
-        """Own slot -> why the rail failed in this round."""
+        """Slot of this host -> why the rail of this slot failed in this round."""
         self._lacking: set[str] = set()
-        """Own slots for which this host cannot run tests with GPU memory."""
+        """Slots of this host with which it cannot run tests that use GPU memory."""
 
     def measure(
         self,
@@ -149,17 +154,17 @@ class PairOfHosts:
         gang: Sequence[str],
         count: int,
     ) -> None:
-        """Run every test of the round. Report the tests in which this host is the client or both hosts send (`both_ways`).
+        """Run every test of the round. Report figures of the tests in which this host is the client, and of tests `both_ways`.
 
         Args:
             settings: the benchmark's settings.
-            ports: the ports of this host.
-            partner_slots: the slots of the partner's ports; None if it did not report them.
-            gang: the planned hosts. The host of the pair that comes first in this list is the first client of each test.
+            ports: the ports of this host that are measured.
+            partner_slots: the slots of the partner's ports; None if the partner did not report them.
+            gang: the planned hosts. Of the two hosts, the one that comes first in this list is the first client of each test.
             count: number of the round, from 1.
         """
         rails = self._rails(ports, partner_slots or []) if partner_slots is not None else []
-        # The partner may still be in an earlier round, in which a test hangs.
+        # Without an answer, the partner may still be in an earlier round, because a test of that round hangs.
         if partner_slots is None or (
             rails and not self._store.wait_for_both(f"{count}/round", self._other, self._context.timeout_s)
         ):
@@ -176,7 +181,7 @@ class PairOfHosts:
                 self._run(run, rails, f"{count}/{run.number}")
 
     def _runs(self, settings: Mapping[str, Any], rails: Rails, gang: Sequence[str]) -> Iterator[PairRun]:
-        """Yield the runs of the round, the same on both hosts."""
+        """Yield the runs of the round, in the same order on both hosts."""
         tests = planned_tests(settings)
         first, second = sorted((self._me, self._other), key=list(gang).index)
         number = 0
@@ -205,7 +210,7 @@ class PairOfHosts:
         return rails
 
     def _run(self, run: PairRun, rails: Rails, key: str) -> None:
-        """Run this host's side of a test on these rails at once."""
+        """Run this host's side of a test on all these rails at once, and report its figures or the error."""
         sides: dict[str, PerftestRun] = {}
         problems: dict[str, str] = {}
         is_client = run.client == self._me
@@ -259,7 +264,7 @@ class PairOfHosts:
                 problems[port.slot] = why
 
     def _start(self, run: PairRun, port: RdmaPort, tcp_port: int, server: str, sides: dict[str, PerftestRun]) -> str:
-        """Start one side; return why it cannot be started, or an empty string."""
+        """Start this host's side of a test on one port; return why it cannot be started, or an empty string."""
         try:
             sides[port.slot] = PerftestRun(self._report.command(run.test, port, tcp_port, server), port.cpus)
         except PerftestError as error:
@@ -270,9 +275,10 @@ class PairOfHosts:
         return ""
 
     def _agree(self, run: PairRun, rails: Rails, key: str, problems: dict[str, str], is_client: bool) -> None:
-        """Exchange with the partner which rails failed. If this host is the client, report those that failed here.
+        """Exchange with the partner which rails failed, so that both hosts leave out the same rails.
 
-        The client has already reported a figure for each rail that did not fail here.
+        If this host is the client, report an error for each rail whose test failed on this host. For each other rail the client
+        has already reported a figure, even if the test failed on the partner.
         """
         self._store.post(f"{key}/end", {port.slot: problems[port.slot] for port, _ in rails if port.slot in problems})
         answers = self._store.wait(f"{key}/end", self._other, run.test.limit_s + LISTEN_S)

@@ -1,4 +1,4 @@
-"""The tests that the benchmark `verbs` runs on each RDMA port, and the reports of their figures."""
+"""Select the tests that the benchmark `verbs` runs on each RDMA port, and report their figures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REMEDY = "install perftest (package perftest, from the distribution or from DOCA
 
 
 def planned_tests(settings: Mapping[str, Any]) -> list[VerbsTest]:
-    """Return the tests of one port or pair of ports. Tests with GPU memory come last: the host may not support them."""
+    """Return the tests of one port or pair of ports. Tests with GPU memory come last, because the host may not support them."""
     figures, seconds = settings["figures"], settings["seconds"]
     tests = [
         VerbsTest(
@@ -44,12 +44,12 @@ class PortReport:
         self._context, self._settings = context, settings
         self.installation = Installation()
         self._ratios: dict[RdmaPort, dict[str, float]] = {}
-        """Port -> partner -> highest bandwidth of one-way writes to the partner, as a share of the port's rate."""
+        """Port -> partner -> highest bandwidth of one-way writes from host memory to the partner, divided by the port's rate."""
 
     def usable_ports(self, ports: list[RdmaPort]) -> list[RdmaPort]:
         """Return the ports to measure. Report why the other ports are not measured.
 
-        If a program of perftest is missing, report this for the host and return no port.
+        If a program of perftest that the tests need is missing, report this for the host and return no port.
         """
         for port in ports:
             if port.unusable:
@@ -68,7 +68,7 @@ class PortReport:
         return {name for name, path in self.installation.paths.items() if path}
 
     def command(self, test: VerbsTest, port: RdmaPort, tcp_port: int, server: str = "") -> list[str]:
-        """Return the command of one side of a test. Raises PerftestError if the test needs GPU memory that it cannot use."""
+        """Return the command of one side of a test. Raises PerftestError if the test needs GPU memory and cannot use it."""
         gpu: list[str] | str = []
         if test.memory == "gpu":
             address = nearest_gpu(port, self._context.devices) if self._context.kind == "gpu" else ""
@@ -78,7 +78,11 @@ class PortReport:
         return [self.installation.path(test.program) or test.program, *test.arguments(port, tcp_port, gpu, server)]
 
     def figure(self, test: VerbsTest, port: RdmaPort, stdout: str, **where: str) -> str:
-        """Report the figures in the output of a test; return why there are none, or an empty string."""
+        """Report the figures in the output of a test; return why there are none, or an empty string.
+
+        Args:
+            where: `sharing`, and between hosts also `partner`.
+        """
         try:
             result = parse_latency(stdout) if test.figure == "latency" else parse_bandwidth(stdout)
         except PerftestError as error:
@@ -102,7 +106,7 @@ class PortReport:
         return ""
 
     def best_partners(self) -> None:
-        """Report for each port the best `verbs.rate_ratio` of its one-way writes.
+        """Report for each port `verbs.best_ratio`: its highest `verbs.rate_ratio` in one-way writes to any partner.
 
         This ratio is low only if the rate to every partner is low.
         """

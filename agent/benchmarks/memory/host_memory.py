@@ -2,9 +2,12 @@
 
 The bandwidth of all nodes together is also measured. One rank of the host measures, with one thread on each core; the other ranks
 wait. Bytes are counted as in STREAM: only the arrays that the operation reads and writes count (2 arrays for copy, 3 for triad),
-not the cache lines that the processor reads before it overwrites them. The target and the first source are checked afterwards.
-Latency is measured with a chain of dependent reads, each from a different cache line. It is the time of a step in this chain,
-minus the time of a step in a chain that stays in the cache. So the time that Python's interpreter needs for a step cancels out.
+not the cache lines that the processor reads before it overwrites them. After each measurement of a bandwidth, the contents of the
+target and of the first source are checked.
+
+Latency is measured with a chain of dependent reads, each from a different cache line: each read returns the position of the next.
+The latency is the time of one read in this chain, minus the time of one read in a chain that stays in the cache. So the time that
+Python's interpreter needs for each read cancels out.
 """
 
 from __future__ import annotations
@@ -25,7 +28,8 @@ from agent.benchmarks.runtime.numa import Node, memory_limit, run_on_cpus, usabl
 from schemas.records import ERROR
 
 SOURCE, SCALED, FACTOR = 0x55555555, 0x2AAAAAAA, 3.0
-"""Contents of the arrays. SOURCE + FACTOR x SCALED is exact in fp64, with or without fused multiply-add."""
+"""SOURCE and SCALED are the values in the two source arrays. Triad computes SOURCE + FACTOR x SCALED, which is exact in fp64,
+with or without fused multiply-add."""
 MOVED = {"copy": 2, "triad": 3}
 """Operation -> number of arrays that it reads or writes."""
 ARRAYS, ELEMENT_BYTES, LINE_BYTES = 3, 8, 64
@@ -34,12 +38,13 @@ CACHE_FACTOR, MOST_FACTOR = 4, 4
 last-level caches. But no array is larger than MOST_FACTOR times the setting `size_bytes`, because a virtual machine with few
 cores may see the cache of the whole processor."""
 MEMORY_SHARE = 0.25
-"""Largest share of the free memory that the arrays may take."""
+"""Largest share of the free memory that all arrays together may take."""
 LEAST_BYTES = 1 << 16
-"""Least size of an array, unless the setting asks for less."""
+"""Minimum size of an array, unless the setting `size_bytes` is less."""
 LEAST_PASSES = 3
 STEPS, SEGMENTS, NEAR_LINES = 2048, 7, 32
-"""Steps in each timed segment of a chain, number of segments, and lines of the short chain, which stays in the nearest cache."""
+"""STEPS: reads in each timed segment of a chain. SEGMENTS: number of segments. NEAR_LINES: cache lines of the short chain, which
+stays in the nearest cache."""
 
 Arrays = Mapping[int, torch.Tensor]
 """Processor -> its three arrays. A thread on this processor writes them first, so that the kernel places them on its node."""
@@ -98,14 +103,16 @@ def _report_latency(context: Context, seconds: float, where: Mapping[str, Any]) 
     if seconds > 0:
         context.report("host_memory.latency", seconds, unit="s", **where)
     else:
-        reason = "reads from memory took no longer than reads from the cache: another process used the processor"
+        reason = (
+            "reads from memory took no longer than reads from the cache: perhaps another process used the processor"
+        )
         context.report_absent("host_memory.latency", unit="s", status=ERROR, reason=reason, **where)
 
 
 def _placements(nodes: Sequence[Node], placements: Sequence[str]) -> list[tuple[Node, Node, str]]:
     """Return for each measurement the node of the processors, the node of the memory, and the placement (`local` or `remote`).
 
-    On a host of one node, no memory is remote.
+    A host with one node has no `remote` measurement.
     """
     by_number = {node.number: node for node in nodes}
     pairs = []
@@ -118,7 +125,11 @@ def _placements(nodes: Sequence[Node], placements: Sequence[str]) -> list[tuple[
 
 
 def array_bytes(nodes: Sequence[Node], wanted: int, limit: int) -> int:
-    """Return the bytes of each of the three arrays of each thread: by STREAM's rule, as far as the free memory permits.
+    """Return the size of one array in bytes (each thread has three): by STREAM's rule, as far as the free memory permits.
+
+    Args:
+        wanted: the setting `size_bytes`.
+        limit: bytes that all threads of the host may use together, from `memory_limit`.
 
     Raises:
         CannotMeasureError: so little memory is free that an array would be smaller than `wanted` and smaller than LEAST_BYTES.
@@ -156,11 +167,15 @@ class HostMemory:
     def __init__(self, nodes: Sequence[Node], arrays: Arrays, seconds: float, timeout_s: float) -> None:
         self.nodes, self.arrays, self.seconds, self.timeout_s = nodes, arrays, seconds, timeout_s
         self.wrong = {node.number: 0 for node in nodes}
-        """Node -> elements of its memory with a wrong value."""
+        """Number of the node -> how many wrong elements the checks counted in memory of this node."""
         self._node_of = {cpu: node.number for node in nodes for cpu in node.cpus}
 
     def params(self, op: str, cpus: Sequence[int], nodes: Sequence[Node]) -> dict[str, Any]:
-        """Return the parameters of a bandwidth. `size_bytes`: sum of one array per thread; `cache_bytes`: caches of `nodes`."""
+        """Return the parameters of a bandwidth, measured with one thread on each of `cpus`.
+
+        `size_bytes` is the size of the target arrays of all threads together. `cache_bytes` is the size of the last-level caches
+        of `nodes`.
+        """
         size = sum(self.arrays[cpu][0].nbytes for cpu in cpus)
         return {"op": op, "size_bytes": size, "cache_bytes": sum(node.cache for node in nodes), "threads": len(cpus)}
 
@@ -171,7 +186,7 @@ class HostMemory:
             op: an operation of MOVED.
             cpus: processors of the threads.
             homes: for each thread, the processor whose arrays it uses.
-            seconds: how long to measure; at least LEAST_PASSES passes are made.
+            seconds: how long to measure. Each thread makes at least LEAST_PASSES passes over its arrays.
         """
 
         def work(number: int, barrier: threading.Barrier) -> tuple[float, int]:
@@ -196,10 +211,11 @@ class HostMemory:
         return sum(rate for rate, _ in results)
 
     def latency(self, node: Node, home: Node) -> float:
-        """Return how many seconds longer a read from the memory of `home` takes than a read from the nearest cache.
+        """Return how many seconds longer a processor of `node` reads from the memory of `home` than from its nearest cache.
 
-        The chain visits random cache lines of one array, each line once. It overwrites the contents of this array. Before the
-        chain is timed, other arrays on that node are read, so that they displace the lines of the chain from the caches.
+        The chain visits random cache lines of one array, each line once. The positions in the chain overwrite the contents of
+        this array. Before the chain is timed, other arrays in the memory of `home` are read, so that they displace the lines of
+        the chain from the caches.
         """
         arrays = self.arrays[home.cpus[0]]
         table = arrays[0]
@@ -209,7 +225,7 @@ class HostMemory:
 
 
 def _chain_times(table: torch.Tensor, others: Sequence[torch.Tensor]) -> tuple[float, float]:
-    """Return the seconds of a step in a chain of random lines of the whole table, and of a step in a chain of a few lines."""
+    """Return the seconds of one read in a chain of random lines of the whole table, and of one read in a chain of a few lines."""
     view = memoryview((ctypes.c_int64 * table.numel()).from_address(table.data_ptr())).cast("B").cast("q")
     words, stride = table.view(torch.int64), LINE_BYTES // ELEMENT_BYTES
     lines = torch.randperm(table.numel() // stride)[: STEPS * SEGMENTS + 1] * stride
@@ -228,7 +244,7 @@ def _chain_times(table: torch.Tensor, others: Sequence[torch.Tensor]) -> tuple[f
 
 
 def _walk(view: memoryview, position: int, steps: int) -> tuple[float, int]:
-    """Return the seconds of one step of a chain, and the position after the last step."""
+    """Read `steps` positions of a chain; return the mean seconds of one read, and the position after the last read."""
     began = time.perf_counter()
     for _ in range(steps):
         position = view[position]

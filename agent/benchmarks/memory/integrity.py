@@ -23,19 +23,23 @@ from agent.gang.heartbeat import describe_error
 from schemas.records import ERROR
 
 CHUNK = 1 << 27
-"""Words (8 bytes) in one allocation: fragmented memory has room for many small allocations, but not for one large one."""
+"""Maximum number of words (8 bytes each) in one allocation. Fragmented memory has room for several allocations of this size, but
+not for a single large one."""
 PART = 1 << 25
-"""Largest number of words that are checked at once. A check needs 9 more bytes for each of its words, so the number is smaller on
-devices with little memory."""
+"""Maximum number of words that are checked at once. A check needs 9 more bytes for each word (8 for the expected word, 1 for the
+result of the comparison), so fewer words are checked at once on devices with little memory."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `integrity.wrong_words` of each pattern, `.tested_share` of the free memory, and `.error` for the first wrong words.
+    """Report `integrity.wrong_words` of each pattern, and an `integrity.error` for each of the first wrong words.
 
-    The address of an error is a virtual one of this process; NVIDIA offers no way to find the memory bank from it. The error
+    Report also `integrity.tested_share`: the tested bytes as a share of the free memory.
+
+    The address of an error is a virtual address of this process; NVIDIA offers no way to find the memory bank from it. The error
     also has the expected word and the word that was read, so that a stuck bit can be distinguished from a lost row.
     """
-    context.host_barrier("start")  # after it, the other ranks have freed their memory on this device
+    # Ranks that reach this barrier have freed the memory that they used on this device in earlier benchmarks.
+    context.host_barrier("start")
     free = free_bytes(context.device)
     words = min(PART, free // 2000)  # at 9 bytes a word, a check takes at most half a percent of the free memory
     wanted = int(free * settings["share"]) - 9 * words
@@ -66,7 +70,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return the free bytes of a GPU, after torch has freed what it had cached; for a CPU the available memory of the host."""
+    """Return the free bytes of a GPU after emptying this process's PyTorch cache; for a CPU the available memory of the host."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
         return int(torch.cuda.mem_get_info(device)[0])

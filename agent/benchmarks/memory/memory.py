@@ -13,16 +13,16 @@ from schemas.records import ERROR
 
 FACTOR = 3.0
 LARGEST = 1 << 20
-"""The elements are whole numbers below this. All results are then whole numbers below 2²², which fp32 represents exactly."""
+"""The random elements are whole numbers below LARGEST. So all results are whole numbers below 2²², which fp32 has exactly."""
 CHECKED = 1 << 26
 """Number of elements that are compared at once. This limits the temporary memory of the comparison."""
 SPAN_S = 0.02
-"""Length of a timed span, in seconds. Its time is the mean of several passes, so that a slow pass counts. The median of single
-passes would ignore it."""
+"""Length of a timed span, in seconds. The time of a span is the mean of several passes, so a single slow pass makes it longer.
+The median of single passes would ignore a slow pass."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `memory.bandwidth` in B/s for each operation on buffers of `size_bytes`; bytes read and written both count.
+    """Report `memory.bandwidth` in B/s for each operation on buffers of `size_bytes`; bytes read and bytes written both count.
 
     If the last pass of an operation left wrong values, report their number as `memory.wrong_elements`, and an error instead of
     the bandwidth.
@@ -87,7 +87,7 @@ def _random(count: int, device: torch.device) -> torch.Tensor:
 
 
 def _count_wrong(target: torch.Tensor, expected: Callable[[slice], torch.Tensor | float]) -> int:
-    """Return how many elements differ from the expected ones, which `expected` returns for CHECKED elements at a time."""
+    """Return how many elements of `target` are wrong. `expected` returns the right values of a slice (up to CHECKED elements)."""
     parts = (slice(start, start + CHECKED) for start in range(0, target.numel(), CHECKED))
     return sum(int((target[part] != expected(part)).sum()) for part in parts)
 

@@ -1,9 +1,10 @@
 """Memory tests that need time: data stay in memory for minutes on an idle or hot device, or neighbouring words change often.
 
 The tests are those of memtest86+ (moving inversions, modulo 20, bit fade; https://www.memtest86.com/tech_memtest-algoritm.html
-explains the first two) and of cuda_memtest, which brought them to GPUs. The row and bank of an address are unknown. So
-`neighbours` does not aim at single rows, but disturbs memory with stripes of several widths. The order in which a device
-accesses the words of one part (the words that one call reads or writes) is also unknown.
+explains the first two) and of cuda_memtest, which brought them to GPUs. The test `neighbours` inverts stripes of words often, to
+disturb the words between them. It uses stripes of several widths, because the row and bank of an address are unknown, so single
+rows cannot be selected. The order in which a device accesses the words of one part (the words that one call reads or writes) is
+also unknown.
 """
 
 from __future__ import annotations
@@ -26,24 +27,26 @@ FADE_PATTERNS = ("random", "inverse_random")
 also give each cell both values. Moreover they give many neighbouring cells different values, which makes a cell lose its
 charge faster."""
 WAIT_STEP_S = 5.0
-"""Longest wait between two reports of progress to the supervisor."""
+"""Longest wait between two reports of progress to the supervisor, in seconds."""
 HEATER_SIZE, CPU_HEATER_SIZE = 4096, 256
 """Rows and columns of the matrices whose products heat the device. The matrices and their creation take 170 MB, which must fit
-into the 2 % of the memory that are not tested: 480 MB on a GPU with 24 GB. (`stress` uses 8192 rows and columns.)"""
+into the 2 % of the free memory that the default `share` leaves untested: 480 MB on a GPU with 24 GB. (The benchmark `stress`
+uses 8192 rows and columns.)"""
 HEATER_CALLS = 500
 """Matrix products that are queued before the host waits for them. They take 0.1 s on an H100 at 700 TFLOP/s."""
 BYTE_PATTERNS = [int.from_bytes(bytes([1 << bit]) * 8, "big", signed=True) for bit in range(8)]
 """Words whose bytes all have the same single bit set, one word for each of the eight bits: test 3 of cuda_memtest."""
 REWRITES = 2
-"""Times that `modulo_20` rewrites all words but every 20th; memtest86+ rewrites them "one or more times"."""
+"""How many times `modulo_20` rewrites all words except every 20th; memtest86+ rewrites them "one or more times"."""
 STRIPE_BYTES = (256, 1024, 4096, 16384, 65536)
 """Widths of the stripes of `neighbours`. The second width, 1 KiB, is the row size of a pseudo channel of HBM2 and HBM3 (JEDEC
 JESD235 and JESD238)."""
 INVERSIONS = 32
-"""Times that `neighbours` inverts every second stripe before it reads all words; even, so that the stripes end as they began."""
+"""How many times `neighbours` inverts every second stripe before it reads all words. The number is even, so that the stripes end
+as they began."""
 
 Test = Callable[[Context, MemoryUnderTest, WrongWords, float], int]
-"""Runs for about as many seconds as its last argument, but at least one pass. Returns the number of passes."""
+"""A test runs for about as many seconds as its last argument, but makes at least one pass. It returns the number of passes."""
 
 
 def _fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_s: float) -> int:
@@ -84,10 +87,10 @@ def _hot_fade(context: Context, memory: MemoryUnderTest, errors: WrongWords, bud
 
 
 def _moving_inversions(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
-    """Read each part and then write its inverse: first from the first part to the last, then from the last to the first.
+    """Make pass `number`: check each part and then write its inverse, first from the first part to the last, then in reverse.
 
-    So a write that also changes a word of another part is detected. Each pass uses another value: 0, then those of BYTE_PATTERNS,
-    then random ones.
+    So a write that also changes a word of another part is detected. Each pass has its own value: pass 0 has 0, the next passes
+    have the values of BYTE_PATTERNS, and later passes have random values.
     """
     values = (0, *BYTE_PATTERNS)
     value = values[number] if number < len(values) else _random_word(number)
@@ -106,7 +109,7 @@ def _moving_inversions(context: Context, memory: MemoryUnderTest, errors: WrongW
 def _modulo_20(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
     """For each of 20 offsets, write every 20th word once and all other words several times, then read all words.
 
-    A cache cannot hide an error, because all of the memory is written between the write and the read of a word.
+    A cache cannot hide an error, because nearly all other words are written between the write of a word and its check.
     """
     for offset in range(MODULO):
         value = _random_word(number * MODULO + offset)
@@ -119,11 +122,11 @@ def _modulo_20(context: Context, memory: MemoryUnderTest, errors: WrongWords, nu
 
 
 def _neighbours(context: Context, memory: MemoryUnderTest, errors: WrongWords, number: int) -> None:
-    """Invert every second stripe many times, then read all words.
+    """Invert every second stripe INVERSIONS times, then check all words.
 
     This is done for each width of the stripes, first with the even stripes, then with the odd ones. All inversions of one chunk
-    are done before those of the next chunk. A whole chunk of 1 GiB is larger than any cache of a GPU, so each inversion of
-    such a chunk reads and writes the memory itself.
+    (one allocation) are done before those of the next chunk. A chunk of the maximum size, 1 GiB, is larger than any cache of a
+    GPU, so each inversion of such a chunk reads and writes the memory itself, not only the cache.
     """
     value = _random_word(number)
     for width in (size // 8 for size in STRIPE_BYTES):
@@ -147,7 +150,7 @@ def _random_word(seed: int) -> int:
 
 
 def _repeated(one_pass: Callable[[Context, MemoryUnderTest, WrongWords, int], None]) -> Test:
-    """Return a test that calls `one_pass` with the numbers 0, 1, 2, … until its time is used."""
+    """Return a test that calls `one_pass` with the pass numbers 0, 1, 2, … until its time is used."""
 
     def run(context: Context, memory: MemoryUnderTest, errors: WrongWords, budget_s: float) -> int:
         deadline, number = time.monotonic() + budget_s, 0

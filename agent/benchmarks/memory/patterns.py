@@ -1,7 +1,8 @@
 """Write the patterns of memory tests.
 
-`address` is always the address of the first of `words`, divided by 8. It determines where the pattern begins, so a pattern that
-is written in parts continues from part to part. For the pattern `random` it is the seed.
+In all functions, `words` are words of 8 bytes, and `address` is the address of the first of them, divided by 8. The address
+determines where in the pattern `words` begin, so a pattern that is written in parts continues from part to part. For the pattern
+`random`, the address is the seed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import torch
 WALK = 64
 """Number of words after which a walking bit is at its first position again: the number of bits in a word."""
 CONSTANTS = {"zeros": 0, "ones": -1, "checkerboard": 0x5555555555555555}
-"""Patterns of one word, as int64."""
+"""Pattern -> the word, as int64, that the pattern repeats."""
 MODULO = 20
 """`modulo_20` checks every 20th word. Unlike the sizes of memory lines, rows and banks, 20 is not a power of two."""
 
@@ -40,22 +41,25 @@ def fill(words: torch.Tensor, address: int, *, pattern: str) -> None:
 
 
 def fill_modulo(words: torch.Tensor, address: int, *, offset: int, value: int) -> None:
-    """Write `value` to each word whose address modulo MODULO is `offset`, and the inverse of `value` to all other words."""
+    """Write `value` to every word whose address, divided by 8, is `offset` modulo MODULO. Write its inverse to all others."""
     words.fill_(~value)
     words[(offset - address) % MODULO :: MODULO] = value
 
 
 def rewrite_others(words: torch.Tensor, address: int, *, offset: int, value: int) -> None:
-    """Write the inverse of `value` again to all words between those to which `fill_modulo` wrote `value`."""
+    """Write the inverse of `value` again to the words between those to which `fill_modulo` wrote `value`.
+
+    At each end of `words`, up to MODULO - 1 words are not written.
+    """
     first = (offset - address) % MODULO
     rows = max(0, words.numel() - first) // MODULO
     words[first : first + rows * MODULO].view(rows, MODULO)[:, 1:] = ~value
 
 
 def fill_stripes(words: torch.Tensor, address: int, *, width: int, phase: int, value: int) -> None:
-    """Write stripes of `width` words, by address: `value` and its inverse in turn.
+    """Write `value` and its inverse in alternating stripes of `width` words. Each stripe begins at a multiple of its size.
 
-    Of each pair of stripes, number `phase` (0 or 1) has the inverse.
+    In each pair of stripes, stripe `phase` (0: the first, 1: the second) has the inverse.
     """
     words.fill_(value)
     for stripe in _stripes(words, address, width, phase):
@@ -63,13 +67,16 @@ def fill_stripes(words: torch.Tensor, address: int, *, width: int, phase: int, v
 
 
 def invert_stripes(words: torch.Tensor, address: int, *, width: int, phase: int) -> None:
-    """Read the stripes to which `fill_stripes` writes the inverse, and write their inverse back."""
+    """Invert each word in the stripes to which `fill_stripes` writes the inverse of its value."""
     for stripe in _stripes(words, address, width, phase):
         stripe.bitwise_not_()
 
 
 def _stripes(words: torch.Tensor, address: int, width: int, phase: int) -> Iterator[torch.Tensor]:
-    """Yield the words whose stripe (address // width) is `phase` modulo 2: those in whole pairs of stripes, then the others."""
+    """Yield the words of every second stripe, those whose number (`address` // `width`) is `phase` modulo 2.
+
+    First yield the words in whole pairs of stripes, then those before and those after the whole pairs.
+    """
     pair = 2 * width
     head = min(words.numel(), -address % pair)
     body = (words.numel() - head) // pair * pair

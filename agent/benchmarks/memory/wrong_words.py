@@ -1,4 +1,4 @@
-"""Compare device memory with what was written to it. Count the wrong words, and keep addresses and bits of the first ones."""
+"""Compare device memory with what was written to it. Count the wrong words, and keep addresses and wrong bits of the first."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Fill = Callable[[torch.Tensor, int], None]
 """Writes the expected words into a tensor (int64). The second argument is the address of the first word, divided by 8."""
 
 SLICE = 1 << 20
-"""Number of words that are searched for errors at once. This limits the memory for positions: 8 bytes for each wrong word."""
+"""Number of words that are searched for errors at once. This limits the memory for the list of wrong words: 8 bytes for each."""
 MOST_EXAMINED = 1 << 16
 """Maximum number of wrong words of one pattern whose addresses and bits are examined. Further wrong words are only counted."""
 MOST_RECORDED = 16
@@ -23,7 +23,10 @@ UNSIGNED = (1 << WORD_BITS) - 1
 
 
 class WrongWords:
-    """The wrong words that one pattern finds: their number, and address and bits of the first MOST_EXAMINED."""
+    """The wrong words that the test with one pattern finds: their number, addresses and wrong bits.
+
+    Addresses and bits are kept only for the first MOST_EXAMINED wrong words.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -32,12 +35,13 @@ class WrongWords:
         self._bits = 0
         """The bits that were wrong in any examined word."""
         self._recorded: dict[tuple[int, int], tuple[int, int]] = {}
-        """Address and wrong bits of a word -> the expected word, and the word of the second reading."""
+        """Address and wrong bits of a word -> the expected word, and the word as it was read the second time."""
 
     def compare(self, words: torch.Tensor, expected: torch.Tensor, fill: Fill, address: int) -> None:
-        """Count the words that differ from what `fill` writes. `expected` has as many words as `words`; it is overwritten.
+        """Count the words that differ from what `fill` writes.
 
-        Each examined wrong word is read a second time. If the second value is right, the transfer was faulty, not the memory.
+        `expected` is a buffer with as many words as `words`; `fill` overwrites it. Each examined wrong word is read a second
+        time. If the second value is right, the transfer was faulty, not the memory.
         """
         fill(expected, address)
         wrong = words != expected
@@ -62,8 +66,8 @@ class WrongWords:
     def report(self, context: Context, pattern: str, **params: Any) -> None:
         """Report `integrity.wrong_words`, and an `integrity.error` for each of the first wrong words (at most MOST_RECORDED).
 
-        Each pair of address and wrong bits is reported once. The value of an error is the word of the second reading. The words
-        and the virtual address are hexadecimal, because JSON numbers are exact only up to 2⁵³.
+        Each pair of address and wrong bits is reported once. The value of an error is the word as it was read the second time.
+        The words and the virtual address are hexadecimal strings, because JSON numbers are exact only up to 2⁵³.
         """
         common: dict[str, Any] = {"unit": "1", "scope": context.device_scope, "pattern": pattern}
         summary: dict[str, Any] = {"wrong_addresses": len(self._addresses), "wrong_bits": list_bits(self._bits)}

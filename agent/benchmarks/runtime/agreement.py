@@ -1,4 +1,4 @@
-"""All ranks agree that something cannot be measured, so that no rank waits in a collective for a rank that gave up."""
+"""Let all ranks agree that something cannot be measured, so that no rank waits in a collective for a rank that gave up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class CannotMeasureError(Exception):
-    """The figures of a benchmark cannot be measured; `status` and the message give the reason."""
+    """The figures of a benchmark cannot be measured. The message is the reason; `status` is the status of the observations."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -47,7 +47,7 @@ def attempt_on_all_ranks(context: Context, work: Callable[[], Result]) -> Result
 
 
 def report_absent_outputs(context: RankContext, benchmark: str, problem: CannotMeasureError, **params: Any) -> None:
-    """Report as absent every output that this rank would report for the benchmark; `params` are the parameters of each."""
+    """Report as absent every output that this rank would report for the benchmark. Each of these observations gets `params`."""
     for output in {output.name: output for output in outputs(benchmark, context.kind)}.values():
         if output.scope == "device" or context.is_reporting_rank:
             scope = context.device_scope if output.scope == "device" else context.world_scope

@@ -1,9 +1,9 @@
-"""A common start for ranks of several hosts, whose clocks differ: the offsets are measured as NTP does, and corrected.
+"""Let the ranks of several hosts start at the same moment, although the clocks of the hosts differ.
 
-All clocks are `time.monotonic()`. The common clock is that of the leading host: the first host of the launch whose first rank has
-not left the benchmark. The other hosts ask the leading host for its time. The leading host then publishes the time of the start,
-and the names of the hosts that are not ready. So a host that hangs delays the other hosts by one time-out only, and the reports
-of those hosts name it.
+All clocks are `time.monotonic()`. The common clock is that of the leading host: the first host of the launch whose local rank 0
+has not left the benchmark. Each other host measures the offset of its clock as NTP does: it asks the leading host for its time.
+The leading host then publishes the time of the start, and the names of the hosts that are not ready. So a host that hangs delays
+the other hosts by only one time-out, and the errors on those hosts name the host that hangs.
 """
 
 from __future__ import annotations
@@ -23,20 +23,21 @@ if TYPE_CHECKING:
 Clock = Callable[[], float]
 
 EXCHANGES = 8
-"""Number of questions that each host asks the leading host. The offset is taken from the question that was answered fastest:
+"""How often each host asks the leading host for its time. The clock offset comes from the question that was answered fastest:
 the shorter the round trip, the less the delays of its two directions can differ."""
 LEAD_S, GANG_LEAD_S = 0.05, 0.5
-"""Seconds from the agreement to the start, on one host and on several. Within this time all ranks must read the start from the
-store."""
+"""Seconds from the decision to the start: `LEAD_S` for one host, `GANG_LEAD_S` for several hosts. In this time all ranks must
+read the moment of the start from the store."""
 POLL_S = 0.0002
-"""Interval at which a host looks for a question or an answer. It is short, because it adds to the uncertainty of the offset."""
+"""Seconds between two checks for a question or an answer in the store. The pause is short, because it adds to the uncertainty of
+the offset."""
 WAIT_S = 0.002
-"""Interval at which a rank looks for the start in the store."""
+"""Seconds between two checks for the start in the store."""
 TURN_S = 0.1
-"""How long the leading host waits for the next question of a host before it answers another host."""
+"""Seconds that the leading host waits for the next question of one host before it answers another host."""
 LOCAL_WAITS = 3
-"""For how many time-outs a rank waits for the first rank of its host. That first rank may itself wait for the answers of the
-leading host, and then for the start, which the leading host publishes only after it has waited for the other hosts."""
+"""How many time-outs a rank waits for local rank 0 of its host. Local rank 0 may itself wait for the answers of the leading host,
+and then for the start, which the leading host publishes only after it has waited for the other hosts."""
 
 
 class NoStartError(RuntimeError):
@@ -45,7 +46,7 @@ class NoStartError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class ClockOffset:
-    """The common clock minus the clock of this host."""
+    """The time of the common clock minus the time of this host's clock."""
 
     seconds: float = 0.0
     uncertainty_s: float = 0.0
@@ -57,17 +58,18 @@ class Start:
     """A moment at which all ranks start."""
 
     at: float
-    """By this host's clock."""
+    """The moment in seconds by this host's clock."""
     uncertainty_s: float
-    """Largest possible difference between the starts of a host and of the leading host, from uncertain offsets; 0 on one host."""
+    """How far the start of any host may be from the start of the leading host, because clock offsets are uncertain; 0 if only one
+    host starts."""
 
 
 class CommonStart:
-    """The ranks of a launch that start together; all make the same calls in the same order.
+    """Lets this rank agree with the other ranks on the moments of starts. All ranks must make the same calls in the same order.
 
     Args:
-        context: the rank.
-        members: the hosts of the launch. With fewer than two, only the ranks of this host agree.
+        context: the context of this rank.
+        members: names of the hosts of the launch, in order. With fewer than two names, only the ranks of this host agree.
         clock: clock of this host.
     """
 
@@ -77,8 +79,11 @@ class CommonStart:
     def agree(self, step: str) -> Start:
         """Return the moment at which all ranks of all hosts start.
 
+        Args:
+            step: name of this start, different for each call.
+
         Raises:
-            NoStartError: a host did not reach the start, or the first rank of this host is lost or did not answer.
+            NoStartError: a host did not reach the start, or local rank 0 of this host is lost or did not answer.
         """
         context = self._context
         context.host_barrier(step)
@@ -99,14 +104,14 @@ class CommonStart:
         return Start(**decision)
 
     def _decides_for_host(self) -> bool:
-        """Return whether this rank, and not another rank of its host, determines the start and stores it for the host."""
+        """Return whether this rank determines the start for all ranks of its host."""
         context = self._context
         if len(self._members) > 1:
             return context.local_rank == REPORTING_RANK
         return min(context.present_ranks(), default=context.local_rank) == context.local_rank
 
     def _decide(self, step: str) -> dict[str, Any]:
-        """Return, for all ranks of this host, the fields of the start, or the `problem` that prevents it."""
+        """Return the fields of `Start` for all ranks of this host, or `{"problem": …}` if the hosts cannot start together."""
         if len(self._members) < 2:
             return {"at": self._clock() + LEAD_S, "uncertainty_s": 0.0}
         context, offset = self._context, ClockOffset()
@@ -128,7 +133,10 @@ class CommonStart:
         return {"at": start["at"] - offset.seconds, "uncertainty_s": start["uncertainty_s"]}
 
     def _lead(self, name: str) -> dict[str, Any]:
-        """Answer the hosts after this host in the launch. Then publish the start, by this host's clock, and the missing hosts."""
+        """As the leading host, answer all later hosts of the launch. Then publish and return the decision.
+
+        The decision has the start by this host's clock, and the names of the hosts that are not ready.
+        """
         context = self._context
         others = range(context.node + 1, len(self._members))
         uncertainties = answer_hosts(context, name, others, self._clock)
@@ -142,8 +150,9 @@ class CommonStart:
         return start
 
     def _await_start(self, name: str, leader: int) -> dict[str, Any]:
-        """Return what the leading host has published. That host waits for the other hosts until its own time-out."""
+        """Wait for the decision that the leading host publishes, and return it."""
         context = self._context
+        # One margin more than in `answer_hosts`: the leading host may wait there for other hosts until its own deadline.
         deadline = time.monotonic() + context.timeout_s + 2 * MARGIN_S
         _wait_for(context, f"{name}/start", leader, self._members[leader], deadline, WAIT_S)
         return dict(json.loads(context.store.get(f"{name}/start").decode()))
@@ -154,7 +163,7 @@ class CommonStart:
 
 
 class _HostLeftError(Exception):
-    """The first rank of a host has left the benchmark."""
+    """Local rank 0 of the other host has left the benchmark."""
 
 
 def measure_offset(context: RankContext, name: str, leader: int, leader_name: str, clock: Clock) -> ClockOffset:
@@ -164,15 +173,15 @@ def measure_offset(context: RankContext, name: str, leader: int, leader_name: st
     `s - (a + b) / 2` (RFC 5905, section 8, for a server that answers at once). Its error is at most `(b - a) / 2`.
 
     Args:
-        context: the first rank of this host.
+        context: the context of local rank 0 of this host.
         name: prefix of the keys in the store.
-        leader: number of the leading host.
+        leader: number of the leading host in the launch.
         leader_name: name of the leading host.
         clock: clock of this host.
 
     Raises:
         NoStartError: the leading host does not answer.
-        _HostLeftError: the first rank of the leading host has left the benchmark.
+        _HostLeftError: local rank 0 of the leading host has left the benchmark.
     """
     best = ClockOffset(uncertainty_s=float("inf"))
     deadline = time.monotonic() + context.timeout_s + MARGIN_S
@@ -190,9 +199,9 @@ def measure_offset(context: RankContext, name: str, leader: int, leader_name: st
 
 
 def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: Clock) -> dict[int, float]:
-    """Answer the questions of the hosts. Return host -> uncertainty of its offset in s, for the hosts that are ready.
+    """Answer each of the `hosts` that asks for the time. Return number of each ready host -> uncertainty of its offset in s.
 
-    Returns when each of the hosts is ready, or its first rank has left the benchmark, and at the latest after the time-out.
+    Returns when each host is ready or its local rank 0 has left the benchmark, and at the latest after the time-out.
     """
     answered, uncertainties = dict.fromkeys(hosts, 0), dict[int, float]()
     waiting, deadline = list(answered), time.monotonic() + context.timeout_s + MARGIN_S
@@ -209,12 +218,15 @@ def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: C
 
 
 def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
-    """Answer the host's waiting question, if any, and further ones as long as each comes within TURN_S of the last answer.
+    """If one host has asked a question, answer it and each further question that comes within TURN_S of the last answer.
 
-    No other host is answered meanwhile, so that these answers are fast.
+    Other hosts get no answer in this time, so that the answers to this host are fast.
 
     Args:
+        context: the context of this rank.
+        key: prefix of the host's keys in the store.
         number: number of the host's next question.
+        clock: clock of the leading host, which is this host.
 
     Returns:
         The new number of the host's next question.
@@ -232,7 +244,7 @@ def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
 
 
 def _wait_for(context: RankContext, key: str, host: int, host_name: str, deadline: float, poll_s: float) -> None:
-    """Wait for a key that the first rank of a host sets.
+    """Wait for a key that local rank 0 of another host sets.
 
     Raises:
         NoStartError: the key was not set before the deadline.

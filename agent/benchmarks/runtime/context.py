@@ -1,4 +1,4 @@
-"""The context in which a benchmark runs on one rank: with its device, timing and collectives."""
+"""The context in which a benchmark that uses torch runs on one rank: its device, timing and collectives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from agent.gang.heartbeat import describe_error
 
 @dataclass(kw_only=True)
 class Context(RankContext, Timing):
-    """One rank of one launch that uses torch."""
+    """One rank of a launch whose benchmarks use torch."""
 
     store: Store = field(default_factory=HashStore)
 
@@ -54,10 +54,10 @@ class Context(RankContext, Timing):
         return versions
 
     def device_error(self) -> str:
-        """Return why the device can no longer be used, or an empty string. After some errors every CUDA call fails."""
+        """Return why the device can no longer be used; empty if it can. After some CUDA errors, every later CUDA call fails."""
         try:
             torch.zeros(1, device=self.device).add_(1)
-            self.synchronize()  # has a time-out, unlike reading the result of a kernel that hangs
+            self.synchronize()  # has a time-out; reading the tensor would wait forever if a kernel hangs
         except (RuntimeError, TimeoutError) as error:
             return f"the device was lost: {describe_error(error)}"
         return ""
@@ -76,7 +76,7 @@ def _cublas_version(maps: Path) -> str:
     torch has no function for this. The version of CUDA does not determine it: packages and containers may replace only cuBLAS.
 
     Args:
-        maps: list of the mapped files, `/proc/self/maps`.
+        maps: path of the list of mapped files, `/proc/self/maps`.
     """
     lines = maps.read_text(encoding="utf-8", errors="replace").splitlines()
     path = next((line[line.index("/") :] for line in lines if "/libcublas.so" in line), "")
@@ -105,8 +105,8 @@ def join_process_group(context: Context) -> None:
         "timeout": timedelta(seconds=context.timeout_s),
     }
     if context.device.type == "cuda":
-        # No rank runs CUDA graphs and other NCCL operations at the same time. NCCL's support for this costs 12 µs for each
-        # operation in a graph, because NCCL then notifies the host of each operation (measured, 4 H200: 20 µs instead of 8).
+        # Ranks need no support for graph mixing: none runs NCCL operations outside a CUDA graph while a graph runs. The support
+        # adds 12 µs to each operation in a graph, because NCCL then notifies the host (measured, 4 H200: 20 µs instead of 8).
         os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
         nccl_log.enable(context.work / f"nccl.rank{context.rank}.log")
         dist.init_process_group("nccl", device_id=context.device, **arguments)

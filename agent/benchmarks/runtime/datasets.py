@@ -1,6 +1,6 @@
 """Images for the training benchmarks: Fashion-MNIST and CIFAR-10 if they are on the host, otherwise synthetic ones.
 
-Each figure is reported with the name of the data set, so that figures of synthetic images are recognizable.
+Each figure is reported with the name of the data set, so that a figure from synthetic images can be recognized.
 
 Nothing is downloaded. Nothing is unpickled either: the formats are IDX (Fashion-MNIST) and the binary version of CIFAR-10.
 """
@@ -69,7 +69,7 @@ def read_idx(path: Path) -> torch.Tensor:
     shape = struct.unpack_from(f">{content[3]}I", content, 4)
     data = torch.frombuffer(bytearray(content[4 + 4 * content[3] :]), dtype=torch.uint8)
     if data.numel() != torch.Size(shape).numel():
-        raise ValueError(f"{path}: {data.numel()} bytes of data; the header says {shape}")
+        raise ValueError(f"{path}: {data.numel()} bytes of data; the header states the shape {shape}")
     return data.reshape(shape)
 
 
@@ -98,9 +98,9 @@ def _cifar_file(path: Path) -> torch.Tensor:
 
 
 def _synthetic(shape: tuple[int, int, int]) -> Images:
-    """Return noisy copies of ten patterns, the same on every rank.
+    """Return noisy copies of ten patterns. Every rank gets the same images.
 
-    The patterns are easy to tell apart: the accuracy of a network shows whether the training works, not how good the network is.
+    The patterns are easy to distinguish, so the accuracy shows whether the training works, and not how good the network is.
     """
     generator = torch.Generator().manual_seed(10)
     patterns = torch.randint(0, 160, (10, *shape), generator=generator, dtype=torch.uint8)

@@ -1,7 +1,7 @@
-"""The CPUs of a rank: which CPUs it uses, and how long its threads waited for a CPU.
+"""The processors (logical CPUs) of a rank: which it uses, and how long its threads waited for one.
 
-The waiting time shows whether busy CPUs or a CPU quota slowed the rank down. It comes from counters of the kernel, which are read
-before and after a benchmark and not during it.
+The waiting time shows whether busy processors or a CPU quota slowed the rank down. It comes from counters of the kernel, which
+are read before and after a benchmark and not during it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ NO_DELAYS = "the kernel does not report how long threads waited for a processor 
 NO_PRESSURE = (
     "the kernel does not report pressure on its processors (/proc/pressure/cpu: needs CONFIG_PSI, or psi=1 at boot)"
 )
-NO_QUOTA = "no cgroup of the process can have a CPU quota"
+NO_QUOTA = "no cgroup of the process reports periods of a CPU quota (nr_periods in cpu.stat)"
 
 Periods = tuple[int, int]
 """Number of periods of a cgroup's CPU quota, and number of those in which the quota was used up."""
@@ -34,7 +34,7 @@ class CpuCounters:
     pressure: int | None
     """Microseconds in which any process of the host waited for a processor."""
     quotas: Mapping[Path, Periods]
-    """Directory of a cgroup -> its counts."""
+    """Directory of a cgroup -> the periods of its CPU quota."""
 
 
 def read_counters(root: Path = Path("/")) -> CpuCounters:
@@ -55,24 +55,27 @@ def available_cpus() -> int:
 def pin_to_cpus(cpus: int, local_rank: int) -> None:
     """Limit this process and its children to `cpus` processors that no other rank of the host uses.
 
-    The first hardware thread of every core is taken before any second one, because two ranks on the two threads of one core would
-    share that core.
+    The first hardware thread of every core is assigned before any second thread, because two ranks on the two threads of one core
+    would share that core.
 
     Raises:
-        ValueError: there are not enough processors. (With fewer, the record would state more processors than the rank had.)
+        ValueError: this process may use too few processors. If it ran on fewer, the record would state a wrong number.
     """
     available = sorted(os.sched_getaffinity(0))
     own = select_cpus(available, cpus, local_rank)
     if len(own) < cpus:
         raise ValueError(
-            f"too few processors: this process may use {len(available)}; rank {local_rank} needs {cpus} of its own, "
-            f"after {local_rank * cpus} for the ranks before it"
+            f"too few processors: this process may use {len(available)}; rank {local_rank} needs {cpus}, "
+            f"and the ranks before it on this host need {local_rank * cpus}"
         )
     os.sched_setaffinity(0, own)
 
 
 def select_cpus(available: Sequence[int], cpus: int, local_rank: int, root: Path = Path("/")) -> list[int]:
-    """Return the processors of that local rank; fewer than `cpus` if `available` is too short for it and the ranks before it."""
+    """Return the processors of one local rank: the next `cpus` of `available` after those of the local ranks before it.
+
+    If `available` has too few processors, return fewer than `cpus`.
+    """
 
     def thread_number(cpu: int) -> int:
         try:
@@ -80,7 +83,7 @@ def select_cpus(available: Sequence[int], cpus: int, local_rank: int, root: Path
             siblings = parse_cpu_list(text)
             return [sibling for sibling in available if sibling in siblings].index(cpu)
         except (OSError, ValueError):
-            return 0  # unknown: counts as the first thread of its core
+            return 0  # if its core is unknown, it counts as the first thread of a core
 
     ordered = sorted(available, key=lambda cpu: (thread_number(cpu), cpu))
     return ordered[local_rank * cpus : (local_rank + 1) * cpus]
@@ -101,11 +104,11 @@ class CpuUsage:
     pressure: float | str
     """Share of the time in which any process of the host waited for a processor."""
     throttled: float | str
-    """Share of the periods in which a CPU quota stopped the process: the highest share among its cgroup and all parent groups."""
+    """Share of the quota periods in which a CPU quota was used up: the highest share of the process's cgroup and its parents."""
 
 
 def usage_between(first: CpuCounters, last: CpuCounters) -> CpuUsage:
-    """Return the increase of the counters."""
+    """Return the increase of the counters from `first` to `last`."""
     waited = sum(max(0, value - first.delays.get(thread, 0)) for thread, value in last.delays.items()) / 1e9
     pressure: float | str = NO_PRESSURE
     if first.pressure is not None and last.pressure is not None:
@@ -139,9 +142,9 @@ def _read_pressure(root: Path) -> int | None:
 
 
 def _read_quotas(root: Path) -> Iterator[tuple[Path, Periods]]:
-    """Yield directory and counts of the process's cgroup and of each parent group (cgroup v1 or v2).
+    """Yield directory and quota periods of the process's cgroup and of each parent cgroup (cgroup v1 or v2).
 
-    Groups that do not count quota periods are left out.
+    Cgroups that do not report quota periods are left out.
     """
     for chain in cgroup_chains("cpu", root):
         for directory in chain:

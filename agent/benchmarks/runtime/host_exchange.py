@@ -1,8 +1,8 @@
 """Values that the hosts of a launch exchange through its store, without the process group.
 
 The first host collects the values of all hosts and publishes them together. So the traffic grows with the number of hosts, not
-with its square. If the measuring rank of the first host has left the benchmark, for example because its GPU is broken, the next
-host collects.
+with its square. Local rank 0 of each host exchanges the values. If local rank 0 of the first host has left the benchmark, for
+example because its GPU is broken, the next host collects the values.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 MARGIN_S = 10.0
-"""Seconds that the other hosts wait beyond the limit, because the collecting host may enter the step later than they do."""
+"""Seconds that the other hosts wait longer than the collecting host does, because it may enter the step later than they do."""
 
 
 class ExchangeError(Exception):
-    """No host collected the values."""
+    """The host that collects the values did not publish them."""
 
 
 class HostExchange:
     """Exchanges values between this host and the other `members`. All of them must make the same calls in the same order.
 
     Args:
-        context: the rank; its `node` is the position of its host in `members`.
-        members: the hosts of the launch.
+        context: the context of local rank 0; its `node` is the position of its host in `members`.
+        members: names of the hosts of the launch.
         name: prefix of the keys in the store.
     """
 
@@ -40,13 +40,13 @@ class HostExchange:
         self.host = self._members[context.node]
 
     def gather(self, step: str, value: Any, limit_s: float, hosts: Sequence[str] = ()) -> dict[str, Any]:
-        """Return host -> value for the hosts that called this within the limit. Every host gets the same result.
+        """Return host -> value for the hosts that called this within `limit_s`. Every host gets the same result.
 
         Args:
             step: name of the step, different for each call.
-            value: the value of this host; JSON.
-            limit_s: how long to wait for the slowest host.
-            hosts: the hosts that take part; empty: all.
+            value: the value of this host, serializable as JSON.
+            limit_s: how long the collecting host waits for the values of the others.
+            hosts: the hosts that take part; if empty, all hosts of the launch.
 
         Raises:
             ExchangeError: the collecting host does not answer.
@@ -81,7 +81,7 @@ class HostExchange:
         return values
 
     def _has_left(self, host: str) -> bool:
-        """Return whether the host's measuring rank has left the benchmark."""
+        """Return whether local rank 0 of the host has left the benchmark."""
         node = self._members.index(host)
         return bool(self._context.store.check([f"left/{node}/{self._context.benchmark}/{REPORTING_RANK}"]))
 

@@ -1,4 +1,7 @@
-"""For benchmarks that one rank of each host runs: let the other ranks wait, and read the supervisor's request."""
+"""For benchmarks that only one rank of each host runs: let the other ranks wait, and read the request.
+
+The supervisor, which is the process that launches the ranks of a host, writes the request: benchmarks, settings and directories.
+"""
 
 from __future__ import annotations
 
@@ -10,18 +13,19 @@ if TYPE_CHECKING:
     from agent.benchmarks.runtime.rank_context import RankContext
 
 REPORTING_RANK = 0
+"""The local rank that measures, and that reports the figures of its host."""
 WAIT_S = 0.2
 
 
 def wait_for_reporting_rank(context: RankContext) -> None:
-    """Wait until the rank that measures has left the benchmark, for whatever reason."""
+    """Wait until the rank that measures has finished the benchmark, has failed in it, or is lost."""
     while context.is_present(REPORTING_RANK):
         context.heartbeat.record_progress()
         time.sleep(WAIT_S)
 
 
 def read_request(context: RankContext) -> dict[str, Any]:
-    """Return the supervisor's request; empty without a supervisor."""
+    """Return the content of `request.json`; empty if that file cannot be read, for example without a supervisor."""
     try:
         return dict(json.loads((context.work / "request.json").read_text(encoding="utf-8")))
     except OSError:

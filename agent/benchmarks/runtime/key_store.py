@@ -1,7 +1,7 @@
 """A key-value store for the ranks of a launch whose benchmarks do not use torch: a server on the first host, and its clients.
 
 Like torch's store, it carries small texts between ranks. A client must first send the name of the launch, which only the
-supervisors and their ranks know. Each message is a line of JSON.
+supervisors (the processes that launch the ranks) and their ranks know. All later messages are lines of JSON.
 """
 
 from __future__ import annotations
@@ -68,8 +68,7 @@ class KeyServer:
 class KeyStore:
     """A client of the store.
 
-    Raises:
-        RuntimeError: the store does not answer. (Torch's store then raises a RuntimeError, too.)
+    Every method that sends a message raises RuntimeError if the store does not answer, as the methods of torch's store do.
     """
 
     def __init__(self, address: str, port: int, name: str, *, limit_s: float) -> None:

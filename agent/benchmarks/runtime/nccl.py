@@ -1,8 +1,8 @@
 """Direct calls of NCCL, as in nccl-tests.
 
-torch.distributed offers some operations only in place or only out of place, and each of its calls takes longer on the host than
-NCCL needs for a small message. Here every operation has the placements that nccl-tests has, and most operations need only one C
-call.
+torch.distributed offers some operations only in place or only out of place, and the host needs longer for each of its calls than
+NCCL needs for a small message. Here each operation runs out of place and, if nccl-tests also measures it so, in place. Most
+operations need only one C call.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NcclError(RuntimeError):
 
 
 def error_text(library: ctypes.CDLL, code: int) -> str:
-    """Return NCCL's text of an error code and, if there is one, the library's last message, which names the cause.
+    """Return NCCL's text for an error code and, if NCCL has one, its last error message, which names the cause.
 
     An example: `MNNVL (cliqueSize 72) is available but not working on this system. Check the IMEX configuration`.
     """
@@ -46,7 +46,7 @@ class _UniqueId(ctypes.Structure):
 
 
 def load_library() -> ctypes.CDLL:
-    """Return the NCCL that torch has loaded. Raises OSError."""
+    """Return libnccl.so.2, which torch uses, too, unless torch links NCCL statically. Raises OSError if it cannot be loaded."""
     library = ctypes.CDLL("libnccl.so.2")
     library.ncclGetErrorString.restype = ctypes.c_char_p
     if hasattr(library, "ncclGetLastError"):  # 2.13 and later
@@ -63,7 +63,7 @@ class Buffer:
         self._address = tensor.data_ptr()
 
     def address(self, element: int) -> ctypes.c_void_p:
-        """Return the address of an element (4 bytes each)."""
+        """Return the address of the element with that index. Each element has 4 bytes."""
         return ctypes.c_void_p(self._address + 4 * element)
 
 
@@ -89,9 +89,13 @@ class Communicator:
 
     @classmethod
     def connect(cls, context: Context, name: str) -> Communicator:
-        """Create the communicator of that name on all ranks. If any rank has no libnccl.so.2, all ranks raise NcclError.
+        """Create a communicator on all ranks. If any rank has no libnccl.so.2, all ranks raise NcclError.
 
-        Some builds of torch link NCCL statically. The other ranks must not wait for a rank with such a build.
+        Some builds of torch link NCCL statically and come without that file. The other ranks must not wait for such a rank.
+
+        Args:
+            context: the context of this rank.
+            name: prefix of the keys in the store, different for each communicator.
         """
         library, problem = None, "another rank has no libnccl.so.2"
         try:
@@ -124,9 +128,11 @@ class Communicator:
         return f"NCCL: {error_text(self._library, code.value)}"
 
     def operation(self, op: str, send_tensor: torch.Tensor, receive_tensor: torch.Tensor) -> Call:
-        """Return a function that starts the operation on these buffers (fp32) on the current stream; the root is rank 0.
+        """Return a function that starts the operation on these fp32 tensors; the root is rank 0.
 
-        All C arguments are created beforehand: creating five of them takes 8 µs, as long as NCCL needs for a small message.
+        It uses the CUDA stream that is current now, not the one that is current when the function is called.
+
+        All C arguments are created now: creating five of them takes 8 µs, as long as NCCL needs for a small message.
         """
         send, receive, n = Buffer(send_tensor), Buffer(receive_tensor), self.world_size
         all_ranks, root = range(n), range(1)
@@ -151,7 +157,7 @@ class Communicator:
         return self._group([self._send(Buffer(send), 0, count, peer), self._receive(Buffer(receive), 0, count, peer)])
 
     def _bound(self, name: str, *arguments: object) -> Call:
-        """Return a function that calls NCCL with these arguments, which are created only once."""
+        """Return a function that calls NCCL's function `name` with these arguments."""
         function, good = getattr(self._library, name), (SUCCESS, IN_PROGRESS)
 
         def call() -> None:
@@ -162,7 +168,7 @@ class Communicator:
         return call
 
     def _group(self, calls: Sequence[Call]) -> Call:
-        """Return a function that starts all the calls at once."""
+        """Return a function that makes all the calls as one NCCL group, so that they run at the same time."""
         start, end = self._bound("ncclGroupStart"), self._bound("ncclGroupEnd")
 
         def run() -> None:
@@ -182,8 +188,8 @@ class Communicator:
     ) -> Call:
         """Return a function that calls NCCL's function `name`.
 
-        If the library lacks that function (NCCL before 2.28), the returned function sends to each target and receives from each
-        source.
+        If the library lacks that function (NCCL before 2.28), the returned function sends `count` elements to each target and
+        receives `count` elements from each source.
         """
         if hasattr(self._library, name):
             return self._collective(name, send, receive, count, *more)

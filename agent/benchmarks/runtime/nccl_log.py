@@ -15,7 +15,7 @@ from pathlib import Path
 VARIABLES = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 ALGORITHMS = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
 PROTOCOLS = ("LL", "LL128", "SIMPLE")
-"""The names of algorithms and of protocols in the order of nccl.h: NCCL before 2.23 logs numbers, later versions log names."""
+"""The names of algorithms and of protocols by number: NCCL before 2.23 logs the numbers, later versions log the names."""
 
 _environment_before: dict[str, str | None] = {}
 
@@ -27,7 +27,7 @@ def enable(log: Path) -> None:
 
 
 def disable() -> bool:
-    """Disable the log. Returns False if it stays enabled: this NCCL cannot disable it, or NCCL is linked into torch."""
+    """Disable the log. Return False if it stays enabled, because this NCCL cannot disable it or is linked into torch."""
     for key, value in _environment_before.items():
         os.environ.pop(key, None)
         if value is not None:
@@ -60,9 +60,9 @@ class NcclLog:
 
 
 def parse_choice(text: str) -> dict[str, str]:
-    """Return algorithm and protocol of the last operation in the log; empty if the log has none.
+    """Return `algorithm` and `protocol` of the last operation in the log; empty if the log has none.
 
-    NCCL logs no choice for send and receive, or for operations that are built on them.
+    NCCL logs neither for send and receive, nor for operations that are built on them.
     """
     choices = re.findall(r"-> Algo (\w+) proto (\w+)", text)
     if not choices:
@@ -73,7 +73,10 @@ def parse_choice(text: str) -> dict[str, str]:
 
 
 def _name(text: str, known: Sequence[str]) -> str:
-    """Return the name in NCCL's log. If the log has a number, return the name with that number, or an empty string if unknown."""
+    """Return the name of an algorithm or protocol, which NCCL's log gives as a name or as an index of `known`.
+
+    Return an empty string if `known` has no such index.
+    """
     if not text.isdecimal():
         return text
     return known[int(text)] if int(text) < len(known) else ""
@@ -82,7 +85,8 @@ def _name(text: str, known: Sequence[str]) -> str:
 def parse_transport(text: str) -> str:
     """Return the transports in the log, for example `P2P/CUMEM` or `NET/IB/GDRDMA`, joined by `+`; empty if the log has none.
 
-    The name of a network plugin may have spaces, which become `_`: `NET/AWS Libfabric/0/GDRDMA` is `NET/AWS_Libfabric/GDRDMA`.
+    Numbers of devices are omitted, and spaces in the name of a network plugin become `_`: `NET/AWS Libfabric/0/GDRDMA` becomes
+    `NET/AWS_Libfabric/GDRDMA`.
     """
     transports = re.findall(r"Channel .+ via (NET/[^/\n]{1,40}/\S+|\S+)", text)
     names = {re.sub(r"/\d+(\(\d+\))?", "", transport) for transport in transports}
@@ -90,6 +94,9 @@ def parse_transport(text: str) -> str:
 
 
 def parse_channels(text: str) -> tuple[int, int] | None:
-    """Return the numbers of channels for collectives and for NVLS (0: no NVLink SHARP); None if the log does not have them."""
+    """Return two numbers of channels: for collectives, and for NVLS (NVLink SHARP; 0 if NCCL does not use it).
+
+    Return None if the log does not have these numbers.
+    """
     counts = re.findall(r"(\d+) coll channels, (?:\d+ collnet channels, )?(\d+) nvls channels", text)
     return (int(counts[-1][0]), int(counts[-1][1])) if counts else None

@@ -1,7 +1,7 @@
-"""NUMA nodes of the host, and threads that work on chosen processors with memory of a chosen node.
+"""NUMA nodes of the host, and threads that run on chosen processors.
 
-The kernel places memory on the node of the processor that touches it first, so a thread that is bound to a processor of the node
-writes the arrays first. Afterwards threads on any processor can use them. Neither numactl nor libnuma is needed.
+The kernel places memory on the node of the processor that touches it first. So a thread that is bound to a processor of the
+chosen node writes the arrays first. Then threads on any processor can use them. Neither numactl nor libnuma is needed.
 """
 
 from __future__ import annotations
@@ -31,27 +31,28 @@ class Node:
     cpus: tuple[int, ...]
     """One logical processor (hardware thread) of each core."""
     free: int
-    """Bytes of free memory on the node. If the host counts as one node, memory used by the page cache counts as free, too."""
+    """Bytes of free memory on the node. If the host counts as one node, the memory of the page cache counts as free, too."""
     cache: int
-    """Bytes of the last-level caches of the node's processors; 0 if not known."""
+    """Total size in bytes of the last-level caches of the node's processors; 0 if unknown."""
     farthest: int
     """Number of the node whose memory is farthest from these processors; the number of this node if there is no other."""
 
 
 def usable_nodes(root: Path = Path("/")) -> list[Node]:
-    """Return the nodes with memory and processors that this process may use. Nodes of GPU memory have no processors.
+    """Return the nodes that have free memory, and processors that this process may use.
 
-    If there are fewer than two such nodes, for example without NUMA in the kernel, the host counts as one node.
+    Nodes of GPU memory, as on GH200, have no processors and are left out. If fewer than two nodes remain, for example because the
+    kernel has no NUMA support, the host counts as one node.
     """
     allowed = os.sched_getaffinity(0)
     found: dict[int, tuple[set[int], int]] = {}
     for path in (root / _NODES).glob("node[0-9]*"):
         cpus = parse_cpu_list(_text(path / "cpulist")) & allowed
-        free = _kilobytes(path / "meminfo", "MemFree")
+        free = _meminfo_bytes(path / "meminfo", "MemFree")
         if cpus and free:
             found[int(path.name.removeprefix("node"))] = cpus, free
-    if len(found) < 2:  # MemAvailable, not MemFree: if an array needs memory, the kernel frees the page cache for it
-        found = {min(found, default=0): (set(allowed), _kilobytes(root / "proc/meminfo", "MemAvailable"))}
+    if len(found) < 2:  # MemAvailable, not MemFree: the kernel frees the page cache if an array needs the memory
+        found = {min(found, default=0): (set(allowed), _meminfo_bytes(root / "proc/meminfo", "MemAvailable"))}
     return [
         Node(
             number=number,
@@ -65,18 +66,26 @@ def usable_nodes(root: Path = Path("/")) -> list[Node]:
 
 
 def memory_limit(root: Path = Path("/")) -> int:
-    """Return the available memory of the host in bytes, or, if less, what a container or job may still use below its limit."""
-    available, left = _kilobytes(root / "proc/meminfo", "MemAvailable"), memory_left(root)
+    """Return how many bytes of memory this process can still use.
+
+    This is the memory that is available on the host or, if less, what the cgroup limit of a container or job still permits.
+    """
+    available, left = _meminfo_bytes(root / "proc/meminfo", "MemAvailable"), memory_left(root)
     return available if left is None else min(available, left)
 
 
 def run_on_cpus(cpus: Sequence[int], work: Callable[[int, threading.Barrier], T], timeout_s: float) -> list[T]:
-    """Start one thread on each processor, call `work` in it with the thread's number and a common barrier; return the results.
+    """Start one thread on each processor, and return the results of the threads in the order of `cpus`.
 
-    Each of these threads runs its PyTorch operations alone, without PyTorch's pool of threads.
+    Each thread runs its PyTorch operations alone, without PyTorch's pool of threads.
+
+    Args:
+        cpus: numbers of the processors.
+        work: called in each thread with the number of the thread and a barrier of all threads.
+        timeout_s: time limit of the threads, and of each wait at the barrier.
 
     Raises:
-        Exception: the exception of a thread that failed. The other threads stop at the barrier.
+        Exception: a thread failed with this exception. The other threads stop at the barrier.
         TimeoutError: threads did not finish within `timeout_s`.
     """
     results: dict[int, T] = {}
@@ -128,16 +137,19 @@ def _cache(cpus: set[int], root: Path) -> int:
 
 
 def _farthest(number: int, nodes: Sequence[int], root: Path) -> int:
-    """Return the farthest node; of equally far nodes, the next by number, so that different nodes get different results."""
-    # The file has a distance for each node that is online, in the order of their numbers, which may have gaps.
+    """Return the node that is farthest from node `number`.
+
+    Of several equally far nodes, return the next one after `number`, so that different nodes get different results.
+    """
+    # The file `distance` has one distance for each online node, in the order of the node numbers, which may have gaps.
     online = sorted(int(path.name[len("node") :]) for path in (root / _NODES).glob("node[0-9]*"))
     distances = dict(zip(online, _text(root / f"{_NODES}/node{number}/distance").split(), strict=False))
     after = [*(node for node in nodes if node > number), *(node for node in nodes if node < number)]
     return max(after, key=lambda node: int(distances.get(node, "0")), default=number)
 
 
-def _kilobytes(path: Path, key: str) -> int:
-    """Return the value of a key of a meminfo file in bytes; 0 if the key is missing."""
+def _meminfo_bytes(path: Path, key: str) -> int:
+    """Return the value, in bytes, of a key in a meminfo file; 0 if the key is missing."""
     for line in _text(path).splitlines():
         words = line.replace(":", " ").split()
         if key in words:

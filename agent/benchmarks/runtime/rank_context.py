@@ -17,8 +17,8 @@ from schemas import documents
 from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
 
 SAVE_S = 2.0
-"""Minimum time between two writes of the progress, and between two writes of the observations at the beginning of phases. A
-launch that is stopped loses the observations after its last write."""
+"""Minimum seconds between two writes of the progress of a training, and between two writes of the observations when a phase
+begins. If a launch is stopped, the observations since the last write are lost."""
 
 Value = float | str | bool | Samples
 """A figure, or samples whose median is the figure."""
@@ -47,30 +47,31 @@ class RankContext:
     local_world_size: int
     stage: str
     kind: str
-    """`gpu`, or `cpu` in a rehearsal."""
+    """Kind of the devices: `gpu`, or `cpu` in a rehearsal (a run without GPUs)."""
     devices: tuple[int, ...]
-    """NVML indices of this host's GPUs by local rank, or the numbers of a rehearsal's processes."""
+    """NVML index of the GPU of each local rank of this host; in a rehearsal, the number of each local rank's process."""
     world_scope: str
-    """Scope of what all ranks measure together: `host` or `gang=…`."""
+    """Scope of the figures that all ranks measure together: `host`, or `gang=…` (the hosts of one multi-node launch)."""
     work: Path
+    """Directory for the files that the ranks of this host and their supervisor exchange."""
     store: Store
     """Carries messages between ranks. It keeps working if a rank is lost; the process group does not."""
     timeout_s: float = 60.0
     """How long to wait for another rank."""
     heartbeat: RankHeartbeat = field(default_factory=RankHeartbeat)
-    """Reports this rank's progress to the supervisor."""
+    """Reports this rank's progress to the supervisor, which is the process that launched the ranks of this host."""
     node: int = 0
-    """Number of this host among the hosts of the launch."""
+    """Number of this host among the hosts of the launch, from 0."""
     launched: float = field(default_factory=time.monotonic)
     """`time.monotonic()` when this host's ranks were launched, or, without a supervisor, when this rank had imported torch."""
     benchmark: str = ""
     """The benchmark that is running."""
     begun: dict[str, float] = field(default_factory=dict)
-    """When each benchmark, and each step between them, began, by `time.monotonic()`."""
+    """Name -> `time.monotonic()` when this rank began it: benchmarks, and steps between benchmarks such as `join` and `end`."""
     unable: str = ""
     """Why this rank cannot join the process group; empty if it can."""
     lost: dict[int, str] = field(default_factory=dict)
-    """Local ranks that this rank no longer waits for, and why."""
+    """Local rank that this rank no longer waits for -> the reason."""
     observations: list[Observation] = field(default_factory=list)
     windows: list[dict[str, Any]] = field(default_factory=list)
     """Time windows for which `request_telemetry` has asked the supervisor for NVML samples."""
@@ -80,7 +81,7 @@ class RankContext:
 
     @property
     def device_scope(self) -> str:
-        """`gpu=3` (NVML index), or `cpu=0` in a rehearsal."""
+        """The scope of this rank's device: `gpu=3` (NVML index), or `cpu=0` in a rehearsal."""
         return f"{self.kind}={self.devices[self.local_rank]}"
 
     def pair_scope(self, peer: int) -> str:
@@ -89,11 +90,14 @@ class RankContext:
 
     @property
     def is_reporting_rank(self) -> bool:
-        """Whether this rank reports what all ranks measured together. One rank per host does, so that each record has it."""
+        """Whether this rank reports the figures that all ranks measure together.
+
+        One rank of each host reports them, so that the record of each host has them.
+        """
         return self.local_rank == 0
 
     def set_phase(self, phase: str, exit_code: int | None = None) -> None:
-        """Report to the supervisor what this rank is doing, and at the end its exit code."""
+        """Report to the supervisor what this rank is doing now, and when the rank ends also its exit code."""
         self.heartbeat.phase = phase
         self.heartbeat.record_progress()
         state = {"phase": phase, "exit_code": exit_code, "begun": self.begun, "unable": self.unable}
@@ -103,11 +107,11 @@ class RankContext:
 
     @property
     def progress_due(self) -> bool:
-        """Whether this rank reports the progress of trainings, and its last such report is more than `SAVE_S` ago."""
+        """Whether this rank must now call `report_progress`: it is the reporting rank, and its last call is over `SAVE_S` ago."""
         return self.is_reporting_rank and time.monotonic() - self._reported > SAVE_S
 
     def report_progress(self, figures: Mapping[str, tuple[float, str]], **params: Any) -> None:
-        """Publish figures (name -> value and unit) of a training that is running. They are not part of the record."""
+        """Publish the current figures (name -> value and unit) of a running training. They do not become part of the record."""
         self._reported = time.monotonic()
         common = {"scope": self.world_scope, "status": MEASURED, "params": params}
         observations = [
@@ -133,16 +137,21 @@ class RankContext:
     def report(
         self, name: str, value: Value, *, unit: str, scope: str, samples: Samples | None = None, **params: Any
     ) -> None:
-        """Report a value, or samples and their median. NaN and infinity are reported as an error.
+        """Report a figure. If it or a statistic of its samples is NaN or infinite, report an error instead.
 
         Args:
-            samples: the samples from which `value` was computed, if `value` is not their median.
+            name: name of the figure.
+            value: the figure, or samples whose median is the figure.
+            unit: unit of the figure.
+            scope: the part of the host or gang that the figure describes.
+            samples: the samples from which the number `value` was computed, if it is not their median.
+            params: parameters of the figure.
         """
         samples = value if isinstance(value, Samples) else samples
         figure = value.p50 if isinstance(value, Samples) else value
         numbers = [figure, *((samples.min, samples.p50, samples.max, samples.cv) if samples else ())]
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            reason = f"the figure is not a finite number: {figure}"
+            reason = f"the figure or a statistic of its samples is not a finite number; the figure is {figure}"
             self.report_absent(name, unit=unit, scope=scope, status=ERROR, reason=reason, **params)
             return
         self.observations.append(
@@ -159,12 +168,12 @@ class RankContext:
         )
 
     def report_world(self, figures: Mapping[str, tuple[Value, str]], **params: Any) -> None:
-        """Report figures (name -> value and unit) that all ranks have in common, on the reporting rank of each host only."""
+        """Report figures (name -> value and unit) of all ranks together, if this is the reporting rank of its host."""
         for name, (value, unit) in figures.items() if self.is_reporting_rank else ():
             self.report(name, value, unit=unit, scope=self.world_scope, **params)
 
     def report_absent(self, name: str, *, unit: str, scope: str, status: str, reason: str, **params: Any) -> None:
-        """Report why there is no value."""
+        """Report that a figure has no value, with the status and the reason."""
         self.observations.append(
             Observation(
                 name=name, scope=scope, stage=self.stage, unit=unit, status=status, reason=reason[:2000], params=params
@@ -174,7 +183,15 @@ class RankContext:
     def report_wrong_data(
         self, name: str, count: int, *, invalid: Mapping[str, str], scope: str, **params: Any
     ) -> None:
-        """Report the number of wrong results, and an error for each figure that is `invalid` because of them (name -> unit)."""
+        """Report the number of wrong results, and an error for each figure that is invalid because of them.
+
+        Args:
+            name: name of the figure that counts the wrong results.
+            count: number of wrong results.
+            invalid: name of each invalid figure -> its unit.
+            scope: scope of all these figures.
+            params: parameters of all these figures.
+        """
         self.report(name, count, unit="1", scope=scope, **params)
         for figure, unit in invalid.items():
             reason = f"wrong data: {name} is {count}"
@@ -190,12 +207,12 @@ class RankContext:
     def report_rate(
         self, name: str, amount: float, series: SampleSeries, *, unit: str, scope: str, **params: Any
     ) -> None:
-        """Report the median of the rates. Each time in the series is the time for `amount` (bytes or operations)."""
+        """Report the median rate: `amount` (bytes or operations) divided by each time in the series."""
         rates = summarize([amount / seconds for seconds in series.seconds], stopped=series.stopped)
         self.report(name, rates, unit=unit, scope=scope, **params)
 
     def begin(self, benchmark: str) -> None:
-        """Start a benchmark: from now on barriers, telemetry windows and phases belong to it."""
+        """Begin a benchmark, or a step between benchmarks. Later barriers and telemetry windows belong to it."""
         self.benchmark = benchmark
         self.begun[benchmark] = time.monotonic()
         self._barriers = {}
@@ -229,28 +246,28 @@ class RankContext:
             time.sleep(0.0005)
 
     def present_ranks(self) -> list[int]:
-        """Return the local ranks that are neither lost nor done with the benchmark."""
+        """Return the local ranks that are not lost and have not left the benchmark."""
         return [rank for rank in range(self.local_world_size) if self.is_present(rank)]
 
     def is_present(self, rank: int) -> bool:
-        """Return whether a local rank is neither lost nor done with the benchmark."""
+        """Return whether a local rank is not lost and has not left the benchmark."""
         return rank not in self.lost and not self._has_left(rank)
 
     def why_absent(self, rank: int) -> str:
-        """Return why a local rank takes no further part in the benchmark; empty if it still takes part."""
+        """Return why a local rank no longer takes part in the benchmark; empty if it still does."""
         if rank in self.lost:
             return f"local rank {rank} {self.lost[rank]}"
         return f"local rank {rank} ended the benchmark early" if self._has_left(rank) else ""
 
     def leave(self) -> None:
-        """Announce to the other ranks of this host that this rank skips the remaining barriers of the benchmark."""
+        """Announce to all ranks that this rank has left the benchmark, so that they do not wait for it."""
         self.store.set(f"left/{self.node}/{self.benchmark}/{self.local_rank}", "left")
 
     def _has_left(self, rank: int) -> bool:
         return bool(self.store.check([f"left/{self.node}/{self.benchmark}/{rank}"]))
 
     def request_telemetry(self, begin: float, end: float, **params: Any) -> None:
-        """Ask the supervisor for this device's NVML samples between two times of `time.monotonic()`."""
+        """Ask the supervisor for this device's NVML samples from `begin` to `end`, both by `time.monotonic()`."""
         self.windows.append(
             {"benchmark": self.benchmark, "scope": self.device_scope, "begin": begin, "end": end, "params": params}
         )

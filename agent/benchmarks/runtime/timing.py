@@ -17,15 +17,17 @@ from agent.sampling.statistics import SampleSeries, interval
 Work = Callable[[], object]
 
 SPAN_S = 1e-3
-"""Default length of a timed span: 2000 times the resolution of CUDA events, which is half a microsecond."""
+"""Default length in seconds of a timed span, which is one call or several calls in sequence: 2000 times the resolution of CUDA
+events (0.5 µs)."""
 MAX_CALLS = 50
 """Maximum number of calls in one timed span."""
 BLOCK = 6
-"""Spans between two checks of the median's precision. Fewer than six values give no 95 % confidence interval."""
+"""Number of spans between two checks of the median's precision. Fewer than six values give no 95 % confidence interval."""
 HEAD_START_S = 50e-6
-"""Head start that the host gets over the GPU for each call. To launch a call, the host needs 8 to 27 µs (measured, 4 H200)."""
+"""Seconds of head start that the host gets over the GPU for each call. The host needs 8 to 27 µs to launch a call (measured, 4
+H200)."""
 SHORT_S = 1e-4
-"""Calls shorter than this may take the host longer to launch than the GPU to run."""
+"""If the GPU runs a call in less than this many seconds, the host may need longer to launch the call."""
 CYCLES_PER_S = 2e9
 """GPU cycles in a second of head start, for an SM clock of 2 GHz. At a slower clock the head start is longer."""
 
@@ -55,11 +57,14 @@ class Timing:
 
         The median is precise if half its 95 % confidence interval is at most `precision` times the median.
 
-        A GPU may run short calls faster than the host launches them. Such calls are queued behind a kernel that only waits,
-        so that all of them are in the queue before the first starts (nvbandwidth does the same).
+        A GPU may run short calls faster than the host launches them. So short calls are queued behind a kernel that only waits:
+        all calls of a block of spans are in the queue before the first of them starts. (nvbandwidth does the same.)
 
         Args:
             work: one callable, or several that the spans use in turn.
+            precision: largest accepted half of the interval, as a share of the median.
+            seconds: total time of the spans after which the timing stops.
+            warm_up: number of untimed calls of the first callable before the first span.
             span_s: length of a timed span; shorter work is called several times in a span.
             rest_s: idle time before each block of spans; does not count towards `seconds`.
             together: all ranks run the work at the same time. Each time is then that of the slowest rank, and all ranks stop
@@ -87,7 +92,7 @@ class Timing:
     def _calls_per_span(self, works: Sequence[Work], warm_up: int, span_s: float, together: bool) -> tuple[int, float]:
         """Return how many calls fill a span, and the host's head start over the GPU in seconds."""
         first = self._spans(works[:1], 1, together, warm_up=warm_up)[0]
-        if first < 3 * SPAN_S:  # most of a short first call may be a wait for another rank
+        if first < 3 * SPAN_S:  # measure a short call again, because most of the first may be a wait for another rank
             first = min(self._spans(_next_block(works, 0), 1, together))
         calls = max(1, min(MAX_CALLS, int(span_s / first)))
         needs_head_start = first < SHORT_S and self.device.type == "cuda"
@@ -96,7 +101,7 @@ class Timing:
     def _spans(
         self, works: Sequence[Work], calls: int, together: bool, *, warm_up: int = 0, head_start_s: float = 0.0
     ) -> list[float]:
-        """Return for each span the seconds of one call; with `together` those of the slowest rank."""
+        """Return the mean seconds of one call in each span; with `together`, those of the slowest rank."""
         with self.heartbeat.in_collective() if together else contextlib.nullcontext():
             times = self._time(works, calls, warm_up, head_start_s)
         return self.max_over_ranks(times) if together else times
@@ -145,9 +150,9 @@ class Timing:
             time.sleep(pause_s)
 
     def time(self, work: Work, repetitions: int, iterations: int = 1, warm_up: int = 2) -> list[float]:
-        """Return `repetitions` measurements of the seconds that one call of `work` takes, each the mean of `iterations` calls.
+        """Measure `repetitions` times how many seconds one call of `work` takes; each result is the mean of `iterations` calls.
 
-        On a GPU the times come from CUDA events. They include the launches only if these take longer than the kernels.
+        On a GPU the times come from CUDA events. They include the host's launches only if launches take longer than kernels.
         """
         return self._time([work] * repetitions, iterations, warm_up)
 
@@ -187,7 +192,8 @@ class Timing:
 
 
 def _next_block(works: Sequence[Work], start: int) -> list[Work]:
-    """Return the callables of one block of spans: the works in turn, beginning with number `start`."""
+    """Return the callable of each span in one block. The spans use `works` in turn, beginning with number `start`, modulo their
+    count."""
     return [works[(start + number) % len(works)] for number in range(BLOCK)]
 
 

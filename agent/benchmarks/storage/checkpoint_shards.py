@@ -18,7 +18,7 @@ from agent.benchmarks.storage.shared_clients import Clients
 from agent.benchmarks.storage.target import ACCESS_S, TargetReport, clean
 
 SLOWEST = 20e6
-"""Rate in B/s of one host. If the host is slower, its reading or writing of shards is abandoned."""
+"""Lowest accepted rate of a host in B/s. If a host reads or writes its shards slower than this, the access is abandoned."""
 MOST_DISPUTED = 16
 """Maximum number of wrong shards of one owner that a host reports. Only reported shards are read again."""
 
@@ -27,7 +27,7 @@ Readings = dict[tuple[str, int], dict[str, tuple[int, int]]]
 
 
 class CheckpointShards:
-    """The shards of this host, and those that it reads."""
+    """Writes the shards of this host, and reads those of another host."""
 
     def __init__(self, clients: Clients, report: TargetReport, settings: Mapping[str, Any]) -> None:
         self._clients, self._report = clients, report
@@ -39,7 +39,7 @@ class CheckpointShards:
         self._limit_s = ACCESS_S + self._size * self._shards / SLOWEST
 
     def run(self) -> None:
-        """Write, read and compare the shards, and find out whether the file system or a host is at fault for a wrong byte."""
+        """Write, read and compare the shards. Report for wrong bytes whether the file system or a host is at fault."""
         clients = self._clients
         direct = clients.target.direct
         answers = clients.run(
@@ -52,10 +52,10 @@ class CheckpointShards:
         self._rate("write", answers, self._size * self._shards)
         written = clients.step("checkpoint/write", {"shards": self._shards, "size": self._size}, self._limit_s)
         self._sizes = {host: (int(value["shards"]), int(value["size"]), direct) for host, value in written.items()}
-        self._settle(self._read_all())
+        self._report_wrong_bytes(self._read_all())
 
     def _read_all(self) -> dict[str, list[list[Any]]]:
-        """Return reader -> wrong shards. If a reader is excluded meanwhile, another host reads the shards in its place."""
+        """Return reader -> its wrong shards, see `_wrong`. If a reader is excluded meanwhile, another host reads the shards."""
         clients, wrong = self._clients, defaultdict[str, list[list[Any]]](list)
         unread = set(clients.hosts)
         for number in count():
@@ -92,7 +92,7 @@ class CheckpointShards:
         return self._clients.run(commands, self._limit_s)
 
     def _rate(self, op: str, answers: Mapping[str, Mapping[str, Any]], moved: int) -> None:
-        """Report the bandwidth of this host: the bytes of all its shards, divided by the time of the slowest shard."""
+        """Report the bandwidth of this host: `moved` (bytes of all shards that it wrote or read) / time of the slowest shard."""
         seconds = max((float(answer["seconds"]) for answer in answers.values()), default=0.0)
         if seconds > 0 and not self._clients.target.problem:
             about = {"clients": len(self._clients.hosts), "moved_bytes": moved}
@@ -102,7 +102,10 @@ class CheckpointShards:
 
     @staticmethod
     def _wrong(owner: str, answers: Mapping[str, Mapping[str, Any]]) -> list[list[Any]]:
-        """Return owner, number, count and first offset of wrong bytes for at most MOST_DISPUTED shards that were read wrong."""
+        """Return up to MOST_DISPUTED shards that have wrong bytes.
+
+        Each item has the owner and the number of the shard, the count of wrong bytes, and the offset of the first wrong byte.
+        """
         wrong_shards = [
             [owner, int(number), int(answer["wrong"]), int(answer["first"])]
             for number, answer in answers.items()
@@ -110,11 +113,11 @@ class CheckpointShards:
         ]
         return wrong_shards[:MOST_DISPUTED]
 
-    def _settle(self, first: Mapping[str, Sequence[Sequence[Any]]]) -> None:
+    def _report_wrong_bytes(self, first: Mapping[str, Sequence[Sequence[Any]]]) -> None:
         """Report how many bytes of this host's shards are stored wrong, and how many bytes this host misread in any shard.
 
-        If this host read wrong bytes of another host's shard, and no other host could read that shard again, report a problem
-        of the target instead.
+        If this host read wrong bytes in another host's shard, and no other host could read that shard, set a problem of the
+        directory instead.
         """
         clients, readings = self._clients, _by_shard(first)
         readers = self._read_again(readings) if readings else {}
@@ -144,7 +147,7 @@ class CheckpointShards:
     def _read_again(self, readings: Readings) -> dict[tuple[str, int], set[str]]:
         """Let the owner of each wrong shard and a third host read the shard, too.
 
-        Add the wrong bytes that they read to `readings`; return owner and number of each shard -> hosts that have read it.
+        Add the wrong bytes that they read to `readings`. Return owner and number of each wrong shard -> hosts that have read it.
         """
         clients = self._clients
         readers: dict[tuple[str, int], set[str]] = {}

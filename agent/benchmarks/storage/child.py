@@ -16,7 +16,7 @@ from typing import IO
 
 POLL_S = 0.02
 END_S = 1.0
-"""How long to wait for the end of a child that was killed."""
+"""Seconds to wait for the end of a child that was killed."""
 MAX_OUTPUT = 4 << 20
 
 
@@ -39,7 +39,7 @@ def run_children(
 
     Args:
         commands: key -> program and arguments.
-        limit_s: time after which a child is killed, and abandoned if that does not end it.
+        limit_s: time after which a child is killed. If it does not end within END_S after that, it is abandoned.
         progress: called every POLL_S seconds while children run.
     """
     children: dict[str, _Child] = {}

@@ -1,7 +1,7 @@
-"""Run as a program, in a child process: prepare a directory for a measurement, or look for subdirectories, or remove one.
+"""Run as a program, in a child process: prepare a directory for a measurement, check for subdirectories, or remove one.
 
     python directory.py prepare DIRECTORY      prints a JSON object about the directory and its file system
-    python directory.py see DIRECTORY NAME …   prints a JSON object that lists the NAMEs that exist
+    python directory.py see DIRECTORY NAME …   prints a JSON object with each NAME that is a subdirectory
     python directory.py remove DIRECTORY WORK  removes the subdirectory WORK
 
 It imports the standard library only, so that it starts fast.
@@ -24,7 +24,7 @@ from typing import Any
 
 PREFIX = "rackproof-storage-"
 LEFTOVER_S = 86400.0
-"""A subdirectory of Rackproof that is older than this was left behind by a measurement that was killed."""
+"""Seconds. A subdirectory of Rackproof that is older than this was left behind by a measurement that was killed."""
 BLOCK = 4096
 MAX_DEVICES = 256
 """Maximum number of block devices that are visited on the way from a file system down to its disks."""
@@ -33,8 +33,9 @@ MAX_DEVICES = 256
 def prepare(directory: str) -> dict[str, Any]:
     """Create a subdirectory for test files, and return a description of the directory.
 
-    Keys: `work` (the subdirectory), `free` (bytes), `direct` (whether files can be written past the page cache), `filesystem`
-    (type), `pool` (equal for directories that may share their free space), `device`, `model` and `disks` (see `disks_of`).
+    Keys: `work` (path of the subdirectory), `free` (bytes), `direct` (whether files can be written with O_DIRECT, which bypasses
+    the page cache), `filesystem` (type), `pool` (equal for directories that may share their free space), `device` (the block
+    device; if there is none, the source of the mount), `model` and `disks` (see `disks_of`).
 
     Raises:
         ValueError: `directory` is a file or a device.
@@ -68,7 +69,7 @@ def prepare(directory: str) -> dict[str, Any]:
 
 
 def _supports_direct(work: str) -> bool:
-    """Return whether files can be written past the page cache. Raises OSError if they cannot be written at all."""
+    """Return whether files can be written with O_DIRECT. Raises OSError if they cannot be written at all."""
     with mmap.mmap(-1, BLOCK) as buffer:
         for flag in (os.O_DIRECT, 0):
             descriptor = -1
@@ -78,7 +79,7 @@ def _supports_direct(work: str) -> bool:
                 os.fsync(descriptor)
                 return bool(flag)
             except OSError as error:
-                if not flag or error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # both: O_DIRECT is not supported
+                if not flag or error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # both mean: no O_DIRECT
                     raise
             finally:
                 if descriptor >= 0:
@@ -91,7 +92,7 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
     Args:
         directory: the directory.
-        now: the time by the file system's clock. The clock of this host may be wrong, so that directories in use would look old.
+        now: the time by the file system's clock. If this host's clock is ahead, it would make directories in use look old.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
@@ -103,9 +104,13 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
 
 def mount_of(mountinfo: str, directory: str) -> tuple[str, str]:
-    """Return type and source of the mount that contains the directory (proc(5)).
+    """Return type and source of the mount that contains the directory.
 
     Of several mounts on one path, the last counts.
+
+    Args:
+        mountinfo: content of `/proc/self/mountinfo`, see proc(5).
+        directory: path without symbolic links.
     """
     best = ("", "", "")
     for line in mountinfo.splitlines():
@@ -128,8 +133,8 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
 
     For example `md0`, `2x SAMSUNG MZWLR`, `[nvme0n1, nvme1n1]`.
 
-    All are empty if the file system has no block device that the kernel lists. For an array, a volume or a partition, the disks
-    are those on which it lies.
+    All are empty if the file system has no block device in `/sys`. For an array, a volume or a partition, the disks are
+    those that contain it.
 
     Args:
         number: `st_dev` of the directory.
@@ -163,7 +168,7 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
 def main(action: str, directory: str, *names: str) -> None:
     """Run the action and print its answer as JSON; `{"problem": …}` after an error.
 
-    The answer of `prepare` is what the function returns, that of `see` is `{"seen": [NAME, …]}`, that of `remove` is `{}`.
+    The answer to `prepare` is what the function returns, that to `see` is `{"seen": [NAME, …]}`, that to `remove` is `{}`.
     """
     try:
         if action == "remove":

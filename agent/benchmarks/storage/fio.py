@@ -1,7 +1,7 @@
-"""Commands of fio, and what its output means.
+"""Build the commands of fio, and parse its output.
 
-To detect wrong blocks, fio's exit code and the field `error` do not suffice: unless `verify_fatal` is set, fio 3.33 and 3.42 end
-with code 0 after a read pass that found wrong blocks. Other lines may precede fio's JSON.
+fio's exit code and the field `error` do not suffice to detect wrong blocks: unless `verify_fatal` is set, fio 3.33 and 3.42 exit
+with code 0 after a read pass that found wrong blocks. Other lines may precede the JSON in fio's output.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ ENGINES = ("libaio", "io_uring", "psync")
 """Engines in order of preference. On RHEL, libaio is in a separate package. Every fio has psync."""
 PERCENTILES = {"p50": "50.000000", "p99": "99.000000", "p99_9": "99.900000"}
 SEQUENTIAL_BYTES, RANDOM_BYTES = 1 << 20, 4096
+"""Size of the blocks of a sequential and of a random pass."""
 DEPTHS = {"sequential": 16, "random": 32}
-"""Transfers in flight per job; the engine psync has one."""
+"""Transfers in flight per job. The engine psync always has only one."""
 MAX_LINE, MAX_REASON = 200, 400
 HELP_S = 10.0
-"""Time limit of a call that lists or tests an engine."""
+"""Time limit in seconds of a fio process that lists the engines or tests one of them."""
 EILSEQ = 84
 _MEANINGS = {
     5: "the disk or its file system failed an access (EIO)",
@@ -38,7 +39,7 @@ _WRONG = re.compile(r"^(?:verify: bad |\w+: verify failed).*? offset (\d+)", re.
 
 
 class FioError(Exception):
-    """fio gave no figure; the message says why."""
+    """A pass of fio has no figures; the message says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,13 +50,13 @@ class FioPass:
     op: str
     """`read` or `write`."""
     pattern: str
-    """`sequential` (1 MiB) or `random` (4 KiB)."""
+    """`sequential` (blocks of 1 MiB) or `random` (blocks of 4 KiB)."""
     seconds: float = 0.0
-    """Duration of the pass; 0: until the regions are read or written once."""
+    """Time limit of the pass; 0: no limit. A sequential job without `repeats` also ends at the end of its region."""
     depth: int = 0
-    """Transfers in flight per job, if the engine can have several; 0: the value in `DEPTHS`."""
+    """Transfers in flight per job, unless the engine is psync; 0: the value in `DEPTHS`."""
     repeats: bool = False
-    """At the end of the region, begin again at its start until the time is over."""
+    """Whether a job that reaches the end of its region continues at the start of the region, until the time limit."""
     verify: bool = False
     """When writing: write a checksum into each block. When reading: compare each block with its checksum."""
 
@@ -65,11 +66,11 @@ class FioPass:
         """Return the arguments of fio.
 
         Args:
-            file: test file. Job i uses the region from i × step_bytes on.
+            file: test file. Job i (from 0) uses the region that begins at i × step_bytes.
             engine: I/O engine.
             direct: bypass the page cache. If False, fio asks the kernel to drop the file from the page cache first.
-            jobs: number of jobs at the same time.
-            size_bytes, step_bytes: size of each region, and distance between their beginnings.
+            jobs: number of jobs that run at the same time.
+            size_bytes, step_bytes: size of each region, and distance between the beginnings of two regions.
         """
         is_random = self.pattern == "random"
         block = RANDOM_BYTES if is_random else SEQUENTIAL_BYTES
@@ -108,7 +109,8 @@ class FioResult:
     job_bytes: tuple[int, ...]
     """Bytes that each job transferred; with `group_reporting` only their sum."""
     latency_s: Mapping[str, float]
-    """Percentile (`p50`) -> seconds from submission to completion; if jobs report separately, the longest time of any job."""
+    """Percentile, for example `p50` -> seconds from submission to completion; if jobs report separately, the largest value of
+    any job."""
 
 
 def parse(op: str, code: int, stdout: str, stderr: str) -> FioResult:
@@ -143,7 +145,7 @@ def _result(jobs: Sequence[Mapping[str, Any]]) -> FioResult:
 def wrong_blocks(code: int | None, stdout: str, stderr: str) -> tuple[int, str]:
     """Return how many wrong blocks the output of a pass with `verify` reports, and where the first one is; 0 and "" if none.
 
-    fio stops at the first wrong block of each job, so there may be more.
+    Each job stops at its first wrong block, so the file may have more wrong blocks.
     """
     offsets = [int(match[1]) for text in (stderr, stdout) for match in _WRONG.finditer(text)]
     if offsets:
@@ -153,7 +155,7 @@ def wrong_blocks(code: int | None, stdout: str, stderr: str) -> tuple[int, str]:
 
 
 def failure_reason(code: int, errors: Sequence[int], stdout: str, stderr: str) -> str:
-    """Return why a pass failed, in one line: fio's messages, and before them the meaning of the error if that is known."""
+    """Return why a pass failed, in one line: the meaning of the error or else the exit code, followed by fio's messages."""
     if not errors:
         errors = [int(match) for match in re.findall(r"\berr=(\d+)/", stderr + stdout)]
     text = stderr if stderr.strip() else stdout.partition("{")[0]

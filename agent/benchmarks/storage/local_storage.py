@@ -1,8 +1,8 @@
 """Rates, latencies and correctness of the host's disks, measured by fio in the directories that the inventory names.
 
-One rank of the host measures; the others wait. Each directory gets one file, and every job has a region of it. The regions are
-written and read in order, without the page cache if the file system supports direct I/O. Then blocks are read and written in
-random order. At the end every block is read once more and compared with the checksum that was written into it.
+One rank of the host measures; the others wait. Each directory gets one test file, and each job of fio uses its own region of the
+file. First the regions are written and read sequentially, without the page cache if the file system supports direct I/O. Then
+blocks are read and written in random order. At the end every block is read again and compared with the checksum that it contains.
 """
 
 from __future__ import annotations
@@ -28,14 +28,16 @@ if TYPE_CHECKING:
 
 FILE = "data"
 MARGIN_S = 20.0
-"""Time that a pass may take beyond its duration."""
+"""Seconds that a pass may take longer than its time limit in fio before it is abandoned."""
 SLOWEST_READ = 0.1
-"""The comparison has no fixed duration. It is abandoned if its rate is below this share of the rate of the sequential write."""
-NO_FIO = "fio is not installed: set rackproof_install_fio, or install the package fio (RHEL: also fio-engine-libaio)"
+"""The comparison may take the time limit of the sequential write divided by this number, plus MARGIN_S. Then it is abandoned."""
+NO_FIO = (
+    "fio is not installed: set rackproof_install_fio to true, or install the package fio (RHEL: also fio-engine-libaio)"
+)
 
 
 def run(context: RankContext, settings: Mapping[str, Any]) -> None:
-    """Report `local_storage.*` of every directory that the inventory names; nothing if it names none."""
+    """Report `local_storage.*` of every directory in `rackproof_local_storage` of the inventory; nothing if there is none."""
     if not context.is_reporting_rank:
         wait_for_reporting_rank(context)
         return
@@ -56,7 +58,7 @@ def run(context: RankContext, settings: Mapping[str, Any]) -> None:
 def _measure(
     paths: Sequence[str], sharing: str, settings: Mapping[str, Any], runner: FioRunner, report: TargetReport
 ) -> None:
-    """Measure the directories at the same time."""
+    """Measure all these directories at the same time."""
     context = runner.context
     targets = prepare_targets(context, paths)
     for target in targets if not runner.path else ():
@@ -95,16 +97,16 @@ class _Passes:
                 target.problem = target.problem or little_space(target.free, in_pool[target.pool], "directories")
 
     def run(self) -> None:
-        """Run all passes. A directory with a problem takes no part in the rest."""
+        """Run all passes. If a pass fails in a directory, later passes leave that directory out."""
         written = self._sequential("write", verify=True)
         for target in self._targets:
             if result := written.get(target.path):
-                # fio ends the jobs at different offsets. Later passes use as many bytes of each region as the slowest job wrote.
+                # The jobs end at different offsets. Later passes use only as many bytes of each region as the slowest job wrote.
                 size = min(result.job_bytes) // fio.SEQUENTIAL_BYTES * fio.SEQUENTIAL_BYTES
                 file, _, step = self._regions[target.path]
                 self._regions[target.path] = (file, size, step)
                 if len(result.job_bytes) < self._runner.jobs or not size:
-                    target.problem = f"a job wrote less than 1 MiB in {self._seconds:g} s"
+                    target.problem = f"a job of fio wrote less than 1 MiB in {self._seconds:g} s"
         self._sequential("read")
         for op in self._settings["ops"]:
             self._random(op)
@@ -131,7 +133,7 @@ class _Passes:
                     self._figure(target, "local_storage.latency", seconds, about, op=op, percentile=name)
 
     def _compare(self) -> None:
-        """Read every block that was written, and report how many were wrong."""
+        """Read every block that was written, and report how many wrong blocks fio found."""
         item = fio.FioPass(name="comparison", op="read", pattern="sequential", verify=True)
         compared = [target for target in self._targets if not target.problem]
         results = self._pass(item, self._seconds / SLOWEST_READ)

@@ -4,6 +4,8 @@
     python shard.py read FILE SEED BYTES DIRECT
     python shard.py create|stat|remove DIRECTORY SECONDS MOST
 
+DIRECT is 1 if the page cache is bypassed (O_DIRECT), otherwise 0. MOST is the maximum number of files.
+
 Prints a JSON object. It imports the standard library only, so that it starts fast.
 """
 
@@ -21,12 +23,12 @@ from pathlib import Path
 from typing import Any
 
 BLOCK = 1 << 20
-"""Size of a block of a shard. Each block begins with its number, so that a block in the wrong place counts as wrong."""
+"""Size in bytes of a block of a shard. Each block begins with its number, so that a block in the wrong place is detected."""
 NUMBER_BYTES = 8
 
 
 def block_data(pattern: bytes, number: int) -> bytes:
-    """Return the content of a block."""
+    """Return the content of the block with that number: the number, then the rest of the pattern."""
     return number.to_bytes(NUMBER_BYTES, "big") + pattern[NUMBER_BYTES:]
 
 
@@ -36,7 +38,7 @@ def pattern_of(seed: str) -> bytes:
 
 
 def write(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
-    """Write the shard and sync it; return the seconds. Raises OSError."""
+    """Write the shard and sync it; return how many seconds that took. Raises OSError."""
     pattern, began = pattern_of(seed), time.perf_counter()
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | (os.O_DIRECT if direct else 0)
     descriptor = os.open(path, flags, 0o600)
@@ -63,7 +65,7 @@ def read(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
 
     With `direct`, the read bypasses the page cache. Otherwise the kernel is asked first to drop the shard from the page cache.
 
-    Returns the seconds, the number of wrong bytes, and the offset of the first one (-1: none).
+    Returns the seconds that it took, the number of wrong bytes, and the offset of the first wrong byte (-1: none).
     """
     pattern, wrong, first, began = pattern_of(seed), 0, -1, time.perf_counter()
     descriptor = os.open(path, os.O_RDONLY | (os.O_DIRECT if direct else 0))
@@ -83,9 +85,9 @@ def read(path: str, seed: str, size: int, direct: bool) -> dict[str, Any]:
 
 
 def differences(found: bytes, expected: bytes) -> tuple[int, int]:
-    """Return how many bytes differ, and the position of the first. Bytes that are missing from `found` count as different."""
+    """Return how many bytes differ, and the position of the first one. Bytes missing at the end of `found` count as different."""
     length = len(found)
-    # One exclusive or of two long integers, because a loop over a million bytes would take a fifth of a second.
+    # XOR of two long integers: a loop over the bytes of a block would take a fifth of a second.
     bits = int.from_bytes(found, "big") ^ int.from_bytes(expected[:length], "big")
     different = bits.to_bytes(length, "big")
     return len(expected) - different.count(0), length - len(different.lstrip(b"\0"))
@@ -104,7 +106,10 @@ def _read_block(descriptor: int, offset: int, buffer: mmap.mmap) -> bytes:
 
 
 def create(directory: str, seconds: float, most: int) -> dict[str, Any]:
-    """Create empty files for `seconds`, at most `most`; return their number and the median seconds per file. Raises OSError."""
+    """Create empty files until `seconds` have passed or `most` exist. Raises OSError.
+
+    Returns the number of files and the median seconds per file.
+    """
     folder = Path(directory)
     folder.mkdir()
     times: list[float] = []

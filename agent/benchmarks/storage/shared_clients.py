@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from agent.benchmarks.runtime.rank_context import RankContext
 
 STEP_S = 30.0
-"""Time that a host waits for the other hosts in a step, in addition to the time limit of the step's child processes."""
+"""Seconds that a host waits for the other hosts in a step, in addition to the time limit of the step's child processes."""
 MOST_LOOKED_UP = 16
-"""Maximum number of hosts whose directories each host looks up, to see whether all hosts have the same file system."""
+"""Maximum number of hosts whose subdirectories each host looks up, to check whether all hosts have the same file system."""
 _WORK = re.compile(rf"{PREFIX}\w{{1,32}}")
 
 
@@ -30,9 +30,9 @@ class Clients:
     """The hosts that still take part, and the values that they exchange.
 
     Args:
-        context: the rank.
-        exchange: connects the hosts.
-        target: the directory on this host.
+        context: the context of this rank.
+        exchange: carries the values between the hosts.
+        target: the shared directory, as this host has it.
     """
 
     def __init__(self, context: RankContext, exchange: HostExchange, target: Target) -> None:
@@ -49,10 +49,11 @@ class Clients:
         return self._exchange.host
 
     def join(self) -> None:
-        """Find the hosts that can use the directory, and leave out those that have another file system there.
+        """Find the hosts that can use the directory, and exclude those that have another file system at its path.
 
         Raises:
-            ExcludedError: this host has another file system there or a problem, or answered too late.
+            ExcludedError: this host is excluded: it cannot use the directory, has another file system at its path, or answered
+                too late.
         """
         # This limit is long: a host may arrive late from the previous benchmark, and a file system may hang at first.
         answers = self._gather("join", {"work": self.target.work.rpartition("/")[2]}, self.context.timeout_s)
@@ -70,9 +71,10 @@ class Clients:
         self._leave_out_others(views)
 
     def _leave_out_others(self, views: Mapping[str, Sequence[str]]) -> None:
-        """Leave out the hosts that do not see the subdirectories that most hosts see.
+        """Exclude the hosts whose view differs from the most common view. If several views are most common, exclude all hosts.
 
-        If the two most common views are equally common, leave out all hosts.
+        Args:
+            views: host -> its view, which is the names of the subdirectories that exist on this host.
         """
         (view, count), *others = Counter(tuple(view) for view in views.values()).most_common()
         is_unclear = any(number == count for _, number in others)
@@ -96,7 +98,7 @@ class Clients:
             limit_s: time limit of the child processes of this step.
 
         Raises:
-            ExcludedError: this host has a problem, or answered too late.
+            ExcludedError: the directory has a problem on this host, or this host answered too late.
         """
         return self._gather(name, value, limit_s + STEP_S)
 
@@ -114,7 +116,7 @@ class Clients:
         return good
 
     def file_of(self, host: str, name: str) -> str:
-        """Return the path of a file of that host."""
+        """Return the path of a file in the subdirectory of that host."""
         return f"{self.target.path}/{self._works[host]}/{name}"
 
     def next_host(self) -> str:

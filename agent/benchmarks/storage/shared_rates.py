@@ -14,18 +14,18 @@ from agent.benchmarks.storage.target import ACCESS_S, FioRunner, TargetReport, l
 from schemas.scopes import HOST
 
 FILE, DEPTH = "data", 4
-"""Beginning of the name of each test file of a host, and number of transfers in flight per job. Few are in flight, so that a slow
-client ends in time."""
+"""Beginning of the name of each test file of a host, and number of transfers in flight per job. The number is small, so that a
+slow client can finish the transfers in flight soon after the end of the pass."""
 MOST_FILES = 20_000
 """Maximum number of files that a host creates."""
 SATURATED = 0.9
-"""Share of the highest total bandwidth. `saturation_clients` is the smallest number of clients that reach this share."""
+"""Share of the highest total bandwidth. `saturation_clients` is the smallest number of clients whose total reaches this share."""
 
 
 def numbers_of_clients(first: int, hosts: int) -> list[int]:
-    """Return the numbers of clients to measure: `first`, then twice as many each time, and at last all hosts.
+    """Return the numbers of clients to measure: `first`, then each time twice as many, and at last `hosts`.
 
-    If `first` is 0 or not less than `hosts`, only all hosts are measured.
+    If `first` is 0 or not less than `hosts`, `hosts` is the only number.
     """
     counts = []
     while 0 < first < hosts:
@@ -43,10 +43,10 @@ class SharedRates:
         self._limit_s = self._seconds + MARGIN_S
         self._file = FILE
         self._ramp: dict[str, dict[tuple[int, bool], float]] = defaultdict(dict)
-        """Operation -> (number of clients, whether these are all) -> their total bandwidth in B/s."""
+        """Operation -> (number of clients, whether all hosts were to take part) -> total bandwidth of these clients in B/s."""
         self._written: list[fio.FioResult] = []
         self._rounds: list[dict[str, Any]] = []
-        """For each round in which all clients read: reader -> rate, and owner of the file."""
+        """For each round in which all clients read: reader -> `rate` in B/s, and `owner` of the file that it read."""
         # A quarter of the free space is for the files of all hosts, and another quarter for the shards of their checkpoint.
         free = clients.target.free // 4 // max(1, len(clients.hosts))
         self._counts = numbers_of_clients(settings["first_clients"], len(clients.hosts))
@@ -56,12 +56,12 @@ class SharedRates:
         self._step_bytes = max(1, size // fio.SEQUENTIAL_BYTES) * fio.SEQUENTIAL_BYTES
 
     def run(self) -> None:
-        """Measure with each number of clients. The figures of single clients come from the last measurement, with all clients."""
+        """Measure with each number of clients. The figures of each client come from the last measurement, with all clients."""
         for number, count in enumerate(self._counts):
             is_last = number == len(self._counts) - 1
             # The last measurement has all hosts that still take part. Some may have been excluded since `_counts` was computed.
             part = self._clients.hosts if is_last else self._clients.hosts[:count]
-            # Each number of clients has files of its own, because some clients cache the size of a file.
+            # Each measurement has its own files, because some file system clients cache the size of a file.
             self._file = f"{FILE}{number}"
             regions: dict[str, int] = {}
             for round_number in range(1, (self._settings["rounds"] if is_last else 1) + 1):
@@ -73,9 +73,9 @@ class SharedRates:
         self._report_ramp()
 
     def _write(self, step: str, part: Sequence[str], is_last: bool) -> dict[str, int]:
-        """Write on the hosts of `part` at the same time; return host -> bytes that its slowest job has written.
+        """Write on the hosts of `part` at the same time; return host -> bytes that its slowest job has written, in whole blocks.
 
-        The bytes are rounded down to whole blocks. A host is left out if one of its jobs wrote no whole block.
+        A host is left out if one of its jobs wrote no whole block.
         """
         item = fio.FioPass(name="write", op="write", pattern="sequential", seconds=self._seconds, depth=DEPTH)
         result = self._pass(item, part, self._clients.host, self._step_bytes)
@@ -106,7 +106,7 @@ class SharedRates:
             self._rounds.append(rates)
 
     def _owner(self, part: Sequence[str], regions: Mapping[str, int], round_number: int) -> str:
-        """Return the host whose file this host reads in that round; empty if this host reads no file.
+        """Return the host whose file this host reads in the round `round_number`; empty if this host reads no file.
 
         This host reads its own file only if no other file is readable.
         """
@@ -127,13 +127,13 @@ class SharedRates:
         return results.get(clients.target.path)
 
     def _aggregate(self, op: str, rates: Sequence[float], is_last: bool) -> None:
-        """Keep the total of these rates. If several rounds have the same number of clients, keep the highest total."""
+        """Record the total of these rates; of several rounds with the same number of clients, only the highest total."""
         if rates:
             count, rate = len(rates), sum(rates)
             self._ramp[op][count, is_last] = max(rate, self._ramp[op].get((count, is_last), 0.0))
 
     def _report_ramp(self) -> None:
-        """Report the total bandwidth of each number of clients, and the number that saturates the file system."""
+        """Report the total bandwidth for each number of clients, and the smallest number that saturates the file system."""
         for op, steps in self._ramp.items():
             for (count, is_last), rate in steps.items():
                 name = "shared_storage.aggregate_bandwidth" if is_last else "shared_storage.ramp_bandwidth"
@@ -151,7 +151,7 @@ class SharedRates:
         context.report(name, value, unit=unit, scope=scope, **params)
 
     def _report_writes(self) -> None:
-        """Report the best rate at which this host wrote its file: in a single round a file system may serve clients unequally."""
+        """Report this host's best write rate of all rounds, because in one round a file system may serve clients unequally."""
         if self._written:
             best = max(self._written, key=lambda result: result.bytes_per_second)
             about = {"clients": len(self._clients.hosts), "moved_bytes": sum(best.job_bytes)}
@@ -162,8 +162,8 @@ class SharedRates:
     def _report_reads(self) -> None:
         """Report the best rate at which this host read a file, and the best rate at which any host read this host's file.
 
-        The best rates show a fault: a slow client is slow with every file, and a file in a slow part of the file system is slow
-        for every client.
+        The best rates show where a fault is: a slow client is slow with every file, and a file in a slow part of the file system
+        is slow for every client.
         """
         mine: list[float] = []
         of_files: dict[str, float] = defaultdict(float)
@@ -198,6 +198,6 @@ def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[s
         if action == "create":
             count = int(answer["count"])
         if answer["count"] and answer["typical"] > 0:
-            # The median time per file counts: a pause of the server or of this host must not make the client look slow.
+            # `typical` is the median time per file, so a short pause of the server or of this host does not lower the rate.
             rate = 1 / float(answer["typical"])
             report.figure(clients.target, "shared_storage.metadata_rate", rate, {"clients": len(counts)}, op=action)

@@ -2,12 +2,12 @@
 
 One rank of each host is a client of the file system. The benchmark has three parts:
 
-- Rates: each client writes a file and reads the file of another client. First a few clients do so
-  at the same time, then twice as many, and so on up to all.
+- Rates: each client writes a file and reads the file of another client. First a few clients do so at the same time, then twice as
+  many, and so on, until all clients do so.
 - Metadata: the clients create, look up and remove files.
-- Checkpoint: each client writes one shard per rank of its host. Other hosts read the shards back and compare them.
+- Checkpoint: each client writes one shard (file) per rank of its host. Another client reads these shards and checks every byte.
 
-A client that fails or hangs is excluded from then on, and only its own figures are lost.
+A client that fails or hangs is excluded from the remaining measurements, and only its own figures are lost.
 """
 
 from __future__ import annotations

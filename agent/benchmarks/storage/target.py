@@ -1,4 +1,4 @@
-"""A directory under measurement: how it is prepared, how fio runs in it, and how its figures are reported."""
+"""Code shared by the storage benchmarks: prepare the measured directories, run fio in them, and report their figures."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ if TYPE_CHECKING:
     from agent.benchmarks.runtime.rank_context import RankContext
 
 ACCESS_S = 20.0
-"""Time within which a file system must answer a few small accesses."""
+"""Seconds within which a file system must answer a few small accesses."""
 LEAST_BYTES = 64 << 20
-"""Least free space with which a directory is measured."""
+"""A directory with less free space than this is not measured."""
 MAX_TEXT = 120
-NOTHING_TO_READ = "not measured: in the time given, too little was written to be read back"
+NOTHING_TO_READ = "not measured: too little was written in the available time, so there was nothing to read"
 _TEXTS = ("work", "filesystem", "device", "model")
 
 
 @dataclass(kw_only=True)
 class Target:
-    """A directory of this host, and what is known about it."""
+    """A directory of this host that a benchmark measures."""
 
     path: str
     problem: str = ""
-    """Why it can no longer be measured; empty if it can."""
+    """Why the directory cannot be measured, or not any further; empty if it can be."""
     work: str = ""
-    """Subdirectory for test files."""
+    """Path of the subdirectory for test files; empty if there is none."""
     free: int = 0
     """Free space in bytes."""
     direct: bool = False
     """Whether files in it can be read and written past the page cache (O_DIRECT)."""
     disks: frozenset[str] = frozenset()
-    """The disks below it; empty if unknown."""
+    """Names of the disks that hold the file system; empty if unknown."""
     pool: str = ""
-    """The block device, or the type of a file system that has none. Directories with the same pool may share their free space."""
+    """Name of the block device, or, if the file system has none, its type. Directories of one pool may share their free space."""
     about: dict[str, Any] = field(default_factory=dict)
-    """Parameters of its figures, such as file system, device and models of the disks."""
+    """Parameters that are reported with each figure, such as file system, device and models of the disks."""
 
     @property
     def scope(self) -> str:
-        """Return the scope of its figures."""
+        """Return the scope of the figures of this directory."""
         return directory_scope(self.path)
 
 
 def prepare_targets(context: RankContext, paths: Sequence[str]) -> list[Target]:
-    """Return the directories. Each has a subdirectory for test files or a problem. With too little free space it has both."""
+    """Return a target for each path. It has either `work` or a `problem`; if its free space is too small, it has both."""
     targets = [Target(path=path) for path in paths]
     answers = run_directory_program(context, {target.path: ["prepare", target.path] for target in targets})
     for target in targets:
@@ -77,12 +77,12 @@ def prepare_targets(context: RankContext, paths: Sequence[str]) -> list[Target]:
 
 
 def little_space(free: int, users: int, kind: str) -> str:
-    """Return the problem that the free space is too small for several directories or hosts, which share it."""
-    return f"{free / 1e6:.0f} MB are free, too little for {users} {kind}: free up space"
+    """Return the problem text for too little free space. `users` directories or hosts (the word in `kind`) share the space."""
+    return f"too little space: {free / 1e6:.0f} MB are free; number of {kind} that share them: {users}; free up space"
 
 
 def remove_targets(context: RankContext, targets: Iterable[Target]) -> None:
-    """Remove the test files. If the file system hangs, they stay: a later measurement removes them if they are a day old."""
+    """Remove the test files. If the file system hangs, the files remain; a measurement at least a day later removes them."""
     run_directory_program(
         context, {target.path: ["remove", target.path, target.work] for target in targets if target.work}
     )
@@ -91,7 +91,7 @@ def remove_targets(context: RankContext, targets: Iterable[Target]) -> None:
 def run_directory_program(
     context: RankContext, arguments: Mapping[str, Sequence[str]]
 ) -> dict[str, dict[str, Any] | str]:
-    """Run the program `directory.py` for each path with these arguments; return path -> its answer, or a problem."""
+    """Run the program `directory.py` once per path. `arguments` is path -> arguments; return path -> answer, or problem text."""
     program = (sys.executable, "-I", "-S", directory.__file__)
     commands = {path: [*program, *words] for path, words in arguments.items()}
     return {
@@ -118,7 +118,7 @@ def program_answer(ended: Ended | OSError, limit_s: float) -> dict[str, Any] | s
 
 
 def hang_problem(limit_s: float) -> str:
-    """Return the problem that the file system did not answer within the limit."""
+    """Return the problem text for a file system that did not answer within the limit."""
     return (
         f"no answer within {limit_s:g} s: the file system hangs or is very slow; check kernel log, server and network"
     )
@@ -143,7 +143,7 @@ class TargetReport:
     def figure(
         self, target: Target, name: str, value: float, about: Mapping[str, Any] | None = None, **params: Any
     ) -> None:
-        """Report a figure. `params` are the parameters that the plan expects; those in `about` describe the measurement."""
+        """Report a figure. `params` are the parameters by which the plan identifies it; `about` describes the measurement."""
         self._reported.add((target.scope, name, frozenset(params.items())))
         self._context.report(
             name, value, unit=self._units[name], scope=target.scope, **params, **target.about, **(about or {})
@@ -152,7 +152,7 @@ class TargetReport:
     def absent(self, target: Target, **params: Any) -> None:
         """Report as missing every expected figure with these parameters that has not been reported yet.
 
-        The reason is the problem of the directory. If it has none, too little was written to be read back.
+        The reason is `target.problem`, or, if that is empty, NOTHING_TO_READ.
         """
         for item in self._expected:
             key = (target.scope, item.name, frozenset(item.params.items()))
@@ -179,13 +179,15 @@ class FioRunner:
     def run(
         self, item: fio.FioPass, targets: Sequence[Target], regions: Mapping[str, tuple[str, int, int]], limit_s: float
     ) -> dict[str, fio.FioResult]:
-        """Run the pass on each directory without a problem; return path -> figures. Failures become problems of the directory.
+        """Run the pass in every directory whose `problem` is empty; return path -> figures.
+
+        If the pass fails in a directory, set the `problem` of this directory.
 
         Args:
             item: the pass.
             targets: the directories.
-            regions: path -> test file, size of each job's region, and distance between the regions.
-            limit_s: time after which a pass is abandoned.
+            regions: path -> test file, size of each job's region, and distance between the beginnings of two regions, in bytes.
+            limit_s: seconds after which fio is killed.
         """
         commands = {}
         for target in targets:

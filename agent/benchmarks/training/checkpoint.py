@@ -1,8 +1,8 @@
 """Save a checkpoint on every host, restore it on every rank, compare every bit, and continue the training.
 
-The checkpoint has the model, the optimizer, the step number and the random state. It is restored into a second trainer,
-which started with another seed and must then have the saved state. After that both trainers continue, and their states must
-stay equal: an error in the random state or the optimizer may show only in later steps.
+The checkpoint contains the model, the optimizer, the step number and the random state. It is restored into a second trainer,
+which was created with another seed. The state of the second trainer must then equal the saved state. After that both trainers
+continue, and their states must stay equal: an error in the random state or the optimizer may show only in later steps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ State = dict[str, Any]
 
 
 class Trainer:
-    """ConvNet and AdamW on synthetic images with added noise, so that every part of the state affects the result."""
+    """Trains ConvNet by AdamW on synthetic images.
+
+    The images of each batch, and the noise that is added to them, are random, so the weights depend on the random state too.
+    """
 
     def __init__(self, context: Context, batch: int, seed: int) -> None:
         torch.manual_seed(seed)
@@ -38,7 +41,8 @@ class Trainer:
             self._model.parameters(), lr=1e-3, fused=True if context.device.type == "cuda" else None
         )
         self._gradients = FlatGradients(self._model.parameters(), context.world_size)
-        self._random = torch.Generator(context.device).manual_seed(seed)  # the same seed on all ranks
+        # The same on all ranks: all draw the same global batch, and each takes its own share of it.
+        self._random = torch.Generator(context.device).manual_seed(seed)
         images = load("convnet", [])
         self._images, self._classes = images.train.to(context.device), images.train_classes.to(context.device)
         self._global_batch = batch * context.world_size
@@ -46,7 +50,7 @@ class Trainer:
         self._steps = 0
 
     def train(self, steps: int) -> None:
-        """Train that many steps."""
+        """Train for `steps` steps."""
         for _ in range(steps):
             indices = torch.randint(
                 len(self._images), (self._global_batch,), generator=self._random, device=self._images.device
@@ -77,7 +81,8 @@ class Trainer:
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report the save time of the slowest host, the restore time of the slowest rank, and `checkpoint.identical`.
 
-    `checkpoint.identical` is true if both trainers of every rank were equal after the restore and after the steps that followed.
+    `checkpoint.identical` is true if on every rank the states of the two trainers were bit-identical after the restore, and again
+    after the steps that followed it.
     """
     with _deterministic_algorithms():
         _measure(context, settings["steps"], settings["batch_size"])
@@ -104,11 +109,11 @@ def _measure(context: Context, steps: int, batch: int) -> None:
     second.train(steps)
     differing += [f"resumed {name}" for name in find_differences(trainer.state(), second.state())]
     if differing:
-        log(f"checkpoint: differs in {', '.join(differing)}")
+        log(f"checkpoint: the two trainers differ in {', '.join(differing)}")
     identical = context.sum_over_ranks(len(differing)) == 0
     save_time, restore_time = context.max_over_ranks([save_time, restore_time])
     if identical and context.is_reporting_rank:
-        path.unlink()  # all ranks of the host have read the file; if a rank differs, the file is kept as evidence
+        path.unlink()  # all ranks of the host have read the file; after a difference on any rank it is kept as evidence
     context.report_world(
         {
             "checkpoint.identical": (identical, "1"),
@@ -143,7 +148,7 @@ def save(context: Context, state: State, path: Path) -> None:
 
 
 def find_differences(first: State, second: State) -> list[str]:
-    """Return the dotted names of the parts that only one of the states has, or that are not bit-identical."""
+    """Return the dotted names of the values that only one of the states has, or that are not bit-identical in both."""
     first_leaves, second_leaves = _leaves(first), _leaves(second)
     return [
         name
@@ -166,7 +171,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _leaves(state: object, name: str = "") -> dict[str, object]:
-    """Return all values in nested mappings and lists by dotted name."""
+    """Return dotted name -> value for every value in nested mappings and lists."""
     if isinstance(state, Mapping):
         parts: list[tuple[object, object]] = list(state.items())
     elif isinstance(state, (list, tuple)):
@@ -178,9 +183,9 @@ def _leaves(state: object, name: str = "") -> dict[str, object]:
 
 @contextlib.contextmanager
 def _deterministic_algorithms() -> Iterator[None]:
-    """Make PyTorch's results reproducible to the bit. PyTorch warns about operations that are not reproducible."""
-    # PyTorch warns about the backward pass of max pooling, which uses atomic additions. They are no problem here: the pooling
-    # windows do not overlap, so each element of the gradient is one value, not a sum, and the order of additions does not matter.
+    """Make PyTorch use algorithms that give the same bits in every run. If an operation has none, PyTorch only warns."""
+    # PyTorch warns about the backward pass of max pooling, because its atomic additions run in any order. Here the results are
+    # reproducible all the same: the pooling windows do not overlap, so each element of the gradient is one value, not a sum.
     before, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

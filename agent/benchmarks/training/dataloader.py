@@ -1,7 +1,7 @@
 """Images per second that the host's CPUs prepare for each rank, compared with the rate at which the rank's device trains.
 
 All ranks of the host load images at once, because they share its CPUs: a single rank would load far faster than in real training.
-The images are in memory, so the figure depends on the CPUs and not on the disk. Each image is shifted, rotated and normalized
+The images are in memory, so the rate depends on the CPUs and not on the disk. Each image is shifted, rotated and normalized
 individually, as in PyTorch's examples. No process group is used, because ranks on different hosts do not affect each other here.
 """
 
@@ -74,7 +74,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         "network": name,
         "cpus_per_rank": len(os.sched_getaffinity(0)) / context.local_world_size,
     }
-    best, reason = 0.0, "no number of workers could be measured"
+    best, reason = 0.0, "`workers` is empty, so no rate of loading was measured"
     for workers in settings["workers"]:
         context.set_phase(f"dataloader, {workers} workers")
         try:
@@ -97,7 +97,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _choose_network() -> tuple[str, nn.Module]:
-    """Return ResNet-18, or the small network if torchvision is missing."""
+    """Return name and network: ResNet-18, or the small `convnet` if no torchvision fits this torch."""
     try:
         return "resnet18", build_network("resnet18")
     except CannotMeasureError:
@@ -113,7 +113,7 @@ def _loading_rate(context: Context, name: str, workers: int, batch: int, seconds
         num_workers=workers,
         prefetch_factor=PREFETCH if workers else None,
         pin_memory=pinned,
-        # No fork of this process, because it has used CUDA and has threads.
+        # Workers are not forked from this process, because it has used CUDA and has threads.
         multiprocessing_context=forkserver(__name__) if workers else None,
         timeout=context.timeout_s if workers else 0,
     )
@@ -122,7 +122,8 @@ def _loading_rate(context: Context, name: str, workers: int, batch: int, seconds
         batches = iter(loader)
         next(batches)  # returns only after the workers have started
     finally:
-        context.host_barrier(f"dataloader {workers}")  # after an error too: the other ranks wait here
+        # After an error too, because the other ranks wait at this barrier.
+        context.host_barrier(f"dataloader {workers}")
     for _ in range(PREFETCH * workers):
         next(batches)  # not timed: batches that are already prepared would make the rate too high
     began = time.perf_counter()
@@ -136,7 +137,7 @@ def _loading_rate(context: Context, name: str, workers: int, batch: int, seconds
 
 
 def forkserver(module: str) -> Any:
-    """Return a multiprocessing context that forks workers from a server, which imports that module once for all workers."""
+    """Return a multiprocessing context that forks workers from a server process. The server imports `module` once for all."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([module])
     return server

@@ -1,9 +1,9 @@
 """The training of the GKE experiment (docs/scaling.md), as fast as the GPUs can run it.
 
-It trains the small `convnet` on Fashion-MNIST. A plain loop would spend most of its time on kernel launches: a step of this
-network has about forty kernels of a few microseconds. So all inputs of a step are on the device (images, order, learning rates,
-step number), one all_reduce averages the gradients, and the whole step is one CUDA graph. On a CPU, or if a step cannot be
-captured as a graph, the steps run without one.
+It trains the small `convnet` on Fashion-MNIST, or on synthetic images if the host does not have that data set. A plain loop
+would spend most of its time on kernel launches: a step of this network has about forty kernels of a few microseconds. So all
+inputs of a step are on the device (images, order, learning rates, step number), one all_reduce averages the gradients, and the
+whole step is one CUDA graph. On a CPU, or if a step cannot be captured as a graph, the steps run without one.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from schemas.records import ERROR
 
 MOMENTUM = 0.9
 WARM_UP_SHARE = 0.1
-"""Share of the steps, at the beginning, in which the learning rate rises. A training that begins at the full rate of 16
-ranks diverges."""
+"""Share of the steps, at the beginning, in which the learning rate rises. With 16 ranks, a training that begins at the highest
+learning rate diverges."""
 MAX_RATE = 0.16
-"""Upper limit of the learning rate, which grows with the number of ranks. At the default rate, 16 ranks reach the limit."""
+"""The highest learning rate is the setting `learning_rate` (default: 0.01) times the number of ranks, but at most MAX_RATE."""
 GRAPH_WARM_UP = 3
-"""Number of steps that run before the capture of the graph. Each step uses one batch of the training data, so a training of at
-most this many steps runs only one step before the capture."""
+"""Number of steps that run before the graph is captured. These steps already use the first batches of the training, and there is
+one batch per step. So if the training has at most this many steps, only one step runs before the capture."""
 
 
 class GraphedTraining:
@@ -48,7 +48,9 @@ class GraphedTraining:
         global_batch = batch * context.world_size
         steps_per_epoch = len(images.train) // global_batch
         if not steps_per_epoch:
-            raise CannotMeasureError(ERROR, f"{len(images.train)} images are fewer than one batch of {global_batch}")
+            raise CannotMeasureError(
+                ERROR, f"{len(images.train)} images are fewer than one batch of {global_batch} (all ranks)"
+            )
         self.steps = min(steps_per_epoch * epochs, settings["max_steps"] or steps_per_epoch * epochs)
         self.epochs = epochs if self.steps == steps_per_epoch * epochs else round(self.steps / steps_per_epoch, 3)
         self._model, self._pictures, self._classes = model, normalize(images.train), images.train_classes
@@ -75,7 +77,7 @@ class GraphedTraining:
         self._number += 1
 
     def reset(self) -> None:
-        """Restore the initial state in place: the addresses of the tensors are part of the graph."""
+        """Restore the initial state in place, because the graph contains the addresses of the tensors."""
         with torch.no_grad():
             for parameter, initial in zip(self._model.parameters(), self._initial, strict=True):
                 parameter.copy_(initial)
@@ -92,7 +94,7 @@ def learning_rates(steps: int, highest: float) -> torch.Tensor:
 
 
 def count_differing_parameters(model: nn.Module) -> int:
-    """Return the number of parameters that are not bit-identical on all ranks."""
+    """Return how many single parameters (elements of the tensors) are not bit-identical on all ranks."""
     bits = torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).view(torch.int32)
     lowest, highest = bits.clone(), bits.clone()
     dist.all_reduce(lowest, dist.ReduceOp.MIN)
@@ -101,7 +103,7 @@ def count_differing_parameters(model: nn.Module) -> int:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report accuracy on the test images, images per second in training, and the seconds for loading, training and testing.
+    """Report accuracy on the test images, images per second in training, and the total time of loading, training and testing.
 
     If parameters differ between the ranks after the training, report how many (`fashion_mnist.wrong_parameters`) instead.
     """

@@ -1,9 +1,9 @@
 """Inference of a decoder with a full KV cache: rates of prefill and greedy decoding, percentiles of the latencies, wrong tokens.
 
 The decoder has the blocks of `transformer`, in bf16, with one KV head per query head. Each sequence has `prompt` tokens and room
-for `steps` more. The cache takes a share of the free memory, but at most `most_bytes`. As many sequences as fit into the cache
-are decoded together; a step decodes one token of each sequence. A step reads the whole cache and masks the part that is not yet
-written, so that all steps take the same time.
+for `steps` more. The cache takes the fraction `share` of the free memory, but at most `most_bytes`. As many sequences as fit into
+the cache are decoded together; a step decodes one token of each sequence. A step reads the whole cache and masks the part that is
+not yet written, so that all steps take the same time.
 
 After each step the host waits for the device, as a server does before it sends a token. Times are those of the host's clock, so
 they include kernel launches and delays by other processes of the host.
@@ -34,8 +34,8 @@ from schemas.records import ERROR
 
 SEED = 20261128
 MULTIPLE = 8
-"""If more than MULTIPLE sequences fit, their number is rounded down to a multiple of MULTIPLE. So GPUs of one model, whose free
-memory differs slightly, usually decode equally many sequences."""
+"""If at least MULTIPLE sequences fit, their number is rounded down to a multiple of MULTIPLE. So GPUs of one model usually decode
+equally many sequences, although their free memory differs slightly."""
 WARM_UP = 3
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999}
 
@@ -54,7 +54,10 @@ class Decoder(nn.Module):
         return (block for block in self.blocks if isinstance(block, Block))
 
     def prefill(self, tokens: torch.Tensor, cache: Cache, sequence: int) -> torch.Tensor:
-        """Write the keys and values of a prompt (1, length) to the cache. Return the scores (1, VOCABULARY) of the next token."""
+        """Write keys and values of a prompt `tokens` (1, length) to the cache of the sequence with number `sequence`.
+
+        Return the scores (1, VOCABULARY) of the next token.
+        """
         length = tokens.shape[1]
         states = self.embedding(tokens)
         for layer, block in enumerate(self._layers):
@@ -66,7 +69,10 @@ class Decoder(nn.Module):
         return self._scores(states[:, -1])
 
     def decode(self, tokens: torch.Tensor, cache: Cache, position: torch.Tensor) -> torch.Tensor:
-        """Append the tokens (N,) at `position` (1,) of the cache. Return the scores (N, VOCABULARY) of the tokens after them."""
+        """Write the keys and values of one token per sequence (N,) at `position` (1,) of the cache.
+
+        Return the scores (N, VOCABULARY) of the tokens that follow.
+        """
         states = self.embedding(tokens)[:, None]
         unwritten = torch.arange(cache.length, device=tokens.device) > position
         for layer, block in enumerate(self._layers):
@@ -86,7 +92,7 @@ class Decoder(nn.Module):
 
 
 class Cache:
-    """Keys and values of all layers, each (sequences, heads, length, width / heads), zero at first."""
+    """For each layer a tensor of keys and one of values, each (sequences, heads, length, width / heads), zero at first."""
 
     def __init__(self, settings: Mapping[str, Any], sequences: int, device: torch.device) -> None:
         self.length = settings["prompt"] + settings["steps"]
@@ -99,13 +105,13 @@ class Cache:
 
     @staticmethod
     def bytes_per_sequence(settings: Mapping[str, Any]) -> int:
-        """Return the bytes of keys and values of a full sequence."""
+        """Return the bytes that the keys and values of one full sequence take in all layers."""
         return 2 * 2 * int(settings["layers"] * settings["width"] * (settings["prompt"] + settings["steps"]))
 
 
 @dataclass
 class Times:
-    """Seconds of each prefill and of each decoding step, and the number of wrong tokens."""
+    """Seconds of each prefill and of each decoding step, and the numbers of rounds and wrong tokens."""
 
     prefills: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
@@ -170,20 +176,20 @@ class Engine:
         self._tokens[sequence : sequence + 1] = self._choose(scores)
 
     def _decode(self) -> None:
-        # A token of -1 is not a valid index of the embedding: it would end the process before the wrong token is counted.
+        # -1 (see `_choose`) is not a valid index of the embedding: it would end the process before the wrong token is counted.
         known = self._tokens.clamp(min=0)
         self._tokens.copy_(self._choose(self._model.decode(known, self._cache, self._position)))
         self._position += 1
 
     def _choose(self, scores: torch.Tensor) -> torch.Tensor:
-        """Return the tokens with the highest scores; -1, which equals no token, if the scores are not finite."""
+        """Return the token with the highest score of each row; -1, which is no token, if a score of the row is not finite."""
         return torch.where(scores.isfinite().all(dim=-1), scores.argmax(dim=-1), -1)
 
     def run(self, seconds: float) -> None:
-        """Decode for about `seconds`, in at least two rounds. The first round runs all steps, a later round at least one.
+        """Decode for about `seconds`, in at least two rounds.
 
-        The last round ends when the time is over. Afterwards, prefill until there are enough samples for the percentiles of the
-        time to the first token.
+        The first round runs all steps. A later round ends when the time is over, but runs at least one step. After the rounds,
+        prefill until there are enough samples for the percentiles of the time to the first token.
         """
         deadline = time.monotonic() + seconds
         while not self.times.rounds or time.monotonic() < deadline:
@@ -212,7 +218,7 @@ class Engine:
 
     def _check(self, step: int, is_first: bool) -> None:
         if is_first:
-            # Not -1, so that -1 (scores not finite) counts as wrong in the first round, too.
+            # Expect 0 in place of -1 (scores not finite), so that -1 counts as a wrong token in the first round too.
             self._expected[step] = self._tokens.clamp(min=0)
         self.times.wrong_tokens += int((self._tokens != self._expected[step]).sum())
         self._tokens.clamp_(min=0)
@@ -255,18 +261,18 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 def _report_percentiles(
     context: Context, name: str, seconds: Sequence[float], percentiles: Sequence[str], common: Mapping[str, Any]
 ) -> None:
-    """Report each percentile, or report it as absent if it needs more samples than there are (`least_samples`)."""
+    """Report each percentile, or report it as absent if there are fewer samples than `least_samples`."""
     for key in percentiles:
         share, least = PERCENTILES[key], least_samples(key)
         if len(seconds) < least:
-            reason = f"{len(seconds)} samples; this percentile needs {least}: give more `seconds` or `steps`"
+            reason = f"too few samples: {len(seconds)}; percentile {key} needs {least}; increase `seconds` or `steps`"
             context.report_absent(name, unit="s", status=ERROR, reason=reason, percentile=key, **common)
             continue
         context.report(name, percentile(seconds, share), unit="s", percentile=key, **common)
 
 
 def least_samples(key: str) -> int:
-    """Return how many samples are needed so that at least one of them lies beyond the percentile."""
+    """Return the least number of samples of which at least one is above the percentile `key`."""
     return round(1 / (1 - PERCENTILES[key]))
 
 
@@ -276,7 +282,9 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def _count_sequences(settings: Mapping[str, Any], free: int) -> int:
-    """Return how many sequences fit into `share` of the free memory, and into `most_bytes` (0: no limit); rounded, see MULTIPLE.
+    """Return how many sequences fit both into the fraction `share` of the free memory and into `most_bytes` (0: no limit).
+
+    The number is rounded as described at MULTIPLE.
 
     Raises:
         RuntimeError: not even one sequence fits.
@@ -285,5 +293,8 @@ def _count_sequences(settings: Mapping[str, Any], free: int) -> int:
     count = int(wanted // Cache.bytes_per_sequence(settings))
     if not count:
         needed = Cache.bytes_per_sequence(settings)
-        raise RuntimeError(f"the cache of one sequence needs {needed / 1e9:.3g} GB; {wanted / 1e9:.3g} GB are allowed")
+        raise RuntimeError(
+            f"the cache of one sequence needs {needed / 1e9:.3g} GB; {wanted / 1e9:.3g} GB are allowed (`share` of the free "
+            "memory, at most `most_bytes`)"
+        )
     return count - count % MULTIPLE or count

@@ -2,8 +2,8 @@
 
 A small dense transformer (pre-norm blocks, causal attention, no bias) is trained by SGD with momentum. Weights and data are
 generated on the CPU from a seed, so the two trainings begin with equal values and differ only by rounding. The reference needs no
-recorded file and no assumption about a GPU: each rank computes it on its CPU. fp32 is IEEE single precision, without TF32. In
-bf16 the weights and their updates are in fp32, as in mixed-precision training.
+recorded file and no assumption about a GPU: each rank computes it on the CPU. fp32 means IEEE single precision, without TF32.
+With bf16, the weights and their updates are in fp32, as in mixed-precision training.
 
 The operations have no atomic additions, whose order varies from run to run: the embedding is a product with one-hot rows, and
 the attention is explicit.
@@ -32,7 +32,7 @@ TYPES = {"fp64": torch.float64, "fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report for each type the largest relative deviation of a loss from the reference, and how many losses are not finite."""
+    """Report for each dtype the largest relative deviation of a loss from the reference, and how many losses are not finite."""
     context.set_phase("loss_curve reference")
     reference = train(settings, "fp64", torch.device("cpu"))
     context.host_barrier("start")
@@ -65,7 +65,7 @@ def largest_deviation(losses: Sequence[float], reference: Sequence[float]) -> fl
 
 
 def train(settings: Mapping[str, Any], dtype: str, device: torch.device) -> list[float]:
-    """Return the loss before each step. Products are in `dtype`, weights in fp32, or in fp64 if `dtype` is fp64."""
+    """Return the loss of each step. Products are computed in `dtype`. Weights are in fp64 if `dtype` is fp64, else in fp32."""
     generator = torch.Generator().manual_seed(SEED)
     weight_dtype = torch.float64 if dtype == "fp64" else torch.float32
     weights = [
@@ -88,7 +88,7 @@ def train(settings: Mapping[str, Any], dtype: str, device: torch.device) -> list
 
 
 def compute_loss(weights: Sequence[torch.Tensor], tokens: torch.Tensor, heads: int, dtype: torch.dtype) -> torch.Tensor:
-    """Return the mean cross-entropy of predicting each next token. `tokens` has rows (N, sequence + 1)."""
+    """Return the mean cross-entropy of predicting each next token. `tokens` has the shape (N, sequence + 1)."""
     embedding, *blocks, head = (weight.to(dtype) for weight in weights)
     states = nn.functional.one_hot(tokens[:, :-1], VOCABULARY).to(dtype) @ embedding
     batch, sequence, width = states.shape
@@ -118,7 +118,7 @@ def _initial_weights(layers: int, width: int, generator: torch.Generator) -> lis
 
 
 def _make_batch(settings: Mapping[str, Any], generator: torch.Generator) -> torch.Tensor:
-    """Return rows (batch, sequence + 1). The first token is random; after each token t comes (5·t + 3) mod VOCABULARY."""
+    """Return rows of tokens (batch, sequence + 1). A row starts at a random token; (5·t + 3) mod VOCABULARY follows token t."""
     rows = [torch.randint(VOCABULARY, (settings["batch_size"],), generator=generator)]
     for _ in range(settings["sequence"]):
         rows.append((5 * rows[-1] + 3) % VOCABULARY)
@@ -127,7 +127,7 @@ def _make_batch(settings: Mapping[str, Any], generator: torch.Generator) -> torc
 
 @contextlib.contextmanager
 def _ieee_products() -> Iterator[None]:
-    """Compute fp32 products without TF32, and sum the products of bf16 in fp32."""
+    """Compute fp32 matrix products without TF32, and accumulate bf16 matrix products in fp32."""
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
     torch.backends.cuda.matmul.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False

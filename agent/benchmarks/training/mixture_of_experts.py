@@ -5,7 +5,7 @@ Each expert has room for `CAPACITY` times an even share of the tokens. Tokens fo
 Transformer (Fedus et al. 2021). So all shapes are fixed: the tokens are gathered by expert, all experts compute one batched
 product, and the results are gathered back by token. Experts are sharded like the other weights; ranks exchange no tokens.
 
-Model FLOPs count the two experts of each token, even if the token skips one of them. They do not count unused room.
+The model FLOPs of a token include both of its experts, even if it skips one of them. Unused room of the experts is not counted.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from agent.benchmarks.training.transformer import (
 from agent.sampling.statistics import summarize
 
 EXPERTS, USED = 8, 2
-"""Experts of a block, and how many of them a token uses."""
+"""Number of experts of a block, and how many of them a token uses."""
 CAPACITY = 1.25
 """Room of an expert, relative to an even share of the tokens."""
 
@@ -48,22 +48,22 @@ class ExpertShape(Shape):
 
     @property
     def weights(self) -> int:
-        """Number of weights in the matrix products of a token."""
+        """Number of weights in the matrix products that one token takes part in."""
         of_block = (4 + 8 * USED) * self.width**2 + self.width * EXPERTS
         return self.layers * of_block + self.width * VOCABULARY
 
     def required_bytes(self, world_size: int) -> float:
         """Return an estimate of the device memory that the training needs, in bytes.
 
-        The activations are estimated as three times those without experts.
+        The activations are estimated as three times those of `transformer`.
         """
         activations = 3 * ACTIVATION_BYTES * self.layers * self.width * self.batch_size * self.sequence
         weights = self.layers * (4 + 8 * EXPERTS) * self.width**2
-        return activations + 4 * weights * (1 + STATE_BYTES / 4 / world_size)  # created unsharded, then sharded
+        return activations + 4 * weights * (1 + STATE_BYTES / 4 / world_size)  # + 1: first each device has all weights
 
 
 class Experts(nn.Module):
-    """Router and experts."""
+    """The router and the experts of one block."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -79,11 +79,11 @@ class Experts(nn.Module):
         shares = self.router(tokens).float().softmax(dim=-1)
         gates, chosen = shares.topk(USED, dim=-1)
         gates = gates / gates.sum(dim=-1, keepdim=True)
-        flat = chosen.flatten()  # (count · USED,): expert of each use
+        flat = chosen.flatten()  # (count · USED,): the expert of each use; a use is one token with one of its experts
         uses = nn.functional.one_hot(flat, EXPERTS)
-        position = (uses.cumsum(0) * uses).sum(-1) - 1  # of the use among all uses of its expert
+        position = (uses.cumsum(0) * uses).sum(-1) - 1  # number of the use among all uses of its expert
         kept = position < room
-        # All uses without room get one additional row, after those of the last expert. No expert computes it: its result is zero.
+        # All uses without room share one more row after the rows of the experts. No expert computes this row: its result is zero.
         slot = torch.where(kept, flat * room + position, EXPERTS * room)
         source = torch.full((EXPERTS * room + 1,), count, dtype=torch.int64, device=tokens.device)
         source[slot] = torch.arange(count * USED, device=tokens.device) // USED
@@ -97,7 +97,7 @@ class Experts(nn.Module):
 
 
 class ExpertTransformer(Transformer):
-    """Predicts the next token with experts in place of each MLP."""
+    """The network of `transformer` with experts in place of each MLP."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__(shape)

@@ -44,7 +44,7 @@ class SplitNetwork(nn.Module):
 
 
 class SplitReplica:
-    """One network on two devices, and its training."""
+    """One data-parallel replica of the network, on two devices, and its training."""
 
     def __init__(self, context: Context, width: int, batch: int) -> None:
         self._context = context
@@ -71,21 +71,23 @@ class SplitReplica:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the step time of the slowest replica, and the sum of all last losses divided by the sum of all first losses.
+    """Report the time of each step on its slowest replica, and the loss ratio.
 
-    If losses are not finite, report `model_parallel.wrong_losses` instead of the ratio.
+    The ratio is the sum of the replicas' last losses divided by the sum of their first losses.
+
+    If losses are not finite, report their number (`model_parallel.wrong_losses`) instead of the ratio.
     """
     steps, batch, width = settings["steps"], settings["batch_size"], settings["width"]
     leads = drives_replica(context.local_rank, context.local_world_size)
     leaders = _replica_leaders(context, leads)
     if not leaders:
-        raise CannotMeasureError(UNSUPPORTED, "a replica needs two devices; no host has two")
+        raise CannotMeasureError(UNSUPPORTED, "a replica needs two devices of one host, but no host has two")
     group = _create_group(leaders) if len(leaders) > 1 else None
     replica = _build_replica(context, leads, width, batch)
     results = [(0.0, 0.0)] * steps
     context.set_phase(f"model_parallel, {len(leaders)} replicas")
     try:
-        # Also on ranks without a replica, so that all ranks count the same collectives.
+        # Ranks without a replica enter this too: the supervisor compares how many collectives each rank has entered.
         with context.heartbeat.in_collective():
             if replica:
                 if group:
@@ -124,10 +126,10 @@ def _replica_leaders(context: Context, leads: bool) -> list[int]:
 
 
 def _create_group(leaders: list[int]) -> dist.ProcessGroup | None:
-    """Return a process group of the leaders; None on the other ranks, which must call this too.
+    """Return a process group of the leaders (the ranks that run a replica); None on the other ranks, which must call this too.
 
     join_process_group() binds the default group, and every group that is created from it, to one device per rank. The gradients
-    of a replica are on two devices, so the group of the leaders must not be bound.
+    of a replica are on two devices, so the group of the leaders must not be bound to one device.
     """
     default = dist.group.WORLD
     bound, default.bound_device_id = default.bound_device_id, None  # type: ignore[union-attr]

@@ -1,9 +1,10 @@
 """The training of a scaling study, timed from the launch of the ranks.
 
-It is the training of Kubeflow's mnist.py, as in the GKE experiment (docs/scaling.md): two convolutions, Fashion-MNIST, DDP, SGD
-with a learning rate of 0.01 and a momentum of 0.5; the batch size is per rank. As in most trainings, the host's CPUs prepare the
-images: worker processes of each rank convert them one by one. So a host with too few CPUs for its GPUs is as slow here as in real
-training. `fashion_mnist` measures the GPUs without this limit.
+It is the training of Kubeflow's mnist.py, as in the GKE experiment (docs/scaling.md): two convolutions, Fashion-MNIST (synthetic
+images if the host does not have it), DDP, SGD with a momentum of 0.5 and by default a learning rate of 0.01. The batch size is
+per rank. As in most trainings, the host's CPUs prepare the images, one by one, in each rank or in its worker processes (setting
+`workers`). So a host with too few CPUs for its GPUs is as slow here as in real training. `fashion_mnist` measures the GPUs
+without this limit.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from schemas.records import ERROR
 
 MOMENTUM = 0.5
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
-"""Precision -> autocast dtype. `fp32` means PyTorch's defaults: on a GPU convolutions use TF32."""
+"""Setting `precision` -> dtype of autocast. `fp32` means PyTorch's defaults, without autocast: on a GPU convolutions use TF32."""
 MIN_STEPS = 2
 """Minimum number of steps. The throughput leaves out the first step, in which torch also builds kernels and DDP's buckets."""
 
@@ -50,12 +51,12 @@ class ScaledImages(Dataset[Item]):
 
 
 def scale(images: torch.Tensor) -> torch.Tensor:
-    """Convert bytes to floats from 0 to 1, as in the experiment."""
+    """Convert bytes to floats from 0 to 1, as in the GKE experiment."""
     return images.float() / 255
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the time from launch to the end of the first step, time and images per second of the later steps, accuracy, loss."""
+    """Report the time from launch to the end of the first step, time and images/s of the later steps, test accuracy and loss."""
     batch, epochs = settings["batch_size"], settings["epochs"]
     model, images = load_model_and_images(context, "convnet", settings["data_directories"])
     steps_per_epoch = len(images.train) // context.world_size // batch
@@ -65,7 +66,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         raise CannotMeasureError(
             ERROR,
             f"too few steps: {steps}, needed: {MIN_STEPS} ({len(images.train)} images, {epochs} epochs, batches of {batch} on "
-            f"{context.world_size} ranks, max_steps {settings['max_steps'] or 'not set'})",
+            f"each of {context.world_size} ranks, max_steps {settings['max_steps'] or 'not set'})",
         )
     ddp = data_parallel(context, model)
     optimizer = torch.optim.SGD(ddp.parameters(), lr=settings["learning_rate"], momentum=MOMENTUM)
@@ -93,13 +94,13 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         world_size=context.world_size,
         backend=dist.get_backend(),
         cpus=available_cpus(),
-        max_steps=steps if steps < all_steps else 0,  # 0: not limited
+        max_steps=steps if steps < all_steps else 0,  # 0: `max_steps` did not shorten the training
         **{key: settings[key] for key in ("batch_size", "epochs", "precision", "workers")},
     )
 
 
 class _Batches:
-    """Batches of this rank's share of the training images, epoch after epoch, on its device."""
+    """Batches on this rank's device, from this rank's share of the training images, epoch after epoch."""
 
     def __init__(self, context: Context, images: Images, batch: int, workers: int) -> None:
         self._context, self._pinned = context, context.device.type == "cuda"
@@ -120,7 +121,7 @@ class _Batches:
         )
 
     def take(self, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Yield `steps` batches."""
+        """Yield images and classes of `steps` batches."""
         epoch, remaining = 0, steps
         while remaining:
             self._sampler.set_epoch(epoch)
@@ -132,7 +133,7 @@ class _Batches:
                 remaining -= 1
                 yield self._to_device(pictures), self._to_device(classes)
             epoch += 1
-            self._context.set_phase(f"scaling, {epoch} epochs")
+            self._context.set_phase(f"scaling, finished epochs: {epoch}")
 
     def _to_device(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self._context.device, non_blocking=self._pinned)

@@ -13,8 +13,9 @@ computing and communication slow each other down. The network is that of the ben
 memory. As in real training, the network is so large that the GPU limits the speed, and not the launch of kernels. On GPUs
 `straggler.launch` reports how long the host needed to launch the kernels.
 
-The reported times are means over the middle 90 % of the steps: a single delay does not affect them, but a disturbance in every
-tenth step does. Counts, shares and `straggler.cpu_wait` are over all steps.
+Each reported time, except `straggler.cpu_wait`, is a mean without the highest and the lowest 5 % of the values of all steps: a
+single delay does not affect it, but a disturbance in every tenth step does. `straggler.cpu_wait`, counts and shares are over all
+steps.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ from schemas.records import UNSUPPORTED
 WARM_UP = 4
 MIN_STEPS, MAX_STEPS = 20, 1000
 TRIMMED = 0.05
-"""Share of the steps that a mean leaves out at each end: the fastest 5 % and the slowest 5 %."""
+"""Share of the values that a mean leaves out at each end: the lowest 5 % and the highest 5 %."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,8 +1,9 @@
-"""Data-parallel training of two small networks: whether the training converges, how accurately, and how fast.
+"""Data-parallel training of two small networks: whether the loss falls, how accurate the network becomes, and how fast it trains.
 
-`resnet18` on CIFAR-10 and the two-convolution `convnet` on Fashion-MNIST, written like PyTorch's own examples: DDP,
-DistributedSampler, SGD with momentum, cosine annealing. The images are in device memory, so the figures measure the device
-and not the disk. Rank 0 saves the trained model and its metadata in its work directory.
+The networks are `resnet18` on CIFAR-10 and the two-convolution `convnet` on Fashion-MNIST, or on synthetic images if the host
+does not have the data set. The training is like PyTorch's own examples: DDP, DistributedSampler, SGD with momentum, cosine
+annealing. The images are in device memory, so the figures measure the device and not the disk. Rank 0 saves the trained model
+and its metadata in its work directory.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from schemas.records import ERROR
 
 MIN_STEPS = 60
 """Fewest steps of a training, in all epochs together, unless `max_steps` (the limit for one epoch) allows fewer. With many
-ranks, an epoch of all images would have too few steps for the loss to fall, or none. Then each rank trains on its images
+ranks, an epoch of all images would have too few steps for the loss to fall, or no step. Then each rank trains on its images
 several times in an epoch."""
 EDGE_DIVISOR = 10
 """The first loss is the mean over the first 1/EDGE_DIVISOR of the steps, the last loss the mean over the last 1/EDGE_DIVISOR."""
@@ -67,8 +68,8 @@ def _train(context: Context, name: str, settings: Mapping[str, Any]) -> None:
     if batch > len(images.train) or not len(sampler) or steps * epochs < 2:
         raise CannotMeasureError(
             ERROR,
-            f"too few steps or images: {steps} steps in {epochs} epochs, {len(images.train)} images, batches of {batch} "
-            f"on each of {context.world_size} ranks",
+            f"too few steps or images: {epochs} epochs of {steps} steps, {len(images.train)} images, batches of {batch} on "
+            f"each of {context.world_size} ranks",
         )
     optimizer = torch.optim.SGD(ddp.parameters(), lr=settings["learning_rate"], momentum=0.5)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps * epochs)
@@ -84,7 +85,7 @@ def _train(context: Context, name: str, settings: Mapping[str, Any]) -> None:
             if context.progress_due:
                 figures = {"training.step_time": (seconds[-1], "s"), "training.loss": (float(losses[-1]), "1")}
                 context.report_progress(figures, network=name)
-        context.set_phase(f"training {name} epoch {epoch + 1} of {epochs}")
+        context.set_phase(f"training {name}, finished epochs: {epoch + 1} of {epochs}")
     accuracy, _ = evaluate(context, ddp, images)
     if context.rank == 0:
         _save(context, model, name, settings, data=images.label, loss=float(losses[-1]), accuracy=accuracy)
@@ -98,7 +99,7 @@ def steps_per_epoch(images: int, settings: Mapping[str, Any]) -> int:
 
 
 def batches(order: torch.Tensor, size: int, count: int) -> Sequence[torch.Tensor]:
-    """Return `count` batches (size,) of the image numbers in `order` (images,). If these are too few, use them again."""
+    """Return `count` batches (size,) of the image numbers in `order` (images,). If there are too few numbers, repeat them."""
     repetitions = -(-size * count // len(order))
     split: Sequence[torch.Tensor] = order.repeat(repetitions).split(size)  # type: ignore[no-untyped-call]
     return split[:count]
@@ -109,7 +110,7 @@ def _loss(ddp: nn.Module, pictures: torch.Tensor, classes: torch.Tensor) -> torc
 
 
 def _save(context: Context, model: nn.Module, name: str, settings: Mapping[str, Any], **results: Any) -> None:
-    """Save the parameters, and a JSON file that describes them."""
+    """Save the network's parameters, and a JSON file that describes the training."""
     metadata = {
         "network": name,
         "world_size": context.world_size,
@@ -121,7 +122,7 @@ def _save(context: Context, model: nn.Module, name: str, settings: Mapping[str, 
     try:
         torch.save(model.state_dict(), context.work / f"{name}.pt")
         documents.write_text(context.work / f"{name}.json", json.dumps(metadata, allow_nan=False), durable=False)
-    except (OSError, RuntimeError) as error:  # the figures are valid without the file
+    except (OSError, RuntimeError) as error:  # the figures are valid even if the network is not saved
         log(f"{name} could not be saved: {error}")
 
 
@@ -141,7 +142,7 @@ def _report(
         for part in (all_losses[:edge], all_losses[-edge:])
     )
     finite = context.sum_over_ranks(float((~all_losses.isfinite()).sum())) == 0
-    # Without the first step, which builds kernels and buckets.
+    # Without the first step, in which torch also builds kernels and DDP's buckets.
     step_times = summarize(context.max_over_ranks(seconds[1:]))
     params: dict[str, Any] = {
         "network": name,
@@ -163,7 +164,9 @@ def _report(
     if finite:
         context.report_world({"training.loss": (last, "1"), "training.loss_ratio": (last / first, "1")}, **params)
         return
-    reason = f"the loss is not finite in at least one step: mean {first} at the beginning, {last} at the end"
+    reason = (
+        f"the loss is not finite in at least one step; mean loss of the first steps: {first}, of the last steps: {last}"
+    )
     for kind in ("loss", "loss_ratio") if context.is_reporting_rank else ():
         context.report_absent(
             f"training.{kind}", unit="1", scope=context.world_scope, status=ERROR, reason=reason, **params

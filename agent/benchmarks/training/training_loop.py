@@ -35,13 +35,17 @@ class ConvNet(nn.Module):
 
 
 def build_network(name: str) -> nn.Module:
-    """Return `convnet` or `resnet18`. For `resnet18`, raise CannotMeasureError if no torchvision fits this torch."""
+    """Return the network `convnet` or `resnet18`.
+
+    Raises:
+        CannotMeasureError: for `resnet18`, if no torchvision fits this torch.
+    """
     if name == "convnet":
         return ConvNet()
     try:
         from torchvision.models import resnet18
     except (ImportError, RuntimeError, AttributeError) as error:
-        # A torchvision that was built for another torch raises one of these errors. Clusters do have such installations.
+        # A torchvision that was built for another version of torch raises one of these errors. Some clusters have such a pair.
         reason = f"no torchvision that fits torch {torch.__version__}: {' '.join(str(error).split())[:300]}"
         raise CannotMeasureError(UNSUPPORTED, reason) from None
     model: nn.Module = resnet18(num_classes=10)
@@ -49,7 +53,7 @@ def build_network(name: str) -> nn.Module:
 
 
 def load_model_and_images(context: Context, name: str, directories: Sequence[str]) -> tuple[nn.Module, Images]:
-    """Return model and images on the device.
+    """Return the network `name` and its images, both on this rank's device.
 
     If any rank cannot load them, or the hosts have different data sets, all ranks raise CannotMeasureError.
     """
@@ -125,11 +129,11 @@ class FlatGradients:
         torch.cat([gradient.flatten() for gradient in gradients], out=self._flat)
 
     def all_reduce(self) -> None:
-        """Sum the buffers of all ranks. The parameters' `grad` is then the mean gradient."""
+        """Sum the buffers of all ranks. The parameters' `grad` is then the mean gradient of all ranks."""
         dist.all_reduce(self._flat)
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Compute the mean gradient of all ranks."""
+        """Set the parameters' `grad` to the mean gradient of all ranks."""
         self.compute(loss)
         self.all_reduce()
 
@@ -170,7 +174,7 @@ def evaluate(
 ) -> tuple[float, float]:
     """Return the accuracy and the mean loss on the test images; each rank evaluates its own share."""
     own = slice(context.rank, None, context.world_size)
-    # On a CPU 100 images, because these fit into its caches, which saves a third of the time.
+    # On a CPU, batches of 100 images fit into its caches, which saves a third of the time.
     batch = 1000 if context.device.type == "cuda" else 100
     correct, loss = torch.zeros((), device=context.device), torch.zeros((), device=context.device)
     model.eval()
@@ -185,7 +189,7 @@ def evaluate(
 
 
 def report_losses(context: Context, benchmark: str, losses: Sequence[float], **params: Any) -> None:
-    """Report `BENCHMARK.loss_ratio`: the last loss divided by the first, each summed over all ranks.
+    """Report `BENCHMARK.loss_ratio`: the last losses, summed over all ranks, divided by the first losses, summed over all ranks.
 
     If any loss is not finite, report `BENCHMARK.wrong_losses` instead: the number of such losses on all ranks. Every rank must
     call this function.

@@ -4,8 +4,8 @@ Pre-norm blocks with causal attention and an MLP of four times the width; parame
 
 Model FLOPs per token, forward and backward: 6·N for the N weights in matrix products (12·width² per layer, and the head; the
 embedding is only a look-up), plus 6·layers·width·sequence for attention (half of 12, because attention is causal). Utilization is
-relative to the bf16 matrix product rate of the same ranks, measured just before the training. So no data sheet is needed, and a
-slow GPU does not look like bad sharding.
+relative to the bf16 matrix product rate of the same ranks, measured just before the training. So no data sheet is needed, and low
+clocks of the GPUs do not look like bad sharding.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ WARM_UP = 3
 ACTIVATION_BYTES = 34
 """Bytes kept for the backward pass per token, layer and unit of width, in bf16 (Korthikanti et al. 2022, equation 2)."""
 STATE_BYTES = 16
-"""Bytes per parameter, 4 each: its fp32 value, its gradient, and AdamW's two moments."""
+"""Bytes per parameter: 4 each for its value, its gradient and AdamW's two moments, all in fp32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Predicts the next token."""
+    """A network that predicts the next token of a sequence."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()
@@ -121,7 +121,7 @@ class Transformer(nn.Module):
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report step time, tokens and FLOPs per second, the loss ratio, and on GPUs utilization and each device's peak memory.
 
-    If losses are not finite, report `transformer.wrong_losses` instead of the ratio.
+    If losses are not finite, report their number (`transformer.wrong_losses`) instead of the ratio.
     """
     peak = context.sum_over_ranks(measure_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
     if context.device.type == "cuda":
@@ -146,7 +146,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _report(context: Context, shape: Shape, times: Sequence[float], peak: float, losses: Sequence[float]) -> None:
-    """Report all figures; `peak` is the mean FLOP/s of the devices in a matrix product, 0 on CPUs."""
+    """Report all figures; `peak` is the mean FLOP/s of a device in a matrix product, 0 on CPUs."""
     params = asdict(shape) | {"world_size": context.world_size, "dtype": "bf16", "data": "synthetic"}
     step_times = summarize(context.max_over_ranks(times))
     if context.device.type == "cuda":
@@ -196,8 +196,8 @@ def _import_fsdp2() -> Any:
 def fit_to_memory(context: Context, wanted: AnyShape) -> AnyShape:
     """Return `wanted` with as many of its layers as fit on the device with the least free memory; on CPUs with all layers.
 
-    If a rank ran out of memory in a step, the others would hang. Raises CannotMeasureError on all ranks if not even one
-    layer fits.
+    The layers must fit, because the other ranks would hang if one rank ran out of memory in a step. Raises CannotMeasureError on
+    all ranks if on any device not even one layer fits.
     """
     if context.device.type != "cuda":
         return wanted
@@ -210,13 +210,14 @@ def fit_to_memory(context: Context, wanted: AnyShape) -> AnyShape:
         required = replace(wanted, layers=1).required_bytes(context.world_size)
         raise CannotMeasureError(
             ERROR,
-            f"one layer needs about {required / 1e9:.1f} GB; {free / 1e9:.1f} of {total / 1e9:.1f} GB are free here",
+            f"not even one layer fits on every device: it needs about {required / 1e9:.1f} GB; "
+            f"{free / 1e9:.1f} of {total / 1e9:.1f} GB are free on this device",
         )
     return replace(wanted, layers=layers)
 
 
 def measure_gemm_rate(context: Context) -> float:
-    """Return this device's FLOP/s in a bf16 matrix product, measured while all devices run such products."""
+    """Return this device's FLOP/s in bf16 matrix products. The other ranks measure theirs at about the same time."""
     factor = torch.randn(GEMM_SIZE, GEMM_SIZE, device=context.device, dtype=torch.bfloat16)
     times = context.time(lambda: torch.mm(factor, factor), GEMM_CALLS, warm_up=10)
     return 2 * GEMM_SIZE**3 / statistics.median(times)

@@ -1,7 +1,7 @@
 """Training steps of ResNet-18 in several precisions, memory layouts and batch sizes, eager and compiled.
 
 The training uses DDP. Its CIFAR-sized images are in device memory, and the host does not wait for the device inside the loop. The
-compiled variant uses bf16, channels last and torch.compile, and on a GPU one CUDA graph of the whole step if it can be captured.
+compiled variant uses bf16, channels last and torch.compile. On a GPU its whole step is one CUDA graph, unless the capture fails.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ from agent.sampling.statistics import summarize
 from schemas.records import ERROR, UNSUPPORTED
 
 BUCKET_MB = 10
-"""DDP's bucket size, for 45 MB of gradients. Small buckets let the first all_reduce start early and make the last one short."""
+"""DDP's bucket size; ResNet-18 has 45 MB of gradients. Small buckets let the first all_reduce start early and make the last one
+short."""
 WARM_UP = 11
-"""Steps before the capture: DDP times its first ten steps, which must not be part of a graph."""
+"""Number of steps before the capture of the graph: DDP measures times in its first ten steps, which a graph must not contain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class VariantTraining:
         self.finite.logical_and_(loss.detach().isfinite())
 
     def step_alone(self) -> None:
-        """Run forward and backward pass without other ranks. This fails if memory or support for the precision is missing."""
+        """Run forward and backward pass without other ranks. Fails if the device has too little memory or lacks the precision."""
         self._scaler.scale(self.loss()).backward()  # type: ignore[no-untyped-call]
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -113,7 +114,7 @@ class VariantTraining:
                 broadcast_buffers=False,
                 bucket_cap_mb=BUCKET_MB,
                 gradient_as_bucket_view=True,
-                static_graph=not self._variant.compiled,  # torch.compile itself splits its graph at DDP's buckets
+                static_graph=not self._variant.compiled,  # not with torch.compile, which itself splits its graph at DDP's buckets
             )
         if side_stream:
             done = cuda_event()
@@ -181,7 +182,7 @@ def _measure(context: Context, name: str, batch: int, steps: int) -> None:
 
 
 def _prepare(context: Context, variant: Variant, batch: int) -> VariantTraining:
-    """Return the training. Each rank first tests it alone, because an error in a collective would block the other ranks."""
+    """Return the training. Each rank first runs a step alone: an error in a step with collectives would block the other ranks."""
 
     def build() -> VariantTraining:
         training = VariantTraining(context, variant, batch)
@@ -197,7 +198,7 @@ def _prepare(context: Context, variant: Variant, batch: int) -> VariantTraining:
 
 @contextlib.contextmanager
 def _cudnn_autotuning(enabled: bool) -> Iterator[None]:
-    """Enable or disable the search for the fastest convolution algorithm: cuDNN times its algorithms, which takes seconds."""
+    """Enable or disable cuDNN's search for the fastest convolution algorithm, which takes seconds."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = enabled
     try:

@@ -1,8 +1,8 @@
-"""Figures from elsewhere: outputs of nccl-tests, nvbandwidth, DCGM and SuperBench, with their source.
+"""Import figures from the outputs of nccl-tests, nvbandwidth, DCGM and SuperBench into the history.
 
-A figure that Rackproof measures too has Rackproof's name and settings, so that one question finds the figures of the fleet and
-the imported ones. The name of any other figure is the name of the tool followed by the tool's own name for the figure. Values are
-in SI units, except those of SuperBench metrics that Rackproof does not measure.
+A figure that Rackproof measures too gets Rackproof's name and settings, so that one query finds the measured and the imported
+figures. Any other figure is named after the tool, such as `nvbandwidth.<test case>`; if the operation of nccl-tests is unknown,
+the name is `collective.unknown.…`. Values are in SI units, but SuperBench metrics that Rackproof does not measure are unchanged.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ READERS: Mapping[str, Callable[[str, str], Imported]] = {
     "DCGM": read_dcgm,
     "SuperBench": read_superbench,
 }
-"""Tool -> the function that reads its output, given the text and the name of the file."""
+"""Tool -> the function that reads its output. The arguments are the content and the name of the file."""
 
 
 def read_output(path: Path) -> tuple[Imported, str]:
@@ -48,7 +48,7 @@ def read_output(path: Path) -> tuple[Imported, str]:
             continue
         if not imported.rows:
             raise UsageError(
-                f"{path}: output of {imported.source} without a figure: for example, it was cut off, or every result is wrong"
+                f"{path}: output of {imported.source} without a figure: it may be cut off, or no test in it passed"
             )
         return imported, hashlib.sha256(content).hexdigest()
     raise UsageError(f"{path}: neither a run directory nor an output of {', '.join(READERS)}")
@@ -59,10 +59,10 @@ def import_output(directory: Path, kind: str, path: Path, now: str, model: str =
 
     Args:
         directory: the history.
-        kind: kind of the history.
+        kind: `gpu` (real runs), `rehearsal` or `simulated`.
         path: the file.
-        now: UTC, as in `rows.timestamp`.
-        model: GPU model of the figures whose file names none. To correct a wrong model, import the file again with the right one.
+        now: the present time in UTC, in the format of `rows.timestamp`.
+        model: GPU model for figures without a model in the file. To correct it, import the file again with another `model`.
 
     Raises:
         as `read_output` and `add_imported`.

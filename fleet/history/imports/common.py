@@ -10,7 +10,7 @@ from typing import Any
 from fleet.history.rows import Row, clean_text, settings_text
 
 
-class NotThisTool(Exception):  # noqa: N818 - no error: another reader is tried
+class NotThisTool(Exception):  # noqa: N818 - not an error: the next reader is tried
     """The text is not an output of the tool that the reader is for."""
 
 
@@ -24,7 +24,7 @@ class Imported:
 
 
 def number(value: object) -> float | None:
-    """Return a number, or a text that is one, as a float; None for NaN, infinities and anything else."""
+    """Return a number, or the number in a text, as a float; None for NaN, infinities, booleans and anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
     try:
@@ -41,8 +41,8 @@ def row(name: str, value: float, unit: str, settings: Mapping[str, object], **pl
         name: name of the figure.
         value: in SI units.
         unit: the SI unit.
-        settings: with the names that Rackproof uses.
-        place: `tool_name`, and if known `host`, `slot`, `model`, `driver`.
+        settings: settings of the figure, under the names that Rackproof uses.
+        place: `tool_name` (the test or figure, as the tool names it), and if known `host`, `slot`, `model`, `driver`.
     """
     known = {key: clean_text(text) for key, text in place.items()}
     empty: dict[str, Any] = {"tool_name": "", "host": "", "slot": "", "model": "", "driver": ""}
@@ -57,10 +57,10 @@ def row(name: str, value: float, unit: str, settings: Mapping[str, object], **pl
 
 
 def as_dict(value: object) -> dict[str, Any]:
-    """Return a JSON object; an empty one for anything else."""
+    """Return `value` if it is a JSON object, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def as_list(value: object) -> list[Any]:
-    """Return a JSON array; an empty one for anything else."""
+    """Return `value` if it is a JSON array, else an empty one."""
     return value if isinstance(value, list) else []

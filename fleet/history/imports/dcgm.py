@@ -1,4 +1,4 @@
-"""Read the output of `dcgmi diag -j`: whether each test passed on each GPU, and the figures that a test mentions."""
+"""Read the output of `dcgmi diag -j`: whether each test passed on each GPU, and the figures in the text of its result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _FIGURE = re.compile(r"([A-Za-z][A-Za-z ]{2,60}?):\s*([0-9][0-9.]*)\s*(GB/s|MB/s
 _UNITS = {"GB/s": ("B/s", 1e9), "MB/s": ("B/s", 1e6), "us": ("s", 1e-6), "W": ("W", 1.0), "GFLOPS": ("FLOP/s", 1e9),
           "TFLOPS": ("FLOP/s", 1e12)}  # fmt: skip
 _PASSED = {"pass": 1.0, "fail": 0.0}
-_SAME = {"gpu to host bandwidth": "device_to_host", "host to gpu bandwidth": "host_to_device"}
+_COPY_DIRECTIONS = {"gpu to host bandwidth": "device_to_host", "host to gpu bandwidth": "host_to_device"}
 
 
 def read_dcgm(text: str, file: str) -> Imported:
@@ -56,17 +56,17 @@ def _test(test: dict[str, object], driver: str) -> Iterator[Row]:
 
 
 def _figures(test: str, text: str, place: dict[str, str]) -> Iterator[Row]:
-    """Yield the figures in a sentence about one GPU.
+    """Yield the figures in one line of the text that a test reports for a GPU.
 
-    Figures of copies to and from the host have the name that Rackproof uses, all other figures the name that DCGM uses.
+    Copies between GPU and host are named `host_copy.bandwidth`, as in Rackproof; any other figure `dcgm.<test>.<label>`.
     """
     for label, digits, unit in _FIGURE.findall(text):
         value, (si, factor) = number(digits), _UNITS[unit]
         if value is None:
             continue
         label = label.strip().lower()
-        if label in _SAME:
-            settings: dict[str, object] = {"direction": _SAME[label], "sharing": "alone"}
+        if label in _COPY_DIRECTIONS:
+            settings: dict[str, object] = {"direction": _COPY_DIRECTIONS[label], "sharing": "alone"}
             yield row("host_copy.bandwidth", value * factor, si, settings, **place)
         else:
             yield row(f"dcgm.{test}.{label.replace(' ', '_')}", value * factor, si, {}, **place)

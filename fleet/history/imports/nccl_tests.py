@@ -1,4 +1,4 @@
-"""Read outputs of nccl-tests: the text that it prints, and the file of its option -J (2.17 and newer)."""
+"""Read outputs of nccl-tests: the text that it prints, and the JSON file that its option -J writes (version 2.17 and newer)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPERATIONS = {
     "reduce": "reduce", "alltoall": "all_to_all", "sendrecv": "send_recv", "gather": "gather", "scatter": "scatter",
     "hypercube": "hypercube",
 }  # fmt: skip
-"""Program without `_perf` -> Rackproof's name of the operation."""
+"""Name of the nccl-tests program without `_perf` -> Rackproof's name of the operation."""
 TYPES = {"float": "fp32", "half": "fp16", "bfloat16": "bf16", "double": "fp64", "fp8_e4m3": "fp8", "f8e4m3": "fp8"}
 _PROGRAM = re.compile(r"([a-z_]+?)_perf")
 _VERSION = re.compile(r"# nccl-tests version (\S+)(?:.* nccl-library=(\d+))?")
@@ -27,7 +27,7 @@ _ROW = re.compile(r"\s*[1-9]\d*\s+\d+\s+[a-z]")
 def read_text(text: str, file: str) -> Imported:
     """Return the figures in the printed table; raise NotThisTool if the text is not from nccl-tests.
 
-    Figures of operations whose results were wrong are left out.
+    Results with wrong values (column `#wrong`) are left out.
     """
     lines = text.splitlines()
     if not any(line.startswith("#") and "nThread" in line and "minBytes" in line for line in lines):
@@ -53,7 +53,10 @@ def read_text(text: str, file: str) -> Imported:
 
 
 def read_json(text: str, file: str) -> Imported:
-    """Return the figures in a file that -J wrote; raise NotThisTool for other text. The environment in the file is ignored."""
+    """Return the figures in a file that -J wrote; raise NotThisTool for other text.
+
+    Results with wrong values are left out. Environment variables in the file are ignored.
+    """
     try:
         document = as_dict(json.loads(text))
     except (ValueError, RecursionError):
@@ -77,9 +80,9 @@ def read_json(text: str, file: str) -> Imported:
 
 
 def _operation(text: str) -> str:
-    """Return the operation that the text names by its program (`all_reduce_perf`) or as a file name (`all_reduce.txt`).
+    """Return Rackproof's name of the operation in a program name (`all_reduce_perf`) or file name (`all_reduce.txt`).
 
-    The result is empty if the text names no operation of OPERATIONS.
+    The result is empty if the text contains no operation of OPERATIONS.
     """
     found = _PROGRAM.search(text.rpartition("/")[2].rpartition(": ")[2])
     name = found[1] if found else text.rpartition("/")[2].partition(".")[0]
@@ -98,7 +101,7 @@ def _settings(size: object, dtype: str, placement: str, ranks: int) -> dict[str,
 
 def _rows(operation: str, settings: dict[str, object], time: float | None, busbw: float | None, *, is_graph: bool,
           place: dict[str, str]) -> Iterator[Row]:  # fmt: skip
-    """Yield latency and bus bandwidth, converted from µs and GB/s. From a run with CUDA graphs, yield only the graph latency."""
+    """Yield latency and bus bandwidth; `time` is in µs, `busbw` in GB/s. For a run with CUDA graphs, yield only graph_latency."""
     name = f"collective.{operation or 'unknown'}"
     if time:
         yield row(

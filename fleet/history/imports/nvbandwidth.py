@@ -17,14 +17,15 @@ SAME: dict[str, tuple[str, dict[str, object], float]] = {
     "device_to_device_memcpy_write_ce": ("peer_copy.bandwidth", {"direction": "one_way"}, 1.0),
     "device_local_copy": ("memory.bandwidth", {"op": "copy"}, 2.0),
 }
-"""Test case -> Rackproof's figure, its settings, and the factor: 2 for a local copy, which reads and writes each byte."""
+"""Test case -> Rackproof's figure, its settings, and the factor for the value: 2 for a local copy, which reads and writes each
+byte."""
 BOTH_WAYS = "device_to_device_bidirectional_memcpy_write_ce"
-"""The matrix of this test case has three parts, one below the other: one for each direction, and their sum."""
+"""The matrix of this test case has three blocks of rows: one block for each direction, then a block with the sums of both."""
 _GPU = re.compile(r"\d+: (.+?) \([0-9A-Fa-f:.]+\)(?:: \((.+)\))?")
 
 
 def read_nvbandwidth(text: str, file: str) -> Imported:
-    """Return the figures. Each cell of a matrix is a figure of the GPU of its column.
+    """Return the figures. Each cell of a matrix is a figure of one GPU: the column of the cell is the index of the GPU.
 
     Raises:
         NotThisTool: the text is not an output of nvbandwidth.

@@ -10,7 +10,8 @@ from fleet.history.rows import Row
 
 SOURCE = "SuperBench"
 _METRIC = re.compile(r"([a-z][a-z0-9-]*)(?::[^/]*)?/(.+?)(?::(\d+))?")
-"""Groups: benchmark, metric, and rank if there is one. The name of the benchmark's configuration is in no group."""
+"""Groups of `nccl-bw:default/allreduce_8_busbw:0`: `nccl-bw`, `allreduce_8_busbw` and the optional rank `0`. `default`, the name
+of a configuration of the benchmark, is optional and in no group."""
 _COLLECTIVE = re.compile(r"([a-z]+)_(\d+)_busbw")
 _GEMM = re.compile(r"(bf16|fp16|tf32|fp64|fp8)_tc_flops|(fp32)_flops")
 _OPERATIONS = {
@@ -21,7 +22,7 @@ _COPIES = {"h2d_bw": "host_to_device", "d2h_bw": "device_to_host"}
 
 
 def read_superbench(text: str, file: str) -> Imported:
-    """Return the figures of all hosts; raise NotThisTool if a line is not the object of a host, or if there are no figures."""
+    """Return the figures of all hosts; raise NotThisTool if a line is not a JSON object with a `node`, or there is no figure."""
     rows: list[Row] = []
     for line in filter(str.strip, text.splitlines()):
         try:
@@ -40,7 +41,7 @@ def read_superbench(text: str, file: str) -> Imported:
 
 
 def _row(benchmark: str, metric: str, rank: str, value: float, host: str) -> Row:
-    """Return the figure under Rackproof's name, in SI units; an unknown metric under SuperBench's name, unchanged."""
+    """Return a row under Rackproof's name, in SI units; for an unknown metric, under SuperBench's name, value unchanged."""
     source = {"tool_name": f"{benchmark}/{metric}", "host": host, "slot": f"gpu={rank}" if rank else ""}
     if benchmark == "nccl-bw" and (match := _COLLECTIVE.fullmatch(metric)) and match[1] in _OPERATIONS:
         settings = {"backend": "nccl", "size_bytes": int(match[2])}

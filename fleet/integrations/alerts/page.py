@@ -1,4 +1,7 @@
-"""Generate docs/alerts.md, the page that the runbook_url of every alert links to, from the table of alerts and the packs."""
+"""Generate docs/alerts.md from the table of alerts and the criteria packs.
+
+The `runbook_url` of every alert leads to this page.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +15,31 @@ from fleet.report.formatting import ACTIONS
 HEAD = """# Alerts
 
 This page explains each alert of [deploy/prometheus/rackproof.rules.yml](../deploy/prometheus/rackproof.rules.yml) and what to do.
-An alert that names a criterion uses its limit ([checks.md](checks.md)). To change a limit, change the criterion in a pack of
-your own: `rackproof criteria alerts mine.yml` prints the rules with that pack. If a criterion limits the increase of a
-counter in a run, the alert fires if the counter rises by more than this limit within an hour. `critical`: the host is unfit for
-use. `warning`: inspect the host.
+An alert on a criterion fires if a reading violates the criterion's limit ([checks.md](checks.md)). To change a limit, change the
+criterion in a pack of your own: `rackproof criteria alerts mine.yml` prints the rules with that pack. If a criterion limits the
+increase of a counter during a run, the alert fires if the counter rises by more than this limit within an hour. The severity
+`critical` means that the host is unfit for use, and `warning` that the host must be inspected.
 
 To load the alerts, see [deploy/prometheus](../deploy/prometheus/README.md).
 
 **From an alert to the part**: an alert on a GPU, a network adapter or a disk has the labels `host`, `slot` (PCI address) and
-`serial` (of an InfiniBand adapter: its node GUID; of an Ethernet adapter: its MAC address). An alert on a part that is gone
-keeps the labels until the host is no longer a target. An alert on the PCIe link of an adapter or a drive has only `pci`.
-`rackproof doctor` on the host reads the host again, without benchmarks, and lists what fails, with the limits. The annotation
-`rma` is the command that creates the RMA package for the part, with what the run measured and the alert as the reason:
+`serial` (of an InfiniBand adapter: its node GUID; of an Ethernet adapter: its MAC address). If a part is gone, its alert keeps
+these labels as long as Prometheus scrapes the host. An alert on the PCIe link of an adapter or a drive has the PCI address in the
+label `pci`, and no `slot` and `serial`. `rackproof doctor` on the host takes all readings again, without benchmarks, and lists
+those that violate a limit. The annotation `rma` is the command that creates the RMA package for the part. The package contains
+what the run measured, and names the alert as the reason:
 
 ```
 rackproof rma runs/rack12 --host r01-h03 --serial 1650123000456 --reason RackproofGpuRemapFailed
 ```
 
-An alert has no serial if the part has reported none since Prometheus began to scrape the host. The report of the last run
-names such a part by its slot.
+An alert has no label `serial` if the part has reported no serial since Prometheus began to scrape the host. The report of the
+last run names such a part by its slot.
 """
 
 
 def runbook(packs: Iterable[Pack]) -> str:
-    """Return the page, with one section for each alert. The heading is the anchor of its runbook_url."""
+    """Return the page, with one section for each alert. The `runbook_url` of an alert links to the heading of its section."""
     criteria = criteria_of(packs)
     groups = read_table()
     lines = [HEAD, "| alert | severity | meaning |\n|---|---|---|"]

@@ -1,4 +1,4 @@
-"""Find the part behind a slow or failed collective, from the measured pairs or from the launches that work."""
+"""Find the part that makes a collective slow or fail, from measured pairs of hosts or from the outcomes of launches."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Plan the probe launches that find the faulty hosts or links of a job that hangs or cannot form.
+"""Plan the probe launches that find the faulty hosts or links of a multi-node launch that hangs or does not start.
 
 A launch is a list of groups of hosts. No host is in two groups, all groups start at the same time, and each works or fails.
 `Bisection` keeps no state. It gets the outcomes so far and repeats its search from the start. It returns the first groups that
 the search needs and that have no outcome yet.
 
-1. Launch the hosts in pairs. If a pair works, both hosts are good, because only hosts and links can be bad.
-2. Launch each remaining host with a good host and, if that fails, with a second good host. If it fails with both, it is bad. If
-   it works with the second, it is good and its link to the first is bad.
+1. Launch the hosts in pairs. If a pair works, both of its hosts are good. If no pair works, form other pairs.
+2. Launch each remaining host with a good host and, if that fails, with a second good host. If it fails with both, the remaining
+   host is bad. If it works with the second, it is good and its link to the first is bad.
 3. Launch all good hosts together. If that fails, a link between two of them is bad. Bisection finds it: the shortest failing
    prefix of the list ends at one end of the link, and a second bisection finds the other end.
 4. Launch again two good hosts that failed together, because a launch can also fail by chance.
@@ -24,9 +24,9 @@ from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect, rule_of
 from schemas.tournament import pairs_of, select_rounds
 
 WITNESSES = 2
-"""Number of failures that make a host bad (each with a different good host) or a link bad.
+"""Number of failures after which a link, or a host (each time with another good host), counts as bad.
 
-A single failure may be due to chance or to the link.
+A single failure may be due to chance, and that of a host also to a bad link.
 """
 
 
@@ -62,7 +62,7 @@ class _MissingOutcomesError(Exception):
 
 
 class Bisection:
-    """Plan the probes for hosts whose common launch failed."""
+    """Plan the probes for hosts that failed when all of them were launched together."""
 
     def __init__(self, hosts: Sequence[str]) -> None:
         self._hosts = list(dict.fromkeys(hosts))
@@ -71,8 +71,8 @@ class Bisection:
         """Return the groups of the next launch (no host is in two groups), or the conclusion.
 
         Args:
-            history: outcomes of every launch so far, except the launch of all hosts. If a group was launched twice, the later
-                outcome counts.
+            history: outcomes of every probe launch so far, without the first launch of all hosts. If a group was launched twice,
+                the later outcome counts.
         """
         try:
             return _Search(self._hosts, history).run()
@@ -89,6 +89,7 @@ class _Search:
         outcomes = [outcome for launch in history for outcome in launch]
         every_host = dict.fromkeys([*hosts, *(host for outcome in outcomes for host in outcome.hosts)])
         self._bit_of_host = {host: index for index, host in enumerate(every_host)}
+        # A group of hosts is an integer (mask) with one bit for each of its hosts.
         self._worked_by_mask = {self._host_mask(outcome.hosts): outcome.worked for outcome in outcomes}
         self._failure_counts = Counter(self._host_mask(outcome.hosts) for outcome in outcomes if not outcome.worked)
         self._working_masks = [
@@ -120,7 +121,7 @@ class _Search:
         return self.conclusion()
 
     def _probe_pairs(self) -> list[tuple[str, str]]:
-        """Launch the hosts in pairs, paired differently each time, until a pair works. Return the pairs that failed."""
+        """Launch the hosts in pairs, each time in other pairs, until a pair works. Return the pairs that failed."""
         failed: list[tuple[str, str]] = []
         for number in select_rounds(len(self._hosts)):
             pairs = pairs_of(self._hosts, number)
@@ -154,8 +155,8 @@ class _Search:
     def _find_links_between_good_hosts(self) -> None:
         """Find bad links between good hosts.
 
-        A known bad link is avoided by leaving out one of its ends: the search runs once without the first ends and once
-        without the second ends.
+        A known bad link is avoided by leaving out one of its hosts: the search runs once without the first host of each bad
+        link, and once without the second.
         """
         good_hosts = [host for host in self._hosts if host in self.good]
         for end in (0, 1):
@@ -182,7 +183,7 @@ class _Search:
             raise _MissingOutcomesError(unconfirmed)
 
     def _failing_group(self, hosts: Sequence[str]) -> list[str]:
-        """Return the two hosts that fail together. If no two do, return three that are part of a larger failing group."""
+        """Return two hosts that fail together. If the two found work together, return them and a third of the failing group."""
         group: list[str] = []
         rest = list(hosts)
         for _ in range(WITNESSES):
@@ -206,7 +207,7 @@ class _Search:
         return self._outcomes([group])[0]
 
     def _outcomes(self, groups: Sequence[Sequence[str]]) -> list[bool]:
-        """Return whether each group works. Raise _MissingOutcomesError if an outcome can be neither read nor inferred."""
+        """Return whether each group works. Raise _MissingOutcomesError if an outcome is not known and cannot be inferred."""
         outcomes = [self._known_outcome(self._host_mask(group)) for group in groups]
         missing = [group for group, worked in zip(groups, outcomes, strict=True) if worked is None]
         if missing:

@@ -1,4 +1,7 @@
-"""Judge `gang.fault`: the part that stopped a gang launch, according to the heartbeats or else to the probes."""
+"""Judge `gang.fault`: the part that stopped a launch of a gang (the hosts of one multi-node launch).
+
+The heartbeats of the ranks identify the part or, if they do not, probe launches of some of the hosts (`bisection`).
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def judge_faults(attempts: Sequence[Attempt], views: Mapping[str, HostView]) -> 
         attempts: every launch and probe of one gang.
         views: the hosts of the gang with valid records, by name.
     """
-    decided: set[str] = set()
+    decided: set[str] = set()  # hosts with a verdict, and hosts of later launches that worked
     for attempt in reversed([attempt for attempt in attempts if attempt.stage == GANG or attempt.unable_ranks]):
         if attempt.worked:
             decided |= set(attempt.members)
@@ -48,8 +51,8 @@ def judge_faults(attempts: Sequence[Attempt], views: Mapping[str, HostView]) -> 
 def _heartbeat_verdicts(attempt: Attempt, views: Mapping[str, HostView], decided: Collection[str]) -> Iterator[Verdict]:
     """Yield verdicts on the hosts that the heartbeats or the hosts themselves report as culprits.
 
-    Hosts that started no rank get no such verdict: the verdict on the stage gives the reason. A rank without a working device is
-    inconclusive: criteria on driver and kernel messages judge the device.
+    Hosts that started no rank get no such verdict: the verdict on the stage gives the reason. A host with a rank that has no
+    working device gets an inconclusive verdict: criteria on driver and kernel messages judge the device.
     """
     for host, reason in attempt.culprits().items():
         culprit = attempt.unable_ranks.get(host) or (attempt.culprit if host not in attempt.start_failures else None)
@@ -64,7 +67,7 @@ def _heartbeat_verdicts(attempt: Attempt, views: Mapping[str, HostView], decided
 def _probe_verdicts(
     attempts: Sequence[Attempt], attempt: Attempt, views: Mapping[str, HostView], decided: Collection[str]
 ) -> Iterator[Verdict]:
-    """Yield verdicts on the hosts that the probes found after a launch failed without a culprit.
+    """Yield verdicts on the hosts that probes found to be faulty after a launch that failed without a known culprit.
 
     If two hosts fail only together, both get a verdict, even if one of them worked in a later launch.
     """

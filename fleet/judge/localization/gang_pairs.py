@@ -1,10 +1,12 @@
 """The pair matrix of one gang launch (a gang: the hosts of one multi-node launch), its suspects, and the verdicts on them.
 
 The matrix has the observations `pairs.bandwidth` and `pairs.latency`. Below NCCL (`port_pairs.py`) it has `verbs.bandwidth` and
-`verbs.latency`. A slow host fails, and a slow NIC or GPU fails its host. A slow link between two hosts is inconclusive on both of
-them, because two paths that share a cable look like a slow link. If both hosts are normal with other hosts, the link fails both
-in two cases: they could not exchange data; or the link is slow, the collectives are slow too, and no other suspect explains the
-slow collectives.
+`verbs.latency`. In the matrix of GPUs, a rail is the position of a GPU among the GPUs under test of its host.
+
+A slow host fails, and a slow NIC or GPU fails its host. A slow link between two hosts is inconclusive on both of them, because
+two paths that share a cable look like a slow link. If both hosts are normal with other hosts, the link fails both in two cases:
+they could not exchange data; or the link is slow, the collectives are slow too, and no other suspect explains the slow
+collectives.
 """
 
 from __future__ import annotations
@@ -48,14 +50,16 @@ _KIND_NAMES = {NIC: "NIC", GPU: "GPU"}
 UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
 SOURCE = "Rackproof policy: equal hosts on one fabric reach the same speed with each other (docs/localisation.md)"
 REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
-"""Limits of a rehearsal: a quarter of the typical bandwidth, ten times the typical latency. Most noise on CPUs stays within them.
+"""Limits of a rehearsal (a run on CPUs): a quarter of the typical bandwidth, ten times the typical latency. Most noise on CPUs
+stays within them.
+
 Two standard deviations are enough: with six, the noise of five processes on a busy machine hid a host that was a hundred times
 too slow."""
 REHEARSAL_MIN_CONFIDENCE = 0.8
 """Confidence from which a slow host of a rehearsal is reported. A host that is slow in three comparisons out of three
 reaches it. A single slow pair is no evidence, because another process may be using the CPU."""
 LINK_PARAM = "link"
-"""Parameter of the verdicts on the path between two hosts: the hosts, and the slow rails if other rails are normal."""
+"""Parameter of the verdicts on the path between two hosts: the hosts, and the slow rails if its other rails are normal."""
 SLOW_RAIL = 0.75
 """Share of the typical speed below which a rail is reported even if the collective is not slow. Smaller differences between rails
 may be by design."""
@@ -80,15 +84,15 @@ class _PairReports:
     def failed(self, *, either_end: bool) -> str:
         """Return why the pair failed, or an empty string.
 
-        An exchange that one end measured took place, so an error at the other end does not fail the pair.
-        `either_end`: an error at one end fails the pair nevertheless, because the ends do not measure the same data
-        (`_drop_errors_of_one_end`).
+        Args:
+            either_end: whether an error at one end always fails the pair, because the ends measure different data. Otherwise it
+                does not if the other end measured the same quantity: then the exchange took place.
         """
         reasons = (why for quantity, why in self.failures.items() if either_end or not self.values[quantity])
         return next(reasons, "")
 
     def value(self, quantity: str, *, slower_end: bool) -> float | None:
-        """Return the mean of both ends, or the value of the slower end; None if the pair failed or was not measured."""
+        """Return the mean of both ends or, with `slower_end`, the worse value; None if the pair failed or was not measured."""
         values = self.values[quantity]
         if not values or self.failed(either_end=slower_end):
             return None
@@ -111,8 +115,9 @@ class _PairReports:
 def _drop_errors_of_one_end(reports: Mapping[tuple[str, str, int], _PairReports]) -> None:
     """Drop the errors of one end of a pair if the other end measured without an error: then the path between them works.
 
-    A transfer in one direction needs both directions of the path. Other verdicts report the figures that the failed end lacks.
-    The errors of an end are kept if it has them with most of its partners, and with at least two: then its port is suspect.
+    That is so because even a transfer in one direction needs both directions of the path. Other verdicts report the figures that
+    the failed end lacks. If an end has such errors with most of its partners, and with at least two, they are kept: then its port
+    is suspect.
     """
     own_errors: dict[tuple[str, int], list[bool]] = defaultdict(list)
     for (a, b, rail), report in reports.items():
@@ -129,7 +134,7 @@ class GangPairs:
 
     benchmark = "pairs"
     is_one_way = False
-    """Whether each end reports only the data that it sent. Otherwise it reports an exchange in both directions."""
+    """Whether each end measures only the data that it sends. Otherwise both ends measure the same exchange in both directions."""
 
     def __init__(
         self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], collective_slow: bool
@@ -148,7 +153,8 @@ class GangPairs:
         self._by_slower_end = self._only_gross_faults or self.is_one_way
         """Whether the value of the slower end counts for the pair, and not the mean of both ends.
 
-        A one-way end reports only what it sent. In a rehearsal, what an end sent may only have reached a socket buffer.
+        If `is_one_way`, the ends measure different directions. In a rehearsal, an end may also count data that has only reached a
+        socket buffer.
         """
         self._tolerance = REHEARSAL_TOLERANCE if self._only_gross_faults else Tolerance()
         self._pairs = self._measured_pairs()
@@ -188,9 +194,10 @@ class GangPairs:
         return _best_rails(pairs) if self._only_gross_faults else pairs
 
     def _latest(self, host: str, name: str) -> Collection[Observation]:
-        """Return the last observation of each pair that is a measurement or an error; without one, any other.
+        """Return for each pair the last measurement or error; if it has neither, its first observation.
 
-        A pair may be tested several times in a launch. If a test fails, the later ones are skipped: the error counts.
+        A pair may be tested several times in a launch. If a test fails, the later tests are reported as skipped; then the
+        error is returned.
         """
         latest: dict[str, Observation] = {}
         for item in self._attempt.named(host, name):
@@ -282,7 +289,7 @@ class GangPairs:
         if suspect.kind == LINK and not fails:
             note = "; measure again: two paths that share a cable look like a slow link"
         elif suspect.kind == NIC and scope in view.host.scopes:
-            # The model and serial of the NIC are unknown. The GPU must not be returned in its place.
+            # The serial of the NIC is not known. The verdict must not have that of the GPU, or the wrong part would be returned.
             address = next((gpu.pci_bus_id for gpu in view.gpus if f"gpu={gpu.index}" == scope and gpu.pci_bus_id), "")
             known = (f"serial {serial}" if serial else "", f"PCI {pci_address(address)}" if address else "")
             identity = ", ".join(filter(None, known))
@@ -354,7 +361,7 @@ class GangPairs:
                 limit=limit if within else None,
                 operator=_operator(quantity) if within else "",
                 unit=unit,
-                reason=f"median of its {counted(len(host_values), 'pair')} {shown(value, unit)}, "
+                reason=f"the median of its {counted(len(host_values), 'pair')} is {shown(value, unit)}, "
                 f"of all pairs of the gang {shown(typical, unit)}: {conclusion}",
                 source=SOURCE,
                 basis="policy",
@@ -370,7 +377,10 @@ def _value(pair: Pair, quantity: str) -> float | None:
 
 
 def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return the `_best_rail` of each pair of hosts, numbered 0. The rails share one link, and some of them also a CPU."""
+    """Return one `Pair` for every two hosts: their `_best_rail`, with the rail number 0.
+
+    In a rehearsal, all rails of two hosts share one link, and some of them also a CPU.
+    """
     rails_of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
         rails_of_link[(pair.a, pair.b)].append(pair)
@@ -378,7 +388,7 @@ def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
 
 
 def _best_rail(rails: Sequence[Pair]) -> Pair:
-    """Return the first rail that failed; if none failed, a pair with the best value of each quantity over all rails."""
+    """Return the pair of the first rail that failed; if none failed, a pair with the best bandwidth and latency of all rails."""
     return next((pair for pair in rails if pair.failed), None) or replace(
         rails[0],
         bandwidth=max((pair.bandwidth for pair in rails if pair.bandwidth is not None), default=None),

@@ -1,8 +1,8 @@
 """Combine the records of a gang's hosts into the outcome of each launch, and find the hosts that caused a failure.
 
-If a launch fails, either the heartbeats identify the culprit, or probe launches of parts of the gang find the hosts that do not
-work together (`bisection`). The planner of the next launch (`fleet.planning.next_launch`) excludes these hosts so that the rest
-can be measured; the judge reports them.
+A gang is the hosts of one multi-node launch. If a launch fails, either the heartbeats identify the culprit, or probe launches of
+parts of the gang find the hosts that do not work together (`bisection`). The planner of the next launch
+(`fleet.planning.next_launch`) excludes these hosts so that the rest can be measured; the judge reports them.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class Attempt:
     stage: str
     members: tuple[str, ...]
     launches: Mapping[str, Launch]
-    """Host -> its record of the launch. Hosts without a fetched record are absent."""
+    """Host -> its record of the launch. A host is missing if the control node has no record of the launch from it."""
     observations: Mapping[str, tuple[Observation, ...]]
     """Host -> its measurements during the launch."""
     joint_benchmarks: frozenset[str]
-    """The benchmarks that need all hosts."""
+    """The benchmarks that all hosts run together; for a probe, only TOGETHER."""
 
     @property
     def finished(self) -> bool:
@@ -53,9 +53,10 @@ class Attempt:
 
     @property
     def worked(self) -> bool:
-        """Return whether the hosts work together: a launch must finish and measure a joint benchmark, a probe must be `complete`.
+        """Return whether the hosts work together.
 
-        A launch without joint benchmarks must be `complete` too.
+        A launch must finish and have a measurement of a joint benchmark. A probe, or a launch without joint benchmarks, must be
+        `complete`.
         """
         if self.stage == PROBE or not self.joint_benchmarks:
             return self.complete
@@ -99,9 +100,9 @@ class Attempt:
     def culprit(self) -> Culprit | None:
         """Return the culprit according to the heartbeats; None if it is unknown.
 
-        If the hosts disagree, the most frequent report counts. A report of a host that hears no other host does not show which
-        side failed. It gives no culprit if another such report names different hosts, or if a host that it names finished the
-        launch.
+        If the hosts disagree, the most frequent report counts. A report of the kind CUT_OFF is from a host that no longer
+        receives statuses of other hosts. It does not show which side failed, so it gives no culprit if another such report names
+        different hosts, or if a host that it names finished the launch.
         """
         culprits = self._reported_culprits
         if not culprits:
@@ -116,25 +117,26 @@ class Attempt:
     def _reported_culprits(self) -> list[Culprit]:
         """Return the culprits in the records, in the order of the hosts, without the self-reports of `unable_ranks`.
 
-        A report about hosts that completed the launch is left out, because these hosts did not stop it.
+        A report is left out if all hosts that it names completed the launch, because these hosts did not stop it.
         """
         recorded = (self.launches[host].culprit for host in self.members if host in self.launches)
         return [item for item in recorded if item and item.kind != UNABLE and not all(map(self._completed, item.hosts))]
 
     def _is_contradicted(self, culprit: Culprit) -> bool:
-        """Return whether hosts that lost contact name different hosts, or a host that `culprit` names finished the launch."""
+        """Return whether reports of the kind CUT_OFF name different hosts, or a host that `culprit` names finished the launch."""
         others = {other.hosts for other in self._reported_culprits if other.kind == CUT_OFF}
         finished = {host for host, launch in self.launches.items() if launch.outcome == FINISHED}
         return len(others) > 1 or bool(finished & set(culprit.hosts))
 
     def culprits(self) -> dict[str, str]:
-        """Return the hosts that stopped the launch, each with the reason; empty if they are unknown."""
+        """Return host -> reason, for the hosts that stopped the launch; empty if they are unknown."""
         self_reported = self.start_failures | {host: culprit.text for host, culprit in self.unable_ranks.items()}
         culprit = self.culprit
-        # A report that names all members as culprits singles out none. An exception is reported even then.
+        # A report that names all members identifies no culprit. Only an exception is reported even if all members raised it.
         if not culprit or (set(culprit.hosts) >= set(self.members) and culprit.kind != RAISED):
             return self_reported
-        # A host that started no rank makes others fail. A host that is unable exits cleanly and stops no other rank.
+        # If a host started no rank, reports about other hosts follow from that. A host with an unable rank exits cleanly: reports
+        # about lost hosts follow from that, but reports about a rank (kind `rank_...`) do not.
         if self.start_failures or (self_reported and not culprit.kind.startswith("rank_")):
             return self_reported
         return self_reported | dict.fromkeys(culprit.hosts, culprit.text)
@@ -142,11 +144,13 @@ class Attempt:
     def is_certain(self, host: str) -> bool:
         """Return whether the fault is certainly on that host.
 
-        It is certain if one of the host's ranks ended, was silent, did not start, or stayed behind the others, or if the host is
-        in the smaller part of a split gang. It is not certain if the rank ended with an exception that no device explains: a
-        setting or the software of any host may cause that. Nor is it certain if the host started no rank, is unable to take part,
-        or is absent without a record of the launch. Reports of hosts that hear no other host are certain only if all reports
-        agree and come from more than half of the gang.
+        It is certain if one of the host's ranks ended, was silent, did not start, or stayed behind the others. It is also certain
+        if hosts were silent or did not join, and these are fewer than half of the members.
+
+        It is not certain if the rank ended with an exception that a device cannot cause: a setting or the software of any host
+        may cause that. Nor is it certain if the host started no rank, reports that it cannot take part, or is absent without a
+        record of the launch. Reports of the kind CUT_OFF are certain only if all reports agree and come from more than half of
+        the members.
         """
         culprit = self.culprit
         if not culprit or culprit.kind == RAISED or host in self.start_failures or host in self.unable_ranks:
@@ -159,7 +163,7 @@ class Attempt:
         return culprit.kind.startswith("rank_") or 2 * len(culprit.hosts) < len(self.members)
 
     def was_partly_started(self, present: Collection[str]) -> bool:
-        """Return whether the launch failed only because it was never started on some of the reachable hosts (`present`).
+        """Return whether the launch failed only because it was never started on some hosts, all of them reachable (`present`).
 
         That happens if the control node is interrupted while it starts the launch.
         """
@@ -196,9 +200,9 @@ def gang_attempts(plan: Plan, evidence: Mapping[str, Evidence], gang: str) -> li
 
 
 def measurements_of(record: Record, launch: Launch) -> tuple[Observation, ...]:
-    """Return the measurements of one launch of a record.
+    """Return the observations that the host made during one launch of a record.
 
-    The last launch of a stage has its measurements in the record itself, an earlier one in `Launch.observations`.
+    Those of the last launch of a stage are in the record itself, those of an earlier launch in `Launch.observations`.
     """
     last = [other for other in record.launches if other.stage == launch.stage and (other.ranks or other is launch)][-1]
     return (*launch.observations, *(record.by_stage.get(launch.stage, ()) if last is launch else ()))
@@ -229,7 +233,7 @@ def is_stuck(attempt: Attempt) -> bool:
 
 
 def hosts_to_exclude(result: ProbeConclusion) -> dict[str, str]:
-    """Return the hosts to exclude so that the rest works: each bad host, and the second host of each confirmed bad link.
+    """Return host -> evidence, for each bad host and the second host of each confirmed bad link: without them the rest works.
 
     A link is skipped if one of its hosts is already excluded.
     """

@@ -38,7 +38,7 @@ class Pair:
     latency: float | None = None
     """Seconds of one exchange of a small message; 8 B between GPUs."""
     failed: str = ""
-    """Why the measurement failed, or empty. Pairs that were not attempted are not listed."""
+    """Why the measurement failed, or empty. There is no `Pair` for hosts that were not measured with each other."""
     kind: PairKind = PairKind()
 
 
@@ -60,7 +60,7 @@ class Suspect:
     hosts: tuple[str, ...] = ()
     """The host of the part, both hosts of a link, or the hosts at a switch; empty for a rail or the fabric."""
     rails: tuple[int, ...] = ()
-    """Empty: all rails."""
+    """The rails of the part; empty for a host or the fabric, and for a link that is slow on all rails."""
     quantity: str = BANDWIDTH
     """The quantity in which the part is slow."""
     measured: float | None = None
@@ -68,7 +68,7 @@ class Suspect:
     typical: float | None = None
     """Value with which the part was compared, B/s or s: of the best pair of a typical end or, for a link, of a typical pair."""
     limit: float | None = None
-    """Value beyond which the pair compared with `typical` is slow, B/s or s."""
+    """Limit for the pair that is compared with `typical`: below this bandwidth (B/s) or above this latency (s) it is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)

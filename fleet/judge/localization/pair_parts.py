@@ -1,4 +1,4 @@
-"""Attribute failures on pairs of hosts and on ports to the slow part.
+"""Attribute failures on pairs of hosts, and on RDMA ports, to the slow part of the gang (the hosts of one multi-node launch).
 
 A pair of GPUs on two hosts is as fast as the slowest of many parts: two GPUs, NICs and cables, and switches. So a failure in the
 scope `gpu=0,partner=h2` does not show a fault of GPU 0. Without this module, a slow cable would look like a faulty GPU.

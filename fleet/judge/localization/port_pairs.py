@@ -23,10 +23,11 @@ from schemas.stages import GANG
 
 CABLE = "cable"
 ALONE = "verbs.rate_ratio"
-"""Figure of a port in loopback (a test of the port with itself): the share of its rate that it reaches."""
+"""Figure: the share of its rate that a port reaches. Only its values in loopback (the port with itself) are used here."""
 FABRIC_PARTS = (RAIL, SWITCH)
 """Kinds of parts that several hosts share."""
 MAX_ID = 64
+"""Maximum length of the ID of a switch in a scope."""
 
 
 class VerbsPairs(GangPairs):
@@ -48,7 +49,7 @@ class VerbsPairs(GangPairs):
         return not all(view.plan.judges_ports(view.host) for view in self._members.values())
 
     def _is_compared(self, observation: Observation) -> bool:
-        """Return whether the figure is a write from host memory in one direction, or a latency. Each end reports what it sent."""
+        """Return whether none of its settings differs from SHARE, a write from host memory in one direction."""
         return all(observation.params.get(key, value) == value for key, value in SHARE.items())
 
     def _rail(self, view: HostView, observation: Observation) -> int | None:
@@ -77,7 +78,7 @@ class VerbsPairs(GangPairs):
         return switches
 
     def _least_speeds(self) -> Mapping[PairKind, float]:
-        """Return for each kind of pair the least speed of healthy ports: a share of the slowest port's data rate."""
+        """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s: a share of the data rate of its slowest port."""
         rates: dict[End, float] = {}
         for (host, rail), scope in self._scopes.items():
             values = [
@@ -96,13 +97,13 @@ class VerbsPairs(GangPairs):
         return least_share(next(iter(self._members.values())), name)
 
     def _kind_name(self, suspect: Suspect) -> str:
-        """Return `cable` for a port that is slow with every partner, but not with itself."""
+        """Return `cable` for a port that is slow with every partner, but not in loopback; otherwise the kind of the suspect."""
         if suspect.kind == NIC and 0.0 < self._least_share(ALONE) <= self._share_alone(suspect):
             return CABLE
         return super()._kind_name(suspect)
 
     def _share_alone(self, suspect: Suspect) -> float:
-        """Return which share of its rate the port of a suspect reaches in loopback; 0 if this was not measured."""
+        """Return the lowest share of its rate that the port of a suspect reached in loopback; 0 if this was not measured."""
         (host,), (rail,) = suspect.hosts, suspect.rails
         view = self._members[host]
         scope = self._scope_of_end(view, rail)
@@ -154,21 +155,21 @@ class VerbsPairs(GangPairs):
         share, least = self._share_alone(suspect), self._least_share(ALONE)
         if not share or not least:
             return verdict
-        place = (
+        conclusion = (
             "the cause is its cable, a module or the switch port"
             if share >= least
             else "the cause is the port, its PCIe slot or its settings, not the cable"
         )
-        note = f"with itself the port reaches {100 * share:.0f} % of its rate: {place}"
+        note = f"in loopback the port reaches {100 * share:.0f} % of its rate: {conclusion}"
         return replace(verdict, reason=f"{verdict.reason}; {note}", detail=f"{verdict.detail}; {note}")
 
 
 def least_share(view: HostView, name: str) -> float:
-    """Return the share of its rate that every healthy port reaches: the highest limit of a criterion on `name`; 0 if none."""
+    """Return the share of its rate that every healthy port reaches: the highest lower limit for `name`, or 0 without a limit."""
     limits = (item.value for item in view.criteria().values() if item.name == name and item.operator == "ge")
     return max((float(limit) for limit in limits if isinstance(limit, int | float)), default=0.0)
 
 
 def _identifier(text: str) -> str:
-    """Return the ID of a switch as part of a scope. Switches may send any text."""
+    """Return the ID of a switch in a form that a scope can contain, because a switch may send any text."""
     return re.sub(r"[^\w.:-]", "_", text, flags=re.ASCII)[:MAX_ID]

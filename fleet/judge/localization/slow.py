@@ -1,9 +1,13 @@
-"""Find the slow ends, rails, switches and links of the pair matrix in one quantity, bandwidth or latency.
+"""Find the slow ends, rails, switches and links of the pair matrix, by one quantity: bandwidth or latency.
+
+The pair matrix has the measurements between every two hosts, on each rail. On rail 0, the first GPU under test of one host (with
+its NIC) exchanges data with the first GPU of the other host. RDMA ports of the same rail are measured in the same way.
 
 An end is one rail of a host: a GPU with its NIC, or an RDMA port. A pair is as fast as its slowest part, and a good end is fast
 with at least one partner. Therefore an end is judged by its best pair, not by its average. If a pair of two good ends is slow,
 the link is slow. But if an end is slow with at least MIN_HOSTS of its good partners, and with at least half of them, the end
-counts as partly slow, and the links do not count as slow. Speeds are compared as logarithms, so that a ratio is a difference.
+counts as partly slow, and these links do not count as slow. Speeds are compared as logarithms: the ratio of two speeds becomes a
+difference.
 """
 
 from __future__ import annotations
@@ -17,16 +21,16 @@ from dataclasses import dataclass, field
 from fleet.judge.localization.matrix import End, PairKind, spread, upper_median
 
 MIN_HOSTS = 3
-"""With two hosts, either may be the slow one."""
+"""Minimum number of hosts, or of partners of an end, for a comparison. Of two hosts, either may be the slow one."""
 MANY_PARTNERS = 8
-"""With this many partners or more, an end is judged by its second best pair: the best may be a timing error."""
+"""With this many partners or more, an end is judged by its second best pair: the speed of the best pair may be a timing error."""
 FAILED_SHARE = 1e-9
 """Speed of a failed pair, as a share of the typical speed. It stands in for 0, which has no logarithm."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Edge:
-    """One pair of ends in one quantity."""
+    """One pair of ends, with its speed by one quantity."""
 
     a: str
     b: str
@@ -43,16 +47,19 @@ class Edge:
 
 @dataclass(kw_only=True)
 class SlowParts:
-    """The slow rails, ends, switches and links. Every share of speed is a natural logarithm."""
+    """The slow rails, ends, switches and links. Every share, limit and center is the natural logarithm of a ratio of speeds."""
 
     shares: dict[int, float] = field(default_factory=dict)
-    """Index of an edge -> its speed as a share of the typical speed of its kind."""
+    """Index of an edge -> its speed as a share of the typical or minimum speed of its kind (`typical_speeds`)."""
     edges_of_end: dict[End, list[int]] = field(default_factory=dict)
     """End -> indexes of its edges."""
     rails: dict[int, float] = field(default_factory=dict)
-    """Slow rail -> its share of the typical speed."""
+    """Slow rail -> its speed (median of the best edges of its ends) as a share of the speed of a typical rail."""
     ends: dict[End, float] = field(default_factory=dict)
-    """Slow end -> its share of the typical speed or, on a slow rail, of the speed of that rail."""
+    """Slow end -> its speed as a share of the speed of a typical end; on a slow rail, of the speed of that rail.
+
+    The speed of an end is that of its best edge (`_level_of_end`). Of a partly slow end, it is the median of the slow edges.
+    """
     partly_slow_ends: set[End] = field(default_factory=set)
     """Slow ends that are fast with some partners."""
     switches: dict[str, frozenset[End]] = field(default_factory=dict)
@@ -60,9 +67,9 @@ class SlowParts:
     links: list[int] = field(default_factory=list)
     """Indexes of slow edges between two good ends."""
     limit: float = 0.0
-    """An edge is slow if its share is below the typical share by more than this."""
+    """An edge between good ends is slow if its share is below `center` by more than this."""
     end_limit: float = 0.0
-    """The same limit for the best edge of an end. Best edges scatter less."""
+    """An end is slow if the share of its best edge is below `end_center` by more than this. Best edges scatter less."""
     center: float = 0.0
     """Share of a typical edge between good ends."""
     end_center: float = 0.0
@@ -75,20 +82,20 @@ class SlowParts:
     def of_ends(self, ends: Collection[End]) -> tuple[float, float]:
         """Return the typical share with which these ends were compared, and the share below which they are slow.
 
-        For several rails, both are medians.
+        If the ends are on several rails, both are medians over the ends.
         """
         if all(end in self.partly_slow_ends for end in ends):
             return self.of_edges({rail for _, rail in ends})
-        of_rails = statistics.median(self.rails.get(rail, 0.0) for _, rail in ends)
-        return self.end_center + of_rails, self.end_center + of_rails - self.end_limit
+        rail_share = statistics.median(self.rails.get(rail, 0.0) for _, rail in ends)
+        return self.end_center + rail_share, self.end_center + rail_share - self.end_limit
 
     def of_edges(self, rails: Collection[int]) -> tuple[float, float]:
         """Return the typical share of an edge on these rails, and the share below which an edge is slow.
 
-        For several rails, both are medians.
+        For several rails, both are medians over the rails.
         """
-        of_rails = statistics.median(self.rails.get(rail, 0.0) for rail in rails)
-        return self.center + of_rails, self.center + of_rails - self.limit
+        rail_share = statistics.median(self.rails.get(rail, 0.0) for rail in rails)
+        return self.center + rail_share, self.center + rail_share - self.limit
 
 
 def find_slow_parts(
@@ -98,14 +105,15 @@ def find_slow_parts(
     switches: Mapping[End, str] | None = None,
     least: Mapping[PairKind, float] | None = None,
 ) -> SlowParts:
-    """Return the slow parts among the pairs of three hosts or more.
+    """Return the slow parts that the pairs of three or more hosts show.
 
     Args:
-        edges: every pair of every rail once.
-        tolerance: share of the speed that a part may lack.
-        sigmas: a part may also lack this many standard deviations of the measurements, if that is more.
-        switches: the switch of each end, if it is known.
-        least: the lowest speed of a healthy pair of each kind, if it is known. Otherwise most pairs are taken to be healthy.
+        edges: every pair of ends once, on every rail.
+        tolerance: a part is not slow if its speed is below the typical speed by no more than this share: 0.12 allows 0.88 of it.
+        sigmas: a part is also not slow if it is below by no more than this many standard deviations of the measurements.
+        switches: end -> its switch, for the ends whose switch is known.
+        least: kind of pair -> the lowest speed of a healthy pair, for the kinds for which it is known. For other kinds, the
+            typical speed of the measured pairs is taken to be healthy.
     """
     min_limit = -math.log(1 - tolerance)
     shares, is_known = _log_shares(edges, least or {})
@@ -127,12 +135,14 @@ def find_slow_parts(
 
 
 def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[PairKind, float]]:
-    """Return two mappings of the kinds of pairs: to their typical speed, and to a minimum speed.
+    """Return two mappings: kind of pair -> typical speed, and kind of pair -> minimum speed.
 
-    The typical speed is the median, over rails and hosts, of the best speed of each host. The median of all pairs is unsuitable:
-    three slow hosts out of eight slow down most of the pairs. A kind has a typical speed only if three or more hosts have pairs
-    of that kind. Any other kind has a minimum speed instead: the highest typical speed among the kinds whose speed it must reach
-    (`must_match_speed_of`). If there are no such kinds, it is in neither mapping.
+    For each rail, take the best speed of each host and the median of these. The typical speed is the median over the rails. The
+    median of all pairs is unsuitable: three slow hosts out of eight slow down most of the pairs.
+
+    A kind has a typical speed only if three or more hosts have pairs of that kind. Any other kind has a minimum speed instead:
+    the highest typical speed among the kinds whose speed it must reach (`must_match_speed_of`). If there are no such kinds, the
+    kind is in neither mapping.
     """
     best: dict[PairKind, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for edge in edges:
@@ -153,13 +163,13 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
 
 
 def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple[dict[int, float], bool]:
-    """Return index -> natural logarithm of the speed of each edge as a share of the typical speed of its kind.
+    """Return the share of each edge by index, and whether `least` replaced any typical speed.
 
-    If a typical speed is below the lowest speed of a healthy pair (`least`), `least` replaces it, and the second returned value
-    is True: the logarithm of a healthy edge is then at least 0.
+    The share is the natural logarithm of the speed divided by the typical speed of the kind. If the typical speed is below the
+    lowest speed of a healthy pair (`least`), `least` replaces it. The share of a healthy edge is then at least 0.
 
-    If the kind has a minimum speed instead of a typical one, the share is relative to the minimum and capped at 1. An edge whose
-    kind has neither is left out.
+    If the kind has a minimum speed instead of a typical one, the speed is divided by the minimum, and the ratio is capped at 1.
+    An edge whose kind has neither is left out.
     """
     typical, minimum = typical_speeds(edges)
     is_known = any(least.get(kind, 0.0) > speed for kind, speed in typical.items())
@@ -189,10 +199,10 @@ def _ends_of_switches(levels: Iterable[End], switches: Mapping[End, str]) -> dic
 def _find_slow_switches(
     slow_parts: SlowParts, levels: Iterable[End], ends_of_switch: Mapping[str, frozenset[End]]
 ) -> None:
-    """Find the slow switches: all ends of such a switch are slow.
+    """Find the slow switches: all ends at such a switch are slow.
 
-    A host is evidence against a switch only if it is not slow on most of its other rails. At least MIN_HOSTS hosts at the switch,
-    and more than half of them, must be evidence.
+    A host supports the suspicion only if it is slow on at most half of its rails that are not at this switch; slow rails do not
+    count. At least MIN_HOSTS hosts at the switch, and more than half of its hosts, must support the suspicion.
     """
     rails: dict[str, set[int]] = defaultdict(set)
     for host, rail in levels:
@@ -207,7 +217,7 @@ def _find_slow_switches(
 
 
 def _is_slow_elsewhere(host: str, slow_parts: SlowParts, rails: set[int], ends: frozenset[End]) -> bool:
-    """Return whether a host is slow on more than half of its rails that are not among the ends of a switch."""
+    """Return whether a host is slow on more than half of those of `rails` whose end is not in `ends` (the ends at a switch)."""
     others = [(host, rail) for rail in rails if (host, rail) not in ends]
     return 2 * sum(end in slow_parts.ends for end in others) > len(others)
 
@@ -222,8 +232,8 @@ def _find_slow_ends(
 ) -> None:
     """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
 
-    A level that is below `least` by more than the limit is slow, even if most rails have it. If all ends at one switch of a rail
-    have normal speed, the rail is not slow, but its other switches may be.
+    `least` is the lowest level of a healthy end: a level below it by more than the limit is slow, even if most ends have such a
+    level. A rail is not slow if all its ends at one of its switches have normal speed: then its other switches may be slow.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():
@@ -250,8 +260,8 @@ def _find_slow_ends(
 def _find_slow_links(slow_parts: SlowParts, edges: Sequence[Edge], min_limit: float, sigmas: float) -> None:
     """Find the slow edges between good ends.
 
-    If an end has at least MIN_HOSTS slow edges, and these are at least half of its edges, the end counts as slow instead of these
-    edges.
+    If an end has at least MIN_HOSTS slow edges, and these are at least half of its edges to good ends, the end counts as partly
+    slow instead of these edges.
     """
     shares = {
         index: share - slow_parts.rails.get(edges[index].rail, 0.0)

@@ -1,6 +1,6 @@
-"""Turn the slow parts of one quantity into suspects with a name, a confidence and the evidence.
+"""Turn the parts that are slow in one quantity (bandwidth or latency) into suspects: name, confidence and evidence.
 
-The parts are ends (a host on one rail), rails, switches, and links between two hosts.
+The parts are ends (a host on one rail), rails, switches, and links between two hosts. An end is good if it is not slow.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from fleet.quantities import counted
 
 MAX_LINKS = 5
 MAX_LINKS_SHARE = 0.02
-"""If the number of slow links exceeds MAX_LINKS and this share of all pairs of hosts, the only suspect is the fabric."""
+"""If the slow links are more than MAX_LINKS and more than this share of all pairs of hosts, the fabric is suspected instead."""
 
 _FAILED_LOG_SHARE = math.log(FAILED_SHARE) / 2
 """A share (logarithm of a ratio) below this value occurs only for pairs that failed."""
@@ -49,7 +49,7 @@ class SuspectBuilder:
             if rail not in slow_parts.rails:
                 self._rails_of_host[host].add(rail)
         self._slow_rails_of_host: dict[str, set[int]] = defaultdict(set)
-        """Host -> the rails on which its end is slow, except ends at a slow switch (`SlowParts.switches`)."""
+        """Host -> the rails on which its end is slow, except rails whose end is at a slow switch (`SlowParts.switches`)."""
         self._ends_at_switch = {end: switch for switch, ends in slow_parts.switches.items() for end in ends}
         for host, rail in slow_parts.ends:
             if (host, rail) not in self._ends_at_switch:
@@ -95,7 +95,7 @@ class SuspectBuilder:
             sorted({index for end in ends for index in self._slow.edges_of_end[end]}),
             rule_of_succession(len(ends), len(ends)),
             f"{self._quantity} of all {len(ends)} ports at this switch ({rails_name(rails)} of {len(hosts)} hosts) is "
-            f"{ratio_text(self._quantity, share)} the typical value; other switches are normal",
+            f"{ratio_text(self._quantity, share)} the typical value; fewer than half of these hosts are slow at other switches",
             self._slow.of_ends(ends),
             hosts=hosts,
             rails=rails,
@@ -159,7 +159,10 @@ class SuspectBuilder:
         )
 
     def _count_slow_partners(self, host: str, rails: set[int]) -> tuple[int, int]:
-        """Return with how many good hosts `host` is slow on any of these rails, and the number of good hosts compared."""
+        """Return with how many hosts `host` is slow on any of these rails, and the number of hosts compared.
+
+        Only hosts whose ends on these rails are good count.
+        """
         is_slow_with: dict[str, bool] = {}
         for rail in rails:
             end = (host, rail)
@@ -173,7 +176,7 @@ class SuspectBuilder:
         return sum(is_slow_with.values()), len(is_slow_with)
 
     def _slow_links_or_fabric(self) -> Iterator[Suspect]:
-        """Yield the slow links, or the fabric if there are too many of them."""
+        """Yield the slow links; if there are too many slow links (MAX_LINKS), yield the fabric instead."""
         slow_edges: dict[tuple[str, str], list[int]] = defaultdict(list)
         for index in self._slow.links:
             slow_edges[(self._edges[index].a, self._edges[index].b)].append(index)
@@ -220,7 +223,7 @@ class SuspectBuilder:
         )
 
     def _count_fast_partners(self, host: str, rails: Iterable[int]) -> int:
-        """Return the number of good hosts with which `host` is not slow on these rails."""
+        """Return the number of hosts that are good on one of these rails and with which `host` is not slow on that rail."""
         return len(
             {
                 other
@@ -256,7 +259,7 @@ class SuspectBuilder:
         )
 
     def _figures(self, indexes: Iterable[int], typical: float, limit: float) -> dict[str, float]:
-        """Return the median of these edges (`measured`), and the shares `typical` and `limit` converted to B/s or s.
+        """Return the median value of these edges (`measured`), and the shares `typical` and `limit` converted to B/s or s.
 
         Failed edges do not count. If all of these edges failed, there is no `measured`.
         """

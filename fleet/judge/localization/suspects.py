@@ -43,7 +43,7 @@ def find_suspects(
         collective_slow: whether a collective over all hosts was too slow. If it was, and no pair is slow, the suspect is the
             fabric, or with two hosts the link between them.
         tolerance: limits beyond which a part is slow; the default is for GPU hosts.
-        switches: the switch at the other end of the cable of an end, if it is known.
+        switches: end -> the switch to which its cable leads, for the ends whose switch is known.
         least: kind of pair -> the lowest bandwidth of a healthy pair in B/s, if it is known; not used for two hosts.
     """
     tolerance = tolerance or Tolerance()
@@ -83,7 +83,7 @@ def _edges(pairs: Iterable[Pair], quantity: str) -> list[Edge]:
 
 
 def _merge_suspects(first: Sequence[Suspect], second: Iterable[Suspect]) -> list[Suspect]:
-    """Return the suspects of two quantities. Each part appears once. Parts of a suspected host and links to it do not appear."""
+    """Return the suspects of two quantities, each part once. Leave out the parts of a suspected host and the links to it."""
     merged = {suspect.where: suspect for suspect in first}
     for suspect in second:
         same = merged.get(suspect.where)
@@ -113,9 +113,9 @@ def _slow_fabric(pairs: Sequence[Pair]) -> Suspect:
 
 
 def _suspects_of_two_hosts(pairs: Sequence[Pair], tolerance: Tolerance, collective_slow: bool) -> Iterator[Suspect]:
-    """Yield the link between two hosts if it is slow or failed, or if their collective is slow.
+    """Yield the link between the two hosts of `pairs` if it is slow or failed, or if the collective over both hosts is slow.
 
-    Whether one of the hosts or the link is at fault cannot be decided.
+    Two hosts do not suffice to decide whether the link or one of the hosts is at fault.
     """
     if not pairs:
         return

@@ -27,8 +27,8 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
 
     Args:
         views: the hosts with valid records.
-        verdicts: earlier verdicts. They show which GPUs failed a check within their host, and whether the collectives of a gang
-            are too slow.
+        verdicts: earlier verdicts. They show which GPUs failed a check that involves no other host, and whether the collectives
+            of a gang are too slow.
     """
     gangs: dict[str, dict[str, HostView]] = defaultdict(dict)
     for view in views:
@@ -49,7 +49,7 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
 
 
 def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
-    """Return the verdicts on the pairs of GPUs and of ports. A verdict on a suspect also states what the other layer shows."""
+    """Return the verdicts on the pairs of GPUs and of ports. All but passes also state what the other layer shows."""
     nccl, ports = list(of_nccl.verdicts()), list(of_ports.verdicts())
     return [
         *(_with_port(_with_note(item, _seen_by_ports(item, ports, of_ports.hosts)), ports) for item in nccl),
@@ -58,9 +58,9 @@ def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
 
 
 def _with_port(verdict: Verdict, ports: Sequence[Verdict]) -> Verdict:
-    """Return a verdict on NCCL's pairs, attributed to the slow part of its host if the pairs of ports show exactly one such part.
+    """Return a verdict on NCCL's pairs. Attribute it to the slow part that the pairs of ports show, if the host has exactly one.
 
-    A slow NIC is attributed to a port, rail or switch, and a slow rail to a rail or switch.
+    A verdict on a NIC can be attributed to a port, rail or switch, and a verdict on a rail to a rail or switch.
     """
     slow = {item.part_scope for item in ports if item.host == verdict.host and item.verdict != PASS}
     (part,) = slow if len(slow) == 1 else ("",)
@@ -71,22 +71,24 @@ def _with_port(verdict: Verdict, ports: Sequence[Verdict]) -> Verdict:
 
 
 def _seen_by_ports(verdict: Verdict, ports: Sequence[Verdict], hosts: Collection[str]) -> str:
+    """Return what the pairs of ports show about the host of a verdict on NCCL's pairs. `hosts`: the hosts with pairs of ports."""
     if verdict.verdict == PASS or verdict.host not in hosts:
         return ""
     if any(item.host == verdict.host and item.verdict != PASS for item in ports):
-        return "RDMA below NCCL is slow or fails here too: the cause is a port, cable or switch, not NCCL"
+        return "RDMA below NCCL is slow or fails on this host too: the cause is a port, cable or switch, not NCCL"
     if not any(item.host == verdict.host for item in ports):
-        return ""  # its ports were not judged
+        return ""  # the ports of the host were not judged
     return "RDMA below NCCL is normal on this host (verbs.bandwidth): the cause is NCCL or the path of the GPU, not the fabric"
 
 
 def _seen_by_nccl(verdict: Verdict, nccl: Sequence[Verdict], hosts: Collection[str]) -> str:
+    """Return what NCCL's pairs show about the host of a verdict on the pairs of ports. `hosts`: the hosts with NCCL's pairs."""
     if verdict.verdict == PASS or verdict.host not in hosts:
         return ""
     if any(item.host == verdict.host and item.verdict != PASS for item in nccl):
-        return "the pairs of GPUs are slow or fail here too"
+        return "the pairs of GPUs are slow or fail on this host too"
     if not any(item.host == verdict.host for item in nccl):
-        return ""  # its pairs were not judged
+        return ""  # the pairs of the host were not judged
     return "NCCL is normal on this host (pairs.bandwidth): it uses another port or another path"
 
 
@@ -98,7 +100,10 @@ def _with_note(verdict: Verdict, note: str) -> Verdict:
 
 
 def has_slow_collective(attempt: Attempt, last_hosts: Collection[str], verdicts: Iterable[Verdict]) -> bool:
-    """Return whether a collective of the gang was too slow, by the verdicts on the hosts whose last launch this was."""
+    """Return whether a collective of the gang was too slow, according to the verdicts on `last_hosts`.
+
+    These are the hosts whose last launch was `attempt`.
+    """
     scope = f"gang={attempt.gang}"
     return any(verdict.host in last_hosts and _is_slow_collective(verdict, scope) for verdict in verdicts)
 

@@ -1,4 +1,4 @@
-"""Judge the cables between hosts and switches: by the manifest, or by comparison of the hosts with each other."""
+"""Judge the cables between hosts and switches: by the manifest, the operator's list of parts and cables, or else by comparing hosts."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Wiring:
 
     verdicts: tuple[Verdict, ...] = ()
     summary: str = ""
-    """How the cables were compared, in words; empty if nothing can be compared.
+    """How the cables were compared, and with what result, in words.
 
-    That is the case if no host has ports to judge, or if no switch was read and the manifest lists no cable.
+    It is empty if nothing can be compared: no host has ports to judge, or no switch was read and the manifest lists no cable.
     """
 
 
@@ -35,14 +35,14 @@ def judge_wiring(plan: Plan, views: Iterable[HostView]) -> Wiring:
 
 
 def judge_links(plan: Plan, hosts: Iterable[HostLinks]) -> Wiring:
-    """Return the verdicts of `judge_wiring`, from the network ports of all hosts."""
+    """Return the verdicts on the cables of hosts, given the network ports of each host."""
     judged = {host.name for host in plan.hosts if plan.judges_ports(host)}
     if not judged:
         return Wiring()
     by_host = {host.host: host for host in hosts if host.host in judged}
     lines = [line for line in planned_lines(plan.manifest) if not plan.rehearsal or line.host in judged]
     planned = judge_planned(lines, by_host)
-    # A host without a record is inconclusive as a whole.
+    # A host without a record has an inconclusive verdict already, so its ports are not compared.
     complete = [host for host in by_host.values() if host.has_record]
     rails = compare_rails(complete, covered_ports(lines, by_host))
     texts = []

@@ -1,4 +1,7 @@
-"""The switch port at the other end of the cable of each network port. Causes that name a network port name this end too."""
+"""Find the switch port to which each network port is cabled.
+
+A cause (the conclusion from several verdicts) that names a network port also names this switch port.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +19,9 @@ Cables = Mapping[tuple[str, str], str]
 
 
 def cable_ends(manifest: Sequence[Part], hosts: Iterable[HostLinks]) -> Cables:
-    """Return the cables of these hosts: as read from the switches, otherwise as in the manifest.
+    """Return the cables of these hosts: the switch port that the host read, or else the one in the manifest.
 
-    A port without a link has no neighbor: only the manifest states where its cable should end.
+    A host cannot read the switch of a port without a link. Only the manifest then states where the cable should end.
     """
     ends: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     by_host = {host.host: host for host in hosts}
@@ -39,13 +42,13 @@ def cable_ends(manifest: Sequence[Part], hosts: Iterable[HostLinks]) -> Cables:
 
 
 def cable_of(cables: Cables, host: str, part: str, scopes: Iterable[str]) -> str:
-    """Return the other end of the cable of a part with a finding; empty if it is not known.
+    """Return the switch ports of the cables of a part with findings; empty if they are not known.
 
     Args:
         cables: the cables.
         host: the host.
-        part: scope of the part. If the findings name no port, all cables of the part may be meant.
-        scopes: scopes of the findings. They name the port of an adapter with several ports.
+        part: scope of the part. If the findings name no port, all cables of the part are returned.
+        scopes: scopes of the findings. If they name ports of the part, only the cables of these ports are returned.
     """
     ports = [port for port in dict.fromkeys(map(_port, scopes)) if port]
     if ends := dict.fromkeys(cables[host, port] for port in ports if (host, port) in cables):
@@ -55,6 +58,7 @@ def cable_of(cables: Cables, host: str, part: str, scopes: Iterable[str]) -> str
 
 
 def _port(scope: str) -> str:
+    """Return the scope of the network port that a scope names; empty if it names none."""
     labels = Scope.parse(scope).labels
     if labels.get("nic"):
         return f"nic={labels['nic']}"

@@ -1,4 +1,4 @@
-"""The cables of a host: each network port, and the switch port at its other end, from the readings of the collector `wiring`."""
+"""The network ports of a host, and the switch port to which each is cabled, from the readings of the collector `wiring`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from schemas.scopes import Scope, pci_address
 
 KINDS = ("network", "infiniband")
 SWITCH, SWITCH_ID, SWITCH_PORT, LABEL = "switch", "switch_id", "switch_port", "switch_port_label"
-"""Readings, after `network.` or `infiniband.`."""
+"""Names of the collector's readings, without the prefix `network.` or `infiniband.`."""
 _RATES = ("infiniband.rate", "network.speed")
 ADDRESSES = ("infiniband.hca.pci_address", "network.pci_address")
 _LINK_UP: Mapping[str, Value] = {"infiniband.phys_state": "LinkUp", "network.carrier": True}
@@ -32,28 +32,30 @@ class PortLink:
     host: str
     scope: str
     slot: str
-    """PCI address, and the number of the port for InfiniBand; the scope if the address is not known."""
+    """PCI address, for InfiniBand followed by ` port ` and the number of the port; the scope if the address is not known."""
     names: frozenset[str]
-    """All names of the port: interface, adapter, `ADAPTER/PORT`, PCI address."""
+    """All names by which a manifest may list the port: interface, adapter, `ADAPTER/PORT`, PCI address."""
     is_fastest: bool
-    """Whether no other of the host's ports in `HostLinks` has a higher rate."""
+    """Whether no other port in the host's `HostLinks` has a higher rate."""
     has_link: bool = True
     switch_id: str = ""
-    """Empty if the switch was not read."""
+    """GUID or LLDP chassis ID of the switch; empty if the switch was not read, or changed during the run."""
     switch: str = ""
+    """Name of the switch; empty if it was not read."""
     port: str = ""
-    """Empty if the switch was not read or did not name its port."""
+    """Name that the switch sends for its port; empty if the switch was not read or sent no name."""
     label: str = ""
+    """Description that the switch sends for its port; empty if none."""
     reason: str = ""
-    """Why the switch was not read, or is not certain."""
+    """Why the switch was not read, or that it changed during the run; otherwise empty."""
     is_expected: bool = True
-    """Whether the switch should have been read: the program that reads it is installed, and the port has a link."""
+    """Whether the switch should have been read: the port has a link, and the program that reads the switch is installed."""
     adapter: str = ""
-    """Name of the RDMA adapter of an interface; empty if it has none."""
+    """Name of the RDMA adapter of a network interface; empty if the interface has none."""
     adapter_port: str = ""
-    """Number of the port of that adapter."""
+    """Number of this port on that adapter."""
     has_changed: bool = False
-    """Whether the switch changed during the run, so that `switch_id` is empty."""
+    """Whether the port was cabled to several switches during the run. `switch_id` is then empty."""
 
     @property
     def switch_name(self) -> str:
@@ -62,7 +64,7 @@ class PortLink:
 
     @property
     def end(self) -> str:
-        """Return the other end: `leaf01 swp1s0`, with the label of the port if the label differs from its name."""
+        """Return switch and switch port: `leaf01 swp1s0`, followed by the label of the switch port if it differs from the name."""
         label = f" ({self.label})" if self.label and self.label != self.port else ""
         return f"{self.switch_name} {self.port or UNNAMED}{label}"
 
@@ -93,22 +95,22 @@ class PortLink:
         return f"{describe_scope(self.scope)} of {self.host}"
 
     def is_at(self, switch: str, port: str) -> bool:
-        """Return whether the other end is this port of this switch, both in an operator's spelling."""
+        """Return whether the port is cabled to this switch port. `switch` and `port` are names as an operator writes them."""
         return (
             self.is_switch(switch) and bool(port) and port.casefold() in (self.port.casefold(), self.label.casefold())
         )
 
     def names_port_as(self, port: str) -> bool:
-        """Return whether the switch names its port in a way that can be compared with an operator's name.
+        """Return whether the name that the switch sends for its port can be compared with `port`, the name that an operator gave.
 
-        A switch may send no name, or only the address or the SNMP index of the port.
+        It cannot if the switch sends no name, or only the address or the SNMP index of its port, and `port` has another form.
         """
         sent = _form(self.port)
         return bool(self.port) and (sent == "name" or bool(self.label) or sent == _form(port))
 
     def is_switch(self, name: str) -> bool:
-        """Return whether a text names the switch: by its name, with or without the domain, or by its ID."""
-        return same_name(name, self.switch) or _digits(name) == _digits(self.switch_id)
+        """Return whether `name` is the name of the switch, with or without the domain, or its ID."""
+        return same_name(name, self.switch) or _normalized_id(name) == _normalized_id(self.switch_id)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,7 +123,7 @@ class HostLinks:
 
 
 def _form(port: str) -> str:
-    """Return the form of the name of a switch port: `address`, `number` or `name`."""
+    """Return which form the name of a switch port has: `address`, `number` or `name`."""
     return "address" if _ADDRESS.fullmatch(port) else "number" if port.isdecimal() else "name"
 
 
@@ -133,7 +135,7 @@ def port_name(scope: str) -> str:
 
 
 def same_name(first: str, second: str) -> bool:
-    """Return whether two names of a switch are equal; the domain counts only if both have one."""
+    """Return whether two names are of the same switch. Their domains are compared only if both names have one."""
     first, second = first.casefold(), second.casefold()
     if "." in first and "." in second:
         return first == second
@@ -141,21 +143,22 @@ def same_name(first: str, second: str) -> bool:
 
 
 def switch_keys(name: str) -> tuple[str, ...]:
-    """Return keys of a name or an ID of a switch. Texts that name the same switch have a key in common."""
-    return tuple(dict.fromkeys(filter(None, (name.casefold().partition(".")[0], _digits(name)))))
+    """Return keys by which to look up a switch, from its name or its ID. Two texts for the same switch have a key in common."""
+    return tuple(dict.fromkeys(filter(None, (name.casefold().partition(".")[0], _normalized_id(name)))))
 
 
-def _digits(text: str) -> str:
+def _normalized_id(text: str) -> str:
+    """Return the ID of a switch in lower case, without `0x` and separators."""
     return text.casefold().removeprefix("0x").translate(_SEPARATORS)
 
 
 def host_links(view: HostView) -> HostLinks:
-    """Return the network ports of a host for which a switch was looked up, by the last reading of each."""
+    """Return the network ports of a host whose switch the collector tried to read, each with its last readings."""
     return HostLinks(host=view.host.name, has_record=view.has_record, links=tuple(_port_links(view)))
 
 
 def _port_links(view: HostView) -> Iterator[PortLink]:
-    """Yield the ports of a host for which a switch was looked up, with a result or with the reason why there is none."""
+    """Yield the ports of a host whose switch the collector tried to read, with the switch or the reason why it was not read."""
     changed = _changed(view)
     absent = _absent(view)
     reasons = {scope: why.partition(": ")[2] for scope, why in absent.items()} | changed
@@ -204,7 +207,7 @@ def _names(labels: Mapping[str, str], slot: str, rdma_ports: Mapping[str, Scope]
 
 
 def _last(view: HostView, *names: str) -> dict[str, Value]:
-    """Return scope -> the value of one of these readings in the last snapshot that has a value."""
+    """Return scope of a port or adapter -> the last value of the reading among `names` that it has."""
     result: dict[str, Value] = {}
     for name in names:
         for _, metric in view.observations.metrics.get(name, ()):
@@ -213,14 +216,14 @@ def _last(view: HostView, *names: str) -> dict[str, Value]:
 
 
 def _absent(view: HostView) -> dict[str, str]:
-    """Return scope -> status and reason of each switch that was not read in the last snapshot."""
+    """Return scope of a port -> status and reason, for each port whose switch was not read in the last snapshot."""
     metrics = [view.observations.metrics.get(f"{kind}.{SWITCH_ID}", ()) for kind in KINDS]
     last = [of_kind[-1][1] for of_kind in metrics if of_kind]
     return {scope: why for metric in last for scope, why in metric.absent.items()}
 
 
 def _changed(view: HostView) -> dict[str, str]:
-    """Return port -> a reason that names its switches, for each port that had several switches during the run (a moved cable)."""
+    """Return scope -> a reason that names the switches, for each port at several switches during the run (its cable was moved)."""
     seen: dict[str, dict[Value, None]] = {}
     for kind in KINDS:
         for _, metric in view.observations.metrics.get(f"{kind}.{SWITCH_ID}", ()):

@@ -1,4 +1,7 @@
-"""Compare the cables with the manifest: a line of kind `link` names a port of a host and the switch port of its cable."""
+"""Compare the cables with the manifest, the operator's list of parts and cables.
+
+A line of kind `link` states that a port of a host belongs at a port of a switch.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 
 CRITERION = "manifest-link"
 MAX_PORTS = 8
-"""Maximum number of ports of a host that a reason names."""
+"""Maximum number of ports of a host that the reason of a verdict lists."""
 
 
 def planned_lines(manifest: Sequence[Part]) -> list[Part]:
@@ -20,18 +23,22 @@ def planned_lines(manifest: Sequence[Part]) -> list[Part]:
 
 
 class _Cables:
-    """The lines of the manifest, the host's port that each line names, and the line that names a given switch port."""
+    """The cables in the manifest. For each line they have the host's port, and for each switch port the line that lists it."""
 
     def __init__(self, lines: Sequence[Part], hosts: Mapping[str, HostLinks]) -> None:
         self.hosts = hosts
+        # `id()` of a line -> the host's port that the line names.
         self.links = {id(line): _link(line, hosts) for line in lines}
         self._lines_at: dict[tuple[str, str], list[Part]] = defaultdict(list)
         for line in lines:
             for name in switch_keys(line.switch):
                 self._lines_at[name, line.switch_port.casefold()].append(line)
 
-    def owner(self, link: PortLink | None) -> Part | None:
-        """Return the line that names the switch port of a cable; None if no line names this port, or if it was not read."""
+    def line_at(self, link: PortLink | None) -> Part | None:
+        """Return the line of the manifest that lists the switch port to which `link` is cabled.
+
+        None if no line lists this switch port, or if the host did not read the switch.
+        """
         if link is None or not link.switch_id:
             return None
         keys = [
@@ -45,40 +52,40 @@ class _Cables:
     def partner(self, line: Part) -> Part | None:
         """Return the line whose cable is swapped with the cable of `line`; None if there is no such line.
 
-        Two cables are swapped if each is at the switch port of the other cable in the manifest.
+        Two cables are swapped if each is plugged into the switch port that the manifest lists for the other.
         """
-        owner = self.owner(self.links[id(line)])
-        is_swapped = owner is not None and owner is not line and self.owner(self.links[id(owner)]) is line
-        return owner if is_swapped else None
+        other = self.line_at(self.links[id(line)])
+        is_swapped = other is not None and other is not line and self.line_at(self.links[id(other)]) is line
+        return other if is_swapped else None
 
 
 def judge_planned(lines: Sequence[Part], hosts: Mapping[str, HostLinks]) -> list[Verdict]:
-    """Return a verdict on each cable of the manifest. Two swapped cables get verdicts with equal `detail`, which names both."""
+    """Return a verdict on each cable of the manifest. The verdicts on two swapped cables have the same `detail`, which names both."""
     cables = _Cables(lines, hosts)
     return [_verdict(line, cables) for line in lines]
 
 
 def covered_ports(lines: Sequence[Part], hosts: Mapping[str, HostLinks]) -> set[tuple[str, str]]:
-    """Return host and scope of the ports that the manifest names."""
+    """Return host and scope of the hosts' ports that the manifest lists."""
     links = (_link(line, hosts) for line in lines)
     return {(link.host, link.scope) for link in links if link}
 
 
 def _link(line: Part, hosts: Mapping[str, HostLinks]) -> PortLink | None:
-    """Return the port that a line names; None if the host has no such port, or did not report it."""
+    """Return the host's port that a line of the manifest names; None if the host did not report such a port."""
     if line.host not in hosts:
         return None
     return next((link for link in hosts[line.host].links if line.slot in link.names), None)
 
 
 def _verdict(line: Part, cables: _Cables) -> Verdict:
-    """Return the verdict on the cable of one line."""
+    """Return the verdict on the cable of one line of the manifest."""
     link, wanted = cables.links[id(line)], _wanted(line)
     if link and link.is_at(line.switch, line.switch_port):
         return _of_line(line, link, PASS, "as in the manifest")
-    if link is None or not link.switch_id or _has_other_names(link, line):
+    if link is None or not link.switch_id or _is_incomparable(link, line):
         why = _why_unread(line, link, cables.hosts)
-        reason = f"port {line.slot} belongs at {wanted}, which could not be verified: {why}"
+        reason = f"port {line.slot} belongs at {wanted}; whether it is there could not be verified: {why}"
         return _of_line(line, link, INCONCLUSIVE, reason)
     partner = cables.partner(line)
     other_link = cables.links[id(partner)] if partner else None
@@ -86,13 +93,16 @@ def _verdict(line: Part, cables: _Cables) -> Verdict:
         pairs = sorted([(link.own_end, wanted, link.end), (other_link.own_end, _wanted(partner), other_link.end)])
         text = "; ".join(f"{own} belongs at {there} and is at {end}" for own, there, end in pairs)
         return _of_line(line, link, FAIL, f"{text}: swap the two cables", is_swapped=True)
-    owner = cables.owner(link)
-    belongs_there = f"; at {link.end} the manifest has port {owner.slot} of {owner.host}" if owner else ""
-    return _of_line(line, link, FAIL, f"the manifest has {wanted} for this port{belongs_there}")
+    other = cables.line_at(link)
+    belongs_there = f", and port {other.slot} of {other.host} to {link.end}" if other else ""
+    return _of_line(line, link, FAIL, f"the manifest connects port {line.slot} to {wanted}{belongs_there}")
 
 
-def _has_other_names(link: PortLink, line: Part) -> bool:
-    """Return whether the port is at the right switch, which does not name its ports as the manifest does."""
+def _is_incomparable(link: PortLink, line: Part) -> bool:
+    """Return whether the port is at the right switch, but the names of the switch port cannot be compared.
+
+    The names are the one that the switch sends and the one in the manifest (`PortLink.names_port_as`).
+    """
     return link.is_switch(line.switch) and not link.names_port_as(line.switch_port)
 
 
@@ -103,15 +113,15 @@ def _wanted(line: Part) -> str:
 def _why_unread(line: Part, link: PortLink | None, hosts: Mapping[str, HostLinks]) -> str:
     host = hosts.get(line.host)
     if link:
-        sent = f": it sends {link.port}" if link.port else ""
-        return link.reason or f"the switch does not name the port{sent}"
+        sent = f"only `{link.port}`, not a name," if link.port else "no name"
+        return link.reason or f"the switch sends {sent} for its port"
     if not host or not host.has_record:
         return "the host left no record"
     if not host.links:
         return "the host reported no switch for any of its ports"
     ports = sorted(link.scope for link in host.links)
     more = f" and {len(ports) - MAX_PORTS} more" if len(ports) > MAX_PORTS else ""
-    return f"the host has no such port: it has {', '.join(ports[:MAX_PORTS])}{more}"
+    return f"the host reported no port of this name; it reported {', '.join(ports[:MAX_PORTS])}{more}"
 
 
 def _of_line(line: Part, link: PortLink | None, verdict: str, detail: str, *, is_swapped: bool = False) -> Verdict:
@@ -122,8 +132,8 @@ def _of_line(line: Part, link: PortLink | None, verdict: str, detail: str, *, is
     return Verdict(
         host=line.host,
         scope=link.scope if link else "host",
-        # The switch port could not be read, often because the cable has no signal. Like other failures of the port, the missing
-        # reading is attributed to the adapter.
+        # Often the switch port could not be read because the port has no link. So the inconclusive verdict is attributed to the
+        # adapter, like other failures of the port.
         part=f"hca={link.adapter}" if verdict == INCONCLUSIVE and link and link.adapter else "",
         name=f"{link.kind if link else 'network'}.{SWITCH_PORT}",
         verdict=verdict,
@@ -136,7 +146,7 @@ def _of_line(line: Part, link: PortLink | None, verdict: str, detail: str, *, is
         reason=f"at {value}: {detail}" if value else detail,
         detail=detail if value else "",
         action="recable" if verdict == FAIL else "none",
-        # Passes share a row of the report, so their source has no line number.
+        # All passes share one row of the report, which has one source, so their source has no line number.
         source=f"manifest: {line.origin.rpartition(' line ')[0] if verdict == PASS else line.origin}",
         basis="policy",
     )

@@ -1,16 +1,17 @@
-"""Compare the cables of hosts with each other, if no manifest describes them.
+"""Compare the cables of hosts with each other, for ports that no manifest (the operator's list of parts and cables) lists.
 
-The fastest ports in one slot of all hosts are a rail. The peers of a host are the hosts that use at least half of its switches,
-the host itself included. Among peers, a switch belongs to a rail under three conditions:
+A rail is the ports in one slot of all hosts, if these are fastest ports of most hosts. The peers of a host are the hosts that use
+at least half of its switches, the host itself included. Among peers, a switch belongs to a rail under three conditions:
 - At least two peers use the switch in this rail.
 - Their number is at least a quarter of the number of peers that use the most used switch of the rail.
 - Their number is more than half of the number of peers that use the switch in any other rail.
 
-If at least two thirds of the peers whose switch was read use the switches of a rail, a port of the rail at any other switch
-deviates. Two deviating ports of a host are swapped if each is at a switch of the rail of the other port.
+A rail has a clear majority if its switch was read on at least three peers, and at least two thirds of these use a switch that
+belongs to the rail. A port of such a rail fails if it is at any other switch. Two failing ports of a host are swapped if each is at
+a switch that belongs to the rail of the other.
 
-A host with too few peers is compared with the whole fleet: ports that share a switch deviate, if at least two thirds of the hosts
-have different switches in these slots.
+A host with fewer than three peers is compared with the whole fleet. Two of its ports at the same switch fail if the switches of
+both slots were read on at least three hosts, and at least two thirds of these have different switches in the two slots.
 """
 
 from __future__ import annotations
@@ -29,22 +30,23 @@ SOURCE = (
     "NVIDIA DGX SuperPOD reference architecture, rail-optimized: the NICs in one slot of all hosts share leaf switches"
 )
 MIN_HOSTS = 3
-"""Smallest number of hosts in which a majority is trusted."""
+"""Smallest number of hosts among which a majority counts."""
 MAJORITY = 2 / 3
 """Smallest share of hosts that counts as a clear majority."""
 MAX_NAMES = 4
+"""Maximum number of switches or ports that a reason lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rails:
-    """The switches that belong to each rail, among hosts that are peers."""
+    """The switches that belong to each rail, among the peers of a host."""
 
     hosts: int
     """Number of peers."""
     switches: Mapping[str, AbstractSet[str]] = field(default_factory=dict)
-    """Rail -> its switches; a rail without a clear majority is missing."""
+    """Slot of a rail -> IDs of its switches; a rail without a clear majority is missing."""
     counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    """Rail -> number of hosts that use its switches, and of hosts whose switch in this slot was read."""
+    """Slot of a rail -> number of peers that use its switches, and number of peers whose switch in this slot was read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,18 +55,18 @@ class Comparison:
 
     verdicts: tuple[Verdict, ...] = ()
     shared: int = 0
-    """Number of failures of ports that share a switch with another port of their host. Only hosts with too few peers have such
-    failures."""
+    """Number of ports that fail because another port of their host is at the same switch. Only ports of hosts with fewer than
+    MIN_HOSTS peers fail for this reason."""
     hosts: int = 0
-    """Number of hosts with a switch that was read."""
+    """Number of hosts on which the switch of at least one port was read."""
 
 
 def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, str]] = frozenset()) -> Comparison:
-    """Return the verdicts on ports in rails with a clear majority, and on ports whose switch is shared, changed or was not read.
+    """Return the verdicts on ports in rails with a clear majority, and on ports whose switch is shared, changed or unread.
 
     Args:
         hosts: the ports of each host.
-        excluded: host and scope of ports that are judged by the manifest instead.
+        excluded: host and scope of the ports that the manifest lists. They are judged by the manifest instead.
     """
     listed = list(hosts)
     fleet = _Fleet(listed)
@@ -90,7 +92,7 @@ def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, s
 
 
 class _Fleet:
-    """The fastest ports of all hosts with a switch that was read."""
+    """The hosts on which a switch was read, with their ports in the slots whose port is a fastest port of most of these hosts."""
 
     def __init__(self, hosts: Iterable[HostLinks]) -> None:
         read = [host for host in hosts if any(link.switch_id for link in host.links)]
@@ -113,14 +115,14 @@ class _Fleet:
         self._apart: dict[tuple[str, str], bool] = {}
 
     def rails_of(self, host: str) -> Rails:
-        """Return the rails of a host's peers, itself included. Hosts with the same switches have the same peers."""
+        """Return the rails among the peers of a host, which include the host. Hosts with the same switches have the same peers."""
         switches = self._switches[host]
         if switches not in self._rails:
             self._rails[switches] = self._find_rails(switches)
         return self._rails[switches]
 
     def _find_rails(self, switches: frozenset[str]) -> Rails:
-        """Return the rails of all hosts that use at least half of these switches; no rails if there are too few such hosts."""
+        """Return the rails among the hosts that use at least half of these switches; no rails if they are fewer than MIN_HOSTS."""
         shared = Counter(host for switch in switches for host in self._hosts_at[switch])
         peers = sorted(host for host, count in shared.items() if 2 * count >= len(switches))
         if len(peers) < MIN_HOSTS:
@@ -142,7 +144,10 @@ class _Fleet:
         return _clear_rails(groups, uses, len(peers))
 
     def shared_switches(self, ports: Sequence[PortLink]) -> list[Verdict]:
-        """Return a failure for each port at the switch of another port, if most hosts have different switches in these slots."""
+        """Return a failure for each of a host's ports that is at the same switch as another one in a slot of another rail.
+
+        A clear majority of the hosts must have different switches in the slots of the two ports.
+        """
         verdicts = []
         for port in (port for port in ports if port.switch_id):
             others = [other for other in ports if other is not port and other.switch_id == port.switch_id]
@@ -154,18 +159,25 @@ class _Fleet:
         return verdicts
 
     def unread_ports(self, ports: Iterable[PortLink], hosts: int) -> list[Verdict]:
-        """Return an inconclusive verdict on each port of a host that reports no switch, if most hosts report one in that slot."""
+        """Return inconclusive verdicts on the ports of a host on which no switch was read.
+
+        A port gets one if its switch should have been read, and a clear majority of all hosts report a switch in its slot.
+
+        Args:
+            ports: the ports of the host.
+            hosts: number of hosts of the fleet.
+        """
         verdicts = []
         for port in ports:
             count = self._readings_at[port.slot]
             is_asked = port.is_expected and port.has_link and not port.has_changed
             if is_asked and hosts >= MIN_HOSTS and count >= MAJORITY * hosts:
-                detail = f"{count} of {hosts} hosts report a switch in this slot; here it was not read: {port.reason}"
+                detail = f"{count} of {hosts} hosts report a switch in this slot; on this host it was not read: {port.reason}"
                 verdicts.append(_verdict(port, INCONCLUSIVE, detail))
         return verdicts
 
     def _are_apart(self, slot: str, other: str) -> bool:
-        """Return whether a clear majority of hosts has different switches in two slots."""
+        """Return whether a clear majority of the hosts, of those with a switch read in both slots, has different switches there."""
         if (slot, other) not in self._apart:
             switches = (
                 {port.slot: port.switch_id for port in ports if port.switch_id} for ports in self.ports.values()
@@ -176,7 +188,13 @@ class _Fleet:
 
 
 def _clear_rails(groups: Mapping[str, frozenset[str]], uses: Mapping[str, Counter[str]], peers: int) -> Rails:
-    """Return the rails whose switches a clear majority of the peers uses."""
+    """Return the rails that have a clear majority.
+
+    Args:
+        groups: slot -> IDs of the switches that belong to its rail.
+        uses: slot -> ID of a switch -> number of peers at this switch.
+        peers: number of peers.
+    """
     counts = {slot: (sum(uses[slot][switch] for switch in groups[slot]), uses[slot].total()) for slot in groups}
     clear = {slot for slot, (used, total) in counts.items() if total >= MIN_HOSTS and used >= MAJORITY * total}
     return Rails(
@@ -194,8 +212,10 @@ def _judge_ports(ports: Sequence[PortLink], rails: Rails, names: Mapping[str, st
         used, total = rails.counts[port.slot]
         most = f"{used} of {total} hosts have {wanted} in this slot"
         if not port.switch_id:
-            if port.is_expected and port.has_link and not port.has_changed:  # a changed switch has a verdict already
-                verdicts.append(_verdict(port, INCONCLUSIVE, f"{most}; here it was not read: {port.reason}", wanted))
+            if port.is_expected and port.has_link and not port.has_changed:  # `compare_rails` judges a changed switch
+                verdicts.append(
+                    _verdict(port, INCONCLUSIVE, f"{most}; on this host the switch was not read: {port.reason}", wanted)
+                )
         elif port not in moved:
             verdicts.append(_verdict(port, PASS, most, wanted))
         elif partner := partners.get(port.scope):
@@ -209,7 +229,10 @@ def _judge_ports(ports: Sequence[PortLink], rails: Rails, names: Mapping[str, st
 
 
 def _partners(moved: Sequence[PortLink], rails: Rails) -> dict[str, PortLink]:
-    """Return scope of a port -> the port of the same host with which it is swapped."""
+    """Return scope of a port -> the port of the same host whose cable is swapped with its cable.
+
+    `moved` has the failing ports of one host.
+    """
     partners: dict[str, PortLink] = {}
     for number, port in enumerate(moved):
         for other in moved[number + 1 :]:

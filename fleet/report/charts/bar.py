@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Segment:
-    """A part of the bar. `x` and `width` are percent of the plot's width; `colour` is the number of a color in report.css."""
+    """A segment of a bar. `x` and `width` are percentages of the plot's width; `colour` is a number of a color in report.css."""
 
     x: str
     width: str
@@ -28,7 +28,7 @@ class Bar:
 def stacked_bar(label: str, total: str, parts: Iterable[tuple[int, str, float]], longest: float) -> Bar:
     """Return a bar with a segment for each of `parts` (number of the color, title, value).
 
-    A bar whose values add up to `longest` fills the width of the plot.
+    A bar whose values add up to `longest` fills the width of the plot. `total` is the text of the total.
     """
     segments, begin = [], 0.0
     for colour, title, value in parts:

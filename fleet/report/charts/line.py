@@ -43,7 +43,7 @@ class Curve:
 
 
 class LineAxes:
-    """The axes of one chart: from `first` to `last` horizontally, and from zero to at least `top` vertically."""
+    """The axes of one chart: horizontally from the value `first` to `last`, vertically from zero to at least `top`."""
 
     def __init__(self, frame: Frame, first: float, last: float, top: float) -> None:
         self.frame = frame
@@ -52,19 +52,19 @@ class LineAxes:
         self._step, self._ceiling = axis_steps(top)
 
     def x(self, value: float) -> float:
-        """Return the horizontal position of a value; the middle if the axis has only one value."""
+        """Return the horizontal position of a value, in pixels; the middle of the axis if `first` equals `last`."""
         share = (math.log2(value) - self._first) / self._range if self._range else 0.5
         return round(self.frame.left + share * (self.frame.width - self.frame.left - self.frame.right), 1)
 
     def y(self, value: float) -> float:
-        """Return the vertical position of a value; for a value beyond the axis, the position of the nearest end."""
+        """Return the vertical position of a value, in pixels; for a value beyond the axis, the position of the nearest end."""
         share = min(max(value / self._ceiling, 0.0), 1.0)
         return round(
             self.frame.height - self.frame.bottom - share * (self.frame.height - self.frame.top - self.frame.bottom), 1
         )
 
     def path(self, values: Mapping[int, float], start: str = "M") -> str:
-        """Return the SVG path through the values; `start` is the command that leads to the first point."""
+        """Return the SVG path through `values` (horizontal -> vertical). `start` is the SVG command before the first point."""
         return start + "L".join(f"{self.x(at):g},{self.y(value):g}" for at, value in values.items())
 
     def x_ticks(self, values: Iterable[int], text: Callable[[int], str]) -> tuple[Tick, ...]:
@@ -80,8 +80,8 @@ class LineAxes:
 def axis_steps(top: float) -> tuple[float, float]:
     """Return the distance between ticks, and the end of an axis that begins at zero and reaches at least `top`.
 
-    The distance is 1, 2, 2.5 or 5 times a power of ten, so that the axis has three to five of them. If `top` is not positive,
-    distance and end are 1.
+    The distance is 1, 2, 2.5 or 5 times a power of ten, chosen so that the axis has three to five intervals. If `top` is not
+    positive, distance and end are 1.
     """
     if top <= 0:
         return 1.0, 1.0

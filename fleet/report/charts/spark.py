@@ -1,4 +1,4 @@
-"""Geometry of sparklines: small plots of one figure of one part over a soak, a launch or a period of the load."""
+"""Geometry of sparklines: small plots of one figure of one part over a soak, a launch, or a period of the pulsed load."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEAST_SPAN = 0.1
 """Smallest range of the vertical axis as a share of the highest value, so that noise does not fill the plot."""
 THROTTLED = "gpu.throttle.active"
 SAMPLED = "gpu."
-"""Prefix of the names of figures that are sampled continuously. A gap in their series is missing data and interrupts the line."""
+"""Prefix of the names of figures that are sampled continuously. A gap in such a series is missing data, and breaks the line."""
 
 Point = tuple[int, int]
 
@@ -26,18 +26,18 @@ class Spark:
 
     title: str
     band: str
-    """Path from the lowest to the highest value of each bucket."""
+    """SVG path around the area between the lowest and the highest values of the buckets (intervals of equal length)."""
     line: str
-    """Path of the means."""
+    """SVG path through the means of the buckets."""
     throttled: str
-    """Path over the times when clocks were throttled for a reason other than the power limit."""
+    """SVG path around the buckets in which clocks were throttled for a reason other than the power limit."""
     marks: tuple[int, ...]
-    """Positions of the marked events, such as a rise of an error counter of this part."""
+    """Horizontal positions of events of this part, such as an increase of an error counter, in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SparkColumn:
-    """The heading that the sparklines of one column share."""
+    """The name and the range of values of a column of sparklines."""
 
     name: str
     range: str
@@ -45,7 +45,7 @@ class SparkColumn:
 
 @dataclass(frozen=True, kw_only=True)
 class Axes:
-    """The scale of a sparkline: width of a bucket, end of the time axis, lowest and highest value."""
+    """The scales of a sparkline: length of a bucket and end of the time axis in seconds, lowest and highest value."""
 
     bucket_s: float
     ends_s: float
@@ -89,7 +89,7 @@ def spark(
 
 
 def _contiguous(series: Series) -> list[list[Bucket]]:
-    """Return the buckets, split at the gaps of a sampled series."""
+    """Return the buckets; those of a sampled series are split at its gaps."""
     runs: list[list[Bucket]] = []
     for bucket in itertools.starmap(Bucket, zip(series.at, series.low, series.mean, series.high, strict=True)):
         if runs and (bucket.number == runs[-1][-1].number + 1 or not series.name.startswith(SAMPLED)):
@@ -100,7 +100,7 @@ def _contiguous(series: Series) -> list[list[Bucket]]:
 
 
 def _segment(buckets: Sequence[Bucket], axes: Axes) -> tuple[list[Point], list[Point], list[Point]]:
-    """Return upper edge, means and lower edge; a single bucket is drawn over its whole duration."""
+    """Return the points of upper edge, means and lower edge. A single bucket is drawn over its whole duration."""
     columns = [(axes.x((bucket.number + 0.5) * axes.bucket_s), bucket) for bucket in buckets]
     if len(buckets) == 1:
         begin = axes.x(buckets[0].number * axes.bucket_s)
@@ -114,7 +114,7 @@ def _segment(buckets: Sequence[Bucket], axes: Axes) -> tuple[list[Point], list[P
 
 
 def path(points: Sequence[Point]) -> str:
-    """Return a line through the points in relative steps. Points inside a level stretch are left out."""
+    """Return the SVG path of a line through the points, in relative steps. Points inside a horizontal stretch are left out."""
     last = len(points) - 1
     kept = [
         point

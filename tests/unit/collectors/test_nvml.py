@@ -485,7 +485,7 @@ ANSWERS: dict[str, Readings] = {
     "gpu.1.P2PStatus.6.2=!999": {"gpu.peer.link gpu=1,peer=6": UNKNOWN},
     "gpu.1.NvLinkRemoteDeviceType.*=!3": {"gpu.nvlink.missing_links gpu=1": NOT_SUPPORTED},
     "gpu.1.PciInfo=!999": {"gpu.pci_bus_id gpu=1": UNKNOWN},
-    "gpu.1.Serial=0": {"gpu.serial gpu=1": "unsupported: NVML reports the serial '0'"},
+    "gpu.1.Serial=0": {"gpu.serial gpu=1": "unsupported: NVML reports '0', which is not a serial number"},
     "gpu.1.Serial=!14": {"gpu.serial gpu=1": "error: NVML: Corrupted infoROM"},
     "gpu.1.PowerUsage=!98": {"gpu.power gpu=1": "error: NVML: An error code that only the stub returns"},
     "DriverVersion=!999": {"driver.version host": UNKNOWN},
@@ -1243,7 +1243,7 @@ def gpu_conflicts(
     return result
 
 
-MIG = "gpu=2 is in MIG mode: switch it off with `nvidia-smi -i 2 -mig 0`"
+MIG = "gpu=2 is in MIG mode: disable MIG with `nvidia-smi -i 2 -mig 0`"
 
 
 def test_idle_gpu_has_no_conflicts(library: Path) -> None:
@@ -1433,7 +1433,7 @@ def test_gpm_values_are_ratios_and_bytes_per_second(library: Path, tmp_path: Pat
             "unsupported: the driver restricts GPM to root (RmProfilingAdminOnly",
         ),
         ("healthy-h200x4", "GpmSample=!15\n", LOST),
-        ("healthy-h200x4", "GpmMetric.*=nan\n", "error: NVML: not a number: nan"),
+        ("healthy-h200x4", "GpmMetric.*=nan\n", "error: NVML: not a finite number: nan"),
     ],
 )
 def test_absent_gpm_has_a_reason(library: Path, tmp_path: Path, base: str, line: str, why: str) -> None:

@@ -403,7 +403,9 @@ def test_missing_permission_to_send_packets_is_an_error(root: Path) -> None:
     message = (FABRICS / "ibnetdiscover-no-umad.stderr.txt").read_text().splitlines()[0]
     wiring.write_program(root, "smpquery", f'#!/bin/sh\necho "{message}" >&2\nexit 255\n')
     value = readings(root)["hca=mlx5_1,port=1"]["switch_id"]
-    assert value == Absent.error(f"smpquery nodeinfo: exit code 255: {message[:MAX_TEXT]}: it needs root and ib_umad")
+    assert value == Absent.error(
+        f"smpquery nodeinfo: exit code 255: {message[:MAX_TEXT]}: smpquery needs root and the module ib_umad"
+    )
 
 
 def test_port_without_a_link_is_not_queried(root: Path) -> None:

@@ -259,7 +259,7 @@ def test_permission_error_names_the_remedy(monkeypatch: pytest.MonkeyPatch) -> N
     (absent,) = read(Path("/dev/kmsg"))["xid.last_seen"].values()
     assert isinstance(absent, Absent)
     assert absent.reason == (
-        "/dev/kmsg: Operation not permitted: run as root, or with CAP_SYSLOG where kernel.dmesg_restrict is 1"
+        "/dev/kmsg: Operation not permitted: run as root, or with CAP_SYSLOG if kernel.dmesg_restrict is 1"
     )
 
 

@@ -67,7 +67,7 @@ def test_memory_of_a_node_that_this_process_may_not_use_is_an_error(
     error = host_copy._allocate(1024, GPU, 0)
     assert isinstance(error, RuntimeError)
     assert str(error).startswith(
-        "this process may not use the processors of NUMA node 0 (the GPU's node), only those of node 1: give the launch "
+        "this process may not use the processors of NUMA node 0 (the GPU's node), only those of node 1: allow processors "
     )
 
 

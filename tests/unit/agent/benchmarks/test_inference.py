@@ -73,7 +73,7 @@ def test_percentile_without_enough_samples_is_an_error_with_its_reason(tmp_path:
     median, tail = (item for item in observations if item.name == "inference.token_interval")
     assert isinstance(median.value, float)
     assert tail.status == "error"
-    assert "this percentile needs 1000: give more `seconds` or `steps`" in tail.reason
+    assert "percentile p99_9 needs 1000; increase `seconds` or `steps`" in tail.reason
 
 
 def test_percentile_is_the_nearest_rank() -> None:

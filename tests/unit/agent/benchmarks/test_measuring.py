@@ -216,7 +216,7 @@ def test_missing_or_wrong_device_is_reported(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     reason = take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}})
-    assert reason == f"cuda:5 is gpu-{other}; NVML has gpu-87654321-0000-0000-0000-000000000000 at this index"
+    assert reason == f"cuda:5 is gpu-{other}; NVML has gpu-87654321-0000-0000-0000-000000000000 at index 0"
     monkeypatch.setattr("agent.benchmarks.runtime.context.Context.device_error", lambda _: "")
     assert take_device(rank, {"uuids": {"0": f"GPU-{other}"}}) == ""
     properties.uuid = "<no UUID>"

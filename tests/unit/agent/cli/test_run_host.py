@@ -193,7 +193,7 @@ def test_invalid_record_is_not_printed(run_dir: Path, capsys: pytest.CaptureFixt
         (["--plan=PLAN", "--results=/proc/none"], 2, "/proc/none"),
         (["--plan=PLAN", "--env=x"], 64, "--env x: write NAME=VALUE"),
         (["--plan=PLAN", "--host=h9"], 2, "host h9 is not in the plan of run r1"),
-        (["--plan=PLAN"], 64, "which is not in the plan of run r1 (h1, h2)"),
+        (["--plan=PLAN"], 64, "is not in the plan of run r1, which has h1, h2"),
     ],
 )
 def test_wrong_usage_is_refused_before_anything_starts(

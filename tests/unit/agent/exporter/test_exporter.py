@@ -464,7 +464,7 @@ def test_failed_renaming_affects_only_the_dcgm_names(
         scraped = scrape_over_http(f"http://127.0.0.1:{server.port}/metrics")
     assert scraped[("rackproof_host_load", ())] == 0.5
     assert scraped[("rackproof_collector_success", (("collector", "dcgm"),))] == 0
-    assert "metrics under the names of dcgm cannot be exported" in caplog.text
+    assert "metrics with the names of --compat dcgm cannot be exported" in caplog.text
 
 
 def test_option_compat_has_a_value_for_every_set_of_compatible_names() -> None:

@@ -448,7 +448,7 @@ def test_invalid_result_file_has_no_figures(tmp_path: Path, text: str) -> None:
         ("model_parallel, 2 replicas", "model_parallel"),
         ("readiness check", "readiness check"),
         ("failed: RuntimeError: x", "failed"),
-        ("training resnet18 epoch 1 of 2", "training"),
+        ("training resnet18, finished epochs: 1 of 2", "training"),
     ],
 )
 def test_phase_label_is_a_benchmark_or_a_known_phase(phase: str, at: str) -> None:

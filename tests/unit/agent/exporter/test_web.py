@@ -241,7 +241,7 @@ tls_server_config:
     [
         ("tls_server_config: {cert_file: a.crt}", "needs both cert_file and key_file"),
         ("tls_server_config: {cert_file: a.crt, key_file: a.key}", "a.crt with key .*No such file"),
-        ("tls_server_config: {cert: a.crt}", "unknown key cert: known are cert_file"),
+        ("tls_server_config: {cert: a.crt}", "unknown key cert: use one of cert_file"),
         (
             "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequestClientCert}",
             "use one of NoClientCert",

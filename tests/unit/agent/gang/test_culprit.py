@@ -326,7 +326,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S)),
         "rank_ended",
         ("h2",),
-        f"host h2 {RANK_3}: ended without an exit code, and its guard process is gone too",
+        f"host h2 {RANK_3}: ended with an unknown exit code: its guard, the process that reports the code, ended too",
     ),
     "a rank ended by SIGTERM, but not by its launcher": (
         gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=-15)),
@@ -715,7 +715,7 @@ def test_join_timeout_is_twice_the_group_timeout_within_bounds(timeout_s: float,
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
-        (None, "ended without an exit code, and its guard process is gone too"),
+        (None, "ended with an unknown exit code: its guard, the process that reports the code, ended too"),
         (0, "ended with exit code 0"),
         (1, "ended with exit code 1"),
         (-9, "killed by SIGKILL"),

@@ -292,7 +292,7 @@ def bench(tmp_path: Path, *lines: str, share: bool, **environment: str) -> Recor
     ("share", "lines", "reason"),
     [
         (False, BUSY, "gpu=1 is in use by process 4711 (/usr/bin/python3)"),
-        (True, ("gpu.0.MigMode=1 1",), "gpu=0 is in MIG mode: switch it off with `nvidia-smi -i 0 -mig 0`"),
+        (True, ("gpu.0.MigMode=1 1",), "gpu=0 is in MIG mode: disable MIG with `nvidia-smi -i 0 -mig 0`"),
     ],
     ids=["busy", "MIG"],
 )

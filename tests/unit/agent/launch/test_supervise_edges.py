@@ -844,7 +844,7 @@ def processes_in(directory: Path) -> list[str]:
 def test_launch_is_ended_and_reported_at_its_deadline(run: HostRun) -> None:
     lines: list[str] = []
     done = launch(run, "sleep 60 & sleep 60", report=lines.append, deadline_s=0.5).launches[0]
-    assert lines == ["stage benchmark: not finished after 0.5 s; ending all of its processes"]
+    assert lines == ["stage benchmark: not finished after 0.5 s; ending all processes of the launch"]
     assert (done.outcome, done.culprit) == ("deadline", None)
     assert processes_in(run.directory / "work") == []
 
@@ -873,7 +873,7 @@ def test_launch_ends_at_once_if_a_culprit_is_named(run: HostRun, monkeypatch: py
     done = launch(run, program, report=lines.append).launches[0]
     assert done.culprit is not None
     assert (done.outcome, done.culprit.kind, done.culprit.rank) == ("failed", "rank_ended", 1)
-    assert lines == [f"stage benchmark: {done.culprit.text}; ending all of its processes"]
+    assert lines == [f"stage benchmark: {done.culprit.text}; ending all processes of the launch"]
     assert done.reason == done.culprit.text
     assert os.read(reader, 1) == b"", "no dump may be requested after the end of a rank"
     os.close(reader)

@@ -150,7 +150,7 @@ def test_dumps_are_requested_in_order_of_rank_unless_a_rank_ended_or_raised_an_e
     result, events = run_fake(tmp_path, monkeypatch, culprits={2: found})
     assert result == (None, found)
     assert events[2:] == [
-        *("scan", "scan", "stage benchmark: host h1 …; ending all of its processes"),
+        *("scan", "scan", "stage benchmark: host h1 …; ending all processes of the launch"),
         *([("dump", tmp_path, [2, 3])] if has_dumps else []),
         *(("end", supervise.CULPRIT_GRACE_S), ("wait", supervise.GRACE_S)),
     ]
@@ -161,7 +161,7 @@ def test_deadline_is_announced_to_the_gang_before_the_ranks_are_ended(
 ) -> None:
     monkeypatch.setattr(supervise, "PROCESS_SCAN_S", 100.0)
     result, events = run_fake(tmp_path, monkeypatch, polls=99, deadline_s=1.5)
-    text = "stage benchmark: not finished after 1.5 s; ending all of its processes"
+    text = "stage benchmark: not finished after 1.5 s; ending all processes of the launch"
     assert result == (None, None)
     assert events[2:] == ["scan", text, "abort", ("end", None), ("wait", supervise.GRACE_S)]
 

@@ -127,7 +127,7 @@ WRONG_LAUNCHER_VARIABLES = [
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"},
         "this is the job script, which runs only once; in the script, start this command with srun",
     ),
-    (SLURM, srun(node=2), "SLURM_NODEID is 2, but 2 hosts have the numbers 0 to 1"),
+    (SLURM, srun(node=2), "SLURM_NODEID is 2, but it must be less than SLURM_STEP_NUM_NODES, which is 2"),
     (SLURM, srun(SLURM_STEP_NODELIST="h[1-3]"), "SLURM_STEP_NODELIST has 3 hosts but SLURM_STEP_NUM_NODES is 2"),
     (SLURM, srun(SLURM_STEP_TASKS_PER_NODE="many"), "SLURM_STEP_TASKS_PER_NODE is 'many'"),
     (SLURM, srun() | open_mpi(), "OMPI_COMM_WORLD_SIZE is set: mpirun started this process"),
@@ -252,7 +252,7 @@ def test_host_is_matched_by_its_names(plan: Plan) -> None:
     assert membership.find_host(plan, {"PMIX_HOSTNAME": "h1.example.org"}) == "h1"
     assert membership.find_host(plan, {}, placement(2, 1, host="10.0.0.2")) == "h2"
     with pytest.raises(
-        PlacementError, match=r"this host is stranger, .* which is not in the plan of run r1 \(h1, h2\)"
+        PlacementError, match=r"this host \(stranger, .*\) is not in the plan of run r1, which has h1, h2"
     ):
         membership.find_host(plan, {"SLURMD_NODENAME": "stranger"})
 
@@ -276,7 +276,8 @@ def test_hosts_that_differ_from_the_plan_are_refused(plan: Plan) -> None:
     with pytest.raises(PlacementError, match="h1 is named twice: name each host once"):
         membership.select_members(plan, plan.host("h1"), "h1,h1", None)
     with pytest.raises(
-        PlacementError, match="--members h2: add this host, h1, or start this command on one of these hosts"
+        PlacementError,
+        match="--members h2: this host, h1, is missing: add it, or start this command only on the listed hosts",
     ):
         membership.select_members(plan, plan.host("h1"), "h2", None)
 

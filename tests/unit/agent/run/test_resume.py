@@ -72,7 +72,7 @@ def test_error_for_a_second_operator_names_the_holder_and_the_remedy(
         run_lock.acquire(tmp_path / "r1")
     assert str(error.value) == (
         f"run r1 is locked by alice on control1 (process {other_process.pid}) since 2026-11-21T04:00:00.000000Z: "
-        f"wait until it finishes, or stop it (kill {other_process.pid}) and start this again to resume the run; "
+        f"wait until it finishes, or stop it (kill {other_process.pid}) and repeat this command to resume the run; "
         "for a separate run choose another rackproof_run_id"
     )
     with pytest.raises(HeldError):  # a live holder is never overridden
@@ -406,7 +406,7 @@ def test_exporter_exits_after_its_run(tmp_path: Path) -> None:
 
 def test_control_node_takes_the_host_of_a_run_that_it_knows_to_be_finished(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
-    assert "is no longer running" in acquire(tmp_path, "r2", "05:00")
+    assert "that run is no longer running" in acquire(tmp_path, "r2", "05:00")
 
 
 @pytest.mark.parametrize(
@@ -602,7 +602,7 @@ def test_wait_names_a_stage_that_the_plan_lacks(tmp_path: Path, capsys: pytest.C
     documents.write(tmp_path / "runs" / "r1" / "plan.json", to_json(make_plan("r1")))
     arguments = ["wait", f"--run-dir={tmp_path / 'runs' / 'r1'}", "--host=h1", "--stage=soak"]
     assert rackproof.main(arguments) == 64
-    assert "--stage soak: not in the plan of run r1, which has" in capsys.readouterr().err
+    assert "--stage soak: not in the plan of run r1; it has: " in capsys.readouterr().err
 
 
 def test_repeated_stage_prints_only_the_record_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -100,7 +100,7 @@ def test_values_in_one_part_of_the_period_are_unresolved() -> None:
     with pytest.raises(UnresolvedError):
         power_wave(readings, BEGIN, 0.5)
     crowded = [PowerValue(at=BEGIN + turn + step / 100, power=100.0 + step) for turn in range(9) for step in range(9)]
-    with pytest.raises(UnresolvedError, match="same part of each period"):
+    with pytest.raises(UnresolvedError, match="at least 3 of each are needed"):
         power_wave(crowded, BEGIN, 1.0)
 
 

@@ -769,7 +769,8 @@ def test_interrupted_or_short_soak_is_inconclusive(plan: Plan) -> None:
         "too few rounds to evaluate the drift of stress.throughput: 1 in 24 h 00 min"
     ]
     assert reasons_with(cut=3) == []
-    assert reasons_with(cut=4) == ["4 of 292 rounds were cut off with their supervisor, for an unknown reason"]
+    reason = "4 of 292 rounds were interrupted because their supervisor process ended, for an unknown reason"
+    assert reasons_with(cut=4) == [reason]
     assert reasons_with(soaked_s=DAY - 60) == ["ended after 23 h 59 min of 24 h 00 min, without a reason"]
     assert reasons_with(planned_s=60.0, soaked_s=60.0) == [
         "the host planned to soak 1 min 00 s, but the plan has 24 h 00 min",

@@ -182,7 +182,7 @@ def test_rejected_run_cannot_become_a_baseline(tmp_path: Path, capsys: pytest.Ca
     report = report_of(run)
     documents.write(run / "report.json", {**report, "decision": "accepted"})  # edited by hand
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
-    assert "is rejected when it is judged again, but its report has the decision accepted" in capsys.readouterr().err
+    assert "is rejected when it is judged again, but the decision in its report is accepted" in capsys.readouterr().err
     assert not (tmp_path / "base").exists()
 
 
@@ -330,7 +330,7 @@ def test_show_names_the_kind_of_an_existing_baseline(
     assert call("report", run) == 0
     assert call("baseline", "accept", run, "--baseline", base) == 0
     assert call("baseline", "show", "s1", "--baseline", base) == 64
-    assert f"no baseline of s1 of kind gpu in {base}: there is one of kind simulated: give --kind simulated" in (
+    assert f"no baseline of s1 of kind gpu in {base}: there is a baseline of kind simulated: give --kind simulated" in (
         capsys.readouterr().err
     )
     assert call("baseline", "show", "s1", "--baseline", base, "--kind", "simulated") == 0
@@ -365,7 +365,7 @@ def test_loss_of_one_part_beyond_its_noise_fails_only_that_part(base: Path, tmp_
     verdicts = judge_with_baseline(base, tmp_path / "after", slowed("stress.throughput", 0.95))
     (verdict,) = [item for item in verdicts if item.criterion.startswith("baseline")]
     assert (verdict.host, verdict.scope, verdict.criterion, verdict.verdict) == ("h1", "gpu=0", "baseline-stress", FAIL)
-    assert "96 % of it; 700 TFLOP/s in the accepted run" in verdict.detail
+    assert "96 % of the accepted level; this level is 700 TFLOP/s (one accepted run)" in verdict.detail
 
 
 def test_slow_part_fails_even_if_its_samples_are_noisy(base: Path, tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_replacement_part_is_inconclusive_and_names_the_old_part(base: Path, tmp
     assert [(item.host, item.scope, item.verdict, item.criterion) for item in verdicts] == [
         ("h2", "gpu=1", INCONCLUSIVE, "baseline")
     ]
-    assert "no accepted record of serial S-NEW: it replaces h2-1" in verdicts[0].reason
+    assert "no accepted record of serial S-NEW: this GPU replaces h2-1" in verdicts[0].reason
 
 
 def test_host_without_baseline_is_inconclusive(base: Path, tmp_path: Path) -> None:

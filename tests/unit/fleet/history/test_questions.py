@@ -113,13 +113,13 @@ def test_figures_of_rejected_hosts_are_included_only_with_the_option_all(store: 
 @pytest.mark.parametrize(
     ("question", "message"),
     [
-        (["part", "h1-00"], "is no serial and no host in the history of kind gpu"),
+        (["part", "h1-00"], "is neither a serial nor a host in the history of kind gpu"),
         (["figure", "stress.thruput"], "did you mean stress.throughput?"),
         (
             ["figure", "stress.throughput", "--model", "NVIDIA B200"],
-            "give fewer of --settings, --stage and --model, or --all",
+            "omit some of --settings, --stage and --model, or add --all",
         ),
-        (["figure", "stress.throughput", "--settings", "dtype=fp4"], "give fewer of --settings"),
+        (["figure", "stress.throughput", "--settings", "dtype=fp4"], "omit some of --settings"),
         (["part"], "give one serial or host"),
         (["part", ""], "give one serial or host"),
         (["part", " "], "give one serial or host"),

@@ -769,8 +769,8 @@ def test_third_run_of_a_day_is_refused_in_the_same_minute_as_the_second(
     assert scheduled.played() == ["revalidate r-1", "revalidate r-1-1405"]
     output = capsys.readouterr().err
     assert (
-        "run r-1-1405 of this minute was already accepted or rejected: nothing was done: start again in the next minute"
-        in output
+        "nothing was done: run r-1-1405, which was started in this minute, was already accepted or rejected: "
+        "start again in the next minute" in output
     )
     assert "starting run" not in output
 

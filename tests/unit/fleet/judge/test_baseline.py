@@ -246,12 +246,13 @@ def test_limit_of_a_criterion_without_a_baseline_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("limits", "accepted", "expected_text"),
     [
-        ({"fraction": 0.9}, level(), "90 % of it; 0.1 kB/s in the accepted run"),
-        ({"fraction": 0.9}, level(unit="1", runs=3), "90 % of it; 100 in 3 accepted runs"),
-        ({"fraction": 0.9}, level(runs=4, left_out=1), "90 % of it; 0.1 kB/s in 4 accepted runs, 1 of them left out"),
-        ({"change": 2.0}, level(), "changed by +2 at most; 0.1 kB/s in the accepted run"),
+        ({"fraction": 0.9}, level(), "90 % of the accepted level; this level is 0.1 kB/s (one accepted run)"),
+        ({"fraction": 0.9}, level(unit="1", runs=3), "90 % of the accepted level; this level is 100 (median of 3 accepted runs)"),
+        ({"fraction": 0.9}, level(runs=4, left_out=1),
+         "90 % of the accepted level; this level is 0.1 kB/s (median of 4 accepted runs without 1 outlier)"),
+        ({"change": 2.0}, level(), "the accepted level +2; this level is 0.1 kB/s (one accepted run)"),
         ({"fraction": 0.98, "sigmas": 2}, level(precision=0.02),
-         "96 % of it, because its noise (2 sigma) is more than 2 %; 0.1 kB/s in the accepted run"),
+         "96 % of the accepted level, because 2 sigma of its noise are more than 2 %; this level is 0.1 kB/s (one accepted run)"),
     ],
 )  # fmt: skip
 def test_limit_states_its_source(limits: Any, accepted: Level, expected_text: str) -> None:
@@ -262,7 +263,7 @@ def test_limit_states_its_source(limits: Any, accepted: Level, expected_text: st
 
 def test_reason_for_a_missing_limit_gives_the_noise() -> None:
     assert too_noisy_reason(level()).startswith("the limit needs the noise of the accepted figure")
-    assert too_noisy_reason(level(precision=0.3)).startswith("the accepted runs scatter by 30 % (sigma)")
+    assert too_noisy_reason(level(precision=0.3)).startswith("the accepted figure has a noise (sigma) of 30 %")
 
 
 # Parts with an accepted record
@@ -301,7 +302,7 @@ def missing_baselines(
     reported = list(judge_presence(view))
     assert all(item.verdict == INCONCLUSIVE and item.criterion == item.name == "baseline" for item in reported)
     assert all(item.source == "the record on which the part was accepted" for item in reported)
-    remedy = "; measure it in a full run without rackproof_baseline, then run `rackproof baseline accept`"
+    remedy = "; measure the part in a full run without rackproof_baseline, then run `rackproof baseline accept`"
     assert all(item.reason.endswith(remedy) for item in reported)
     return [(item.scope, item.reason.removesuffix(remedy)) for item in reported]
 
@@ -319,7 +320,7 @@ def test_parts_without_a_baseline_are_listed() -> None:
 
 def test_previous_gpu_of_the_slot_is_named() -> None:
     old = replace(builders.gpu("h1", 0), serial="old")
-    for gpus, expected_text in (((old,), ": it replaces old"), ((replace(old, pci_bus_id="else"),), ""),
+    for gpus, expected_text in (((old,), ": this GPU replaces old"), ((replace(old, pci_bus_id="else"),), ""),
                        ((builders.gpu("h1", 0),), "")):  # fmt: skip
         result = missing_baselines(HostBaseline(host=replace(HOST, gpus=gpus)))
         assert result == [("gpu=0", f"no accepted record of serial h1-0{expected_text}")]

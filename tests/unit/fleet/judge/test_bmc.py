@@ -359,16 +359,16 @@ NEEDED = (
     [
         (lambda _: unreadable("no route"), []),
         (lambda metrics: [item for item in metrics if item.name != "bmc.readable"],
-         [("bmc.readable", "host", "the reading does not state whether the BMC could be read")]),
+         [("bmc.readable", "host", "the snapshot does not state whether the BMC could be read")]),
         (lambda metrics: [replace(item, values={}) if item.name == "bmc.readable" else item for item in metrics],
-         [("bmc.readable", "host", "the reading does not state whether the BMC could be read")]),
+         [("bmc.readable", "host", "the snapshot does not state whether the BMC could be read")]),
         (lambda metrics: [replace(item, unit="Hz") if item.name == "bmc.inlet.temperature" else item for item in metrics],
          [("bmc.inlet.temperature", "host", "has the unit Hz, but this reading is in Cel")]),
         (lambda metrics: with_value(metrics, "fan.health", "psu=FAN2", "OK"),
          [("bmc.fan.health", "psu=FAN2", "read in the scope psu=FAN2, which is not a scope of this reading")]),
         *(
             (lambda metrics, name=name: [item for item in metrics if item.name != name],
-             [(name, "host", "missing in the reading before preflight")])
+             [(name, "host", "missing in the snapshot before preflight")])
             for name in NEEDED
         ),
     ],
@@ -387,12 +387,12 @@ def test_missing_readings_of_a_bmc_are_in_the_order_of_their_names() -> None:
     assert names == sorted({*NAMES} - {"bmc.readable"}) * len(MOMENTS)
 
 
-def test_part_that_only_some_readings_have_is_named_unless_it_is_a_log_entry() -> None:
+def test_part_that_only_some_snapshots_have_is_named_unless_it_is_a_log_entry() -> None:
     metrics = healthy("h1").metrics()
     second_fan = with_value(metrics, "fan.health", "fan=FAN2", "OK")
     assert bmc_verdicts(with_entries(1, new=1), metrics, metrics) == []
     found = [(item.name, item.scope, item.stage, item.reason) for item in bmc_verdicts(metrics, second_fan, metrics)]
-    reason = "missing {}, but another reading of the BMC has it"
+    reason = "missing {}, but another snapshot of the BMC has it"
     assert found == [
         ("bmc.fan.health", "fan=FAN2", "preflight", reason.format("before preflight")),
         ("bmc.fan.health", "fan=FAN2", "benchmark", reason.format("after benchmark")),
@@ -430,13 +430,13 @@ def test_only_absolute_criteria_of_the_bmc_judge_a_host_without_a_record() -> No
         (("03:54:59", "04:00:00", "04:10:00"), "04:10:00", ["the record's times are not in order: 03:54:59 follows 04:00:00"]),
         (("04:00:00", "04:06:00", "04:01:00"), "04:01:00", []),
         (("04:00:00", "04:06:01", "04:01:00"), "04:01:00", ["the record's times are not in order: 04:01:00 follows 04:06:01"]),
-        (("04:00:00", "04:00:00", "04:00:02"), "04:00:02", ["two readings have the same time"]),
-        (("04:00:00", "04:00:02", "04:00:02"), "04:00:02", ["two readings have the same time"]),
+        (("04:00:00", "04:00:00", "04:00:02"), "04:00:02", ["two snapshots of the BMC have the same time"]),
+        (("04:00:00", "04:00:02", "04:00:02"), "04:00:02", ["two snapshots of the BMC have the same time"]),
         (("04:05:00", "04:06:00", "04:07:00"), "04:07:00", []),
         (("04:05:01", "04:06:00", "04:07:00"), "04:07:00",
-         ["was first read at 04:05:01, after a launch: events that it logged earlier are unknown"]),
+         ["the BMC was first read at 04:05:01, after a launch began: which events it logged before is unknown"]),
         (("04:00:00", "04:00:01", "04:00:02"), "04:00:03",
-         ["the last reading has the time 04:00:02, but the record ended at 04:00:03"]),
+         ["the last snapshot of the BMC has the time 04:00:02, but its record ends at 04:00:03"]),
         (("04:00:00", "later", "04:00:02"), "04:00:02",
          ["the record's times are not in order: later follows 04:00:00",
           "the record's times are not in order: 04:00:02 follows later"]),

@@ -170,7 +170,7 @@ def figure(name: str, value: Any, scope: str = "gpu=0", unit: str = "", **params
 
 def over(value: float, unit: str, peak: float) -> str:
     """Return the reason why a value far above the datasheet is not credible."""
-    return f"{value:g} {unit} is not credible: the datasheet of the part states {peak:g}"
+    return f"{value:g} {unit} is not credible: it is more than 3 times the rate in the datasheet of the part ({peak:g} {unit})"
 
 
 @pytest.mark.parametrize(

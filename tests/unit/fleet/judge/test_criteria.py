@@ -95,13 +95,14 @@ def test_pcie_gen3_floor_on_a_gen5_part_is_reported() -> None:
 )
 def test_floor_far_below_the_expectation_is_reported(limit: dict[str, Any]) -> None:
     assert any(
-        "0.6: floor 40 % under the expectation; keep within 25 % of it" in finding for finding in lint_changed(**limit)
+        "0.6: floor 40 % below the expected value; keep within 25 % of the expected value" in finding
+        for finding in lint_changed(**limit)
     )
 
 
 def test_ceiling_far_above_the_expectation_is_reported() -> None:
     latency = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}, "value": None, "operator": "le"}
-    assert "ceiling 40 % over the expectation" in lint_changed(**latency, fleet_fraction=1.4)[0]
+    assert "ceiling 40 % above the expected value" in lint_changed(**latency, fleet_fraction=1.4)[0]
     assert "half of the healthy parts would fail" in lint_changed(**latency, fleet_fraction=0.95)[0]
     assert "half of the healthy parts would fail" in lint_changed(value=None, fleet_fraction=1.05)[0]
 
@@ -112,7 +113,7 @@ def test_ceiling_far_above_the_expectation_is_reported() -> None:
         ({"value": 5.0e12}, "above the peak: 1.04 times as high"),
         (
             {"value": None, "expected": 5.0e12, "fraction": 0.9},
-            "the expected value is above the peak, the floor is 0.938 of it",
+            "the expected value is above the peak; the floor is 0.938 of the peak",
         ),
         ({"value": 3.84e13}, "above the peak: 8 times as high, which looks like bits taken for bytes"),
         ({"value": 5.0e11}, "far too low, 0.104 of the peak, which looks like bytes taken for bits"),
@@ -285,14 +286,14 @@ HIGHER, LOWER = "higher is better", "lower is better"
         ({**SHARE, "value": 0.5}, "0.5: memory that was not tested may be bad; require at least 0.9"),
         ({**SHARE, "value": None, "expected": 0.98, "fraction": 0.8}, "memory that was not tested may be bad"),
         ({**LATENCY, "value": 1e-5}, LOWER),
-        ({**LATENCY, "value": 20.0, "operator": "le"}, "20: no message between GPUs takes that long"),
+        ({**LATENCY, "value": 20.0, "operator": "le"}, "20: no healthy part has a latency of more than 1 s"),
         ({"name": "overlap.slowdown", "unit": "1", "scope": "", "where": {}, "value": 1.2}, LOWER),
         ({"name": "checkpoint.save_time", "unit": "s", "scope": "", "where": {}, "value": 9.0, "operator": "gt"}, LOWER),
         ({**WRONG, "value": 0}, LOWER),
         ({**WRONG, "value": 3, "operator": "le"}, "3: an error count must be 0; write eq and 0"),
         ({**WRONG, "value": 2, "operator": "lt"}, "an error count must be 0"),
         ({**WRONG, "value": 1, "operator": "eq"}, "an error count must be 0"),
-        ({**WRONG, "value": None, "fleet_fraction": 1.0, "operator": "le"}, "has an absolute limit, whatever other parts show"),
+        ({**WRONG, "value": None, "fleet_fraction": 1.0, "operator": "le"}, "must be 0, whatever other parts have"),
         ({"name": "digest.mismatches", "unit": "1", "where": {}, "value": 1, "operator": "le"}, "must be 0"),
         ({"name": "checkpoint.identical", "unit": "1", "scope": "", "where": {}, "value": False, "operator": "eq"},
          "this requires the fault"),
@@ -428,11 +429,11 @@ SHARE_OF_DATASHEET: dict[str, Any] = {"value": None, "datasheet": "memory_bandwi
             "1.01: above the peak, 1.01 of the datasheet's memory_bandwidth; use a fraction from 0.05 to 1",
         ),
         ({"fraction": 0.04}, "far too low, 0.04 of the datasheet's memory_bandwidth"),
-        ({"datasheet": "power"}, "power: the datasheet has it in W, not in B/s"),
+        ({"datasheet": "power"}, "power: the datasheet has this figure in W, not in B/s"),
         ({"operator": "le"}, "a datasheet states the most that a part can reach; use ge"),
         (
             {"name": "gemm.throughput", "unit": "FLOP/s", "where": {}, "datasheet": "flops"},
-            "the datasheet has a figure for each precision; add dtype to where",
+            "the datasheet has a figure for each precision; add `dtype` to `where`",
         ),
         (
             {"name": "host_copy.bandwidth", "where": {"direction": "both_ways"}, "datasheet": "pcie", "fraction": 2.1},
@@ -460,7 +461,10 @@ def test_share_of_the_datasheet_is_accepted(changes: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("where", "why"),
     [
-        ({"size_bytes": {"ge": 8, "le": 4}}, "ge 8, le 4: no size_bytes is within these bounds; write ge below le"),
+        (
+            {"size_bytes": {"ge": 8, "le": 4}},
+            "ge 8, le 4: no size_bytes is within these bounds; write a `ge` below `le`",
+        ),
         ({"placement": {"ge": 1}}, "placement is not a number, so bounds never match"),
         ({"nvls": {"ge": 1}}, "nvls is not a number"),
         ({"opp": {"ge": 1}}, "no such parameter"),
@@ -474,7 +478,9 @@ def test_bounds_that_never_match_are_reported(where: dict[str, Any], why: str) -
 def test_derived_floor_of_the_fabric_may_be_far_below_its_rate() -> None:
     floor: dict[str, Any] = {"value": None, "variable": "fabric_bytes_per_second", "fraction": 0.6}
     assert lint_changed(**BUSBW | floor | {"fleet_fraction": None, "basis": "model"}, where={}) == []
-    assert "floor 40 % under the expectation" in lint_changed(**BUSBW | floor | {"fleet_fraction": None}, where={})[0]
+    assert (
+        "floor 40 % below the expected value" in lint_changed(**BUSBW | floor | {"fleet_fraction": None}, where={})[0]
+    )
 
 
 def pack_document(**changes: Any) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def test_digest_verdict_states_the_majority_and_the_deviating_gpu() -> None:
     assert (good.action, good.limit, good.detail) == ("none", GOOD, majority)
     assert good.reason == f"found {GOOD}; {majority}"
     alike = judged(*three_hosts())[0]
-    assert (alike.reason, alike.limit, alike.detail) == (f"found {GOOD}, as on all 3 GPUs of its kind", GOOD, "")
+    assert (alike.reason, alike.limit, alike.detail) == (f"found {GOOD}, as on all 3 comparable GPUs", GOOD, "")
     undecided = judged(*three_hosts(BAD)[:2])[0]
     assert (undecided.limit, undecided.operator, undecided.action) == (None, "", "none")
     assert undecided.reason.endswith(f"2 digests on 2 GPUs, {BAD} on this one")

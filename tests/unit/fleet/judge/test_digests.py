@@ -67,7 +67,7 @@ def test_equal_digests_pass_for_each_gpu_and_workload() -> None:
     plan = gangless_plan("h1", gpu_count=4)
     actual = digest_verdicts(plan, builders.evidence(plan))
     assert Counter(item.verdict for item in actual) == {PASS: 4 * len(WORKLOADS)}
-    assert {item.reason for item in actual} == {f"found {GOOD}, as on all 4 GPUs of its kind"}
+    assert {item.reason for item in actual} == {f"found {GOOD}, as on all 4 comparable GPUs"}
 
 
 def test_only_the_differing_gpu_fails() -> None:

@@ -99,7 +99,7 @@ def test_host_without_a_record_or_a_domain_is_not_judged() -> None:
 # ---- membership ----
 
 NAMED = "the inventory has the host in NVLink domain nvl1"
-BY_RACK = "the hosts of rack r1 are one NVLink domain by their GPU model"
+BY_RACK = "the GPU model implies that the hosts of rack r1 are one NVLink domain"
 
 
 @pytest.mark.parametrize(
@@ -299,11 +299,11 @@ DEGRADED = {"fabric.imex.domain_state": {"host": "degraded"}}
         ),
         (
             {"t1": "not_reported", "t2": "not_reported"},
-            (INCONCLUSIVE, "none", "the domain is not up, and IMEX reports no connection to 2 hosts"),
+            (INCONCLUSIVE, "none", "the domain is not up, and IMEX does not report the connection to 2 hosts"),
         ),
         (
             {"t1": BAD, "t2": "not_reported"},
-            (INCONCLUSIVE, "none", "the domain is not up, and IMEX reports no connection to 1 host"),
+            (INCONCLUSIVE, "none", "the domain is not up, and IMEX does not report the connection to 1 host"),
         ),
     ],
 )  # fmt: skip

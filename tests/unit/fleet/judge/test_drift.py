@@ -232,7 +232,7 @@ def test_complete_soak_has_no_finding() -> None:
         ({"reason": "a finding", "soaked_s": 60.0}, ["ended after 1 min 00 s of 10 min 00 s: a finding"]),
         ({"planned_s": 60.0}, ["the host planned to soak 1 min 00 s, but the plan has 10 min 00 s"]),
         ({"failed": 1}, ["1 of 11 rounds did not finish"]), ({"cut": 3}, []),
-        ({"cut": 4}, ["4 of 14 rounds were cut off with their supervisor, for an unknown reason"]),
+        ({"cut": 4}, ["4 of 14 rounds were interrupted because their supervisor process ended, for an unknown reason"]),
     ],
 )  # fmt: skip
 def test_incomplete_soak_is_reported(over: dict[str, Any], reasons: list[str]) -> None:
@@ -302,7 +302,7 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
     one = series(*(100,) * 6, scope="gpu=1", dtype="x", op="y")
     soak_record = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
     soak_record = replace(soak_record, finished=1)
-    expected_text = f"{RATE}[dtype=x,op=y] was last measured at 06:00, on other parts of its kind at 10:00"
+    expected_text = f"{RATE}[dtype=x,op=y] was last measured at 06:00, but the latest {RATE} of this host is from 10:00"
     assert soak_findings(soak_record) == [("gpu=1", f"{expected_text} (and 1 more)")]
     few = soak(series(*(100,) * 7))
     assert soak_findings(few) == [("gpu=0", f"{RATE} was measured in 7 of 10 rounds")]
@@ -312,5 +312,5 @@ def test_judge_reports_an_incomplete_soak() -> None:
     verdicts = judge(SOAKING, {"h1": soaked_host(None).evidence}, [pack()])
     assert (f"stage.{SOAK}", INCONCLUSIVE) in [(item.name, item.verdict) for item in verdicts]
     with_lost_rounds = judge(SOAKING, {"h1": soaked_host(replace(COMPLETE, cut=9)).evidence}, [pack()])
-    expected_text = "9 of 19 rounds were cut off with their supervisor, for an unknown reason"
+    expected_text = "9 of 19 rounds were interrupted because their supervisor process ended, for an unknown reason"
     assert expected_text in [item.reason for item in with_lost_rounds]

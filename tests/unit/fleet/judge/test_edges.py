@@ -526,7 +526,10 @@ def test_part_is_compared_with_its_baseline() -> None:
     evidence = host_evidence(plan, "h1", reading(16, name=NAME))
     assert baseline_outcomes(plan, evidence, width_level(16))[0][:3] == (PASS, 16, 14.4)
     assert baseline_outcomes(plan, evidence, width_level(20))[0][:3] == (FAIL, 16, 18.0)
-    assert "90 % of it; 20 in the accepted run" in baseline_outcomes(plan, evidence, width_level(20))[0][3]
+    assert (
+        "90 % of the accepted level; this level is 20 (one accepted run)"
+        in baseline_outcomes(plan, evidence, width_level(20))[0][3]
+    )
     changed = with_last_metrics(evidence, reading(8, name=NAME))
     assert baseline_outcomes(plan, changed, width_level(16))[0][:3] == (FAIL, 8, 14.4)
     assert baseline_outcomes(plan, changed, width_level(16), best_of_run=True)[0][:3] == (PASS, 16, 14.4)
@@ -544,7 +547,10 @@ def test_figure_missing_in_the_baseline_is_inconclusive_unless_optional() -> Non
 def test_noisy_baseline_is_inconclusive() -> None:
     plan = one_figure_plan()
     evidence = host_evidence(plan, "h1", reading(16, name=NAME))
-    for noisy, why in ((width_level(16, sigma=0.2), "scatter by"), (width_level(16, unit="B/s"), "runs that differ")):
+    for noisy, why in (
+        (width_level(16, sigma=0.2), "a noise (sigma) of"),
+        (width_level(16, unit="B/s"), "runs that differ"),
+    ):
         rule = {"baseline": VsBaseline(fraction=1.0 if "differ" in why else 0.9)}
         ((verdict, value, limit, reason),) = baseline_outcomes(plan, evidence, noisy, **rule)
         assert (verdict, value, limit) == (INCONCLUSIVE, 16, None)
@@ -1126,8 +1132,8 @@ def test_limit_in_robust_deviations_works_above_and_below_the_median() -> None:
         assert {item.verdict for item in verdicts} == {PASS}
         assert {item.limit for item in verdicts} == {limit}
         assert (
-            verdicts[0].detail
-            == f"the limit is 3 robust deviations ({sigma / 101 * 100:.2g} % each) from the fleet's median 101 over 15 GPUs"
+            verdicts[0].detail == "the limit is 3 robust deviations from the fleet's median 101 over 15 GPUs "
+            f"(a deviation is {sigma / 101 * 100:.2g} % of the median)"
         )
     flat = fleet_verdicts(dict.fromkeys(values, 0.0), criterion(fleet_deviations=3.0, operator="le"))
     assert flat[0].detail == "the limit is 3 robust deviations from the fleet's median 0 over 15 GPUs"

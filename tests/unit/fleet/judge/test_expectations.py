@@ -53,7 +53,7 @@ def absent(status: str, reason: str = "why", **over: Any) -> Observation:
 def test_host_without_a_pack_for_its_gpu_model_is_inconclusive() -> None:
     (verdict,) = [item for item in gpu_models(host_view(ONE, packs=[])) if item.scope == "host"]
     assert (verdict.name, verdict.verdict, verdict.kind) == ("gpu.name", INCONCLUSIVE, VerdictKind.IDENTITY)
-    assert "name one by rackproof_gpu_model" in verdict.reason
+    assert "set rackproof_gpu_model to the name of a pack" in verdict.reason
     assert [*gpu_models(host_view(ONE, packs=[pack()]))] == [], "the inventory names no model, so no GPU is compared"
 
 
@@ -406,7 +406,7 @@ def test_gpu_without_a_measurement_is_inconclusive() -> None:
     beyond = host_view(TWO, observations=(figure(),), gpus=(builders.gpu("h1", 0),))
     (verdict,) = unmeasured_gpus(beyond)
     assert verdict.reason == (
-        f"{listed}: the driver lists 1 GPU, numbered from 0, so this index does not identify a slot"
+        f"{listed}: the driver lists 1 GPU and numbers them from 0, so any GPU of the host may be the missing one"
     )
     assert [*unmeasured_gpus(host_view(TWO))] == []
 
@@ -494,7 +494,7 @@ def contradictions(
 
 def test_records_that_list_different_members_of_one_launch_are_inconclusive() -> None:
     found = contradictions((2, ALL), (2, ("h2", "h3")))
-    reason = "the records of its hosts list different members of launch 2: (h1, h2, h3) and (h2, h3)"
+    reason = "the records of the gang's hosts list different members of launch 2: (h1, h2, h3) and (h2, h3)"
     assert [(item.host, item.reason) for item in found] == [("h1", reason), ("h2", reason)]
     for item in found:
         assert (item.scope, item.name, item.stage, item.verdict) == (f"gang={GANG}", "stage.gang", "gang", INCONCLUSIVE)

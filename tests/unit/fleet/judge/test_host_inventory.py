@@ -188,8 +188,8 @@ def test_module_is_known_to_be_missing_only_if_the_host_reported_the_port_of_its
         (GUID, {}, "the host did not report the GUID of any NIC"),
         (GUID, {"hca=a": "0c42"}, ""),
         (GUID, {"hca=a": "0c42", "hca=b": "error: lost"}, "hca=b does not report its GUID"),
-        (MAC, {}, "the host did not report the address of any NIC"),
-        (MAC, {"nic=a": "error: lost", "nic=b": "error: lost"}, "nic=a does not report its address"),
+        (MAC, {}, "the host did not report the MAC address of any NIC"),
+        (MAC, {"nic=a": "error: lost", "nic=b": "error: lost"}, "nic=a does not report its MAC address"),
         (
             MODULE_SERIAL,
             {},

@@ -148,7 +148,7 @@ def test_absence_of_an_ordered_adapter_is_unknown_if_a_guid_cannot_be_read() -> 
     assert without_readings.unknown == {
         "gpu.serial": "",
         HCA: "the host did not report the GUID of any NIC",
-        "network.address": "the host did not report the address of any NIC",
+        "network.address": "the host did not report the MAC address of any NIC",
         "optics.module.serial": "the host did not report any module: ethtool or mlxlink is missing, or the host has no port",
     }
     none = HostView(plan, plan.hosts[0], replace(host_evidence(plan), records=()), [pack()])

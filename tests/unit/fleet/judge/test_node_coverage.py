@@ -125,7 +125,7 @@ def test_every_node_must_have_each_figure_for_local_memory_and_for_remote_memory
 ) -> None:
     found = silent(nodes(count))
     assert {reason for *_, reason in found} == {
-        f"only 0 of {count} NUMA nodes report this figure, or why it is missing"
+        f"only 0 of {count} NUMA nodes report this figure or a reason for its absence"
     }
     assert ("host_memory.wrong_elements", {}) in [(name, params) for name, params, _ in found]
     assert {params["placement"] for _, params, _ in found if params} == placements

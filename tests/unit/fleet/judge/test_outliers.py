@@ -280,15 +280,15 @@ TEN = (98.0, 99.0, 99.0, 100.0, 100.0, 100.0, 101.0, 101.0, 102.0, 150.0)
         ({"fleet_fraction": 1.2, "operator": "le"}, TEN, 120.0, "120 % of the fleet's median M over 10 GPUs"),
         (
             {"fleet_deviations": 4.0}, TEN, 100 - 4 * 1.4826,
-            "4 robust deviations (1.5 % each) from the fleet's median M over 10 GPUs",
+            "4 robust deviations from the fleet's median M over 10 GPUs (a deviation is 1.5 % of the median)",
         ),
         (
             {"fleet_deviations": 4.0, "operator": "le"}, TEN, 100 + 4 * 1.4826,
-            "4 robust deviations (1.5 % each) from the fleet's median M over 10 GPUs",
+            "4 robust deviations from the fleet's median M over 10 GPUs (a deviation is 1.5 % of the median)",
         ),
         (
             {"fleet_deviations": 4.0, "operator": "le"}, tuple(-value for value in TEN), -100 + 4 * 1.4826,
-            "4 robust deviations (1.5 % each) from the fleet's median M over 10 GPUs",
+            "4 robust deviations from the fleet's median M over 10 GPUs (a deviation is 1.5 % of the median)",
         ),
         (
             {"fleet_deviations": 4.0, "operator": "le"}, tuple(value - 100 for value in TEN), 4 * 1.4826,
@@ -296,7 +296,7 @@ TEN = (98.0, 99.0, 99.0, 100.0, 100.0, 100.0, 101.0, 101.0, 102.0, 150.0)
         ),
         (
             {"fleet_deviations": 4.0, "fleet_fraction": 0.98}, TEN, 100 - 4 * 1.4826,
-            "4 robust deviations (1.5 % each) from the fleet's median M over 10 GPUs",
+            "4 robust deviations from the fleet's median M over 10 GPUs (a deviation is 1.5 % of the median)",
         ),
         (
             {"fleet_deviations": 4.0, "fleet_fraction": 0.9}, TEN, 90.0,
@@ -304,7 +304,7 @@ TEN = (98.0, 99.0, 99.0, 100.0, 100.0, 100.0, 101.0, 101.0, 102.0, 150.0)
         ),
         (
             {"fleet_deviations": 4.0, "fleet_fraction": 1.02, "operator": "le"}, TEN, 100 + 4 * 1.4826,
-            "4 robust deviations (1.5 % each) from the fleet's median M over 10 GPUs",
+            "4 robust deviations from the fleet's median M over 10 GPUs (a deviation is 1.5 % of the median)",
         ),
         (
             {"fleet_deviations": 4.0, "fleet_fraction": 0.98}, TEN[2:5], 98.0,
@@ -321,7 +321,7 @@ def test_limit_that_is_farther_from_the_median_applies_and_its_origin_is_explain
 
 
 def test_limit_cannot_be_computed_from_too_few_peers() -> None:
-    with pytest.raises(ValueError, match="3 GPUs are too few for criterion relative"):
+    with pytest.raises(ValueError, match="3 GPUs are too few for criterion `relative`"):
         limit(criterion(fleet_deviations=4.0), peer_group(1, 2, 3))
 
 

@@ -95,7 +95,9 @@ def test_best_share_is_the_higher_one_of_a_port_that_is_slower_while_all_ports_t
     assert len(both) == 2
     for items in (both, both[::-1]):
         assert problems_of([*items, best]) == []
-        assert problems_of([*items, replace(best, value=0.6)]) == ["it is 0.6, but the greatest share is 0.97"]
+        assert problems_of([*items, replace(best, value=0.6)]) == [
+            "it is 0.6, but the greatest verbs.rate_ratio is 0.97"
+        ]
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -225,7 +225,7 @@ def test_host_that_states_fewer_ports_than_its_partner_measured_is_inconclusive(
         return [*items, *pair_figures(host, 1)] if host == "h1" else items
 
     uneven = [item for item in together(two_ports) if "RDMA ports with this host" in item[3]]
-    text = "h1 measured 2 RDMA ports with this host, but the record of this host has 1"
+    text = "h1 measured 2 RDMA ports with this host, but this host has figures or reasons for only 1"
     assert uneven == [("h2", "verbs.bandwidth", "host", text), ("h3", "verbs.bandwidth", "host", text)]
 
 

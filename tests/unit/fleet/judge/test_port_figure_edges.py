@@ -65,7 +65,7 @@ def test_bandwidth_is_roughly_its_stated_share_of_the_rate_of_the_port(
     way = {**SETTINGS, **params}
     found = [item for item in problems(*bandwidth_and_share(bandwidth, share, **way)) if item[0] == "verbs.bandwidth"]
     rate = bandwidth / share / (2 if params else 1) if share else 0
-    reason = f"bandwidth and share give a rate of {rate:g} B/s, but the port has 5e+10 B/s"
+    reason = f"the bandwidth and its verbs.rate_ratio imply a port rate of {rate:g} B/s, but the port has 5e+10 B/s"
     assert found == ([("verbs.bandwidth", f"{PORT},partner=h2", reason)] if is_wrong else [])
 
 
@@ -97,9 +97,9 @@ def best(value: Any, partners: int) -> Observation:
     [
         (0.9, 2, ""),
         (0.905, 2, ""),
-        (0.92, 2, "it is 0.92, but the greatest share is 0.9"),
-        (0.8, 2, "it is 0.8, but the greatest share is 0.9"),
-        (0.9, 3, "it is the best of 3 partners, but the port has shares with 2"),
+        (0.92, 2, "it is 0.92, but the greatest verbs.rate_ratio is 0.9"),
+        (0.8, 2, "it is 0.8, but the greatest verbs.rate_ratio is 0.9"),
+        (0.9, 3, "it is the best of 3 partners, but verbs.rate_ratio was measured with 2 partners"),
     ],
 )
 def test_best_share_is_roughly_the_greatest_of_the_shares_with_all_partners(
@@ -110,7 +110,7 @@ def test_best_share_is_roughly_the_greatest_of_the_shares_with_all_partners(
     assert found == ([("verbs.best_ratio", PORT, reason)] if reason else [])
 
 
-def test_best_share_is_compared_with_the_last_share_of_the_same_test_with_each_partner() -> None:
+def test_best_share_is_compared_with_the_highest_share_of_the_same_test_with_each_partner() -> None:
     tests = [
         figure("rate_ratio", 0.5),
         figure("rate_ratio", 0.9),
@@ -127,10 +127,10 @@ def test_mtu_must_be_that_of_its_test_and_the_same_in_all_tests() -> None:
     base = bandwidth_and_share(4.5e10, 0.9)
     assert problems(*base, figure("mtu", 4096, mtu=4096)) == []
     assert problems(*base, figure("mtu", 1024, mtu=4096)) == [
-        ("verbs.mtu", f"{PORT},partner=h2", "it is 1024, but the test used an MTU of 4096")
+        ("verbs.mtu", f"{PORT},partner=h2", "the value is 1024, but the parameter `mtu` is 4096")
     ]
     mixed = problems(*base, figure("latency", 1e-6, mtu=1024), figure("mtu", 4096, mtu=4096))
-    assert mixed == [("verbs.mtu", f"{PORT},partner=h2", "the tests of the port used the MTUs 4096, 1024")]
+    assert mixed == [("verbs.mtu", f"{PORT},partner=h2", "the tests of the port used different MTUs: 4096, 1024")]
     absent = replace(figure("latency", 1e-6, mtu=1024), status=SKIPPED, value=None, reason="no")
     assert problems(*base, absent, figure("mtu", 4096, mtu=4096)) == []
     skipped = replace(figure("mtu", 4096, mtu=1), status=SKIPPED, value=None, reason="no")
@@ -158,7 +158,10 @@ def adapter(guid: str | None, *, port: bool = True) -> dict[str, dict[str, Any]]
     [
         ([adapter("a"), adapter("a")], []),
         ([adapter("a"), adapter("b")], ["changed during the run: a, then b"]),
-        ([adapter("a"), adapter(None)], ["missing during gang, although the port of the adapter was read"]),
+        (
+            [adapter("a"), adapter(None)],
+            ["missing in the snapshot during gang, which has readings of the adapter's ports"],
+        ),
         ([adapter("a"), adapter(None, port=False)], []),
         ([adapter(None), adapter(None)], []),
     ],

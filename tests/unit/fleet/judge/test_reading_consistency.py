@@ -118,7 +118,7 @@ WRONG: dict[str, tuple[dict[str, Changes], tuple[str, str, str]]] = {
     ),
     "a reading exists only during the launch": (
         {"before": {"gpu.temperature": None}, "after": {"gpu.temperature": None}},
-        ("gpu.temperature", "host", "read only during a launch"),
+        ("gpu.temperature", "host", "only snapshots during a launch have this reading"),
     ),
     "a size changes": (
         {"during": {"gpu.memory.total": {"gpu=0": 1e8}}},

@@ -201,7 +201,9 @@ def test_at_most_three_readings_that_were_read_only_during_a_launch_are_named() 
     full = {"gpu.power": {"gpu=0": 1}}
     more = {**full, **{f"site.r{number}": {"host": 1} for number in range(5)}}
     found = missing(full, more, "during")
-    assert found == [(f"site.r{number}", "host", "read only during a launch") for number in range(3)]
+    assert found == [
+        (f"site.r{number}", "host", "only snapshots during a launch have this reading") for number in range(3)
+    ]
 
 
 @pytest.mark.parametrize(

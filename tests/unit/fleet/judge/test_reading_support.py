@@ -165,21 +165,41 @@ COUNTER = "infiniband.symbol_error"
 @pytest.mark.parametrize(
     ("change", "name", "scopes", "reason"),
     [
-        (unsupported(COUNTER), COUNTER, PORTS, f"{REASON}; 2 of 3 hosts of this kind have this reading"),
-        (unsupported(COUNTER, PORTS[1]), COUNTER, PORTS[1:], f"{REASON}; 2 of 3 hosts of this kind have this reading"),
-        (removed(COUNTER), COUNTER, PORTS, "missing; 2 of 3 hosts of this kind have this reading"),
-        (removed(COUNTER, PORTS[0]), COUNTER, PORTS[:1], "missing; 2 of 3 hosts of this kind have this reading"),
+        (
+            unsupported(COUNTER),
+            COUNTER,
+            PORTS,
+            f"{REASON}; 2 of 3 hosts with the same GPUs, driver and gang have this reading",
+        ),
+        (
+            unsupported(COUNTER, PORTS[1]),
+            COUNTER,
+            PORTS[1:],
+            f"{REASON}; 2 of 3 hosts with the same GPUs, driver and gang have this reading",
+        ),
+        (
+            removed(COUNTER),
+            COUNTER,
+            PORTS,
+            "missing; 2 of 3 hosts with the same GPUs, driver and gang have this reading",
+        ),
+        (
+            removed(COUNTER, PORTS[0]),
+            COUNTER,
+            PORTS[:1],
+            "missing; 2 of 3 hosts with the same GPUs, driver and gang have this reading",
+        ),
         (
             removed("infiniband.state"),
             "infiniband.state",
             ("host",),
-            "missing; 2 of 3 hosts of this kind have this reading",
+            "missing; 2 of 3 hosts with the same GPUs, driver and gang have this reading",
         ),
         (
             unsupported("clock.synchronized"),
             "clock.synchronized",
             ("host",),
-            f"{REASON}; 2 of 3 hosts of this kind have this reading",
+            f"{REASON}; 2 of 3 hosts with the same GPUs, driver and gang have this reading",
         ),
     ],
 )
@@ -207,7 +227,7 @@ def test_reading_that_every_host_has_is_required_of_a_single_host(
     alone = builders.plan("h2", profile="smoke", gpu_count=2, rackproof_gang="none")
     assert verdicts(fleet_with_ports(lambda metric: metric, alone), name, alone) == []
     reasons = [item.reason for item in verdicts(fleet_with_ports(change(name), alone), name, alone)]
-    assert any(reason.endswith("; every host has this reading") for reason in reasons)
+    assert any(reason.endswith("; every host must have this reading") for reason in reasons)
 
 
 def test_clock_synchronization_may_be_unsupported_on_a_virtual_machine() -> None:

@@ -135,7 +135,7 @@ def test_reading_of_gpus_is_compared_if_an_optional_criterion_with_a_limit_judge
     assert bool(verdicts(host("h1", NO_POWER, rules=rules), host("h2", POWER, rules=rules))) is is_compared
 
 
-KIND = "hosts of this kind have this reading"
+KIND = "hosts with the same GPUs, driver and gang have this reading"
 
 
 @pytest.mark.parametrize(
@@ -235,7 +235,7 @@ def test_reading_that_every_host_has_is_required_even_in_a_fleet_of_one_host(
     name: str, more: list[Metric], is_required: bool
 ) -> None:
     found = verdicts(host("h1", metric(name, host=NO), *more), name=name)
-    assert found == ([(name, "host", f"{NO}; every host has this reading")] if is_required else [])
+    assert found == ([(name, "host", f"{NO}; every host must have this reading")] if is_required else [])
 
 
 def test_nothing_is_missing_if_a_collector_failed_or_the_host_was_not_read() -> None:

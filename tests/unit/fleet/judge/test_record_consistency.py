@@ -295,7 +295,7 @@ def test_two_snapshots_of_one_phase_and_time_are_named() -> None:
         return replace(record, snapshots=(*record.snapshots, record.snapshots[-1]))
 
     at = HEALTHY.snapshots[-1].at
-    assert launch_problem(f"the record has 2 snapshots after the stage at {at}") in problems(twice)
+    assert launch_problem(f"the record has 2 snapshots after the stage with the time {at}") in problems(twice)
 
 
 GANG = builders.records(GANG_PLAN, "h1")

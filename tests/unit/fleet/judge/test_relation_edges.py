@@ -90,8 +90,8 @@ UUIDS = metric("gpu.uuid", {"gpu=0": "a"})
 
 @pytest.mark.parametrize(
     ("stated", "reason"),
-    [(2, ""), (1, "is 1, but gpu.uuid was read for 2"), (3, "is 3, but gpu.uuid was read for 2"),
-     ("two", "is two, but gpu.uuid was read for 2")],
+    [(2, ""), (1, "is 1, but gpu.uuid was read for 2 parts"), (3, "is 3, but gpu.uuid was read for 2 parts"),
+     ("two", "is two, but gpu.uuid was read for 2 parts")],
 )  # fmt: skip
 def test_count_includes_parts_without_a_value(stated: Any, reason: str) -> None:
     uuids = Metric(
@@ -107,7 +107,7 @@ def test_snapshot_without_a_list_of_interfaces_may_count_up_to_twenty_times_as_m
 ) -> None:
     found = problems([NICS], [metric("network.nic_count", {"host": stated})])
     assert found == (
-        [("network.nic_count", "host", f"is {stated}, but network.operstate was read for 2")] if is_wrong else []
+        [("network.nic_count", "host", f"is {stated}, but network.operstate was read for 2 parts")] if is_wrong else []
     )
 
 
@@ -117,7 +117,9 @@ def test_gpu_count_must_be_between_the_lowest_and_highest_number_of_gpus_in_othe
 ) -> None:
     two = metric("gpu.uuid", {"gpu=0": "a", "gpu=1": "b"})
     found = problems([UUIDS], [two], [metric("gpu.count", {"host": stated})])
-    assert found == ([("gpu.count", "host", f"is {stated}, but gpu.uuid was read for 1 or 2")] if is_wrong else [])
+    assert found == (
+        [("gpu.count", "host", f"is {stated}, but gpu.uuid was read for 1 or 2 parts")] if is_wrong else []
+    )
 
 
 def test_count_is_checked_only_if_the_parts_and_the_count_were_read() -> None:

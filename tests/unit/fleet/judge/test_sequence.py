@@ -119,7 +119,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "gang launch in the host record": (
         False,
         launches(lambda item: replace(item, stage="gang")),
-        "a launch of stage gang is in the record of one host",
+        "a launch of stage gang is in the host's own record",
     ),
     "culprit of a finished launch": (
         True,
@@ -246,8 +246,8 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
     "more launches than rounds": (
         soak_record((1, 2, 3), 2),
         [
-            "the record has launches of 3 finished rounds, but the soak counts 2",
-            "the record has a launch of round 3, but only 2 rounds began",
+            "the record has launches of 3 finished rounds, but by its count 2 finished",
+            "the record has a launch of round 3, but only 2 rounds ended or were cut off",
         ],
     ),
     "a launch is missing": (
@@ -257,9 +257,9 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
     "the same round twice": (soak_record((1, 2, 2, 3), 4), ["the rounds are not in order: 1, 2, 2, 3"]),
     "two rounds exchanged": (soak_record((2, 1), 2), ["the rounds are not in order: 2, 1"]),
     "a round that was cut off": (soak_record((1, 3), 2, cut=1), []),
-    "a round that never began": (
+    "a launch of a round that the soak does not count": (
         soak_record((1, 3), 2),
-        ["the record has a launch of round 3, but only 2 rounds began"],
+        ["the record has a launch of round 3, but only 2 rounds ended or were cut off"],
     ),
     "ended without a cause": (
         soak_record((1,), 1, ended=LATER),
@@ -304,7 +304,7 @@ def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> Non
         }
         return [(verdict.host, verdict.reason) for verdict in contradictory_members(PLAN, evidence)]
 
-    reason = "the records of its hosts list different members of launch 1: (h1, h2) and (h2)"
+    reason = "the records of the gang's hosts list different members of launch 1: (h1, h2) and (h2)"
     assert contradictions(("h1", "h2"), ("h1", "h2")) == []
     assert contradictions(("h1",), ("h2",)) == []
     assert contradictions(("h1", "h2"), ("h2",)) == [("h1", reason), ("h2", reason)]

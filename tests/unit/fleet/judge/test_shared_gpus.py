@@ -50,7 +50,10 @@ def with_processes(count: int) -> Callable[[Record], Record]:
 def test_gpu_that_was_slow_with_another_process_must_be_measured_again() -> None:
     for verdict in verdicts():
         assert (verdict.part_scope, verdict.action) == ("gpu=0", "configure")
-        assert "another process used gpu=0 (rackproof_share_gpus): end it, and measure again" in verdict.detail
+        assert (
+            "another process used gpu=0, which rackproof_share_gpus allows: end that process, and measure again"
+            in verdict.detail
+        )
 
 
 @pytest.mark.parametrize("reason", ["sharing not allowed", "no process on the GPU"])

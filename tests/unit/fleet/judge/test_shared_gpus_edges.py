@@ -39,7 +39,7 @@ USED = (snapshot("before", gpu0=0, gpu1=1), snapshot("after", gpu1=1, gpu2=2))
 
 def text(gpus: str) -> str:
     """Return the note in a verdict on GPUs that another process used."""
-    return f"another process used {gpus} (rackproof_share_gpus): end it, and measure again"
+    return f"another process used {gpus}, which rackproof_share_gpus allows: end that process, and measure again"
 
 
 @pytest.mark.parametrize(

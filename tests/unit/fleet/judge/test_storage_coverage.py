@@ -33,7 +33,7 @@ def test_missing_total_of_a_directory_with_a_floor_is_inconclusive() -> None:
         "gang",
     )
     assert (verdict.verdict, verdict.params) == (INCONCLUSIVE, {"op": "read"})
-    assert verdict.reason == "this client has a bandwidth, but the record has no total of all clients"
+    assert verdict.reason == "the bandwidth of this client was measured, but the record has no total of all clients"
 
 
 @pytest.mark.parametrize(

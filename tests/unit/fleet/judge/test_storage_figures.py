@@ -216,7 +216,7 @@ def tenth(value: Any) -> Any:
     ("change", "problem", "words"),
     [
         ({"bandwidth": tenth, "metadata_rate": tenth, "checkpoint_bandwidth": tenth}, "slow-storage", "bandwidth of the client"),
-        ({"bandwidth": tenth, "file_bandwidth": tenth}, "slow-files", "has files that all hosts read or write slowly"),
+        ({"bandwidth": tenth, "file_bandwidth": tenth}, "slow-files", "has files that other hosts read slowly"),
         ({"wrong_bytes": lambda _: 1}, "wrong-results", "holds other data than the host wrote"),
         ({"misread_bytes": lambda _: 9}, "wrong-results", "reads 9 bytes wrong that other hosts read right"),
     ],
@@ -238,7 +238,7 @@ def test_slow_file_system_is_one_cause_of_the_gang() -> None:
 
 
 def test_shared_directory_needs_a_gang_and_must_be_the_same_on_all_hosts() -> None:
-    with pytest.raises(UsageError, match="rackproof_gang is none"):
+    with pytest.raises(UsageError, match="rackproof_gang is 'none'"):
         builders.plan("h1", "h2", rackproof_shared_storage=["/mnt/shared"], rackproof_gang="none")
     hosts = builders.inventory("h1", "h2", rackproof_gpu_count=2)
     hosts["h2"]["rackproof_shared_storage"] = ["/mnt/shared"]

@@ -24,7 +24,7 @@ USUAL = {
     "cpus": 16.0, "cpu_wait": 0.0, "cpu_pressure": 0.0, "cpu_time": 0.010, "cpu_throttled_share": 0.0,
     "throttled_share power_cap": 0.0, "throttled_share hw_thermal": 0.0, "throttled_share sw_thermal": 0.1,
 }  # fmt: skip
-NO_CAUSE = "no reading of its GPU or its host's CPU during these steps explains it"
+NO_CAUSE = "no reading of its GPU or its host's CPU during the training steps explains this"
 
 
 def measure(figure: str, value: Any, scope: str = "gpu=0", stage: str = "benchmark") -> Observation:
@@ -81,7 +81,7 @@ def test_verdict_names_the_straggler_before_the_cause() -> None:
         ({"clock": 1.70e9}, "its SM clock was 1700 MHz against 1800 MHz"), ({"clock": 1.72e9}, NO_CAUSE),
         ({"clock": 0.0}, NO_CAUSE), ({"clock": 2.0e9}, NO_CAUSE), ({"clock": None}, NO_CAUSE),
         ({"clock": 1.5e9, "throttled_share power_cap": 0.06, "power": 690.0},
-         "its SM clock was 1500 MHz against 1800 MHz at its power limit, 690 W against 600 W"),
+         "its SM clock was 1500 MHz against 1800 MHz because of its power limit (it drew 690 W, its peers 600 W)"),
         ({"clock": 1.5e9, "throttled_share power_cap": 0.05}, "its SM clock was 1500 MHz against 1800 MHz"),
         ({"clock": 1.5e9, "throttled_share power_cap": 0.9, "power": None}, "its SM clock was 1500 MHz against 1800 MHz"),
         ({"throttled_share hw_thermal": 0.06}, "thermal slowdown (hardware) active for 6 % of the time"),
@@ -90,14 +90,14 @@ def test_verdict_names_the_straggler_before_the_cause() -> None:
         ({"throttled_share hw_slowdown": 0.5, "throttled_share sw_thermal": 0.4},
          "thermal slowdown (software) active for 40 % of the time, hardware slowdown active for 50 % of the time"),
         ({"temperature": 70.5}, "it was at 70 °C against 60 °C"), ({"temperature": 70.0}, NO_CAUSE),
-        ({"launch": 0.028}, "its GPU waits for the CPU: launching takes 28 ms against 10 ms"), ({"launch": 0.027}, NO_CAUSE),
+        ({"launch": 0.028}, "its GPU waits for the CPU: launching kernels takes 28 ms a step, against 10 ms"), ({"launch": 0.027}, NO_CAUSE),
         ({"cpu_wait": 0.0016}, "its threads wait 1.6 ms a step for a processor, against 0 ms"), ({"cpu_wait": 0.0015}, NO_CAUSE),
-        ({"cpu_pressure": 0.21}, "processors of its host were short 21 % of the time, against 0 %"),
+        ({"cpu_pressure": 0.21}, "its host was short of processors for 21 % of the time, against 0 %"),
         ({"cpu_pressure": 0.2}, NO_CAUSE),
         ({"cpu_time": 0.0121, "launch": None}, "it needs 12.1 ms of CPU time a step, against 10 ms"),
         ({"cpu_time": 0.012, "launch": None}, NO_CAUSE), ({"cpu_time": 0.09, "launch": 0.027}, NO_CAUSE),
         ({"cpu_time": 0.0121, "launch": 0.0271},
-         "its GPU waits for the CPU: launching takes 27.1 ms against 10 ms; it needs 12.1 ms of CPU time a step, against 10 ms"),
+         "its GPU waits for the CPU: launching kernels takes 27.1 ms a step, against 10 ms; it needs 12.1 ms of CPU time a step, against 10 ms"),
         *(({name: None}, NO_CAUSE) for name in USUAL if name != "compute"),
         ({"cpus": 16.0}, NO_CAUSE), ({"cpus": 0.0}, NO_CAUSE), ({"cpus": 17.0}, NO_CAUSE),
     ],
@@ -136,7 +136,7 @@ def test_causes_on_the_gpu_are_listed_first() -> None:
     verdict = annotate(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
     assert verdict.detail.partition(": ")[2] == (
         "it was at 80 °C against 60 °C; it may use 4 of its host's processors, its peers 16; "
-        "processors of its host were short 50 % of the time, against 0 %"
+        "its host was short of processors for 50 % of the time, against 0 %"
     )
 
 
@@ -168,9 +168,9 @@ def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
 @pytest.mark.parametrize(
     ("own", "others", "expected_text"),
     [
-        (0.0, 0.004, " (the others wait 4 ms a step; it is last in 90 % of the steps)"),
-        (0.002, 0.004, " (the others wait 4 ms a step; it is last in 90 % of the steps)"), (0.0021, 0.004, ""),
-        (0.0, 0.0015, " (the others wait 1.5 ms a step; it is last in 90 % of the steps)"), (0.0, 0.0014, ""),
+        (0.0, 0.004, " (the other ranks wait 4 ms a step; this rank is last in 90 % of the steps)"),
+        (0.002, 0.004, " (the other ranks wait 4 ms a step; this rank is last in 90 % of the steps)"), (0.0021, 0.004, ""),
+        (0.0, 0.0015, " (the other ranks wait 1.5 ms a step; this rank is last in 90 % of the steps)"), (0.0, 0.0014, ""),
     ],
 )  # fmt: skip
 def test_wait_of_the_other_ranks_is_reported_if_long_and_at_least_twice_that_of_the_slow_rank(
@@ -184,13 +184,13 @@ def test_wait_of_the_other_ranks_is_reported_if_long_and_at_least_twice_that_of_
 
 
 def test_outside_a_gang_only_ranks_of_the_same_host_wait() -> None:
-    assert "the others wait" not in annotate(wait=0.0).detail
+    assert "the other ranks wait" not in annotate(wait=0.0).detail
     plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
     other = measure("wait", 0.004, "gpu=1")
     views = [
         host_view(name, plan, other, compute=0.030 if name == "h1" else 0.020, wait=0.0) for name in ("h1", "h2", "h3")
     ]
-    assert "the others wait 4 ms a step" in with_straggler_causes(views, [slow_verdict()])[0].detail
+    assert "the other ranks wait 4 ms a step" in with_straggler_causes(views, [slow_verdict()])[0].detail
 
 
 def launch(stage: str, *ranks: tuple[int, int]) -> Launch:

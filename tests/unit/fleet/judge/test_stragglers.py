@@ -158,7 +158,7 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
         ),
         pytest.param(
             CAPPED,
-            "its SM clock was 1400 MHz against 1900 MHz at its power limit, 400 W against 675 W",
+            "its SM clock was 1400 MHz against 1900 MHz because of its power limit (it drew 400 W, its peers 675 W)",
             "inspect_hardware",
             id="capped",
         ),
@@ -171,21 +171,21 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
         ),
         pytest.param(
             PINNED,
-            "it may use 1 of its host's processors, its peers 64; its GPU waits for the CPU: launching takes 18.1 ms against "
+            "it may use 1 of its host's processors, its peers 64; its GPU waits for the CPU: launching kernels takes 18.1 ms a step, against "
             "6.7 ms; its threads wait 11 ms a step for a processor, against 0.001 ms",
             "configure",
             id="pinned",
         ),
         pytest.param(
             BUSY,
-            "its GPU waits for the CPU: launching takes 18.1 ms against 6.7 ms; its threads wait 9 ms a step for a processor, "
-            "against 0.001 ms; processors of its host were short 90 % of the time, against 0 %",
+            "its GPU waits for the CPU: launching kernels takes 18.1 ms a step, against 6.7 ms; its threads wait 9 ms a step for a processor, "
+            "against 0.001 ms; its host was short of processors for 90 % of the time, against 0 %",
             "inspect_hardware",
             id="busy",
         ),
         pytest.param(
             {"compute": 0.0207, "wait": 0.0, "last_share": 1.0},
-            "no reading of its GPU or its host's CPU during these steps explains it",
+            "no reading of its GPU or its host's CPU during the training steps explains this",
             "inspect_hardware",
             id="unexplained",
         ),
@@ -200,7 +200,7 @@ def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, actio
     (straggler,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
     assert straggler.reason.startswith("rank 3 (h2 gpu=1) computes ")
     assert (
-        f"the others wait {slow * 1e3:.3g} ms a step; it is last in {figures['last_share'] * 100:.0f} %"
+        f"the other ranks wait {slow * 1e3:.3g} ms a step; this rank is last in {figures['last_share'] * 100:.0f} %"
         in straggler.reason
     )
     assert straggler.reason.partition("): ")[2].partition("; found ")[0] == reported
@@ -448,7 +448,7 @@ def test_slowed_real_rank_is_reported(
     assert failed_ranks(verdicts) == [("benchmark", "h1", f"cpu={SLOW}")]
     (straggler,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
     assert straggler.reason.startswith(f"rank {SLOW} (h1 cpu={SLOW}) computes ")
-    assert "the others wait" in straggler.reason
+    assert "the other ranks wait" in straggler.reason
     assert cause in straggler.reason
 
 

@@ -184,7 +184,7 @@ def test_host_without_record_cannot_be_waived(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ({}, "waivers.0"),  # a waiver needs a host or serial
-        ({"host": "h1", "until": "2026-02-30"}, "invalid date 2026-02-30 in until"),
+        ({"host": "h1", "until": "2026-02-30"}, "invalid date '2026-02-30' in `until`"),
         ({"host": "h1", "why": "short"}, "waivers.0.why"),
         ({"host": "h1", "hots": "h1"}, "unknown hots (did you mean host?)"),
         ({"host": "h1", "absent": True}, "'name' is a required property"),

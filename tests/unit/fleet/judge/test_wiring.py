@@ -255,7 +255,7 @@ def test_port_that_was_not_read_is_inconclusive_if_most_hosts_have_a_switch() ->
     cables = {**HEALTHY["rails"], ("h03", 2): ("", "")}
     (verdict,) = [item for item in compare_hosts(cables).verdicts if item.verdict != PASS]
     assert (verdict.host, verdict.scope, verdict.verdict) == ("h03", "nic=ens2np0", INCONCLUSIVE)
-    assert verdict.reason == "15 of 15 hosts have leaf0-2 in this slot; here it was not read: no answer"
+    assert verdict.reason == "15 of 15 hosts have leaf0-2 in this slot; on this host the switch was not read: no answer"
 
 
 def with_absent(plan: Plan, cables: Cables, host: str, why: str) -> dict[str, Evidence]:
@@ -397,7 +397,7 @@ def test_cable_at_the_wrong_port_or_switch_is_named_with_both_ends() -> None:
 def test_switch_of_the_same_name_in_another_domain_is_another_switch(other_domain: str, is_named: bool) -> None:
     ordered = {("h01", 0): ("leaf1.a", "swp1"), ("h01", 1): (f"leaf1.{other_domain}", "swp2")}
     wiring = compare_with_manifest(ordered, {("h01", 0): ("leaf1.a", "swp2"), ("h01", 1): ("leaf9", "swp2")})
-    assert ("the manifest has port ens1np0 of h01" in wiring.verdicts[0].detail) == is_named
+    assert (", and port ens1np0 of h01 to " in wiring.verdicts[0].detail) == is_named
 
 
 def test_three_cables_moved_in_a_circle_are_three_causes() -> None:
@@ -405,7 +405,7 @@ def test_three_cables_moved_in_a_circle_are_three_causes() -> None:
     found = {("h01", rail): cables["h01", (rail + 1) % 3] for rail in range(3)}
     wiring = judge_links(plan_of(*lines_of(cables), hosts=1), links(found))
     assert len(causes_of(wiring)) == 3
-    assert all("the manifest has port" in item.detail for item in wiring.verdicts)
+    assert all(", and port " in item.detail for item in wiring.verdicts)
 
 
 @pytest.mark.parametrize(
@@ -414,10 +414,10 @@ def test_three_cables_moved_in_a_circle_are_three_causes() -> None:
         ([], "the host left no record"),
         ([HostLinks(host="h01", has_record=False)], "the host left no record"),
         ([HostLinks(host="h01", has_record=True)], "the host reported no switch for any of its ports"),
-        (links({("h01", 5): ("leaf", "swp1")}), "the host has no such port: it has nic=ens5np0"),
+        (links({("h01", 5): ("leaf", "swp1")}), "the host reported no port of this name; it reported nic=ens5np0"),
         (
             links({("h01", rail): ("leaf", f"swp{rail}") for rail in range(1, 10)}),
-            "the host has no such port: it has nic=ens1np0, nic=ens2np0, nic=ens3np0, nic=ens4np0, nic=ens5np0, "
+            "the host reported no port of this name; it reported nic=ens1np0, nic=ens2np0, nic=ens3np0, nic=ens4np0, nic=ens5np0, "
             "nic=ens6np0, nic=ens7np0, nic=ens8np0 and 1 more",
         ),
         (links({("h01", 0): ("", "")}, h01="lldpctl: exit code 1"), "lldpctl: exit code 1"),
@@ -427,7 +427,7 @@ def test_cable_that_was_not_read_is_inconclusive(hosts: list[HostLinks], reason:
     wiring = judge_links(plan_of(*lines_of({("h01", 0): ("leaf01", "swp1")}), hosts=1), hosts)
     (verdict,) = wiring.verdicts
     assert (verdict.verdict, verdict.action) == (INCONCLUSIVE, "none")
-    assert verdict.reason == f"port ens0np0 belongs at leaf01 swp1, which could not be verified: {reason}"
+    assert verdict.reason == f"port ens0np0 belongs at leaf01 swp1; whether it is there could not be verified: {reason}"
 
 
 @pytest.mark.parametrize("sent", ["", "00:1f:46:ab:cd:ef", "537"])
@@ -437,7 +437,8 @@ def test_port_that_the_switch_does_not_name_is_inconclusive_only_at_the_right_sw
     found = {**cables, ("h01", 0): (cables["h01", 0][0], sent), ("h02", 1): ("leaf9", sent)}
     verdicts = {item.host: item for item in compare_with_manifest(cables, found).verdicts if item.verdict != PASS}
     assert {host: item.verdict for host, item in verdicts.items()} == {"h01": INCONCLUSIVE, "h02": FAIL}
-    assert "could not be verified: the switch does not name the port" in verdicts["h01"].reason
+    expected = f"only `{sent}`, not a name," if sent else "no name"
+    assert verdicts["h01"].reason.endswith(f"could not be verified: the switch sends {expected} for its port")
     assert verdicts["h02"].value == f"leaf9 {sent or '(unnamed port)'}"
     assert not_passing(compare_hosts({**HEALTHY["rails"], ("h03", 2): (HEALTHY["rails"]["h03", 2][0], sent)})) == set()
 
@@ -815,7 +816,7 @@ def test_cables_that_the_command_lists_can_be_read_as_a_manifest(tmp_path: Path)
 def test_port_name_that_is_a_spreadsheet_formula_or_invalid_in_a_manifest_is_not_listed(text: str) -> None:
     rows, missing = cable_rows(links({("h01", 0): ("leaf", text), ("h01", 1): ("leaf", "swp1")}))
     assert [row[-1] for row in rows] == ["swp1"]
-    assert missing[0].startswith("NIC ens0np0 of h01: the switch sends a text that a manifest cannot have")
+    assert missing[0].startswith("NIC ens0np0 of h01: the switch sends a name that is not valid in a manifest")
 
 
 def test_ports_that_cannot_be_listed_have_a_reason() -> None:

@@ -36,7 +36,7 @@ def test_times_of_the_catalogue_are_used_without_an_earlier_run() -> None:
         stage.name: stage_s(expected_durations(PLAN, PLAN.hosts[0], stage)) for stage in PLAN.stages
     }
     assert estimate.longest_s == sum(stage.deadline_s for stage in PLAN.stages)
-    assert "times of the catalogue of benchmarks" in str(estimate)
+    assert "estimated from the benchmark catalogue" in str(estimate)
 
 
 def test_times_of_an_earlier_run_replace_the_catalogue() -> None:
@@ -44,7 +44,7 @@ def test_times_of_an_earlier_run_replace_the_catalogue() -> None:
     estimate = estimate_duration(plan, PAST)
     for stage in plan.stages:
         assert estimate.stages_s[stage.name] == LAUNCH_S + 2.0 * len(stage.benchmarks)
-    assert str(estimate).endswith("; times of run r0")
+    assert str(estimate).endswith("; estimated from the times of run r0")
 
 
 def test_earlier_times_are_used_only_for_the_same_settings_and_number_of_devices() -> None:

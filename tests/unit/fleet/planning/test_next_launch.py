@@ -269,7 +269,7 @@ def test_exception_of_a_rank_is_inconclusive_on_every_host_whose_rank_raised_it(
     assert not any("inspect hardware" in line for line in report.acceptance.summary)
     (line,) = (line for line in report.acceptance.summary if "gang.fault" in line)
     subject = raised[0] if len(raised) == 1 else f"{len(raised)} hosts ({', '.join(raised)}): each"
-    failed = f"INCOMPLETE: {subject} took part in a launch of several hosts that failed: {text}; Measure again"
+    failed = f"INCOMPLETE: {subject} took part in a failed launch of several hosts: {text}; Measure again"
     assert line.partition(" [")[0] == failed, "the cause must have one line"
 
 
@@ -548,7 +548,10 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
     gang.run_all()
     last = gang.launches["h3"].pop()  # h3 is still finishing when the interrupted control node resumes
     run = write_run(gang, tmp_path)
-    assert rackproof("gangs", "--run-dir", run, "--await") == "wait for h3 first\n"
+    assert (
+        rackproof("gangs", "--run-dir", run, "--await")
+        == "nothing to launch yet: first fetch the gang records of h3 again\n"
+    )
     assert json.loads(rackproof("gangs", "--run-dir", run, "--await", "--json")) == {
         "launches": [],
         "hosts": {},

@@ -482,7 +482,9 @@ def test_ansible_that_does_not_finish_is_reported(tmp_path: Path, monkeypatch: p
     ],
 )
 def test_error_names_the_invalid_key_of_a_json_inventory(changed: dict[str, Any], message: str) -> None:
-    with pytest.raises(UsageError, match=f"{message}.*: write it as `ansible-inventory --list` prints it"):
+    with pytest.raises(
+        UsageError, match=f"{message}.*: write the inventory in the format of `ansible-inventory --list`"
+    ):
         check_listing({"gpu_hosts": {"hosts": ["h1"]}, "_meta": {"hostvars": {}}} | changed)
 
 

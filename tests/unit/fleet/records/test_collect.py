@@ -331,7 +331,7 @@ def test_operator_chooses_between_two_attempts(attempt: str, began: str, run: Pa
     log = log_of(tmp_path, lines_of(plan, "h1") + lines_of(plan, "h1", **again))
     done = rackproof("collect", run, log)
     assert done.returncode == 2
-    assert "hosts/h1.json: the host began 2 times" in done.stderr
+    assert "hosts/h1.json: the host began the run 2 times" in done.stderr
     assert not (run / "hosts" / "h1.json").exists()
     assert rackproof("collect", run, log, "--attempt", attempt).returncode == 0
     assert began in json.loads((run / "hosts" / "h1.json").read_text(encoding="utf-8"))["began"]

@@ -371,7 +371,7 @@ def plan(change: Callable[[dict[str, Any]], object]) -> Damage:
         (plan(lambda document: document["expected"].pop()), "it does not expect "),
         (plan(lambda document: document["expected"].append(document["expected"][0])), "it expects "),
         (plan(lambda document: document["expected"][0].update(peers=True)), "it does not expect "),
-        (plan(lambda document: document["stages"][0]["benchmarks"].popitem()), "which does not measure it"),
+        (plan(lambda document: document["stages"][0]["benchmarks"].popitem()), "does not measure it"),
         (plan(lambda document: document["stages"][0]["benchmarks"].update(mistake={})), "unknown benchmark 'mistake'"),
         (
             plan(lambda document: document["expected"][0].update(name="paiirs.bandwidth", scope="peers")),

@@ -1240,7 +1240,10 @@ def test_hosts_of_a_healthy_gang_pass() -> None:
     assert summaries(verdicts) == [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
     first = verdicts[0]
     assert (first.value, first.limit, first.operator, first.unit) == (1e9, pytest.approx(0.88e9), "ge", "B/s")
-    assert first.reason == "median of its 3 pairs 1 GB/s, of all pairs of the gang 1 GB/s: no part of the host is slow"
+    assert (
+        first.reason
+        == "the median of its 3 pairs is 1 GB/s, of all pairs of the gang 1 GB/s: no part of the host is slow"
+    )
     latencies = [replace(each, name="pairs.latency", unit="s", value=2e-6) for each in speeds("h1")]
     verdict = localise_verdicts(
         {name: record(name, launch(), observations=latencies if name == "h1" else ()) for name in NAMES}
@@ -1507,7 +1510,8 @@ def test_healthy_hosts_pass_in_bandwidth_and_latency() -> None:
         ("gang=r1", PASS, "policy", "none")
     }
     assert (
-        verdicts[3].reason == "median of its 6 pairs 1 s, of all pairs of the gang 1.25 s: no part of the host is slow"
+        verdicts[3].reason
+        == "the median of its 6 pairs is 1 s, of all pairs of the gang 1.25 s: no part of the host is slow"
     )
 
 
@@ -1516,9 +1520,7 @@ def test_host_that_passes_beyond_the_limit_is_not_called_normal() -> None:
     pairs = matrix(4, 3, shares={1: 0.76}, unmeasured=[("a", 0), ("a", 2)])
     first, *_ = pair_verdicts(plan_of_racks("abcd", 3), pairs)
     assert (first.host, first.verdict, first.value, first.limit) == ("a", PASS, 76, None)
-    expected = (
-        "median of its 3 pairs 76 B/s, of all pairs of the gang 88 B/s: slow, but no part of this host is a suspect"
-    )
+    expected = "the median of its 3 pairs is 76 B/s, of all pairs of the gang 88 B/s: slow, but no part of this host is a suspect"
     assert first.reason == expected
 
 
@@ -1717,7 +1719,7 @@ def test_best_pair_of_processes_counts_for_a_link_in_rehearsal() -> None:
     pairs = [replace(pair, bandwidth=90.0 if pair.rail else 1.0) for pair in matrix(4, 2)]
     verdicts = pair_verdicts(as_rehearsal(plan_of_racks()), pairs)
     assert [(item.host, item.value) for item in verdicts if item.unit == "B/s"] == [(name, 90) for name in "abcd"]
-    assert verdicts[0].reason.startswith("median of its 3 pairs")
+    assert verdicts[0].reason.startswith("the median of its 3 pairs")
 
 
 @pytest.mark.parametrize(
@@ -1748,8 +1750,8 @@ def test_invalid_speed_fails_its_pair_and_speed_of_an_unplanned_scope_is_ignored
             ]
         return pair_verdicts(plan_of_racks(rails=1), values)
 
-    assert [item.reason[:22] for item in verdicts_on_speed(100.0) if item.unit == "B/s"] == [
-        "median of its 3 pairs "
+    assert [item.reason[:29] for item in verdicts_on_speed(100.0) if item.unit == "B/s"] == [
+        "the median of its 3 pairs is "
     ] * 4
     for value in (0, -1.0, math.inf, math.nan, "fast"):  # not a speed
         verdicts = not_passed(verdicts_on_speed(value))

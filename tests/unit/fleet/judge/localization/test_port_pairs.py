@@ -93,7 +93,7 @@ def test_slow_port_is_named_by_host_and_port_and_explains_the_pairs_of_gpus() ->
         "fail",
     )
     assert "suspect NIC h2 rail 1" in port.reason
-    assert port.reason.endswith("the pairs of GPUs are slow or fail here too")
+    assert port.reason.endswith("the pairs of GPUs are slow or fail on this host too")
     (gpu,) = (item for item in of_layer(verdicts, "pairs") if item.verdict != "pass")
     assert gpu.detail.endswith("the cause is a port, cable or switch, not NCCL")
     assert gpu.part_scope == "hca=mlx5_1", "both verdicts on the fault must name the same part"
