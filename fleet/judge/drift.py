@@ -113,7 +113,7 @@ def is_rate(series: Series) -> bool:
 
 
 def rate_course(series: Series, soak: Soak) -> RateCourse | None:
-    """Return the course of a rate over the soak; None with too few values, or with a mean of 0 or less in the reference period."""
+    """Return the course of a rate over the soak; None with too few values, or a mean of 0 or less in the reference period."""
     width = soak.timeline.bucket_s
     ends = max(min(REFERENCE_S, REFERENCE_SHARE * soak.planned_s), width)
     rows = list(zip(series.at, series.n, series.mean, strict=True))

@@ -68,9 +68,7 @@ def _snapshot_order_problems(record: Record) -> Iterator[Problem]:
         if _is_earlier(later.at, earlier.at):
             reason = f"the snapshot {later.phase} {later.stage} was taken at {later.at}, before the previous one at {earlier.at}"
             yield f"stage.{later.stage}", "host", reason, later.stage
-        elif (
-            later.at == earlier.at and "." in later.at
-        ):  # times of older records have no fractions of a second, so they may be equal
+        elif later.at == earlier.at and "." in later.at:  # in older records, times have no fractions
             reason = f"the snapshots {earlier.phase} {earlier.stage} and {later.phase} {later.stage} have the same time"
             yield f"stage.{later.stage}", "host", reason, later.stage
     if snapshots and snapshots[0].stage != PREFLIGHT and any(item.stage == PREFLIGHT for item in snapshots):
@@ -120,7 +118,7 @@ def _launch_order_problems(record: Record) -> Iterator[Problem]:
 
 
 def _misplaced_launches(record: Record) -> Iterator[Problem]:
-    """Check that no successful launch of the stage `gang` is in a host's own record, and none of `benchmark` in its gang record."""
+    """Check that a host's own record has no successful launch of stage `gang`, and its gang record none of `benchmark`."""
     misplaced = BENCHMARK if record.gang else GANG
     for launch in record.launches:
         if launch.succeeded and launch.stage == misplaced:
@@ -158,8 +156,8 @@ def _missing_snapshot_after_soak(record: Record) -> Iterator[Problem]:
 def _launch_problems(view: HostView, launch: Launch) -> Iterator[str]:
     """Check the culprit, members and ranks of one launch.
 
-    Only a failed launch has a culprit (the hosts that stopped it), and no member or rank occurs twice. The number of a rank is its
-    local number plus the number of ranks that the plan has on the members listed before this host.
+    Only a failed launch has a culprit (the hosts that stopped it), and no member or rank occurs twice. The number of a rank is
+    its local number plus the number of ranks that the plan has on the members listed before this host.
     """
     if launch.culprit and launch.outcome != "failed":
         yield f"the launch has the outcome {launch.outcome}, but was ended because of {', '.join(launch.culprit.hosts)}"

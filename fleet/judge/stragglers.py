@@ -1,8 +1,8 @@
 """Explain stragglers in data-parallel training.
 
-A criterion that compares a rank with the fleet (`vs_fleet`) decides that the rank computes too long. This module adds the rank and
-the cause to the failure. Causes are readings of the rank's GPU, or of its host's CPU, during the measured training steps, that
-differ from the median over the rank's peers. This module may change the action of the verdict, but never its result.
+A criterion that compares a rank with the fleet (`vs_fleet`) decides that the rank computes too long. This module adds the rank
+and the cause to the failure. Causes are readings of the rank's GPU, or of its host's CPU, that differ from the median over the
+rank's peers during the measured training steps. This module may change the action of the verdict, but never its result.
 """
 
 from __future__ import annotations
@@ -115,7 +115,9 @@ def ranks_of(view: HostView) -> Iterator[tuple[Kind, str, Observation]]:
 def with_straggler_causes(
     views: Iterable[HostView], verdicts: Sequence[Verdict], known: RankFigures | None = None
 ) -> list[Verdict]:
-    """Return the verdicts. Add to each failure of `straggler.compute` the rank, how long the other ranks wait for it, and the cause.
+    """Return the verdicts, with rank, delay and cause added to each failure of `straggler.compute`.
+
+    The delay is the time that the other ranks wait for the rank.
 
     The action becomes `configure` if a limit on the rank's CPU explains the delay and no reading of its GPU deviates.
 
@@ -135,7 +137,10 @@ def with_straggler_causes(
 
 
 def _launch_series(view: HostView, kind: Kind, views: Iterable[HostView]) -> dict[str, list[float]]:
-    """Return figure -> its values on all ranks of the launch: on all hosts of the gang in the stage `gang`, otherwise on this host."""
+    """Return figure -> its values on all ranks of the launch.
+
+    In the stage `gang`, these are the ranks of all hosts of the gang, otherwise only those of this host.
+    """
     series: dict[str, list[float]] = defaultdict(list)
     for other in views:
         same_launch = other is view or (kind[1] == "gang" and other.host.gang == view.host.gang)
@@ -172,7 +177,7 @@ def _explain(view: HostView, verdict: Verdict, known: RankFigures, views: Iterab
 
 
 def _rank_name(view: HostView, verdict: Verdict) -> str:
-    """Return `rank 3 (node2 gpu=1)`, with the number of the rank in the last launch of the stage; `node2 gpu=1` if it is unknown."""
+    """Return `rank 3 (node2 gpu=1)`: the number is that in the last launch of the stage. If it is unknown: `node2 gpu=1`."""
     launches = [launch for launch in view.evidence.launches() if launch.stage == verdict.stage]
     local = view.host.scopes.index(verdict.scope) if verdict.scope in view.host.scopes else -1
     rank = [rank.rank for launch in launches[-1:] for rank in launch.ranks if rank.local_rank == local]
@@ -186,7 +191,7 @@ def _longer(own: Figures, usual: Figures) -> str:
 
 
 def _delay(own: Figures, launch_medians: Figures) -> str:
-    """Return in words the median time that the other ranks wait in each step; empty if they hardly wait, or this rank waits too."""
+    """Return in words how long the other ranks wait in each step (median); empty if they hardly wait, or this rank waits too."""
     wait = launch_medians.get("wait", 0.0)
     if wait < MIN_DEVIATION * own["compute"] or wait < 2 * own.get("wait", 0.0):
         return ""

@@ -6,8 +6,8 @@ import math
 from functools import cache
 
 _STEPS = 400
-"""Number of intervals for Simpson's rule. It must be even. With this number, the error of the probability is below 1e-7 for t up to
-100 and at least one degree of freedom."""
+"""Number of intervals for Simpson's rule. It must be even. With this number, the error of the probability is below 1e-7 for t up
+to 100 and at least one degree of freedom."""
 
 
 def t_cdf(t: float, freedom: float) -> float:

@@ -33,7 +33,13 @@ class Tally:
         row.add(verdict.verdict, verdict.value, verdict.limit, position, verdict.host, verdict.scope, serial)
 
     def add_repeated(self, passes: Sequence[Verdict], hosts: Sequence[tuple[int, str]], count: int) -> None:
-        """Count each of `passes` for `count` hosts. `hosts`: position in the plan and name of the first of them (MAX_FARTHEST or all)."""
+        """Count each of `passes` for `count` hosts.
+
+        Args:
+            passes: verdicts that these hosts have in common.
+            hosts: position in the plan and name of the first of these hosts, at most MAX_FARTHEST.
+            count: number of these hosts.
+        """
         for verdict in passes:
             self.row(verdict).add_repeated(verdict.value, verdict.limit, hosts, count, verdict.scope)
 

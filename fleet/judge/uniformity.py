@@ -3,8 +3,8 @@
 A group is the GPUs, or the hosts, of one GPU model in one gang (the hosts of one multi-node launch). The hosts without a gang are
 compared with each other. A criterion may compare within a rack, within an NVLink domain, within the host, or within a device
 instead.
-The correct value is not known, so parts that do not have the most common value fail. If several values are equally common, the one
-that the criterion prefers counts as correct. Without a preference every part fails, and the reason lists the values.
+The correct value is not known, so parts that do not have the most common value fail. If several values are equally common, the
+one that the criterion prefers counts as correct. Without a preference every part fails, and the reason lists the values.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from schemas.scopes import Scope
 _MAX_LISTED_VALUES = 4
 """Maximum number of values of a group that the reason of a verdict lists."""
 MIN_ALIKE = 4
-"""Parts of one host, or of one device, are compared with each other only if at least this many are of one kind. For whole GPUs, two
-are enough."""
+"""Parts of one host, or of one device, are compared with each other only if at least this many are of one kind. For whole GPUs,
+two are enough."""
 MIN_ALIKE_SHARE = 0.75
-"""Parts that are compared because of MIN_ALIKE can fail only if at least this share of them agrees. So at most two of eight, or one
-of four, fail."""
+"""Parts that are compared because of MIN_ALIKE can fail only if at least this share of them agrees. So at most two of eight, or
+one of four, fail."""
 SLOT_READINGS = "pcie."
 """Prefix of the names of readings that depend on the slot: a GPU is compared with the GPU of the same index on other hosts."""
 PCI_KIND, DRIVE = "pcie.kind", "nvme"
@@ -46,7 +46,7 @@ WITHIN_HOST = (HOST, DEVICE)
 _USE_MAJORITY = "; set the value of the majority, and measure again"
 _USE_ONE = "; set one value on all of them, and measure again"
 _CHANGED = "; it changed during the run: measure again"
-"""What to do if a part fails a criterion with the action `none` or `configure`: a version or setting differs, and no part is faulty."""
+"""What to do if a criterion with the action `none` or `configure` fails: a version or setting differs, and no part is faulty."""
 
 GroupKey = tuple[str, str, str, str, str]
 """Id of the criterion, name of the observation, GPU model, group of hosts (`group_name`) and scope. Values with the same key are
@@ -123,7 +123,7 @@ def _most_common(by_count: Sequence[tuple[Value, int]], criterion: Criterion) ->
 
 
 def _with_tolerance(by_count: Sequence[tuple[Value, int]], within: float) -> list[tuple[Value, int]]:
-    """Return each value of `by_count`, in the same order, and the number of parts whose value differs from it by at most the tolerance.
+    """Return each value of `by_count`, in the same order, and the number of parts whose values are within the tolerance of it.
 
     `within` is the tolerance, as a fraction of the value.
     """
@@ -145,7 +145,7 @@ def _is_number(value: Value) -> bool:
 
 
 def _is_near(value: Value, other: Value, within: float) -> bool:
-    """Return whether two values count as the same: they are equal, or are numbers that differ by at most the fraction `within`."""
+    """Return whether two values count as the same: equal, or numbers that differ by at most `within` of the larger one."""
     if within and isinstance(value, float | int) and isinstance(other, float | int):
         return abs(value - other) <= within * max(abs(value), abs(other))
     return _exact(value) == _exact(other)
@@ -442,7 +442,7 @@ def _empty_group(scope: Scope) -> ValueGroup:
 
 
 def _own_parts(view: HostView, criterion: Criterion, item: Observation, own_groups: _OwnGroups) -> ValueGroup:
-    """Return the values of the parts of this host of the same kind as the observed part; an empty group if they cannot be compared.
+    """Return the values of this host's parts of the same kind as the observed part; an empty group if they cannot be compared.
 
     Any number of GPUs can be compared with each other. Of other parts, such as ports or links, some may be unused by design, so
     they are compared only if enough of them agree (MIN_ALIKE, MIN_ALIKE_SHARE). If the inventory states how many ports must be up
@@ -458,7 +458,7 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation, own_grou
 
 
 def _kind_of(scope: Scope, kinds: Sequence[Mapping[str, Value]]) -> tuple[Value, ...]:
-    """Return for each of these readings the value of the part, or else the value of its device, or None if neither has a value."""
+    """Return for each of these readings the value of the part, or else that of its device, or None if neither has a value."""
     return tuple(values.get(scope.text, values.get(scope.device)) for values in kinds)
 
 

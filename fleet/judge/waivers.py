@@ -1,10 +1,12 @@
 """Match waivers with verdicts. A waived failure stays a failure; the waiver adds who accepted it and until when.
 
-A waiver applies to one criterion on one host or one part. For a whole fleet, change the criterion in a pack instead. A waiver with
-`absent: true` applies to an inconclusive verdict on a missing observation, and must name the observation. If too little is known,
-the verdict cannot be waived: a host has no record, a GPU or a stage has no observations, or the host has no baseline (accepted
-record) to compare with. A waiver has expired if the plan was made after its last day. So judging a run again later gives the same
-result.
+A waiver applies to one criterion on one host or one part. For a whole fleet, change the criterion in a pack instead.
+
+A waiver with `absent: true` applies to an inconclusive verdict on a missing observation, and must name the observation. If too
+little is known, the verdict cannot be waived: a host has no record, a GPU or a stage has no observations, or the host has no
+baseline (accepted record) to compare with.
+
+A waiver has expired if the plan was made after its last day. So judging a run again later gives the same result.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
 NOT_WAIVABLE = frozenset({RECORD, "record.clock", "gpu", "host.events", BASELINE})
-"""Names of observations whose absence cannot be waived: without them, nothing is known of the host or the GPU, the evidence of the
-host is incomplete, or the host has no baseline (accepted record) to compare with."""
+"""Names of observations whose absence cannot be waived: without them, nothing is known of the host or the GPU, the evidence of
+the host is incomplete, or the host has no baseline (accepted record) to compare with."""
 STAGE_PREFIX = "stage."
 """Prefix of the names of verdicts on a stage that is missing or did not finish."""
 
@@ -71,7 +73,7 @@ def covers(waiver: Waiver, verdict: Verdict) -> bool:
 
 
 def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) -> Iterator[SummaryLine]:
-    """Yield a line for each waiver, with its author and last day: how many verdicts it applies to, or that it expired or was not used."""
+    """Yield a line for each waiver: to how many verdicts it applies, or that it expired or was not used."""
     counts: dict[Waiver, int] = {}
     for verdict in verdicts:
         if verdict.waiver:

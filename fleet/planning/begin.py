@@ -36,8 +36,8 @@ def begin(directory: Path, document: dict[str, object], take_over: bool = False)
         raise UsageError(str(error)) from None
     holder = run_lock.holder(directory)
     if (not holder or holder.is_running() is False) and os.access(path, os.R_OK):
-        # Refuse a different plan before `acquire` changes files of the run. If the run is locked or its plan is not readable, skip
-        # this: the message of `acquire` is better.
+        # Refuse a different plan before `acquire` changes files of the run. This is skipped if the run is locked or its plan is
+        # not readable, because the message of `acquire` is then better.
         _existing_plan(path, document)
     with _named_directory(directory):
         note = run_lock.acquire(directory, take_over=take_over)
@@ -65,7 +65,7 @@ def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, obje
         raise RunError(
             f"{error}: the plan is damaged or was written by another version of Rackproof: choose another rackproof_run_id"
         ) from None
-    # These differ each time a plan is made; `durations_s` comes from the newest runs.
+    # These may differ each time a plan is made: `durations_s` comes from the newest runs.
     compared = {*document, *plan} - {"nonce", "created", "durations_s"}
     different = sorted(key for key in compared if plan.get(key) != document.get(key))
     if different:
@@ -85,7 +85,7 @@ def _named_directory(directory: Path) -> Iterator[None]:
         if error.filename:
             raise
         raise RunError(
-            f"{directory}: {error.strerror}: free some space, or set rackproof_runs_directory to another disk"
+            f"{directory}: {error.strerror}: free some space, or set rackproof_runs_directory to another path"
         ) from None
 
 

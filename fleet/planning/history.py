@@ -23,14 +23,14 @@ from schemas.stages import BENCHMARK, SOAK
 from schemas.times import epoch_seconds
 
 MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
-"""The reports of the newest MAX_RUNS runs are read. To find how long benchmarks take, records of the newest MAX_TIMED_RUNS of these
-runs are read too. Of each of these runs, at most MAX_TIMED_RECORDS records of hosts alone are read, and as many of hosts in gangs
-(the hosts of one multi-node launch) and of BMCs."""
+"""The reports of the newest MAX_RUNS runs are read. To find how long benchmarks take, records of the newest MAX_TIMED_RUNS runs
+are read too. Of each of these runs, at most MAX_TIMED_RECORDS records of hosts alone are read, and as many of hosts in gangs (the
+hosts of one multi-node launch) and of BMCs."""
 REPORT_BYTES = 200_000_000
 """Maximum size, in bytes, of a report, plan or record that is read. A run is skipped if one of the files to read is larger."""
 Json = Any
 StoredRuns = Callable[[set[str], bool], Sequence[PastRun]]
-"""Function that returns earlier runs. Arguments: the names of the hosts, and whether to return rehearsals instead of other runs."""
+"""Function that returns earlier runs. Arguments: names of hosts, and whether to return rehearsals instead of other runs."""
 
 
 def apply_budget(
@@ -193,14 +193,15 @@ def _past_run(directory: Path, report: Json, plan: Json, hosts: set[str], *, tim
 
 
 def stage_key(stage: str) -> str:
-    """Return the stage that identifies a test in the selection: a benchmark of a soak is the same test as in stage `benchmark`."""
+    """Return the stage of a test in the selection: a benchmark in a soak is the same test as in the stage `benchmark`."""
     return BENCHMARK if stage == SOAK else stage
 
 
 def test_of(name: str, stage: str) -> Key | None:
-    """Return the test that made the observation `name` in a stage; None if no test made it.
+    """Return the test to which a verdict with this name and stage belongs; None if it belongs to none.
 
-    The names of a soak's drifts begin with `drift.`. Observations of a whole gang launch (`gang.`) count for `collective`.
+    `drift.` precedes the name of a rate that fell during a soak. `gang.fault`, on a host that stopped a gang launch, belongs to
+    the test `collective`.
     """
     benchmark = name.removeprefix("drift.").split(".")[0]
     if benchmark in BENCHMARKS:

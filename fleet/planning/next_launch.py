@@ -228,7 +228,7 @@ class _Gang:
         return self._probes_or_retry(last, rest)
 
     def _probes_or_retry(self, last: Attempt, rest: Sequence[str]) -> list[LaunchPlan]:
-        """Return the next launches after the launch `last` of exactly the hosts `rest` failed. None of these hosts is excluded."""
+        """Return the next launches after the launch `last` of exactly the hosts `rest` failed. None of them is excluded."""
         result = probe_result(self._attempts, last) if is_stuck(last) else None
         if isinstance(result, list):
             return [self._launch(group, probe=True) for group in result]

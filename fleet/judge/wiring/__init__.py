@@ -1,4 +1,7 @@
-"""Judge the cables between hosts and switches: by the manifest, the operator's list of parts and cables, or else by comparing hosts."""
+"""Judge the cables between hosts and switches.
+
+They are compared with the manifest (the operator's list of parts and cables), or else the cables of the hosts with each other.
+"""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class PortLink:
 
     @property
     def end(self) -> str:
-        """Return switch and switch port: `leaf01 swp1s0`, followed by the label of the switch port if it differs from the name."""
+        """Return switch and switch port: `leaf01 swp1s0`, followed by the label of that port if it differs from the name."""
         label = f" ({self.label})" if self.label and self.label != self.port else ""
         return f"{self.switch_name} {self.port or UNNAMED}{label}"
 
@@ -223,7 +223,7 @@ def _absent(view: HostView) -> dict[str, str]:
 
 
 def _changed(view: HostView) -> dict[str, str]:
-    """Return scope -> a reason that names the switches, for each port at several switches during the run (its cable was moved)."""
+    """Return scope -> a reason that names the switches, for each port that was at several switches during the run."""
     seen: dict[str, dict[Value, None]] = {}
     for kind in KINDS:
         for _, metric in view.observations.metrics.get(f"{kind}.{SWITCH_ID}", ()):

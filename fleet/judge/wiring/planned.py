@@ -60,7 +60,10 @@ class _Cables:
 
 
 def judge_planned(lines: Sequence[Part], hosts: Mapping[str, HostLinks]) -> list[Verdict]:
-    """Return a verdict on each cable of the manifest. The verdicts on two swapped cables have the same `detail`, which names both."""
+    """Return a verdict on each cable of the manifest.
+
+    The verdicts on two swapped cables have the same `detail`, which names both cables.
+    """
     cables = _Cables(lines, hosts)
     return [_verdict(line, cables) for line in lines]
 

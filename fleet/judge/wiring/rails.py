@@ -7,8 +7,8 @@ at least half of its switches, the host itself included. Among peers, a switch b
 - Their number is more than half of the number of peers that use the switch in any other rail.
 
 A rail has a clear majority if its switch was read on at least three peers, and at least two thirds of these use a switch that
-belongs to the rail. A port of such a rail fails if it is at any other switch. Two failing ports of a host are swapped if each is at
-a switch that belongs to the rail of the other.
+belongs to the rail. A port of such a rail fails if it is at any other switch. Two failing ports of a host are swapped if each is
+at a switch that belongs to the rail of the other.
 
 A host with fewer than three peers is compared with the whole fleet. Two of its ports at the same switch fail if the switches of
 both slots were read on at least three hosts, and at least two thirds of these have different switches in the two slots.
@@ -115,14 +115,14 @@ class _Fleet:
         self._apart: dict[tuple[str, str], bool] = {}
 
     def rails_of(self, host: str) -> Rails:
-        """Return the rails among the peers of a host, which include the host. Hosts with the same switches have the same peers."""
+        """Return the rails among the peers of a host, itself included. Hosts with the same switches have the same peers."""
         switches = self._switches[host]
         if switches not in self._rails:
             self._rails[switches] = self._find_rails(switches)
         return self._rails[switches]
 
     def _find_rails(self, switches: frozenset[str]) -> Rails:
-        """Return the rails among the hosts that use at least half of these switches; no rails if they are fewer than MIN_HOSTS."""
+        """Return the rails among the hosts that use at least half of these switches; none if they are fewer than MIN_HOSTS."""
         shared = Counter(host for switch in switches for host in self._hosts_at[switch])
         peers = sorted(host for host, count in shared.items() if 2 * count >= len(switches))
         if len(peers) < MIN_HOSTS:
@@ -177,7 +177,10 @@ class _Fleet:
         return verdicts
 
     def _are_apart(self, slot: str, other: str) -> bool:
-        """Return whether a clear majority of the hosts, of those with a switch read in both slots, has different switches there."""
+        """Return whether a clear majority of the hosts has different switches in two slots.
+
+        Only hosts count on which the switches of both slots were read.
+        """
         if (slot, other) not in self._apart:
             switches = (
                 {port.slot: port.switch_id for port in ports if port.switch_id} for ports in self.ports.values()

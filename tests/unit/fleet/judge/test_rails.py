@@ -148,7 +148,7 @@ def test_switch_that_was_not_read_is_inconclusive_if_a_switch_is_expected_and_th
         INCONCLUSIVE, VerdictKind.MISSING, None, None, "",
     )  # fmt: skip
     assert (unread.reason, unread.detail, unread.action) == (
-        "5 of 5 hosts have b in this slot; on this host the switch was not read: no LLDP", "", "none",
+        "5 of 5 hosts have b in this slot; on this host it was not read: no LLDP", "", "none",
     )  # fmt: skip
     for fields in ({"is_expected": False}, {"has_link": False}):
         other = HostLinks(host="h6", has_record=True, links=(link("h6", 0, "a"), link("h6", 1, "", **fields)))

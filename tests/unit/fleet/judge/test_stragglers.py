@@ -171,15 +171,15 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
         ),
         pytest.param(
             PINNED,
-            "it may use 1 of its host's processors, its peers 64; its GPU waits for the CPU: launching kernels takes 18.1 ms a step, against "
-            "6.7 ms; its threads wait 11 ms a step for a processor, against 0.001 ms",
+            "it may use 1 of its host's processors, its peers 64; its GPU waits for the CPU: launching kernels takes 18.1 ms "
+            "a step, against 6.7 ms; its threads wait 11 ms a step for a processor, against 0.001 ms",
             "configure",
             id="pinned",
         ),
         pytest.param(
             BUSY,
-            "its GPU waits for the CPU: launching kernels takes 18.1 ms a step, against 6.7 ms; its threads wait 9 ms a step for a processor, "
-            "against 0.001 ms; its host was short of processors for 90 % of the time, against 0 %",
+            "its GPU waits for the CPU: launching kernels takes 18.1 ms a step, against 6.7 ms; its threads wait 9 ms "
+            "a step for a processor, against 0.001 ms; its host was short of processors for 90 % of the time, against 0 %",
             "inspect_hardware",
             id="busy",
         ),

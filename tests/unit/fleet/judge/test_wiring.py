@@ -255,7 +255,7 @@ def test_port_that_was_not_read_is_inconclusive_if_most_hosts_have_a_switch() ->
     cables = {**HEALTHY["rails"], ("h03", 2): ("", "")}
     (verdict,) = [item for item in compare_hosts(cables).verdicts if item.verdict != PASS]
     assert (verdict.host, verdict.scope, verdict.verdict) == ("h03", "nic=ens2np0", INCONCLUSIVE)
-    assert verdict.reason == "15 of 15 hosts have leaf0-2 in this slot; on this host the switch was not read: no answer"
+    assert verdict.reason == "15 of 15 hosts have leaf0-2 in this slot; on this host it was not read: no answer"
 
 
 def with_absent(plan: Plan, cables: Cables, host: str, why: str) -> dict[str, Evidence]:
@@ -417,8 +417,8 @@ def test_three_cables_moved_in_a_circle_are_three_causes() -> None:
         (links({("h01", 5): ("leaf", "swp1")}), "the host reported no port of this name; it reported nic=ens5np0"),
         (
             links({("h01", rail): ("leaf", f"swp{rail}") for rail in range(1, 10)}),
-            "the host reported no port of this name; it reported nic=ens1np0, nic=ens2np0, nic=ens3np0, nic=ens4np0, nic=ens5np0, "
-            "nic=ens6np0, nic=ens7np0, nic=ens8np0 and 1 more",
+            "the host reported no port of this name; it reported nic=ens1np0, nic=ens2np0, nic=ens3np0, nic=ens4np0, "
+            "nic=ens5np0, nic=ens6np0, nic=ens7np0, nic=ens8np0 and 1 more",
         ),
         (links({("h01", 0): ("", "")}, h01="lldpctl: exit code 1"), "lldpctl: exit code 1"),
     ],
