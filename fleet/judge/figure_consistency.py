@@ -472,8 +472,8 @@ def _without_judged_params(view: HostView, items: Sequence[Observation]) -> Iter
                     missing -= {key}
             others = {key: value for key, value in criterion.where.items() if key not in missing}
             if missing and matches(replace(criterion, where=others), item):
-                names = ", ".join(f"`{key}`" for key in sorted(missing))
-                yield position, f"it does not state {names}, by which the criterion `{criterion.id}` selects figures"
+                keys = ", ".join(f"`{key}`" for key in sorted(missing))
+                yield position, f"it does not state {keys}, by which the criterion `{criterion.id}` selects figures"
                 break
 
 
