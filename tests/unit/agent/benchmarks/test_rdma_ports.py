@@ -68,7 +68,7 @@ def test_port_has_rail_rate_numa_node_and_path(tmp_path: Path) -> None:
         ({"state": "2: INIT"}, "no subnet manager"),
         ({"rate": "100 Gb/sec (4X EDR)"}, "less than half"),
         ({"layer": "Ethernet"}, "it is Ethernet"),
-        ({"layer": "Unknown"}, "link layer is Unknown"),
+        ({"layer": "Unknown"}, "link layer of the port is Unknown"),
     ],
 )
 def test_port_outside_the_fabric_has_a_reason(tmp_path: Path, change: dict[str, str], reason: str) -> None:

@@ -244,7 +244,7 @@ def test_gpu_memory_is_unsupported_if_perftest_is_not_built_for_it(
     [
         ("--use_cuda_bus_id --use_cuda_dmabuf", "nvidia_peermem", ["--use_cuda_bus_id=0000:17:00.0"]),
         ("--use_cuda_bus_id --use_cuda_dmabuf", "", ["--use_cuda_bus_id=0000:17:00.0", "--use_cuda_dmabuf"]),
-        ("--use_cuda_bus_id", "", "the module nvidia_peermem is not loaded"),
+        ("--use_cuda_bus_id", "", "the kernel module nvidia_peermem is not loaded"),
     ],
 )
 def test_gpu_memory_uses_peermem_or_else_dmabuf(

@@ -482,7 +482,10 @@ def test_run_with_skipped_benchmarks_is_not_accepted_as_baseline(
     assert call("report", run) == 0
     capsys.readouterr()
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
-    assert "run part skipped gemm (benchmark) of smoke (rackproof_budget_s)" in capsys.readouterr().err
+    assert (
+        "run part skipped tests of the profile smoke because of rackproof_budget_s: gemm (benchmark)"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "base").exists()
 
 

@@ -87,7 +87,7 @@ def test_figure_cannot_escape_a_criterion_by_lacking_a_parameter(criterion: Crit
     assert not_stated(view, figure, *stating) == []
     for key in criterion.where:
         without = replace(figure, params={name: value for name, value in figure.params.items() if name != key})
-        assert any(f"does not state {key}" in reason for reason in not_stated(view, without, *stating)), key
+        assert any(f"does not state `{key}`" in reason for reason in not_stated(view, without, *stating)), key
 
 
 def test_criteria_select_only_by_parameters_of_the_catalogue() -> None:

@@ -148,7 +148,7 @@ def test_switch_that_was_not_read_is_inconclusive_if_a_switch_is_expected_and_th
         INCONCLUSIVE, VerdictKind.MISSING, None, None, "",
     )  # fmt: skip
     assert (unread.reason, unread.detail, unread.action) == (
-        "5 of 5 hosts have b in this slot; on this host it was not read: no LLDP", "", "none",
+        "5 of 5 hosts have b in this slot; on this host the switch was not read: no LLDP", "", "none",
     )  # fmt: skip
     for fields in ({"is_expected": False}, {"has_link": False}):
         other = HostLinks(host="h6", has_record=True, links=(link("h6", 0, "a"), link("h6", 1, "", **fields)))
@@ -175,7 +175,7 @@ def test_host_that_reports_no_switch_is_inconclusive_if_two_thirds_of_the_hosts_
     found = [item for item in verdicts(hosts).values() if item.verdict == INCONCLUSIVE]
     assert len(found) == (2 * silent if is_named else 0)
     if is_named:
-        text = f"{known} of {known + silent} hosts report a switch in this slot; on this host it was not read: no LLDP"
+        text = f"{known} of {known + silent} hosts report a switch in this slot; on this host the switch was not read: no LLDP"
         assert {item.reason for item in found} == {text}
 
 

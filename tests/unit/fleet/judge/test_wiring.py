@@ -255,7 +255,7 @@ def test_port_that_was_not_read_is_inconclusive_if_most_hosts_have_a_switch() ->
     cables = {**HEALTHY["rails"], ("h03", 2): ("", "")}
     (verdict,) = [item for item in compare_hosts(cables).verdicts if item.verdict != PASS]
     assert (verdict.host, verdict.scope, verdict.verdict) == ("h03", "nic=ens2np0", INCONCLUSIVE)
-    assert verdict.reason == "15 of 15 hosts have leaf0-2 in this slot; on this host it was not read: no answer"
+    assert verdict.reason == "15 of 15 hosts have leaf0-2 in this slot; on this host the switch was not read: no answer"
 
 
 def with_absent(plan: Plan, cables: Cables, host: str, why: str) -> dict[str, Evidence]:
