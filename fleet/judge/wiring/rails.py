@@ -172,7 +172,8 @@ class _Fleet:
             count = self._readings_at[port.slot]
             is_asked = port.is_expected and port.has_link and not port.has_changed
             if is_asked and hosts >= MIN_HOSTS and count >= MAJORITY * hosts:
-                detail = f"{count} of {hosts} hosts report a switch in this slot; on this host the switch was not read: {port.reason}"
+                of_others = f"{count} of {hosts} hosts report a switch in this slot"
+                detail = f"{of_others}; on this host the switch was not read: {port.reason}"
                 verdicts.append(_verdict(port, INCONCLUSIVE, detail))
         return verdicts
 
