@@ -1,4 +1,4 @@
-"""Describe scopes in words: which GPU, which pair of GPUs, which link."""
+"""Describe scopes (the parts of a host that readings and verdicts refer to) in words: which GPU, pair of GPUs or link."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Iterable
 from schemas.scopes import Scope, directory_path
 
 _MAX_SUFFIXES = 4
-"""Largest number of different suffixes, such as links, that are listed. If there are more, and every scope is of a GPU or a
-process, only the number of parts is given."""
+"""Maximum number of different suffixes in a list of GPUs and processes. A suffix is the text after the device: `, link 2`.
+
+For a longer list only the number of scopes is given: `56 pairs of GPUs`. A list with other devices is never shortened.
+"""
 _DEVICES = {"gpu": "GPU", "cpu": "process"}
 _KINDS = {
     "nic": "NIC",
@@ -22,16 +24,16 @@ _KINDS = {
     "detector": "leak detector",
     "log": "event log",
 }
-"""Kind of device -> its name in text; any other kind is its own name."""
+"""Kind of device -> its name in text. A kind that is not in this table is its own name in text, such as `disk`."""
 
 
 def describe_scope(scope: str) -> str:
-    """Return `gpu=3,reason=hw_thermal` as `GPU 3, hw thermal`."""
+    """Return a scope in words: `GPU 3, hw thermal` for `gpu=3,reason=hw_thermal`."""
     return describe_scopes([scope])
 
 
 def describe_scopes(scopes: Iterable[str]) -> str:
-    """Return several scopes as one phrase: `GPU 0–7`."""
+    """Return several scopes as one phrase: `GPU 0–7` for `gpu=0` to `gpu=7`."""
     indexes: dict[tuple[str, str], list[int]] = {}
     others: dict[str, None] = {}
     only_pairs = True
@@ -49,7 +51,7 @@ def describe_scopes(scopes: Iterable[str]) -> str:
 
 
 def _device(scope: Scope) -> str:
-    """Return `NIC of rail 5`, `adapter mlx5_0`, `disk sda`."""
+    """Return the device of a scope in words, such as `NIC of rail 5`, `adapter mlx5_0` or `disk sda`."""
     kind, name = scope.device_kind, scope.device.partition("=")[2]
     if kind == "directory":
         return f"directory {directory_path(name)}"
@@ -60,7 +62,7 @@ def _device(scope: Scope) -> str:
 
 
 def _suffix(label: str) -> str:
-    """Return what follows the device: `, hw thermal`, ` to GPU 1`, `, link 2`."""
+    """Return the text of a label after the device: ` to GPU 1` for `peer=1`, `, link 2` for `link=2`."""
     kind, _, value = label.partition("=")
     return {"reason": f", {value.replace('_', ' ')}", "peer": f" to GPU {value}"}.get(
         kind, f", {label.replace('=', ' ')}"

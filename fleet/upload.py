@@ -31,16 +31,20 @@ _TEXTS = (".md", ".csv", ".jsonl", ".prom", ".sig", ".txt", "")
 
 @dataclass(kw_only=True)
 class Upload:
-    """The result of an upload. `url` is that of the run: s3://BUCKET/PREFIX/RUN."""
+    """The result of an upload."""
 
     url: str
+    """Location of the run in the store: s3://BUCKET/PREFIX/RUN."""
     uploaded: list[str] = field(default_factory=list)
+    """Names of the objects that were uploaded."""
     unchanged: list[str] = field(default_factory=list)
+    """Names of the objects that the store already had with the same content."""
     size_bytes: int = 0
+    """Total size of the uploaded objects."""
 
 
 def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
-    """Upload those files of a reported run that the store lacks or has with other content; report.json comes last.
+    """Upload those files of a run with a report that are not in the store or have other content there; report.json comes last.
 
     Nothing is deleted in the store. The name of an object is the prefix, the name of the run directory, and the path of the file
     in that directory.
@@ -52,9 +56,9 @@ def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
 
     Raises:
         UsageError: `url` or `endpoint` is not valid.
-        RunError: there is no report, or a file is not regular or has a backslash or control character in its name.
+        RunError: there is no report, a file is unreadable or not regular, or a name has a backslash or an unprintable character.
         HeldError: the run is in progress.
-        WriteError: the store cannot be reached or refuses a request. The files uploaded before remain there.
+        WriteError: the store cannot be reached or refuses a request. The files that were already uploaded remain there.
     """
     bucket, prefix = _location(url)
     _check_endpoint(endpoint)
@@ -62,7 +66,7 @@ def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
     paths = _checked_files(run_dir)
     folder = "/".join(part for part in (prefix, run_dir.name) if part)
     result = Upload(url=f"s3://{bucket}/{folder}")
-    from botocore.exceptions import BotoCoreError, ClientError  # the extra `upload`
+    from botocore.exceptions import BotoCoreError, ClientError  # installed with the extra `upload` of this package
 
     try:
         store = _client(endpoint)
@@ -70,7 +74,8 @@ def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
         for path in paths:
             _upload_file(store, bucket, f"{folder}/{path}", run_dir / path, stored, result)
     except (BotoCoreError, ClientError) as error:
-        done = f"{len(result.uploaded) + len(result.unchanged)} of {len(paths)} files are in the store"
+        count = len(result.uploaded) + len(result.unchanged)
+        done = f"until then, {count} of {len(paths)} files were uploaded or found in the store"
         raise WriteError(
             f"{run_dir}: not uploaded to {result.url} ({done}): {clean(str(error))}; the run directory and its decision are "
             "unchanged; check endpoint, bucket and credentials (AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), "
@@ -80,17 +85,17 @@ def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
 
 
 def _location(url: str) -> tuple[str, str]:
-    """Return bucket and prefix. The message does not repeat the URL, which may contain a password by mistake."""
+    """Return bucket and prefix. The error message does not contain the URL, which may contain a password by mistake."""
     if not (match := _URL.fullmatch(url)):
         raise UsageError(
             "the upload URL is not valid: give s3://BUCKET or s3://BUCKET/PREFIX without credentials; a bucket has 3 to 63 "
-            "lower-case letters, digits, '.' and '-', a prefix also capital letters, '_' and '='"
+            "lower-case letters, digits, '.' and '-'; a prefix may also have '/', capital letters, '_' and '='"
         )
     return match["bucket"], match["prefix"].strip("/")
 
 
 def _check_endpoint(endpoint: str) -> None:
-    """Refuse an endpoint with a user name, password, path or query. The message does not repeat the endpoint."""
+    """Refuse an endpoint with a user name, password, path or query. The error message does not contain the endpoint."""
     try:
         valid = not endpoint or (_ENDPOINT.fullmatch(endpoint) and urlsplit(endpoint).port != 0)
     except ValueError:  # the port is not a number, or an IPv6 address is incomplete
@@ -101,13 +106,13 @@ def _check_endpoint(endpoint: str) -> None:
 
 def _invalid_endpoint() -> UsageError:
     return UsageError(
-        "the endpoint (--endpoint, AWS_ENDPOINT_URL_S3 or endpoint_url in the files of AWS) is not valid: give http(s)://HOST or "
-        "http(s)://HOST:PORT, without credentials"
+        "the endpoint (--endpoint, AWS_ENDPOINT_URL_S3, or endpoint_url in the AWS configuration files) is not valid: "
+        "give http(s)://HOST or http(s)://HOST:PORT, without credentials"
     )
 
 
 def _checked_files(run_dir: Path) -> list[str]:
-    """Return the path within the run of each file to upload, sorted, report.json last."""
+    """Return the files to upload: their paths relative to the run directory, sorted, but report.json last."""
     if not RunDirectory(run_dir).report.is_file():
         raise RunError(
             f"{run_dir}: no {REPORT}: only a judged run can be uploaded: run rackproof report {run_dir}, then upload"
@@ -120,7 +125,9 @@ def _checked_files(run_dir: Path) -> list[str]:
     for path in paths:
         name = f"{run_dir.name}/{path}"
         if not name.isprintable() or "\\" in name:
-            raise RunError(f"{name!r}: a file with this name cannot be uploaded: rename or remove it")
+            raise RunError(
+                f"{name!r}: the name of a file to upload cannot have a backslash or an unprintable character: rename or remove it"
+            )
         if not stat.S_ISREG((run_dir / path).lstat().st_mode):  # a link could point to a file outside the run directory
             raise RunError(f"{run_dir / path}: not a regular file, so it cannot be uploaded: remove it")
     return paths
@@ -138,10 +145,10 @@ def _files(directory: Path, run_dir: Path) -> Iterator[str]:
 
 
 def _client(endpoint: str) -> Any:
-    """Return a client of S3. boto3 finds the credentials, for example in the environment or the files of AWS.
+    """Return an S3 client. boto3 finds the credentials, for example in the environment or in the AWS configuration files.
 
     Stores other than AWS often support neither the bucket's name as a part of the host name, nor the checksums that AWS added in
-    2025. So a request to them has the bucket in its path, and every upload has its MD5, which all stores verify.
+    2025. Therefore a request to an `endpoint` has the bucket in its path. Every upload has its MD5, which all stores verify.
     """
     import boto3
     from botocore.config import Config
@@ -158,7 +165,8 @@ def _client(endpoint: str) -> Any:
     try:
         store = boto3.session.Session().client("s3", endpoint_url=endpoint or None, config=config)
     except ValueError:
-        # AWS_ENDPOINT_URL_S3 or the files of AWS name an invalid endpoint. The message of boto3 would repeat a password in it.
+        # The endpoint in AWS_ENDPOINT_URL_S3 or in the AWS configuration files is invalid. The message of boto3 contains the
+        # endpoint, and so any password in it.
         raise _invalid_endpoint() from None
     _check_endpoint(store.meta.endpoint_url)
     return store
@@ -193,7 +201,7 @@ def _content_type(path: Path) -> str:
 
 
 def _open_regular(path: Path) -> BinaryIO:
-    """Open a file that was regular when the files were listed. If it has become a link or a FIFO since, raise RunError."""
+    """Open a file that was regular when the files were listed. Raise RunError if it no longer is, or if it cannot be opened."""
     try:
         file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
         if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -202,6 +210,6 @@ def _open_regular(path: Path) -> BinaryIO:
         raise RunError(f"{path}: no longer a regular file, so it cannot be uploaded: remove it")
     except OSError as error:
         raise RunError(
-            f"{path}: {error.strerror}: it cannot be uploaded: wait until no process writes to the run directory, or use another "
-            "account"
+            f"{path}: {error.strerror}: the file cannot be uploaded: wait until no process writes to the run directory, or use "
+            "an account that can read the file"
         ) from None

@@ -1,4 +1,4 @@
-"""Read YAML as strictly as JSON: no duplicate keys, no NaN, checked against a schema."""
+"""Read YAML strictly: refuse duplicate keys, NaN, and documents that do not match their schema."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from schemas import documents
 from schemas.errors import UsageError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""The C loader if PyYAML has it: ten times as fast."""
+"""The C loader, which is ten times as fast as the Python loader, if PyYAML was built with it."""
 
 
 class _UniqueKeys(LOADER):  # type: ignore[misc,valid-type]
@@ -27,7 +27,7 @@ class _UniqueKeys(LOADER):  # type: ignore[misc,valid-type]
         return dict(super().construct_mapping(node, deep))
 
 
-# Dates stay text, as in JSON, so 2026-12-31 needs no quotes.
+# A date such as 2026-12-31 is read as text, so it needs no quotes.
 _UniqueKeys.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
     for first, known in _UniqueKeys.yaml_implicit_resolvers.items()
@@ -38,14 +38,15 @@ def read_yaml(path: Path, schema: str) -> Any:
     """Return the YAML document at `path`, checked against schemas/`schema`.schema.json.
 
     Raises:
-        UsageError: the file is unreadable, not YAML, ambiguous (a key occurs twice) or invalid. The message names the file, and
-            the position of the error if the file can be read.
+        UsageError: the file cannot be read, is not YAML, has a duplicate key, or does not match the schema. The message names the
+            file, and where in the file the error is if the file can be read.
     """
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error  # `rackproof` adds a remedy that depends on `error`
-    # PyYAML raises one of these also if a value does not match its tag (`!!bool x`, `!!int ""`), or the text is not UTF-8.
+        # The command line adds to the message what to do about `error`.
+        raise UsageError(f"{path}: {error.strerror}") from error
+    # Some of these are raised if a value does not match its tag (`!!bool x`, `!!int ""`), or if the file is not UTF-8.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())[:300]}") from None
     try:

@@ -1,6 +1,6 @@
 """`rackproof run`: acceptance-test one machine without Ansible.
 
-The verb inspects, plans, measures, judges and reports, with the agent and the tools of the control node on the same machine.
+The verb inspects, plans, measures, judges and reports. The code of the agent and of the control node runs on the same machine.
 """
 
 from __future__ import annotations
@@ -75,18 +75,22 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--gpus",
         type=int,
         metavar="N",
-        help="number of GPUs that were ordered (default: the number in --devices, or else the number found; with the default, "
-        "the report states that no number was given)",
+        help="number of GPUs that were ordered (default: the number of indices in --devices, or else the number of GPUs of this "
+        "machine; without --gpus, the report states that no number was given)",
     )
     run.add_argument("--devices", help="NVML indices of the GPUs under test, comma-separated (default: all)")
     run.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
     run.add_argument("--host", help="name of this machine in the report (default: its host name)")
     run.add_argument("--validation-only", action="store_true", help="skip the training benchmarks")
-    run.add_argument("--duration", help="about how long the profile extended measures, such as 20m or 2h (default: 1h)")
+    run.add_argument(
+        "--duration", help="approximate measuring time of the profile 'extended', such as 20m or 2h (default: 1h)"
+    )
     run.add_argument("--epochs", type=int, help="epochs of the training")
     run.add_argument("--batch-size", type=int, help="training images per rank and step")
     run.add_argument("--share-gpus", action="store_true", help="measure even if other processes use the GPUs")
-    run.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
+    run.add_argument(
+        "--criteria", action="append", default=[], help="an additional criteria pack: a name or a .yml file"
+    )
     run.add_argument("--json", action="store_true", help="print decision and summary as JSON")
     run.set_defaults(call=call)
 
@@ -128,7 +132,7 @@ def _run(options: argparse.Namespace) -> int:
     if not cpu and (note := machine.gpus.disagreement()):
         print_progress(f"note: {note}")
     if other := _other_lease(plan):
-        return fail(f"this machine is held by {other.describe()}: wait until it finishes", lease.HELD)
+        return fail(f"this machine is held by {other.describe()}: wait until that run ends", lease.HELD)
     past = None if plan.study else past_run(plan, options.run_dir.parent, options.run_dir)
     plan = replace(plan, durations_s=earlier_durations(plan, past))
     document = begin(options.run_dir, json.loads(json.dumps(to_json(plan))))
@@ -143,7 +147,7 @@ def _check_options(options: argparse.Namespace, profile: Mapping[str, Any]) -> N
     """Raise UsageError if the options are wrong, contradict each other or have no effect."""
     if options.duration and "duration_s" not in profile:
         raise UsageError(
-            f"--duration with profile {options.profile}, whose times are fixed: omit it, or choose the profile extended"
+            f"--duration with profile {options.profile}, whose times are fixed: omit it, or use --profile extended"
         )
     if profile["device"] == "cpu" and (options.gpus is not None or options.devices):
         raise UsageError(
@@ -196,7 +200,7 @@ def single_host_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], machine: Machine, now: datetime) -> Plan:
-    """Return the plan for this host.
+    """Return the plan of a run on this machine only.
 
     Raises:
         UsageError: an option has an invalid value; the message names it.
@@ -236,7 +240,10 @@ def _other_lease(plan: Plan) -> lease.Lease | None:
 
 
 def _measure(directory: Path, document: Mapping[str, Any]) -> None:
-    """Run the benchmarks under the supervisor, unless they finished in an earlier attempt, and copy the host's record."""
+    """Run the benchmarks under the supervisor, unless they finished in an earlier attempt.
+
+    Always copy the host's record from HOST_DIRECTORY to the run directory, even if the launch fails.
+    """
     plan = plan_from_json(document)
     host, planned = plan.hosts[0].name, plan.stage(BENCHMARK)
     run = stages.start_run(directory / HOST_DIRECTORY, host, json.dumps(document))
@@ -256,10 +263,12 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
 
 
 def _run_study(directory: Path, document: Mapping[str, Any]) -> None:
-    """Measure those cells of a scaling study that need only one host, each under the supervisor and only once.
+    """Measure the cells (combinations of settings) of a scaling study that need only one host.
+
+    Each cell runs under the supervisor, and is measured only once.
 
     Raises:
-        RunError: the host's own record has a cell that the record in the run directory lacks.
+        RunError: the record in HOST_DIRECTORY has a cell that is missing in the records of the run directory.
     """
     plan = plan_from_json(document)
     host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()

@@ -86,7 +86,7 @@ EXTRAS = {
     "parquet": ("pyarrow",),
     "upload": ("boto3", "botocore"),
 }
-"""Extra of the package -> modules that only this extra installs."""
+"""Extra in pyproject.toml -> modules that are installed with this extra and not without it."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -188,12 +188,12 @@ def _missing_package(error: ImportError) -> str:
     extra = next((f"[{extra}]" for extra, modules in EXTRAS.items() if name in modules), "")
     return (
         f"{name} is not installed for {sys.executable}: use the Python that Rackproof is installed for, "
-        f"or pip install 'rackproof{extra}', in a checkout '.{extra}'"
+        f"or run pip install 'rackproof{extra}' (in a checkout: pip install '.{extra}')"
     )
 
 
 def _report_error(error: Exception) -> int:
-    """Print what went wrong and return the exit code. If the reader of standard output has gone, print nothing."""
+    """Print what went wrong and return the exit code. If the reader of standard output closed the pipe, print nothing."""
     if isinstance(error, RackproofError):
         print(printable(f"rackproof: {error}{_remedy(error.__cause__)}"), file=sys.stderr)
         return error.exit_code
@@ -213,7 +213,7 @@ def _report_error(error: Exception) -> int:
 
 
 def _remedy(error: BaseException | None) -> str:
-    """Return what to do about a common error of a file, such as a missing one; empty for any other error."""
+    """Return what to do about a common file error, such as a missing file; empty for any other error."""
     if not isinstance(error, OSError) or not error.filename:
         return ""
     if isinstance(error, FileNotFoundError | NotADirectoryError):

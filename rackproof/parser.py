@@ -28,16 +28,17 @@ class Parser(argparse.ArgumentParser):
         self._is_second_pass = False
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """Parse the arguments. An argument that the parser does not use is an error.
+        """Parse the arguments. An unexpected argument is an error.
 
-        Before Python 3.13, argparse takes the last list of arguments as empty if an option precedes its first item, as in
-        `history import --history DIRECTORY RUN`. A second pass then parses all options first, and the other arguments last.
+        `history import --history DIRECTORY RUN` has two positional arguments: `import`, and a list, here `RUN`. Before Python
+        3.13, argparse takes this list as empty if an option is between the two. A second pass then parses all options first,
+        and the positional arguments last.
         """
         if self._is_second_pass:
             return super().parse_known_args(args, namespace)
         self._words = list(sys.argv[1:] if args is None else args)
         options, extra = super().parse_known_args(self._words, namespace)
-        if extra and self._has_list_after_another() and "--" not in self._words:
+        if extra and self._ends_with_list() and "--" not in self._words:
             self._is_second_pass = True
             try:
                 options, extra = self.parse_known_intermixed_args(self._words)
@@ -47,12 +48,16 @@ class Parser(argparse.ArgumentParser):
             self.error(f"unexpected argument {extra[0]!r}")
         return options, extra
 
-    def _has_list_after_another(self) -> bool:
+    def _ends_with_list(self) -> bool:
+        """Return whether there are several positional arguments, of which the last is a list that may be empty."""
         positionals = [action for action in self._actions if not action.option_strings]
         return len(positionals) > 1 and positionals[-1].nargs == argparse.ZERO_OR_MORE
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        """Print the error and exit. If an option is unknown, report that instead: it may be a mistyped required option."""
+        """Print the error and exit. If the command line has an unknown option, report that option instead.
+
+        For a mistyped required option, argparse would only report that the required option is missing.
+        """
         known = self._option_names()
         words = self._words[: self._words.index("--")] if "--" in self._words else self._words
         if unknown := next((word for word in words if _is_option(word) and not _is_known(word, known)), ""):

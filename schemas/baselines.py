@@ -72,7 +72,7 @@ class InstalledPart:
 
 @dataclass(frozen=True, kw_only=True)
 class PartBaseline:
-    """The baseline of one part, in one file: a GPU, identified by its serial (or its UUID), or a host, by its name."""
+    """The baseline of one part, in one file: a GPU, identified by its serial (without a serial, by its UUID), or a host."""
 
     kind: str
     """`gpu`, `rehearsal` or `simulated`, as for the whole baseline."""

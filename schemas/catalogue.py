@@ -26,7 +26,7 @@ TORCH_ONLY_IN_PLACE = frozenset({"all_reduce", "broadcast", "reduce"})
 """Collectives that a rehearsal can run only in place, because torch.distributed offers no other form of them."""
 
 BENCHMARKS: Mapping[str, Benchmark] = {**HARDWARE, **COMMUNICATION, **TRAINING, **STORAGE}
-"""Name -> benchmark, in the order of the reports."""
+"""Name -> benchmark, in the order in which reports show them."""
 DURATION = Output(name="benchmark.duration", unit="s", scope="host", params={"benchmark": tuple(BENCHMARKS)})
 """Duration of a benchmark. Every benchmark reports it."""
 _WRONG_RESULTS = re.compile(r"(wrong_\w+|mismatches|misread_bytes)")
@@ -75,7 +75,7 @@ def _is_number(value: object) -> bool:
 
 
 def _has_type(item: object, example: object) -> bool:
-    """Return whether a value has the type of the default. If the default is an integer, a fraction has another type."""
+    """Return whether a value has the type of the default. A float default also accepts integers, but not the other way round."""
     if not _is_number(example):
         return isinstance(item, type(example))
     return _is_number(item) and (isinstance(example, float) or isinstance(item, int))
@@ -108,7 +108,7 @@ def supports_placement(op: str, placement: str, device: str) -> bool:
 
 
 def can_observe(name: str, ranks: int) -> bool:
-    """Return whether this number of ranks can make the observation. (A hypercube needs a power of two.)"""
+    """Return whether this number of ranks can make the observation. (`collective.hypercube.*` needs a power of two.)"""
     return not name.startswith("collective.hypercube.") or ranks & (ranks - 1) == 0
 
 
@@ -118,7 +118,10 @@ def counts_wrong_results(name: str) -> bool:
 
 
 def expand(stage: str, benchmark: str, chosen: Settings, device: str = "gpu") -> Iterator[Expectation]:
-    """Yield every observation that `benchmark` must make with these settings, on a `gpu` or a `cpu`; its duration comes last."""
+    """Yield every observation that `benchmark` must make with these settings, on a `gpu` or a `cpu`.
+
+    The last one is the duration of the benchmark.
+    """
     values = settings(benchmark, chosen)
     for output in outputs(benchmark, device):
         if not output.demanded:

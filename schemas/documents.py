@@ -332,10 +332,11 @@ MAX_SUGGESTIONS = 6
 def nearest(word: str, known: Iterable[str], *, same_letters: bool = False) -> str:
     """Return ` (did you mean …?)`, or an empty string if no known word is similar; case is ignored.
 
-    The first of these that exists is suggested:
+    A word's parts are separated by `-`, `_` or other punctuation. The first of these that exists is suggested:
 
     * All known words that begin with the word, or have all of its parts (for `h200`: h200-nvl, h200-sxm).
-    * All known words that begin with a part of the word (for `nvidia-h200`), unless a known word is very similar.
+    * All known words whose first part is one of the word's parts (for `nvidia-h200`: h200-nvl, h200-sxm), unless a known word
+      is very similar.
     * The most similar known word. It is also suggested if more than MAX_SUGGESTIONS words fit. With `same_letters`, its
       letters before the first digit must be those of the word, because `gh200` and `h200` are different hardware.
     """

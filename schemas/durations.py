@@ -1,7 +1,7 @@
 """How long benchmarks take: from an earlier run with the same settings, or else from the table of benchmarks.
 
-From these durations, a host derives how much of a stage is done and how long the rest takes. The control node estimates a run
-with them, and scales a profile to a duration.
+From these durations, a host derives how much of a stage is done and how long the rest takes. The control node
+uses them to estimate how long a run takes, and to scale a profile to a duration that the operator requests.
 """
 
 from __future__ import annotations

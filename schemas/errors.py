@@ -31,7 +31,7 @@ class RunError(RackproofError):
 
 
 class HeldError(RunError):
-    """The run or the host is locked by another run. The message says by which run, since when, and what to do."""
+    """The run or the host is in use by another process or run, or was stopped. The message says by whom and what to do."""
 
     exit_code = HELD
 

@@ -24,7 +24,7 @@ MARK = "RACKPROOF-RECORD/1 "
 LINE_BYTES = 4096
 """PIPE_BUF of Linux: the largest atomic write to a pipe."""
 MOST_BYTES = 4 * LINE_BYTES
-"""Maximum size of a line that is read. Characters that are not ASCII take six or twelve bytes each."""
+"""Maximum size of a line that is read. JSON escapes a character that is not ASCII as six or twelve bytes."""
 DATA_BYTES, LEAST_BYTES = 3000, 500
 """Maximum and minimum number of bytes of the encoded record in each line except the last, which has the rest."""
 MOST_PARTS = 20_000
@@ -35,12 +35,12 @@ TEXTS = {"run_id": 256, "host": 253, "gang": 256, "node": 253, "sha256": 64}
 
 @dataclass(frozen=True, kw_only=True)
 class FramedRecord:
-    """A record that was read completely, from a log or a file."""
+    """The text of a record, from the lines of a log or from a file, and whose record it is. It is not validated."""
 
     run_id: str
     host: str
     gang: str
-    """Gang whose launches the record has; empty: the record of the host alone."""
+    """Gang (the hosts of one multi-node launch) whose launches the record has; empty: the record of the host alone."""
     node: str
     """Name of the machine in the cluster; empty if not reported."""
     text: bytes
@@ -54,7 +54,7 @@ class FramedRecord:
 
 
 def lines(text: bytes, *, run_id: str, host: str, gang: str = "", node: str = "") -> Iterator[str]:
-    """Yield the lines of a record."""
+    """Yield the log lines that contain the record `text`."""
     data = base64.b64encode(gzip.compress(text, mtime=0)).decode()
     digest = hashlib.sha256(text).hexdigest()
 
@@ -127,7 +127,7 @@ class _Parts:
             some = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
             raise documents.DocumentError(
                 f"{whose} is cut off: {len(missing)} of {first['parts']} parts are missing ({some}): "
-                "the pod is still writing, or the log was rotated; collect the whole log, or the volume"
+                "the pod is still writing, or the log was rotated; collect the whole log, or the record from the volume"
             )
         text = _inflated("".join(self._found[number] for number in sorted(self._found)), first["bytes"])
         if text is None or hashlib.sha256(text).hexdigest() != first["sha256"]:

@@ -92,7 +92,7 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The process that executes a run: `lock.json` on the control node, and part of the lease of each host."""
+    """The process that executes a run. It is in `lock.json` on the control node, and in the lease by which a run locks a host."""
 
     run_id: str
     user: str

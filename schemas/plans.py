@@ -23,7 +23,11 @@ GPU, NIC, MODULE, LINK = "gpu", "nic", "module", "link"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """A stage of the run. `benchmark` measures each host alone, `soak` repeats this in rounds, `gang` measures across hosts."""
+    """A stage of the run.
+
+    `benchmark` measures each host alone, `soak` repeats this in rounds, and `gang` measures the hosts of a gang (one multi-node
+    launch) together.
+    """
 
     name: str
     deadline_s: float
@@ -182,7 +186,7 @@ class Plan:
     baseline: PlannedBaseline | None = None
     """The baseline that the run is compared with; None if there is none."""
     study: Study | None = None
-    """Set for a scaling study, in which nothing is judged and each cell is a separate launch."""
+    """Set for a scaling study, in which nothing is judged and each cell (combination of settings) is a separate launch."""
     durations_s: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Stage -> benchmark -> its seconds in an earlier run with the same settings and devices; missing without such a run."""
     schema: str = PLAN_SCHEMA
@@ -209,7 +213,10 @@ class Plan:
         return {}
 
     def only(self, hosts: Iterable[str]) -> Plan:
-        """Return the plan of these hosts, in this order, without the manifest. `expected_of` needs complete gangs."""
+        """Return the plan of these hosts, in this order, without the manifest.
+
+        `expected_of` is right in the result only if `hosts` has all hosts of each gang.
+        """
         part = replace(self, hosts=tuple(self._by_name[name] for name in hosts), manifest=())
         vars(part)["_expected"] = self._expected  # the cache is valid for both plans
         return part
@@ -283,7 +290,7 @@ class Plan:
         return (f"gang={host.gang}" if expectation.stage == GANG else "host",)
 
     def _partner_scopes(self, host: PlannedHost, expectation: Expectation) -> tuple[str, ...]:
-        """Return the scopes of each device of the host with every partner, for devices that all hosts of the gang have."""
+        """Return one scope for each pair of a device and a partner host, only for devices that all hosts of the gang have."""
         gang = self._of_gang.get(host.gang, [])
         if expectation.stage != GANG or not gang:
             return ()

@@ -56,7 +56,8 @@ class Reader:
     def __init__(self) -> None:
         self._kept: dict[bytes, tuple[Metric, int]] = {}
         self._older: dict[bytes, tuple[Metric, int]] = {}
-        """The previous cache. A metric in it that a host sends again moves to the new cache and keeps its token."""
+        """The previous cache. A metric in it that a host sends again moves to the new cache and keeps its token
+        (`Metric.token`, the number by which equal metrics are recognized)."""
         self._heads: dict[tuple[Any, ...], dict[str, Any]] = {}
         """All fields of an observation except scope, value, reason and samples -> these fields, validated."""
         self._scopes: dict[str, str] = {}

@@ -174,7 +174,7 @@ class Cause:
     title: str
     """One sentence for people: the part and its problem."""
     why: str
-    """The explanation from the leading verdict; empty if it adds nothing to the title."""
+    """The explanation from the first verdict in `verdicts`; empty if it adds nothing to the title."""
     verdict: str
     """`fail`; or `inconclusive` if nothing failed and evidence is missing."""
     host: str
@@ -353,7 +353,7 @@ class SummaryLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """The summary on top of the report. `status` is the `mark`, if any, and PASS, PASS WITH WAIVERS, FAIL or INCOMPLETE."""
+    """The summary on top of the report. `status` is PASS, PASS WITH WAIVERS, FAIL or INCOMPLETE, after the `mark`, if any."""
 
     status: str
     lines: tuple[SummaryLine, ...]
@@ -507,7 +507,7 @@ class FleetReport:
     unjudged: tuple[str, ...] = field(init=False, default=())
     """`not_judged` as text."""
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """Name of a measured figure -> why the criteria packs of these GPUs have no limit for it."""
+    """Name of a measured figure -> why a criteria pack that applies to one of the hosts has no reference value for it."""
     replaced: tuple[Replaced, ...] = ()
     """Shipped criteria that packs of the operator replaced."""
     judged: tuple[Judged, ...] = ()

@@ -18,7 +18,7 @@ PLAN, REPORT, PAGE = "plan.json", "report.json", "report.html"
 EVENTS, PROGRESS, JOURNAL, LOCK = "events.jsonl", "progress.jsonl", "journal.jsonl", "lock.json"
 HOSTS, GANGS, BMCS, PAGES = "hosts", "gangs", "bmcs", "pages"
 RECORDS = (f"{HOSTS}/*", f"{GANGS}/*/*", f"{BMCS}/*")
-"""Patterns of the records of hosts alone, of hosts in gangs, and of BMCs."""
+"""Patterns of the records of hosts alone, of hosts in gangs (the hosts of one multi-node launch), and of BMCs."""
 PLAN_BYTES = 64_000_000
 """Maximum size of a plan."""
 

@@ -36,7 +36,8 @@ class Event:
     at_s: float
     """Seconds from the beginning of the soak to the event."""
     until_s: float
-    """Seconds from the beginning of the soak to the last repetition. A repetition after a long gap is a separate event."""
+    """Seconds from the beginning of the soak to the last repetition of the event. After a long gap, a repetition is a separate
+    event."""
     name: str
     scope: str
     count: float

@@ -17,9 +17,9 @@ class Waiver:
     """Last day on which the waiver is valid, in UTC: `2026-12-31`. It is compared with the day on which the plan was made."""
     host: str = ""
     serial: str = ""
-    """Serial of the GPU: the waiver applies to the part in any host."""
+    """Serial of a part. Without `host`, the waiver applies to the part in any host."""
     scope: str = ""
-    """Scope, such as `gpu=3`; it includes all scopes below, such as `gpu=3,link=0`. Empty: the whole host."""
+    """Scope, such as `gpu=3`; it includes all scopes below, such as `gpu=3,link=0`. Empty: the whole host or part."""
     name: str = ""
     """Name of the observation; empty: every observation. Required if `absent` is true."""
     absent: bool = False

@@ -34,7 +34,7 @@ NETWORK_PROFILE: dict[str, Any] = {
         },
     },
 }
-"""Profile with a few benchmarks. Simulating a fleet with it takes less than half as long as with the profile `standard`."""
+"""Profile with few benchmarks, so that simulating a fleet takes less than half as long as with the profile `standard`."""
 
 
 def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool = True, **variables: Any) -> Plan:
@@ -55,7 +55,7 @@ def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool 
 
 
 def records(fleet_plan: Plan, host: str, seed: int = 0, spread: float = 0.005) -> tuple[Record, ...]:
-    """Return the records of a healthy host; `spread` is the relative standard deviation of its figures in NOISY_UNITS."""
+    """Return the records of a healthy host; `spread` is the relative standard deviation of figures whose unit is in NOISY_UNITS."""
     noise = random.Random(f"{seed} {host}")  # noqa: S311
 
     def add_noise(observation: Observation) -> Observation:
@@ -75,7 +75,7 @@ def write(
 ) -> None:
     """Write the plan and the records of `hosts` (default: all) to a run directory.
 
-    `faults`: host -> change of its host record, or None to leave this record out.
+    `faults`: host -> function that changes its host record, or None: the host record is not written. Gang records are unchanged.
     """
     documents.write(directory / "plan.json", to_json(fleet_plan))
     for name in hosts or [host.name for host in fleet_plan.hosts]:
@@ -88,5 +88,5 @@ def write(
 
 
 def text(record: Record) -> str:
-    """Return the text of the record file that a host writes."""
+    """Return the record as the text of a record file."""
     return quick.text(to_json(record))

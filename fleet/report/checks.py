@@ -15,43 +15,51 @@ from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS
 
 _COMPUTED = {
-    "drift": "lowest level of this rate in a soak, as a share of its mean in the first hour (or in the first tenth, if shorter)",
+    "drift": "lowest level of the rate during a soak, as a share of its mean in the first hour of the soak (or in the first "
+    "tenth, if that is shorter); a level is the median over 3 consecutive time intervals",
     "fabric_ports.active": "number of InfiniBand and RoCE ports that are up",
-    "fabric_ports.rate": "highest of three sums of rates: active InfiniBand ports, active RoCE ports, Ethernet interfaces",
+    "fabric_ports.rate": "highest of three totals: rate of all InfiniBand ports that are up, rate of all RoCE ports that are up, "
+    "speed of all Ethernet interfaces",
     "launch": "versions of torch, CUDA, cuDNN and NCCL that the ranks used",
 }
-"""Name of a value that the judge computes, or the part of the name before the first dot -> what the value is.
+"""Name of a value that the judge computes from readings or figures -> description of the value.
 
-These names are neither readings nor outputs of benchmarks.
+A key without a dot stands for all names that begin with this key and a dot.
 """
 _CONDITION = re.compile(r"\b(if present|if the run has a baseline)\b")
 
 HEAD = """# Checks
 
-`rackproof criteria list PACK --markdown` prints this page: the criteria of a pack and of the packs that it includes. Rackproof's
-documentation has the page of the pack `common`. The pack of each GPU model includes `common`; `rackproof criteria list h200-sxm`
-shows all criteria for one model. [criteria.md](criteria.md) describes how criteria work and how to write your own.
+`rackproof criteria list PACK --markdown` prints a page like this one: the criteria of one pack and of the packs that it includes.
+The page in Rackproof's documentation is that of the pack `common`. The pack of each GPU model includes `common`;
+`rackproof criteria list h200-sxm` shows all criteria for one model. [criteria.md](criteria.md) describes how criteria work and
+how to write your own.
 
 | words | meaning |
 |---|---|
-| *if present* | hosts without the part are not judged. In any other check, a missing reading makes the host incomplete |
-| the fleet | the hosts with the same GPU model; for `same as`, only those of the same gang (the hosts of one multi-node launch) |
+| *if present* | no verdict if the host reports the reading as unsupported (for example because it lacks the part), or if there \
+are too few parts, or no accepted value, to compare with. In a check without these words, the host is then incomplete |
+| the fleet | the hosts of the run with the same GPU model. For `same as`: only those in the same gang (the hosts of one \
+multi-node launch); hosts without a gang are compared with each other |
 | hosts of one order | hosts that were bought together and are built alike |
-| new parts only | not judged in a run with a baseline, in a re-validation and by `rackproof doctor` |
-| change during the run | sum of the increases from snapshot to snapshot; for a minimum (≥), last snapshot minus first snapshot |
-| per hour before the run | the counter divided by the time since the host was booted or the counter was cleared |
+| new parts only | the check is not applied in a run with a baseline, in a re-validation, or by `rackproof doctor` |
+| change during the run | sum of the increases from each snapshot (all readings of a host at one time) to the next; for a \
+minimum (≥), the value in the last snapshot minus the value in the first |
+| per hour before the run | first value of the counter in the run, divided by the time since the counter was cleared (if that is \
+unknown, since the host booted), but by at least 24 hours |
 | robust deviation | 1.4826 × the median absolute deviation |
-| yes, or same as … | `yes` always passes; another value passes only if most other parts have it too |
-| (policy), … | the basis of the limit: datasheet, published, measured by us, model (from other GPU models), policy (our choice) |
+| yes, or same as … | `yes` always passes; another value passes only if it is more common than any other |
+| (policy), … | in brackets after the source, the basis of the limit: `datasheet`, `published`, `measured` (by us), `model` \
+(derived from figures of other GPU models), `policy` (our choice) |
 """
 
-INFORMATIONAL_HEAD = """The report and the exporter include the following readings, but no check judges them. Every other reading
-and figure has a check that finds a bad value on a single part or a single host. A check that compares with most of the fleet does
-not find a value that is bad on every host."""
+INFORMATIONAL_HEAD = """Rackproof records the following readings (from snapshots) and figures (from benchmarks), but no check
+judges them. For every other reading and figure, a check finds a bad value on a single part or a single host. If that check only
+compares with most of the fleet, it does not find a value that is bad on every host."""
 
 
 def checks(packs: Sequence[Pack]) -> str:
-    """Return the page: each criterion once, under the pack that defines it."""
+    """Return the page: each criterion of `packs` once, under the pack that defines it, then the readings without a check."""
     sections: dict[str, list[Criterion]] = {}
     for criterion in criteria_of(packs):
         sections.setdefault(criterion.origin, []).append(criterion)

@@ -15,18 +15,16 @@ from fleet.report.terminal import plain_table
 
 
 def packs_blocks(packs: Sequence[Pack]) -> list[Table | Text]:
-    """Return a table of packs."""
+    """Return a table of the packs, and a hint how to list their criteria."""
     table = plain_table("PACK", "CRITERIA", "GPU")
     for pack in packs:
         table.add_row(pack.name, str(len(pack.criteria)), ", ".join(pack.gpu_names))
-    hint = (
-        "rackproof criteria list PACK shows the criteria of one pack, rackproof criteria list --all those of every pack"
-    )
+    hint = "`rackproof criteria list PACK` shows the criteria of one pack, `rackproof criteria list --all` those of all packs"
     return [table, Text(hint)]
 
 
 def criteria_blocks(packs: Sequence[Pack]) -> list[Table | Text]:
-    """Return a table of the criteria of the packs, each once, with the pack that defines it."""
+    """Return a table with each criterion of the packs once; with the column PACK if several packs define these criteria."""
     criteria = criteria_of(packs)
     has_pack = len({item.origin for item in criteria}) > 1
     table = plain_table(*(["PACK"] if has_pack else []), "CHECK", "ACTION", "READING", "WANTED")
@@ -46,12 +44,12 @@ def criteria_of(packs: Sequence[Pack]) -> list[Criterion]:
 
 
 def pack_json(pack: Pack) -> dict[str, Any]:
-    """Return a pack with its GPU names and its number of criteria, for a program."""
+    """Return name, GPU names and number of criteria of a pack, for the JSON output."""
     return {"pack": pack.name, "gpu_names": list(pack.gpu_names), "criteria": len(pack.criteria)}
 
 
 def criterion_json(item: Criterion) -> dict[str, Any]:
-    """Return a criterion for a program; `wanted` is its limit in words."""
+    """Return a criterion for the JSON output; `wanted` is its limit in words."""
     return {
         "pack": item.origin,
         "id": item.id,

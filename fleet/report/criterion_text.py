@@ -20,17 +20,18 @@ _DATASHEET_TEXTS = {
     "pcie": "PCIe bandwidth, one way",
     "host_link": "bandwidth of the link to the CPU, one way",
     "nvlink": "NVLink bandwidth, one way, for the links that join the GPUs",
-    "all_nvlinks": "NVLink bandwidth, one way",
+    "all_nvlinks": "NVLink bandwidth, one way, of all links of the GPU",
 }
+"""`Criterion.datasheet` -> name of the figure, to follow `90 % of the datasheet's`."""
 _CHANGE_TEXTS = {
     **dict.fromkeys(("≤ 0", "≤ 0 s"), "no increase during the run"),
     "≥ 0": "no decrease during the run",
 }
-"""Limit of a change during the run -> the limit in words."""
+"""Sign and limit of a criterion on the change of a value during the run -> the same limit in words."""
 
 
 def describe(criterion: Criterion) -> str:
-    """Return what the criterion judges, its limit and what a failure means, on one line."""
+    """Return on one line what the criterion matches (name, scope, parameters), its limit, severity and action."""
     matched = [criterion.scope, *(f"{key} {parameter_text(value)}" for key, value in criterion.where.items())]
     matched += [f"stage {criterion.stage}"] if criterion.stage else []
     where = ", ".join(filter(None, matched))
@@ -73,12 +74,12 @@ def _limit(criterion: Criterion) -> str:
     if criterion.vs_fleet:
         return _of_fleet(criterion)
     if criterion.baseline is not None:
-        change = criterion.baseline.change
+        change, accepted = criterion.baseline.change, "the part's value at acceptance"
         if change is None:
-            share = f"{criterion.baseline.fraction * 100:g} % of"
-        else:
-            share = f"{'+' if change >= 0 else ''}{quantity(change, criterion.unit)} from"
-        return f"{share} the part's value at acceptance if the run has a baseline"
+            accepted = f"{criterion.baseline.fraction * 100:g} % of {accepted}"
+        elif change:
+            accepted += f" {'+' if change > 0 else '−'} {quantity(abs(change), criterion.unit)}"
+        return f"{accepted} if the run has a baseline"
     if criterion.variable:
         share = "" if criterion.fraction == 1 else f"{criterion.fraction * 100:g} % of "
         return f"{share}the value in the inventory ({criterion.variable.replace('_', ' ')})"
@@ -95,7 +96,7 @@ def _limit(criterion: Criterion) -> str:
 
 
 def parameter_text(value: Value | Range) -> str:
-    """Return a value of `where`: `copy`, `no`, `≥ 65536 and ≤ 1048576`."""
+    """Return a value of `Criterion.where` in words: `copy`, `no`, `≥ 65536 and ≤ 1048576`."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if not isinstance(value, Mapping):

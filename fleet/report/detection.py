@@ -1,4 +1,4 @@
-"""Render what each criterion detects: as text for a terminal, and as the tables of docs/criteria.md."""
+"""Render which faults each criterion detects: as text for a terminal, and as the tables of docs/criteria.md."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from fleet.report.titles import benchmark_title
 from schemas.catalogue import BENCHMARKS
 
 TOO_FEW = "too few"
+"""Beginning of a cell without a fault, because fewer than MIN_PARTS parts were measured; the number of parts follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """What one criterion detects in one figure, measured with one set of settings, on each GPU model."""
+    """The smallest fault that a criterion detects in a figure, measured with one set of settings, for each GPU model."""
 
     profiles: tuple[str, ...]
     """The profiles that measure the figure with these settings."""
@@ -38,21 +39,23 @@ class Row:
     criterion: str
     name: str
     cells: Mapping[str, str]
-    """GPU model -> what is detected."""
+    """GPU model -> text of its cell, such as `5.9 % less (14, 22)` (`_cell`)."""
 
     @property
     def is_unknown(self) -> bool:
-        """Return whether too few parts were measured of every model."""
+        """Return whether too few parts were measured to state a fault, for every GPU model."""
         return all(cell.startswith(TOO_FEW) for cell in self.cells.values())
 
 
 def rows(detections: Sequence[Detection], profiles: Mapping[str, Sequence[Stages]]) -> list[Row]:
-    """Return a row for each criterion and figure whose faults have a size, by stage, then in the order of the benchmarks.
+    """Return a row for each criterion, figure and set of settings, except criteria that find faults by logic (LOGIC).
+
+    The rows are sorted by stage, then in the order of the benchmarks in the catalogue.
 
     Args:
         detections: from `fleet.judge.detection`.
-        profiles: name of a profile -> its sets of stages (several if the profile is scaled to a duration). A row names the
-            profiles that measure the figure with the settings of the row; there may be none.
+        profiles: name of a profile -> its stages, in several variants if the settings depend on the planned duration. A row
+            names the profiles that measure the figure with the settings of the row; there may be none.
     """
     groups: dict[tuple[str, str, str, str], list[Detection]] = defaultdict(list)
     for item in detections:
@@ -76,13 +79,13 @@ def rows(detections: Sequence[Detection], profiles: Mapping[str, Sequence[Stages
 
 
 def _figure(item: Detection) -> str:
-    """Return the name of the figure, with `*` for the operation of a collective."""
+    """Return the name of the figure, with `*` in place of the operation of a collective: `collective.*.busbw`."""
     parts = item.key.name.split(".")
     return ".".join((parts[0], "*", *parts[2:])) if parts[0] == "collective" and len(parts) > 2 else item.key.name
 
 
 def _profiles(stage: str, settings: str, name: str, profiles: Mapping[str, Sequence[Stages]]) -> tuple[str, ...]:
-    """Return the profiles that measure the figure with these settings; all profiles for a reading, which has no settings."""
+    """Return the profiles that measure the figure `name` with these settings. A reading has no settings: return all profiles."""
     benchmark = name.split(".")[0]
     if not settings:
         return tuple(profiles)
@@ -97,9 +100,10 @@ def _profiles(stage: str, settings: str, name: str, profiles: Mapping[str, Seque
 
 
 def _cell(items: Sequence[Detection]) -> str:
-    """Return what is detected, with the number of parts and of values.
+    """Return the smallest fault that is detected, then the number of parts and the number of values in brackets.
 
-    If `items` differ in parameters or in the operation of a collective, return the worst of them.
+    If `items` are several, with different parameters or operations of a collective, return the text of the worst: of those with
+    too many false alarms, or else of all, the one with the largest fault.
     """
     stated = [item for item in items if item.is_stated]
     if not stated:
@@ -115,7 +119,7 @@ def _cell(items: Sequence[Detection]) -> str:
 def fault_text(item: Detection) -> str:
     """Return the smallest fault as text: `5.9 % less`, `4.3 times as much`, `12 °C more`.
 
-    Return `nothing` for a floor that finds no fault of less than 100 %.
+    Return `nothing` for a floor (lower limit) that finds only faults of 100 % or more.
     """
     fault, is_floor = item.fault, item.operator in ("ge", "gt")
     if fault is None:
@@ -130,7 +134,7 @@ def fault_text(item: Detection) -> str:
 
 
 def _rounded(value: float) -> float:
-    """Return the value rounded up to three digits, so that the fault is not understated."""
+    """Return the value rounded up to three significant digits, so that a fault or a probability is not understated."""
     if value <= 0:
         return 0.0
     step = 10.0 ** (math.floor(math.log10(value)) - 2)
@@ -138,21 +142,22 @@ def _rounded(value: float) -> float:
 
 
 def probability_text(share: float) -> str:
-    """Return a probability in percent, with two digits."""
+    """Return a probability in percent, with two significant digits."""
     return "< 0.0001 %" if share < 1e-6 else f"{number(_rounded(share * 100), 2)} %"
 
 
 ASSUMPTIONS = (
-    f"Smallest fault that is found with {DETECTION_PROBABILITY:.0%} probability, relative to the healthy mean. A healthy part "
-    f"that was not among those measured fails with a probability of at most {MAX_FALSE_ALARM:.1%}, unless the row states a "
-    "higher one. In brackets: number of parts, and of values (parts times runs). A normal distribution is assumed, with "
-    "quantiles of Student's t: the fewer parts were measured, the larger are the stated faults and probabilities. Nothing is "
-    f"stated for fewer than {MIN_PARTS} parts. GPUs of one host count as independent."
+    f"Smallest fault that the criterion finds with a probability of {DETECTION_PROBABILITY:.0%}, as the difference from the mean "
+    "of the healthy parts. A healthy part that was not among those measured fails the criterion with a probability of at most "
+    f"{MAX_FALSE_ALARM:.1%}, unless `false alarms` states a higher one. In brackets: number of parts, then number of values in "
+    "all runs. A normal distribution is assumed, with quantiles of Student's t: the fewer parts were measured, the larger are "
+    f"the stated faults and probabilities. For fewer than {MIN_PARTS} parts no fault is stated (`{TOO_FEW}`, with the number of "
+    "parts). `nothing`: the criterion finds only faults of 100% or more. GPUs of one host count as independent."
 )
 
 
 def render_detection(detections: Sequence[Detection]) -> str:
-    """Return the detection of every criterion as text for a terminal."""
+    """Return which faults every criterion detects, as text for a terminal."""
     lines = ["What each criterion detects", ASSUMPTIONS, ""]
     for row in rows(detections, {}):
         cells = "; ".join(f"{model}: {cell}" if model else cell for model, cell in row.cells.items())
@@ -160,7 +165,7 @@ def render_detection(detections: Sequence[Detection]) -> str:
         lines.append(f"{row.criterion}  {row.name}{stage}  {cells}")
     values, failed, most = logic_false_alarms(detections)
     if values:
-        lines += ["", "Found by logic, whatever the spread:"]
+        lines += ["", "Found by logic, however much healthy values vary:"]
         for title, limits in logic_groups(detections).items():
             lines.append(f"- {title}: {', '.join(_with_limit(name, limit) for name, limit in limits.items())}")
         lines.append(f"{failed} of {values} healthy values failed these criteria" + _bound(most))
@@ -172,17 +177,19 @@ def _with_limit(name: str, limit: str) -> str:
 
 
 def _bound(most: float) -> str:
-    return f" (with {CONFIDENCE:.0%} confidence at most {probability_text(most)})." if most < 1 else "."
+    return (
+        f" (so with {CONFIDENCE:.0%} confidence, at most {probability_text(most)} of them fail)." if most < 1 else "."
+    )
 
 
 def markdown_detection(
     detections: Sequence[Detection], profiles: Mapping[str, Sequence[Stages]], criteria: Sequence[Criterion]
 ) -> str:
-    """Return the tables of docs/criteria.md. Rows of settings that no profile has are left out."""
+    """Return the table and the lists of docs/criteria.md, without the rows whose settings no profile has."""
     table = [row for row in rows(detections, profiles) if row.profiles]
     models = sorted({model for row in table for model in row.cells})
     lines = [
-        f"{ASSUMPTIONS} If a figure was measured with several settings, the worst result is shown.",
+        f"{ASSUMPTIONS} If a criterion judges several sizes, data types or collective operations, the cell shows the worst one.",
         "",
         f"| profile | test | criterion | {' | '.join(models)} |",
         f"|---|---|---|{'---|' * len(models)}",
@@ -193,17 +200,21 @@ def markdown_detection(
         cells = " | ".join(row.cells.get(model, "") for model in models)
         lines.append(f"| {names} | {row.test}{stage} | `{row.criterion}` | {cells} |")
     values, failed, most = logic_false_alarms(detections)
-    lines += ["", "**Found by logic**, with certainty if the fault changes the value that is read:", ""]
+    lines += [
+        "",
+        "**Found by logic**: these criteria fail each of the following values (after an id: its limit, if stated):",
+        "",
+    ]
     for title, limits in logic_groups(detections, criteria).items():
         lines.append(f"- {title}: {', '.join(_code(name, limit) for name, limit in limits.items())}")
     lines += [
         "",
-        "These criteria have no spread of values from which a false-alarm rate would follow. "
+        "For these criteria, no false-alarm rate can be computed from how much healthy values vary. "
         f"{failed} of {values} healthy values in the runs failed them{_bound(most)}",
         "A fault is not found if it does not change the value at the moment of the reading: "
-        "a digest, for example, covers only the work from which it was computed.",
+        "a digest (a number computed from the results of some work), for example, shows only faults in that work.",
         "",
-        "**Nothing is stated**, because the runs show no spread:",
+        "**Nothing is stated** about the following criteria and benchmarks, because the runs lack the necessary values:",
         "",
     ]
     shown = {row.criterion for row in table if not row.is_unknown} | {
@@ -212,13 +223,15 @@ def markdown_detection(
     unknown = sorted({item.key.criterion for item in detections} - shown)
     if unknown:
         names = ", ".join(f"`{name}`" for name in unknown)
-        lines.append(f"- fewer than {MIN_PARTS} parts, or measured only with settings that no profile has: {names}")
+        lines.append(
+            f"- criteria that judged fewer than {MIN_PARTS} parts, or only figures with settings that no profile has: {names}"
+        )
     lines += [
-        f"- not measured with the settings of profile `{name}`: {', '.join(tests)}"
+        f"- benchmarks that no run measured with the settings of profile `{name}`: {', '.join(tests)}"
         for name, tests in unmeasured(detections, profiles).items()
     ]
     for reason, ids in not_judged(criteria, detections).items():
-        lines.append(f"- {reason}: {', '.join(f'`{name}`' for name in ids)}")
+        lines.append(f"- criteria, because {reason}: {', '.join(f'`{name}`' for name in ids)}")
     return "\n".join(lines) + "\n"
 
 

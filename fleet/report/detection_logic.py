@@ -1,4 +1,7 @@
-"""Describe what criteria find by logic (whatever the spread of healthy values), and why nothing is stated about the others."""
+"""Describe what criteria find by logic: every value beyond the limit, however much healthy values vary.
+
+Also describe why nothing is stated about criteria and benchmarks without values.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ CONFIDENCE = 0.95
 
 
 def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] = ()) -> dict[str, dict[str, str]]:
-    """Return what is found by logic -> criterion -> its limit in words.
+    """Return kind of value that is found (one of LOGIC_TITLES) -> id of a criterion -> its limit with unit.
 
-    The words are empty if the limit is a text or a value of other parts, or if parts have different limits. A criterion in
-    `criteria` that judged no value is added if its definition alone shows what it finds.
+    The limit is empty if it is not a number or a flag, if the criterion compares parts with each other, or if parts have
+    different limits. A criterion in `criteria` that judged no value is added if its definition alone shows what it finds.
     """
     groups: dict[str, dict[str, str]] = {title: {} for title in LOGIC_TITLES}
     for item in detections:
@@ -32,7 +35,7 @@ def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] 
                 if item.peers or isinstance(item.limit, str | None)
                 else _limit_text(item.operator, item.limit, item.unit)
             )
-            # A limit that depends on the host, such as the number of GPUs, is not printed.
+            # A limit that differs between parts, such as the number of GPUs of a host, is left out.
             same = limits.setdefault(item.key.criterion, limit) == limit
             limits[item.key.criterion] = limit if same else ""
     judged = {item.key.criterion for item in detections}
@@ -47,10 +50,10 @@ def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] 
 
 
 EQUAL, INCREASE, PEERS, BEYOND = LOGIC_TITLES = (
-    "any value other than the required one (equality, zero counts, digests, states)",
-    "any increase during the run beyond the limit",
-    "any value that differs from that of the other parts; a part alone is not compared",
-    "any value beyond the limit (a count, or a reading that does not vary between healthy parts)",
+    "any value other than the required one, such as a wrong state or a count that is not 0",
+    "any change during the run beyond the limit",
+    "any value that differs from that of most other parts, if there are other parts to compare with",
+    "any value beyond the limit (the value is a count, or it does not vary between healthy parts)",
 )
 
 
@@ -63,7 +66,7 @@ def _logic_title(item: Detection) -> str:
 
 
 def _logic_of(criterion: Criterion) -> str:
-    """Return what a criterion finds by its definition alone (one of LOGIC_TITLES); empty if that depends on the spread."""
+    """Return the title in LOGIC_TITLES that follows from the definition alone; empty if it depends on the measured values."""
     if criterion.same_as_fleet:
         return PEERS
     if criterion.same_as_fleet is False or criterion.baseline or criterion.per_hour:
@@ -84,9 +87,9 @@ def _limit_text(operator: str, limit: Value, unit: str) -> str:
 def logic_false_alarms(detections: Sequence[Detection]) -> tuple[int, int, float]:
     """Return how many healthy values were judged by logic, how many failed, and an upper limit of the share that fails.
 
-    The limit holds with the confidence CONFIDENCE. If none of n independent values failed, it is 1 - 0.05^(1/n), about 3/n. If
-    any failed, or if there are no values, the limit is 1, which states nothing. All criteria count together, because a single
-    criterion has too few values.
+    The upper limit holds with the confidence CONFIDENCE. If none of n independent values failed, it is 1 - 0.05^(1/n), about 3/n.
+    If any failed, or if there are no values, it is 1, which states nothing. The values of all criteria are counted together,
+    because a single criterion has too few values.
     """
     values = sum(item.values for item in detections if item.kind == LOGIC)
     failed = sum(item.failed for item in detections if item.kind == LOGIC)
@@ -107,11 +110,11 @@ def _why(criterion: Criterion) -> str:
     if criterion.baseline:
         return "no run is compared with a baseline"
     if criterion.name.startswith("drift."):
-        return "no soak is long enough"
+        return "no soak gave a drift that the criterion judges (soak too short, or too few parts)"
     if criterion.fleet_fraction is not None or criterion.fleet_deviations is not None:
-        return "no run has three GPUs, or three hosts, with the figure"
+        return "no run has enough comparable parts with the figure"
     if criterion.variable:
-        return "no inventory states the variable"
+        return "no inventory sets the variable that gives the limit"
     return "no host has the part, the reading, or the number of GPUs that the criterion is for"
 
 

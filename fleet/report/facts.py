@@ -1,6 +1,7 @@
-"""Collect the facts about each host that the fleet's summary needs, whether or not the report shows the host in full.
+"""Collect the facts about each host that the summary of the report needs.
 
-This module reads and writes no files.
+They are collected for all hosts, including those whose verdicts and measurements the report of a large fleet leaves out. This
+module reads and writes no files.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from schemas.reports import RECORD, Verdict, VerdictKind
 from schemas.stages import GANG
 
 Figure = tuple[str, str]
-"""Stage and name."""
+"""Stage and name of a figure (a result of a benchmark)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,13 +31,13 @@ class HostFacts:
     measured: tuple[tuple[str, str, str], ...] = ()
     """Stage, name and unit of every figure of the host's benchmarks."""
     judged_bandwidths: frozenset[Figure] = frozenset()
-    """The bandwidths of collectives that were compared with a limit."""
+    """Bandwidths of collective operations that a criterion compared with a limit."""
     uncompared_digests: tuple[tuple[str, str], ...] = ()
-    """Stage and scope of digests without another GPU to compare with."""
+    """Stage, and scope of a GPU none of whose digests (`judge/digests.py`) in that stage can be compared with another GPU's."""
     gang_launches: tuple[Launch, ...] = ()
-    """Launches of the host in its gang, reduced to number, outcome, members and culprit."""
+    """Launches of the host in its gang (the hosts of one multi-node launch); use only number, outcome, members and culprit."""
     rates_without_drift: tuple[str, ...] = ()
-    """Rates of the host's soak with too few values to evaluate drift."""
+    """Names of the rates of the host's soak with too few values to compare the rate with its initial level (drift)."""
 
 
 class FactCollector:
@@ -47,7 +48,13 @@ class FactCollector:
         self._shared: dict[Any, Any] = {}
 
     def collect(self, view: HostView, verdicts: Iterable[Verdict], remaining: Remaining | None) -> HostFacts:
-        """Return the facts of one host; `verdicts` are all verdicts on the host, except passes that `remaining` counts."""
+        """Return the facts of one host.
+
+        Args:
+            view: the host.
+            verdicts: its verdicts; without the passes that were only counted, if `remaining` is given.
+            remaining: the result of `PassCounter.count`; None if each pass is in `verdicts`.
+        """
         layout = remaining.layout if remaining else None
         if remaining and remaining.layout and remaining.values:
             measured = remaining.layout.measured + measured_figures(remaining.values.pair_observations)
@@ -67,7 +74,7 @@ class FactCollector:
         )
 
     def _launch(self, launch: Launch) -> Launch:
-        """Return the launch with only the fields that the summary needs."""
+        """Return a launch with the same number, outcome, members and culprit, without logs, ranks and measurements."""
         key = (launch.number, launch.outcome, launch.members, launch.culprit)
         if key not in self._shared:
             self._shared[key] = replace(
@@ -87,5 +94,8 @@ def fleet_figures(facts: Mapping[str, HostFacts]) -> Iterator[tuple[str, str, st
 
 
 def is_of_missing_record(verdict: Verdict) -> bool:
-    """Return whether the verdict states that the host left no record to judge. A contradictory record can be judged."""
+    """Return whether the verdict states that the host has no record to judge.
+
+    A verdict named RECORD can also state that the record contradicts itself; such a record is judged.
+    """
     return verdict.name == RECORD and verdict.kind != VerdictKind.CONTRADICTORY

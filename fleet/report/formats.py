@@ -1,7 +1,7 @@
 """Write the files of a report other than `report.json`.
 
-FORMATS is the only list of these files. `sign` and `verify` render each of them again and compare the result with the file. A
-file whose library is not installed is not compared.
+FORMATS is the only list of these files. `rackproof sign` and `rackproof verify` render each of them again and compare the result
+with the file. A file that needs a library (`Format.library`) is not compared if the library is not installed.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ class RenderInput:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """How a file of the report is made."""
+    """How one file of the report is rendered, and when it is written."""
 
     render: Callable[[RenderInput], str | Iterable[str | bytes]]
-    """Return the content, in pieces if its size grows with the fleet. The same source gives the same bytes."""
+    """Return the content of the file, in pieces if its size grows with the fleet. Equal inputs give the same bytes."""
     only_with: str = ""
-    """The flag without which the file is not written; empty: it is always written."""
+    """Key of FLAGS: the file is written only with this flag. Empty: it is always written."""
     variants: tuple[str, ...] = ()
-    """Flags that change the content."""
+    """Keys of FLAGS that change the content of the file."""
     library: str = ""
     """Optional package that `render` imports. Another version of the package may give other bytes."""
     extra: str = ""
@@ -62,7 +62,7 @@ class Format:
         return self.library if self.library and not importlib.util.find_spec(self.library) else ""
 
     def possible_flags(self) -> Iterable[tuple[str, ...]]:
-        """Yield each combination of `variants`, the empty combination first."""
+        """Yield each combination of flags in `variants`, the empty combination first."""
         return chain.from_iterable(combinations(self.variants, size) for size in range(len(self.variants) + 1))
 
 
@@ -88,7 +88,7 @@ FORMATS: Mapping[str, Format] = {
 
 FLAGS: Mapping[str, str] = {
     "--parquet": "also write observations.parquet (needs the extra `parquet`)",
-    "--all-observations": "also write the observations of accepted hosts of a large fleet into observations.csv",
+    "--all-observations": "observations.csv: in a large fleet, include the observations of accepted hosts too",
 }
 """Flag of `rackproof report` -> its help."""
 
@@ -103,8 +103,8 @@ def flags_of(options: argparse.Namespace) -> frozenset[str]:
     """Return the flags that are set.
 
     Raises:
-        UsageError: a flag selects a format whose library is not installed. Call this function before judging the run, which
-            may take minutes.
+        UsageError: a flag selects a file whose library is not installed. Judging a run may take minutes, so call this function
+            before the run is judged.
     """
     flags = frozenset(flag for flag in FLAGS if getattr(options, flag.removeprefix("--").replace("-", "_"), False))
     for output in FORMATS.values():
@@ -117,7 +117,7 @@ def flags_of(options: argparse.Namespace) -> frozenset[str]:
 
 
 def write_formats(directory: Path, source: RenderInput) -> None:
-    """Write the files that `source.flags` select, each atomically."""
+    """Write each file of FORMATS that needs no flag, or whose flag is in `source.flags`. Each file is written atomically."""
     chosen = {
         name: output for name, output in FORMATS.items() if not output.only_with or output.only_with in source.flags
     }

@@ -15,7 +15,7 @@ from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJE
 TEXT_LIMIT = 400
 """Maximum number of characters of a text of a record in a report."""
 LOG_LIMIT = 6000
-"""Maximum number of characters of a log in a report; of a longer log, the report has the end."""
+"""Maximum number of characters of a log in a report. If a log is longer, the report has only its end."""
 
 VERDICTS = (PASS, FAIL, INCONCLUSIVE)
 DECISIONS = {ACCEPTED: "accepted", REJECTED: "rejected", INCOMPLETE: "incomplete"}
@@ -37,7 +37,7 @@ ACTIONS = {
 """Action -> the instruction; the most severe first."""
 
 _FAR = 2.0
-"""Margin, as a share of the limit, from which a multiple of the limit is easier to read than a percentage."""
+"""Size of a margin, as a share of the limit, above which a multiple of the limit is easier to read than a percentage."""
 
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|.)", re.DOTALL
@@ -54,7 +54,10 @@ def clean(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def clean_log(text: str, limit: int = LOG_LIMIT) -> str:
-    """Return a log, or its end if it is longer than `limit`, cleaned like `clean` but with its line breaks."""
+    """Return a log without control characters or text-direction marks, but with its line breaks.
+
+    Of a log of more than `limit` characters, return the end, after the number of characters that are left out.
+    """
     cleaned = _strip_controls(text.replace("\r\n", "\n").expandtabs(), keep="\n").strip("\n")
     return cleaned if len(cleaned) <= limit else f"[{len(cleaned) - limit} characters left out] … {cleaned[-limit:]}"
 
@@ -106,7 +109,7 @@ def is_change(verdict: Verdict) -> bool:
 
 
 def margin(verdict: Verdict) -> float | None:
-    """Return `margin_of` the value and limit of a verdict; None if either is not a number."""
+    """Return the margin of a verdict (`margin_of`); None if value or limit is not a number, or if there is no margin."""
     value, limit = finite(verdict.value), finite(verdict.limit)
     return None if value is None or limit is None else margin_of(value, verdict.operator, limit)
 
@@ -122,7 +125,7 @@ def margin_of(value: float, operator: str, limit: float) -> float | None:
 
 
 def signed_percent(share: float | None) -> str:
-    """Return a share as a signed percentage: `+9.3 %`, `−12.0 %`, `+250 %`."""
+    """Return a share as a signed percentage: `+9.3 %`, `−12.0 %`, `+250 %`; `–` if it is None or not finite."""
     if share is None or not math.isfinite(share):
         return NONE
     points = share * 100
@@ -132,9 +135,9 @@ def signed_percent(share: float | None) -> str:
 
 
 def margin_text(share: float | None) -> str:
-    """Return a margin (`margin_of`) in words: `+9.3 %`, `−12.0 %`; far from the limit `38 times the limit`."""
-    # If the value is positive, a share above _FAR belongs to a lower limit, and one below -_FAR to an upper limit. In both cases
-    # the value is 1 + |share| times the limit.
+    """Return a margin (`margin_of`) as a percentage, `+9.3 %` or `−12.0 %`; beyond ±_FAR as `38 times the limit`."""
+    # If value and limit are positive, only a value far above the limit has such a margin: a positive margin from a lower limit,
+    # or a negative one from an upper limit. In both cases the value is 1 + |share| times the limit.
     if share is not None and abs(share) > _FAR and math.isfinite(share):
         return f"{number(1 + abs(share), 2)} times the limit"
     return signed_percent(share)
@@ -146,7 +149,7 @@ def percent(share: float) -> str:
 
 
 def params_text(params: Mapping[str, Value], without: Iterable[str] = ("phase",)) -> str:
-    """Return the parameters of an observation as one phrase: `bf16, size 8192`."""
+    """Return the parameters of an observation, except the keys in `without`, as one phrase: `bf16, size 8192`."""
     left_out = set(without)
     return ", ".join(_param(key, value) for key, value in params.items() if key not in left_out)
 
@@ -168,7 +171,7 @@ _SELF_EXPLANATORY = frozenset(
     }
     | {"algorithm", "protocol", "transport", "benchmark", "numa"}
 )
-"""Parameters whose value is clear without the name."""
+"""Parameters that are written as their value alone, because the value is clear without the name."""
 
 
 def _param(key: str, value: Value) -> str:
@@ -187,21 +190,21 @@ def action_name(action: str) -> str:
 
 
 MEASURE_AGAIN = "Measure again"
-"""What to do about a cause without a failure: evidence is missing."""
+"""Instruction for an inconclusive cause: evidence is missing, and nothing failed."""
 
 
 def cause_action(verdict: str, action: str) -> str:
-    """Return what to do about a cause, as an instruction. Every view of a cause uses this."""
+    """Return what to do about a cause with this verdict and action, as an instruction."""
     return action_name(action) if verdict == FAIL else MEASURE_AGAIN
 
 
 def decision_name(report: FleetReport, decision: str) -> str:
-    """Return the decision in words; a rehearsal or simulation never reads as if hardware were accepted."""
+    """Return the decision in words. In a rehearsal or simulation they never say that hardware is accepted: `rehearsal passed`."""
     return {"SIMULATED": SIMULATED, "REHEARSAL": REHEARSED}.get(report.mark, DECISIONS).get(decision, decision)
 
 
 def status(report: FleetReport) -> str:
-    """Return the acceptance status, starting with SIMULATED or REHEARSAL if no GPU was tested."""
+    """Return the acceptance status, such as `PASS`; it begins with SIMULATED or REHEARSAL if no GPU was tested."""
     text = report.acceptance.status
     return text if not report.mark or text.startswith(f"{report.mark} ") else f"{report.mark} {text}"
 
@@ -216,13 +219,13 @@ _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct",
 
 
 def elapsed(began: str, ended: str) -> str:
-    """Return the duration between two ISO times; empty if either is not a time, or the second is not later."""
+    """Return the duration between two ISO times in words; empty if either is not a time, or the second is not later."""
     first, last = _parse_time(began), _parse_time(ended)
     return duration((last - first).total_seconds()) if first and last and last > first else ""
 
 
 def duration(seconds: float) -> str:
-    """Return `42.1 s`, `7 min 5 s` or `3 h 20 min`."""
+    """Return a duration in words: `42.1 s`, `7 min 5 s` or `3 h 20 min`."""
     if seconds < 120:
         return f"{number(round(seconds, 1), 3)} s"
     minutes, rest = divmod(round(seconds), 60)

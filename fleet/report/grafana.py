@@ -1,4 +1,4 @@
-"""Link from the report to the dashboard of the run (deploy/grafana/dashboards/rackproof-run.json)."""
+"""Link from the report to the Grafana dashboard of the run (deploy/grafana/dashboards/rackproof-run.json)."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from schemas.times import epoch_seconds
 
 DASHBOARD = "rackproof-run"
 MARGIN_S = 60
-"""Time shown before the beginning and after the end of the run."""
+"""Number of seconds that the dashboard shows before the beginning and after the end of the run."""
 
 
 def run_dashboard(report: FleetReport, grafana_url: str) -> str:
-    """Return the URL of the dashboard at the time of the run; empty if no Grafana is configured.
+    """Return the URL of the dashboard, with the run and its time range selected; empty if `grafana_url` is empty.
 
-    If the report lacks a valid time, the URL names the run but no time.
+    If the beginning or the end of the run is not a valid time, the URL has no time range.
     """
     if not grafana_url:
         return ""

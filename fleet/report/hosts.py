@@ -1,7 +1,7 @@
 """Judge the hosts of a run unit by unit, and report on each. This module reads and writes no files.
 
-A unit is a gang, or one host without a gang. The results on different units can be merged in any order, so several processes
-can judge them.
+A unit is a gang (the hosts of one multi-node launch), or one host without a gang. The results on different units can be merged in
+any order, so several processes can judge the units of a run.
 """
 
 from __future__ import annotations
@@ -41,13 +41,13 @@ from schemas.timeline import Soak, downsample
 
 LINK = "gpu.peer.link"
 MAX_BUCKETS = 40
-"""Maximum number of buckets of a soak's timeline in the report."""
+"""Maximum number of buckets (time intervals) of a soak's timeline in the report."""
 FULL_HOSTS = 16
-"""Largest fleet whose report lists every verdict by default. For a larger fleet, it lists only verdicts that do not pass."""
+"""By default, the report of at most this many hosts lists every verdict; that of more hosts only verdicts that do not pass."""
 MEASURED_HOSTS = 64
-"""Largest fleet for which the report has the measurements of accepted hosts. The report of a larger fleet has the measurements
-of at most this many hosts, none of them accepted; rejected hosts come first. A report that lists every verdict has the
-measurements of all hosts."""
+"""The report of at most this many hosts has the measurements of all hosts. The report of more hosts has the measurements of at
+most this many hosts that are not accepted, rejected ones first. But a report that lists every verdict always has the measurements
+of all hosts."""
 
 Unit = tuple[str, ...]
 """Hosts that are judged together: a gang, or one host without a gang."""
@@ -60,7 +60,7 @@ class RunContext:
     plan: Plan
     packs: Sequence[Pack]
     events: Mapping[str, Sequence[str]]
-    """Host -> events that the control node recorded."""
+    """Host -> what the playbooks reported about it: that it was unreachable, or that a task failed."""
     in_full: bool
     """Whether the report lists every verdict, including those that pass."""
     planned: Planned
@@ -78,7 +78,7 @@ def context_of(
     in_full: bool | None = None,
     advisories: Advisories = NO_ADVISORIES,
 ) -> RunContext:
-    """Return the context of a run. Unless `in_full` is given, the number of its hosts decides whether every verdict is listed."""
+    """Return the context of a run. If `in_full` is None, every verdict is listed if the plan has at most FULL_HOSTS hosts."""
     return RunContext(
         plan=plan,
         packs=packs,
@@ -96,7 +96,7 @@ def units(plan: Plan, names: Iterable[str] | None = None) -> list[Unit]:
     by_gang: dict[str, Unit] = {}
     for name in [host.name for host in plan.hosts] if names is None else names:
         gang = plan.host(name).gang
-        # The blank keeps a host without a gang apart from a gang of the same name.
+        # A host without a gang may have the name of a gang; the leading blank makes the two keys different.
         by_gang[gang or f" {name}"] = gangs[gang] if gang else (name,)
     return list(by_gang.values())
 
@@ -111,7 +111,7 @@ class JudgedHosts:
     verdicts: list[Verdict] = field(default_factory=list)
     """All verdicts if the report lists them; else those that do not pass."""
     ended: str = ""
-    """When the last record ended."""
+    """Latest end of a record, as ISO time; empty without records."""
 
     def update(self, other: JudgedHosts) -> None:
         """Add the results on other hosts."""
@@ -134,7 +134,7 @@ class HostJudge:
         )
         self._shared: dict[Any, Any] = {}
         self._measured: dict[str, list[tuple[int, str]]] = {REJECTED: [], INCOMPLETE: []}
-        """Decision -> position and name of the hosts whose measurements are kept."""
+        """Decision -> position in the plan and name of the hosts whose measurements are kept."""
 
     def add(self, unit: Unit, evidence: Mapping[str, Evidence]) -> None:
         """Judge the hosts of a unit."""
@@ -166,12 +166,11 @@ class HostJudge:
     def _report(self, view: HostView, evidence: Evidence, verdicts: Sequence[Verdict], rest: Remaining | None) -> None:
         """Report on one host.
 
-        In a large fleet, only some of the hosts that are not accepted keep their measurements, unless the report lists every
-        verdict.
+        MEASURED_HOSTS explains which hosts keep their measurements in the report.
         """
         name, events = view.host.name, tuple(self._context.events.get(view.host.name, ()))
         decision = decide(verdicts)
-        # Passes that were only counted are not in `verdicts`, so `decide` may have seen no verdict at all.
+        # Passes that were only counted are not in `verdicts`. Without any verdict, `decide` returns INCOMPLETE.
         if rest and rest.passes and not any(verdict.blocks_acceptance for verdict in verdicts):
             decision = ACCEPTED
         report = HostReport(
@@ -202,7 +201,8 @@ class HostJudge:
         """Return the report on a host that is not accepted, and whether it keeps its measurements.
 
         Of the hosts that this object judged, the first MEASURED_HOSTS rejected ones in the order of the plan keep their
-        measurements, and as many incomplete ones. `merge` then selects MEASURED_HOSTS of the hosts of all processes.
+        measurements, and so do the first MEASURED_HOSTS incomplete ones. If this host displaces one that is later in the plan,
+        the report on that host loses its measurements. `merge.py` then selects MEASURED_HOSTS of the hosts of all processes.
         """
         kept = self._measured[report.decision]
         bisect.insort(kept, (self._context.positions[report.name], report.name))
@@ -223,7 +223,7 @@ class HostJudge:
         names = self._shared[key]
         metrics = view.observations.metrics
         tokens = tuple(metric.token for name in names for _, metric in metrics.get(name, ()))
-        # Only metrics with a token can be compared by their tokens.
+        # Metrics with the same token are equal; 0 is no token. The result is shared only if every metric has a token.
         if 0 in tokens or any(name not in metrics for name in names):
             return versions(view.evidence, criteria, view.observations)
         key = ("versions", view.kind, tokens, *view.evidence.software().items())
@@ -249,13 +249,13 @@ def decide(verdicts: Iterable[Verdict]) -> str:
 
 
 def worst_decision(decisions: Iterable[str]) -> str:
-    """Return the worst decision on several hosts; `incomplete` without hosts."""
+    """Return the worst of the decisions on several hosts; `incomplete` if there are none."""
     present = set(decisions)
     return next((decision for decision in (REJECTED, INCOMPLETE, ACCEPTED) if decision in present), INCOMPLETE)
 
 
 def without_measurements(report: HostReport) -> HostReport:
-    """Return the report on a host without its measurements, links, adapters, timelines and the output of its ranks."""
+    """Return the report on a host without measurements, links, adapters, timelines, and ranks, logs and results of launches."""
     launches = tuple(
         replace(launch, ranks=(), log_tail="", observations=(), timeline=None) for launch in report.launches
     )
@@ -290,6 +290,6 @@ def _coverage(view: HostView, rest: Remaining | None) -> Coverage:
 
 
 def _links(evidence: Evidence) -> dict[str, str]:
-    """Return the link between each pair of the host's GPUs, as last read."""
+    """Return scope of each pair of the host's GPUs -> the link between them, from the last snapshot that has it."""
     metrics = [metric for record in evidence.records for snapshot in record.snapshots for metric in snapshot.metrics]
     return {scope: str(value) for metric in metrics if metric.name == LINK for scope, value in metric.values.items()}

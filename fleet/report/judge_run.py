@@ -1,4 +1,4 @@
-"""Judge the run in a directory: the shared part of `report`, `judge`, `baseline accept`, `sign` and `verify`."""
+"""Judge a run, for the commands `report`, `judge`, `baseline accept`, `sign`, `verify` and `history`."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from fleet.report.run_report import report_of
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
 
 EXIT_CODES = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
-"""Decision -> exit code of the verbs that judge a run."""
+"""Decision of a report -> exit code of `rackproof report`, `judge` and `revalidate`."""
 
 
 def load_run(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str] = ()) -> tuple[Run, Sequence[Pack]]:
-    """Return the run in a directory and every pack that may apply to it.
+    """Return a run, and every criteria pack from which the packs of its hosts are selected.
 
     Args:
-        run_dir: the run directory.
-        criteria: packs in addition to those of the plan: names or files.
-        waivers: waiver files in addition to those of the plan.
+        run_dir: the directory of the run.
+        criteria: names or files of packs, in addition to the shipped packs and those in the plan.
+        waivers: waiver files, whose waivers are added to those in the plan.
     """
     run = with_waiver_files(load(run_dir), waivers)
     return run, checked_packs([*run.plan.criteria, *criteria])
 
 
 def judge_run(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str] = ()) -> tuple[Run, FleetReport]:
-    """Return the run in a directory and its report; arguments as for `load_run`."""
+    """Return a run and its report. The arguments are those of `load_run`."""
     run, packs = load_run(run_dir, criteria, waivers)
     return run, report_of(run, packs)
 
 
 def judge_report(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str] = ()) -> FleetReport:
-    """Return the report of the run in a directory; arguments as for `load_run`."""
+    """Return the report of a run. The arguments are those of `load_run`."""
     return judge_run(run_dir, criteria, waivers)[1]

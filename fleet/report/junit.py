@@ -1,9 +1,12 @@
-"""Render `junit.xml` for CI: a suite per host, with a case per cause and, if the report lists passes, a case per passed check.
+"""Render `junit.xml` for CI systems: a suite for the fleet, then a suite for each host.
 
-A cause of several hosts is a case in the suite of the first host. The text of the case lists the checks of the cause. A failed
-cause becomes a `failure`. An inconclusive cause becomes an `error`: CI systems count `skipped` cases as success, so only waived
-causes are `skipped`. The first suite is the fleet's. Its case `decision` passes only if the fleet is accepted, so that a report
-without verdicts is not green.
+The suite of a host has a case for each cause (one problem, with all checks that show it or follow from it). If the report lists
+passes, the suite also has a case for each passed check. A cause that several hosts share is a case only in the suite of the first
+of them. The text of the case lists the checks of the cause.
+
+A failed cause becomes a `failure`, and an inconclusive one an `error`. CI systems count `skipped` cases as success, so only what
+is waived becomes `skipped`. The case `decision` of the fleet passes only if the fleet is accepted, so a report without verdicts
+does not pass.
 """
 
 from __future__ import annotations
@@ -41,14 +44,14 @@ from schemas.reports import (
 )
 
 _ILLEGAL = str.maketrans({"\ufffe": "\ufffd", "\uffff": "\ufffd"})
-"""Characters that `clean` keeps and XML 1.0 does not allow."""
+"""Characters that `clean` keeps, although XML 1.0 does not allow them, and their replacements."""
 WAIVED = "waived"
 _ELEMENTS = {FAIL: "failure", INCONCLUSIVE: "error", WAIVED: "skipped"}
 _VERDICTS = {ACCEPTED: PASS, REJECTED: FAIL}
 _MAX_REJECTED = 100
-"""Maximum number of rejected input files in the output of the fleet's suite."""
+"""Maximum number of rejected input files that the suite of the fleet lists."""
 _MAX_CHECKS = 40
-"""Maximum number of checks in the text of a cause."""
+"""Maximum number of checks that the text of a case lists for its cause."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +59,10 @@ class JunitCase:
     """One test case."""
 
     class_name: str
-    """`rackproof.RACK.HOST`, for the fleet `rackproof.fleet`. The mark of a rehearsal or a simulation precedes it."""
+    """`rackproof.RACK.HOST` or `rackproof.fleet`; begins with `REHEARSAL.` or `SIMULATED.` if no GPU was tested."""
     name: str
     verdict: str
-    """`pass`, `fail`, `inconclusive` or `waived`; anything else is an error."""
+    """`pass`, `fail`, `inconclusive` or `waived`. Any other text is rendered like `inconclusive`."""
     kind: str = ""
     """Attribute `type` of the element (`failure`, `error` or `skipped`) of a case that does not pass."""
     message: str = ""
@@ -93,7 +96,10 @@ def render_junit(report: FleetReport) -> Iterator[str]:
 
 
 def _fleet(report: FleetReport) -> str:
-    """Return the fleet's suite: the decision and, if the report lists no passes, a case per row of passed checks."""
+    """Return the suite of the fleet.
+
+    It has the case `decision`. If the report lists no passes, it also has a case for each criterion and settings with passes.
+    """
     class_name = _class_name(report, "fleet")
     verdict = _VERDICTS.get(report.decision, INCONCLUSIVE)
     cases = [
@@ -130,9 +136,15 @@ def _passed(class_name: str, row: Judged) -> JunitCase:
 
 
 def _host(report: FleetReport, host: HostReport, cases: list[JunitCase], title: str) -> str:
-    """Return the suite of a host. If none of `cases` shows its decision, the suite also has the case `decision`.
+    """Return the suite of a host.
 
-    `title`: title of the most urgent cause of the host. The cause may be a case in the suite of another host.
+    It also has the case `decision` if `cases` is empty, or if the host is not accepted and every case passes or is waived.
+
+    Args:
+        report: the report.
+        host: the host.
+        cases: the cases of its causes and passed checks.
+        title: the title of the most urgent cause of the host, which may be a case in the suite of another host.
     """
     class_name = _class_name(report, host.rack, host.name)
     has_problem = any(case.verdict not in (PASS, WAIVED) for case in cases)
@@ -150,7 +162,7 @@ def _host(report: FleetReport, host: HostReport, cases: list[JunitCase], title: 
 
 
 def _cause(class_name: str, cause: Cause, verdicts: Sequence[Verdict]) -> JunitCase:
-    """Return the case of a cause. CI systems match cases by name from run to run, so the name has neither values nor serial."""
+    """Return the case of a cause. CI systems match cases by name from run to run, so the name has no values and no serial."""
     group = [verdicts[position] for position in cause.verdicts]
     part = "" if cause.part in ("", "host") else f" {cause.part}"
     facts = {
@@ -179,8 +191,8 @@ def _cause(class_name: str, cause: Cause, verdicts: Sequence[Verdict]) -> JunitC
 def _case(class_name: str, verdict: Verdict) -> JunitCase:
     params = params_text(verdict.params)
     part = "" if verdict.scope == "host" else f" {verdict.scope}"
-    # CI systems match cases by name from run to run. The part to which a failure is attributed may differ from run to run, so its
-    # serial is not in the name.
+    # CI systems match cases by name from run to run. If `verdict.part` is set, the serial is that of the part to which the
+    # failure is attributed. That part may differ from run to run, so the name does not contain its serial.
     serial = f" serial {verdict.serial}" if verdict.serial and not verdict.part else ""
     stage = f", stage {verdict.stage}" if verdict.stage else ""
     value, limit = value_and_limit(verdict)
@@ -244,7 +256,7 @@ def _xml(case: JunitCase) -> str:
 
 
 def _class_name(report: FleetReport, *parts: str) -> str:
-    """Return a class name. CI systems split a class name at its dots, so dots within a part become `_`."""
+    """Return a class name. CI systems split it at its dots, so dots in the names of hosts and racks become `_`."""
     return ".".join(part.replace(".", "_") for part in (report.mark, "rackproof", *parts) if part)
 
 

@@ -10,19 +10,19 @@ from schemas.scopes import Scope
 
 
 def host_anchor(host: str) -> str:
-    """Return the URL fragment of a host's page: `host=NAME`, percent-encoded."""
+    """Return the URL fragment of a host's page: `host=NAME`, with the name percent-encoded and without `#`."""
     return f"host={quote(clean(host), safe='')}"
 
 
 def host_anchors(report: FleetReport) -> dict[str, str]:
-    """Return the URL fragment of every host's page, by host name."""
+    """Return host name -> URL fragment of the host's page, for every host."""
     return {host.name: host_anchor(host.name) for host in report.hosts}
 
 
 def adapter_anchor(host: str, scope: str) -> str:
-    """Return the URL fragment of the page of a network adapter, `hca=HOST/NAME`; empty if the scope is of another part.
+    """Return the URL fragment of a network adapter's page: `hca=HOST/NAME`; empty if the scope is not on an adapter.
 
-    If the report has no page of the adapter, the fragment leads to the page of the host.
+    If the report has no page for the adapter, the fragment opens the page of the host.
     """
     parsed = Scope.parse(scope)
     name = parsed.get(parsed.device_kind)

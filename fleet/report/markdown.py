@@ -1,7 +1,7 @@
 """Render the report as Markdown, for example for a ticket.
 
-Any text that a host could influence is code (a span or a block), where no dialect of Markdown renders links, mentions or HTML.
-Characters that could end the code or a table cell, or that a renderer could take for a tag, are replaced.
+Text that a host could influence is put into a code span or a code block. No dialect of Markdown renders links, mentions or HTML
+there. In such text, characters that could end the span, the block or a table cell, or begin an HTML tag, are replaced.
 """
 
 from __future__ import annotations
@@ -79,7 +79,8 @@ def _head(report: FleetReport, grafana_url: str) -> str:
 def _reasons(report: FleetReport) -> str:
     all_reasons = reasons(report.verdicts, report.causes, seen_before(report))
     if not all_reasons:
-        is_judged = report.verdicts or report.left_out  # the report of a large fleet leaves out passes
+        # In a large fleet, `left_out` counts the verdicts that are not listed.
+        is_judged = report.verdicts or report.left_out
         return "No check failed and none was inconclusive." if is_judged else "No observation was judged."
     rows = table(
         ("Verdict", "Cause", "Host", "Part", "Evidence", "Value and limit", "Action", "Source"),
@@ -116,14 +117,14 @@ def _reason(item: Reason) -> tuple[str, ...]:
 
 
 def _action(item: Reason) -> str:
-    """Return the action, how to do it, and what to do if the cause comes back."""
+    """Return the action, how to carry it out, and what to do if the cause occurs again afterwards."""
     action = _term(item.action, (*ACTIONS.values(), MEASURE_AGAIN)) if item.action else NONE
     how = f". {item.handling.now}" if item.handling.now else ""
     return action + how + (f" If it comes back: {item.handling.if_it_returns}" if item.handling.if_it_returns else "")
 
 
 def _term(text: str, terms: Iterable[str]) -> str:
-    """Return one of Rackproof's own terms unchanged, any other text as code."""
+    """Return a text unchanged if it is one of `terms`, and otherwise as a code span: it may come from a host."""
     return text if text in terms else code(text)
 
 
@@ -201,7 +202,8 @@ def _provenance(report: FleetReport) -> str:
 
 
 def _replaced(item: Replaced) -> str:
-    hosts = f"{item.hosts} {'host' if item.hosts == 1 else 'hosts'}"
-    what = f"- Criterion replaced: {code(item.criterion)} of {code(item.pack)} on {hosts}"
-    by = f"{code(item.by)} of {code(item.by_pack)} ({code(item.source)})"
-    return f"{what}: {code(item.old)}, now {code(item.new)} by {by}; changed: {code(changes(item))}"
+    what = (
+        f"- Criterion replaced: {code(item.criterion)} of the pack {code(item.pack)}, on {counted(item.hosts, 'host')},"
+    )
+    by = f"by {code(item.by)} of the pack {code(item.by_pack)} (reason: {code(item.source)})"
+    return f"{what} {by}. Old rule: {code(item.old)}. New rule: {code(item.new)}. Settings that differ: {code(changes(item))}"

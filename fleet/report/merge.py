@@ -49,8 +49,8 @@ from schemas.reports import (
 )
 
 MAX_VERDICTS, MAX_VERDICTS_OF_HOST = 20_000, 200
-"""Maximum number of verdicts in a report that leaves out passes. If more verdicts do not pass, the report has at most
-MAX_VERDICTS_OF_HOST of each host."""
+"""Maximum number of verdicts in a report that leaves out passes, and of one host in it. The second limit applies only if more
+than MAX_VERDICTS verdicts do not pass."""
 
 
 def merge(
@@ -163,11 +163,11 @@ def fleet_report(
 def _host_reports(
     context: RunContext, reports: Mapping[str, HostReport], manifest: Iterable[Verdict]
 ) -> list[HostReport]:
-    """Return the hosts in the order of the plan, with decisions that include the manifest and the cables.
+    """Return the hosts in the order of the plan. Their decisions consider `manifest`: verdicts on ordered parts and on cables.
 
-    In a large fleet at most MEASURED_HOSTS hosts keep their measurements: first hosts that are rejected even without manifest and
-    cables, then the others in the order of the plan. `reports` may have the measurements of more hosts, because each process that
-    judged a share of the hosts kept the measurements of some of them.
+    In a large fleet at most MEASURED_HOSTS hosts keep their measurements: first hosts that were rejected without considering
+    `manifest`, then the others in the order of the plan. `reports` may have the measurements of more hosts, because each process
+    that judged a share of the hosts kept the measurements of some of them.
     """
     hosts = [reports[host.name] for host in context.plan.hosts]
     if not context.in_full:
@@ -185,9 +185,9 @@ def _host_reports(
 
 
 def _limit_verdicts(exceptions: Sequence[Verdict]) -> list[Verdict]:
-    """Return at most MAX_VERDICTS verdicts in the order of the plan.
+    """Return at most MAX_VERDICTS of these verdicts, in their order.
 
-    If there are more, each host keeps at most MAX_VERDICTS_OF_HOST of its verdicts, failures first.
+    If there are more, keep at most MAX_VERDICTS_OF_HOST of each host: first failures of all hosts, then inconclusive verdicts.
     """
     if len(exceptions) <= MAX_VERDICTS:
         return list(exceptions)
@@ -215,7 +215,7 @@ def _total(coverages: Iterable[Coverage]) -> Coverage:
 
 
 def _unknown(hosts: Sequence[HostReport], facts: Mapping[str, HostFacts], packs: Iterable[Pack]) -> dict[str, str]:
-    """Return the measured names without a reference value in the packs of these hosts -> why there is none."""
+    """Return name of a measured figure -> why a pack of these hosts has no reference value for it."""
     applied = {name for host in hosts for name in host.packs}
     measured = {name for _, name, _ in fleet_figures(facts)}
     return {

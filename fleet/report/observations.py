@@ -1,4 +1,4 @@
-"""Render `observations.csv`: a row per observation, with the verdict on it.
+"""Render `observations.csv`: a row per observation, with the verdict on it, and a row per verdict without an observation.
 
 The rows of a host do not depend on other hosts, so a fleet of any size is written host by host.
 """
@@ -41,7 +41,7 @@ NUMBERS = frozenset({"value", "min", "p50", "max", "cv", "limit"})
 MISSING = "missing"
 """Status of an expected observation that was not reported. The verdict on it has a row of its own."""
 NOT_LISTED = "not listed"
-"""Verdict of an observation without a listed verdict, if the report leaves out verdicts. The observation passed, no criterion
+"""Value of the column `verdict` if the report leaves out verdicts and lists none on the observation: it passed, no criterion
 judges it, or the verdict on it is beyond the maximum number (`merge.MAX_VERDICTS`)."""
 CELL_LIMIT = 2000
 _NO_VERDICT = Verdict(host="", scope="", name="", verdict=INCONCLUSIVE, criterion="", reason="")
@@ -61,7 +61,8 @@ class ObservationRow:
     name: str
     observation: Observation | None
     launch: int = 0
-    """Number of the launch, if a later launch of the stage superseded it, or if it was a probe; else 0."""
+    """Number of the launch (`Launch.number`) if the observation is in `Launch.observations`; else 0. A launch has its own
+    observations if it was a probe or a cell of a scaling study, or if a later launch of the stage replaced it."""
     verdict: Verdict | None = None
     verdicts: int = 0
     """Number of criteria that judged the observation; `verdict` is the most severe of their verdicts."""
@@ -87,7 +88,8 @@ def shared_fields(report: FleetReport) -> SharedFields:
 def fields_of_host(shared: SharedFields, verdicts: Sequence[Verdict]) -> SharedFields:
     """Return the shared fields of a host's rows.
 
-    If the host has no record to judge, an observation without a verdict did not pass, so there is no default verdict.
+    If the host has no record to judge, its observations were not judged. `not listed` would suggest that they passed, so the
+    default verdict is empty.
     """
     return replace(shared, default_verdict="") if any(map(is_of_missing_record, verdicts)) else shared
 
@@ -96,9 +98,9 @@ def render_csv(report: FleetReport, evidence: Mapping[str, Evidence], *, all_hos
     """Yield the file in pieces: the header, then one piece per host of the report.
 
     Args:
-        report: names the hosts, in their order, and holds the verdicts.
+        report: the report, with the hosts in the order of the pieces, and the verdicts.
         evidence: evidence by host, read one host at a time.
-        all_hosts: include the observations of accepted hosts of a large fleet.
+        all_hosts: in a large fleet, include the observations of accepted hosts too.
     """
     shared, verdicts = shared_fields(report), by_host(report.verdicts)
     yield ",".join(COLUMNS) + "\r\n"
@@ -125,7 +127,7 @@ def _pointer_to_record(host: HostReport) -> ObservationRow:
 
 
 def by_host(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
-    """Return the verdicts of each host, in their order."""
+    """Return host -> its verdicts, in the given order."""
     verdicts_of: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         verdicts_of.setdefault(verdict.host, []).append(verdict)
@@ -133,7 +135,7 @@ def by_host(verdicts: Iterable[Verdict]) -> dict[str, list[Verdict]]:
 
 
 def rows(host: str, rack: str, evidence: Evidence, verdicts: Sequence[Verdict]) -> list[ObservationRow]:
-    """Return the observations of one host in their order, then the verdicts without an observation."""
+    """Return a row per observation of one host, in the order of the evidence, then a row per verdict without an observation."""
     serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
     numbered = [(item, 0) for item in (*evidence.observations(), *evidence.versions())]
     numbered += [(item, launch.number) for launch in evidence.launches() for item in launch.observations]
@@ -194,8 +196,8 @@ def _severity(verdict: Verdict) -> tuple[bool, int]:
 def _find(observations: Sequence[Observation], candidates: Iterable[int], verdict: Verdict) -> int | None:
     """Return the index of the observation that the verdict judges; None if there is none.
 
-    A verdict has all parameters of its observation, or only those that the plan states. If several observations match, one with
-    exactly the verdict's parameters is preferred, then the last one.
+    A verdict has all parameters of its observation, or only those that the plan states. If several observations match, those with
+    exactly the parameters of the verdict are preferred. Of several such observations, the last one is returned.
     """
     params = verdict.params.items()
     matches = []
@@ -216,7 +218,7 @@ def rows_as_csv(shared: SharedFields, rows: Iterable[ObservationRow]) -> str:
     text = io.StringIO(newline="")
     csv.writer(text).writerows(
         [value if value is None else cell(value) for value in values(shared, row)]
-        for row in rows  # most cells are None, and `cell` is not called for them
+        for row in rows  # most values are None: not calling `cell` for them saves time
     )
     return text.getvalue()
 
@@ -240,12 +242,12 @@ def values(shared: SharedFields, row: ObservationRow) -> tuple[Value, ...]:
 
 
 def _number_or_text(value: Value) -> tuple[Value, Value]:
-    """Return (number, None) or (None, text) for the two columns of a value. A flag counts as text: `true`, `false`."""
+    """Return (number, None) or (None, text) for the two columns of a value. A boolean is not a number."""
     return (value, None) if finite(value) is not None else (None, value)
 
 
 def status(row: ObservationRow) -> str:
-    """Return the observation's status, `missing` for an expected observation that does not exist, or an empty string."""
+    """Return the observation's status. Without an observation, return `missing` if one was expected, else an empty string."""
     if row.observation:
         return row.observation.status
     expected = row.verdict is not None and row.verdict.verdict == INCONCLUSIVE and row.verdict.value is None
@@ -259,7 +261,7 @@ def _params(params: Mapping[str, Value]) -> str:
 
 
 def cell(value: Value) -> Value:
-    """Return a number unchanged, a flag as `true` or `false`, and text in a form that no spreadsheet evaluates."""
+    """Return a number unchanged, a boolean as `true` or `false`, and text in a form that no spreadsheet evaluates."""
     if type(value) is str:
         return escape_formula(value)
     return ("true" if value else "false") if isinstance(value, bool) else value

@@ -1,4 +1,7 @@
-"""Write the page of one host, which the report of a large fleet may leave out: `rackproof report RUN_DIR --host NAME`."""
+"""Write the page of one host: `rackproof report RUN_DIR --host NAME`.
+
+The report of a large fleet does not show every host in full.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,11 @@ from schemas.run_directory import RunDirectory
 
 
 def add_option(report: argparse.ArgumentParser) -> None:
-    """Add `--host` to the verb."""
+    """Add the option `--host` to the parser of `rackproof report`."""
     report.add_argument(
         "--host",
         metavar="NAME",
-        help="write only the page of this host into RUN_DIR/pages (with --json: print its report as JSON instead)",
+        help="write only the page of this host into RUN_DIR/pages (with --json: print the report on this host as JSON instead)",
     )
 
 

@@ -1,6 +1,6 @@
-"""Render `observations.parquet`, in which each column has a type. Needs pyarrow.
+"""Render `observations.parquet`: integer, float and string columns. Needs pyarrow.
 
-The file has the same rows as `observations.csv` with `--all-observations`: those of every host, in a fleet of any size.
+The file has the rows of all hosts, like `observations.csv` with `--all-observations`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class _Pieces(io.RawIOBase):
 
 
 def render_parquet(report: FleetReport, evidence: Mapping[str, Evidence]) -> Iterator[bytes]:
-    """Yield the file in pieces, one per group of rows, then the end. Raise ImportError if pyarrow is not installed."""
+    """Yield the file in pieces: one per group of rows, then the footer. Raise ImportError if pyarrow is not installed."""
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
     schema = arrow.schema(

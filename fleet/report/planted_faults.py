@@ -1,4 +1,7 @@
-"""Render the probabilities with which planted faults are found, as Markdown tables for a terminal and for docs/criteria.md."""
+"""Render the probabilities of finding a planted fault (a GPU returns wrong bits without an error) as Markdown tables.
+
+The tables are for a terminal and for docs/criteria.md.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from fleet.report.formatting import clean
 
 
 def render_planted_faults(items: Sequence[Comparison]) -> Iterator[str]:
-    """Yield the lines: how often each pattern escapes a digest, then what each comparison finds."""
+    """Yield the lines of two tables: how likely a digest misses each pattern of wrong bits, and how likely tests find a fault."""
     yield (
         "`always`: every repetition has the same wrong bits. p: the probability that an element, or a whole repetition, is "
         f"wrong. `1 in 10⁶`: p = {RATE:g}. `99 %`: the smallest p at which the fault is found with a probability of {FOUND:.0%}."
@@ -48,7 +51,8 @@ def render_planted_faults(items: Sequence[Comparison]) -> Iterator[str]:
         yield ""
     for (model, profile), names in unmeasured.items():
         tests = ", ".join(names)
-        yield f"- {clean(model)}, {profile}: nothing is stated, because no run shows how often these tests repeat: {tests}"
+        why = "because no run shows how often these tests repeat their computation"
+        yield f"- {clean(model)}, {profile}: not in the table, {why}: {tests}"
 
 
 def _probability(value: float | None) -> str:

@@ -1,4 +1,4 @@
-"""Render detection power (the smallest slowdown that each floor finds) as tables for a terminal."""
+"""Render detection power (the smallest slowdown that each floor, a lower limit, finds) as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOTHING = "nothing"
 
 
 def render_power(power: Power) -> str:
-    """Return what each limit can detect, how well each figure repeats, and the assumptions."""
+    """Return what each floor can detect, how well each figure repeats from run to run, and the assumptions."""
     parts = [
         clean(f"{len(power.runs)} runs: {', '.join(power.runs)}"),
         _table(
@@ -29,15 +29,16 @@ def render_power(power: Power) -> str:
         )
         if power.gates
         else "No criterion with a numeric floor judged these runs.",
-        "n: parts x runs. sigma: deviation from run to run and from part to part together, estimated robustly; with fewer than "
-        f"{MIN_VALUES_FOR_OUTLIERS} values,\n"
-        "the standard deviation if that is larger. false alarm: probability that a healthy part fails. finds: smallest\n"
-        f"slowdown that this floor finds with {DETECTION_PROBABILITY:.0%} probability. could find: smallest slowdown that a "
-        "floor can\n"
-        f"find with this probability if {MAX_FALSE_ALARM:.1%} of the healthy parts may fail. A normal distribution is assumed,\n"
-        "because so few runs do not show the tails.",
+        "n: number of values, one per part and run. sigma: scatter from run to run and from part to part together, as a share\n"
+        "of the mean, from median absolute deviations; with fewer than "
+        f"{MIN_VALUES_FOR_OUTLIERS} values, from the standard deviation if it is larger.\n"
+        "false alarm: probability that a healthy part fails. finds: smallest slowdown that this floor finds with "
+        f"{DETECTION_PROBABILITY:.0%}\n"
+        "probability. could find: smallest slowdown that any floor can find with this probability if at most "
+        f"{MAX_FALSE_ALARM:.1%} of the\n"
+        "healthy parts may fail. The values are assumed to be normally distributed, because so few runs do not show the tails.",
         _table(
-            ("figure", "settings", "parts", "(max - min) / median, worst part", "which"),
+            ("figure", "settings", "parts", "(max - min) / median, worst part", "worst part"),
             [_repeat(item) for item in power.repeats if item.group],
         ),
         _table(
@@ -49,7 +50,9 @@ def render_power(power: Power) -> str:
         ),
     ]
     if power.left_out:
-        parts.append(f"Left out, because they are in fewer than three runs: {clean(', '.join(power.left_out))}")
+        parts.append(
+            f"Floors left out, because no part has values from three or more runs: {clean(', '.join(power.left_out))}"
+        )
     return "\n\n".join(part for part in parts if part)
 
 

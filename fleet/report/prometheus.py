@@ -1,7 +1,7 @@
 """Render the report for Prometheus: `verdicts.prom`, for node_exporter's textfile collector.
 
 The decisions of a rehearsal are named `REHEARSAL accepted` and so on, and the decisions of a simulated run `SIMULATED accepted`.
-So a query for accepted hosts does not match them.
+So a query for the decision `accepted` does not match them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from schemas.scopes import Scope
 from schemas.times import seconds_or_nan
 
 MAX_FAILURES = 500
-"""Maximum number of series of failures. The most severe actions come first; inconclusive verdicts are only counted."""
+"""Maximum number of series in each metric of failures. The most severe actions come first."""
 LABEL_LIMIT = 128
 _FAILURE = ("host", "rack", "gpu", "scope", "serial", "criterion", "action")
 _FIGURE = (*_FAILURE, "name", "stage", "params", "unit", "operator")
@@ -55,7 +55,7 @@ class _ReportCollector:
         return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        """Yield every metric family; each series has the label run_id, so that files of several runs can coexist."""
+        """Yield every metric family; each series has the label `run_id`, so that files of several runs can coexist."""
         report = self._report
         flags = tuple(str(flag).lower() for flag in (report.rehearsal, report.simulated))
         labels = ("profile", "rehearsal", "simulated", "rackproof")
@@ -130,7 +130,7 @@ class _ReportCollector:
             return  # the failures that report.json does not list would be missing from the counts
         counts = Counter((verdict.host, verdict.verdict) for verdict in self._report.verdicts)
         for host in self._report.hosts:
-            # The report of a large fleet has no passes per host. Their series is then omitted instead of 0.
+            # The report of a large fleet does not list passes, so their number is not known: omit the series.
             for verdict in (PASS, FAIL, INCONCLUSIVE) if self._report.detail == ALL else (FAIL, INCONCLUSIVE):
                 yield (host.name, host.rack, verdict), float(counts[host.name, verdict])
 
@@ -140,13 +140,13 @@ class _ReportCollector:
                 yield (host.name, host.rack, status), float(getattr(host.coverage, status))
 
     def _failures(self, *, waived: bool) -> list[tuple[tuple[str, ...], float]]:
-        """Return the failures with their counts, the most severe action first."""
+        """Return the labels of each failure with the number of verdicts that have them, the most severe action first."""
         counts = Counter(self._failure(verdict) for verdict in self._failed() if (verdict.waiver is not None) == waived)
         samples = ((labels, float(count)) for labels, count in counts.items())
         return sorted(samples, key=lambda item: (action_rank(item[0][-1]), item[0]))
 
     def _unlisted(self) -> int:
-        """Return the number of failed verdicts that are only counted in the report."""
+        """Return the number of failed verdicts that the report counts, but does not list."""
         total = sum(row.failed for row in self._report.judged)  # `judged` is empty on the page of one host
         return max(0, total - sum(1 for _ in self._failed()))
 
@@ -154,7 +154,10 @@ class _ReportCollector:
         return (verdict for verdict in self._report.verdicts if verdict.verdict == FAIL)
 
     def _figures(self, kind: str) -> Iterator[tuple[tuple[str, ...], float]]:
-        """Yield the value or limit (`kind`) of each failure without a waiver, if it is a number, in the order of `_failures`."""
+        """Yield the value or limit (`kind`) of the first MAX_FAILURES failures without a waiver, most severe action first.
+
+        A boolean counts as 0 or 1; other values that are not numbers are left out.
+        """
         effective = [verdict for verdict in self._failed() if verdict.waiver is None]
         ordered = sorted(effective, key=lambda verdict: (action_rank(verdict.action), self._failure(verdict)))[
             :MAX_FAILURES

@@ -1,4 +1,4 @@
-"""Compare the verdicts of an earlier report with those of the run judged again."""
+"""Compare the verdicts of an earlier report with the verdicts from judging the same run again."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class VerdictChange:
     old: Document | None
     new: Document | None
     absent: str = "not judged"
-    """State in the report that lacks the verdict: `not judged`, or `not listed` if that report leaves verdicts out."""
+    """What the report that lacks the verdict says about it: `not judged`, or `not listed` if that report leaves verdicts out."""
 
     @property
     def about(self) -> Document:
@@ -41,7 +41,7 @@ class VerdictChange:
         serial = f" (serial {about['serial']})" if about.get("serial") else ""
         was = _state(self.old) if self.old else self.absent
         now = _state(self.new) if self.new else self.absent
-        change = f"{was} → {now}" if self.kind != "limit" else f"{now}, with other details"
+        change = f"{was} → {now}" if self.kind != "limit" else f"{now} in both reports, with different details"
         return f"{about['host']} {about['scope']}{serial}: {name}: {about['criterion']}: {change}: {about['reason']}"
 
 
@@ -78,7 +78,7 @@ def changed_verdicts(old: Document, report: FleetReport) -> tuple[VerdictChange,
 
 
 def _kind(old: Document | None, new: Document, compared_fields: Sequence[str]) -> str:
-    """Return the kind of change, or an empty string.
+    """Return the kind of change; empty if there is none.
 
     A kind, user, part, serial or action that the old verdict lacks is no change, because older versions did not write it. A
     waiver, limit, operator, value or reason that only one of the two verdicts has is a change.
@@ -106,7 +106,7 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
     was, now = old["acceptance"]["status"], report.acceptance.status
     yield f"{report.run_id}: {was} → {now}" if was != now else f"{report.run_id}: {now}, unchanged"
     if old["rackproof"] != report.rackproof:
-        yield f"(Rackproof {old['rackproof']} wrote the report; this is {report.rackproof}, which may judge differently)"
+        yield f"(Rackproof {old['rackproof']} wrote the earlier report; this is {report.rackproof}, which may judge differently)"
     if old.get("left_out"):
         yield f"(not compared: {counted(old['left_out'], 'verdict')} that the earlier report leaves out)"
     kinds = Counter(change.kind for change in changes)
@@ -116,7 +116,7 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
         "waiver": "with a changed waiver",
         "new": "new",
         "gone": "gone",
-        "limit": "with other details",
+        "limit": "with different details",
     }
     counts = ", ".join(f"{count} {words[kind]}" for kind, count in kinds.items()) or "no verdict changed"
     yield f"{counts}; {same} unchanged"
@@ -127,7 +127,7 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
 
 
 def drop_omitted_passes(changes: Iterable[VerdictChange], old: Document) -> tuple[VerdictChange, ...]:
-    """Return the changes, except passes that seem new only because the old report of a large fleet left them out."""
+    """Return the changes. If the old report leaves out verdicts, omit new passes: it may have left them out."""
     if not old.get("left_out"):
         return tuple(changes)
     return tuple(item for item in changes if not (item.kind == "new" and item.about["verdict"] == PASS))

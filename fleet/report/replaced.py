@@ -1,4 +1,4 @@
-"""List the shipped criteria that packs of the operator replace. This module reads and writes no files."""
+"""List the shipped criteria that criteria in the operator's own packs replace. This module reads and writes no files."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from schemas.reports import HostReport, LineKind, Replaced, SummaryLine
 
 _MAX_LINES = 10
 _TEXTS = frozenset({"id", "origin", "replaces", "source", "basis", "note"})
-"""Fields of a criterion that change neither whether a value passes nor what a failure means."""
+"""Fields of a criterion that affect neither whether a value passes nor what a failure means."""
 
 
 def replaced_criteria(packs: Sequence[Pack], hosts: Iterable[HostReport]) -> tuple[Replaced, ...]:
-    """Return each shipped criterion that another one replaces on some of these hosts."""
+    """Return each shipped criterion that a criterion of the operator replaces on at least one of these hosts."""
     of_operator = [pack for pack in packs if pack.chosen]
     if not any(item.replaces for pack in of_operator for item in pack.criteria):
         return ()
     shipped = {pack.name: pack for pack in packs if not pack.chosen}
     replaced: dict[tuple[str, ...], Replaced] = {}
-    # The first pack of a host is the one of its GPU model, the others are those of the operator.
+    # The first pack of a host is shipped: usually the pack of its GPU model.
     for name, count in Counter(host.packs[0] for host in hosts if host.packs and host.packs[0] in shipped).items():
         selection = resolve([shipped[name], *of_operator])
         for new_id, olds in selection.replaced.items():
@@ -56,8 +56,8 @@ def _replaced(old: Criterion, new: Criterion, hosts: int) -> Replaced:
 def replaced_lines(items: Sequence[Replaced]) -> Iterator[SummaryLine]:
     """Yield a caveat for each of the first _MAX_LINES replaced criteria, then one line with the number of the rest."""
     for item in items[:_MAX_LINES]:
-        by = f"{item.by_pack}: {item.by}" if item.by != item.criterion else item.by_pack
-        text = f"{item.criterion} of {item.pack}: {item.old}; now, by {by}: {item.new} (changed: {changes(item)})"
+        new = f"{item.by} of {item.by_pack}: {item.new}"
+        text = f"{item.criterion} of {item.pack}: {item.old}; replaced by {new} (changed: {changes(item)})"
         values = {"hosts": item.hosts}
         yield SummaryLine(kind=LineKind.CAVEAT, title="Criterion replaced", text=text, values=values)
     more = len(items) - _MAX_LINES
@@ -67,5 +67,5 @@ def replaced_lines(items: Sequence[Replaced]) -> Iterator[SummaryLine]:
 
 
 def changes(item: Replaced) -> str:
-    """Return the settings that differ, as text."""
+    """Return the names of the settings in which the two criteria differ, as text."""
     return ", ".join(item.changed) or "nothing"

@@ -1,7 +1,7 @@
 """Judge a run of any size and return its report.
 
-Each of two passes over the records of a large fleet uses one process per processor. The first gathers the statistics of the
-fleet, the second judges each host with them. The report does not depend on the number of processes.
+The records are read in two passes: the first gathers the statistics of the fleet, the second judges each host with these
+statistics. For a large fleet, each pass uses one process per processor. The report does not depend on the number of processes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from schemas.run_directory import record_name
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """The input that all processes share."""
+    """The input of a pass, which is the same for all processes."""
 
     run: Run
     context: RunContext
@@ -57,7 +57,7 @@ def report_of(run: Run, packs: Sequence[Pack], *, jobs: int | None = None) -> Fl
     Args:
         run: from `load`.
         packs: every pack that may apply.
-        jobs: number of processes; by default one for few hosts, else as many as there are processors.
+        jobs: number of processes; None: one for few hosts, else one per processor.
     """
     job = _Job(run=run, context=context_of(run.plan, packs, run.events, advisories=shipped_advisories()))
     all_shares = shares(units(run.plan), process_count(len(run.plan.hosts), jobs))
@@ -109,7 +109,7 @@ def _statistics(job: _Job, all_shares: Sequence[Share]) -> FleetStats:
 
 
 def _gather(job: _Job, share: Share) -> tuple[FleetStats, dict[str, bytes]]:
-    """Return the statistics of a share of the hosts, and the records that passed validation."""
+    """Return the statistics of a share of the hosts, and path -> digest of each record file that passed validation."""
     context = job.context
     gatherer = Gatherer(context.planned)
     for unit in share:
@@ -139,7 +139,7 @@ def _judge(job: _Job, share: Share) -> _Judged:
 def _only_host(
     plan: Plan, gang_report: FleetReport, report: HostReport, diff: BaselineDiff, cables: Cables
 ) -> FleetReport:
-    """Return the report on a gang, reduced to one of its hosts (`report`)."""
+    """Return `gang_report` reduced to one host (`report`). For a host without a gang, `gang_report` is on that host alone."""
     verdicts = tuple(verdict for verdict in gang_report.verdicts if verdict.host == report.name)
     causes = diagnose(verdicts, plan.gangs(), cables)
     versions = compare_versions(plan, [report], shipped_advisories())

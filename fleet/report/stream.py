@@ -1,4 +1,4 @@
-"""Write files of any length atomically: a reader sees the old file or the whole new one."""
+"""Write files of any length atomically: a reader sees either the old file or the complete new file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether a file has the name of an unfinished write, by `replacing` or `documents.write_text`."""
+    """Return whether `name` is the name of a temporary file of `replacing` or `documents.write_text`: of an unfinished write."""
     return bool(_TEMPORARY.fullmatch(name))
 
 
@@ -27,7 +27,10 @@ def write_stream(path: Path, pieces: Iterable[str | bytes]) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file that replaces `path` at the end unless an error occurs. A link is replaced, not followed."""
+    """Yield the path of a temporary file, which replaces `path` when the block ends without an error.
+
+    If `path` is a symbolic link, the link is replaced, not the file that it points to.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     os.close(descriptor)
     temporary = Path(name)

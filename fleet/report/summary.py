@@ -1,4 +1,4 @@
-"""Write the status of a report and the summary lines under it. This module reads and writes no files."""
+"""Compose the status of a report and the summary lines under it. This module reads and writes no files."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ from schemas.times import format_span
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 UNJUDGED = "NOT JUDGED (no criterion applies)"
-UNCOMPARED = "NOT COMPARED (the fleet's median needs three GPUs, or three hosts, of a model)"
+UNCOMPARED = "NOT COMPARED (the median of the fleet needs three GPUs, or three hosts, of the same model)"
 _MAX_CAUSES = 20
 """Maximum number of causes that a summary shows."""
 MAX_GANG_NAMES, MAX_OTHER_HOSTS, MAX_NAME_LENGTH, MAX_MACHINES = 10, 30, 40, 4
-"""Maximum numbers in a line: hosts of one gang or machine; hosts that no cause names; characters of a name; machines."""
+"""Maximum numbers in one line: hosts of one gang (the hosts of one multi-node launch) or of one machine; hosts that no cause
+names; characters of a name; machines."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +70,7 @@ class SummaryInput:
     manifest: Sequence[Verdict]
     """All verdicts on the ordered parts, and on cables."""
     wiring: str
-    """How the cables were compared; empty if they were not read."""
+    """How many cables are as expected, or why none was compared; empty if there was no cable to compare."""
     diff: BaselineDiff
     replaced: Sequence[Replaced] = ()
     """Shipped criteria that packs of the operator replaced."""
@@ -78,7 +79,7 @@ class SummaryInput:
     machines: Sequence[Sequence[str]] = ()
     """For each machine that the inventory lists as several hosts: the names of these hosts."""
     compared: Collection[str] = ()
-    """Benchmarks with figures that a criterion compares with the fleet."""
+    """Benchmarks with a figure that a criterion compares with the median of the fleet."""
 
 
 def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
@@ -122,21 +123,24 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
 
 
 def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
-    """Return the status: PASS, FAIL or INCOMPLETE, with its caveats (no GPU tested, waivers, benchmarks left out)."""
+    """Return the status: PASS, FAIL or INCOMPLETE, marked if no GPU was tested, a waiver applied, or benchmarks were left out."""
     waived = decision == ACCEPTED and any(verdict.waiver for verdict in verdicts)
     status = f"{STATUS[decision]} WITH WAIVERS" if waived else STATUS[decision]
     return f"{mark(simulated=plan.simulated, rehearsal=plan.rehearsal)} {status}{status_suffix(plan)}".strip()
 
 
 def allowances(hosts: Sequence[PlannedHost]) -> Iterator[SummaryLine]:
-    """Yield caveats that follow from the inventory: shared GPUs, and GPU counts that are missing in the inventory."""
+    """Yield caveats that follow from the settings of the run: shared GPUs, and hosts without a number of ordered GPUs."""
     if shared := [host.name for host in hosts if host.share_gpus]:
         text = (
             f"other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on {_names(shared, 5)}"
         )
         yield SummaryLine(kind=LineKind.CAVEAT, title="GPUs shared", text=text, values={"hosts": len(shared)})
     if without_count := [host.name for host in hosts if host.count_found]:
-        text = f"the number of GPUs was not given, so the detected number is expected on {_names(without_count, 5)}"
+        text = (
+            "rackproof run had no --gpus, so only the GPUs of --devices, or else the detected GPUs, are expected on "
+            f"{_names(without_count, 5)}"
+        )
         yield SummaryLine(kind=LineKind.CAVEAT, title="GPU count", text=text, values={"hosts": len(without_count)})
 
 
@@ -155,14 +159,14 @@ def _names(names: Sequence[str], most: int) -> str:
 
 
 def _soak_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
-    """Yield how long the hosts soaked, and the rates without a judged drift, if the plan has a soak."""
+    """If the plan has a soak (a long test under load), yield how long it lasted, and the rates whose drift is not judged."""
     plan, hosts = summary.plan, summary.hosts
     planned = next((stage.duration_s for stage in plan.stages if stage.name == SOAK), 0.0)
     soaks = [host.soak for host in hosts if host.soak]
     if planned:
         finished = [soak for soak in soaks if soak.ended and not soak.reason]
         unequal = 0 < len(soaks) != len(finished)
-        shortest = f", the shortest {format_span(min(soak.soaked_s for soak in soaks))}" if unequal else ""
+        shortest = f"; the shortest soak was {format_span(min(soak.soaked_s for soak in soaks))}" if unequal else ""
         rounds = sum(soak.rounds for soak in soaks)
         in_all = f"{counted(rounds, 'round')} in all"
         short_soaks = [host.name for host in hosts if host.soak and host.soak.planned_s < REFERENCE_S]
@@ -171,13 +175,13 @@ def _soak_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
         values = {"total": len(hosts), "finished": len(finished), "rounds": rounds}
         yield SummaryLine(kind=LineKind.SOAK, title="Soak", text=text, values=values)
         if not_judged and not plan.rehearsal:
-            text = f"NOT JUDGED for {', '.join(not_judged)} (the soak is too short: drift needs an hour or more)"
+            text = f"NOT JUDGED for {', '.join(not_judged)} (too few values: plan a soak of at least one hour)"
             yield SummaryLine(kind=LineKind.NOT_JUDGED, title="Drift", text=text)
 
 
 def _incomplete_gang_lines(plan: Plan, facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
-    """Yield a caveat for each gang that did not measure with all of its hosts: its figures are for fewer hosts."""
-    # If a rank has no device, the launch finishes on the other hosts but measures nothing.
+    """Yield caveats on each gang whose last finished launch does not include all of its hosts, or of which no launch finished."""
+    # If a rank has no device, the launch finishes on the other hosts but measures nothing. Such a launch has a culprit.
     launches = [(host, launch) for host, of_host in facts.items() for launch in of_host.gang_launches]
     without_result = {(launch.number, launch.members) for _, launch in launches if launch.culprit}
     last = {
@@ -209,7 +213,7 @@ def _benchmark(item: Verdict | Judged) -> str:
 
 
 def _check_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
-    """Yield the state of the health readings, then of each benchmark, over the fleet."""
+    """Yield one line for the health readings, then one for each benchmark, with the most severe state over the fleet."""
     plan = summary.plan
     planned = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
     lists = {id(expected): expected for expected in map(plan.expected_of, plan.hosts)}
@@ -224,7 +228,7 @@ def _check_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
         state = verdict.verdict, verdict.waiver is not None
         part = verdict.host, verdict.part_scope
         states.setdefault(_benchmark(verdict), {}).setdefault(state, set()).add(part)
-        # If a host did not run a stage, each benchmark of that stage is missing.
+        # If a host has no record, or did not run a stage, the verdict on that applies to each benchmark of the stage.
         for stage in plan.stages:
             if verdict.name in ("record", f"stage.{stage.name}"):
                 for benchmark in stage.benchmarks:
@@ -242,7 +246,7 @@ def _check_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
 
 
 def _affected(parts: Collection[tuple[str, str]], hosts: Sequence[HostReport]) -> dict[str, int]:
-    """Count the affected GPUs, and the affected hosts without an affected GPU, each with the total; leave out a count of 0."""
+    """Return the number of affected GPUs, and of affected hosts without an affected GPU, each with the total. Leave out zeros."""
     gpus = {(host, scope) for host, scope in parts if Scope.parse(scope).device_kind == "gpu"}
     other_hosts = {host for host, _ in parts} - {host for host, _ in gpus}
     counts = {"gpus": len(gpus), "gpus_total": sum(len(host.gpus) for host in hosts)} if gpus else {}
@@ -268,7 +272,7 @@ def _worst_state(
 
 
 def pci_slots(gpus: Iterable[tuple[str, Gpu]]) -> dict[tuple[str, str], str]:
-    """Return host and scope of each GPU -> its PCI address, as sysfs and lspci write it."""
+    """Return (host, scope) of each GPU -> its PCI address in the notation of sysfs and lspci."""
     return {(host, f"gpu={gpu.index}"): pci_address(gpu.pci_bus_id) for host, gpu in gpus if gpu.pci_bus_id}
 
 
@@ -280,9 +284,14 @@ def cause_lines(
 ) -> list[SummaryLine]:
     """Return one line per cause that is not waived, the most urgent first; if there are too many, the rest is counted.
 
-    Every host gets a line before any host gets a second one. Causes refer to `verdicts` by position; `slots` gives the PCI
-    address of each GPU (`pci_slots`). The last lines name those of `hosts` that are not accepted and that no cause line names:
-    one line per decision, with at most MAX_OTHER_HOSTS names and the number of the rest.
+    Every host gets a line before any host gets a second one. The last lines name those of `hosts` that are not accepted and that
+    no cause line names: one line per decision, with at most MAX_OTHER_HOSTS names and the number of the rest.
+
+    Args:
+        causes: the causes; `Cause.verdicts` are positions in `verdicts`.
+        verdicts: all verdicts of the report.
+        slots: (host, scope) of each GPU -> its PCI address (`pci_slots`).
+        hosts: hosts for the last lines.
     """
     shown, rest = select_causes(causes)
     lines = [_cause_line(cause, describe_cause(cause, verdicts[cause.verdicts[0]], slots)) for cause in shown]
@@ -302,7 +311,7 @@ def select_causes(causes: Iterable[Cause]) -> tuple[list[Cause], int]:
 
 
 def _other_host_lines(hosts: Iterable[HostReport], named: Collection[str]) -> Iterator[SummaryLine]:
-    """Yield the hosts that are not accepted and that no line names."""
+    """Yield lines with the hosts that are not accepted and are not in `named`."""
     decisions = {host.name: host.decision for host in hosts if host.name not in named}
     for decision, verdict, title in (
         (REJECTED, FAIL, "Failed as well"),
@@ -322,15 +331,15 @@ class CauseText:
     result: str
     """FAIL or INCOMPLETE."""
     action: str
-    """`Inspect the hardware`; empty if there is nothing to do."""
+    """What to do, for example `Inspect the hardware`; empty if there is nothing to do."""
     what: str
     """The part, what is wrong with it, its serial and PCI address, and why."""
     checks: str
-    """`xid.count and 280 more checks`."""
+    """Name of the leading verdict and number of the others: `xid.count and 280 more checks`."""
 
 
 def describe_cause(cause: Cause, first: Verdict, slots: Mapping[tuple[str, str], str]) -> CauseText:
-    """Return a cause in words. `first` is its leading verdict; `slots` gives the PCI address of each GPU."""
+    """Return a cause in words. `first` is its leading verdict; `slots` is the result of `pci_slots`."""
     slot = slots.get((cause.host, Scope.parse(cause.part).device), "") if len(cause.hosts) == 1 else ""
     serial = cause.serial if len(cause.hosts) == 1 else ""
     identity = ", ".join(f"{name} {value}" for name, value in (("serial", serial), ("PCI", slot)) if value)

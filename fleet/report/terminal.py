@@ -24,12 +24,12 @@ def add_color_option(parser: argparse.ArgumentParser) -> None:
         "--color",
         choices=[AUTO, ALWAYS, NEVER],
         default=AUTO,
-        help="colour the output (default: %(default)s, only on a terminal and unless NO_COLOR is set)",
+        help="colour the output; auto: only on a terminal, and only if NO_COLOR is not set (default: %(default)s)",
     )
 
 
 def has_colour(choice: str, stream: TextIO | None = None) -> bool:
-    """Return whether to colour what is written to the stream (by default stdout)."""
+    """Return whether to colour the output to `stream` (default: stdout). `choice` is the value of `--color`."""
     if choice == AUTO:
         is_dumb = os.environ.get("TERM", "dumb") in ("", "dumb")
         return (stream or sys.stdout).isatty() and not is_dumb and not os.environ.get("NO_COLOR")
@@ -37,7 +37,7 @@ def has_colour(choice: str, stream: TextIO | None = None) -> bool:
 
 
 def width_of(stream: TextIO | None = None) -> int | None:
-    """Return the columns of the terminal, at least 60; None if the stream is not a terminal, so that lines are not wrapped."""
+    """Return the columns of the terminal, at least _MIN_WIDTH. Return None, for no wrapping, if the stream is not a terminal."""
     stream = stream or sys.stdout
     return max(_MIN_WIDTH, Console(file=stream).width) if stream.isatty() else None
 

@@ -1,4 +1,4 @@
-"""Give benchmarks their titles in reports."""
+"""Titles of benchmarks in reports."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ TITLES = {name: benchmark.title for name, benchmark in BENCHMARKS.items()}
 """Benchmark -> its title, in the order of the report."""
 
 VALUES_ONLY = "PASS (values; speed not judged)"
-"""State of a benchmark whose values pass but whose rates no criterion judges."""
+"""State of a benchmark in the summary if all its verdicts pass, but no criterion judges its rates."""
 
 
 def benchmark_title(benchmark: str) -> str:

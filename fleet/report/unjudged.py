@@ -17,17 +17,17 @@ _MAX_OPERATIONS = 3
 _SPEEDS = frozenset(
     {"dataloader.sufficiency", "overlap.hidden_share", "overlap.slowdown", "transformer.mfu", "mixture_of_experts.mfu"}
 )
-"""Ratios that are a measure of speed."""
+"""Names of figures that are ratios, but show how fast a benchmark ran. For `speed_unjudged` they count like rates."""
 
 Facts = Mapping[str, HostFacts]
 """Host -> its facts, in the order of the plan."""
 
 
 def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
-    """Return a line for each stage in which no criterion judged the bandwidth of an operation on some host."""
+    """Return a line for each stage in which the bandwidth of a collective operation was measured but not judged on some host."""
     lines = []
-    # Without a rate in the inventory, only floors that hold for any network judge the bandwidth between hosts. That counts as not
-    # judged.
+    # If the inventory has no rackproof_fabric_gbps for a host, only minimums that apply to every network judge its bandwidth
+    # between hosts. Such a bandwidth counts as not judged.
     with_fabric_rate = {host.name for host in plan.hosts if host.fabric_gbps}
     for stage, what in ((BENCHMARK, "within hosts"), (GANG, "between hosts")):
         measured = {
@@ -51,7 +51,7 @@ def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
 
 
 def _why(stage: str, unjudged: Set[str], with_fabric_rate: Set[str]) -> str:
-    """Return why the bandwidth on these hosts was not judged."""
+    """Return why the bandwidth was not judged on the hosts `unjudged`."""
     no_criterion = "no criterion for this GPU model, number of GPUs and message size"
     without_rate = unjudged - with_fabric_rate if stage == GANG else set()
     if not without_rate:
@@ -62,7 +62,10 @@ def _why(stage: str, unjudged: Set[str], with_fabric_rate: Set[str]) -> str:
 
 
 def _which(unjudged: Sequence[tuple[str, str]], measured: Sequence[tuple[str, str]]) -> str:
-    """Return ` for broadcast, gather on 2 of 8 hosts`; empty for all operations on all hosts."""
+    """Return which operations were not judged and on how many hosts: ` for broadcast, gather on 2 of 8 hosts`.
+
+    Empty if every measured operation and every host is affected.
+    """
     operations, all_operations = ([*dict.fromkeys(name for name, _ in keys)] for keys in (unjudged, measured))
     hosts, all_hosts = (len({host for _, host in keys}) for keys in (unjudged, measured))
     names = ", ".join(operations)
@@ -73,7 +76,10 @@ def _which(unjudged: Sequence[tuple[str, str]], measured: Sequence[tuple[str, st
 
 
 def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], facts: Facts) -> list[SummaryLine]:
-    """Return a line if the digests of some GPUs could not be compared with those of another GPU."""
+    """Return one line if there are GPUs whose digests could not be compared with those of another GPU; else none.
+
+    A digest is a checksum of the results of a computation, which must be equal on equal GPUs (`fleet/judge/digests.py`).
+    """
     gpus = {(host, scope) for host, of_host in facts.items() for _, scope in of_host.uncompared_digests}
     if not gpus or plan.rehearsal:
         return []
@@ -88,15 +94,18 @@ def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], facts: Facts) -> l
 
 
 def uncompared_hosts(plan: Plan, hosts: Sequence[HostReport]) -> list[SummaryLine]:
-    """Return a line if the sizes, settings and versions of some hosts could not be compared with those of another host.
+    """Return one line if there are hosts that could not be compared with any other host; else none.
 
-    Hosts are compared with those of the same GPU model and gang.
+    Sizes, settings and versions of a host are compared only with hosts of the same GPU model and the same gang (the hosts of one
+    multi-node launch).
     """
     if plan.rehearsal:
         return []
     gangs = {host.name: host.gang for host in plan.hosts}
-    peers = Counter((frozenset(gpu.name for gpu in host.gpus), gangs.get(host.name)) for host in hosts if host.gpus)
-    alone = sum(count == 1 for count in peers.values())
+    group_sizes = Counter(
+        (frozenset(gpu.name for gpu in host.gpus), gangs.get(host.name)) for host in hosts if host.gpus
+    )
+    alone = sum(count == 1 for count in group_sizes.values())
     if not alone:
         return []
     which = f" on {alone} of {len(hosts)} hosts" if alone < len(hosts) else ""
@@ -105,14 +114,17 @@ def uncompared_hosts(plan: Plan, hosts: Sequence[HostReport]) -> list[SummaryLin
 
 
 def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:
-    """Return the benchmarks that measured rates, but of which neither a rate nor a ratio of _SPEEDS was compared with a limit."""
+    """Return the benchmarks whose speed was not judged: of their rates and figures in _SPEEDS, none was compared with a limit."""
     rates = {name for _, name, unit in fleet_figures(facts) if unit in RATES}
     with_limit = {row.name for row in judged if row.operator} & (rates | _SPEEDS)
     return {name.split(".")[0] for name in rates} - {name.split(".")[0] for name in with_limit}
 
 
 def not_judged(facts: Facts, judged: Sequence[Judged]) -> tuple[NotJudged, ...]:
-    """Return every measured figure that no criterion judged, and the digests that could not be compared on some parts."""
+    """Return every measured figure that no criterion judged.
+
+    If digests were judged on other GPUs, each GPU whose digests could not be compared is an entry of its own.
+    """
     rows = {(row.stage, row.name) for row in judged if row.criterion != "plan"}
     measured = {(stage, name) for stage, name, _ in fleet_figures(facts)}
     figures = {

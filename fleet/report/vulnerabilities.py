@@ -1,4 +1,7 @@
-"""List the published vulnerabilities of the versions that hosts reported. They are a caveat and change no decision."""
+"""List the published vulnerabilities of the software versions that hosts reported.
+
+In the summary they are caveats. They change no decision.
+"""
 
 from __future__ import annotations
 
@@ -25,20 +28,24 @@ MAX_LINES, MAX_NAMES = 5, 5
 
 @dataclass(kw_only=True)
 class Versions:
-    """The versions of a fleet that were compared with advisories, and those that could not be."""
+    """The versions of a fleet that were compared with published advisories, and those that could not be compared."""
 
     compared: bool = False
     """Whether any version was compared."""
     vulnerable: dict[tuple[str, str], tuple[MissingFixes, list[str]]] = field(default_factory=dict)
-    """Product and version -> missing fixes, hosts."""
+    """Key in PRODUCTS, and version -> fixes that the version lacks, and the hosts that have it."""
     of_distribution: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    """Title of the product, and package of a distribution (its version cannot be compared) -> hosts."""
+    """Versions that were not compared: the program is from a package of the distribution, which may have added fixes, or its
+    package is unknown.
+
+    The key is the title of the product and the package. The value lists the hosts.
+    """
 
 
 def compare_versions(plan: Plan, hosts: Iterable[HostReport], advisories: Advisories) -> Versions:
-    """Return the comparison.
+    """Compare the versions of the hosts with the advisories.
 
-    It is empty without advisories, and for a rehearsal or simulation, because their versions are not those of GPU hosts.
+    Nothing is compared if there are no advisories, or in a rehearsal or simulation, which reports no versions of GPU hosts.
     """
     result = Versions()
     if plan.rehearsal or plan.simulated or not advisories.products:
@@ -83,8 +90,10 @@ def vulnerabilities(versions: Versions) -> tuple[Vulnerability, ...]:
 def vulnerability_lines(
     plan: Plan, versions: Versions, found: Sequence[Vulnerability], advisories: Advisories
 ) -> Iterator[SummaryLine]:
-    """Yield caveats on vulnerable versions and on versions that were not compared (at most MAX_LINES of each kind, then one
-    for the others), and one if the list of advisories is old."""
+    """Yield caveats for the summary: vulnerable versions, versions that were not compared, and an old list of advisories.
+
+    The first two kinds have at most MAX_LINES lines each, then one line that counts the others.
+    """
     for item in found[:MAX_LINES]:
         yield _caveat("Vulnerable version", f"{item.text} [{_names(item.hosts)}]", len(item.hosts))
     if rest := found[MAX_LINES:]:
@@ -102,12 +111,15 @@ def vulnerability_lines(
     age = advisories.age_days(plan.created) if versions.compared else 0
     if age > STALE_AFTER_DAYS:
         text = f"the list of published vulnerabilities dates from {advisories.date}, {age} days before this run"
-        later = "vulnerabilities published later are not in it; docs/versions.md shows how to renew it"
+        later = "vulnerabilities published later are not in it; docs/versions.md shows how to update the list"
         yield _caveat("Old advisories", f"{text}: {later}", 0)
 
 
 def _versions(software: Mapping[str, str], product: Product) -> Iterator[str]:
-    """Yield each version of a product on a host; parts with different versions have one entry each (`name[scope]`)."""
+    """Yield each version of a product on a host.
+
+    `software` maps a component to its version. If parts of the host have different versions, each part has a key `NAME[SCOPE]`.
+    """
     for name, text in software.items() if product.reading else ():
         if name == product.reading or name.startswith(f"{product.reading}["):
             yield text

@@ -22,7 +22,7 @@ _DRAW_S = 0.2
 """Seconds between updates of the progress bar."""
 
 Share = list[Unit]
-"""The units that one process judges."""
+"""The units that one process judges. A unit is a gang (the hosts of one multi-node launch), or a single host."""
 _Context = TypeVar("_Context")
 _Result = TypeVar("_Result")
 
@@ -30,12 +30,12 @@ _context: Any = None
 
 
 def process_count(hosts: int, jobs: int | None = None) -> int:
-    """Return `jobs` if it is given; else 1 for few hosts, and the number of processors for many."""
+    """Return `jobs` if it is given; else 1 for up to ONE_PROCESS_HOSTS hosts, and the number of processors for more."""
     return jobs or (len(os.sched_getaffinity(0)) if hosts > ONE_PROCESS_HOSTS else 1)
 
 
 def shares(units: Sequence[Unit], count: int) -> list[Share]:
-    """Return at most `count` shares of consecutive units, with about the same number of hosts each."""
+    """Divide the units, in their order, into at most `count` shares with about the same number of hosts each."""
     host_count, all_shares = sum(map(len, units)), [Share() for _ in range(count)]
     hosts_before = 0
     for unit in units:
@@ -64,7 +64,7 @@ def map_shares(call: Callable[[_Context, Share], _Result], context: _Context, sh
     except BrokenProcessPool:
         raise RunError(
             f"one of the {len(shares)} processes that judge the hosts was killed, perhaps because memory ran out: free memory, "
-            "or use fewer processors: taskset -c 0 rackproof report RUN_DIR"
+            "or use one processor: taskset -c 0 rackproof report RUN_DIR"
         ) from None
     finally:
         _context = None
@@ -77,7 +77,7 @@ def _without_gc(call: Callable[[Any, Share], _Result], share: Share) -> _Result:
 
 @contextmanager
 def gc_off() -> Iterator[None]:
-    """Turn garbage collection off: it would traverse all records again and again."""
+    """Turn off Python's garbage collection within the context, because each collection would traverse all records."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:

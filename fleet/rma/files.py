@@ -1,4 +1,7 @@
-"""Write packages to `rma/<serial>/`. Serials come from hosts, so they are sanitized before they become file names."""
+"""Write RMA packages (the evidence on one failed part, for its vendor) to `rma/<serial>/` in the run directory.
+
+Serials come from hosts, so they are sanitized before they become file names.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +20,20 @@ from schemas.errors import RunError
 
 DIRECTORY = "rma"
 _MAX_READABLE_CHARACTERS = 64
-"""Characters of a serial or location that a file name keeps; `-` and a digest of eight characters may follow."""
+"""Maximum number of characters that a file name keeps of a text. `-` and a digest of eight characters may follow."""
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
-"""File names that Windows does not allow."""
+"""Matches file names that Windows does not allow."""
 _ARCHIVE_TIME = (1980, 1, 1, 0, 0, 0)
-"""Time of every file in an archive, so that the same package gives the same bytes."""
+"""Modification time of every file in an archive. It is constant, so that equal packages give equal bytes."""
 
 
 def package_names(documents: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a directory name for each document: the serial or, without a serial, host and part; all three for equal serials."""
+    """Return a directory name for the package of each document (`part_document`).
+
+    The name is the serial of the part; if the part has no serial, host and part. If several names are equal, host and part follow
+    the serial. All names are sanitized (`safe_file_name`).
+    """
     locations = [f"{item['slot']['host']}-{item['slot']['place']}" for item in documents]
     serials = [str(item["part"].get("serial", "")) for item in documents]
     candidates = [
@@ -41,7 +48,10 @@ def package_names(documents: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def safe_file_name(text: str) -> str:
-    """Return `text` as a file name, with `-` for `=`. If more is changed, a digest keeps different texts apart."""
+    """Return `text` as a file name, with `-` instead of `=`.
+
+    If anything else must be changed, a digest of `text` is appended, so that different texts give different names.
+    """
     cleaned = _UNSAFE_CHARACTERS.sub("_", text.replace("=", "-"))[:_MAX_READABLE_CHARACTERS].lstrip(".-")
     if cleaned == text.replace("=", "-") and cleaned and not _RESERVED.match(cleaned):
         return cleaned
@@ -50,12 +60,19 @@ def safe_file_name(text: str) -> str:
 
 
 def write_package(run_dir: Path, name: str, files: Mapping[str, str], zipped: bool) -> Path:
-    """Write one package under `run_dir`/rma. Return its directory; if `zipped`, write its archive too and return that.
+    """Write one package to the directory `rma/NAME` in `run_dir`, and return the path of the directory.
 
-    Other files in that directory, such as an answer of the vendor, are kept.
+    If `zipped`, also write the archive `rma/NAME.zip`, and return the path of the archive. Other files in the directory,
+    such as an answer of the vendor, are kept.
+
+    Args:
+        run_dir: directory of the run.
+        name: name of the package.
+        files: file name -> text.
+        zipped: whether to write the archive.
 
     Raises:
-        RunError: `rma` or the package in it is a link or not a directory.
+        RunError: `rma` or `rma/NAME` is a symbolic link, or exists and is not a directory.
     """
     directory = _directory(_directory(run_dir / DIRECTORY) / name)
     for file, text in files.items():
@@ -75,7 +92,7 @@ def _directory(path: Path) -> Path:
     """Create the directory if it does not exist, and return it.
 
     Raises:
-        RunError: the path is a link or not a directory.
+        RunError: the path is a symbolic link, or exists and is not a directory.
     """
     if not path.is_symlink() and not path.exists():
         path.mkdir()

@@ -1,4 +1,4 @@
-"""List the causes of a run: which part, what to do, and the package for its vendor if one was written."""
+"""List the causes in the report of a run: the part, what to do, and the RMA package for the vendor if one was written."""
 
 from __future__ import annotations
 
@@ -20,17 +20,19 @@ from schemas.reports import Cause
 
 @dataclass(frozen=True, kw_only=True)
 class Package:
-    """A package that was written."""
+    """An RMA package that was written."""
 
     path: Path
+    """Its directory, or its archive."""
     model: str
+    """Model of the part; its kind, such as `gpu`, if the model is unknown."""
     slot: str
-    """PCI address; empty if the part has none, or if it is not known."""
+    """PCI address of the part; empty if it has none or the address is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CauseRow:
-    """A cause and one of its parts that has a package; if no part has a package, the first part of the cause."""
+    """A cause and one of its parts: a part with a package or, if no part of the cause has a package, its first part."""
 
     cause: Cause
     host: str
@@ -40,13 +42,13 @@ class CauseRow:
 
     @property
     def action(self) -> str:
-        """Return what to do, in the words of the report."""
+        """Return what to do, in the same words as the report, with `(waived)` if the cause is waived."""
         return (
             f"{cause_action(self.cause.verdict, self.cause.action)}{' (waived)' if self.cause.waiver else ''}".strip()
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the row for programs."""
+        """Return the row as an object for `rackproof rma --json`."""
         package = self.package
         return {
             "host": clean(self.host),
@@ -66,17 +68,18 @@ class CauseRow:
 def cause_rows(
     causes: Iterable[Cause], packages: Mapping[tuple[str, str], Package], *, any_action: bool
 ) -> list[CauseRow]:
-    """Return a row for each cause and each of its parts with a package; one row for a cause without such a part.
+    """Return, for each cause, a row for each of its parts with a package, or one row if no part has a package.
 
     Args:
-        causes: causes of the report, the most urgent first.
+        causes: causes of the report, the most urgent first. The rows have the same order.
         packages: host and scope of a part -> its package.
-        any_action: whether a package is for all causes of its part; otherwise only for those that need work on the part.
+        any_action: whether a package counts for every cause of its part. If False, it counts only for causes whose action is in
+            PART_ACTIONS.
     """
     rows = []
     for cause in causes:
-        needs_package = any_action or cause.action in PART_ACTIONS
-        packed = [part for part in cause.parts if needs_package and (part.host, part.scope) in packages]
+        can_have_package = any_action or cause.action in PART_ACTIONS
+        packed = [part for part in cause.parts if can_have_package and (part.host, part.scope) in packages]
         rows += [
             CauseRow(
                 cause=cause,
@@ -91,7 +94,13 @@ def cause_rows(
 
 
 def render_rows(rows: Sequence[CauseRow], mark: str, width: int | None) -> str:
-    """Return tables for people: the packages, the causes without a package, and how to act on each cause."""
+    """Return the rows as tables for a terminal: the packages, the causes without a package, and how to act on each cause.
+
+    Args:
+        rows: the rows.
+        mark: `REHEARSAL`, `SIMULATED` or empty (`FleetReport.mark`).
+        width: columns at which text is wrapped; None: a row is one line of any length.
+    """
     packed, others = [row for row in rows if row.package], [row for row in rows if not row.package]
     blocks: list[Table | Text] = [Text(f"{mark}: no hardware was tested.")] if mark else []
     if packed:

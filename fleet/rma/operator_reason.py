@@ -1,4 +1,4 @@
-"""Describe a part that the operator returns for a reason that the run does not show, such as an alert after the acceptance."""
+"""Support `rackproof rma --reason`: the operator returns a part for a reason that is not in the run, such as a later alert."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from schemas.records import MEASURED
 from schemas.reports import FAIL, Cause, CausePart
 
 PROBLEM = "operator-reason"
+"""`Cause.problem` of such a cause."""
 _KINDS = {readings["serial"]: kind for kind, readings in IDENTITY_READINGS.items() if "serial" in readings}
+"""Name of the reading of a serial -> kind of the part."""
 
 
 def parts_with_serial(evidence: Mapping[str, Evidence], hosts: Sequence[str], serial: str) -> list[FailedPart]:
-    """Return the part of these hosts that has the serial, without causes: none if no part has it, several if it is not unique."""
+    """Return the parts of the hosts `hosts` that have the serial `serial`, normally one. The parts have no causes or findings."""
     return [
         FailedPart(host=host, scope=scope, serial=serial, causes=(), findings=(), open=())
         for host in hosts
@@ -32,7 +34,7 @@ def _scopes(evidence: Evidence, serial: str) -> Iterator[str]:
 
 
 def with_reason(part: FailedPart, reason: str) -> FailedPart:
-    """Return the part with the operator's reason as its first cause, whose action is to return the part."""
+    """Return the part with one more cause in front: the operator's reason, with the action `rma` (return the part)."""
     name = part.host if part.scope == HOST else f"{describe_scope(part.scope)} of {part.host}"
     cause = Cause(
         problem=PROBLEM,

@@ -1,4 +1,4 @@
-"""Build part.json (schemas/part.schema.json), the document on one failed part, from the records and the report of a run."""
+"""Build the data on one failed part from the records and the report of a run: part.json (schemas/part.schema.json)."""
 
 from __future__ import annotations
 
@@ -21,32 +21,36 @@ from schemas.scopes import Scope, pci_address
 
 PART_SCHEMA = "rackproof.part/1"
 MAX_SIBLINGS, MAX_LOGS = 64, 20
+"""Maximum numbers of other parts listed for a finding, and of log excerpts. The last logs are kept."""
 _ERROR_PREFIXES = ("xid.", "sxid.", "kernel.event.count")
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportFacts:
-    """Facts of the report that the documents on parts use."""
+    """The data of the report that part.json contains."""
 
     decision: str
     mark: str
+    """`REHEARSAL`, `SIMULATED` or empty (`FleetReport.mark`)."""
     ended: str
     rackproof: str
+    """Version of Rackproof."""
     racks: Mapping[str, str]
+    """Host -> rack."""
     software: Mapping[str, Mapping[str, str]]
-    """Host -> component -> version."""
+    """Host -> component -> version. The component of a part has the form `NAME[SCOPE]`."""
     events: Mapping[str, Sequence[str]]
-    """Host -> its events."""
+    """Host -> what the playbooks reported about it (`HostReport.events`)."""
 
 
 def part_document(part: FailedPart, plan: Plan, facts: ReportFacts, evidence: Evidence) -> dict[str, Any]:
-    """Return the document on one part.
+    """Return part.json of one part, as an object.
 
     Args:
         part: the part and its findings.
         plan: plan of the run.
-        facts: facts of the report.
-        evidence: evidence of the host.
+        facts: data of the report.
+        evidence: records of the host of the part.
     """
     observations = evidence.observations()
     identifiers, unread = read_identifiers(part, observations)
@@ -88,7 +92,7 @@ def part_document(part: FailedPart, plan: Plan, facts: ReportFacts, evidence: Ev
 
 
 def sanitize(value: Any) -> Any:
-    """Return the document without control sequences. Texts of several lines keep their lines."""
+    """Return a value with all its texts cleaned of control characters. Texts of several lines keep their line breaks."""
     if isinstance(value, Mapping):
         return {clean(key): sanitize(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -148,7 +152,7 @@ def _finding(verdict: Verdict, siblings: _SiblingFigures) -> dict[str, Any]:
 
 
 class _SiblingFigures:
-    """Figures of the other parts of the same kind in the host."""
+    """The measured observations of the siblings of a part: the other parts of the same kind in its host."""
 
     def __init__(self, part: FailedPart, planned: Planned, evidence: Evidence) -> None:
         self._planned = planned
@@ -162,7 +166,7 @@ class _SiblingFigures:
                 self._observations.setdefault(item.name, []).append(item)
 
     def values(self, verdict: Verdict) -> list[dict[str, Value]]:
-        """Return the value of the judged figure on each sibling; for a counter its increase."""
+        """Return the value of the judged figure on each sibling; for a verdict on the increase of a counter, the increase."""
         judged_scope = Scope.parse(verdict.scope)
         matching = [
             item
@@ -187,9 +191,10 @@ class _SiblingFigures:
 
 
 def _increase(observations: Iterable[Observation], scope: str) -> float | None:
-    """Return by how much a counter rose; after a reset, the rise that the judge computes.
+    """Return by how much the counter with this scope rose over the observations, which are of one counter.
 
-    0 for a single reading; None without a reading, or if a reading is not a number.
+    A reset is treated as in verdicts (`fleet/judge/change.py`). Return 0 for a single reading. Return None without a reading,
+    or if a reading is not a number.
     """
     readings = [item for item in observations if item.scope == scope]
     if not readings or any(finite(item.value) is None for item in readings):
@@ -198,7 +203,7 @@ def _increase(observations: Iterable[Observation], scope: str) -> float | None:
 
 
 def _counters(observations: Iterable[Observation], part_scope: str) -> list[dict[str, Any]]:
-    """Return the first and last reading and the increase of each counter, or why it could not be read."""
+    """Return first value, last value and increase of each counter of the part, and how often and why it was not read."""
     series: dict[tuple[str, str], list[Observation]] = {}
     for item in observations:
         reading = READINGS.get(item.name)
@@ -218,7 +223,10 @@ def _counters(observations: Iterable[Observation], part_scope: str) -> list[dict
 
 
 def _errors(observations: Iterable[Observation], part: FailedPart) -> list[dict[str, Any]]:
-    """Return the XIDs, SXids and counted events of the part in the kernel log; for a host those of all its parts."""
+    """Return the XIDs, SXids and counted events (`kernel.event.count`) in the kernel log that name the part.
+
+    If the part is the host, return those of all parts of the host.
+    """
     errors: dict[tuple[str, str], dict[str, Any]] = {}
     for item in observations:
         is_relevant = part.kind == HOST or is_within(item.scope, part.scope)
@@ -228,7 +236,10 @@ def _errors(observations: Iterable[Observation], part: FailedPart) -> list[dict[
 
 
 def _kernel_log_problem(observations: Iterable[Observation]) -> str:
-    """Return why the kernel log was not read; empty if it was read. A log that was not read may contain errors."""
+    """Return why a reading of the kernel log is missing; empty if every reading succeeded.
+
+    If a reading is missing, there may be errors that the record does not have.
+    """
     readings = [item for item in observations if item.name == "xid.last_seen"]
     if not readings:
         return "not observed"
@@ -237,7 +248,7 @@ def _kernel_log_problem(observations: Iterable[Observation]) -> str:
 
 
 def _logs(launches: Iterable[Launch], part: FailedPart, planned: PlannedHost | None) -> list[dict[str, Any]]:
-    """Return the ends of the logs of the ranks on the part, and of failed launches."""
+    """Return the last lines of the logs of the ranks on the part (for a host: of all ranks), and of failed launches."""
     local_ranks = _local_ranks(part, planned)
     logs = []
     for launch in launches:
@@ -254,12 +265,12 @@ def _logs(launches: Iterable[Launch], part: FailedPart, planned: PlannedHost | N
 
 
 def _local_ranks(part: FailedPart, planned: PlannedHost | None) -> list[int]:
-    """Return the local ranks on the part. A host has one rank per device, in the order of the plan."""
+    """Return the local ranks that use the part: local rank N uses the device at position N in the plan."""
     return [number for number, scope in enumerate(planned.scopes) if scope == part.scope] if planned else []
 
 
 def _versions(software: Mapping[str, str], part_scope: str) -> dict[str, str]:
-    """Return the versions of the host and of this part, without those of its siblings."""
+    """Return component -> version for components of the whole host and of this part; for a host, of all its parts too."""
     versions = {}
     for key, text in software.items():
         name, bracket, scope = key.removesuffix("]").partition("[")

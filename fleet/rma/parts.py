@@ -10,7 +10,7 @@ from schemas.reports import FAIL, INCONCLUSIVE, Cause, CausePart, Verdict, actio
 from schemas.scopes import Scope
 
 PART_ACTIONS = ("rma", "inspect_hardware", "reseat")
-"""Actions that need work on the part itself."""
+"""Actions (`schemas.reports.ACTIONS`) that need work on the part itself."""
 GPU, HOST = "gpu", "host"
 MODULE: Mapping[str, str] = {
     "module_vendor": "optics.module.vendor",
@@ -18,7 +18,7 @@ MODULE: Mapping[str, str] = {
     "module_serial": "optics.module.serial",
     "module_firmware": "optics.module.firmware_version",
 }
-"""Identifiers of the module or cable at a port of the part. Only ports with a module have them."""
+"""Identifier -> reading, for the transceiver module or cable in a port of the part. An empty port has none of them."""
 IDENTITY_READINGS: Mapping[str, Mapping[str, str]] = {
     GPU: {
         "model": "gpu.name",
@@ -64,22 +64,28 @@ IDENTITY_READINGS: Mapping[str, Mapping[str, str]] = {
         "bios": "host.bios.version",
     },
 }
-"""Kind of part -> identifier -> reading. The serial of an HCA is its node GUID; the serial of a NIC is its MAC address."""
+"""Kind of part -> identifier -> name of the reading with its value.
+
+The identifier `serial` is the node GUID of an HCA, and the MAC address of a NIC.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FailedPart:
-    """A part of one host, what is wrong with it, and the verdicts that show it."""
+    """A part of one host, the causes that name it (what is wrong with it), and the verdicts that show them."""
 
     host: str
     scope: str
     """Scope of the part: `gpu=3`, `hca=mlx5_0`, `host`."""
     serial: str
-    """Serial in the report; empty if the report has none."""
+    """Serial of the part in the report; empty if the report has none."""
     causes: tuple[Cause, ...]
-    """The causes of this part that are failures, the most urgent first."""
+    """Causes that name this part and whose verdict is `fail`, waived ones too, in the order of the report: most urgent first."""
     findings: tuple[Verdict, ...]
-    """Failed verdicts of these causes on this host, the most severe action first."""
+    """Failed verdicts of these causes on this host, those with the most severe action first.
+
+    Verdicts on other parts that the same cause names are left out.
+    """
     open: tuple[Verdict, ...]
     """Inconclusive verdicts on the part."""
 
@@ -90,22 +96,24 @@ class FailedPart:
 
     @property
     def action(self) -> str:
-        """Return the most severe action of the causes. Waived causes count only if all are waived."""
+        """Return the most severe action of the causes without a waiver; if all causes are waived, that of all causes."""
         blocking = [cause for cause in self.causes if cause.waiver is None] or self.causes
         return min((cause.action for cause in blocking), key=action_rank)
 
     @property
     def needs_part_work(self) -> bool:
-        """Return whether a cause without a waiver requires work on the part."""
+        """Return whether a cause without a waiver has an action in PART_ACTIONS."""
         return any(cause.action in PART_ACTIONS and cause.waiver is None for cause in self.causes)
 
 
 def failed_parts(causes: Iterable[Cause], verdicts: Sequence[Verdict]) -> list[FailedPart]:
-    """Return every part with a cause that is a failure, the most urgent first. A gang is not a part.
+    """Return every part with a cause whose verdict is `fail`, in the order of the causes.
+
+    Causes may also name a gang (the hosts of one multi-node launch), which is not a part.
 
     Args:
         causes: causes of the report.
-        verdicts: verdicts of the report; causes refer to them by position.
+        verdicts: all verdicts of the report. `Cause.verdicts` has positions in them.
     """
     by_part: dict[tuple[str, str], list[tuple[Cause, CausePart]]] = {}
     for cause in causes:
@@ -130,7 +138,7 @@ def failed_parts(causes: Iterable[Cause], verdicts: Sequence[Verdict]) -> list[F
 
 
 def _findings(causes: Iterable[Cause], verdicts: Sequence[Verdict], host: str, scope: str) -> list[Verdict]:
-    """Return the failed verdicts of the causes on the part's host, except those on other parts of the same cause."""
+    """Return the failed verdicts of the causes on `host`, except verdicts on other parts that the same cause names."""
     findings = []
     for cause in causes:
         others = {part.scope for part in cause.parts if part.host == host} - {scope}
@@ -140,12 +148,15 @@ def _findings(causes: Iterable[Cause], verdicts: Sequence[Verdict], host: str, s
 
 
 def is_within(scope: str, part_scope: str) -> bool:
-    """Return whether a scope is the part itself, or within it."""
+    """Return whether `scope` is the part itself, or a component of it, such as `gpu=0,link=3` of `gpu=0`."""
     return Scope.parse(part_scope).contains(scope)
 
 
 def read_identifiers(part: FailedPart, observations: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the last measured value of each identifier, and why the other identifiers have no value."""
+    """Return identifier -> last measured value, and identifier -> why it has no value.
+
+    The serial in the report takes precedence over a measured serial. Identifiers of MODULE that were not observed are in neither.
+    """
     key_by_reading = {name: key for key, name in IDENTITY_READINGS.get(part.kind, {}).items()}
     identifiers: dict[str, str] = {}
     missing = dict.fromkeys((key for key in key_by_reading.values() if key not in MODULE), "not observed")
@@ -165,7 +176,7 @@ def read_identifiers(part: FailedPart, observations: Iterable[Observation]) -> t
 
 
 def _failed_ports(part: FailedPart) -> list[str]:
-    """Return the ports of the part that have a finding; the part itself if no finding names a port."""
+    """Return the scopes of the ports that findings of the part name; the scope of the part if no finding names a port."""
     scopes = (Scope.parse(finding.scope) for finding in part.findings)
     ports = [f"{scope.device},port={scope.get('port')}" for scope in scopes if scope.get("port")]
     return ports or [part.scope]

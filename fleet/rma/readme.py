@@ -1,4 +1,7 @@
-"""Render README.md of an RMA package, for the vendor. Text from hosts is escaped and put in code spans and fences."""
+"""Render README.md of an RMA package, for the vendor, from part.json.
+
+Text from hosts is escaped, and is in code spans or fenced blocks.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,11 @@ _FIELD_NAMES = {
 }
 _MAX_LOG_LINES = 60
 _MAX_VALUES = 8
-"""Maximum number of values of other parts that are listed."""
+"""Maximum number of different values of other parts that a finding lists."""
 
 
 def render_readme(document: Mapping[str, Any]) -> str:
-    """Return the README of one part."""
+    """Return the README of one part. `document` is its part.json (`part_document`)."""
     part = document["part"]
     model = part.get("model", part["kind"])
     serial = f", serial {code(part['serial'])}" if part.get("serial") else ", serial unknown"
@@ -123,7 +126,7 @@ def _siblings(item: Mapping[str, Any]) -> str:
 
 
 def _inconclusive(findings: Sequence[Mapping[str, Any]]) -> str:
-    """Return a list of the observations, grouped by reason."""
+    """Return a list of the observations that could not be judged, grouped by reason."""
     names_by_reason: dict[str, dict[str, None]] = {}
     for item in findings:
         names_by_reason.setdefault(item["reason"], {})[f"{item['name']} on {describe_scope(item['scope'])}"] = None
@@ -175,7 +178,7 @@ def _logs(logs: Sequence[Mapping[str, str]]) -> str:
 
 
 def _last_lines(text: str) -> str:
-    """Return the end of a log without control characters."""
+    """Return the last _MAX_LOG_LINES lines of a log, without control characters."""
     lines = clean_log(text).splitlines()
     return "\n".join(lines[-_MAX_LOG_LINES:]) or "(empty)"
 
@@ -195,8 +198,7 @@ def _files(run: Mapping[str, str]) -> str:
     return "\n".join(
         [
             "- `part.json`: the same data for programs, in SI units",
-            "- `observations.csv`: every observation of this part, and those of other parts whose failure is attributed to it",
-            f"- Written by Rackproof {code(run['rackproof'])}. Every limit has a source; `report.html` of the run shows the "
-            "whole fleet.",
+            "- `observations.csv`: every observation of this part, and those of other parts that failed because of this part",
+            f"- Written by Rackproof {code(run['rackproof'])}. The report on the whole fleet is `report.html` of the run.",
         ]
     )

@@ -1,4 +1,4 @@
-"""List commands that reproduce a finding, with Rackproof and with vendor tools."""
+"""List commands that test a failed part again, with Rackproof and with tools of NVIDIA."""
 
 from __future__ import annotations
 
@@ -12,16 +12,19 @@ from schemas.scopes import Scope
 from schemas.stages import SOAK
 
 SINGLE_GPU_BENCHMARKS = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
-"""Benchmarks that are repeated on the failed GPU alone; `digest` then copies nothing to other GPUs. All other benchmarks are
-repeated on all GPUs of the host."""
+"""Benchmarks that are repeated on the failed GPU alone. All other benchmarks are repeated on all GPUs of the host.
+
+On one GPU, the benchmark `digest` does not test copies to other GPUs.
+"""
 AGENT_BIN = "/opt/rackproof/bin"
-"""Default directory of the agent's programs. An inventory can change it with rackproof_prefix, which the plan does not record."""
+"""Default directory of the agent's programs. The inventory variable rackproof_prefix can change it. The plan does not have this
+variable, so the commands use the default."""
 
 
 def reproduce_commands(
     part: FailedPart, identifiers: Mapping[str, str], planned: PlannedHost | None, plan: Plan
 ) -> list[dict[str, str]]:
-    """Return the commands, each with its purpose and where to run it."""
+    """Return the commands. Each has the keys `purpose`, `where` (the machine to run it on) and `command`."""
     host = shlex.quote(part.host)
     gpus = len(planned.devices) if planned else 0
     count = f" --gpus {gpus}" if gpus and planned and planned.device == GPU else ""
@@ -30,13 +33,13 @@ def reproduce_commands(
         f"ansible-playbook -i INVENTORY playbooks/{playbook}.yml -e rackproof_profile={shlex.quote(plan.profile)}"
     )
     commands = [
-        _command("with all hosts, judged as in this run", "control node, in the checkout", playbook_command),
-        _command("this host alone: it is not compared or launched with other hosts, so the run stays incomplete",
+        _command("acceptance test of all hosts, with the same profile", "control node, in the checkout", playbook_command),
+        _command("acceptance test of this host alone: comparisons and launches with other hosts are missing, so it is incomplete",
               "control node, in the checkout", f"{playbook_command} --limit {host}"),
-        _command("health and counters, in a few seconds (adjust the path if rackproof_prefix is set)", part.host,
+        _command("check of health and counters in a few seconds (replace /opt/rackproof if rackproof_prefix is set)", part.host,
               f"sudo {AGENT_BIN}/rackproof doctor{count}"),
     ]  # fmt: skip
-    # If the driver reported no UUID, the index selects the GPU.
+    # The UUID selects the GPU; if the driver reported none, the NVML index does.
     uuid, index = identifiers.get("uuid", ""), Scope.parse(part.scope).get(GPU)
     gpu = uuid if uuid.startswith("GPU-") else index
     benchmarks = _failed_benchmarks(part)
@@ -44,7 +47,7 @@ def reproduce_commands(
         single_gpu = [name for name in benchmarks if name in SINGLE_GPU_BENCHMARKS]
         multi_gpu = [name for name in benchmarks if name not in SINGLE_GPU_BENCHMARKS]
         if single_gpu:
-            # NVML numbers GPUs by PCI address; this setting makes CUDA do the same.
+            # NVML numbers GPUs by PCI address. CUDA_DEVICE_ORDER=PCI_BUS_ID makes CUDA do the same, so that the index is right.
             environment = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={shlex.quote(gpu)}"
             commands.append(
                 _command(
@@ -62,22 +65,22 @@ def reproduce_commands(
                 )
             )
         commands += [
-            _command("state from nvidia-smi", part.host, f"nvidia-smi -q -i {shlex.quote(gpu)}"),
-            _command("NVIDIA's diagnostics (stop the workload first)", part.host,
+            _command("state of the GPU", part.host, f"nvidia-smi -q -i {shlex.quote(gpu)}"),
+            _command("NVIDIA's diagnostics (first stop all processes that use the GPU)", part.host,
                   f"dcgmi diag -r 3 -i {shlex.quote(index)}"),
-            _command("the log that NVIDIA support asks for; it is not in this package", part.host, "sudo nvidia-bug-report.sh"),
+            _command("log for NVIDIA support, which is not in this package", part.host, "sudo nvidia-bug-report.sh"),
         ]  # fmt: skip
     return commands
 
 
 def _benchmark_command(count: int, benchmarks: Sequence[str]) -> str:
-    """Return the command that runs benchmarks with the Python of the agent, which has torch."""
+    """Return the command that runs the benchmarks on `count` GPUs. It uses the agent's Python, in which torch is installed."""
     launch = f"{AGENT_BIN}/python -m torch.distributed.run --standalone --nproc-per-node={count}"
     return f"{launch} -m agent.benchmarks --only {' '.join(benchmarks)}"
 
 
 def _failed_benchmarks(part: FailedPart) -> list[str]:
-    """Return the benchmarks whose figures failed, or drifted in a soak, in the order of the catalogue."""
+    """Return the benchmarks with a failed figure, or a rate that drifted in a soak, in the order of the catalogue."""
     names = {verdict.name.removeprefix("drift.").split(".")[0] for verdict in part.findings}
     return [name for name in BENCHMARKS if name in names]
 

@@ -1,4 +1,7 @@
-"""Render the results of a scaling study: one HTML page with plots, Markdown, and lines for a terminal."""
+"""Render the results of a scaling study as an HTML page with plots, as Markdown, and as lines for a terminal.
+
+A cell of a study is one combination of hosts, GPUs and settings, measured in a launch of its own.
+"""
 
 from __future__ import annotations
 
@@ -27,26 +30,26 @@ COLUMNS = (
 )
 COLUMN_NOTES = (
     "Time: from the launch of the ranks to the end of the last one. Hookup: from the launch to the end of the first step. "
-    "Images/s: of all ranks, after the first step. Efficiency (weak scaling, the batch is per rank): images/s per rank, relative "
-    "to the smallest measured cell with the same batch, epochs, CPUs and precision, which is marked *. Accuracy and loss: on the "
-    "test images."
+    "Images/s: of all ranks together, after the first step. Efficiency (weak scaling): images/s per rank, as a percentage of "
+    "those of the measured cell with the fewest ranks and the same batch per rank, epochs, CPUs and precision; that cell is "
+    "marked *. Accuracy and loss: on the test images."
 )
 SYNTHETIC_NOTE = (
     "The hosts had no Fashion-MNIST, so the images are synthetic: accuracy and loss do not apply to real images, and "
     "an epoch has 10 000 images instead of 60 000."
 )
 GKE_NOTES = (
-    "The published runs used V100 GPUs. Their time is how long the program ran in its pod; the time here includes the launch. "
-    "Each run is compared with the cell that has the same epochs of Fashion-MNIST and the same batch in fp32, on the closest "
-    "number of hosts. Runs on n1-standard-4 are compared with cells that have limited CPUs per GPU. In this study each rank "
-    "trains on its share of the images. In Kubeflow's example, on which the published runs are based, each worker trains on all "
-    "images, so accuracy does not fall with the number of workers: compare the published accuracy with the accuracy of a single "
-    "rank here."
+    "The published runs used V100 GPUs. The published time is how long the program ran in its pod; the time of a cell includes "
+    "the launch. Each published run is compared with a cell that trained Fashion-MNIST in fp32 with the same epochs and batch, "
+    "on the closest number of hosts. Runs on n1-standard-4 are compared with cells that have limited CPUs per GPU. In this study "
+    "each rank trains on its share of the images. In Kubeflow's example, on which the published runs are based, each worker "
+    "trains on all images, so accuracy does not fall with the number of workers: compare the published accuracy with the "
+    "accuracy of a single rank here."
 )
 
 
 def render_html(plan: Plan, results: StudyResults, currency: str) -> str:
-    """Return the page. The same results give the same bytes."""
+    """Return the HTML page. It contains no time of rendering: the same results give the same bytes."""
     css = f"{asset('report.css')}\n{asset('scaling.css', _HERE)}"
     page: str = environment(_HERE).get_template("scaling.html.j2").render(
         css=Markup(css),  # noqa: S704 - our own file
@@ -71,7 +74,7 @@ def render_html(plan: Plan, results: StudyResults, currency: str) -> str:
 
 
 def render_markdown(plan: Plan, results: StudyResults, currency: str) -> str:
-    """Return the tables as Markdown, for tickets and terminals."""
+    """Return the summary and the tables as Markdown."""
     mark = "REHEARSAL on CPUs: no GPU was measured.\n\n" if plan.rehearsal else ""
     facts = "\n".join(f"- {name}: {value}" for name, value in map(_sanitized, _facts(plan, results, currency)))
     note = f"\n\n{SYNTHETIC_NOTE}" if _is_synthetic(results) else ""
@@ -114,7 +117,7 @@ def _figures_text(row: CellResult, currency: str) -> str:
 
 
 def _remarks(row: CellResult) -> str:
-    cut = ", ended by max_steps before its epochs were over" if row.cut else ""
+    cut = ", stopped at max_steps before its last epoch was complete" if row.cut else ""
     share = f", {percent(row.share)} of the images/s of cell {row.unconfined}" if row.share is not None else ""
     return cut + share
 
@@ -140,7 +143,7 @@ def _columns(currency: str, results: StudyResults) -> tuple[str, ...]:
 
 
 def row_texts(row: CellResult, results: StudyResults) -> tuple[str, ...]:
-    """Return the texts of a row of the table; the last one is the state and its reason."""
+    """Return the cells of a row of the table. The last cell is the state and, unless the cell was measured, the reason."""
     cost = (_format_or_none(row.cost, _money),)
     return (
         str(row.number),

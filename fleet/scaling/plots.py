@@ -1,4 +1,8 @@
-"""Draw the results of a scaling study: figures by number of ranks; time of each cell for hookup, training and the rest."""
+"""Draw the results of a scaling study: plots of figures by number of ranks, and a bar with the time of each cell.
+
+A cell is one launch of the study. A series is the cells that differ only in hosts and GPUs. Hookup is the time from the launch to
+the end of the first step.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from fleet.scaling.results import CellResult, StudyResults
 
 FRAME = Frame(width=480.0, height=260.0, left=52.0, right=14.0, top=24.0, bottom=26.0)
 COLOUR_COUNT = 8
-"""Number of colours in scaling.css; the next eight series repeat them, dashed."""
+"""Number of colours in scaling.css. If there are more series, the next COLOUR_COUNT series have dashed lines in these colours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,11 +31,11 @@ class Plot:
     y_ticks: tuple[Tick, ...]
     curves: tuple[Curve, ...]
     dots: tuple[tuple[float, float, str, str], ...]
-    """X, y, CSS class and tooltip of each cell that a curve goes through."""
+    """X, y, CSS class and tooltip of each dot. A dot is a cell that a curve goes through."""
 
 
 def styles(results: StudyResults) -> Mapping[tuple[int, int, int, str], tuple[str, str]]:
-    """Return name and CSS class of each measured series."""
+    """Return key of a series (`Cell.series`) -> its name and CSS class, for each series with a measured cell."""
     series = dict.fromkeys(row.cell.series for row in results.rows if row.throughput is not None)
     has_several_epochs = len({key[1] for key in series}) > 1
     return {
@@ -44,7 +48,7 @@ def styles(results: StudyResults) -> Mapping[tuple[int, int, int, str], tuple[st
 
 
 def series_name(series: tuple[int, int, int, str], *, with_epochs: bool) -> str:
-    """Return the settings that the cells of a series share."""
+    """Return the settings that the cells of a series share, in words: `batch 128, fp32, 2 CPUs per GPU`."""
     batch, epochs, cpus, precision = series
     cpus_text = f", {cpus} CPU{'s' if cpus > 1 else ''} per GPU" if cpus else ""
     epochs_text = f", {epochs} epoch{'s' if epochs > 1 else ''}" if with_epochs else ""
@@ -61,7 +65,7 @@ def plots(results: StudyResults) -> list[Plot]:
             results,
             "Efficiency",
             "%",
-            "100 %: the images/s per rank of the smallest cell of the series",
+            "100 %: the images/s per rank of the measured cell with the fewest ranks in the series",
             lambda row: (row.efficiency or 0) * 100,
         ),
         _plot(results, "Hookup", "s", "from the launch to the end of the first step", lambda row: row.hookup_s),
@@ -77,7 +81,7 @@ def _plot(
         value = figure(row)
         if row.throughput is not None and value is not None:
             points = values.setdefault(row.cell.series, {})
-            # If cells on different numbers of hosts have equally many ranks, only the highest value is drawn, as the page says.
+            # Cells on different numbers of hosts can have equally many ranks. Only the highest value is drawn, as the page says.
             if row.cell.ranks not in points or value > points[row.cell.ranks][0]:
                 points[row.cell.ranks] = value, row
     rank_counts = sorted({count for points in values.values() for count in points})
@@ -105,14 +109,18 @@ def _plot(
 
 
 def bars(results: StudyResults) -> list[Bar]:
-    """Return a bar for each measured cell: its time for hookup, training and the rest."""
+    """Return a bar for each measured cell, divided into hookup, training, and the rest of the launch."""
     timed = [row for row in results.rows if row.wall_s and row.hookup_s is not None and row.train_s is not None]
     longest = max((row.wall_s or 0.0 for row in timed), default=0.0)
     several_epochs = len({row.cell.epochs for row in timed}) > 1
     stacked_bars = []
     for row in timed:
         wall, hookup, train = row.wall_s or 0.0, row.hookup_s or 0.0, row.train_s or 0.0
-        times = ((0, "hookup", hookup), (2, "training", train), (16, "test and end", max(0.0, wall - hookup - train)))
+        times = (
+            (0, "hookup", hookup),
+            (2, "training", train),
+            (16, "evaluation and shutdown", max(0.0, wall - hookup - train)),
+        )
         parts = ((colour, f"{name}: {duration(seconds)}", seconds) for colour, name, seconds in times)
         label = f"{row.cell.hosts} × {row.cell.gpus}, {series_name(row.cell.series, with_epochs=several_epochs)}"
         stacked_bars.append(stacked_bar(label, duration(wall), parts, longest))

@@ -1,4 +1,4 @@
-"""Compare a study with the runs of "GKE GPU Experiment Testing" (V100, PyTorchJob, Fashion-MNIST)."""
+"""Compare a scaling study with the published runs of "GKE GPU Experiment Testing" (V100, PyTorchJob, Fashion-MNIST)."""
 
 from __future__ import annotations
 
@@ -15,12 +15,15 @@ class PublishedRun:
     """A run of the GKE experiment."""
 
     nodes: int
+    """Number of nodes, which is compared with the hosts of a cell."""
     gpus: int
     """GPUs that each worker requested."""
     machine: str
+    """GCE machine type of the nodes."""
     epochs: int
     batch_size: int
     seconds: float
+    """How long the program ran in its pod."""
     accuracy: float
     loss: float
 
@@ -56,14 +59,17 @@ RUNS: Sequence[PublishedRun] = (
     _run(4, 4, _MANY_CPUS, 10, 128, 87.389, 0.8635, 0.3842),
     _run(4, 4, _MANY_CPUS, 20, 128, 152.848, 0.8850, 0.3262),
 )
-"""In the published order. The publication gives the fourth run (8 epochs) the accuracy and loss of the third (1 epoch)."""
+"""In the published order. The fourth run (8 epochs) has the same accuracy and loss as the third (1 epoch), as published."""
 
 
 def closest_cell(run: PublishedRun, rows: Sequence[CellResult]) -> CellResult | None:
-    """Return the cell with the same epochs and batch size, and the closest number of hosts, then of GPUs; None if there is none.
+    """Return the cell with which the published run is compared; None if no cell is comparable.
 
-    The cell must have trained in fp32 on all of Fashion-MNIST. A run on n1-standard-4, which has too few CPUs, is compared with a
-    cell with limited CPUs. Any other run is compared with a cell without this limit.
+    A comparable cell trained on Fashion-MNIST in fp32 with the same epochs and batch size, and completed its epochs. If the run
+    was on n1-standard-4, which has few CPUs, the CPUs of the cell must be limited; otherwise they must not be.
+
+    Of the comparable cells, those with the closest number of hosts are preferred, and of these the one with the closest number
+    of GPUs per host.
     """
     has_few_cpus = run.machine == _FEW_CPUS
     comparable = [

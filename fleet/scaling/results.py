@@ -1,6 +1,7 @@
 """Evaluate the cells of a scaling study from the records fetched so far, and select the next cell to measure.
 
-A cell is one combination of hosts, GPUs and settings, measured in a launch of its own. This module reads and writes no files.
+A cell is one combination of settings, such as the number of hosts, and is measured in a launch of its own. This module reads and
+writes no files.
 """
 
 from __future__ import annotations
@@ -17,11 +18,15 @@ from schemas.stages import CELL
 from schemas.studies import WORKLOAD, Cell, Study
 
 GANG = "all"
-"""The gang with all hosts of a study; each cell launches some of them."""
+"""Name of the gang (the hosts of one multi-node launch) with all hosts of a study. Each cell launches some or all of them."""
 MEASURED, FAILED, SKIPPED, OPEN = "measured", "failed", "skipped", "open"
-"""State of a cell: measured; launched without complete figures; excluded by inventory or budget; not launched yet."""
+"""State of a cell.
+
+MEASURED: all its figures are valid. FAILED: it was launched, but a figure is missing or invalid. SKIPPED: the inventory has too
+few hosts, or the budget is used up. OPEN: not launched yet.
+"""
 MAX_LAUNCH_S = 366 * 86400.0
-"""Longer durations in a record are rejected."""
+"""Maximum duration of a launch in seconds. A cell whose record has a longer one fails."""
 _MIN_POSITIVE, _MAX_NUMBER = 1e-9, 1e15
 FIGURE_RANGES: Mapping[str, tuple[float, float]] = {
     "hookup": (_MIN_POSITIVE, MAX_LAUNCH_S),
@@ -30,15 +35,16 @@ FIGURE_RANGES: Mapping[str, tuple[float, float]] = {
     "accuracy": (0.0, 1.0),
     "loss": (0.0, math.inf),
 }
-"""Figure of a measured cell -> its valid minimum and maximum."""
+"""Figure of a measured cell -> its valid minimum and maximum, in s (`hookup`, `duration`), images/s (`throughput`) or 1."""
 NOT_YET = "not measured yet: start the study again with the same run id"
 
 
 @dataclass(frozen=True, kw_only=True)
 class CellResult:
-    """The result of one cell. Figures that are missing are None, and `reason` states why."""
+    """The result of one cell. Missing figures are None. If the cell was not measured, `reason` states why."""
 
     number: int
+    """Position of the cell in the study, from 1."""
     cell: Cell
     state: str
     reason: str = ""
@@ -46,33 +52,38 @@ class CellResult:
     """The hosts that took part, in rank order."""
     began: str = ""
     wall_s: float | None = None
-    """Seconds from the launch to the end of the last rank."""
+    """Seconds from the launch of the ranks to the end of the last rank."""
     spent_s: float = 0.0
-    """Seconds of all its launches. A cell is launched again if the records of its first launch could not be fetched."""
+    """Total seconds of the launches of this cell.
+
+    There are several if no record of the first launch could be fetched and other hosts then measured the cell.
+    """
     host_s: float = 0.0
-    """Seconds of all its launches, each multiplied by its number of hosts."""
+    """Host-seconds of these launches: the sum of the seconds of each launch times its number of hosts."""
     hookup_s: float | None = None
-    """Seconds from the launch to the end of the first step, on the slowest host."""
+    """Seconds from the launch to the end of the first training step, on the slowest rank."""
     train_s: float | None = None
-    """Seconds from the end of the first step to the end of the last step."""
+    """Seconds from the end of the first training step to the end of the last one, on the slowest rank."""
     throughput: float | None = None
     """Images per second of all ranks during `train_s`."""
     accuracy: float | None = None
+    """Share of the test images that are classified correctly."""
     loss: float | None = None
-    """Mean loss; like `accuracy`, on the test images."""
+    """Mean loss on the test images."""
     data: str = ""
+    """Name of the data set; `synthetic` if the hosts had no Fashion-MNIST."""
     cut: bool = False
     """Whether `max_steps` ended the training before its last epoch was complete."""
     cost: float | None = None
-    """None if the price is unknown, or the cell was not launched."""
+    """`host_s` at the price of a host; None if the price is unknown, or the cell was not launched."""
     efficiency: float | None = None
-    """Throughput per rank, as a share of that in cell `against`."""
+    """Throughput per rank, divided by the throughput per rank of cell `against`."""
     against: int = 0
     """Number of the smallest measured cell with the same batch per rank, epochs, CPUs and precision."""
     share: float | None = None
-    """Throughput of a cell with limited CPUs, as a share of the throughput of cell `unconfined`."""
+    """Throughput divided by the throughput of cell `unconfined`; None if the CPUs of this cell are not limited."""
     unconfined: int = 0
-    """Number of a cell with all CPUs and the same settings, except that its epochs may differ."""
+    """Number of a measured cell whose ranks may use all CPUs. Its other settings are equal, except perhaps `epochs`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +95,7 @@ class StudyResults:
     """Duration of all launches in hours."""
     cost: float | None
     stopped: str = ""
-    """Why no further cell is launched; empty: nothing stops the study."""
+    """Which limit of the budget is reached, so that no further cell is launched; empty if none."""
     gpus: tuple[str, ...] = ()
     """Names of the GPU models."""
     software: tuple[str, ...] = ()
@@ -98,7 +109,7 @@ class StudyResults:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every cell was measured that inventory and budget do not exclude, and at least one cell was measured."""
+        """Return whether at least one cell was measured, and every other cell was measured or skipped."""
         return bool(self.count(MEASURED)) and not self.count(FAILED) and not self.count(OPEN)
 
 
@@ -108,7 +119,8 @@ def evaluate_study(plan: Plan, evidence: Mapping[str, Evidence], *, price: float
     Args:
         plan: plan of the study.
         evidence: host -> its evidence; gang records suffice.
-        price: price of a host per hour, instead of the plan's. The budget still uses the plan's.
+        price: price of one host for an hour, with which the costs in the results are computed; None: the price in the plan.
+            Whether the budget is used up always depends on the price in the plan.
     """
     study = plan.study or Study(cells=())
     by_host = _launches_by_cell(evidence)
@@ -166,12 +178,15 @@ def _row_without_launch(plan: Plan, number: int, cell: Cell) -> CellResult:
         return CellResult(number=number, cell=cell, state=OPEN, reason=NOT_YET)
     one, several = ("process", "processes") if plan.rehearsal else ("GPU", "GPUs")
     device = one if cell.gpus == 1 else several
-    reason = f"capacity: hosts with {cell.gpus} {device}: {cell.hosts} needed, {suitable} in the inventory"
+    reason = f"capacity: hosts with at least {cell.gpus} {device}: {cell.hosts} needed, {suitable} in the inventory"
     return CellResult(number=number, cell=cell, state=SKIPPED, reason=reason)
 
 
 def _row_of_cell(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> CellResult:
-    """Return the result of a cell: of the launch that measured it, else of its last launch."""
+    """Return the result of the launch that measured a cell, or of the last launch if none measured it.
+
+    `by_host`: host -> the last launch of the cell on this host. Different hosts may report different launches.
+    """
     launches_by_members: dict[tuple[str, ...], dict[str, Launch]] = {}
     for host, launch in by_host.items():
         launches_by_members.setdefault(launch.members, {})[host] = launch
@@ -181,7 +196,7 @@ def _row_of_cell(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Cell
 
 
 def _row_of_launch(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> CellResult:
-    """Return the result of one launch. All hosts report the same members."""
+    """Return the result of one launch. `by_host`: host -> the launch as this host reports it. All have the same members."""
     first, wall_s = next(iter(by_host.values())), max(launch.duration_s for launch in by_host.values())
     row = CellResult(
         number=number,
@@ -191,7 +206,7 @@ def _row_of_launch(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Ce
         began=min(launch.began for launch in by_host.values()),
     )
     if wall_s > MAX_LAUNCH_S:
-        return replace(row, reason=f"invalid duration of its launch: {wall_s:g} s")
+        return replace(row, reason=f"invalid launch duration: {wall_s:g} s")
     row = replace(row, wall_s=wall_s, spent_s=wall_s, host_s=wall_s * len(first.members))
     if missing := [host for host in first.members if host not in by_host]:
         return replace(row, reason=f"no record of this launch from {', '.join(missing)}")
@@ -214,7 +229,7 @@ def _row_of_launch(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Ce
     if differences := [
         f"{key} was {params[key]}" for key, value in expected.items() if params.get(key, value) != value
     ]:
-        return replace(row, reason=f"another cell was measured: {', '.join(differences)}")
+        return replace(row, reason=f"settings differ from the plan: {', '.join(differences)}")
     return replace(
         row,
         state=MEASURED,
@@ -244,17 +259,17 @@ def _read_figure(observation: Observation | None, minimum: float, maximum: float
 
 
 def _stop_reason(study: Study, rows: Collection[CellResult], hours: float) -> str:
-    """Return which part of the budget is used up; empty if none."""
+    """Return which limit of the budget is reached, cost or hours; empty if neither."""
     cost = sum(row.host_s for row in rows) / 3600 * study.price
     if study.stop_cost and cost >= study.stop_cost:
-        return f"budget: earlier cells cost {cost:.2f} of {study.stop_cost:g} {study.currency}".rstrip()
+        return f"budget: earlier cells cost {cost:.2f}, limit {study.stop_cost:g} {study.currency}".rstrip()
     if study.stop_hours and hours >= study.stop_hours:
-        return f"budget: earlier cells took {hours:.2f} of {study.stop_hours:g} h"
+        return f"budget: earlier cells took {hours:.2f} h, limit {study.stop_hours:g} h"
     return ""
 
 
 def _with_efficiency(row: CellResult, rows: Collection[CellResult]) -> CellResult:
-    """Add the efficiency of weak scaling: the batch is per rank, so at 100 % twice the ranks have twice the throughput."""
+    """Add the efficiency of weak scaling. The batch size is per rank, so at 100 % the throughput doubles with the ranks."""
     if row.throughput is None:
         return row
     series = [other for other in rows if other.throughput and other.cell.series == row.cell.series]
@@ -266,7 +281,7 @@ def _with_efficiency(row: CellResult, rows: Collection[CellResult]) -> CellResul
 
 
 def _with_cpu_share(row: CellResult, rows: Collection[CellResult]) -> CellResult:
-    """Add the throughput of a cell with limited CPUs relative to the same cell with all CPUs."""
+    """Add `share`, if the CPUs of the cell are limited: its throughput relative to the same cell with all CPUs."""
     if row.throughput is None or not row.cell.cpus:
         return row
     with_all_cpus = [

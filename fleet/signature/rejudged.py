@@ -30,7 +30,10 @@ class Rejudged:
 
 
 Judge = Callable[[Path, Sequence[str], Sequence[str]], FleetReport]
-"""A function of run directory, additional packs and additional waivers; returns the report as `rackproof report` computes it."""
+"""Function that judges a run again and returns the report, as `rackproof report` does.
+
+Its arguments are the run directory, and packs and waivers in addition to those of the plan.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,30 +45,33 @@ class Rules:
 
 
 def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
-    """Judge the run again and compare the result with its report.json. Raise RunError if report or plan is missing."""
+    """Judge the run again and compare the result with its report.json. Raise RunError if report.json or the plan is missing."""
     try:
         document: Mapping[str, Any] = documents.read(RunDirectory(run_dir).report, "report", max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
         raise RunError(f"{error}: run rackproof report {run_dir}") from None
     report = judge(run_dir, rules.criteria, rules.waivers)
-    # The comparison with former runs does not follow from the records. It is taken from report.json, because the rendered files
-    # show it.
+    # The comparison with former runs cannot be recomputed from the records. Copy it from report.json, because the report files
+    # (HTML, Markdown, …) contain it and are rendered again from `report`.
     if "history" in document:
         report = replace(report, history=history_from_json(document["history"]))
     return Rejudged(report=report, differences=tuple(differences(document, report)))
 
 
 def differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
-    """Describe how a report.json differs from the records: in decisions and verdicts or, if these are equal, in other fields."""
+    """Describe how report.json (`document`) differs from the run judged again (`report`).
+
+    Only if all decisions and verdicts are equal, other fields are compared.
+    """
     if lines := verdict_differences(document, report):
         return lines
     current: Mapping[str, Any] = json.loads(json.dumps(to_json(report)))
     keys = sorted(key for key in {*document, *current} - {"rackproof"} if document.get(key) != current.get(key))
-    return [f"{key} differs" for key in keys]
+    return [f"`{key}` differs" for key in keys]
 
 
 def verdict_differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
-    """Describe each difference in the decisions on the fleet and its hosts, and in the verdicts."""
+    """Describe each difference between the decisions on the fleet, the decisions on its hosts, and the verdicts."""
     lines = [_difference("decision", document["decision"], report.decision)]
     reported = {host["name"]: host["decision"] for host in document["hosts"]}
     judged = {host.name: host.decision for host in report.hosts}
@@ -77,14 +83,16 @@ def verdict_differences(document: Mapping[str, Any], report: FleetReport) -> lis
 def _difference(name: str, reported: str | None, judged: str | None) -> str:
     if reported == judged:
         return ""
-    return f"{name}: {reported or 'missing'} in report.json, {judged or 'missing'} from the records"
+    return f"{name}: {reported or 'missing'} in report.json, {judged or 'missing'} when judged again"
 
 
 def rule_digests(run_dir: Path, rules: Rules) -> dict[str, str]:
-    """Return the SHA-256 of every pack that may judge the run and of the waiver files in `rules`, by pack name or path.
+    """Return pack name, or path of a pack or waiver file -> SHA-256, for the files with which the run may be judged.
+
+    These are the shipped packs, the packs that the plan names, and the packs and waiver files in `rules`.
 
     Raises:
-        UsageError: a file that the plan or the rules name cannot be read.
+        UsageError: one of these packs or waiver files cannot be read.
     """
     plan = documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=PLAN_BYTES)
     by_name = {name: digest(PACKS / f"{name}.yml") for name in shipped_packs()}

@@ -1,4 +1,8 @@
-"""Sign a run and verify it: `SHA256SUMS` covers its files except UNSIGNED_FILES, `SHA256SUMS.sig` covers `SHA256SUMS`."""
+"""Sign a run and verify it.
+
+`SHA256SUMS` has the checksums of all files in the run directory except UNSIGNED_FILES. `SHA256SUMS.sig` is the signature of
+`SHA256SUMS`.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +39,11 @@ from schemas.reports import FleetReport
 
 SCHEMA = "rackproof.signed/1"
 VALID, CHANGED, UNCONFIRMED = 0, 1, 2
-"""Exit codes of `verify`: valid; files, signer or report are wrong; valid signature, but the report was not confirmed."""
+"""Exit codes of `verify`.
+
+VALID: nothing is wrong. CHANGED: the signature, a file or the report is wrong. UNCONFIRMED: signature and files are right, but it
+could not be confirmed that the report matches the records.
+"""
 _MAX_NAMES = 5
 
 
@@ -46,35 +54,35 @@ class Verification:
     code: int
     """VALID, CHANGED or UNCONFIRMED."""
     signer: str = ""
-    """Identity and key; empty if the signature is invalid."""
+    """Identity and key of the signer; empty if the signature is invalid."""
     statement: Mapping[str, Any] = field(default_factory=dict)
-    """The content of signed.json; empty if signature or files are wrong."""
+    """The content of signed.json; empty if the signature or a file is wrong."""
     files: int = 0
     """Number of files with a checksum."""
     problems: tuple[str, ...] = ()
     """What is wrong with the signature, the files or the report."""
     notes: tuple[str, ...] = ()
-    """What was judged or rendered again and with which result, and what could not be judged or rendered again."""
+    """Results of judging and rendering again, and what could not be judged or rendered again."""
 
 
 def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetReport, int, tuple[str, ...]]:
-    """Judge the run, render its report again and, if everything matches the files, sign them.
+    """Judge the run and render its report again. If the results equal the files in the run directory, sign these files.
 
     Returns:
         The report, the number of files with a checksum, and notes on files that could not be rendered again.
 
     Raises:
-        RunError: there is no report, the report or a file rendered from it does not match the records, a file changed
-            meanwhile, or the key cannot be used.
+        RunError: there is no report.json, it does not match the records, a file rendered from it does not match it, a file
+            changed meanwhile, or the key cannot be used.
         HeldError: the run is in progress.
-        UsageError: there is no such key, or a pack or waiver file cannot be read.
+        UsageError: the key file does not exist, or a pack or waiver file cannot be read.
     """
     owner = run_lock.holder(run_dir)
     if owner and owner.is_running():
         raise HeldError(
             f"{run_dir}: run locked by {owner.who()} since {owner.since}: sign it after its report is written"
         )
-    before = hash_files(run_dir)  # first, so that exactly the judged files are signed
+    before = hash_files(run_dir)  # before judging, so that a file which changes meanwhile is noticed
     rejudged = judge_again(run_dir, rules, judge)
     if rejudged.differences:
         raise RunError(
@@ -111,7 +119,7 @@ def _refuse_changed(run_dir: Path, before: Mapping[str, str]) -> None:
 
 
 def _flags(compared: views.Compared) -> list[str]:
-    """Return the flags with which `rackproof report` writes the files that differ."""
+    """Return the flags without which `rackproof report` would not write the files that differ."""
     return sorted({FORMATS[name].only_with for name in compared.differ} - {""})
 
 
@@ -145,17 +153,17 @@ def verify(
     identity: str | None = None,
     rules: Rules | None = None,
 ) -> Verification:
-    """Check that the run is unchanged, that an allowed signer signed it, and that its report follows from its records.
+    """Check that an allowed signer signed the run, that its files are unchanged, and that its report matches its records.
 
     Args:
         run_dir: directory of the run.
         allowed: file of allowed signers.
-        judge: judges the run again; None: only checksums and signature are checked.
+        judge: function that judges the run again; None: check only the signature and the checksums.
         identity: the required signer; None: any allowed signer.
-        rules: packs and waivers to use instead of those that the signer named; None: those of the signer.
+        rules: packs and waivers with which the run is judged again; None: those with which the signer judged it.
 
     Raises:
-        RunError: the run is not signed, or it cannot be verified here.
+        RunError: the run is not signed, a file needed for the verification cannot be read, or ssh-keygen is missing or too old.
         UsageError: there is no file of allowed signers.
     """
     if not (run_dir / SUMS).exists() or not (run_dir / SIGNATURE).exists():
@@ -176,7 +184,11 @@ def verify(
 
 
 def _changes(run_dir: Path, listed: Mapping[str, str]) -> list[tuple[str, str]]:
-    """Return each change since signing: `missing`, `not signed` or `changed`, and the path or why it cannot be read."""
+    """Return each difference between the run directory and `listed` (path -> checksum) as kind and text.
+
+    The kind is `missing`, `not signed` (a file without a checksum) or `changed`. The text is the path, or the reason if the file
+    cannot be read.
+    """
     changes = []
     present = set(files(run_dir))
     for path in sorted(listed.keys() | present):
@@ -196,7 +208,11 @@ def _changes(run_dir: Path, listed: Mapping[str, str]) -> list[tuple[str, str]]:
 def _with_judgement(
     result: Verification, run_dir: Path, rules: Rules, judge: Judge, listed: Mapping[str, str]
 ) -> Verification:
-    """Judge the run again. A difference proves nothing if packs, waivers or Rackproof changed as well."""
+    """Judge the run again and add the result.
+
+    If packs, waivers or Rackproof have changed since the run was signed, they may be the cause of a difference. Then the result
+    is UNCONFIRMED, not CHANGED.
+    """
     try:
         current = rule_digests(run_dir, rules)
         rejudged = judge_again(run_dir, rules, judge)
@@ -206,7 +222,7 @@ def _with_judgement(
     if not rejudged.differences:
         same = f"judged again: the report {'still ' if notes else ''}matches the records"
         if rejudged.report.history:
-            same += "; its comparison with former runs is signed, but does not follow from the records"
+            same += "; its comparison with former runs is signed, but cannot be recomputed from the records"
         return _with_views(replace(result, notes=(*notes, same)), run_dir, rejudged.report, listed)
     if notes:
         differences = (f"judged again: {text}" for text in rejudged.differences)
@@ -216,10 +232,11 @@ def _with_judgement(
 
 
 def _with_views(result: Verification, run_dir: Path, report: FleetReport, listed: Mapping[str, str]) -> Verification:
-    """Render the files of the report again, if this version of Rackproof wrote them."""
+    """Render the files of the report again and add the result, if this version of Rackproof signed the run."""
     if result.statement["rackproof"] != VERSION:
         return replace(
-            result, notes=(*result.notes, "report files not rendered again: another version of Rackproof wrote them")
+            result,
+            notes=(*result.notes, "report files not rendered again: another version of Rackproof signed the run"),
         )
     compared = views.compare_views(run_dir, report, listed)
     result = replace(result, notes=(*result.notes, *_not_rendered(compared)))
@@ -227,13 +244,14 @@ def _with_views(result: Verification, run_dir: Path, report: FleetReport, listed
     if problems:
         return replace(result, code=CHANGED, problems=problems)
     notes = tuple(
-        f"{name} differs when rendered again: another version of {FORMATS[name].library}?" for name in compared.differ
+        f"{name} differs when rendered again: perhaps another version of {FORMATS[name].library} wrote it"
+        for name in compared.differ
     )
     return replace(result, code=UNCONFIRMED, notes=(*result.notes, *notes)) if notes else result
 
 
 def _changed_rules(statement: Mapping[str, Any], current: Mapping[str, str]) -> tuple[str, ...]:
-    """Describe the packs and waivers whose path or content differs from the signed ones, and another version of Rackproof."""
+    """Describe what changed since the run was signed: path or content of packs and waivers, and the version of Rackproof."""
     signed: Mapping[str, str] = statement["packs"]
     changed = sorted(name for name in {*signed, *current} if signed.get(name) != current.get(name))
     notes = (
@@ -247,7 +265,7 @@ def _changed_rules(statement: Mapping[str, Any], current: Mapping[str, str]) -> 
 
 
 def warn_if_changed(run_dir: Path) -> str:
-    """Return a warning if files of a signed run were changed since, or cannot be read; else an empty string."""
+    """Return a warning if a signed run has changed files, or files that cannot be read; otherwise an empty string."""
     with contextlib.suppress(RunError, OSError):
         if (run_dir / SIGNATURE).exists() and (run_dir / SUMS).exists():
             listed = parse_sums(read(run_dir / SUMS).decode("utf-8", errors="replace"))

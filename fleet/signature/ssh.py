@@ -11,9 +11,9 @@ from pathlib import Path
 from schemas.errors import RackproofError, RunError, UsageError
 
 NAMESPACE = "rackproof"
-"""Purpose of the signature, so that a signature made for git, for example, is not accepted for a run."""
+"""Namespace of the signature. A signature with another namespace, such as `git`, is not accepted for a run."""
 TIMEOUT_S = 120.0
-"""Long enough to type a passphrase."""
+"""Limit for ssh-keygen, long enough for the operator to type a passphrase."""
 _SIGNER = re.compile(r'Good "rackproof" signature for (.+) with (\S+) key (SHA256:\S+)')
 _KEY = re.compile(r"Good \"rackproof\" signature with (\S+) key (SHA256:\S+)")
 
@@ -39,11 +39,11 @@ def sign(data: bytes, key: Path) -> str:
 
     Args:
         data: the bytes to sign.
-        key: the private key, or a public key whose private key is in an SSH agent. ssh-keygen asks for its
-            passphrase, if it has one.
+        key: file with the private key, or with a public key whose private key is in an SSH agent. If the private key has a
+            passphrase, ssh-keygen asks for it.
 
     Raises:
-        UsageError: there is no such key.
+        UsageError: the key file does not exist.
         RunError: ssh-keygen is missing or too old, or cannot use the key.
     """
     if not key.is_file():
@@ -57,16 +57,16 @@ def sign(data: bytes, key: Path) -> str:
 
 
 def verify(data: bytes, signature: Path, allowed: Path, identity: str | None) -> Signer:
-    """Return who signed `data`.
+    """Return the allowed signer who signed `data`.
 
     Args:
         data: the signed bytes.
-        signature: the armoured signature.
+        signature: file with the armoured signature.
         allowed: an allowed_signers file, see ssh-keygen(1).
-        identity: the required signer; None: any signer in that file.
+        identity: identity of the required signer; None: any signer in the file `allowed`.
 
     Raises:
-        SignatureError: no allowed signer signed `data`.
+        SignatureError: no allowed signer, or not the required signer, signed `data`.
         UsageError: there is no file of allowed signers.
         RunError: ssh-keygen is missing or too old.
     """
@@ -93,7 +93,8 @@ def _reason_invalid(done: subprocess.CompletedProcess[str], data: bytes, signatu
     check = _keygen("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(signature), data=data)
     if not check.returncode and (match := _KEY.search(check.stdout)):
         return (
-            f"made with key {match[1]} {match[2]}, which is not the key of an allowed signer for this purpose and time"
+            f"made with key {match[1]} {match[2]}, which is not the key of an allowed signer "
+            f"for the namespace {NAMESPACE} at this time"
         )
     output = (done.stderr or done.stdout).strip().splitlines()
     return f"does not match the checksums: {output[-1] if output else 'ssh-keygen rejected it'}"
@@ -126,9 +127,9 @@ def _key_problem(output: str) -> str:
     if "incorrect passphrase" in output:
         return "wrong passphrase, or no terminal to ask for it: load the key into an SSH agent (ssh-add), or sign on a terminal"
     if "bad permissions" in output or "UNPROTECTED PRIVATE KEY" in output:
-        return "other users can read this private key, so ssh-keygen does not use it: chmod 600"
+        return "other users can read this private key, so ssh-keygen does not use it: run chmod 600 on it"
     if "No private key found for public key" in output or "agent" in output:
-        return f"a public key, but no SSH agent has its private key: {output.strip().splitlines()[-1]}"
+        return f"this is a public key, and no SSH agent has its private key: {output.strip().splitlines()[-1]}"
     if "No such file" in output or "invalid format" in output or "error in libcrypto" in output:
         # For a file without a key ssh-keygen reports that the public key file next to it is missing.
         return "not an SSH key: give one, such as ~/.ssh/id_ed25519 (create one with ssh-keygen -t ed25519)"

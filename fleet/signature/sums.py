@@ -15,25 +15,26 @@ from schemas.errors import RunError
 
 SUMS, SIGNATURE, STATEMENT = "SHA256SUMS", "SHA256SUMS.sig", "signed.json"
 UNSIGNED_FILES: Mapping[str, str] = {
-    SUMS: "the sums themselves; the signature covers them",
-    SIGNATURE: "the signature",
+    SUMS: "the checksums themselves; the signature covers them",
+    SIGNATURE: "the signature of the checksums",
     "lock.json": "the process that has locked the run; it changes while the run is in progress",
-    "journal.jsonl": "starts, resumptions and reports of the run; each report adds a line",
-    "metrics": "data of the run's Prometheus, which keeps compacting it",
-    "agent": "the wheel that was installed on the hosts; every record has its version",
-    "rma": "written from the records by rackproof rma at any time",
-    "pages": "written from the records by rackproof report --host at any time",
+    "journal.jsonl": "starts, resumptions and reports of the run; every later report adds a line",
+    "metrics": "data of the run's Prometheus server, which keeps rewriting it",
+    "agent": "the wheel that was installed on the hosts; every record states the version of the wheel",
+    "rma": "documents that `rackproof rma` writes from the records, also after signing",
+    "pages": "pages that `rackproof report --host` writes from the records, also after signing",
 }
-"""Name of a file or directory in the run directory -> why it has no checksum."""
+"""Name of a file or directory in the run directory that has no checksum -> what it is, and why it has none."""
 MAX_SUMS_BYTES = 100_000_000
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 def hash_files(directory: Path) -> dict[str, str]:
-    """Return path within the run -> SHA-256 of the file, sorted by path; without UNSIGNED_FILES.
+    """Return path within the run directory -> SHA-256 of the file, sorted by path; without UNSIGNED_FILES.
 
     Raises:
-        RunError: a file is a link or not regular, is partly written, or has a name with a backslash or a control character.
+        RunError: a file is a link or not regular, cannot be read, is left over from an interrupted write, or has a name with a
+            backslash or a character that is not printable.
     """
     by_path = {}
     paths = sorted(files(directory))
@@ -49,7 +50,7 @@ def hash_files(directory: Path) -> dict[str, str]:
 
 
 def files(directory: Path) -> Iterator[str]:
-    """Yield the path within the run of every file in it; without UNSIGNED_FILES."""
+    """Yield the path of every file in the run directory, relative to it; without UNSIGNED_FILES."""
     for entry in directory.iterdir():
         if entry.name not in UNSIGNED_FILES:
             yield from _files_in(entry, directory)
@@ -64,7 +65,7 @@ def _files_in(path: Path, directory: Path) -> Iterator[str]:
 
 
 def digest(path: Path) -> str:
-    """Return the SHA-256 of a regular file. Raise RunError if it is a link, a FIFO or cannot be read."""
+    """Return the SHA-256 of a file. Raise RunError if it is not a regular file (a link, a FIFO) or cannot be read."""
     checksum = hashlib.sha256()
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)

@@ -1,4 +1,4 @@
-"""Check the files of a report (HTML, Markdown, JUnit, …): render each again and compare checksums."""
+"""Check the files that are rendered from a report (HTML, Markdown, JUnit, …): render each again and compare the checksums."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from schemas.reports import FleetReport
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """The result of rendering the files again."""
+    """The result of rendering the files again and comparing checksums."""
 
     differ: tuple[str, ...]
-    """Files whose checksum no combination of flags reproduces."""
+    """Names of the files that differ, whichever flags of `rackproof report` they are rendered with."""
     not_rendered: Mapping[str, str]
-    """File that cannot be rendered here -> why."""
+    """Name of a file that cannot be rendered on this machine -> why."""
 
 
 def compare_views(run_dir: Path, report: FleetReport, checksums: Mapping[str, str]) -> Compared:
-    """Render the files of `report` that are in `checksums` (path -> SHA-256) and compare them."""
+    """Render each file of `report` that is in `checksums` (path -> SHA-256), and compare its checksum."""
     run = load(run_dir)
     differ, not_rendered = [], {}
     progress.begin("rendering the report again", len(FORMATS))

@@ -15,7 +15,7 @@ Doc = dict[str, Any]
 LOG, FAULTY_SUPPLY = "1.SEL", "PSU2"
 NONE = {"host": "unsupported: the BMC reports none"}
 STAGE_S = 100.0
-"""Seconds between two readings."""
+"""Seconds between two snapshots of the readings."""
 
 
 def bmc_record(plan: Plan, host: PlannedHost, number: int) -> Doc:

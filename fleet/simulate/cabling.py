@@ -9,16 +9,19 @@ from fleet.simulate.template import Placeholder
 
 Doc = dict[str, Any]
 HOSTS_PER_LEAF = 32
-"""Default number of hosts at a leaf switch: half of its 64 ports are for hosts (NVIDIA DGX SuperPOD reference architecture)."""
+"""Default number of hosts at each leaf switch: 32 of its 64 ports (NVIDIA DGX SuperPOD reference architecture)."""
 
 
 def adapter_scope(rail: int) -> str:
-    """Return the scope of the port of a rail."""
+    """Return the scope of the adapter port that a host has on a rail."""
     return f"hca=mlx5_{rail},port=1"
 
 
 def cabling_metrics(devices: int) -> Iterator[Doc]:
-    """Yield the readings of the switch port of each rail, with placeholders for the values that `cabling_values` returns."""
+    """Yield the readings that name the switch port to which the adapter of each rail is connected.
+
+    They contain placeholders for the values that `cabling_values` returns.
+    """
     scopes = {adapter_scope(rail): rail for rail in range(devices)}
     readings = {
         "infiniband.switch": {scope: Placeholder("pod", f'"leaf%s-rail{rail}"') for scope, rail in scopes.items()},
@@ -32,6 +35,6 @@ def cabling_metrics(devices: int) -> Iterator[Doc]:
 
 
 def cabling_values(number: int, hosts_per_leaf: int = HOSTS_PER_LEAF) -> dict[str, str]:
-    """Return placeholder -> its value for the host at position `number` in the plan."""
+    """Return name of a placeholder -> its value, for the host at position `number` (from 0) in the plan."""
     pod, port = divmod(number, hosts_per_leaf)
     return {"pod": f"{pod + 1:02d}", "pod_guid": f"{pod:04x}", "leaf_port": str(port + 1)}

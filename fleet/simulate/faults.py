@@ -1,4 +1,4 @@
-"""Define the faults of simulated hosts: each is a function that changes the records of a healthy host."""
+"""Define the faults of simulated hosts. The function of a fault changes the records of a healthy host as the fault would."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class FaultyHost:
     plan: Plan
     planned: PlannedHost
     gpu: int
-    """The faulty GPU."""
+    """Number of the GPU that has the fault."""
     twin: int
-    """Number of the host from which `duplicate_serial` and `serial_mismatch` derive the wrong serial."""
+    """Position in the plan of another host, from which `duplicate_serial` and `serial_mismatch` derive the wrong serial."""
     documents: dict[str, Doc]
     """The records as JSON documents: `host`, and `gang` if the host is in a gang."""
     bmc: Doc | None = None
@@ -56,12 +56,12 @@ class FaultyHost:
         return f"gpu={self.gpu}"
 
     def metrics(self, name: str, *, late: bool = True, phase: str = "") -> Iterator[Doc]:
-        """Yield the metric from each snapshot.
+        """Yield the metric `name` of each snapshot.
 
         Args:
             name: name of the metric.
-            late: skip snapshots that were taken before the first launch of the host (`is_early`).
-            phase: skip snapshots of other phases; empty: skip none.
+            late: whether to skip the snapshots that were taken before the first launch of the host (`is_early`).
+            phase: the only phase whose snapshots are not skipped; empty: all phases.
         """
         bmcs = [self.bmc] if self.bmc else []
         for document in bmcs if name.startswith(BMC) else self.documents.values():
@@ -72,17 +72,20 @@ class FaultyHost:
 
     @staticmethod
     def is_early(document: Doc, snapshot: Doc) -> bool:
-        """Return whether a snapshot was taken before the first launch of the host, when faults under load do not show yet."""
+        """Return whether a snapshot was taken before the first launch of the host. Faults under load do not show in it."""
         return "gang" not in document and (snapshot["stage"] == PREFLIGHT or snapshot["phase"] == "before")
 
     def set_reading(self, name: str, value: Any, scope: str = "", **snapshots: Any) -> None:
-        """Set a reading to another value. The default scope is the GPU of the fault; `snapshots` are arguments of `metrics`."""
+        """Set a reading to `value` in the snapshots that `metrics` selects with the arguments `snapshots`.
+
+        If `scope` is empty, the reading is that of the GPU with the fault.
+        """
         for metric in self.metrics(name, **snapshots):
             metric.setdefault("values", {})[scope or self.scope] = value
             metric.get("absent", {}).pop(scope or self.scope, None)
 
     def observations(self, *names: str, **params: Any) -> Iterator[Doc]:
-        """Yield the observations with these names and parameters that involve the GPU."""
+        """Yield the observations with these names and parameters whose scope is the faulty GPU or a pair with it."""
         for document in self.documents.values():
             for item in document["observations"]:
                 item_params = item.get("params", {})
@@ -91,18 +94,18 @@ class FaultyHost:
                     yield item
 
     def involves_gpu(self, scope: str) -> bool:
-        """Return whether the scope contains the GPU, alone or as one of a pair."""
+        """Return whether the scope names the faulty GPU, alone or as one of a pair."""
         labels = Scope.parse(scope).labels
         return str(self.gpu) in (labels.get("gpu"), labels.get("peer"))
 
     def scale(self, factor: float, *names: str, **params: Any) -> None:
-        """Multiply by `factor` the observations with these names and parameters that involve the GPU."""
+        """Multiply the observations that `observations` yields by `factor`."""
         for item in self.observations(*names, **params):
             scale_observation(item, factor)
 
 
 def scale_observation(item: Doc, factor: float) -> None:
-    """Multiply the value and the samples of an observation."""
+    """Multiply the value and the sample statistics of an observation by `factor`."""
     item["value"] = float(f"{item['value'] * factor:.7g}")
     for key in ("min", "p50", "max") if "samples" in item else ():
         item["samples"][key] = float(f"{item['samples'][key] * factor:.7g}")
@@ -110,21 +113,27 @@ def scale_observation(item: Doc, factor: float) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """The effect of a fault on launches of the gang."""
+    """The effect of a fault on launches of the gang (the hosts of one multi-node launch)."""
 
     ended_by: str = ""
-    """How a rank of the host ends a launch; empty: no rank ends it.
+    """How a rank of the host makes a launch fail; empty: it does not fail.
 
-    `rank_ended` (its process is killed) and `rank_silent` (it hangs) happen to the rank of the faulty GPU, `rank_unable` (it
-    finds no device) to the last rank of the host.
+    `rank_ended`: the process of the rank of the faulty GPU is killed. `rank_silent`: that process hangs. `rank_unable`: the last
+    rank of the host finds no device.
     """
     speed: float = 1.0
-    """Bandwidth of the slow pairs (`rails`, `reach`), as a share of their bandwidth on a healthy fabric."""
+    """Bandwidth of slow pairs of hosts, and of large collectives, as a share of the bandwidth on a healthy fabric.
+
+    `reach` and `rails` select the slow pairs.
+    """
     rails: tuple[int, ...] = ()
-    """The GPUs whose rails are slow; empty: all."""
+    """Numbers of the rails (one for each GPU) on which the pairs are slow; empty: all rails."""
     reach: str = HOST
-    """Which pairs are slow: those of the host (HOST), those with the next host of its gang (PATH), those of all hosts at the
-    leaf switch of the host (SWITCH), or all pairs (RAIL)."""
+    """Which pairs of hosts are slow.
+
+    HOST: every pair with the faulty host. PATH: only its pair with the next host of the gang. SWITCH: every pair with a host at
+    the same leaf switch. RAIL: all pairs.
+    """
 
 
 @dataclass(frozen=True)
@@ -135,9 +144,9 @@ class Fault:
     description: str
     apply: Callable[[FaultyHost], None]
     of_gpu: bool = True
-    """Whether one GPU has the fault; otherwise the whole host has it."""
+    """Whether the fault belongs to one GPU of the host (or to its adapter or rail); otherwise it belongs to the host."""
     in_gang: Callable[[int], Effect] = lambda _gpu: Effect()
-    """Function from the number of the GPU to the effect on launches of the gang."""
+    """Function that takes the number of the faulty GPU and returns the effect on launches of the gang."""
     is_unreachable: bool = False
     """Whether the host takes part in no launch."""
     of_bmc: bool = False
@@ -154,7 +163,7 @@ class Fault:
 
 
 def _xid79(host: FaultyHost) -> None:
-    """Lose the GPU in the middle of the host's own benchmarks."""
+    """Lose the GPU halfway through the benchmarks that the host runs alone."""
     benchmarks = list(host.plan.stage(BENCHMARK).benchmarks) if _has_stage(host, BENCHMARK) else []
     _log_xid(host, 79)
     _abort_rank(host, set(benchmarks[len(benchmarks) // 2 :]), phase=(benchmarks or [""])[-1])
@@ -216,12 +225,12 @@ def _observation_without_device(host: FaultyHost, item: Doc) -> Doc | None:
 
 
 def no_device_message(gpu: int) -> str:
-    """Return the message of a rank that finds no device."""
+    """Return the message of the rank of `gpu` if CUDA finds only the devices before it."""
     return f"CUDA shows {gpu} devices: none is left for gpu={gpu}"
 
 
 def _new_index(host: FaultyHost, gpu: int) -> int:
-    """Return the new number of a GPU: the missing one gets the last number, which the driver does not report."""
+    """Return the new number of a GPU. The missing GPU gets the last number, which the driver does not report."""
     return len(host.planned.devices) - 1 if gpu == host.gpu else gpu - (gpu > host.gpu)
 
 
@@ -238,7 +247,10 @@ def _is_of_gpu(host: FaultyHost, scope: str) -> bool:
 
 
 def _abort_rank(host: FaultyHost, benchmarks: set[str], phase: str) -> None:
-    """Abort the rank of the GPU in `phase`. Of `benchmarks`, the other ranks then report only results that need no other rank."""
+    """Abort the rank of the faulty GPU in `phase`.
+
+    The results of `benchmarks` that this rank, or all ranks together, would measure become errors. Other results stay.
+    """
     document = host.documents["host"]
     kept = []
     for item in document["observations"]:
@@ -253,7 +265,7 @@ def _abort_rank(host: FaultyHost, benchmarks: set[str], phase: str) -> None:
     document["observations"] = kept
     for launch in document["launches"]:
         launch["ranks"][host.gpu].update(exit_code=-6, phase=phase, log_tail="CUDA error: GPU is lost")
-        reason = f"the launcher ended with 1: rank {host.gpu} in {phase} (killed by SIGABRT)"
+        reason = f"the launcher exited with 1: rank {host.gpu} in {phase} (exit code -6)"
         launch.update(outcome="failed", reason=reason)
 
 
@@ -263,7 +275,7 @@ def _error(item: Doc, reason: str, status: str = ERROR) -> Doc:
 
 
 def _lose_readings(snapshot: Doc, host: FaultyHost) -> None:
-    """Replace the readings of the GPU in a snapshot by the error of NVML."""
+    """Replace the readings of the faulty GPU in a snapshot with the error that NVML returns."""
     for metric in snapshot["metrics"]:
         values = metric.get("values", {})
         for scope in [scope for scope in values if Scope.parse(scope).device == host.scope]:
@@ -332,7 +344,7 @@ def _thermal(host: FaultyHost) -> None:
 
 
 def _slow_gpu(host: FaultyHost) -> None:
-    """Compute less in each clock cycle; no reading shows why."""
+    """Make the GPU compute less in each clock cycle, without a reading that shows why."""
     host.scale(0.86, "gemm.throughput", "stress.throughput", "stress.flop_per_cycle", "stress.efficiency")
     host.scale(1 / 0.86, "straggler.compute")
 
@@ -347,7 +359,7 @@ def _bad_memory_word(host: FaultyHost) -> None:
 
 
 def _silent_corruption(host: FaultyHost) -> None:
-    """Compute the same wrong bits each time, so that only a comparison with other GPUs shows the fault."""
+    """Make the GPU compute the same wrong bits each time, so that only a comparison with other GPUs shows the fault."""
     for item in host.observations("digest.value", workload="gemm"):
         item["value"] = item["value"][:-4] + format(int(item["value"][-4:], 16) ^ 0x0100, "04x")
 
@@ -378,7 +390,7 @@ def _duplicate_serial(host: FaultyHost) -> None:
 
 
 def _missing_observations(host: FaultyHost) -> None:
-    """Remove the observations of some benchmarks of the GPU, without an error."""
+    """Remove the observations of `memory` and `gemm` for one GPU, without an error in their place."""
     document = host.documents["host"]
     document["observations"] = [
         item
@@ -391,14 +403,14 @@ def _missing_observations(host: FaultyHost) -> None:
 
 
 def _slow_port(host: FaultyHost) -> None:
-    """Lower the speed of transfers that the adapter of the GPU sends to itself."""
+    """Lower the speed at which the adapter of the GPU sends to itself."""
     for item in host.documents["host"]["observations"]:
         if item["scope"] == adapter_scope(host.gpu) and item["name"] in PORT_SPEEDS:
             scale_observation(item, SLOW_PORT)
 
 
 def _no_change(_host: FaultyHost) -> None:
-    """Change nothing: only the figures of the gang show the fault."""
+    """Change nothing. The fault shows only in the figures of the gang, or in the NVLink domain (`join_domain`)."""
 
 
 def _wrong_driver(host: FaultyHost) -> None:
@@ -468,7 +480,7 @@ def _hung(host: FaultyHost) -> None:
 
 
 def _delay_what_follows(host: FaultyHost, stage: str, seconds: float) -> None:
-    """Delay by `seconds` everything that the host does after the launch of `stage`."""
+    """Move the times of everything that the host does after the launch of `stage` by `seconds`."""
     for name, document in host.documents.items():
         is_later = name != "host"
         for snapshot in document["snapshots"]:
@@ -499,7 +511,7 @@ def _dark_lane(host: FaultyHost) -> None:
 
 
 def _degrading_cable(host: FaultyHost) -> None:
-    """Let the error counters of one port grow in each launch of the host."""
+    """Increase the error counters of one port in each launch of the host."""
     launches = 0
     for document, snapshot in _full_snapshots(host):
         launches += snapshot["phase"] == "after" and not FaultyHost.is_early(document, snapshot)
@@ -507,7 +519,7 @@ def _degrading_cable(host: FaultyHost) -> None:
 
 
 def _missing_dimm(host: FaultyHost) -> None:
-    """Empty a memory slot: the host has less memory, and a socket has one channel less than the other."""
+    """Empty a memory slot, so that the host has less memory, and one socket uses a channel less than the other."""
     share = (len(SLOTS) - 1) / len(SLOTS)
     host.set_reading("host.dimm.populated", False, FAULTY_SLOT, late=False)
     for name in OF_MODULE:
@@ -530,20 +542,20 @@ def _slow_down_memory(host: FaultyHost, factor: float) -> None:
 
 
 def _slow_dimm(host: FaultyHost) -> None:
-    """Insert a memory module for a lower speed, at which the firmware then runs all modules."""
+    """Replace a memory module with one for a lower speed. The firmware then runs all modules at this speed."""
     host.set_reading("host.dimm.speed_rated", LOWER_SPEED, FAULTY_SLOT, late=False)
     host.set_reading("host.memory.speed", LOWER_SPEED, "host", late=False)
     _slow_down_memory(host, LOWER_SPEED / SPEED)
 
 
 def _full_snapshots(host: FaultyHost) -> Iterator[tuple[Doc, Doc]]:
-    """Yield each snapshot that has every reading, with its document, in the order of time."""
+    """Yield (record, snapshot) in the order of time, without snapshots from during a launch, which lack some readings."""
     for document in host.documents.values():
         yield from ((document, snapshot) for snapshot in document["snapshots"] if snapshot["phase"] != "during")
 
 
 def _figures_of(host: FaultyHost, scope: str, *names: str) -> Iterator[Doc]:
-    """Yield the figures of a directory with these names."""
+    """Yield the figures that have one of `names` and the scope of a directory."""
     for document in host.documents.values():
         yield from (item for item in document["observations"] if item["scope"] == scope and item["name"] in names)
 
@@ -619,7 +631,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("silent_corruption", "wrong results without an error: only the digest differs", apply=_silent_corruption),
         Fault("duplicate_serial", "same serial as a GPU in another host", apply=_duplicate_serial),
         Fault("wrong_vbios", "VBIOS version that no other GPU has", apply=_wrong_vbios),
-        Fault("missing_observations", "no observations of one GPU in some benchmarks", apply=_missing_observations),
+        Fault("missing_observations", "no observations of one GPU in `memory` and `gemm`", apply=_missing_observations),
         Fault("slow_nic", "NIC of one GPU at 60 % of its bandwidth, even when it sends to itself", apply=_slow_port,
               in_gang=lambda gpu: Effect(speed=SLOW_PORT, rails=(gpu,))),
         Fault("slow_cable", "cable from the NIC of one GPU to the switch at half its rate", apply=_no_change,

@@ -1,7 +1,8 @@
 """Make the observations that healthy hosts report: those that the plan expects, and those of each NUMA node.
 
-The value of most observations is a slot of a template: a list with one text for each level (how good a part is). When the
-template is rendered, a level is drawn for the host or for its gang.
+The value of most observations is a slot of a template: a list with one text for each level. A level is a number that states how
+good a part (such as a GPU) is, see `gpu_data`. When the template is rendered, the levels of the slots are drawn at random, for
+each host or for its gang (the hosts of one multi-node launch).
 """
 
 from __future__ import annotations
@@ -31,23 +32,24 @@ from schemas.stages import GANG as GANG_STAGE
 
 Doc = dict[str, Any]
 LARGE_BYTES = 1 << 20
-"""From this size on, bandwidth and not latency determines the duration of a collective."""
+"""A collective of at least this size is large: bandwidth, not latency, determines its duration."""
 MIN_NVLS_RANKS = 8
-"""NCCL is assumed to use NVLink SHARP on a host with at least this many GPUs. NCCL uses it on eight, and did not on four."""
+"""Assumed number of GPUs of a host from which on NCCL uses NVLink SHARP. NCCL did not use it on the four measured H200."""
 _SHUFFLES = {"stress.flop_per_cycle": 1, "stress.power": 2, "stress.temperature": 3}
-"""Figure -> seed that shuffles its levels, so that the GPU with the highest throughput is not also the best in this figure."""
+"""Figure -> seed that shuffles its values over the levels. The GPU with the best throughput is then not the best in it too."""
 HOST_COPIES = ("host_copy.bandwidth", "host_copy.wrong_bytes")
 """Figures with the parameter `devices`: how many GPUs of the host copied at the same time."""
 _RATES = ("throughput", "flops")
-"""Last parts of the names of figures that are rates of all ranks together and so grow with the number of ranks."""
+"""Last parts of the names of figures that grow with the number of ranks if all ranks are measured together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulatedRanks:
-    """The ranks of a launch, which measure together."""
+    """The ranks of one launch."""
 
     stage: str
     ranks: int
+    """Number of ranks on all hosts of the launch."""
     ranks_per_host: int
     partners: int = 0
     """Number of other hosts with which this host is measured in pairs."""
@@ -66,7 +68,7 @@ def healthy_observations(data: GpuData, plan: Plan, host: PlannedHost, group: Si
 
 
 def _node_observations(data: GpuData, stage: str, group: SimulatedRanks) -> Iterator[Doc]:
-    """Yield the figures of each NUMA node, which the plan does not list."""
+    """Yield the figures of the memory of each NUMA node. The plan does not list these figures."""
     nodes = range(int(data.figures["host_memory.nodes"][0]["value"]))
     for name in ("host_memory.bandwidth", "host_memory.latency", "host_memory.wrong_elements"):
         for figure in data.figures[name]:
@@ -95,7 +97,10 @@ def _scopes(
 
 
 def _draw_group(expectation: Expectation) -> str:
-    """Return the group of an observation. Figures of one load, one collective or one training share a group, and so a level."""
+    """Return the group of slots of an observation, without its scope. Slots of one group have the same level.
+
+    The figures of one stress load share a group, and so do those of one collective and those of one training.
+    """
     first, second = expectation.name.split(".")[:2]
     if first == "stress":
         return first
@@ -109,9 +114,9 @@ def _draw_group(expectation: Expectation) -> str:
 def _bodies(
     data: GpuData, plan: Plan, host: PlannedHost, expectation: Expectation, group: SimulatedRanks
 ) -> Iterator[Any]:
-    """Yield a function for each figure that fits the expectation.
+    """Yield a function for each figure that matches the expectation.
 
-    The function takes the group of a slot, and returns unit, status, params and value.
+    The function takes the group of a slot, and returns the unit, status, params and value of an observation.
     """
     drawn_by = GANG if expectation.scope == "world" and expectation.stage == GANG_STAGE else HOST
     if expectation.name.startswith("collective.") and expectation.name.count(".") == 2:
@@ -146,7 +151,10 @@ def _bodies(
 def _figures_for(
     data: GpuData, plan: Plan, expectation: Expectation, group: SimulatedRanks
 ) -> Sequence[Mapping[str, Any]]:
-    """Return the figures for an expectation: those of the data file, or made here if they do not depend on the GPU model."""
+    """Return the figures for an expectation: those of the data file, or figures made here.
+
+    Made here are the duration of `verbs`, durations that the data file lacks, and transport and NVLink SHARP of collectives.
+    """
     if expectation.name == DURATION.name and expectation.params.get("benchmark") == VERBS:
         return [{"unit": "s", "value": verbs_seconds(plan, group.stage), "params": dict(expectation.params)}]
     if expectation.name == DURATION.name and not any(
@@ -172,7 +180,7 @@ def _body(params: Doc, unit: str, texts: Sequence[str] | str, drawn_by: str) -> 
         params: parameters of the observation.
         unit: unit of the value.
         texts: the members `value` and `samples` as JSON: one text if they are fixed, else a list with one text for each level.
-        drawn_by: what draws the level of the slot, `HOST` or `GANG`.
+        drawn_by: `HOST`: the level of the slot is drawn for each host. `GANG`: it is drawn once for the gang.
     """
     members = {"unit": unit, "status": "measured", **({"params": params} if params else {})}
     if isinstance(texts, str):
@@ -183,7 +191,7 @@ def _body(params: Doc, unit: str, texts: Sequence[str] | str, drawn_by: str) -> 
 def _member_texts(
     data: GpuData, figure: Mapping[str, Any], expectation: Expectation, group: SimulatedRanks
 ) -> Sequence[str] | str:
-    """Return the members `value` and `samples` as JSON: one text if the value is fixed, else a list of a text for each level."""
+    """Return the members `value` and `samples` as JSON: one text if they are fixed, else a list with one text for each level."""
     if "value" in figure:
         return f'"value":{json.dumps(figure["value"])}'
     if expectation.name in ("stress.clock", "stress.efficiency"):
@@ -198,7 +206,7 @@ def _member_texts(
 
 
 def _derived_values(data: GpuData, expectation: Expectation) -> list[float]:
-    """Return clock = throughput / work per cycle, or efficiency = throughput / power, at each level."""
+    """Return the clock (throughput / work per cycle) or the efficiency (throughput / power) at each level."""
     divisor = "stress.flop_per_cycle" if expectation.name == "stress.clock" else "stress.power"
     numerators, denominators = (
         values_by_level(
@@ -217,7 +225,8 @@ def _scaled_spread(
 ) -> list[float]:
     """Return the spread of a figure on the ranks of `group`.
 
-    Rates and times of all ranks together are scaled from the number of measured ranks; the spread of other figures is unchanged.
+    Rates, step times and the duration of `fashion_mnist`, which all ranks measure together, are scaled from the number of
+    measured ranks. The spread of other figures is unchanged.
     """
     doublings = math.log2(group.ranks / data.measured_ranks)
     kind = expectation.name.rpartition(".")[2]
@@ -233,7 +242,7 @@ def _scaled_spread(
 
 
 def value_members(values: Sequence[float], samples: Mapping[str, Any] | None) -> list[str]:
-    """Return the members `value` and `samples` as JSON for each value."""
+    """Return the members `value` and `samples` as JSON for each value. In `samples`, `min` and `max` are shares of the value."""
     texts = json_numbers(values)
     if not samples:
         return [f'"value":{text}' for text in texts]
@@ -280,7 +289,7 @@ def _collective_body(
 
 
 def _curve(data: GpuData, op: str, placement: str, kind: str) -> Mapping[str, Any]:
-    """Return the curve of an operation, a placement and a kind. If it was not measured, use another placement, or `latency`."""
+    """Return the curve of collective `op`. If it was not measured, return that of another placement, or of the kind `latency`."""
     candidates = (
         (op, placement, kind),
         (op, "out_of_place", kind),
@@ -292,17 +301,17 @@ def _curve(data: GpuData, op: str, placement: str, kind: str) -> Mapping[str, An
 
 
 def _setting_at(curve: Mapping[str, Any], key: str, size: int) -> str:
-    """Return the `algorithm` or `protocol` that NCCL uses at `size` bytes."""
+    """Return the `algorithm` or `protocol` (`key`) that NCCL used at `size` bytes, or at the next larger measured size."""
     index = sum(point[0] < size for point in curve["points"])
     values = [value for count, value in curve[key] for _ in range(count)]
     return str(values[min(index, len(values) - 1)])
 
 
 def bus_factor(factor: float, measured_ranks: int, ranks: int) -> float:
-    """Return bus bandwidth divided by algorithm bandwidth on `ranks` ranks.
+    """Return the quotient of bus bandwidth and algorithm bandwidth on `ranks` ranks.
 
-    On n ranks, this quotient is 2(n-1)/n, (n-1)/n or a constant, depending on the operation. `factor` is the quotient on
-    `measured_ranks` ranks, from which the operation's formula is recognized.
+    On n ranks, this quotient is 2(n-1)/n, (n-1)/n or a constant, depending on the collective. `factor` is the quotient on
+    `measured_ranks` ranks. It shows which of the three formulas the collective has.
     """
     measured_share = (measured_ranks - 1) / measured_ranks
     for multiple in (2.0, 1.0):
@@ -335,7 +344,7 @@ def _cached_latencies(
 def _latencies(
     data: GpuData, op: str, placement: str, kind: str, size: int, group: SimulatedRanks, fabric_gbps: float
 ) -> tuple[Sequence[float], Sequence[str]]:
-    """Return the seconds at each level, and for each level the members `value` and `samples` as JSON."""
+    """Return the duration of a collective in seconds at each level, and the same as JSON members `value` and `samples`."""
     latencies: tuple[Sequence[float], Sequence[str]] = _cached_latencies(
         data.model, op, placement, kind, size, group, fabric_gbps
     )

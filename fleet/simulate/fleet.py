@@ -38,15 +38,18 @@ from schemas.tournament import partners
 Doc = dict[str, Any]
 SIMULATED_STAGES = ("benchmark", "gang")
 BATCH_HOSTS = 64
-"""Maximum number of hosts in a batch of hosts without a gang. A process writes one batch at a time."""
+"""Maximum number of hosts in a batch of hosts that are in no gang (the hosts of one multi-node launch).
+
+A process writes one batch at a time.
+"""
 RELAUNCH_GAP_S = 10.0
-"""Seconds between two launches of a gang."""
+"""Seconds from the end of a launch of a gang to its next launch."""
 MAX_GPUS = 16
 NAMED_DIRECTORIES: Variables = {
     "rackproof_local_storage": [f"/data{number}" for number in range(1, 5)],
     "rackproof_shared_storage": ["/mnt/shared"],
 }
-"""Variables of the inventory that name the directories to measure, if `Fleet.storage` is set."""
+"""Inventory variables of every host that name the directories to measure. They are set only if `Fleet.storage` is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +58,7 @@ class Fleet:
 
     hosts: int = 8
     gpus: int = 8
+    """GPUs of each host."""
     racks: int = 1
     model: str = "h200-sxm"
     profile: str = "standard"
@@ -70,7 +74,7 @@ class Fleet:
     hosts_per_leaf: int = HOSTS_PER_LEAF
     seed: int = 0
     readings: str = ALL
-    """Which readings the records have: `ALL` or `JUDGED` of `records`."""
+    """Which readings the records have: `records.ALL` or `records.JUDGED`."""
 
     def inventory(self) -> dict[str, Variables]:
         """Return the hosts of the inventory with their variables, rack after rack."""
@@ -78,7 +82,9 @@ class Fleet:
         rack_digits, host_digits = max(len(str(self.racks)), 2), max(len(str(-(-self.hosts // self.racks))), 2)
         for number in range(self.hosts):
             rack = number * self.racks // self.hosts
-            first_number = -(-rack * self.hosts // self.racks)  # of the first host in the rack; -(-a // b) rounds up
+            first_number = -(
+                -rack * self.hosts // self.racks
+            )  # number of the first host in the rack; -(-a // b) rounds up
             index = number - first_number
             rack_name = f"r{rack + 1:0{rack_digits}}"
             hosts[f"{rack_name}-h{index + 1:0{host_digits}}"] = {
@@ -137,7 +143,7 @@ def place_faults(requests: Sequence[str], plan: Plan, seed: int) -> list[Injecti
         seed: selects hosts and GPUs.
 
     Raises:
-        UsageError: a kind, host or GPU does not exist, a host cannot have the fault, or no host without a fault is left.
+        UsageError: a kind, host or GPU does not exist, a host cannot have the fault, or there is no host left to select.
     """
     names = [host.name for host in plan.hosts]
     generator = random.Random(f"faults {seed}")  # noqa: S311 - no secret
@@ -191,7 +197,7 @@ def _choose_host(request: str, position: Sequence[str], names: Sequence[str], fr
 
 @dataclass(kw_only=True)
 class RunWriter:
-    """Write the records of a run in batches of hosts."""
+    """Writes the records of a run in batches of hosts."""
 
     directory: Path
     fleet: Fleet
@@ -199,7 +205,7 @@ class RunWriter:
     faults: Mapping[str, Sequence[Injection]]
     """Host -> its faults."""
     templates: dict[tuple[str, RecordShape], Template] = field(default_factory=dict)
-    """Kind of record (`host` or `gang`) and its shape -> template."""
+    """(Kind of record, `host` or `gang`; shape of the record) -> its template."""
 
     def __post_init__(self) -> None:
         self.data = read_gpu_data(self.fleet.model)
@@ -213,14 +219,17 @@ class RunWriter:
         self.relaunch_s = times.after_gang - times.gang + RELAUNCH_GAP_S
 
     def batches(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Return gang and hosts of each batch. All hosts of a gang are in one batch."""
+        """Return the name of the gang (empty if none) and the hosts of each batch. All hosts of a gang are in one batch."""
         gangs = self.plan.gangs() if any(stage.name == GANG_STAGE for stage in self.plan.stages) else {}
         others = [host.name for host in self.plan.hosts if host.gang not in gangs]
         batches = [("", tuple(others[start : start + BATCH_HOSTS])) for start in range(0, len(others), BATCH_HOSTS)]
         return [*gangs.items(), *batches]
 
     def write(self, gang: str, names: Sequence[str]) -> list[Doc]:
-        """Write the records of a gang, or of hosts without one. Return the lines of events.jsonl about them."""
+        """Write the records of the hosts of a gang, or of hosts without a gang (`gang` is empty).
+
+        Return the lines of events.jsonl about these hosts.
+        """
         hosts = [self.plan.hosts[self.numbers[name]] for name in names]
         all_events: list[Doc] = []
         gang_texts = self._gang_texts(gang, hosts) if gang else {}
@@ -243,8 +252,9 @@ class RunWriter:
     def _with_faults(
         self, host: PlannedHost, injections: Sequence[Injection], texts: Mapping[str, str | None], bmc: Doc | None
     ) -> tuple[dict[str, str | None], list[Doc]]:
-        """Return the records of the host, changed by its NVLink domain and its faults, as texts, and the lines of events.jsonl.
+        """Change the records of the host as its NVLink domain and its faults require.
 
+        Return the text of each changed record (None: it is not written), and the lines of events.jsonl about the host. The record
         `bmc` is changed in place.
         """
         faulty_host = FaultyHost(
@@ -266,7 +276,7 @@ class RunWriter:
         return {"gang": None, **changed, **faulty_host.texts}, events
 
     def _join_domain(self, host: PlannedHost, host_documents: Mapping[str, Doc]) -> None:
-        """Put the host into the NVLink domain of its rack."""
+        """Change the records of a host (`host_documents`) so that the host is in the NVLink domain of its rack."""
         members = [other.name for other in self.plan.hosts if other.nvlink_domain == host.nvlink_domain]
         kinds = {name: [item.fault for item in self.faults.get(name, ())] for name in members}
         join_domain(
@@ -310,7 +320,7 @@ class RunWriter:
         return {name: _to_text(document) for name, document in gang_documents.items()}
 
     def _launch_texts(self, gang: str, members: Sequence[str], number: int) -> Iterator[tuple[str, str]]:
-        """Yield name and gang record of each host in a launch, as if all were healthy."""
+        """Yield the name and the gang record of each host in a launch, as if all hosts were healthy."""
         planned = self.plan.gangs()[gang]
         rounds = int(settings("pairs", self.plan.stage(GANG_STAGE).benchmarks.get("pairs", {}))["rounds"])
         for position, name in enumerate(members):
@@ -363,8 +373,8 @@ class RunWriter:
     def _draw_levels(self, template: Template, part: str, drawn_by: str) -> bytes:
         """Draw a level for each group of slots.
 
-        A level is a quantile and a noise. The quantile depends on `part` only, so it is the same in all runs. The noise also
-        depends on the seed.
+        A level consists of a quantile and of noise (see `gpu_data`). The quantile depends only on `part`, so it is the same in
+        all runs. The noise also depends on the seed of the fleet.
         """
         part_generator = random.Random(f"part {part}")  # noqa: S311 - no secret
         run_generator = random.Random(f"run {self.fleet.seed} {part}")  # noqa: S311 - no secret
@@ -378,7 +388,7 @@ def _to_text(document: Doc) -> str:
 def write_run(directory: Path, fleet: Fleet, faults: Sequence[Injection], plan: Plan, *, jobs: int = 1) -> None:
     """Write the run directory.
 
-    The plan is written last. A directory without a plan does not count as a run, so an interrupted simulation leaves none.
+    The plan is written last. A directory without a plan does not count as a run, so an interrupted simulation leaves no run.
 
     Raises:
         UsageError: the plan is invalid.

@@ -1,6 +1,6 @@
-"""Make the gang records of a gang with a host that is slow or ends a launch.
+"""Make the records of a gang (the hosts of one multi-node launch) with a host that is slow or makes a launch fail.
 
-After each launch the real planner (`planning/next_launch.py`) decides which hosts launch again and which are excluded.
+After each launch the planner of real runs (`planning/next_launch.py`) decides which hosts launch again and which are excluded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MakeRecords = Callable[[Sequence[str], int], dict[str, Doc]]
 all hosts were healthy."""
 MAX_LAUNCHES = 8
 STOPPED_LAUNCH_S = 31.0
-"""Duration of a launch that a rank ends."""
+"""Duration in seconds of a launch that a rank made fail."""
 _REASONS = {
     "rank_ended": "killed by SIGABRT",
     "rank_silent": "silent for 8 s: its process is frozen, or gets no CPU time",
@@ -48,14 +48,14 @@ def gang_records(
     effects: Mapping[str, tuple[int, Effect]],
     make_records: MakeRecords,
 ) -> dict[str, Doc]:
-    """Return the gang record of each host after all launches.
+    """Return the gang record of each host after the last launch.
 
     Args:
         plan: plan of the run.
         gang: name of the gang.
-        present: hosts that take part in launches.
-        effects: host -> its faulty GPU, and the effect of the fault on launches.
-        make_records: makes the records of one launch.
+        present: names of the reachable hosts, which can take part in launches.
+        effects: host -> number of its faulty GPU, and the effect of the fault on launches.
+        make_records: makes the records of one launch of healthy hosts.
     """
     gang_plan = replace(plan, hosts=tuple(host for host in plan.hosts if host.gang == gang))
     records: dict[str, Doc] = {}
@@ -87,7 +87,7 @@ def _launch_records(
 def _end_launch(
     plan: Plan, records: dict[str, Doc], launch_plan: LaunchPlan, host: str, gpu: int, effect: Effect
 ) -> dict[str, Doc]:
-    """Change the records of a launch that a rank of `host` ended, so that no host has measured anything.
+    """Change the records of a launch as if a rank of `host` had made it fail before anything was measured.
 
     If the rank was unable to take part, only its host reports the failure. Otherwise, every host of the launch reports it.
     """
@@ -122,9 +122,9 @@ def _end_launch(
 
 
 def _slow_down(plan: Plan, records: Mapping[str, Doc], host: str, effect: Effect) -> None:
-    """Slow down the pairs that the effect reaches, and the large collectives on all hosts.
+    """Slow down the pairs of hosts that `effect.reach` selects, and the large collectives on all hosts.
 
-    If the effect names rails, only these rails of the pairs become slow.
+    If `effect.rails` is not empty, the pairs are slow only on these rails.
     """
     is_slow = _slow_pairs(plan, records, host, effect.reach)
     slow_rails = {scope for rail in effect.rails for scope in (f"gpu={rail}", f"hca=mlx5_{rail}")}
@@ -143,7 +143,10 @@ def _slow_down(plan: Plan, records: Mapping[str, Doc], host: str, effect: Effect
 
 
 def _slow_pairs(plan: Plan, records: Mapping[str, Doc], host: str, reach: str) -> Callable[[str, str], bool]:
-    """Return a function that takes a host and its partner, and returns whether the effect reaches their pair."""
+    """Return a function that takes a host and its partner, and returns whether `reach` selects their pair.
+
+    `host` is the host with the fault.
+    """
     if reach == RAIL:
         return lambda _name, _partner: True
     if reach == PATH:
@@ -155,13 +158,13 @@ def _slow_pairs(plan: Plan, records: Mapping[str, Doc], host: str, reach: str) -
 
 
 def _leaf(record: Doc) -> Any:
-    """Return the switch of a host's first rail. Two hosts that share this switch share a switch on every rail."""
+    """Return the ID of the leaf switch of a host on rail 0. Hosts that share it share a leaf switch on every other rail too."""
     metrics = (metric for snapshot in record["snapshots"] for metric in snapshot["metrics"])
     return next(metric["values"][adapter_scope(0)] for metric in metrics if metric["name"] == "infiniband.switch_id")
 
 
 def _append_launch(before: Doc, after: Doc) -> Doc:
-    """Return the record of a host after one more launch. The observations of the record move into the launch that made them."""
+    """Return the record of a host after one more launch (`after`). The observations of `before` move into its last launch."""
     *earlier, last = before["launches"]
     if before["observations"]:
         last = {**last, "observations": before["observations"]}

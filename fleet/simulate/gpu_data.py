@@ -1,8 +1,8 @@
 """Read the data file of a GPU model, and draw figures from it.
 
-A part is what has a figure of its own: a GPU, a link, a host or a gang. A figure is drawn from a normal distribution with the
-median and the standard deviation of the measured parts. The distribution is cut off at the lowest and the highest measured value,
-so that no healthy simulated part is outside the measured range.
+A part is anything that has figures of its own: a GPU, a link, a host or a gang (the hosts of one multi-node launch). A figure is
+drawn from a normal distribution with the median and the standard deviation of the measured parts. The distribution is cut off at
+the lowest and the highest measured value, so that no healthy simulated part is outside the measured range.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ from schemas.errors import UsageError
 
 PARTS, RUNS = 64, 4
 LEVELS = PARTS * RUNS
-"""A level is one byte. Six bits select the quantile of the part, which is the same in every run; two select the run's noise."""
+"""A level is one byte, which selects the value of a figure.
+
+The upper six bits select the quantile of the part, the same in every run. The lower two bits select the noise of the run.
+"""
 _RUN_NOISE_SIGMAS = (-1.15, -0.32, 0.32, 1.15)
 """Median of each quarter of a normal distribution, in standard deviations."""
 _NORMAL = NormalDist()
 _DATA_DIRECTORY = Path(__file__).parent
 
 Spread = Sequence[float]
-"""Median, minimum, maximum, and standard deviation between parts."""
+"""Median, minimum and maximum of the measured parts, and the standard deviation between them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,19 +45,19 @@ class GpuData:
     gpu: str
     """Name of the GPU, as NVML reports it."""
     measured_ranks: int
-    """Number of GPUs on which figures of a whole host were measured."""
+    """Number of GPUs of the host on which the figures of a whole host were measured."""
     software: Mapping[str, str]
     figures: Mapping[str, tuple[Mapping[str, Any], ...]]
-    """Name -> the figures of this name, one for each combination of parameters that was measured."""
+    """Name -> the figures with this name, one for each measured combination of parameters."""
     curves: Mapping[tuple[str, str, str], Mapping[str, Any]]
-    """(Operation, placement, `latency` or `graph_latency`) -> the curve of the seconds over the size in bytes."""
+    """(Collective, placement, `latency` or `graph_latency`) -> the curve of the duration in seconds over the size in bytes."""
     readings: tuple[Mapping[str, Any], ...]
 
     def figures_of(self, expectation: Expectation) -> list[Mapping[str, Any]]:
-        """Return the figures that fit an expectation.
+        """Return the figures that have the name of an expectation and do not contradict its parameters.
 
         Raises:
-            UsageError: no figure that fits was measured.
+            UsageError: there is no such figure in the data file.
         """
         matching = [
             figure
@@ -106,12 +109,12 @@ def read_gpu_data(model: str) -> GpuData:
 
 
 def values_by_level(spread: Spread, shuffle: int = 0) -> list[float]:
-    """Return the value at each level: the quantiles of the parts, each with the noise of its runs.
+    """Return the value of a figure at each level: the value at the quantile of the part, plus the noise of the run.
 
     Args:
-        spread: the measured values.
-        shuffle: 0: the values increase with the level. Any other number is the seed of a random order, so that a part which is
-            the best in one figure is not also the best in all others.
+        spread: distribution of the measured values.
+        shuffle: 0: without the noise, the values increase with the level. Any other number is the seed of a random order of the
+            quantiles, so that a part which is the best in one figure is not also the best in all others.
     """
     median, minimum, maximum, sigma = spread
     order = list(range(PARTS))
@@ -127,7 +130,7 @@ def values_by_level(spread: Spread, shuffle: int = 0) -> list[float]:
 
 
 def draw_levels(part_generator: random.Random, run_generator: random.Random, count: int) -> bytes:
-    """Return `count` levels. The generators draw the quantiles of the parts and the noise of the run."""
+    """Return `count` levels. `part_generator` draws the quantiles of the parts, `run_generator` the noise of the run."""
     mask = int.from_bytes(b"\xfc" * count, "big")
     quantiles = int.from_bytes(part_generator.randbytes(count), "big") & mask
     noise = int.from_bytes(run_generator.randbytes(count), "big") & ~mask
@@ -137,8 +140,9 @@ def draw_levels(part_generator: random.Random, run_generator: random.Random, cou
 def interpolate(points: Sequence[Sequence[float]], size: int) -> list[float]:
     """Return the spread of a curve at `size` bytes.
 
-    Between two points, it follows a power law. Below the first point, the power law of the first two continues. Above the last
-    point, the spread is proportional to the size. If there is only one point, its spread holds for all sizes.
+    A point is a size in bytes and the spread at this size. Between two points, the spread follows a power law. Below the first
+    point, the power law between the first two points continues. Above the last point, the spread is proportional to the size. If
+    there is only one point, its spread applies to all sizes.
     """
     if len(points) == 1:
         return list(points[0][1:])
@@ -155,5 +159,5 @@ def interpolate(points: Sequence[Sequence[float]], size: int) -> list[float]:
 
 
 def json_numbers(values: Iterable[float]) -> list[str]:
-    """Return the numbers as JSON, with seven significant digits."""
+    """Return each number as JSON text with seven significant digits."""
     return [f"{value:.7g}" for value in values]

@@ -1,4 +1,4 @@
-"""The memory modules of a simulated host, one in each channel of two processors, and the values that faults use for them."""
+"""The memory modules of a simulated host, one in each channel of two processors, and the values of faulty ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _OF_SLOTS: dict[str, tuple[str, Any]] = {
     "host.dimm.speed_rated": ("transfers/s", SPEED),
 }
 OF_MODULE = tuple(_OF_SLOTS)[1:]
-"""Readings that an empty slot does not have."""
+"""Readings of a slot that are absent if the slot is empty."""
 _OF_HOST: dict[str, tuple[str, Any]] = {
     "host.dimm.slot_count": ("1", len(SLOTS)),
     "host.dimm.count": ("1", len(SLOTS)),

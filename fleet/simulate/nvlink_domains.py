@@ -1,7 +1,7 @@
 """Make the hosts of a simulated rack one NVLink domain: its cluster UUID, the connections of IMEX, and NCCL's transport.
 
-No record of a rack with a domain exists, so the readings have the form that NVIDIA's programs give them. The figures stay those
-of hosts without NVLink between them.
+No record of a real rack with an NVLink domain exists, so the readings have the form in which NVIDIA's programs report them. The
+figures of benchmarks stay those of hosts without NVLink between them.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from schemas.readings import READINGS
 
 Doc = dict[str, Any]
 CLIQUE = 32766
-"""Clique that the GPUs of a domain's default partition report."""
+"""Clique ID that GPUs in the default partition of an NVLink domain report."""
 TRANSPORT = "P2P/MNNVL"
 
 
 def join_domain(
     documents: Mapping[str, Doc], members: Sequence[str], host: str, rack: int, down: Collection[str], *, is_whole: bool
 ) -> None:
-    """Change the records of a host as if the host were in the NVLink domain of its rack.
+    """Change the records of a host so that the host is in the NVLink domain of its rack.
 
     Args:
-        documents: `host` and `gang` -> this record of the host.
-        members: the hosts of the domain, in the order in which IMEX numbers them.
-        host: the host.
+        documents: kind of record (`host` or `gang`) -> the record of this kind of the host.
+        members: names of the hosts of the domain, in the order in which IMEX numbers them.
+        host: name of the host.
         rack: number of the rack.
-        down: hosts whose IMEX does not work.
+        down: names of the hosts of the domain on which IMEX does not work.
         is_whole: whether all ranks are in one clique and IMEX works on all hosts, so that NCCL uses NVLink between hosts.
     """
     readings = _imex_readings(members, host, down)

@@ -1,4 +1,7 @@
-"""The RDMA ports of a simulated host, one InfiniBand port for each GPU: their readings, and the figures of `verbs`."""
+"""The RDMA ports of a simulated host, one InfiniBand port for each GPU.
+
+This module makes the readings of the ports, and the figures that the benchmark `verbs` measures for them.
+"""
 
 from __future__ import annotations
 
@@ -21,18 +24,18 @@ from schemas.tournament import select_rounds
 Doc = dict[str, Any]
 VERBS = "verbs"
 MTU_B, MESSAGE_B = 4096, 8
-"""MTU of the ports, and size of the messages in the tests of latency and message rate."""
+"""MTU of the ports, and size of a message in the tests of latency and message rate; both in bytes."""
 _UNITS = {"bandwidth": "B/s", "rate_ratio": "1", "mtu": "B", "latency": "s", "message_rate": "1/s"}
 _ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors")
 
 
 def port_rate(host: PlannedHost) -> float:
-    """Return the data rate of a port in B/s."""
+    """Return the data rate of each port of the host, in B/s."""
     return (host.fabric_gbps or assumptions.DEFAULT_FABRIC_GBPS) * 1e9 / 8
 
 
 def port_metrics(host: PlannedHost, devices: int) -> Iterator[Doc]:
-    """Yield the readings of the ports."""
+    """Yield the readings of the ports of a host with `devices` GPUs."""
     values: Mapping[str, Any] = {
         "link_layer": "InfiniBand", "state": "ACTIVE", "phys_state": "LinkUp", "active": True, "unmanaged": False,
         "rate": port_rate(host), "width": 4, "narrowed": False, **dict.fromkeys(_ERRORS, 0),
@@ -46,7 +49,7 @@ def port_metrics(host: PlannedHost, devices: int) -> Iterator[Doc]:
 
 
 def port_values(number: int) -> dict[str, str]:
-    """Return the values of the placeholders for the host with this number in the plan."""
+    """Return placeholder -> its text, for the host at position `number` in the plan."""
     return {"port_guid": f"{number:04x}"}
 
 
@@ -55,7 +58,11 @@ def _metric(name: str, values: Mapping[str, Any]) -> Doc:
 
 
 def verbs_seconds(plan: Plan, stage: str) -> float:
-    """Return the seconds that `verbs` takes on the host with the most ports; in the stage gang, in the gang with most rounds."""
+    """Return the seconds that `verbs` takes in a stage.
+
+    In the stage `gang` these are the seconds of the gang with the most rounds, in any other stage those of the host with the most
+    ports.
+    """
     chosen = settings(VERBS, plan.stage(stage).benchmarks[VERBS])
     in_gang = stage == GANG
     tests = {(figure.test, *figure.params.items()) for figure in planned_figures(chosen, chosen["sharings"])}
@@ -69,15 +76,15 @@ def verbs_seconds(plan: Plan, stage: str) -> float:
 
 
 def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, later_partners: int) -> Iterator[Doc]:
-    """Yield the figures of the ports in a stage, as the benchmark reports them.
+    """Yield the figures of the ports of a host in a stage, as the benchmark `verbs` reports them.
 
     Args:
         plan: plan of the run.
         host: the host.
         stage: the stage.
-        partners: number of hosts with which the host is paired in the gang stage.
-        later_partners: number of these partners that come after the host in the gang. They have the lowest partner numbers. In a
-            pair with one of these, this host comes first. Only the first host of a pair reports latency and message rate.
+        partners: number of hosts with which the host is paired in the stage `gang`. The partners are numbered from 0.
+        later_partners: number of partners that come after the host in the gang. They have the lowest numbers. In a pair, only the
+            host that comes first in the gang reports latency and message rate, so this host reports them for these partners only.
     """
     planned = plan.stage(stage).benchmarks
     if VERBS not in planned:
@@ -114,7 +121,7 @@ def _is_share(figure: PortFigure) -> bool:
 
 
 def _group(figure: PortFigure, rail: int, partner: int | str) -> str:
-    """Return the name of the group of template slots for one test: all figures of the test get the same level."""
+    """Return the group of the template slots of one test. One group for all figures of a test gives them the same level."""
     return f"{figure.test}/{rail}/{partner}/{sorted(figure.params.items())}"
 
 
@@ -148,7 +155,7 @@ def _observation(
 
 
 def _texts(host: PlannedHost, figure: PortFigure, *, in_gang: bool) -> Sequence[str]:
-    """Return the JSON member `value` for each level (see `template.Slot`)."""
+    """Return the texts of the slot for a figure: the JSON member `value` at each level (see `template.Slot`)."""
     kind = figure.name.removeprefix(f"{VERBS}.")
     if kind in ("latency", "message_rate"):
         median, deviation = (assumptions.PAIR_FIGURES if in_gang else assumptions.PORT_FIGURES)[kind]
@@ -160,15 +167,19 @@ def _texts(host: PlannedHost, figure: PortFigure, *, in_gang: bool) -> Sequence[
 
 
 def _values(median: float, deviation: float) -> list[float]:
-    """Return the value at each level. `deviation` is the greatest distance from the median, as a share of the median.
+    """Return the value at each level.
 
-    The standard deviation is a third of `deviation`.
+    `deviation` is the greatest distance from the median, as a share of the median. The standard deviation is a third of that
+    distance.
     """
     return values_by_level([median, median * (1 - deviation), median * (1 + deviation), median * deviation / 3])
 
 
 def update_best(document: Doc) -> None:
-    """Compute the best share of each port again after its shares were changed: the greatest of its shares with all partners."""
+    """Compute the figure BEST of each port again, after its `verbs.rate_ratio` was changed in the gang record `document`.
+
+    BEST is the greatest `verbs.rate_ratio` of the port over all partners, in the test of SHARE.
+    """
     shares: dict[str, list[float]] = {}
     for item in document["observations"]:
         if item["name"] == "verbs.rate_ratio" and SHARE.items() <= item["params"].items():

@@ -1,4 +1,8 @@
-"""Make templates of the records that healthy hosts write: the host record and the gang record."""
+"""Make templates of the two records that a healthy host writes: its host record and its gang record.
+
+The host record has what the host measures alone. The gang record has what it measures in one launch together with the other hosts
+of its gang.
+"""
 
 from __future__ import annotations
 
@@ -28,15 +32,16 @@ from schemas.stages import BENCHMARK, GANG
 
 Doc = dict[str, Any]
 ALL, JUDGED = "all", "judged"
-"""Readings that a record has: all, or only those that a criterion names and a few more, to keep simulated large fleets small."""
-_UNJUDGED_PREFIXES = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "infiniband.link_layer", "collector.")
-"""Prefixes of readings that a record always has, although no criterion matches them."""
+"""Readings that a record has: all, or only those that a criterion names and a few more, which keeps the records small."""
+_ALWAYS_INCLUDED = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "infiniband.link_layer", "collector.")
+"""Name prefixes of readings that a record has in both cases, whether a criterion names them or not."""
 _REPORTED_TOGETHER = frozenset({*TOGETHER, MODULE, *OF_MODULES})
-"""Readings that an agent always reports together with certain others. A record that has only the others is incomplete."""
+"""Readings that the agent always reports together with certain other readings (see `derived_readings`). A record has them in both
+cases, because the judge misses them in a record that has the other readings."""
 NVLINKS = 18
-"""Number of NVLinks of a GPU."""
+"""Number of NVLinks of each GPU."""
 READINGS_GPUS = 4
-"""Number of GPUs of the real host whose readings the data file contains."""
+"""Number of GPUs of the real host whose readings are in the data file of the GPU model."""
 PROPORTIONAL_READINGS = (
     "host.cpu.count",
     "host.cpu.cores",
@@ -44,24 +49,24 @@ PROPORTIONAL_READINGS = (
     "host.memory.total",
     "host.memory.available",
 )
-"""Readings that grow in proportion to the GPUs of the host."""
+"""Readings that are proportional to the number of GPUs of the host."""
 TIMES = {"gpu.throttle.time": 38.6}
-"""Counter of seconds that rises under load -> its value at the end of the real run whose readings the data file contains."""
+"""Counter of seconds that rises under load -> its highest value in the data file, from the end of a real run."""
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 """Readings whose value is the number of GPUs, if their scope is the host."""
 DURING_GANG = "during the gang launch"
-"""Snapshot during a gang launch. It has the readings from during the launch on the host alone. Counters have their values from
-after that launch, so that they never fall."""
+"""Source of the readings of a snapshot during a gang launch. These are the readings of the phase `during` in the data file, but
+counters have their values of the phase `after`: the host record already has these values, and a counter must not fall."""
 BOOT_ID: Doc = {"name": "host.boot_id", "unit": "1", "values": {"host": Placeholder("boot")}}
-"""The reading that identifies the machine."""
+"""The reading that identifies the boot of a host."""
 UPTIME_S = 86_400.0
-"""Uptime of each host when the plan was made."""
+"""Uptime of each host in seconds when the plan was made."""
 START_S, STAGE_GAP_S = 12.0, 4.0
-"""Seconds of a launch before its first benchmark; seconds between two stages."""
+"""Seconds from the start of a launch to its first benchmark; seconds from the end of one stage to the start of the next."""
 FIRST_LAUNCH_S = 20.0
-"""When the first launch begins, in seconds after the plan was made."""
+"""Start of the first launch, in seconds after the plan was made."""
 DEFAULT_DURATION_S = 5.0
-"""Assumed duration of a benchmark whose duration was not measured."""
+"""Assumed duration in seconds of a benchmark that has no duration in the data file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +75,15 @@ class RecordShape:
 
     devices: int
     partners: int
-    """Number of hosts with which the host is measured in pairs; 0 for a host record."""
+    """Number of partners of the host in the benchmark `pairs`; 0 for a host record."""
     members: int
-    """Number of hosts in the launch of its gang; 0 for a host record."""
+    """Number of hosts in the gang launch; 0 for a host record."""
     port_partners: int = 0
-    """Number of hosts with which its RDMA ports are measured."""
+    """Number of partners of the host in the benchmark `verbs`, which measures RDMA ports; 0 for a host record."""
     later_port_partners: int = 0
-    """Number of these hosts that come after the host in the gang."""
+    """Number of partners in `verbs` that come after the host in the gang."""
     readings: str = ALL
+    """ALL or JUDGED."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +97,8 @@ class RunTiming:
 
 
 Snapshots = Sequence[tuple[str, str, str, float]]
-"""For each snapshot: its stage, its phase, the phase whose readings it has, and its time in seconds after the plan was made."""
+"""For each snapshot: its stage, its phase, the source of its readings (a phase in the data file, or DURING_GANG), and its time in
+seconds after the plan was made."""
 
 
 def timing(plan: Plan, data: GpuData) -> RunTiming:
@@ -110,7 +117,7 @@ def timing(plan: Plan, data: GpuData) -> RunTiming:
 
 
 def benchmark_durations(plan: Plan, stage: str, data: GpuData) -> dict[str, float]:
-    """Return the seconds of each benchmark, in the order of the plan."""
+    """Return benchmark -> its duration in seconds, for the benchmarks of a stage in the order of the plan."""
     medians = {
         figure["params"]["benchmark"]: float(figure["spread"][0] if "spread" in figure else figure["value"])
         for figure in data.figures[DURATION.name]
@@ -120,7 +127,7 @@ def benchmark_durations(plan: Plan, stage: str, data: GpuData) -> dict[str, floa
 
 
 def _timeline(plan: Plan, stage: str, data: GpuData, shape: RecordShape) -> Doc:
-    """Return the member `timeline` of a launch; empty if the record does not have all readings."""
+    """Return the member `timeline` to add to a launch; no member (`{}`) if the record has only the JUDGED readings."""
     if shape.readings != ALL:
         return {}
     return {"timeline": make_timeline(stage, shape.devices, benchmark_durations(plan, stage, data), START_S)}
@@ -133,7 +140,7 @@ def time_after(start: str, seconds: float) -> str:
 
 
 def host_template(plan: Plan, host: PlannedHost, data: GpuData, shape: RecordShape) -> Template:
-    """Return the template of the host record: what a host measures by itself."""
+    """Return the template of the host record: what a host measures alone."""
     times, has_benchmarks = timing(plan, data), any(stage.name == BENCHMARK for stage in plan.stages)
     snapshots = [("preflight", "before", "before", 5.0)]
     launches: list[Doc] = []
@@ -230,7 +237,7 @@ def _record(
 
 
 def _selected(snapshots: Snapshots, readings: str) -> Snapshots:
-    """Return all snapshots; if only judged readings are wanted, without those `during` a launch, which a record need not have."""
+    """Return the snapshots for a record. With `readings` JUDGED, omit the phase `during`, which a record need not have."""
     return snapshots if readings == ALL else [item for item in snapshots if item[1] != "during"]
 
 
@@ -239,12 +246,12 @@ def _at(seconds: float) -> Placeholder:
 
 
 def time_values(template: Template, created: str, delay_s: float = 0.0) -> dict[str, str]:
-    """Return the values of the placeholders that are times of the run or uptimes.
+    """Return placeholder -> its text, for the placeholders of times and uptimes.
 
     Args:
         template: the template of a record.
         created: when the plan was made.
-        delay_s: seconds by which all times are later than in the template.
+        delay_s: seconds to add to all times and uptimes in the template.
     """
     values = {}
     for name in template.placeholders:
@@ -284,12 +291,12 @@ def _ranks(numbers: Sequence[int]) -> list[Doc]:
 
 
 def ranks_json(first: int, count: int) -> str:
-    """Return the ranks of one host of a gang as JSON."""
+    """Return the `count` ranks of one host of a gang as JSON. `first` is the number of the first of them in the gang."""
     return json.dumps(_ranks(range(first, first + count)), separators=(",", ":"))
 
 
 def members_json(members: Sequence[str]) -> str:
-    """Return the hosts of a launch as JSON."""
+    """Return the names of the hosts of a launch as JSON."""
     return json.dumps(list(members), separators=(",", ":"))
 
 
@@ -309,17 +316,25 @@ def _launch(plan: Plan, stage: str, members: Any, ranks: Any, began: float, ende
 
 @cache
 def judged_names() -> tuple[str, ...]:
-    """Return the names and patterns of names in the criteria of the shipped packs."""
+    """Return the names, some of them patterns such as `launch.*`, in the criteria of the shipped packs."""
     return tuple({criterion.name for pack in read_packs([]) for criterion in pack.criteria})
 
 
 def _is_wanted(name: str, readings: str) -> bool:
     is_named = name in judged_names() or name in _REPORTED_TOGETHER
-    return readings == ALL or name.startswith(_UNJUDGED_PREFIXES) or is_named
+    return readings == ALL or name.startswith(_ALWAYS_INCLUDED) or is_named
 
 
 def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float, loaded_s: float) -> Iterator[Doc]:
-    """Yield the metrics of every collector in one snapshot. `loaded_s` is how long the host's own launch loads the GPUs."""
+    """Yield the metrics of one snapshot that are in the data file, without those of InfiniBand.
+
+    Args:
+        data: data file of the GPU model.
+        shape: shape of the record.
+        phase: phase in the data file, or DURING_GANG.
+        at: time of the snapshot in seconds after the plan was made.
+        loaded_s: seconds for which the benchmark stage loads the GPUs.
+    """
     for family in data.readings:
         if family["name"].startswith("infiniband."):
             continue  # `port_metrics` makes these
@@ -327,7 +342,7 @@ def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float, loaded_s:
         known = READINGS.get(family["name"])
         if phase == DURING_GANG and readings is not None and known and known.counter:
             readings = family["after"]
-        # The data file has the word `before` in place of readings that are equal to those of the phase `before`.
+        # If the readings of a phase equal those of the phase `before`, the data file has only the word `before` for that phase.
         readings = family["before"] if readings == "before" else readings
         if readings is None or not _is_wanted(family["name"], shape.readings):
             continue
@@ -341,17 +356,20 @@ def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float, loaded_s:
 def _values(
     name: str, readings: Mapping[str, Any], devices: int, at: float, loaded_s: float
 ) -> Iterator[tuple[str, Any]]:
-    """Yield scope and value of each reading."""
+    """Yield scope and value of each reading of a metric."""
     for general_scope, value in readings.items():
         if name in TIMES and isinstance(value, list):
-            # The run whose readings are used may be longer: scale its times to at most 45 % of the time under load in this run.
+            # The real run may have been longer than the simulated one: scale its times to at most 45 % of `loaded_s`.
             value = [number * min(1.0, 0.45 * loaded_s / TIMES[name]) for number in value]
         for gpu, scope in _scopes(general_scope, devices):
             yield scope, _value(name, value, gpu, devices, at)
 
 
 def _scopes(general_scope: str, devices: int) -> Iterator[tuple[int, str]]:
-    """Yield the GPU index and the scope, for each scope that a scope with `*` stands for. Without `*`, yield -1 and the scope."""
+    """Expand a scope with `*`, such as `gpu=*`: yield each GPU index with its scope.
+
+    If the scope has no `*`, yield -1 and the unchanged scope.
+    """
     if "*" not in general_scope:
         yield -1, general_scope
         return
@@ -370,8 +388,11 @@ def _scopes(general_scope: str, devices: int) -> Iterator[tuple[int, str]]:
 def _value(name: str, value: Any, gpu: int, devices: int, at: float) -> Any:
     """Return the value of a reading.
 
-    It is an identity of the simulated host, its number of GPUs, a slot with levels between two measured extremes, or the measured
-    value. The measured value of PROPORTIONAL_READINGS is scaled to the number of GPUs.
+    - identities, such as serials: those of the simulated host
+    - GPU_COUNTS: the number of GPUs of the simulated host
+    - PROPORTIONAL_READINGS: the measured value, scaled to that number
+    - readings with a measured minimum and maximum: a slot with levels between these two
+    - other readings: the measured value
     """
     identities: Mapping[str, Any] = {
         "gpu.uuid": Placeholder(f"uuid{gpu}"),
@@ -400,16 +421,16 @@ def _value(name: str, value: Any, gpu: int, devices: int, at: float) -> Any:
 def host_values(
     run: Mapping[str, str], host: str, number: int, devices: int, hosts_per_leaf: int = HOSTS_PER_LEAF
 ) -> dict[str, str]:
-    """Return the values of the placeholders for a host: run, name, identities of boot and GPUs, cables and ports.
+    """Return placeholder -> its text for a host: run, name, identities of boot and GPUs, cables and ports.
 
-    The identities are the same in every simulated run.
+    All but those of the run are the same in every simulated run.
 
     Args:
         run: run id and nonce.
         host: name of the host.
-        number: number of the host in the plan.
-        devices: number of its GPUs.
-        hosts_per_leaf: hosts at one leaf switch.
+        number: position of the host in the plan.
+        devices: number of GPUs of the host.
+        hosts_per_leaf: number of hosts at each leaf switch.
     """
     serials = {f"serial{gpu}": serial(number, gpu) for gpu in range(devices)}
     uuids = {f"uuid{gpu}": f"GPU-51400000-0000-4000-8000-{number:08x}{gpu:04x}" for gpu in range(devices)}

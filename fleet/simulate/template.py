@@ -1,4 +1,4 @@
-"""JSON documents that differ from host to host in a few values only: compiled once, rendered in a millisecond."""
+"""Templates of JSON documents that differ in only a few values from host to host: compiled once, rendered in a millisecond."""
 
 from __future__ import annotations
 
@@ -9,22 +9,29 @@ from typing import Any
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 HOST, GANG = "host", "gang"
-"""Which random draw sets the level of a slot (the index of its text): one per host, or one for all hosts of a gang."""
+"""Which random draw sets the level of a slot (the index in `Slot.texts`): one for each host, or one for all hosts of a gang."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A random value: one JSON text for each level. If the key is `**`, each text has several members of the object."""
+    """A random value in a document: one of several JSON texts, which the level selects.
+
+    If the slot is the value of the key `**` of an object, each text is one or more members of that object, as `"value":1.5`.
+    """
 
     texts: Sequence[str]
+    """One text for each level."""
     group: str
-    """Slots of one group belong to one part and have the same level."""
+    """Slots with the same group have the same level, because their values are of the same part."""
     drawn_by: str = HOST
 
 
 @dataclass(frozen=True, kw_only=True)
 class Greatest:
-    """The greatest of the values of several groups of slots that the host draws. The slots of all these groups have `texts`."""
+    """The greatest value of several slots, which are in different groups whose levels are drawn for each host.
+
+    All these slots have the same `texts`.
+    """
 
     texts: Sequence[str]
     """One text for each level, with one member, such as `"value":1.5`."""
@@ -33,7 +40,7 @@ class Greatest:
 
 @dataclass(frozen=True)
 class Placeholder:
-    """A value that is filled in by name, at the `%s` of `form`."""
+    """A value that `Template.render` gets by name. Its text replaces the `%s` in `form`."""
 
     name: str
     form: str = '"%s"'
@@ -41,19 +48,19 @@ class Placeholder:
 
 @dataclass(kw_only=True)
 class Template:
-    """JSON text with slots and placeholders."""
+    """JSON text with slots. Here a placeholder and a `Greatest` are slots too."""
 
     pieces: list[str] = field(default_factory=lambda: [""])
     """The fixed text before, between and after the slots."""
     slots: list[tuple[Sequence[str], str, int]] = field(default_factory=list)
-    """For each slot: its texts, what draws the level (empty: a placeholder), and the number of its group."""
+    """For each slot: its texts, which draw sets its level (empty for a placeholder or `Greatest`), and its group number."""
     placeholders: dict[str, list[str]] = field(default_factory=dict)
-    """Name -> a list that has only its text. All slots with this name share the list, so `render` sets all of them at once."""
+    """Name of a placeholder -> a list with its text only. Placeholders with the same name share the list, so `render` sets
+    all of them at once."""
     groups: dict[str, dict[str, int]] = field(default_factory=lambda: {HOST: {}, GANG: {}})
-    """`HOST` or `GANG` -> group -> its number."""
-
+    """`HOST` or `GANG` -> group -> number of the group."""
     greatest: dict[int, Greatest] = field(default_factory=dict)
-    """Number of a slot -> the groups whose greatest value it has."""
+    """Index in `slots` -> the `Greatest` at this place."""
 
     def __post_init__(self) -> None:
         self._slot_levels: list[tuple[Sequence[str], int]] = []
@@ -63,9 +70,9 @@ class Template:
         """Return the document.
 
         Args:
-            values: text of each placeholder.
-            host_levels: a level for each group that the host draws.
-            gang_levels: a level for each group that the gang draws.
+            values: name of a placeholder -> its text.
+            host_levels: a level for each group of `HOST`.
+            gang_levels: a level for each group of `GANG`.
         """
         for name, text in self.placeholders.items():
             text[0] = values[name]
@@ -91,7 +98,7 @@ class Template:
         return self
 
     def add(self, value: Any) -> None:
-        """Append a value of the document."""
+        """Append a value to the JSON text."""
         if isinstance(value, Slot):
             groups = self.groups[value.drawn_by]
             self._add_slot(value.texts, value.drawn_by, groups.setdefault(value.group, len(groups)))

@@ -1,4 +1,4 @@
-"""Generate the timeline of a launch: power, temperature and clock of each GPU, with values typical of an H200."""
+"""Generate the timeline of a launch: power, temperature and clock of each GPU over time, with values typical of an H200."""
 
 from __future__ import annotations
 
@@ -20,25 +20,26 @@ LOADS: Mapping[str, tuple[float, float]] = {
     "pairs": (190.0, 1980.0),
     "dataloader": (120.0, 1980.0),
 }
-"""Benchmark -> power in W and clock in MHz while it runs."""
+"""Benchmark -> power in W and clock in MHz of a GPU that runs it."""
 DEFAULT_LOAD, IDLE_LOAD = (380.0, 1950.0), (118.0, 1980.0)
-"""The same for benchmarks that are not in LOADS, and for an idle GPU."""
+"""Power and clock for benchmarks that are not in LOADS, and for an idle GPU."""
 IDLE_TEMPERATURE_CEL, KELVIN_PER_W, APPROACH_PER_S = 27.0, 0.053, 0.07
-"""Temperature at 0 W; rise per watt; share of the distance to the final temperature that is covered in a second."""
+"""Temperature of a GPU at 0 W in °C; its rise in K per watt; share of the difference to the final temperature that disappears
+in a second."""
 SPREADS = {"power_w": 0.02, "temperature_cel": 0.012, "clock_mhz": 0.01}
-"""Series -> typical difference between the extremes and the mean of a bucket, as a share of the mean."""
+"""Series -> typical difference between the mean of a time bucket and its minimum or maximum, as a share of the mean."""
 MAXIMA = {"power_w": 700, "clock_mhz": 1980}
-"""Series -> highest value that it may have."""
+"""Series -> its highest possible value."""
 
 
 def make_timeline(stage: str, devices: int, durations: Mapping[str, float], start_s: float) -> dict[str, Any]:
     """Return the timeline of a launch, as a record contains it.
 
     Args:
-        stage: name of the stage; seeds the random numbers.
+        stage: name of the stage, used only as a seed of the random numbers.
         devices: number of GPUs.
-        durations: seconds of each benchmark, in order.
-        start_s: seconds before the first benchmark.
+        durations: benchmark -> its duration in seconds, in the order in which the benchmarks run.
+        start_s: seconds from the start of the launch to the first benchmark.
     """
     began_s, at = {}, start_s
     for name, seconds in durations.items():
@@ -55,7 +56,7 @@ def make_timeline(stage: str, devices: int, durations: Mapping[str, float], star
 def _gpu_series(
     generator: random.Random, began_s: Mapping[str, float], end_s: float, bucket_s: float
 ) -> dict[str, str]:
-    """Return name -> series of one GPU: a word `MEAN-BELOW+ABOVE` for each bucket (`schemas/trace.py`)."""
+    """Return name -> series of one GPU: for each time bucket a word such as `693-4+8` (see `schemas/trace.py`)."""
     series: dict[str, list[str]] = {name: [] for name in SPREADS}
     power_factor, temperature = generator.gauss(1.0, 0.008), IDLE_TEMPERATURE_CEL + IDLE_LOAD[0] * KELVIN_PER_W
     for index in range(max(1, int(end_s / bucket_s))):
@@ -78,9 +79,9 @@ def _bucket(generator: random.Random, value: float, spread: float, maximum: int 
 
 
 def throttle(series: dict[str, str], *, watts: int, mhz: int, hot_cel: int = 0) -> None:
-    """Change the series of a GPU as if a power limit, or heat if `hot_cel` is given, limited its power and its clock.
+    """Change the series of a GPU as if it was throttled: by heat if `hot_cel` is given, otherwise by a power limit.
 
-    Only buckets with more than `watts` change.
+    Power, clock and temperature change only in time buckets with a mean power above `watts`.
     """
     is_limited = [int(bucket.split("-")[0]) > watts for bucket in series["power_w"].split()]
     limited = {"power_w": f"{watts - 2}-9+2", "clock_mhz": f"{mhz}-45+60"}
@@ -94,7 +95,7 @@ def throttle(series: dict[str, str], *, watts: int, mhz: int, hot_cel: int = 0) 
 
 
 def lose_gpu(timeline: dict[str, Any], gpu: str, reason: str, *, after_share: float = 0.0) -> None:
-    """End the series of a GPU after `after_share` of the time; if `after_share` is 0, remove the series."""
+    """End the series of a GPU after the share `after_share` of the launch; if it is 0, remove them. Record the reason."""
     series = timeline["gpus"].pop(gpu)
     if after_share:
         timeline["gpus"][gpu] = {
@@ -105,7 +106,7 @@ def lose_gpu(timeline: dict[str, Any], gpu: str, reason: str, *, after_share: fl
 
 
 def end_early(timeline: dict[str, Any], seconds: float) -> None:
-    """Cut the timeline of a launch that ended after `seconds`."""
+    """Shorten a timeline to a launch that ended after `seconds`."""
     buckets = int(seconds / timeline["bucket_s"]) + 1
     timeline["began_s"] = {name: at for name, at in timeline["began_s"].items() if at < seconds}
     for series in timeline["gpus"].values():

@@ -1,6 +1,6 @@
-"""Scrape the exporters on the hosts for the state of the stages, over plain HTTP as Prometheus does.
+"""Get the state of the stages from the hosts: scrape the Prometheus exporter of each host over plain HTTP.
 
-Answers are not trusted: time and size are limited, and only well-formed samples are used.
+The responses are not trusted: their time and size are limited, and only well-formed samples are used.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from schemas.stages import STATES
 
 DEADLINE_S = 3.0
-"""Maximum duration of one scrape."""
+"""Maximum duration of the scrape of one exporter."""
 MAX_PAGE_BYTES = 4_000_000
 CONCURRENT_SCRAPES = 16
 MAX_HOSTS_PER_S = 20.0
-"""Maximum average scrape rate over all exporters."""
+"""Maximum average number of exporters to scrape in a second."""
 INTERVAL_S = 5.0
-"""Minimum time between two scrapes of an exporter."""
+"""Minimum time between two scrapes of the same exporter."""
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 _SAMPLE = re.compile(r"(rackproof_(?:run|stage)_[a-z_]+)(?:\{(.*)\})? ([0-9.eE+-]+)$")
 
@@ -42,18 +42,19 @@ class StageReport:
     progress: float | None = None
     """Share of the stage that is done, from 0 to 1; None if not reported."""
     remaining_s: float | None = None
-    """Seconds until the deadline, by the host's clock; None if the stage is not running, or if not reported."""
+    """Seconds from the agent's last update of the metrics to the deadline of the stage, both by the host's clock; None if the
+    stage is not running, or if not reported."""
     expected_s: float | None = None
-    """Seconds until the stage is expected to end, by the host's clock; None as for `remaining_s`."""
+    """Seconds from the same update to the expected end of the stage; None as for `remaining_s`."""
     benchmark: str = ""
     """The benchmark that most ranks run; empty if the stage is not running, or if not reported."""
 
 
 class Exporters:
-    """The last reports of the exporters, scraped in the background by default."""
+    """The last reports of the exporters, which a background thread scrapes by default."""
 
     def __init__(self, run_dir: Path, run_id: str) -> None:
-        """Scrape nothing until `set_hosts` is called."""
+        """Nothing is scraped until `set_hosts` is called."""
         self._run_dir, self._run_id = run_dir, run_id
         self._lock = threading.Lock()
         self._stage_reports: dict[str, dict[str, StageReport]] = {}
@@ -63,22 +64,22 @@ class Exporters:
         self._started = False
 
     def stage_reports(self, host: str) -> Mapping[str, StageReport]:
-        """Return the last report of the host's exporter about each stage, by stage name; empty if there is none."""
+        """Return stage -> the report on it in the last successful scrape of the host; empty if there was no such scrape."""
         with self._lock:
             return self._stage_reports.get(host, {})
 
     def problems(self) -> dict[str, str]:
-        """Return host -> why its last scrape failed, for the hosts of the last `set_hosts`."""
+        """Return host -> why the last scrape of its exporter failed, for the hosts of the last call of `set_hosts`."""
         with self._lock:
             return {host: problem for host, problem in self._problems.items() if host in self._hosts}
 
     def set_hosts(self, hosts: Collection[str], targets: str, *, background: bool = True) -> None:
-        """Set the hosts to scrape. Scrape them once now, or repeatedly in a thread if `background` is true.
+        """Set the hosts to scrape.
 
         Args:
             hosts: names of the hosts.
-            targets: path of the file of addresses; empty: `prometheus/RUN_ID.json` beside the run directory.
-            background: return at once, and let a thread scrape the hosts.
+            targets: path of the file with the exporters' addresses; empty: `prometheus/RUN_ID.json` beside the run directory.
+            background: return at once, and let a thread scrape the hosts repeatedly; if false, scrape them once before returning.
         """
         with self._lock:
             self._hosts, self._targets_path = frozenset(hosts), targets
@@ -94,7 +95,7 @@ class Exporters:
             time.sleep(max(INTERVAL_S, scraped / MAX_HOSTS_PER_S))
 
     def _scrape_all(self) -> int:
-        """Scrape all hosts with a known address and return their number."""
+        """Scrape all hosts whose exporter has a known address; return their number."""
         with self._lock:
             hosts = self._hosts
         all_addresses = self._addresses() if hosts else {}
@@ -120,7 +121,7 @@ class Exporters:
                 del self._problems[host]
 
     def _addresses(self) -> dict[str, str]:
-        """Return address and port of each exporter by host, from the file that the monitoring role writes for Prometheus."""
+        """Return host -> ADDRESS:PORT of its exporter, from the file that the role `monitoring` writes for Prometheus."""
         name = f"{self._run_id}.json"
         path = Path(self._targets_path or self._run_dir.parent / "prometheus" / name)
         addresses = {}
@@ -136,7 +137,7 @@ def fetch(address: str) -> str:
 
     Raises:
         OSError: the exporter cannot be reached, or does not finish within DEADLINE_S.
-        ValueError: the answer is not a metrics page over plain HTTP.
+        ValueError: the response is not plain HTTP, has a status other than 200, or is larger than MAX_PAGE_BYTES.
     """
     deadline = time.monotonic() + DEADLINE_S
     host, _, port = address.rpartition(":")
@@ -164,7 +165,10 @@ def fetch(address: str) -> str:
 
 
 def parse_page(page: str, run_id: str, at: float) -> dict[str, StageReport]:
-    """Return the report of each stage by its name; empty if the page is not about this run."""
+    """Return stage -> the report on it in a metrics page; empty if the page is not about this run.
+
+    `at` is the time of the scrape in seconds since 1970.
+    """
     samples = list(_samples(page))
     runs = [labels.get("run_id") for name, labels, _ in samples if name == "rackproof_run_info"]
     if runs != [run_id]:

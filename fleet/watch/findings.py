@@ -1,4 +1,7 @@
-"""Judge the records fetched so far, and read the summary of report.json. A record is read again only if its file changed."""
+"""Judge the records fetched so far, and read from report.json what `rackproof watch` shows.
+
+A record is read again only if its file has changed.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,11 @@ from schemas.run_directory import RunDirectory, record_names
 from schemas.stages import SOAK
 
 INTERVAL_S = 3.0
+"""Minimum pause between two updates."""
 PAUSE_FACTOR = 9
-"""Pause between two updates, as a multiple of the duration of an update, so that the control node can do other work."""
+"""Pause after an update, divided by the duration of the update: judging takes at most 10 % of one core of the control node."""
 MAX_REPORT_BYTES = 64_000_000
-"""Larger reports, of hundreds of hosts, are not read: the decision is then taken from the journal."""
+"""A larger report, which has hundreds of hosts, is not read: the decision is then taken from `journal.jsonl`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,23 +41,25 @@ class LiveFindings:
     at: float = 0.0
     """When the records were judged, in seconds since 1970; 0: not yet."""
     records: int = 0
+    """Number of valid records."""
     expected: int = 0
+    """Number of records that the plan expects."""
     failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Host -> the causes of its failures, one line each."""
     outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Host -> stage -> outcome of its last launch."""
     problems: tuple[str, ...] = ()
-    """Why records could not be read or judged, one line each."""
+    """For each record that could not be read, why; or why the records could not be judged. One line for each problem."""
 
 
 class LiveJudge:
-    """The findings so far, updated in the background after `start`."""
+    """Judges the records fetched so far, repeatedly in the background after `start`."""
 
     def __init__(self, run_dir: Path, plan: Plan) -> None:
-        """Judge nothing until `start` or `update` is called."""
+        """Nothing is judged until `start` or `update` is called."""
         self._run_dir, self._plan = run_dir, plan
         self._records: dict[str, tuple[object, Record | str]] = {}
-        """Path -> identity of the file as it was read, and the record or why it is rejected."""
+        """Path -> time of change, size and inode of the file when it was read, and its record or why it is rejected."""
         self._started = False
         self._update_lock = threading.Lock()
         self.findings = LiveFindings(expected=len(self._paths()))
@@ -71,7 +77,7 @@ class LiveJudge:
             time.sleep(max(INTERVAL_S, PAUSE_FACTOR * (time.monotonic() - began)))
 
     def update(self) -> LiveFindings:
-        """Judge again if a record is new or changed; return the findings."""
+        """Judge all records again if a record is new or changed; return the findings."""
         with self._update_lock:
             self._update()
         return self.findings
@@ -80,7 +86,7 @@ class LiveJudge:
         if self._read_changed() or not self.findings.at:
             try:
                 self.findings = self._judge_all()
-            except Exception as error:  # noqa: BLE001 - `rackproof report` exits with the error; watching continues
+            except Exception as error:  # noqa: BLE001 - only `rackproof report` exits with this error
                 problem = f"the records cannot be judged: {type(error).__name__}: {error}"
                 self.findings = LiveFindings(expected=len(self._paths()), problems=(problem,))
 
@@ -110,7 +116,7 @@ class LiveJudge:
             return str(error).replace(f"{self._run_dir}/", "")
         expected = (self._plan.run_id, self._plan.nonce, host, gang)
         is_expected = (record.run_id, record.nonce, record.host, record.gang) == expected
-        return record if is_expected else f"{path}: not of this host and run"
+        return record if is_expected else f"{path}: its run, nonce, host or gang is not the one in the plan"
 
     def _judge_all(self) -> LiveFindings:
         records: dict[str, list[Record]] = defaultdict(list)
@@ -139,10 +145,10 @@ class LiveJudge:
 
 
 def _stage_outcomes(records: list[Record]) -> dict[str, str]:
-    """Return the outcome of the last launch of each stage."""
+    """Return stage -> outcome of its last launch. The stage `soak` has the outcome of the whole soak, and only after its end."""
     outcomes = {launch.stage: launch.outcome for record in records for launch in record.launches}
     for soak in (record.soak for record in records if record.soak):
-        outcomes.pop(SOAK, None)  # a finished round does not mean that the soak has finished
+        outcomes.pop(SOAK, None)  # this outcome is that of a round
         if soak.ended:
             outcomes[SOAK] = "failed" if soak.reason else "finished"
     return outcomes
@@ -150,19 +156,22 @@ def _stage_outcomes(records: list[Record]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportSummary:
-    """The fields of report.json that are shown."""
+    """The fields of report.json that `rackproof watch` shows."""
 
     decision: str
+    """Decision about the run: accepted, rejected or incomplete."""
     status: str
+    """The decision with its caveats, as at the top of the report, such as PASS WITH WAIVERS."""
     summary: tuple[str, ...]
+    """Lines of the summary at the top of the report."""
     hosts: Mapping[str, str]
-    """Host -> its decision."""
+    """Host -> decision about the host."""
     outcomes: Mapping[str, Mapping[str, str]]
     """Host -> stage -> outcome of its last launch."""
 
 
 def read_report(run_dir: Path) -> ReportSummary | None:
-    """Return the summary of report.json; None if there is no valid report, or it exceeds MAX_REPORT_BYTES."""
+    """Return the summary of report.json; None if the report is missing, invalid or larger than MAX_REPORT_BYTES."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         text = documents.read_bytes(RunDirectory(run_dir).report, max_bytes=MAX_REPORT_BYTES)
         if len(text) <= MAX_REPORT_BYTES:

@@ -1,4 +1,7 @@
-"""Render a run as log lines: the changes since the previous view, and heartbeat lines while a stage runs."""
+"""Render a run as log lines: one for each change since the previous view, and heartbeat lines while a task runs.
+
+A view is the state of a run at one moment (`fleet/watch/view.py`). A heartbeat line shows the progress of the current task.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +19,13 @@ LINE_LIMIT = 600
 NAMED_HOSTS = 8
 """Maximum number of hosts that a line names."""
 TASK_START_S = 2.0
-"""Time to wait for all hosts to start a task before a line names them."""
+"""Time after the start of a task at which a line names the hosts that run it: by then, all of them should have started."""
 SILENT_S = 300.0
 """Interval at which an unchanged heartbeat line is printed again, because some CI systems stop jobs that print nothing."""
 
 
 def changes(old: View | None, new: View) -> list[str]:
-    """Return a line for each failed host, each group of hosts with the same change, each finding, each note and the decision."""
+    """Return a line for each difference between two views, or for the state of the run if `old` is None."""
     lines = [*_run_changes(old, new), *_state_changes(old, new), *_new_findings(old, new), *_end(old, new)]
     return [_log_line(new.at, line) for line in lines]
 
@@ -44,9 +47,9 @@ def _run_changes(old: View | None, new: View) -> Iterator[str]:
 
 
 def _state_changes(old: View | None, new: View) -> Iterator[str]:
-    """Yield a line for each host that failed, left the run or needs attention, and why.
+    """Yield a line with the reason for each host that has failed or needs attention since the old view.
 
-    All other hosts with the same change of state have one line, because hundreds of hosts can change at once.
+    Yield a single line for all other hosts with the same new state in a stage, because hundreds of hosts can change at once.
     """
     before = {host.name: host for host in old.hosts} if old else {}
     hosts_by_change: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -92,7 +95,7 @@ def _end(old: View | None, new: View) -> Iterator[str]:
 
 
 def _stage_start(view: View) -> str:
-    """Return which hosts are measured and how long that may take; empty if no stage is running."""
+    """Return a line with the hosts that the current task measures and how long that may take; empty if it measures none."""
     stage = view.waiting_for
     if not stage or not view.pending:
         return ""
@@ -105,8 +108,9 @@ def _stage_start(view: View) -> str:
 def _heartbeat(view: View) -> tuple[str, str]:
     """Return a line such as `benchmark: 3 of 4 hosts done, r12-h07 61 %`, and its ending, such as `, about 1 min 10 s left`.
 
-    The ending says `at most` if only deadlines are known. If the task does not wait for a stage, the ending says how long the
-    task has run. Line and ending are empty if no host is pending.
+    The ending is `, at most … left` if the expected end is unknown for a host, but a deadline is known. If the task does not wait
+    for a stage, the ending is the time since the start of the task, such as ` for 20 s`. Both are empty if the task is running on
+    no host.
     """
     if not view.pending:
         return "", ""
@@ -120,9 +124,9 @@ def _heartbeat(view: View) -> tuple[str, str]:
 
 
 def _time_left(pending: list[HostStatus]) -> str:
-    """Return the time until the last host is expected to finish; if it is unknown for any host, the time until the last deadline.
+    """Return the time until the last host is expected to finish.
 
-    Empty if no deadline is known either.
+    If the expected end is unknown for any host, return the time until the last known deadline; empty if none is known.
     """
     expected_s = [host.expected_s for host in pending if host.expected_s is not None]
     if expected_s and len(expected_s) == len(pending):
@@ -132,7 +136,7 @@ def _time_left(pending: list[HostStatus]) -> str:
 
 
 def _progress(pending: list[HostStatus], stage: str) -> str:
-    """Return the progress of each host, or for many hosts that of the slowest and of the fastest."""
+    """Return the progress of each host; if there are many, only the least progress with its host, and the greatest."""
     if len(pending) <= NAMED_HOSTS // 2:
         return ", ".join(f"{host.name} {_host_progress(host, stage)}" for host in pending)
     shares = {host.name: share for host in pending if (share := host.cells[stage].progress) is not None}
@@ -154,13 +158,13 @@ class HeartbeatLines:
     """Select the heartbeat lines to print: at most one per interval, and a repeated line only every `SILENT_S`."""
 
     def __init__(self, every_s: float) -> None:
-        """Set the interval in seconds."""
+        """Set the minimum interval between two heartbeat lines, in seconds."""
         self._every_s = every_s
         self._task: tuple[str, float | None] = ("", None)
         self._last_line, self._last_line_at = "", 0.0
 
     def due(self, view: View) -> list[str]:
-        """Return the line that is due, or no line."""
+        """Return a list of the line to print now, or an empty list."""
         task = (view.waiting_for, view.task_since)
         task_age = view.at - (view.task_since or view.at)
         if task != self._task and (line := _stage_start(view)) and task_age >= min(TASK_START_S, self._every_s):

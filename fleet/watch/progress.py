@@ -1,4 +1,4 @@
-"""Track which stage each host is in, and the state of its stages, from the events of progress.jsonl."""
+"""Track the state of each stage on each host, from the events of the playbook in progress.jsonl."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import Any
 from fleet.watch.tail import parse_time
 
 PREPARE, INSPECT = "prepare", "inspect"
+"""Stages of the playbook before the stages of the plan."""
 WAITING, RUNNING, DONE, FAILED, UNREACHABLE = "waiting", "running", "done", "failed", "unreachable"
 LEFT, UNKNOWN, NONE = "left", "unknown", "none"
 """`LEFT`: the host left the run before this stage. `NONE`: the stage is not planned for this host."""
-_JUDGING = ("report.yml", "teardown.yml")
-"""Playbooks that prepare no host."""
+_NOT_PREPARING = ("report.yml", "teardown.yml")
+"""Playbooks that have no stage `prepare`, although they may run a role in `_PREPARING`."""
 _PREPARING = frozenset({"preflight", "plan", "nvidia_driver", "container_toolkit", "agent", "monitoring"})
 """Roles that belong to the stage `prepare` until the first other stage begins."""
 
@@ -27,19 +28,19 @@ class HostProgress:
     since: dict[str, float] = field(default_factory=dict)
     """Stage -> when the host entered the state in `states`, in seconds since 1970."""
     last_seen: float = 0.0
-    """When the host last answered; 0: never."""
+    """When a task last ended on the host, unless the host was unreachable; in seconds since 1970; 0: never."""
     left_task: str = ""
-    """The task at which the host left the run; empty: the host has not left."""
+    """The task at which the host failed or became unreachable, and so left the run; empty: the host is in the run."""
     left_stage: str = ""
-    """The stage in which the host left the run."""
+    """The stage of that task."""
     waiting_since: float = 0.0
-    """When the playbook began to wait for the stage that runs on this host; 0: the playbook does not wait."""
+    """When the task that waits for a stage began on this host, in seconds since 1970; 0: no such task is running on this host."""
     state_before: tuple[str, float] | None = None
-    """State of the current stage before the task that waits for the stage began, and when the host entered this state. It is
-    restored if the host skips the task. None: the host had not reached the stage."""
+    """State of the current stage before that task began, and when the host entered this state. If the host skips the task, this
+    state is restored. None: the host had not reached the stage."""
 
     def set_state(self, stage: str, state: str, at: float) -> None:
-        """Set the state of a stage, and when the host entered it."""
+        """Set the state of a stage and when the host entered it, unless the stage already has this state."""
         if stage and self.states.get(stage) != state:
             self.states[stage], self.since[stage] = state, at
 
@@ -54,16 +55,19 @@ class RunProgress:
         self.has_events = False
         """Whether any event has been applied."""
         self.attempts = 0
-        self.playbook = self.play = self.task = self.stage = self.targets = ""
+        """Number of times that ansible-playbook was started for this run."""
+        self.playbook = self.play = self.task = self.stage = ""
+        self.targets = ""
+        """Path of the file with the addresses of the exporters."""
         self.task_since = 0.0
         self.waiting_for = ""
-        """The stage that the current task waits for, if any."""
+        """The stage that the current task waits for; empty: none."""
         self.pending: dict[str, float] = {}
-        """Host -> when the task began on the host."""
+        """Host on which the current task is running -> when the task began on the host."""
         self.answered: set[str] = set()
-        """Hosts on which the current task has ended: finished, failed or unreachable. Hosts that skipped it are not included."""
+        """Hosts on which the current task finished or failed, or that were unreachable. Hosts that skipped it do not count."""
         self.stopped = ""
-        """The task on the control node that failed."""
+        """The task with `run_once` that failed and so stopped the playbook; empty: none."""
         self._started_hosts: set[str] = set()
         self._has_measured = False
 
@@ -86,7 +90,7 @@ class RunProgress:
             host.left_task = host.left_stage = ""
 
     def _interrupt(self, at: float) -> None:
-        """Mark running stages as unknown, since their playbook no longer runs."""
+        """Set the state of running stages to `unknown`, since the playbook that ran them has ended."""
         for host in self.hosts.values():
             host.waiting_since = 0.0
             for stage, state in list(host.states.items()):
@@ -107,17 +111,17 @@ class RunProgress:
         self.pending, self.answered, self._started_hosts = {}, set(), set()
 
     def _stage_of(self, play: str, roles: Sequence[object]) -> str:
-        """Return the stage that a play runs; empty if none."""
+        """Return the stage to which a play belongs; empty if none."""
         role_names = [role for role in roles if isinstance(role, str)]
         for name in (*role_names, play.lower()):
             if name in self.stages[1:]:
                 return name
         # The `monitoring` role runs again at the end, to stop the exporters.
-        is_early = self.playbook not in _JUDGING and not self._has_measured
+        is_early = self.playbook not in _NOT_PREPARING and not self._has_measured
         return PREPARE if is_early and _PREPARING & set(role_names) else ""
 
     def _complete_stage(self, at: float) -> None:
-        """Mark the current stage as done on the hosts that are still running it."""
+        """Set the current stage to `done` on the hosts where its state is still `running`."""
         for host in self.hosts.values():
             if host.states.get(self.stage) == RUNNING:
                 host.set_state(self.stage, DONE, at)

@@ -1,6 +1,6 @@
 """Render a view of a run for a terminal with rich.
 
-Text from hosts is sanitized and passed as `Text`, so it contains neither control characters nor markup.
+Text from hosts is sanitized, which removes control characters, and passed to rich as `Text`, in which markup has no effect.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ MIN_HOST_COLUMNS, MAX_STATE_COLUMNS, MIN_NOTE_COLUMNS = 12, 14, 14
 FINDING_LIMIT = 1000
 """Maximum number of characters of a finding."""
 FINDINGS_SHARE = 3
-"""Findings get 1/FINDINGS_SHARE of the lines below the head, but at least two, and more if the table of hosts leaves room."""
+"""If the window is too small, findings get 1/FINDINGS_SHARE of the lines below the head, but at least two lines, and more if the
+table of hosts needs fewer lines than the rest."""
 
 
 @contextlib.contextmanager
 def full_screen() -> Iterator[Live]:
-    """Use the alternate screen. Restore the terminal on exit (Ctrl-C, SIGTERM, a lost connection) and while suspended (Ctrl-Z).
+    """Use the terminal's alternate screen. Leave it on exit (Ctrl-C, SIGTERM, a lost connection) and while suspended (Ctrl-Z).
 
     Only the refresh thread of `Live` draws: the signal handlers interrupt the main thread, and must not interrupt a draw.
     """
@@ -78,7 +79,7 @@ def full_screen() -> Iterator[Live]:
 
 
 def plain_text(view: View, columns: int | None) -> str:
-    """Return the whole view as text without colours, `columns` wide (None: as wide as the terminal)."""
+    """Return the whole view as text without colours, with lines of `columns` characters (None: the width of the terminal)."""
     console = Console(file=sys.stdout, width=columns, color_system=None)
     with console.capture() as capture:
         console.print(RunScreen(view, fit_height=False))
@@ -88,7 +89,7 @@ def plain_text(view: View, columns: int | None) -> str:
 class RunScreen:
     """A rich renderable of a view.
 
-    With `fit_height` it is at most as high as the window. If not all hosts fit, those that need attention come first.
+    With `fit_height` it is at most as high as the window. If not all hosts fit, it shows those that most need attention.
     """
 
     def __init__(self, view: View, *, fit_height: bool) -> None:
@@ -117,7 +118,7 @@ class RunScreen:
 
 
 def _one_line(text: str, style: str = "") -> Text:
-    """Return sanitized text that is cut, not wrapped, if it is too wide."""
+    """Return sanitized text, which is cut rather than wrapped if it is wider than its place."""
     return Text(clean(text), style, no_wrap=True, overflow="ellipsis")
 
 
@@ -143,7 +144,7 @@ def _head(view: View) -> Iterator[RenderableType]:
 
 
 def _run_state(view: View) -> str:
-    """Return the state of the playbook in words: who runs it and since when, or that it is not running."""
+    """Return the state of the run in words: who runs the playbook and since when, or that it is not running."""
     age = duration((view.ended or view.at) - view.began)
     attempt = f", attempt {view.attempts}" if view.attempts > 1 else ""
     if view.is_running is False:
@@ -171,7 +172,7 @@ def _state_counts(view: View, stage: str) -> Text:
 
 
 def _host_table(view: View, hosts: Sequence[HostStatus], columns: int, rows: int | None = None) -> RenderableType:
-    """Return the table of hosts. If it exceeds `rows`, its last row counts the hosts that are not shown."""
+    """Return the table of hosts. If it has more than `rows` rows, its last row is the number of hosts that are not shown."""
     hidden: Sequence[HostStatus] = ()
     if rows is not None and len(hosts) > rows - 1:
         by_attention = sorted(hosts, key=attention_rank)  # stable: ties keep the order of the inventory
@@ -189,7 +190,10 @@ def _host_table(view: View, hosts: Sequence[HostStatus], columns: int, rows: int
 
 
 def _fitting_titles(view: View, hosts: Iterable[HostStatus], columns: int) -> list[str]:
-    """Return the titles that fit. If the window is narrow, `what`, `last seen`, `time left` and the first stages are left out."""
+    """Return the titles of the columns that fit in the width of the window.
+
+    `last seen`, `time left` and the stages are left out in this order until the others fit. `what` is added if there is room.
+    """
     titles = ["host", *view.stages, "last seen", "time left"]
     widths = {title: cell_len(title) for title in titles}
     for host in hosts:
@@ -210,7 +214,7 @@ def _max_width(title: str, columns: int) -> int | None:
 
 
 def _cell_text(view: View, host: HostStatus, title: str) -> tuple[str, str]:
-    """Return the text of a host in a column, and its style."""
+    """Return the text of a host in the column `title`, and the style of the text."""
     if title in host.cells:
         cell = host.cells[title]
         return state_text(cell), STYLES.get(cell.state, "")
@@ -222,7 +226,7 @@ def _cell_text(view: View, host: HostStatus, title: str) -> tuple[str, str]:
 
 
 def _time_left(host: HostStatus) -> str:
-    """Return the time until the running stage is expected to end; if it is unknown, the time until its deadline."""
+    """Return the time until the running stage is expected to end; if the expected end is unknown, the time until the deadline."""
     if host.expected_s is not None:
         return duration(host.expected_s)
     if host.remaining_s is None:
@@ -231,7 +235,7 @@ def _time_left(host: HostStatus) -> str:
 
 
 def _note(host: HostStatus) -> str:
-    """Return why a host needs attention; if it does not, return its current benchmark."""
+    """Return why a host needs attention; if it needs none, return its current benchmark."""
     if host.trouble:
         return host.trouble
     if host.failed:
@@ -240,7 +244,10 @@ def _note(host: HostStatus) -> str:
 
 
 def _count_by_stage(hosts: Iterable[HostStatus]) -> str:
-    """Count hosts by their current or last stage, in the four most common states: `9 benchmark running, 390 benchmark done`."""
+    """Return how many hosts are in which state of which stage, such as `9 benchmark running, 390 benchmark done`.
+
+    The stage of a host is the last one that has begun on it. Only the four most common results are returned.
+    """
     counts: Counter[str] = Counter()
     for host in hosts:
         started = [(stage, cell.state) for stage, cell in host.cells.items() if cell.state not in (WAITING, LEFT, NONE)]
@@ -252,7 +259,7 @@ def _count_by_stage(hosts: Iterable[HostStatus]) -> str:
 
 
 def _findings(view: View) -> Iterator[Text]:
-    """Yield an empty line, then the findings. They wrap and are not cut at the edge, since the operator must act on them."""
+    """Yield an empty line, then the findings. Long lines are wrapped, not cut, since the operator must act on them."""
     findings = [_finding(f"note: {note}", STYLES[UNKNOWN]) for note in view.notes]
     findings += [_finding(f"{host.name}: {host.trouble}", STYLES[FAILED]) for host in view.hosts if host.trouble]
     if view.summary:

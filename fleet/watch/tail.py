@@ -1,4 +1,4 @@
-"""Follow files of JSON lines in the run directory while they grow. Each complete line is returned once."""
+"""Follow JSON Lines files in the run directory while they grow. Each complete line is read once."""
 
 from __future__ import annotations
 
@@ -16,18 +16,21 @@ MAX_LINE_BYTES = 64_000
 
 
 class Tail:
-    """Read the events that were added to a file since the last read. Lines that are not events are skipped."""
+    """Reads the events that were added to a file since the last read.
+
+    An event is a line with a JSON object that has a text `what` and a valid timestamp `at`. Other lines are skipped.
+    """
 
     def __init__(self, path: Path) -> None:
-        """Start at the beginning of the file, which need not exist yet."""
+        """Prepare to read from the beginning of the file, which need not exist yet."""
         self._path = path
         self._offset, self._incomplete_line = 0, b""
         self._file: tuple[int, int] | None = None
         self.problem = ""
-        """Why an existing file cannot be read; empty if it can."""
+        """Why the file exists but cannot be read; empty if it does not exist or can be read."""
 
     def read(self) -> list[dict[str, Any]]:
-        """Return the new events, each with `what` and a valid `at`."""
+        """Return the new events."""
         events = []
         while text := self._read_new():
             *lines, self._incomplete_line = (self._incomplete_line + text).split(b"\n")
@@ -36,7 +39,7 @@ class Tail:
         return events
 
     def _read_new(self) -> bytes:
-        """Return the next bytes of the file; empty if there are no new ones or the file cannot be read."""
+        """Return the next bytes of the file; empty if there are no new bytes, or if the file cannot be read."""
         self.problem = ""
         try:
             descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -60,7 +63,7 @@ class Tail:
 
 
 def _event(line: bytes) -> dict[str, Any] | None:
-    """Return the event; None if the line is not an event."""
+    """Return the event in a line; None if the line is not an event."""
     if len(line) > MAX_LINE_BYTES:
         return None
     try:
@@ -75,7 +78,7 @@ def parse_time(at: object) -> float:
     """Return an ISO timestamp as seconds since 1970; 0 if it is invalid."""
     try:
         seconds = epoch_seconds(at) if isinstance(at, str) else 0.0
-        datetime.fromtimestamp(seconds, UTC)  # rejects years that cannot be formatted
+        datetime.fromtimestamp(seconds, UTC)  # raises if the year cannot be formatted
         return seconds
     except (ValueError, OverflowError, OSError):
         return 0.0

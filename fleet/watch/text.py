@@ -6,12 +6,12 @@ from datetime import UTC, datetime
 
 
 def clock(at: float) -> str:
-    """Return the time of day in UTC."""
+    """Return the time of day in UTC, such as `04:07:31`. `at` is in seconds since 1970."""
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
 
 
 def duration(seconds: float) -> str:
-    """Return `45 s`, `2 min 10 s`, `3 h 5 min` or `2 d 4 h`."""
+    """Return a duration in at most two units, such as `45 s`, `2 min 10 s`, `3 h 5 min` or `2 d 4 h`."""
     whole = max(0, round(seconds))
     for unit_s, unit, subunit_s, subunit in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= unit_s:
@@ -21,5 +21,5 @@ def duration(seconds: float) -> str:
 
 
 def percent(share: float) -> str:
-    """Return `43 %`, rounded down: 100 % means all."""
+    """Return a share as a percentage such as `43 %`. It is rounded down, so `100 %` always means all."""
     return f"{int(share * 100)} %"

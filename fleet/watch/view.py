@@ -1,4 +1,4 @@
-"""The state of a run at one moment, as the screen, the log lines and the JSON show it."""
+"""The state of a run at one moment, which the screen, the log lines and the JSON output show."""
 
 from __future__ import annotations
 
@@ -15,56 +15,61 @@ SCHEMA = "rackproof.watch/2"
 
 @dataclass(frozen=True, kw_only=True)
 class StageCell:
-    """The state of a host in a stage."""
+    """The state of one stage on one host."""
 
     state: str
     progress: float | None = None
-    """Share of the expected time that has passed, or of the expected observations that were made; None: unknown."""
+    """Share of the expected duration that has passed; if no duration is known, share of the expected observations that have been
+    made. None: unknown."""
     since: float | None = None
-    """When the host entered that state, in seconds since 1970; None: unknown."""
+    """When the stage entered this state, in seconds since 1970; None: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostStatus:
-    """One host of the table."""
+    """The state of one host, which is a row of the table."""
 
     name: str
     rack: str
     cells: Mapping[str, StageCell]
+    """Stage -> its state on this host."""
     last_seen: float | None
-    """When the host last answered."""
+    """When a task last ended on the host, or its exporter was last scraped; in seconds since 1970; None: never."""
     remaining_s: float | None
-    """Seconds until the deadline of its running stage; None: no stage runs, or unknown."""
+    """Seconds until the deadline of the running stage, negative after it; None: no stage is running, or no deadline is known."""
     expected_s: float | None
-    """Seconds until its running stage is expected to end, at least 0; None: no stage runs, or unknown."""
+    """Seconds until the expected end of the running stage, at least 0; None: no stage is running, or its end is unknown."""
     benchmark: str
-    """The benchmark that is running."""
+    """The benchmark that is running; empty: none, or unknown."""
     trouble: str
-    """Why the host failed or left the run, or why it needs attention."""
+    """Why a task failed on the host or could not reach it, or that the host's supervisor (the agent process that runs the launch)
+    is silent; empty: none of these."""
     failed: tuple[str, ...]
-    """The causes of its failures in the records fetched so far, one line each."""
+    """Why criteria failed for the host, judged from the records fetched so far; one line for each cause."""
     decision: str
-    """Decision about the host in the report; empty: no report was read."""
+    """Decision about the host in report.json; empty: no report was read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class View:
-    """The run at the moment `at`."""
+    """The state of a run at one moment. All times are in seconds since 1970."""
 
     at: float
+    """The moment."""
     run_id: str
     profile: str
     rehearsal: bool
     racks: tuple[str, ...]
     began: float
-    """When the plan was made, in seconds since 1970, like every time in this class."""
+    """When the plan was made."""
     is_running: bool | None
     """Whether a playbook is running; None: this cannot be determined on this machine."""
     by: str
-    """User, host and process of the playbook that is running, or that was interrupted."""
+    """User, host and process of the playbook that holds the lock of the run: it is running or was interrupted. Empty: no lock."""
     since: float | None
     """When that playbook started."""
     attempts: int
+    """Number of times that ansible-playbook was started for this run."""
     playbook: str
     play: str
     task: str
@@ -74,34 +79,37 @@ class View:
     pending: tuple[str, ...]
     """Hosts on which the task is still running."""
     answered: int
-    """Number of hosts on which the task has ended, with or without a failure."""
+    """Number of hosts on which the task finished or failed, or which were unreachable. Hosts that skipped it do not count."""
     stages: tuple[str, ...]
     deadlines: Mapping[str, float]
-    """Stage -> its deadline in seconds after its start."""
+    """Stage -> its maximum duration in seconds."""
     hosts: tuple[HostStatus, ...]
     expected_s: float | None
-    """Seconds until the last stage is expected to end, without installation and report; None: unknown, or nothing runs."""
+    """Seconds until the last stage is expected to end, without installation and report; None: unknown, no stage is left, or no
+    playbook is running."""
     decision: str
-    """Decision about the run, from the report or the journal; empty: not reported, or a playbook is running."""
+    """Decision about the run, such as `accepted`, from report.json or journal.jsonl; for a scaling study, its result in words.
+    Empty: there is none yet, or a playbook is or may be running."""
     status: str
-    """Status of the acceptance in the report; empty: no report was read."""
+    """The decision with its caveats, as at the top of the report, such as PASS WITH WAIVERS; empty: no report was read."""
     ended: float | None
-    """When the run was reported; None: not yet."""
+    """When the report of the run was written; None: not yet."""
     summary: tuple[str, ...]
-    """Summary of the report, one line each; empty like `status`."""
+    """The lines of the summary at the top of the report; empty: no report was read."""
     records: int
-    """Number of records that have been fetched and are valid."""
+    """Number of valid records that have been fetched."""
     records_expected: int
+    """Number of records that the plan expects."""
     judged: float | None
     """When the records were last judged; None: not yet."""
     notes: tuple[str, ...]
-    """What failed, is unknown or was rejected, and why; one line each."""
+    """Problems of the run and of `rackproof watch` itself, one line for each, such as a file that cannot be read."""
     simulated: bool = False
     schema: str = SCHEMA
 
     @property
     def mark(self) -> str:
-        """Return `SIMULATED` or `REHEARSAL`; empty for a run on GPUs."""
+        """Return the word for a simulated run or a rehearsal; empty for a run on GPUs."""
         return mark(simulated=self.simulated, rehearsal=self.rehearsal)
 
     @property
@@ -115,7 +123,7 @@ class View:
 
 
 def state_text(cell: StageCell) -> str:
-    """Return the progress of a running stage as `43 %`, otherwise the state, or `-` if there is none."""
+    """Return the progress of a running stage such as `43 %`; without progress, the state; `-` if the stage is not planned."""
     if cell.state == NONE:
         return "-"
     return percent(cell.progress) if cell.state == RUNNING and cell.progress is not None else cell.state
@@ -124,11 +132,12 @@ def state_text(cell: StageCell) -> str:
 def expected_s(hosts: Sequence[HostStatus], stages_s: Mapping[str, float]) -> float | None:
     """Return the seconds until all stages are expected to have ended.
 
-    None if no stage is running or waiting, or if a running stage does not report when it ends.
+    This is the longest time that a running stage still needs, plus the expected durations of the stages for which a host is
+    waiting. None if no stage is running or waiting, or if the expected end of a running stage is unknown on any host.
 
     Args:
-        hosts: all hosts of the run. Hosts that left the run do not count.
-        stages_s: stage -> its expected seconds, in order; empty if they are unknown.
+        hosts: all hosts of the run. The stages with the state `left`, after the host left the run, are not counted.
+        stages_s: stage -> its expected duration in seconds; empty if the durations are unknown.
     """
     current = [host for host in hosts if any(host.cells[stage].state == RUNNING for stage in stages_s)]
     waiting = [
@@ -141,7 +150,7 @@ def expected_s(hosts: Sequence[HostStatus], stages_s: Mapping[str, float]) -> fl
 
 
 def attention_rank(host: HostStatus) -> int:
-    """Return a rank from 0 to 5. The lower it is, the more urgently the host needs attention."""
+    """Return how urgently the host needs attention: from 0, the most urgent, to 5."""
     states = {cell.state for cell in host.cells.values()}
     if states & {FAILED, UNREACHABLE} or host.trouble or host.decision == "rejected":
         return 0

@@ -1,4 +1,4 @@
-"""Read a run directory, and build the view of the run from it."""
+"""Build the view of a run (its state at one moment) from its run directory and from the exporters of its hosts."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ from schemas.run_directory import PROGRESS, RunDirectory
 from schemas.stages import GANG
 
 MAX_REPORT_AGE_S = 60.0
-"""Older reports of an exporter are not shown."""
+"""Maximum age of a report of an exporter. Older reports are not shown."""
 
 
 class Watcher:
-    """The state of a run, read repeatedly: only what has changed is read again."""
+    """Reads the state of a run repeatedly. Only files that have changed are read again."""
 
     def __init__(self, run_dir: Path, *, judge_records: bool = True, scrape_exporters: bool = True) -> None:
         """Read the plan.
 
         Args:
             run_dir: run directory on the control node.
-            judge_records: read and judge the records.
+            judge_records: read and judge the records that have been fetched.
             scrape_exporters: get the progress of stages from the exporters.
 
         Raises:
@@ -72,7 +72,10 @@ class Watcher:
         self._summary_read: tuple[object, ReportSummary | None] = (None, None)
 
     def read_view(self, *, background: bool = True) -> View:
-        """Return the current view. Without `background`, judge and scrape first, which may take minutes."""
+        """Return the current view.
+
+        If `background` is false, first judge the records and scrape the exporters, which may take minutes.
+        """
         self._run_progress.apply(self._progress.read())
         self._read_events()
         is_running, by, since = self._lock_state()
@@ -115,7 +118,10 @@ class Watcher:
         )
 
     def _current_task(self, is_running: bool | None) -> dict[str, Any]:
-        """Return the fields of the playbook and of its current play and task. If no playbook runs, play and task are empty."""
+        """Return the fields of `View` about the playbook, its current play and its current task.
+
+        If no playbook is running, those of the play and the task are empty, except `answered`.
+        """
         progress, may_run = self._run_progress, is_running is not False
         return {
             "playbook": progress.playbook,
@@ -136,9 +142,9 @@ class Watcher:
             self._last_journal_entry = event
 
     def _lock_state(self) -> tuple[bool | None, str, float | None]:
-        """Return whether a playbook is running (None: unknown), who started it, and when.
+        """Return whether the playbook that locked the run is running (None: unknown), who started it, and when.
 
-        If the run is not locked, the result is (False, "", None).
+        If the run is not locked, return (False, "", None).
         """
         try:
             lock = run_lock.holder(self._run_dir)
@@ -147,7 +153,7 @@ class Watcher:
         if lock is None:
             return False, "", None
         is_alive = lock.is_running()
-        # With hidepid, a process of another user may run although it is not visible.
+        # If /proc is mounted with `hidepid`, the process of another user may be running although it is not visible.
         may_be_hidden = is_alive is False and lock.since and not _is_readable("/proc/1/stat")
         return (None if may_be_hidden else is_alive), lock.who(), parse_time(lock.since) or None
 
@@ -175,9 +181,11 @@ class Watcher:
         notes = [f"the report is not shown here: see {self._run_dir}/{page}"] if without_report else []
         notes += [tail.problem for tail in (self._progress, self._events, self._journal) if tail.problem]
         if not self._run_progress.has_events and not self._progress.problem:
-            notes.append(f"there is no {PROGRESS}: the progress of hosts is known only from their records")
+            notes.append(
+                f"there is no {PROGRESS}, or it has no events: the progress of hosts is taken from their records only"
+            )
         if self._run_progress.stopped:
-            notes.append(f"the playbook failed at {self._run_progress.stopped}")
+            notes.append(f"the playbook failed at the task {self._run_progress.stopped}")
         scrape_problems = self._exporters.problems() if self._exporters else {}
         if scrape_problems:
             host, problem = next(iter(scrape_problems.items()))
@@ -203,7 +211,7 @@ class Watcher:
             stage: self._cell(host, progress, stage, reports.get(stage), outcomes)
             for stage in self._run_progress.stages
         }
-        if is_running is False:  # the playbook has exited, so only the exporter shows whether a stage still runs
+        if is_running is False:  # the playbook has exited, so only the exporter can report that a stage is running
             for stage, cell in cells.items():
                 if cell.state == RUNNING and stage not in reports:
                     cells[stage] = StageCell(state=UNKNOWN, since=cell.since)
@@ -246,7 +254,7 @@ class Watcher:
     def _state_without_event(
         self, host: PlannedHost, stage: str, state: str, stage_report: StageReport | None, outcomes: Mapping[str, str]
     ) -> str:
-        """Return the state of a stage for which the playbook reports none: by the host's exporter, or else by its record."""
+        """Return the state of a stage, from the host's exporter or else from its record, if the playbook reports no state."""
         if stage_report and stage_report.state == "running":
             return RUNNING
         if stage in outcomes:
@@ -262,7 +270,7 @@ class Watcher:
     def _remaining_s(
         self, progress: HostProgress, stage: str, stage_report: StageReport | None, now: float
     ) -> float | None:
-        """Return the seconds until the deadline of the running stage; None: no stage runs, or its deadline is unknown."""
+        """Return the seconds until the deadline of the running stage; None if no stage is running or its deadline is unknown."""
         if stage_report and stage_report.remaining_s is not None:
             return stage_report.remaining_s - (now - stage_report.at)
         deadlines = {item.name: item.deadline_s for item in self._plan.stages}
@@ -273,7 +281,7 @@ class Watcher:
     def _trouble(self, name: str, progress: HostProgress, stage_report: StageReport | None) -> str:
         event = self._events_by_host.get(name, "")
         if progress.left_task:
-            return event or f"left at {progress.left_task}"
+            return event or f"left the run at the task {progress.left_task}"
         has_failed = FAILED in progress.states.values() or UNREACHABLE in progress.states.values()
         if has_failed or not self._run_progress.has_events:
             return event
@@ -281,7 +289,7 @@ class Watcher:
 
 
 def _expected_s(stage_report: StageReport | None, now: float) -> float | None:
-    """Return the seconds until the running stage is expected to end; None if its exporter does not report it."""
+    """Return the seconds until the expected end of the running stage; None if the exporter does not report the expected end."""
     if stage_report is None or stage_report.expected_s is None:
         return None
     return max(0.0, stage_report.expected_s - (now - stage_report.at))

@@ -1,7 +1,7 @@
-"""The action `fetch_record`: `ansible.builtin.fetch` for one record, with a limit on its size.
+"""The action `fetch_record`: fetch one record from a host like `ansible.builtin.fetch`, but with a limit on its size.
 
-`fetch` reads a file of any size into the memory of the control node. A record has at most 8 MB (`schemas/documents.py`), but a
-faulty or hostile host may have a larger file in its place, and may send more bytes than the size that it reports.
+`fetch` reads a file of any size into the memory of the control node. A record has at most 8 MB (`schemas/documents.py`). A
+faulty or hostile host may have a larger file in place of the record, or may send more bytes than the file size that it reports.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ansible.plugins.action.fetch import ActionModule as Fetch
 
 MAX_BYTES = 8_000_000
 MAX_MEMORY_BYTES = 96_000_000
-"""Maximum growth of the address space while a record is fetched. Ansible has several copies of a record, as text and as JSON."""
+"""Maximum growth of the address space while a record is fetched. Ansible keeps several copies of a record in memory."""
 
 
 class ActionModule(Fetch):  # type: ignore[misc]
-    """Takes the arguments of `ansible.builtin.fetch`, which also handles a missing file."""
+    """The action plugin. It has the arguments of `ansible.builtin.fetch` and handles a missing file in the same way."""
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Return the result of `fetch`. Raises AnsibleActionFail if the file is larger than MAX_BYTES or not a regular file."""
@@ -51,7 +51,7 @@ class ActionModule(Fetch):  # type: ignore[misc]
 def limited() -> Iterator[None]:
     """Limit the memory of this process, which runs only this task, and the size of files that it and its children write."""
     limits = {resource.RLIMIT_FSIZE: MAX_BYTES}
-    with contextlib.suppress(OSError):  # without /proc, only files are limited
+    with contextlib.suppress(OSError):  # without /proc, only the file size is limited, not the memory
         pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
         limits[resource.RLIMIT_AS] = pages * resource.getpagesize() + MAX_MEMORY_BYTES
     before = {kind: resource.getrlimit(kind) for kind in limits}

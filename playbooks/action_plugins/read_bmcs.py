@@ -1,6 +1,6 @@
 """The action `read_bmcs`: run `rackproof bmc` on the control node, with the accounts of the BMCs on its standard input.
 
-A module would get the accounts as arguments, which Ansible writes to a temporary file if it does not use pipelining.
+This is not a module, because Ansible writes the arguments of a module to a temporary file if it does not use pipelining.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from ansible.plugins.action import ActionBase
 GROUP = "gpu_hosts"
 NAMES = tuple(f"rackproof_bmc_{name}" for name in ("address", "protocol", "user", "password", "verify", "ca"))
 TIMEOUT_S = 3600
-"""Time limit for all BMCs together. `rackproof bmc` also has a deadline for each BMC."""
+"""Time limit for reading all BMCs. `rackproof bmc` has its own deadline for each BMC."""
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Takes `command`, and `background`: whether to return at once, while the command continues."""
+    """The action plugin. Arguments: `command` (list of words), and `background` (do not wait for the command to end)."""
 
     _VALID_ARGS = frozenset({"command", "background"})
     _requires_connection = False
 
     def run(self, tmp: Any = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Return exit code and output (without secrets) of the command; with `background`, only that it was started."""
+        """Return the exit code and the output of the command (without secrets); with `background`, only the message `started`."""
         result: dict[str, Any] = super().run(tmp, task_vars)
         command = [str(word) for word in self._task.args["command"]]
         text = json.dumps(_accounts(task_vars or {})).encode()
@@ -50,7 +50,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
 
 def _accounts(task_vars: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """Return host -> the variables of its BMC, for the hosts whose inventory names a BMC."""
+    """Return host -> its variables in NAMES, for the hosts that have a BMC address in the inventory."""
     hostvars, accounts = task_vars["hostvars"], {}
     for host in task_vars["groups"].get(GROUP, ()):
         variables = hostvars[host]
@@ -60,5 +60,5 @@ def _accounts(task_vars: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value of Ansible, which may be tagged or encrypted, as one that JSON can represent."""
+    """Convert a variable of Ansible, which may be a tagged or vault-encrypted object, to a value that JSON can represent."""
     return value if isinstance(value, bool) or value is None else str(value)

@@ -1,8 +1,11 @@
-"""Records the events of a Rackproof run in its run directory, and ends the run when no host is left.
+"""Ansible callback plugin: records the events of a Rackproof run in its run directory.
+
+If no host is left to run the last play, the plugin writes the report itself.
 
 `events.jsonl` has each failed or unreachable host, with task and message, and the hosts that completed each play. The report
 needs these events, and Ansible itself does not keep them.
-`progress.jsonl` has every step of the playbook, for `rackproof watch`. An error in writing it never ends the playbook.
+`progress.jsonl` has the start of each play and task, and the outcome of each task on each host, for `rackproof watch`. An error
+while this file is written never ends the playbook.
 """
 
 from __future__ import annotations
@@ -32,18 +35,20 @@ DOCUMENTATION = """
     short_description: records the events of a Rackproof run
     description:
       - Writes failed, unreachable and completed hosts to C(events.jsonl) in the run directory, for the report.
-      - Writes every step of the playbook to C(progress.jsonl), for C(rackproof watch). Not in check mode.
-      - After the preflight checks, warns if several hosts of the inventory are the same machine.
-      - Prints the progress of the hosts on standard error while a task waits for them. Not in check mode.
-      - Prints how to resume and how to stop the run if the playbook ends before its last task, for example after Ctrl-C.
+      - Writes the start of each play and task, and the outcome of each task on each host, to C(progress.jsonl) in the run
+        directory, for C(rackproof watch). Not in check mode.
+      - After the preflight checks, warns if several hosts of the inventory are the same machine. Not in a rehearsal.
+      - Prints the progress of the hosts on standard error while a task waits for a stage of the run. Not in check mode.
+      - Prints how to resume and how to stop the run if ansible-playbook exits before the playbook has finished, for example after
+        Ctrl-C.
       - Writes the report and stops the run's Prometheus if no host is left to run the last play.
-      - Ends ansible-playbook with exit code 64 if limit, tags or inventory select no task of a playbook of Rackproof, or if
-        ansible-core is too old.
+      - Ends ansible-playbook with exit code 64 if C(--limit), C(--tags), C(--skip-tags) or the inventory selects no task of a
+        playbook of Rackproof, or if ansible-core is too old.
     requirements:
       - the playbooks of Rackproof, which set the fact C(_rackproof_run_dir)
     options:
       heartbeat:
-        description: Seconds between two progress lines of a running task; 0 for none.
+        description: Minimum number of seconds between two progress lines. 0 means no progress lines.
         type: float
         default: 30
         ini:
@@ -53,9 +58,9 @@ DOCUMENTATION = """
 """
 
 RUN_DIR, TARGETS_FILE = "_rackproof_run_dir", "_rackproof_targets_file"
-"""Facts that the roles `plan` and `monitoring` set."""
+"""Facts with the paths of the run directory (set by the role `plan`) and of the Prometheus targets (by `monitoring`)."""
 REHEARSAL = "_rackproof_rehearsal"
-"""Fact that the role `plan` sets: whether the run is a rehearsal, whose hosts may be one machine."""
+"""Fact that the role `plan` sets: whether the run is a rehearsal, in which several hosts may be the same machine."""
 PREFLIGHT = "_rackproof_preflight"
 """Variable of the role `preflight` with the output of its probe, which has the boot ID of the host."""
 MAX_NAMES = 8
@@ -63,16 +68,19 @@ SET_FACT = ("set_fact", "ansible.builtin.set_fact", "ansible.legacy.set_fact")
 WAITS_FOR = "_rackproof_waits_for"
 """Task variable: the stage that the task waits for."""
 LAST_COMMAND = "_rackproof_last_command"
-"""Play variable with the command that ends a run: `report` or `scaling`. If a playbook has plays with the tag `run`, this plugin
-makes sure that the command runs, except in check mode, with `--tags`, or if `--skip-tags` skips the play with this variable."""
+"""Variable of the play that ends a run. Its value is the verb of `rackproof` that the play runs: `report` or `scaling`.
+
+If this play starts no task because no host is left, the plugin runs the verb. It does not run the verb in check mode, with
+`--tags` (other than `all`), if `--skip-tags` skips this play, or if no play with the tag `run` remains.
+"""
 MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000
 NO_ERRNO = 257
 """`rc` of `ansible.builtin.command` if the program was not started and there is no errno."""
 USAGE = 64
-"""Exit code if the operator's options select no task, or Ansible is too old."""
+"""Exit code if the options or the inventory select no task, or if Ansible is too old."""
 MIN_ANSIBLE = (2, 19)
-"""The oldest supported ansible-core (pyproject.toml). Older versions lack attributes of results that this plugin reads."""
+"""The oldest supported ansible-core, as in pyproject.toml. This plugin reads attributes of results that older versions lack."""
 TAGS = ("install", "configure", "run", "report")
 """The tags of the plays, without `always`. tests/unit/roles/test_roles.py checks that plays have no other tags."""
 LEASED = 75
@@ -149,7 +157,7 @@ class ProgressWriter:
 
     @never_raise
     def open(self, directory: Path, heartbeat_s: float, display: Callable[[str], None]) -> None:
-        """Open the file, write the buffered events, and start the heartbeat unless its interval is 0."""
+        """Open the file, write the buffered events, and start to print progress lines unless `heartbeat_s` is 0."""
         self._log.open(directory)
         if heartbeat_s > 0:
             self._heartbeat = HeartbeatThread(directory, heartbeat_s, display)
@@ -161,13 +169,13 @@ class ProgressWriter:
 
     @never_raise
     def close(self) -> None:
-        """Write the last event, and stop the heartbeat."""
+        """Write the last event, stop the thread of the progress lines, and close the file."""
         self._log.write({"what": "end"})
         self.stop_heartbeat()
         self._log.close()
 
     def stop_heartbeat(self) -> None:
-        """Stop the thread, if there is one."""
+        """Stop the thread that prints progress lines, if there is one."""
         heartbeat, self._heartbeat = self._heartbeat, None
         if heartbeat:
             heartbeat.stop()
@@ -198,7 +206,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._hint = ""
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
-        """Begin an attempt at the run, and find the command (LAST_COMMAND) that must run at its end even if plays fail."""
+        """Record the start of a playbook, and set the verb (LAST_COMMAND) that must run at its end even if all hosts fail.
+
+        Exit if Ansible is too old.
+        """
         self._is_ours |= Path(playbook._file_name).resolve().parent == ROOT / "playbooks"
         if self._is_ours and tuple(map(int, __version__.split(".")[:2])) < MIN_ANSIBLE:
             self._display.error(
@@ -207,7 +218,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
                 "or install the newer one (docs/accept.md)"
             )
             sys.exit(USAGE)
-        if self._directory is not None:  # a further playbook of the same command
+        if self._directory is not None:  # ansible-playbook was given several playbooks, and this is not the first
             self._open_logs(self._directory)
         self._progress.write({"what": "start", "playbook": Path(playbook._file_name).name[:200], "pid": os.getpid()})
         skipped = set(context.CLIARGS.get("skip_tags") or ())
@@ -218,8 +229,12 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._ends_run = bool(self._last_command)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Record the hosts that completed the previous play, and the roles of the new play, which determine its stage."""
-        gc.freeze()  # otherwise the garbage collector of each forked task visits all modules: 6 % of the playbook's time
+        """Record the hosts that completed the previous play, and the start of the new play.
+
+        `rackproof watch` finds the stage of the new play from its roles.
+        """
+        # Otherwise the garbage collector of each forked worker visits all objects of this process: 6 % of the playbook's time.
+        gc.freeze()
         self._finish_play()
         self._play_name = play.get_name().strip()[:200]
         self._play_command = play.get_vars().get(LAST_COMMAND, "")
@@ -229,7 +244,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """Record the task, with the stage that it waits for."""
-        # This task has started, so at least one host is left: without hosts, Ansible starts plays but no tasks.
+        # A task of the last play has started, so a host is left and this play runs the verb itself. Without hosts, Ansible
+        # starts plays but no tasks.
         if self._play_command:
             self._last_command = ""
         stage = task.get_vars().get(WAITS_FOR, "")
@@ -287,12 +303,16 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._progress.write({"what": "unreachable", "host": result.host.get_name()})
 
     def _show_hint(self, pid: int) -> None:
-        """Show how to continue if this process ends before the playbook. Ansible calls no method of a callback after Ctrl-C."""
+        """Show how to resume or stop the run if this process exits before the playbook has finished.
+
+        `atexit` calls this method, because Ansible calls no method of a callback after Ctrl-C. `pid`: the process that
+        registered it; in forked workers the method does nothing.
+        """
         if self._hint and os.getpid() == pid:
             self._display.display(self._hint, stderr=True)
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
-        """End the run. If Ansible stopped early because no host was left, write the report here."""
+        """End the run. If no host was left to start the last play, run its verb (LAST_COMMAND), for example `report`, here."""
         self._hint = ""
         atexit.unregister(self._show_hint)
         self._finish_play()
@@ -311,7 +331,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def _reason_without_tasks(self) -> str:
         """Return why nothing was done, and the remedy; empty if tasks ran.
 
-        With tag options, tasks with the tag `always` do not count, unless one failed: then Ansible has reported why.
+        With `--tags` or `--skip-tags`, tasks with the tag `always` do not count as tasks that ran. If one of them failed,
+        the result is empty, because Ansible has already reported the error.
         """
         chosen = [tag for tag in context.CLIARGS.get("tags") or () if tag != "all"]
         skipped = list(context.CLIARGS.get("skip_tags") or ())
@@ -350,7 +371,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._failures.open(directory)
 
     def _finish_play(self) -> None:
-        """Record the hosts that completed the play, so that their failures in earlier attempts no longer count."""
+        """Record the hosts that completed the play.
+
+        The report then ignores the failures of these hosts in earlier attempts at the same play.
+        """
         self._warn_of_shared_machines()
         if passed := sorted(self._passed_hosts - self._failed_hosts):
             self._failures.write({"play": self._play_name, "what": "passed", "hosts": passed})
@@ -377,7 +401,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
 
 def _labels(play: Any) -> set[str]:
-    """Return the names with which `--skip-tags` skips a play."""
+    """Return the values of `--skip-tags` that skip the play: its tags, `all`, and `tagged` or `untagged`."""
     return {*play.tags, "tagged" if play.tags else "untagged", "all"}
 
 
@@ -393,7 +417,7 @@ def _interruption_hint(run_id: str) -> str:
 
 
 def _boot_id(output: Any) -> str:
-    """Return the boot ID in the output of the preflight checks; empty without one. A hostile host may print anything."""
+    """Return the boot ID in the output of the preflight checks; empty if there is none. A hostile host may print anything."""
     try:
         facts = json.loads(output)
     except (TypeError, ValueError, RecursionError):
@@ -415,7 +439,7 @@ def _message_of(outcome: Json) -> str:
 
 
 def _is_unterminated(path: Path) -> bool:
-    """Return whether the last line of the file lacks its newline."""
+    """Return whether the file is not empty and does not end with a newline."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
@@ -425,8 +449,8 @@ def _is_unterminated(path: Path) -> bool:
 class HeartbeatThread(threading.Thread):
     """Displays the lines of `rackproof watch`, which runs in a separate process, so that its errors cannot affect Ansible.
 
-    Ansible forks for every task, so this thread must not hold a lock while it waits for a line. A read from a buffered pipe
-    would hold a lock.
+    Ansible forks for every task, and a lock that this thread holds at the fork would stay locked in the forked process. So the
+    thread must hold no lock while it waits for a line. The pipe is unbuffered, because a read from a buffered pipe holds a lock.
     """
 
     def __init__(self, directory: Path, every_s: float, display: Callable[[str], None]) -> None:

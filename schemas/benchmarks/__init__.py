@@ -1,4 +1,7 @@
-"""Types of the table of benchmarks: their settings with defaults, outputs and cost. Each kind of benchmark has a module."""
+"""Types for the table of benchmarks, which has the default settings, the outputs and the cost of each benchmark.
+
+The other modules of this package have the entries of the table, one module for each kind of benchmark.
+"""
 
 from __future__ import annotations
 

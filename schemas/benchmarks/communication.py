@@ -76,7 +76,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
         summary="bandwidth and latency between every two hosts of a gang, from each GPU to the GPU of the same number",
         settings={
             "rounds": 0,  # maximum number of rounds, in each of which a host has at most one partner; 0: all pairs of hosts
-            "size_bytes": 1 << 26,  # smaller for two hosts that are too slow to exchange this size several times
+            "size_bytes": 1 << 26,  # smaller for a pair that cannot exchange this size several times in `seconds` / 2
             "seconds": 0.4,  # for each round
         },
         outputs=[
@@ -100,7 +100,7 @@ COMMUNICATION: Mapping[str, Benchmark] = {
             "ops": ["write"],
             "directions": ["one_way", "both_ways"],
             "memories": ["host"],
-            # In tests between hosts: together: all rails of a pair at once; alone: one rail after the other.
+            # In tests between hosts, `together` tests all rails of a pair at once, `alone` one rail after the other.
             "sharings": ["together"],
             "rounds": 0,  # as in the benchmark `pairs`
             "size_bytes": 1 << 16,

@@ -33,8 +33,8 @@ TESTS_OVER_TIME = ("moving_inversions", "modulo_20", "neighbours", "fade", "hot_
 """Tests of `integrity` that share its `seconds`."""
 
 _SHAPES = ("32x8192x8192", "32x28672x8192", "512x8192x8192", "4096x14336x4096", "8192x28672x8192")
-"""Rows x columns x inner dimension of the products: tokens generated for 32 and for 512 requests, and layers of width 4096 and
-8192 in training."""
+"""Rows x columns x inner dimension of the products. With 32 or 512 rows: inference that generates one token for each of 32 or
+512 requests. With 4096 or 8192 rows: training of layers of width 4096 or 8192."""
 _SMALL_SHAPES = ("32x128x64", "64x64x64")
 """Shapes for the CPUs of a rehearsal."""
 _HOST_COPIES = {"direction": "directions", "sharing": "sharings"}
@@ -58,7 +58,8 @@ HARDWARE: Mapping[str, Benchmark] = {
     "gemm_shapes": Benchmark(
         group="compute",
         title="GEMM shapes",
-        summary="matrix product rate of each device in language-model shapes, also in int8; ten products per shape are checked",
+        summary="matrix product rate of each device in language-model shapes, also in int8; ten products are checked for each "
+        "precision and shape",
         settings={
             "dtypes": ["bf16", "fp8", "int8"],
             "shapes": [*_SHAPES],
@@ -365,7 +366,8 @@ HARDWARE: Mapping[str, Benchmark] = {
             "ops": ["copy", "triad"],
             "placements": ["local", "remote"],
             "size_bytes": 32 << 20,  # of each array of each thread; larger if the caches are large
-            # Time for each operation on all nodes at once. The nodes share the same time for each operation and placement.
+            # Time for each operation on all nodes at once. For each operation and placement, the nodes are also measured one
+            # after the other, and all of them together take this time again.
             "seconds": 0.4,
         },
         outputs=[

@@ -29,7 +29,7 @@ STORAGE: Mapping[str, Benchmark] = {
         settings={
             "ops": ["read", "write"],
             "percentiles": ["p50", "p99"],
-            "sharings": ["together"],  # together: all directories at once; alone: one after the other
+            "sharings": ["together"],  # `together`: all directories at once; `alone`: one after the other
             "seconds": 1.0,  # for each rate; everything that was written in this time is read back
             "size_bytes": 32 << 30,  # maximum that is written to a directory; never more than half of its free space
             "jobs": 4,
@@ -68,9 +68,10 @@ STORAGE: Mapping[str, Benchmark] = {
         settings={
             "ops": ["read", "write"],
             "metadata_ops": ["create", "stat", "remove"],
-            # Clients in the first step of the ramp. Each later step has twice as many as the step before. 0: no ramp.
+            # Clients in the first step of the ramp, which measures with more and more clients. Each later step has twice as many
+            # as the step before, the last one all clients. 0: no ramp.
             "first_clients": 0,
-            "rounds": 2,  # in a round, every host writes its file, or reads another host's file; the best round counts
+            "rounds": 2,  # in a round, every host writes its own file, or reads that of another host; the best round counts
             "seconds": 1.0,  # for each rate
             "metadata_seconds": 0.3,  # for each of `metadata_ops`
             # Maximum that a host writes. All hosts together write at most half of the free space.

@@ -195,7 +195,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "heads": 32,
             "prompt": 2048,
             "steps": 1000,  # decoding steps of a round: enough for a p99.9 of each round
-            "share": 0.8,  # of the free memory, for keys and values
+            "share": 0.8,  # share of the free memory that keys and values fill
             "most_bytes": 0,  # upper limit of keys and values; 0: no limit
             "seconds": 20.0,
             "first_percentiles": ["p50", "p99"],

@@ -1,4 +1,4 @@
-"""Fake `ethtool` and `mlxlink` that print captured outputs for the optical modules of the host that `links` builds."""
+"""Fake `ethtool` and `mlxlink` that print captured outputs for the host that `tests.fakes.links` builds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HEALTHY_LINK = "cx7-ndr-optical-healthy.mft431.json"
 
 
 def install_programs(root: Path) -> None:
-    """Install both programs and the outputs of a healthy host."""
+    """Install both programs, which print the outputs of a healthy host."""
     # The last argument of ethtool is the interface; the second argument of mlxlink is the device.
     write_program(
         root / ETHTOOL,

@@ -1,7 +1,7 @@
-"""Build a complete GPU host without hardware: /proc, /sys, /dev and programs under a root directory, and a stub of NVML.
+"""Build a complete GPU host without hardware: /proc, /sys, /dev and programs under a root directory, and the fake NVML.
 
-As a program with the root as argument, it prints a full snapshot for each phase that it reads from standard input. With
-`readings` after the root it prints the catalogue of readings, with `metrics` the documentation page of the Prometheus metrics.
+Run as a program with the root directory as argument, this module prints a full snapshot for each phase that it reads from standard
+input. With `readings` after the root it prints the catalogue of readings instead, and with `metrics` it prints docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NVML = (
     f"DriverVersion={host.DRIVER}",
     *(f"gpu.{number}.PciInfo=0000{address}" for number, address in enumerate(links.GPUS)),
 )
-"""Scenario lines that give the GPUs of NVML the addresses and the driver of this host."""
+"""Lines of the NVML scenario: the driver version of this host, and the PCI addresses of its GPUs."""
 
 
 BOOTED = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
@@ -68,9 +68,9 @@ def append_kernel_log(root: Path, *messages: str) -> None:
 
 
 def run_program(root: Path, library: Path, *arguments: str, requests: str = "") -> str:
-    """Run this module as a program on the tree below `root`, with healthy GPUs; return its output.
+    """Run this module as a program on the host built under `root`, with healthy GPUs; return its output.
 
-    The scenario of NVML is written below the root.
+    `library` is the directory of the fake NVML library. Its scenario is written to a file under `root`.
     """
     scenario = nvml.write(root / "scenario", "healthy-h100x8", *NVML)
     return subprocess.run(
@@ -87,7 +87,7 @@ def run_program(root: Path, library: Path, *arguments: str, requests: str = "") 
 def build_collectors(
     root: Path, *, full_snapshot: bool = True, identity: bool = False, keep_nvml_open: bool = False
 ) -> Iterator[Collector]:
-    """Yield the collectors; NVMe logs and the clock come from files under the root."""
+    """Yield the collectors of the agent. They read NVMe health logs and the state of the clock from files under the root."""
 
     def read_clock() -> ClockState:
         clock_file = root / CLOCK
@@ -109,7 +109,7 @@ def build_collectors(
 
 
 def catalogue_readings(root: Path) -> dict[str, dict[str, Any]]:
-    """Return name of a reading -> its declaration, the labels of its scopes, and whether only full snapshots have it."""
+    """Return reading name -> its unit, help text, labels and flags. `full_only` means that only full snapshots have the reading."""
     result: dict[str, dict[str, Any]] = {}
     fast = {family.name for collector in build_collectors(root, full_snapshot=False) for family in collector.collect()}
     for family in (family for collector in build_collectors(root) for family in collector.collect()):

@@ -158,7 +158,9 @@ def test_host_with_a_finding_ends_its_soak_early_and_the_others_continue(burnin:
     }
     assert burnin.code == 2, "the report task fails because a host is rejected"
     lines = report["acceptance"]["summary"]
-    assert any(line.startswith(f"Soak: 2 of 3 hosts soaked {SOAK_S} s, the shortest ") for line in lines), lines
+    assert any(line.startswith(f"Soak: 2 of 3 hosts soaked {SOAK_S} s; the shortest soak was ") for line in lines), (
+        lines
+    )
     assert any("FAIL: process 0 of node3 has memory that returns wrong data" in line for line in lines)
 
 

@@ -334,7 +334,7 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
     "docker not restarted": (
         {f"{BIN}/docker": docker('{"runc":{}}'), "/etc/docker/daemon.json": '{"runtimes": {"nvidia": {}}}\n'},
         (),
-        r"found: it is in /etc/docker/daemon.json, which docker has not read; restart docker",
+        r"found: /etc/docker/daemon.json has it, but docker has not loaded this file; restart docker",
     ),
     "docker does not run": (
         {f"{BIN}/docker": FAILING.format("no daemon")},

@@ -1,4 +1,7 @@
-"""Geometry of a strip plot: dots or bars along one axis. Coordinates along the axis are percent of its width."""
+"""Compute the geometry of a strip plot: values as dots, or as bars of a histogram, along one horizontal axis.
+
+Positions along the axis are in percent of its length.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,14 @@ from schemas.reports import FAIL
 
 MAX_DOTS = 48
 _COLUMNS, _ROWS = 56, 3
+"""The axis is divided into _COLUMNS columns, the bins of a histogram. Dots in one column are placed in _ROWS rows."""
 _MIDDLE_Y, _ROW_HEIGHT = 14.0, 6.0
+"""Position of the middle row and distance between rows, in pixels."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Dot:
-    """One value: x in percent of the width, y in pixels, and its state as the CSS class."""
+    """One value as a dot: x in percent of the axis, y in pixels from the top; `css` is `Mark.state`."""
 
     x: float
     y: float
@@ -25,7 +30,7 @@ class Dot:
 
 
 class Mark(NamedTuple):
-    """A value to draw, with its state (the verdict on it, or `unjudged`) and its tooltip."""
+    """A value to draw, its state (the verdict on it, or `unjudged`) and its tooltip (`title`)."""
 
     value: float
     state: str
@@ -51,26 +56,30 @@ class Axis:
     def around(cls, values: Sequence[float]) -> Axis:
         """Return an axis around the values.
 
-        Its width is at least 2 % of the highest value, so that noise does not look like a fault. Without a negative value, the
-        axis does not begin below zero.
+        The axis covers a range of at least 2 % of the highest value, so that noise does not look like a fault. If no value is
+        negative, the axis does not begin below zero.
         """
         low, high = min(values), max(values)
         padding = max((high - low) * 0.08, abs(high) * 0.01) or 1.0
         return cls(max(0.0, low - padding) if low >= 0 else low - padding, high + padding)
 
     def percent(self, value: float) -> float:
-        """Return the position of a value, in percent of the axis."""
+        """Return the distance of a value from the low end of the axis, in percent of the axis."""
         return round((value - self.low) / (self.high - self.low) * 100, 2)
 
     def histogram(self, values: Iterable[float]) -> list[Bin]:
-        """Return a bin for each of the plot's _COLUMNS columns that contains a value."""
+        """Divide the axis into _COLUMNS equal bins, and return those that contain a value."""
         columns = Counter(min(int(self.percent(value) / 100 * _COLUMNS), _COLUMNS - 1) for value in values)
         width = (self.high - self.low) / _COLUMNS
         return [Bin(self.low + column * width, width, count) for column, count in sorted(columns.items())]
 
 
 def place_dots(marks: Iterable[Mark], axis: Axis) -> tuple[Dot, ...]:
-    """Return a dot for each value; dots that would overlap are placed in three rows around the middle."""
+    """Return a dot for each value.
+
+    So that neighbours do not overlap, the dots of one column are placed in the middle, above, below, in the middle again, and so
+    on.
+    """
     stacked: Counter[int] = Counter()
     dots = []
     for mark in sorted(marks, key=lambda mark: mark.value):
@@ -84,9 +93,9 @@ def place_dots(marks: Iterable[Mark], axis: Axis) -> tuple[Dot, ...]:
 
 
 def bars_path(bins: Sequence[Bin], axis: Axis) -> str:
-    """Return the SVG path of a histogram in a field of 1000 × 26.
+    """Return the SVG path of a histogram for a `viewBox` of 1000 × 26.
 
-    The tallest bar has a height of 22, the others a height in proportion to their counts, but at least 2.
+    The tallest bar has a height of 22. The heights of the others are in proportion to their counts, but at least 2.
     """
     tallest = max((bin_.n for bin_ in bins), default=1)
     bars = []
@@ -98,10 +107,12 @@ def bars_path(bins: Sequence[Bin], axis: Axis) -> str:
 
 
 def draw_strip(marks: Sequence[Mark], bins: Sequence[Bin], axis: Axis) -> tuple[tuple[Dot, ...], str]:
-    """Return dots and the path of the bars.
+    """Return the dots and the SVG path of the bars (empty if there are only dots).
 
-    Up to MAX_DOTS values are drawn as dots. With more values, only the first MAX_DOTS failures are dots, and bars show all other
-    values. If `bins` are given, they count all values: the bars show `bins`, and the first MAX_DOTS failures are dots too.
+    Without `bins`, up to MAX_DOTS values are drawn as dots. If there are more values, the first MAX_DOTS failures are dots, and
+    bars show all other values.
+
+    With `bins`, a histogram of all values, the bars show `bins`. The first MAX_DOTS failures in `marks` are drawn as dots too.
     """
     failures = [mark for mark in marks if mark.state == FAIL]
     failing, more_failures = failures[:MAX_DOTS], failures[MAX_DOTS:]

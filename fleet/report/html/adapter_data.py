@@ -1,7 +1,8 @@
-"""Build the data of the pages of network adapters. An adapter has a page only if its host has one.
+"""Build the data from which the script of report.html draws a page for each network adapter.
 
-A page has all readings of the adapter, its ports, its modules and its PCI device with their verdicts, the optical power of each
-lane beside the limits of the module, and the figures of the benchmark `verbs`.
+An adapter has a page only if report.html has a page of its host. A page has all readings of the adapter, its ports, its optical
+modules and its PCI device with their verdicts, the optical power of each lane beside the limits of the module, and the figures
+of the benchmark `verbs` (RDMA between ports).
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ POWERS = ("optics.rx_power", "optics.tx_power")
 LIMITS = ("alarm_low", "warning_low", "warning_high", "alarm_high")
 _VERBS = "verbs."
 _PORT_PARAMS = ("rail", "gid_index", "gid_type", "numa_node", "pci_path", "mtu", "partners")
-"""Parameters of a figure that describe its port. All others are settings of the test."""
+"""Parameters of a figure of `verbs` that describe the port. All its other parameters are settings of the test."""
 _SECTIONS = {"hca": "Adapter", "nic": "Interface", "pci": "PCI device"}
 _MAX_TEXT = 120
-"""Maximum number of characters of each text in the summary of an adapter."""
+"""Maximum number of characters of each reading in the summary of an adapter."""
 
 Verdicts = Mapping[tuple[str, str], Sequence[Verdict]]
-"""Name and scope -> verdicts of one host."""
+"""Name and scope of an observation -> the verdicts on it, for one host."""
 
 
 def add_adapter_pages(
@@ -55,7 +56,7 @@ def add_adapter_pages(
     pages: dict[str, Any],
     budget: int,
 ) -> int:
-    """Add pages of network adapters to the existing pages of hosts, in at most `budget` bytes; return the remaining bytes."""
+    """Add the pages of network adapters to `pages`, the pages of hosts, in at most `budget` bytes; return the remaining bytes."""
     for number, host in enumerate(report.hosts):
         page = pages.get(str(number))
         if page is None or not host.adapters:
@@ -83,15 +84,15 @@ def adapter_pages(
 ) -> list[list[Any]]:
     """Return a page for each adapter of a host.
 
-    A page is: name, state (a letter of STATES; empty if passes are listed and no verdict is on the adapter), summary, slot,
-    positions in `causes` of the adapter's causes, sections, figures.
+    A page is a list: name, state, summary, slot, positions in `causes` of the causes on this adapter, sections, figures. The
+    state is a letter of STATES, for the worst verdict. It is empty if `verdicts` is complete but has no verdict on the adapter.
 
     Args:
         host: the host.
         verdicts: all verdicts on the host in the report.
         causes: the causes on the page of the host, in order.
-        table: the texts of the page's data.
-        passes_left_out: whether `verdicts` lacks those that pass.
+        table: stores the texts; a page has the number of a text in its place.
+        passes_left_out: whether passes are left out of `verdicts`.
     """
     by_scope: dict[tuple[str, str], list[Verdict]] = defaultdict(list)
     by_device: dict[str, list[Verdict]] = defaultdict(list)
@@ -156,10 +157,10 @@ def _section(scope: str, readings: Sequence[AdapterReading], by_scope: Verdicts,
     """Return title, rows, counters that are 0, readings without a value, columns and rows of the lanes, and pictures.
 
     Args:
-        scope: of the adapter, of one of its ports, or of its network interface or PCI device.
-        readings: the readings of this scope and of its lanes.
-        by_scope: verdicts by name and scope.
-        table: the texts of the page's data.
+        scope: the scope of the adapter, of one of its ports, of a network interface, or of its PCI device.
+        readings: the readings of this scope and of the lanes below it.
+        by_scope: name and scope of a reading -> the verdicts on it.
+        table: stores the texts; the result has the number of a text in its place.
     """
     parsed = Scope.parse(scope)
     is_port = parsed.device_kind == "hca" and bool(parsed.below)
@@ -172,7 +173,7 @@ def _section(scope: str, readings: Sequence[AdapterReading], by_scope: Verdicts,
     absent: dict[str, list[str]] = defaultdict(list)
     measured_on_a_lane = {item.name for item in of_lanes if item.value is not None}
     for item in readings:
-        # If a reading has a value on some lanes, it is a column of the table of lanes, which shows the gaps.
+        # A reading with a value on some lanes is a column of the table of lanes; the other lanes show `–` there.
         if item.value is None and item.name not in measured_on_a_lane and item.name not in absent[item.reason]:
             absent[item.reason].append(item.name)
     return [
@@ -205,7 +206,7 @@ def _worst(verdicts: Sequence[Verdict]) -> Verdict | None:
 
 
 def _judged(verdict: Verdict | None, table: TextTable) -> list[Any]:
-    """Return the texts of limit and criterion, and the letter of the verdict; all are empty without a verdict."""
+    """Return limit, criterion and the letter of the verdict; all are empty if `verdict` is None."""
     if verdict is None:
         return [*table.numbers(("", "")), ""]
     limit = value_and_limit(verdict)[1] if verdict.limit is not None else ""
@@ -213,7 +214,7 @@ def _judged(verdict: Verdict | None, table: TextTable) -> list[Any]:
 
 
 def _row(item: AdapterReading, by_scope: Verdicts, table: TextTable) -> list[Any]:
-    """Return texts of reading, value, increase during the run and rate before it, then limit, criterion and verdict."""
+    """Return reading in words, value, increase during the run, rate before the run, limit, criterion, letter of the verdict."""
     increase = "" if item.increase is None else quantity(item.increase, item.unit)
     rate = "" if item.per_hour is None else quantity(item.per_hour, PER_HOUR)
     texts = (READINGS[item.name].help, _text(item.name, item.value, item.unit), increase, rate)
@@ -248,10 +249,10 @@ def _lane_table(lanes: Sequence[AdapterReading], by_scope: Verdicts, table: Text
 
 
 def _picture(name: str, readings: Sequence[AdapterReading], by_scope: Verdicts, table: TextTable) -> list[Any]:
-    """Return title, limits in dBm in the order of LIMITS (None if unknown), and lanes.
+    """Return the picture of one of POWERS: title, limits in dBm in the order of LIMITS (None if unknown), and lanes.
 
-    A lane is: number, power in dBm (None for no light), and letter of the worst verdict. The whole list is empty if no lane has a
-    reading.
+    A lane is: number, power in dBm (None for no light), and letter of the worst verdict. The picture is an empty list if no lane
+    has a reading of this power.
     """
     powers = {
         Scope.parse(item.scope).get("lane"): item
@@ -279,7 +280,10 @@ def _picture(name: str, readings: Sequence[AdapterReading], by_scope: Verdicts, 
 
 
 def _groups(host: HostReport, adapter: Adapter) -> list[list[Observation]]:
-    """Return the figures of the adapter's ports in groups: a group has those of one port in one test, with all partners."""
+    """Return the figures of the adapter's ports in groups.
+
+    A group has the values of one figure of one port with the same settings: one for each partner (port of another host).
+    """
     groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for item in host.measurements:
         if item.name.startswith(_VERBS) and _is_in(adapter, item.scope):
@@ -290,7 +294,7 @@ def _groups(host: HostReport, adapter: Adapter) -> list[list[Observation]]:
 
 
 def _figure(group: Sequence[Observation], by_scope: Verdicts, table: TextTable) -> list[Any]:
-    """Return texts of figure, settings, partners, values and the worst partner, then limit, criterion and verdict."""
+    """Return name in words, port and settings, partners, values, worst partner, limit, criterion, letter of the verdict."""
     first = group[0]
     values = {item.scope: value for item in group if (value := finite(item.value)) is not None}
     with_partner = Scope.parse(first.scope).kind == "partner"

@@ -1,4 +1,4 @@
-"""Build the comparisons with former runs on the pages of the hosts."""
+"""Add to the pages of the hosts how their figures compare with those of former runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schemas.reports import ACCEPTED, FleetReport
 
 
 def add_former_runs(report: FleetReport, table: TextTable, pages: dict[str, Any], budget: int) -> None:
-    """Add the comparisons with former runs to the existing pages, up to `budget` bytes. Hosts not accepted come first."""
+    """Add the comparisons with former runs to `pages`, in at most `budget` bytes. Hosts that are not accepted come first."""
     by_host = rows_by_host(report)
     for number, host in sorted(enumerate(report.hosts), key=lambda item: item[1].decision == ACCEPTED):
         page = pages.get(str(number))

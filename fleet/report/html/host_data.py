@@ -1,7 +1,7 @@
-"""Build the data from which the page's script draws the hosts: columns over all hosts, and a page for as many hosts as fit.
+"""Build the data from which the script of report.html draws the hosts: columns with a value per host, and pages of single hosts.
 
-Each text is in the data once and has a number by which the rest of the data refers to it. All texts are cleaned here; the
-script inserts them as text nodes.
+There are pages for as many hosts as the size limit permits. Each text of the pages is stored once and has a number, by which the
+pages refer to it. All texts are cleaned here; the script inserts them as text nodes.
 """
 
 from __future__ import annotations
@@ -43,21 +43,22 @@ _DECISIONS = (ACCEPTED, REJECTED, INCOMPLETE)
 _MAX_ROWS = 600
 """Maximum number of rows of verdicts on the page of a host."""
 PLOTS = (("traces", has_traces, launch_traces), ("waves", has_waves, power_waves))
-"""Key in the data of a page, function that returns whether a host has these plots, and function that makes the plots."""
+"""For each kind of plot: key in the data of a page, function that returns whether a host has data for it, and function that
+returns the plots."""
 _PHRASE_CHARACTERS = 200
 """Maximum number of characters of the most urgent cause in the list of hosts."""
 
 VerdictsOfHost = Mapping[str, Sequence[Verdict]]
 CausesOfHost = Mapping[str, Sequence[Cause]]
-"""Host -> causes of its verdicts that do not pass, the most urgent first. A cause may be a fault of another host."""
+"""Host -> causes of the verdicts on it that do not pass, the most urgent first. The cause may be a fault of another host."""
 
 
 def embedded_data(report: FleetReport, budget: int) -> str:
-    """Return the data of the page as JSON, in at most `budget` bytes unless the columns of the hosts alone need more.
+    """Return the data as JSON, in at most `budget` bytes, unless the columns alone need more.
 
-    Within the budget, pages of hosts that are not accepted come first, then the serials for the search, then pages of accepted
-    hosts unless the report leaves out their verdicts, then sparklines, then pages of network adapters, then comparisons with
-    former runs.
+    What does not fit into the budget is left out. The rest of the data is added in this order: pages of hosts that are not
+    accepted; serials for the search; pages of accepted hosts, unless the report leaves out their verdicts; plots over time; pages
+    of network adapters; comparisons with former runs.
     """
     verdicts: dict[str, list[Verdict]] = {host.name: [] for host in report.hosts}
     for verdict in report.verdicts:
@@ -86,8 +87,10 @@ def embedded_data(report: FleetReport, budget: int) -> str:
 
 
 def _host_columns(report: FleetReport, verdicts: VerdictsOfHost) -> dict[str, Any]:
-    """Return a column per property of the hosts (one value per host, or run-length encoded), the names that columns refer to, and
-    the path and mark of the run."""
+    """Return the columns, each with one property of all hosts; some are run-length encoded (`_runs`).
+
+    Also return the names of racks, decisions and actions, to which columns refer by number, and path and mark of the run.
+    """
     racks = list(dict.fromkeys(host.rack for host in report.hosts))
     numbers = {rack: number for number, rack in enumerate(racks)}
     return {
@@ -107,9 +110,9 @@ def _host_columns(report: FleetReport, verdicts: VerdictsOfHost) -> dict[str, An
 def _finding_columns(
     report: FleetReport, verdicts: VerdictsOfHost, causes: CausesOfHost, table: TextTable
 ) -> dict[str, Any]:
-    """Return counts of findings, most urgent cause, and actions: three mappings whose keys are positions of hosts.
+    """Return three mappings from the position of a host: to its counts of findings, to its most urgent cause, and to its actions.
 
-    Each mapping has only the hosts with such an entry.
+    A host without findings, cause or actions is not a key of the mapping.
     """
     counts, findings, actions = {}, {}, {}
     for number, host in enumerate(report.hosts):
@@ -131,7 +134,7 @@ def _runs(values: Iterable[Any]) -> list[list[Any]]:
 
 
 def _gpu_letters(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) -> str:
-    """Return a letter per GPU. The report of a large fleet has no verdicts of accepted hosts, whose GPUs all passed."""
+    """Return a letter of STATES per GPU. On an accepted host all GPUs passed; a large report has no verdicts on them."""
     if host.decision == ACCEPTED:
         return "p" * len(host.gpus)
     return "".join(STATES[gpu.state] for gpu in _gpu_states(report, host, verdicts))
@@ -156,7 +159,7 @@ def _add_pages(
     pages: dict[str, Any],
     budget: int,
 ) -> int:
-    """Add pages until one no longer fits; return the remaining bytes, 0 if one did not fit."""
+    """Add a page for each host, until one does not fit into `budget` bytes; return the remaining bytes, 0 if one did not fit."""
     for number, host in numbered:
         mark = table.mark()
         page = _page(report, host, verdicts[host.name], causes.get(host.name, ()), seen, table)
@@ -170,8 +173,10 @@ def _add_pages(
 
 
 def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], budget: int) -> int:
-    """Add power, temperature and clocks over time, and power over a period of a pulsed load, to the existing pages, as far as the
-    budget allows; return the remaining bytes."""
+    """Add the plots of PLOTS to `pages`, in at most `budget` bytes; return the remaining bytes.
+
+    They show power, temperature and clocks over a launch, and power over one period of a pulsed load.
+    """
     drawn = {host.name for host in detailed_hosts(report)}
     for number, host in enumerate(report.hosts):
         page = pages.get(str(number))
@@ -191,7 +196,7 @@ def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], bu
 
 
 def _trace(trace: LaunchTrace, table: TextTable) -> list[Any]:
-    """Return stage, duration, lines and names of the benchmarks, columns, GPUs with their sparklines, number of other GPUs."""
+    """Return stage, duration, lines and names of benchmarks, columns, GPUs with sparklines, number of GPUs that are left out."""
     return [
         *table.numbers((trace.stage, trace.ends)),
         trace.benchmark_lines,
@@ -272,11 +277,11 @@ def _launch(launch: Launch, table: TextTable) -> list[Any]:
 
 
 def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> list[Any]:
-    """Return verdict and count, then texts.
+    """Return letter of the verdict, number of verdicts, then the numbers of the texts in the text table.
 
     The texts are: title, action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver,
-    evidence, what the next command does, next command, severity, what to do, what to do if the cause comes back, and, if the
-    cause was seen before, in which runs.
+    evidence, what the next command does, next command, severity, what to do, and what to do if the cause comes back. If the cause
+    was seen in former runs, the last text names them.
     """
     what, command = next_command(reason, run_id)
     planned = reason.criterion == "plan"
@@ -295,7 +300,7 @@ def _reason(run_id: str, host: HostReport, reason: Reason, table: TextTable) -> 
 
 
 def _row(row: VerdictRow, table: TextTable) -> list[Any]:
-    """Return the verdict, then texts: name, settings, part, value, wanted, margin, origin, criterion, why."""
+    """Return letter of the verdict, and numbers of texts: name, settings, part, value, wanted, margin, origin, criterion, why."""
     why = "" if row.verdict == PASS else row.detail or (row.reason if NONE in (row.value, row.wanted) else "")
     settings = ", ".join(part for part in (row.params, row.stage and f"stage {row.stage}") if part)
     texts = (row.name, settings, row.scope, row.value, row.wanted, row.margin, row.origin, row.criterion, why)

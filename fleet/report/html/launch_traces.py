@@ -20,11 +20,11 @@ from schemas.trace import Trace
 CLOCK = "gpu.clock.sm"
 COLUMNS = (("gpu.power", "Power"), ("gpu.temperature", "Temperature"), (CLOCK, "SM clock"))
 MAX_STAGES, MAX_GPUS = 4, 16
-"""Maximum number of stages of a host, and of GPUs of a stage, that are shown."""
+"""Maximum number of stages that are shown of a host, and maximum number of GPUs that are shown of each stage."""
 MAX_LAUNCH_S = 1e7
-"""Longest plausible launch (about four months); a record may claim more."""
+"""Longest launch that is drawn, in seconds (about four months). A record may contain an implausible duration."""
 MIN_RANGE = 0.1
-"""Smallest range of the value axis as a share of the highest value, so that a steady figure is drawn level."""
+"""Smallest range of the value axis, divided by the highest value, so that a steady figure is drawn as a flat line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,20 +36,20 @@ class GpuTrace:
     lost: str
     """Reason why samples are missing; empty if none is missing."""
     sparks: tuple[Spark | None, ...]
-    """One per column; None without data."""
+    """One sparkline per column; None if the GPU has no data for the column."""
     figures: tuple[str, ...]
-    """The figures of the sparklines in words."""
+    """Mean, range and anomalies of each sparkline in words (`_describe`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTrace:
-    """One launch on one host; for `power_waves` the periods of a pulsed load in one stage."""
+    """The plots of one launch on one host. power_waves.py uses the same class for the periods of the pulsed load of one stage."""
 
     stage: str
     ends: str
     """Duration that the horizontal axis shows, in words."""
     benchmark_lines: str
-    """Path of vertical lines where benchmarks began."""
+    """SVG path of a vertical line at each time at which a benchmark began."""
     benchmarks: tuple[tuple[str, str], ...]
     """Start time and name of each benchmark."""
     columns: tuple[SparkColumn, ...]
@@ -59,7 +59,7 @@ class LaunchTrace:
 
 
 def has_traces(host: HostReport) -> bool:
-    """Return whether the host has data over time to draw."""
+    """Return whether a launch of the host has telemetry over time."""
     return any(launch.timeline for launch in host.launches)
 
 
@@ -69,7 +69,7 @@ def hosts_with_traces(report: FleetReport) -> list[HostReport]:
 
 
 def launch_traces(host: HostReport) -> list[LaunchTrace]:
-    """Return the plots of at most MAX_STAGES stages: of each stage, the last launch that has data over time."""
+    """Return the plots of the first MAX_STAGES stages: of each stage, those of the last launch that has telemetry over time."""
     last = {launch.stage: launch for launch in host.launches if launch.timeline}
     return [_launch_trace(host, launch, launch.timeline) for launch in last.values() if launch.timeline][:MAX_STAGES]
 

@@ -1,8 +1,8 @@
 """Render the report as one HTML file that needs no network access. Text from hosts is always escaped.
 
-The decision, the reasons and every fleet figure are in the page's HTML. The hosts are in embedded data, from which the script
-draws the map, the list and the page of each host. If the file would be too large, it has only a part of this data
-(`host_data.embedded_data`), and the page shows the command that writes the rest.
+The HTML has the decision, the reasons for it, and every figure of the fleet. The data of the hosts is embedded as JSON, from
+which a script draws the map of the hosts, their list, and a page for each host. If the file would be too large, a part of this
+data is left out (`host_data.embedded_data`), and the file shows the command that writes the rest.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport
 from schemas.scopes import Scope, pci_address
 
 MAX_BYTES = 2_000_000
-"""Size limit of the file. Only a very large fleet exceeds it, because the embedded data has columns with one value per host."""
+"""Size limit of the file in bytes. Only the file of a very large fleet exceeds it, because some data has one value per host."""
 _RESERVE = 20_000
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200
-"""Maximum number of reasons per action that are shown at once, and maximum with those that can be unfolded. Further reasons are
-only on the pages of the hosts."""
+"""Maximum number of reasons with one action that are visible at once, and maximum number that also includes those that can be
+unfolded. Further reasons are only on the pages of the hosts."""
 _MAX_FILES = _MAX_REPLACED = 100
 _MAX_GAPS = 12
 _MAX_CHANGES = 200
 _MAX_OPEN_HOSTS = 1000
-"""Maximum number of hosts that are not accepted and are listed in full if the script does not run. If there are more, only their
-names are listed."""
+"""If the script does not run, the hosts that are not accepted are listed with decision and counts. If there are more of them than
+this, only their names are listed."""
 _STYLES = ("report.css", "timeline.css")
 """Style sheets of the page; `timeline.css` is included only if the page has plots over time or over runs."""
 _END = "</script>\n"
@@ -65,7 +65,7 @@ _END = "</script>\n"
 
 @dataclass(frozen=True, kw_only=True)
 class ActionGroup:
-    """The reasons with the same action."""
+    """The reasons under one heading: failures with the same action, those that could not be verified, or waived ones."""
 
     title: str
     tone: str
@@ -82,7 +82,7 @@ class ActionGroup:
 
 
 def render_html(report: FleetReport, grafana_url: str = "") -> str:
-    """Return the whole report as a page. The same report gives the same bytes."""
+    """Return the report as one HTML file. The same arguments give the same bytes."""
     soaks = soak_timeline.timelines(report)
     over_time = (
         soaks
@@ -115,7 +115,7 @@ def render_html(report: FleetReport, grafana_url: str = "") -> str:
 
 
 def _headline(report: FleetReport) -> dict[str, Any]:
-    """Return the variables of banner, reasons and coverage."""
+    """Return the template variables of banner, reasons and coverage."""
     return {
         "status": formatting.status(report),
         "tone": headline.tone(report.decision),
@@ -127,7 +127,7 @@ def _headline(report: FleetReport) -> dict[str, Any]:
         "causes": sum(cause.waiver is None for cause in report.causes),
         "notice": headline.notice(report),
         "checks": headline.checks(report),
-        # Escaped here, so that _plain_text does not cut them.
+        # `escape` returns Markup, which _plain_text does not cut.
         "caveats": [escape(line) for line in headline.caveats(report)],
         **_causes(report),
         "coverage": _coverage(report),
@@ -136,7 +136,7 @@ def _headline(report: FleetReport) -> dict[str, Any]:
 
 
 def _causes(report: FleetReport) -> dict[str, Any]:
-    """Return the variables of the section with the causes."""
+    """Return the template variables of the section with the causes."""
     groups = _action_groups(reasons(report.verdicts, report.causes, former_runs.seen_before(report)))
     shown = [reason for group in groups for reason in (*group.first, *group.rest)]
     gpus_of = {host.name: host.gpus for host in report.hosts}
@@ -148,7 +148,10 @@ def _causes(report: FleetReport) -> dict[str, Any]:
 
 
 def _slot(reason: Reason, gpus_of: Mapping[str, Sequence[Gpu]]) -> dict[str, Any]:
-    """Return the GPU's PCI address and position, and the number of GPUs of its host; empty unless the reason is about one GPU."""
+    """Return PCI address and position of the GPU that the reason is about, and the number of GPUs of its host.
+
+    The result is empty if the reason is about several hosts, or not about a GPU that the host reported.
+    """
     scope = Scope.parse(reason.lead.part_scope)
     gpus = gpus_of.get(reason.lead.host, ())
     if len(reason.hosts) > 1 or scope.device_kind != "gpu":
@@ -161,7 +164,10 @@ def _slot(reason: Reason, gpus_of: Mapping[str, Sequence[Gpu]]) -> dict[str, Any
 
 
 def _action_groups(all_reasons: Sequence[Reason]) -> list[ActionGroup]:
-    """Return the reasons by action, the most severe first; then those that could not be verified, then those that are waived."""
+    """Return the failures grouped by action, then a group of what could not be verified, then a group of what is waived.
+
+    The groups are in this order, and the most severe action is first, because `all_reasons` is in the order of the causes.
+    """
     groups: dict[tuple[str, str], list[Reason]] = {}
     for reason in all_reasons:
         if reason.waiver:
@@ -187,7 +193,7 @@ def _action_group(title: str, tone: str, members: Sequence[Reason]) -> ActionGro
 
 
 def _changes(report: FleetReport) -> dict[str, Any]:
-    """Return the differences from the accepted records, and their number."""
+    """Return the template variables of the section with the changes since the baseline."""
     changes = report.changes
     return {
         "rows": [
@@ -214,7 +220,7 @@ def _changes(report: FleetReport) -> dict[str, Any]:
 
 
 def _measurements(report: FleetReport) -> dict[str, Any]:
-    """Return the variables of the sections with figures."""
+    """Return the template variables of the sections with figures."""
     return {
         "times": timing.times(report),
         "charts": collectives.charts(report),
@@ -254,7 +260,7 @@ def _coverage(report: FleetReport) -> list[dict[str, Any]]:
 
 
 def _gaps(report: FleetReport) -> dict[str, Any]:
-    """Return the hosts with the lowest coverage, and the number of hosts that lack an expected observation."""
+    """Return the hosts with the lowest coverage, and the number of hosts on which an expected observation was not measured."""
     incomplete = [host for host in report.hosts if host.coverage.measured < host.coverage.expected]
     incomplete.sort(key=lambda host: host.coverage.measured / max(host.coverage.expected, 1))
     return {"first": incomplete[:_MAX_GAPS], "count": len(incomplete)}
@@ -262,12 +268,12 @@ def _gaps(report: FleetReport) -> dict[str, Any]:
 
 @cache
 def asset(name: str, directory: Path = _HERE) -> str:
-    """Return a style sheet or script that goes into a page."""
+    """Return the text of a style sheet or script that is embedded in a page."""
     return (directory / name).read_text(encoding="utf-8").strip()
 
 
 def policy(css: str, js: str) -> str:
-    """Return the Content-Security-Policy: only our style and our script, by their hashes."""
+    """Return the Content-Security-Policy that allows only this style sheet and this script, by their hashes."""
     return (
         f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}'; base-uri 'none'; form-action 'none'"
     )
@@ -305,5 +311,5 @@ def environment(*directories: Path) -> Environment:
 
 
 def _plain_text(value: Any) -> Any:
-    """Return an inserted text on one line, without control characters, cut to a maximum length; it is escaped afterwards."""
+    """Return a value that a template inserts. A text that is not Markup is cleaned and cut (`clean`); Jinja then escapes it."""
     return formatting.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value

@@ -1,4 +1,10 @@
-"""Show the bandwidth between the measured pairs of hosts of a gang: a matrix of the gang, and one of each host."""
+"""Build the matrices of the benchmark `pairs`: the bandwidth between the two hosts of each measured pair.
+
+The report has a matrix for each gang (the hosts of one multi-node launch). The page of a host has a matrix of this host: a row
+per partner and a column per rail.
+
+A rail is the path between GPUs of equal local rank on the two hosts. It is named by the index of the GPU.
+"""
 
 from __future__ import annotations
 
@@ -16,52 +22,61 @@ from schemas.scopes import Scope
 
 NAME = "pairs.bandwidth"
 BANDS = (0.5, 0.75, 0.9, 0.97)
-"""Upper ends of the color bands, as shares of the median of the matrix. A rate in the first band suggests a lost link. A rate
-above the last end counts as normal."""
+"""Bounds between the color bands, as shares of the median rate in the matrix. A rate below the first bound suggests a lost link.
+A rate at or above the last bound is normal."""
 MAX_HOSTS = 256
 """A larger gang has no matrix, because its cells would be too small; its slowest pairs are still listed."""
 _MAX_SLOWEST = 8
 
 HostPair = tuple[str, str]
 Rates = Mapping[str, float | None]
-"""Rail -> rate in B/s; None if it could not be measured."""
+"""Rail -> rate in B/s; the rate is None if it could not be measured."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlowPair:
-    """One of the slowest pairs."""
+    """One of the slowest rates: that of a pair on a rail."""
 
     ends: tuple[tuple[str, str], tuple[str, str]]
-    """Name and anchor of both hosts."""
+    """Name and link (`host_anchor`) of each of the two hosts."""
     rail: str
     text: str
+    """The rate with its unit."""
     share: str
+    """The rate in percent of the median rate of the gang; empty if the median is 0."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairMatrix:
-    """The pairs of one gang; a cell shows the slowest rail of a pair."""
+    """The pairs of one gang. A cell of the matrix shows the rate of a pair on its slowest rail."""
 
     gang: str
-    """Names of its first and its last host: `h1 to h8`."""
+    """Names of the first and the last host of the gang: `h1 to h8`."""
     hosts: tuple[str, ...]
     suspicious: bool
-    """Whether a pair has less than 90 % of the median, or could not be measured."""
+    """Whether a pair has, on any rail, less than 90 % of the median rate or a rate that could not be measured."""
     rails: int
+    """Number of rails."""
     pairs: int
+    """Number of pairs."""
     failed: int
+    """Number of pairs with a rate that could not be measured."""
     median: str
     lowest: str
+    """Lowest rate of any pair on any rail; empty if no rate was measured."""
     paths: tuple[tuple[str, str], ...]
-    """CSS class and SVG path of the cells of one color."""
+    """For each color of the matrix, the CSS class and the SVG path of all cells; empty above MAX_HOSTS hosts."""
     rail_names: tuple[str, ...]
     rail_paths: tuple[tuple[str, str], ...]
-    """Like `paths`, for the picture with a row per rail and a column per host; empty with one rail, or above MAX_HOSTS."""
+    """Like `paths`, for the picture with a row per rail and a column per host. Also empty if there is only one rail."""
     slowest: tuple[SlowPair, ...]
 
 
 def pair_matrices(report: FleetReport) -> list[PairMatrix]:
-    """Return a matrix for each group of hosts that measured pairs connect. Matrices with slow pairs come first."""
+    """Return a matrix for each gang, suspicious ones first.
+
+    Hosts are in the same matrix if pairs with an observation connect them, directly or through other hosts.
+    """
     rates: dict[HostPair, dict[str, float | None]] = {}
     neighbours: dict[str, set[str]] = {}
     names = {host.name for host in report.hosts}
@@ -81,7 +96,7 @@ def pair_matrices(report: FleetReport) -> list[PairMatrix]:
 
 
 def _pairs_of(host: HostReport) -> Iterable[tuple[str, str, Observation]]:
-    """Yield rail, partner and observation."""
+    """Yield rail, partner and observation for each `pairs.bandwidth` of a host."""
     for observation in host.measurements:
         if observation.name == NAME:
             labels = dict(Scope.parse(observation.scope).labels)
@@ -95,7 +110,7 @@ def _value(observation: Observation) -> float | None:
 
 
 def _connected(order: Sequence[str], neighbours: Mapping[str, set[str]]) -> list[list[str]]:
-    """Return the connected groups of hosts, in the order of the inventory."""
+    """Return the groups of hosts that `neighbours` connects. Groups, and hosts within a group, are in the order of `order`."""
     remaining, groups = {host: None for host in order if host in neighbours}, []
     while remaining:
         waiting, members = [next(iter(remaining))], set()
@@ -149,10 +164,10 @@ def _natural(rail: str) -> tuple[int, str]:
 def _rail_paths(
     indexes: Mapping[str, int], names: Sequence[str], rates: Mapping[HostPair, Rates]
 ) -> Iterable[tuple[str, str]]:
-    """Return the paths of a picture in which each cell is the fastest pair of a host on a rail.
+    """Return the paths of a picture in which each cell shows the rate of the fastest pair of a host on a rail.
 
-    A slow link between two hosts lowers no cell if both hosts also have faster pairs. So a slow cell points to a
-    NIC, a slow row to a rail and a slow column to a host.
+    A slow link between two hosts changes no cell if both hosts also have faster pairs on this rail. So a single slow cell points
+    to a NIC, a slow row to a rail, and a slow column to a host.
     """
     best: dict[tuple[int, int], float | None] = {}
     for pair, of_pair in rates.items():
@@ -181,7 +196,7 @@ def _band(value: float | None, median: float) -> str:
 
 
 def _paths(rows: int, columns: int, cells: Mapping[tuple[int, int], str]) -> Iterable[tuple[str, str]]:
-    """Return one path per color; adjacent cells of a row are one rectangle."""
+    """Return CSS class and SVG path of each color. Adjacent cells of a row that have the same color are one rectangle."""
     paths: dict[str, list[str]] = {}
     for row in range(rows):
         column = 0
@@ -196,10 +211,12 @@ def _paths(rows: int, columns: int, cells: Mapping[tuple[int, int], str]) -> Ite
 
 
 def host_pairs(host: HostReport) -> dict[str, Any]:
-    """Return partners, rails, median, rates in GB/s (a row per partner, None if not measured) and a character per rate.
+    """Return the matrix of one host; empty if the host has no observation of a pair.
 
-    The character is the number of the rate's color band (`_band`), `t` if the rate could not be measured, or `-` if the pair has
-    no observation on that rail. The result is empty if the host measured no pair.
+    `partners` and `rails` are the heads of its rows and columns, and `median` is its median rate as text. `rates` has a list of
+    rates in GB/s for each partner: one per rail, or None without a measured rate. `bands` has a text for each partner, with one
+    character per rail: the number of the color band (`_band`), `t` if the rate could not be measured, or `-` if there is no
+    observation.
     """
     by_partner: dict[str, dict[str, float | None]] = {}
     for rail, partner, observation in _pairs_of(host):

@@ -1,4 +1,8 @@
-"""Plot the power of a host's GPUs over one period of a pulsed load, with amplitude and slew: a plot per GPU and period length."""
+"""Plot the power of each GPU of a host over one period of the pulsed load: a plot per GPU and period length.
+
+The benchmark `pulse` switches the load of the GPUs on for the first half of each period, and off for the second half. The text
+under a plot has the amplitude (power under load minus power without load) and the slew (fastest rise of the power, in W/s).
+"""
 
 from __future__ import annotations
 
@@ -22,9 +26,9 @@ ENDS = "one period"
 LOAD_OFF = f"M{WIDTH // 2} 0v{HEIGHT}"
 """SVG path of a vertical line in the middle of the period, where the load is switched off."""
 MAX_PERIODS = 6
-"""Maximum number of period lengths that are shown; the longest ones are kept."""
+"""Maximum number of period lengths that are shown for a stage. If there are more, the longest ones are shown."""
 _WORDS = re.compile(r"([0-9]{1,6}|\.)( ([0-9]{1,6}|\.)){1,127}")
-"""Value of `pulse.wave`: the power in W at equal steps of the period; a dot is a step without a sample."""
+"""Pattern of the value of `pulse.wave`: the mean power in W at equal steps of the period. A dot is a step without a sample."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Wave:
 
     series: Series
     text: str
-    """What is written under the plot."""
+    """The text under the plot."""
 
 
 def has_waves(host: HostReport) -> bool:
@@ -42,20 +46,20 @@ def has_waves(host: HostReport) -> bool:
 
 
 def hosts_with_waves(report: FleetReport) -> list[HostReport]:
-    """Return the hosts whose pages show the plots; in a large fleet, only the first hosts that are not accepted."""
+    """Return the hosts with plots on their pages. Only hosts that `detailed_hosts` returns have plots."""
     return [host for host in detailed_hosts(report) if has_waves(host)]
 
 
 def power_waves(host: HostReport) -> list[LaunchTrace]:
-    """Return the plots of each stage, with a column for each period length."""
+    """Return the plots of the first MAX_STAGES stages. Those of a stage have a column for each period length."""
     stages: dict[str, dict[str, dict[float, Wave]]] = {}
     figures = {
-        (item.name, *_place(item)): item
+        (item.name, *_key_of(item)): item
         for item in host.measurements
         if item.name in (AMPLITUDE, SLEW) and item.status == MEASURED
     }
     for item, series in _waves(host):
-        text = _describe(series, *(figures.get((name, *_place(item))) for name in (AMPLITUDE, SLEW)))
+        text = _describe(series, *(figures.get((name, *_key_of(item))) for name in (AMPLITUDE, SLEW)))
         stages.setdefault(item.stage, {}).setdefault(item.scope, {})[_period_ms(item)] = Wave(series, text)
     return [_stage_waves(host, stage, by_gpu) for stage, by_gpu in stages.items()][:MAX_STAGES]
 
@@ -82,7 +86,7 @@ def _waves(host: HostReport) -> Iterator[tuple[Observation, Series]]:
                 )
 
 
-def _place(item: Observation) -> tuple[str, str, float]:
+def _key_of(item: Observation) -> tuple[str, str, float]:
     return item.stage, item.scope, _period_ms(item)
 
 
@@ -136,7 +140,7 @@ def _spark(wave: Wave | None, axes: Axes) -> Spark | None:
 
 
 def _describe(series: Series, *figures: Observation | None) -> str:
-    """Return `102 to 690 W, mean 396, amplitude 587 W, slew 5.41 kW/s`, without the figures that were not measured."""
+    """Return `102 to 690 W, mean 396, amplitude 587 W, slew 5.41 kW/s`; amplitude and slew only if they were measured."""
     words = [range_text([series]), f"mean {number(statistics.fmean(series.mean), 3)}"]
     words += [f"{item.name.partition('.')[2]} {quantity(item.value, item.unit, 3)}" for item in figures if item]
     return ", ".join(words)

@@ -1,4 +1,7 @@
-"""Describe the strip plots of the figures that vary or fail. All other figures are written as text."""
+"""Build the strip plots of the report page. A strip plot shows the values of one figure on all parts, along one axis.
+
+A figure that has the same value on every part, and fails on none, is listed as text instead.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,14 @@ from schemas.stages import BENCHMARK
 HEALTH = "Health"
 _MAX_WORST = 3
 _EQUAL = 1.0
-"""If a value must equal a limit, this many percent of the axis on each side of the limit are not shaded as failing."""
+"""If values must equal a limit, the failing regions begin at this distance from the limit, in percent of the axis."""
 
 _ORDERED = ("ge", "gt", "le", "lt")
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorstPart:
-    """One of the failing parts that are furthest beyond the limit; if no part fails, the part closest to the limit."""
+    """A part that is listed beside a strip plot; `_worst` selects these parts."""
 
     host: str
     anchor: str
@@ -41,7 +44,7 @@ class WorstPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Strip:
-    """One figure over the fleet."""
+    """The strip plot of one figure."""
 
     label: str
     settings: str
@@ -56,8 +59,9 @@ class Strip:
     limits: tuple[float, ...]
     """Positions of the limits that are drawn, in percent of the axis."""
     wrong: tuple[tuple[float, float], ...]
-    """Where values fail: begin and width in percent."""
+    """Begin and width of each region in which values fail, in percent of the axis."""
     axis: tuple[str, str]
+    """Labels of the two ends of the axis."""
     dots: tuple[Dot, ...]
     bars: str
     worst: tuple[WorstPart, ...]
@@ -74,7 +78,7 @@ class Strip:
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantFigure:
-    """A figure that has the same value on every part."""
+    """A figure that has the same value on every part, and fails on none."""
 
     label: str
     settings: str
@@ -92,17 +96,17 @@ class StripGroup:
     strips: tuple[Strip, ...]
     """Figures that a criterion judged, and that vary or fail."""
     unjudged: tuple[Strip, ...]
-    """Figures that vary, without a criterion."""
+    """Figures that vary, and that no criterion judged."""
     constant: tuple[ConstantFigure, ...]
 
     @property
     def failed(self) -> int:
-        """Return the number of strips with a failure."""
+        """Return the number of figures that fail on some part."""
         return sum(bool(strip.failed) for strip in self.strips)
 
 
 def groups(report: FleetReport) -> list[StripGroup]:
-    """Return the groups: health first, then the benchmarks in their order. In each group, figures with failures come first."""
+    """Return the groups: health first, then the benchmarks in the order of TITLES. In a group, figures that fail come first."""
     by_title: dict[str, tuple[list[Strip], list[ConstantFigure]]] = {}
     for distribution in distributions(report):
         strips, constants = by_title.setdefault(_group_title(distribution.key.name), ([], []))
@@ -167,7 +171,7 @@ def _strip(figure: Distribution) -> Strip:
 
 
 def drawn_limits(limits: Sequence[Limit]) -> list[float]:
-    """Return the limits to draw as lines: all if there are one or two, else those at the edge of a region of `wrong_sides`."""
+    """Return the limits to draw as lines: all if there are at most two, otherwise those that bound a region of `wrong_sides`."""
     if len(limits) <= 2:
         return [limit for _, limit in limits]
     by_operator: dict[str, list[float]] = {}
@@ -178,10 +182,10 @@ def drawn_limits(limits: Sequence[Limit]) -> list[float]:
 
 
 def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
-    """Return the regions of the axis in which values fail, each as begin and width in percent.
+    """Return begin and width of each region in which values fail, in percent of the axis.
 
-    If several limits have the same direction, a region has only the values that fail all of them. A limit that values must
-    equal has a region on both sides.
+    A minimum has a region below it, a maximum a region above it, and a limit that values must equal has both. Several limits of
+    one of these three kinds share their regions, which cover only the values that are beyond all these limits.
     """
     by_operator: dict[str, list[float]] = {}
     for operator, x in limits:
@@ -199,24 +203,31 @@ def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class EvidencePlot:
-    """The value of one part among all values of its figure, with the limit that judged it."""
+    """The value of one part, with the limit that it was compared with, and a histogram of the figure on all parts."""
 
     name: str
     value: str
     wanted: str
     margin: str
     x: float
-    """Position of the value in percent."""
+    """Position of the value, in percent of the axis."""
     limit: float
+    """Position of the limit, in percent of the axis."""
     wrong: tuple[tuple[float, float], ...]
-    """Where values fail: begin and width in percent."""
+    """Begin and width of each region in which values fail, in percent of the axis."""
     bars: str
+    """SVG path of the histogram."""
     ends: tuple[str, str]
+    """Labels of the two ends of the axis."""
     parts: int
+    """Number of values in the histogram."""
 
 
 def evidence(report: FleetReport, reasons: Iterable[Reason]) -> dict[int, EvidencePlot]:
-    """Return id() of a reason -> its plot, if value and limit are numbers and several parts have the figure."""
+    """Return `id(reason)` -> plot.
+
+    A reason has a plot if one of its verdicts compares a number with a numeric limit, and several parts have the figure.
+    """
     wanted = [
         (reason, [item for item in reason.candidates if item.operator in (*_ORDERED, "eq")]) for reason in reasons
     ]
@@ -270,7 +281,7 @@ def _settings(figure: Distribution) -> str:
 
 
 def _as_integer(value: float) -> Value:
-    """Return a whole number as an integer, so that it is written without rounding."""
+    """Return a whole number below 1e15 as an `int`: `quantity` does not round an `int` that it writes without a unit prefix."""
     return int(value) if float(value).is_integer() and abs(value) < 1e15 else value
 
 
@@ -279,7 +290,11 @@ def _limit_text(operator: str, limit: float, unit: str) -> str:
 
 
 def _limits_text(figure: Distribution) -> tuple[str, ...]:
-    """Return each limit as text. Of more than two limits, such as fractions of several medians, return one range per operator."""
+    """Return each limit as text: `≥ 697 TFLOP/s`.
+
+    If there are more than two limits, for example because each GPU model has another median, return one text per operator, with
+    the lowest and the highest limit: `≥ 600 TFLOP/s … 697 TFLOP/s`.
+    """
     limits = list(figure.limits)
     if len(limits) <= 2:
         return tuple(_limit_text(*limit, figure.unit) for limit in limits)
@@ -300,7 +315,11 @@ def _mark(point: Point, unit: str) -> Mark:
 
 
 def _worst(points: Iterable[Point], limits: Sequence[Limit], unit: str) -> tuple[WorstPart, ...]:
-    """Return the worst parts that fail; if none fails, the part closest to the limit, an inconclusive one first."""
+    """Return up to _MAX_WORST failing parts, furthest beyond the limit first.
+
+    If no part fails, return one part: an inconclusive one if there is any, otherwise one that passes. Of several, it is the one
+    with the smallest margin.
+    """
     ordered = sorted(
         (point for point in points if point.state != UNJUDGED),
         key=lambda point: (SEVERITY[point.state], _margin(point.value, limits) or 0.0),
@@ -310,7 +329,7 @@ def _worst(points: Iterable[Point], limits: Sequence[Limit], unit: str) -> tuple
 
 
 def _margin(value: float, limits: Iterable[Limit]) -> float | None:
-    """Return how far inside its limits a value lies, as a share of the limit; negative beyond a limit."""
+    """Return the smallest of the margins (`margin_of`) between a value and its limits; None if no limit has a margin."""
     margins = (margin_of(value, operator, limit) for operator, limit in limits)
     return min((margin for margin in margins if margin is not None), default=None)
 

@@ -1,4 +1,7 @@
-"""Store the texts of the page's data: each text once, cleaned, as JSON that cannot end its HTML element."""
+"""Store each text of the report page's embedded data once, cleaned.
+
+The data is JSON in a `<script>` element of the page, and refers to a text by its number.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,17 @@ from typing import Any
 from fleet.report.formatting import clean, clean_log
 
 _LOG_CHARACTERS = 4000
-"""Maximum number of characters of a log on a host's page. Of a longer log the page shows only the end; the record has more."""
+"""Maximum number of characters of a log on a host's page. The page shows only the end of a longer log."""
 
 
 class TextTable:
-    """The texts of the page's data, while the page is built. The data refers to a text by its number."""
+    """The texts of the embedded data, while the page is built."""
 
     def __init__(self) -> None:
         self._texts: list[str] = []
         self._numbers: dict[str, int] = {}
         self.size = 0
-        """Bytes of the texts so far."""
+        """Size of the stored texts as JSON, in bytes."""
 
     def number(self, text: str, *, log: bool = False) -> int:
         """Return the number of a text, adding it if it is new."""
@@ -35,11 +38,11 @@ class TextTable:
         return [self.number(text) for text in texts]
 
     def mark(self) -> tuple[int, int]:
-        """Return the current state, for `restore`."""
+        """Return the current state, which can be passed to `restore`."""
         return len(self._texts), self.size
 
     def restore(self, mark: tuple[int, int]) -> None:
-        """Remove the texts that were added since the mark."""
+        """Remove the texts that were added after `mark` returned this state."""
         for text in self._texts[mark[0] :]:
             del self._numbers[text]
         del self._texts[mark[0] :]
@@ -52,6 +55,6 @@ class TextTable:
 
 
 def as_json(data: Any) -> str:
-    """Return JSON that is safe inside a script element: it can neither end the element nor begin another."""
+    """Return JSON without `<`, `>` and `&`, so that in a `<script>` element it can neither end the element nor open one."""
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

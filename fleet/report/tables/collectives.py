@@ -17,24 +17,25 @@ from schemas.reports import FAIL, FleetReport, Verdict
 
 FRAME = Frame(width=360.0, height=224.0, left=40.0, right=10.0, top=24.0, bottom=26.0)
 MANY_LINES = 12
-"""Maximum number of lines that are drawn one by one; more are drawn as median and range, with the failed lines."""
+"""Maximum number of curves that a chart shows one by one. If there are more, it shows their median, their range and each failed
+curve."""
 _LOW, _FEWEST_TO_COMPARE = 0.8, 3
 """A curve is marked if, at its largest size, it is below _LOW times the median of all curves at their largest sizes,
 and if there are at least _FEWEST_TO_COMPARE curves."""
 _LOW_LINE = "line low"
 """CSS classes of a marked curve."""
 _LIMIT_HALF_WIDTH = 34
-"""Half the length of the line of a limit, in pixels."""
+"""Half the length of the horizontal line that marks a limit, in pixels."""
 _MAX_SIZE = 1 << 60
 
 
 Operation = tuple[str, str]
-"""Operation and placement (`in_place`, `out_of_place`; empty if the record has none)."""
+"""Operation and placement: `in_place`, `out_of_place`, or empty if the record does not state the placement."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BandwidthSeries:
-    """The bandwidth of one group of ranks at each message size."""
+    """The bus bandwidth of one group of ranks by message size in bytes: in B/s, or in the unit of the chart (`_scaled`)."""
 
     label: str
     kind: str
@@ -43,7 +44,7 @@ class BandwidthSeries:
 
 
 class Limit(NamedTuple):
-    """The bandwidth that a criterion requires at one message size."""
+    """The bus bandwidth in B/s that a criterion requires at one message size in bytes."""
 
     size: int
     value: float
@@ -81,13 +82,13 @@ class Chart:
     lines: int
     failed: bool
     has_low_line: bool
-    """Whether a line that does not fail is marked as far below the others."""
+    """Whether a curve that does not fail is marked as far below the others."""
 
 
 def charts(report: FleetReport) -> list[Chart]:
-    """Return a chart per measured operation, first within each host, then between hosts.
+    """Return a chart per operation within hosts, then a chart per operation between hosts.
 
-    The two kinds have separate axes, because a fabric is much slower than the links within a host.
+    The two kinds have separate charts, because the network between hosts is much slower than the links within a host.
     """
     by_operation = _series(report)
     verdicts = [verdict for verdict in report.verdicts if _operation(verdict)[0]]
@@ -131,7 +132,7 @@ def _series(report: FleetReport) -> dict[Operation, list[BandwidthSeries]]:
 
 
 def _operation(item: Observation | Verdict) -> Operation:
-    """Return operation and placement of a bus bandwidth; empty strings for any other figure."""
+    """Return operation and placement if `item` is a bus bandwidth; two empty strings for any other figure."""
     family, _, rest = item.name.partition(".")
     op, _, kind = rest.partition(".")
     return (op, str(item.params.get("placement", ""))) if family == "collective" and kind == "busbw" else ("", "")
@@ -144,7 +145,7 @@ def _message_size(item: Observation | Verdict) -> int:
 
 
 def _limits(verdicts: Iterable[Verdict], op: Operation, kind: str) -> list[Limit]:
-    """Return every limit on this operation's bandwidth, once each."""
+    """Return the distinct limits on the bandwidth of this operation, within hosts or between hosts (`kind`)."""
     criteria: dict[tuple[int, float], str] = {}
     for verdict in verdicts:
         if _operation(verdict) == op and rank_group(verdict.host, verdict).kind == kind:
@@ -216,7 +217,7 @@ def _curve(line: BandwidthSeries, axes: LineAxes, factor: float, *, is_low: bool
 
 
 def _statistics(series: Sequence[BandwidthSeries]) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
-    """Return the lowest, median and highest figure at each size."""
+    """Return message size -> lowest value, size -> median, and size -> highest value of the curves."""
     sizes = sorted({message for line in series for message in line.values})
     values = {message: [line.values[message] for line in series if message in line.values] for message in sizes}
     return (
@@ -238,7 +239,7 @@ def _limit_line(axes: LineAxes, limit: Limit, factor: float) -> LimitLine:
 
 
 def _columns(series: Sequence[BandwidthSeries]) -> list[tuple[str, Mapping[int, float]]]:
-    """Return the table's columns: one per line, or for many lines the lowest, median, highest and the lines that failed."""
+    """Return the table's columns: one per curve. For more than MANY_LINES curves: lowest, median, highest, each failed curve."""
     if len(series) <= MANY_LINES:
         return [(line.label, line.values) for line in series]
     names = [f"{name} of {len(series)}" for name in ("lowest", "median", "highest")]
@@ -247,7 +248,7 @@ def _columns(series: Sequence[BandwidthSeries]) -> list[tuple[str, Mapping[int, 
 
 
 def _tick_sizes(sizes: Sequence[int]) -> list[int]:
-    """Return at most four of the sizes, evenly spaced on the axis, with the first and the last."""
+    """Return at most four of the sizes: the first, the last, and others about evenly spaced on the logarithmic axis."""
     if len(sizes) <= 4:
         return list(sizes)
     first, last = math.log2(sizes[0]), math.log2(sizes[-1])

@@ -27,7 +27,7 @@ class CommunicationPath:
     nvls: str
     channels: str
     algorithms: str
-    """`RING/SIMPLE: all_gather, broadcast`: algorithm and protocol of each operation at its largest size."""
+    """`RING/SIMPLE: all_gather, broadcast`: algorithm and protocol, then the operations that used them at their largest size."""
 
 
 def communication_paths(report: FleetReport) -> list[CommunicationPath]:
@@ -57,7 +57,7 @@ def _text(observation: Observation | None) -> str:
 
 
 def _by_user(report: FleetReport) -> dict[str, list[Observation]]:
-    """Return the collective observations of each host and gang. Those of a gang, which each of its hosts reports, count once."""
+    """Return host or gang -> its observations of collective operations. Those that all hosts of a gang report are in it once."""
     users: dict[str, dict[tuple[str, tuple[tuple[str, Value], ...]], Observation]] = {}
     for host in report.hosts:
         for item in host.measurements:
@@ -85,9 +85,9 @@ def _algorithms(observations: Sequence[Observation]) -> str:
 
 
 def latencies(report: FleetReport) -> list[Table]:
-    """Return tables of latency within and between hosts: operations launched one by one, and in a CUDA graph.
+    """Return a table of latencies within hosts and one between hosts, for operations launched one by one and in a CUDA graph.
 
-    The tables have only the message sizes that were measured in a graph.
+    The tables have only the message sizes that were measured in a CUDA graph. A table without any is left out.
     """
     groups = list(_by_user(report).values())
     tables = (
@@ -124,7 +124,7 @@ def _latency_table(caption: str, groups: Sequence[Sequence[Observation]]) -> Tab
 
 
 def _by_operation(groups: Sequence[Sequence[Observation]], kind: str) -> dict[str, dict[int, list[float]]]:
-    """Return the values of each operation and message size."""
+    """Return operation -> message size in bytes -> measured values of this kind in seconds, over all groups."""
     values: dict[str, dict[int, list[float]]] = {}
     for item in (item for items in groups for item in items):
         message, value = finite(item.params.get("size_bytes")), finite(item.value)

@@ -1,4 +1,4 @@
-"""Summarize figures of single devices in a table with a row per figure. The tables of the module `gpus` have a row per device."""
+"""Summarize figures of single devices in a table with a row per figure. The tables of `gpus.py` have a row per device instead."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Limit = tuple[float, str]
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceFigure:
-    """One figure over all devices."""
+    """One figure, summarized over all devices of the report."""
 
     name: str
     label: str
@@ -35,7 +35,7 @@ class DeviceFigure:
     count: int
     failed: int
     absent: int
-    """Number of devices that should have this figure but do not."""
+    """Number of devices that should have a value of this figure but do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class _Value:
 
 
 def device_figures(report: FleetReport) -> list[DeviceFigure]:
-    """Return each numeric figure that a device measured, in the order of the benchmarks, except those in IN_OTHER_TABLES."""
+    """Return the numeric figures of single devices in the order of the benchmarks, except those in IN_OTHER_TABLES."""
     values, absent = _values(report)
     limits = _limits(report.verdicts)
     rows = [_row(key, values[key], limits.get(key, set()), absent[key]) for key in values]
@@ -81,13 +81,13 @@ def _values(report: FleetReport) -> tuple[dict[FigureKey, list[_Value]], Counter
 
 
 def _is_missing(key: FigureKey, verdict: Verdict) -> bool:
-    """Return whether the verdict reports this figure as missing; the verdict has only the parameters that the plan states."""
+    """Return whether the verdict on a missing figure is about `key`. A verdict has only the parameters that the plan states."""
     same = (key.name, key.stage) == (verdict.name, verdict.stage)
     return same and verdict.params.items() <= key.params.items()
 
 
 def _limits(verdicts: Iterable[Verdict]) -> dict[FigureKey, set[Limit]]:
-    """Return the limits on each figure."""
+    """Return the distinct limits that judged each figure of single devices."""
     limits: dict[FigureKey, set[Limit]] = {}
     for verdict in verdicts:
         limit = finite(verdict.limit)

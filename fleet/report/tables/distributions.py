@@ -20,12 +20,12 @@ UNJUDGED = "unjudged"
 SEVERITY = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2, UNJUDGED: 3}
 
 Limit = tuple[str, float]
-"""Operator and value of a criterion."""
+"""Operator and limit of a criterion."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """The value of one part, and its state: the most severe verdict on it, or UNJUDGED."""
+    """The value of one part, and its state: the most severe verdict on the value, or UNJUDGED."""
 
     host: str
     scope: str
@@ -40,31 +40,31 @@ class Distribution:
     key: FigureKey
     unit: str
     change: bool = False
-    """Whether the values are changes during the run, not readings."""
+    """Whether the values are changes of counters during the run, not readings."""
     points: dict[tuple[str, str], Point] = field(default_factory=dict)
     """Host and scope -> point; in a large fleet only the worst points."""
     bins: list[Bin] = field(default_factory=list)
-    """Histogram of all values; empty unless `points` has only the worst points."""
+    """Histogram of all values in a large fleet; otherwise empty, because `points` has every value."""
     range: tuple[float, float, float] = (0.0, 0.0, 0.0)
     """Lowest, median, highest."""
     count: int = 0
     """Number of values."""
     failed: int = 0
-    """Number of parts that fail. In a large fleet, the number that fail the criterion with the most failures."""
+    """Number of parts that fail. In a large fleet, the number of failures of the criterion with the most failures."""
     inconclusive: int = 0
-    """Number of parts with an inconclusive verdict, including parts without a value. In a large fleet, the number for the
-    criterion with the most inconclusive verdicts."""
+    """Number of inconclusive points, plus number of inconclusive verdicts without a value. In a large fleet, the number of
+    inconclusive verdicts of the criterion with the most of them."""
     limits: dict[Limit, None] = field(default_factory=dict)
     criteria: dict[str, None] = field(default_factory=dict)
 
     def add(self, point: Point) -> None:
-        """Add a value. If a part has several verdicts, the most severe is kept."""
+        """Add a point. Of several points of the same part, keep the one with the most severe state."""
         known = self.points.get((point.host, point.scope))
         if known is None or SEVERITY[point.state] < SEVERITY[known.state]:
             self.points[point.host, point.scope] = point
 
     def summarize(self) -> None:
-        """Compute range and counts from the points. `inconclusive` must already count the verdicts without a value."""
+        """Compute range and counts from the points. Call it with `inconclusive` set to the number of verdicts without a value."""
         values = [point.value for point in self.points.values()]
         self.range = (min(values), statistics.median(values), max(values))
         self.count = len(values)
@@ -73,12 +73,12 @@ class Distribution:
 
 
 def distributions(report: FleetReport) -> list[Distribution]:
-    """Return every figure that has values, from the verdicts, or in a large fleet from the histograms of the criteria."""
+    """Return the distribution of each figure with values, from the verdicts, or in a large fleet from `FleetReport.judged`."""
     return _of_verdicts(report) if report.detail == ALL else _of_spreads(report.judged)
 
 
 def _of_verdicts(report: FleetReport) -> list[Distribution]:
-    """Return the figures with verdicts, and the measured figures of single devices that no criterion judges."""
+    """Return the figures with verdicts on numbers, and other measured figures of single devices except IN_OTHER_TABLES."""
     figures: dict[FigureKey, Distribution] = {}
     without_value: Counter[FigureKey] = Counter()
     for verdict in report.verdicts:

@@ -1,4 +1,4 @@
-"""Build table cells from figures: the value, its precision, the number of samples, and a mark if the time limit was reached."""
+"""Build table cells from figures: the value, its precision, the number of samples, and a mark if sampling hit the time limit."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from schemas.scopes import Scope
 from schemas.stages import BENCHMARK
 
 MANY_HOSTS = 12
-"""Maximum number of hosts that tables list one by one. For a larger fleet they show the range over the fleet, and list the first
-hosts that are not accepted."""
+"""Maximum number of hosts that tables list one by one. For a larger fleet, tables show the range over the fleet, and list at most
+this number of the hosts that are not accepted."""
 TIMED_OUT = "†"
 LEGEND = (
     "± half the 95 % confidence interval of the median, then the number of samples; "
@@ -27,7 +27,7 @@ LEGEND = (
 _OUTPUT_PARAMS: Mapping[str, tuple[str, ...]] = {
     output.name: tuple(output.over) for entry in BENCHMARKS.values() for output in entry.outputs
 }
-"""Name of a figure in the catalogue -> the parameters that the catalogue varies."""
+"""Name of a figure in the catalogue of benchmarks -> the parameters whose values a benchmark varies (`Output.over`)."""
 
 
 class FigureKey(NamedTuple):
@@ -49,22 +49,25 @@ class FigureKey(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Return the settings in words, `host to device, alone`; with the stage if it is not `benchmark`.
+        """Return the settings in words, such as `host to device, alone`; without settings, the name after its first part.
 
-        Without settings, return the name after its first part.
+        Append the stage if it is not `benchmark`.
         """
         text = params_text(self.params) or self.name.partition(".")[2].replace("_", " ")
         return text if self.stage == BENCHMARK else f"{text} ({self.stage})"
 
 
 class RankGroup(NamedTuple):
-    """The ranks that reported a figure. All hosts of a gang report the same figure, so `host` is empty for a gang."""
+    """The ranks that reported a figure: those of one host, or of a gang (the hosts of one multi-node launch).
+
+    All hosts of a gang report the same figure, so `host` is empty for a gang.
+    """
 
     host: str
     scope: str
     stage: str
     world_size: str = ""
-    """Distinguishes a gang from the same gang relaunched without some of its hosts; empty for a host."""
+    """Number of ranks: differs if the gang was launched again without some of its hosts. Empty for the ranks of one host."""
 
     @property
     def kind(self) -> str:
@@ -72,7 +75,7 @@ class RankGroup(NamedTuple):
         return "host" if self.host else "gang"
 
     def label(self, hosts: int = 0) -> str:
-        """Return the host, with its stage if it is not `benchmark`; or the gang, with its number of hosts if it is given."""
+        """Return the host, with the stage if it is not `benchmark`; for a gang, its name, with the number of hosts if not 0."""
         if self.host:
             return self.host if self.stage == BENCHMARK else f"{self.host}, {self.stage}"
         count = f" ({hosts} host{'s' if hosts != 1 else ''})" if hosts else ""
@@ -85,9 +88,9 @@ class TableCell:
 
     text: str
     note: str = ""
-    """`±0.1 %, 40`, in smaller letters."""
+    """Text in smaller letters, such as the `precision_text` `±0.1 %, 40`."""
     css: str = ""
-    """`fail` if a criterion fails the value, `inconclusive` if there is no value; in matrices a color class, such as `heat3`."""
+    """CSS class: `fail` if the value fails a criterion, `inconclusive` if there is no value, `heat1` and so on in matrices."""
 
     @property
     def whole(self) -> str:
@@ -119,9 +122,9 @@ EMPTY = TableCell(text=NONE)
 
 
 def figure_key(item: Observation | Verdict) -> FigureKey:
-    """Return name, stage, and the parameters that distinguish figures of this name: those that the catalogue varies, and `numa`.
+    """Return name, stage, and the parameters that distinguish figures of this name: those in _OUTPUT_PARAMS, and `numa`.
 
-    If the catalogue lacks the name, all parameters distinguish.
+    If the catalogue does not have the name, these are all parameters.
     """
     names = _OUTPUT_PARAMS.get(item.name)
     varied = item.params if names is None else (*names, "numa")
@@ -129,7 +132,7 @@ def figure_key(item: Observation | Verdict) -> FigureKey:
 
 
 def rank_group(host: str, item: Observation | Verdict) -> RankGroup:
-    """Return the ranks that reported an observation on `host`, or on its gang."""
+    """Return the ranks that `item` of `host` is about: those of its gang if the scope is a gang, else those of the host."""
     if Scope.parse(item.scope).is_gang:
         return RankGroup("", item.scope, item.stage, str(item.params.get("world_size", "")))
     return RankGroup(host, item.scope, item.stage)
@@ -150,7 +153,7 @@ def value_cell(observation: Observation, factor: float = 1.0, state: str = "") -
 
 
 def precision_text(samples: Samples | None) -> str:
-    """Return `±0.1 %, 40`: precision and number of samples; empty without samples."""
+    """Return `±0.1 %, 40`: half the 95 % confidence interval of the median, and the number of samples; empty without samples."""
     if samples is None:
         return ""
     precision = f"±{number(samples.precision * 100, 2)} %, " if samples.precision is not None else ""
@@ -165,5 +168,5 @@ def detailed_hosts(report: FleetReport) -> list[HostReport]:
 
 
 def failing_figures(verdicts: Iterable[Verdict]) -> set[tuple[str, str, FigureKey]]:
-    """Return host, scope and figure of each verdict that fails."""
+    """Return (host, scope, figure) of each verdict that fails."""
     return {(verdict.host, verdict.scope, figure_key(verdict)) for verdict in verdicts if verdict.verdict == FAIL}

@@ -15,15 +15,15 @@ from schemas.records import Observation
 from schemas.reports import FigureHistory, FleetReport, PartHistory, SeenBefore
 
 LEGEND = (
-    "Percentile: the place of a value among those of the accepted parts in former runs with the same model, driver, stage and "
-    "settings (50 is the median), then the number of these parts."
+    "Percentile 42 of 310: of the 310 accepted parts in former runs with the same model, driver, stage and settings, 42 % have "
+    "a lower value; a part with an equal value counts as half a part."
 )
 _MAX_RUN_NAME = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class FormerRow:
-    """One figure of one part."""
+    """One figure of one part, compared with former runs."""
 
     name: str
     settings: str
@@ -31,13 +31,14 @@ class FormerRow:
     place: str
     """`percentile 42 of 310 accepted H200`; empty without a percentile."""
     trend: str
-    """`704 TFLOP/s to 712 TFLOP/s over 5 runs`: the oldest value and that of this run; empty without earlier values."""
+    """`704 TFLOP/s to 712 TFLOP/s over 5 runs`: the oldest value, that of this run, and the number of runs including this one;
+    empty without values in former runs."""
     line: str
-    """Path of the sparkline."""
+    """SVG path of the sparkline through these values; empty without values in former runs."""
 
 
 def places(report: FleetReport) -> Mapping[tuple[str, str, Key], str]:
-    """Return host, scope and comparison key -> `percentile 42 of 310`, for each figure that has a percentile."""
+    """Return (host, scope, comparison key) -> `percentile 42 of 310`, for each figure that has a percentile."""
     figures = report.history.figures if report.history else ()
     return {
         (part.host, part.part, _key(figure)): _place(figure, part)
@@ -48,7 +49,7 @@ def places(report: FleetReport) -> Mapping[tuple[str, str, Key], str]:
 
 
 def has_trends(report: FleetReport) -> bool:
-    """Return whether a part has values in former runs."""
+    """Return whether any part has values in former runs."""
     return any(part.values for figure in (report.history.figures if report.history else ()) for part in figure.parts)
 
 
@@ -66,7 +67,7 @@ def _place(figure: FigureHistory, part: PartHistory) -> str:
 
 
 def rows_by_host(report: FleetReport) -> Mapping[str, Sequence[FormerRow]]:
-    """Return host -> a row for each figure of the host and its GPUs."""
+    """Return host -> a row for each figure of the host and of its GPUs that was compared with former runs."""
     rows: dict[str, list[FormerRow]] = {}
     for figure in report.history.figures if report.history else ():
         settings = ", ".join(filter(None, (params_text(figure.params), figure.stage and f"stage {figure.stage}")))
@@ -96,13 +97,16 @@ def _trend(figure: FigureHistory, part: PartHistory) -> str:
 
 
 def _line(values: tuple[float, ...]) -> str:
-    """Return the sparkline of the values, drawn at equal distances."""
+    """Return the SVG path of the sparkline: one point per run, at equal horizontal distances."""
     axes = Axes(bucket_s=1.0, ends_s=len(values) - 1, low=min(values), high=max(values))
     return path([(min(WIDTH, axes.x(number)), axes.y(value)) for number, value in enumerate(values)])
 
 
 def seen_before(report: FleetReport) -> Mapping[int, str]:
-    """Return position of the leading verdict of a cause -> when the cause was seen: `3 times, last on 2026-02-01 in r2`."""
+    """Return when each cause was seen in former runs, for example `3 times, last on 2026-02-01 in r2`.
+
+    The key is the position, in `report.verdicts`, of the cause's first verdict. Causes that were never seen have no entry.
+    """
     causes = report.causes
     items = report.history.causes if report.history else ()
     return {

@@ -39,7 +39,8 @@ STRESS = (
 THROTTLED = "stress.throttled_share"
 COUNTERS = ("integrity.wrong_words", "stress.wrong_products", "digest.mismatches")
 IN_OTHER_TABLES = frozenset({*STRESS[1:], THROTTLED, *COUNTERS, "integrity.tested_share"})
-"""Figures of single devices without a strip plot: those that only these tables show, and the tested share of memory."""
+"""Figures that the table of `devices.py` omits, and that have a strip plot only if a criterion judges them: the figures in the
+tables of this module, except SPEEDS and STRESS[0]; and the tested share of memory."""
 _ALL = (*SPEEDS, *STRESS, THROTTLED)
 _MAX_ERRORS = 20
 
@@ -49,25 +50,25 @@ Device = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class ErrorCounter:
-    """A counter that must be zero, over all devices."""
+    """A counter of errors that must be zero, summarized over all devices."""
 
     title: str
     name: str
     readings: int
     devices: int
     not_checked: int
-    """Number of devices on which the counter could not be read."""
+    """Number of devices on which at least one reading of the counter is missing."""
     errors: tuple[str, ...]
     """Host, part and value of at most _MAX_ERRORS readings that are not zero; then `and 3 more`."""
 
     @property
     def gap(self) -> str:
-        """Return `not checked on 2 devices`; empty if every device was checked."""
+        """Return `not checked on 2 devices`; empty if no reading is missing."""
         return f"not checked on {counted(self.not_checked, 'device')}" if self.not_checked else ""
 
 
 class _Figures:
-    """The figures of single devices, by device and key."""
+    """The figures for these tables, by device and key, and which of them fail."""
 
     def __init__(self, report: FleetReport) -> None:
         self._places = former_runs.places(report)
@@ -82,7 +83,7 @@ class _Figures:
                     self._keys.setdefault(observation.name, {})[key] = None
 
     def columns(self, names: Iterable[str]) -> list[FigureKey]:
-        """Return the figures that were reported, in the order of the names and then of the hosts' records."""
+        """Return the keys of the figures that were reported, in the order of `names`, and for each name in record order."""
         return [key for name in names for key in self._keys.get(name, ())]
 
     def values(self, key: FigureKey) -> list[float]:
@@ -91,7 +92,7 @@ class _Figures:
         return [value for item in items if item.status == MEASURED and (value := finite(item.value)) is not None]
 
     def scale(self, name: str) -> tuple[float, str]:
-        """Return the divisor for the figures of one name, and the resulting unit."""
+        """Return the divisor for the values of one name, and their unit after the division."""
         values = [value for key in self._keys[name] for value in self.values(key)]
         unit = next(
             item.unit for figures in self.by_device.values() for key, item in figures.items() if key.name == name
@@ -109,7 +110,7 @@ class _Figures:
 
 
 def speeds(report: FleetReport) -> Table | None:
-    """Return a row per GPU: matrix products in each precision, memory bandwidth, copies from and to the host."""
+    """Return a table with a row per GPU: throughput of matrix products in each precision, memory bandwidth, host copies."""
     figures = _Figures(report)
     columns = figures.columns(SPEEDS)
     if not columns:
@@ -128,7 +129,7 @@ def speeds(report: FleetReport) -> Table | None:
 
 
 def stress(report: FleetReport) -> Table | None:
-    """Return a row per GPU: the figures of STRESS that were reported, and the share of time for each throttle reason."""
+    """Return a table with a row per GPU: the reported figures of STRESS, and the share of time of each throttle reason."""
     figures = _Figures(report)
     columns = figures.columns(STRESS)
     if not columns:
@@ -156,7 +157,7 @@ def _rows(
     scales: Mapping[str, tuple[float, str]],
     throttled: Sequence[FigureKey] | None = None,
 ) -> Iterable[TableRow]:
-    """Yield rows with lowest, median and highest value of a large fleet, then a row per device of the hosts listed in detail."""
+    """For a large fleet, yield rows with lowest, median and highest value. Then yield a row per device of `detailed_hosts`."""
     if len(report.hosts) > MANY_HOSTS:
         statistic: Callable[[list[float]], float]
         for word, statistic in (("lowest", min), ("median", statistics.median), ("highest", max)):
@@ -180,7 +181,7 @@ def _devices(host: HostReport, figures: _Figures) -> list[str]:
 
 
 def _throttled_cell(figures: _Figures, device: Device, keys: Sequence[FigureKey]) -> TableCell:
-    """Return `power cap 38 %`: each throttle reason that was active for any share of the time, or that was not measured."""
+    """Return the throttle reasons that were active, with their share of the time (`power cap 38 %`), and those not measured."""
     items = {key: item for key, item in figures.by_device.get(device, {}).items() if key in keys}
     if not items:
         return EMPTY
@@ -195,7 +196,7 @@ def _throttled_cell(figures: _Figures, device: Device, keys: Sequence[FigureKey]
 
 
 def error_counters(report: FleetReport) -> list[ErrorCounter]:
-    """Return each counter that must be zero, with the readings that are not zero."""
+    """Return the counters in COUNTERS that were reported, each with its readings that are not zero."""
     counters = []
     for name in COUNTERS:
         items = [(host, item) for host in report.hosts for item in host.measurements if item.name == name]

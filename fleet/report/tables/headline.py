@@ -1,4 +1,4 @@
-"""Build the top of the report (decision, numbers, facts, state of each kind of test) and list the figures without a criterion."""
+"""Build the top of the report: decision, numbers, facts, state of each kind of test. List the figures without a criterion."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fleet.scope_text import describe_scope
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport, LineKind
 from schemas.scopes import Scope
 
-REHEARSAL_NOTICE = "This run rehearsed the pipeline on CPUs. No GPU was tested or judged: it accepts no hardware."
+REHEARSAL_NOTICE = "This run rehearsed the pipeline on CPUs. No GPU was tested or judged. This run accepts no hardware."
 SIMULATED_NOTICE = (
     "No host was tested: rackproof simulate generated every host, GPU and figure. This run accepts no hardware."
 )
@@ -26,11 +26,13 @@ _TONES = {ACCEPTED: PASS, REJECTED: FAIL, INCOMPLETE: INCONCLUSIVE}
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One kind of test over the whole fleet."""
+    """The result of one kind of test over the whole fleet."""
 
     title: str
     word: str
+    """The result as text, such as `PASS` or `FAIL (waived)`."""
     state: str
+    """The verdict: `pass`, `fail` or `inconclusive`."""
 
 
 class PartToReturn(NamedTuple):
@@ -63,12 +65,12 @@ def caveats(report: FleetReport) -> list[str]:
 
 
 def manifest(report: FleetReport) -> str:
-    """Return `64 of 64 parts as ordered`; empty if the run had no manifest."""
+    """Return `64 of 64 parts as ordered`; empty if no ordered parts were compared, for example without a manifest."""
     return _line(report, LineKind.MANIFEST)
 
 
 def _line(report: FleetReport, kind: str) -> str:
-    """Return the text of the summary's line of this kind; empty if it has none."""
+    """Return the text of the first summary line of this kind; empty if there is none."""
     return next((line.text for line in report.acceptance.lines if line.kind == kind), "")
 
 
@@ -89,7 +91,7 @@ def sentence(report: FleetReport) -> str:
         more = f" {counted(inconclusive, 'more check')} could not be evaluated." if inconclusive else ""
         return f"{counted(failed, 'check')} failed on {failing_hosts} of {hosts}.{more}"
     if report.decision == ACCEPTED:
-        # The report of a large fleet leaves out passes.
+        # The report of a large fleet leaves out passes, and has their number in `left_out`.
         passed = counted(sum(verdict.verdict == PASS for verdict in report.verdicts) + report.left_out, "check")
         if waived:
             return f"{passed} passed on {hosts}; {waived} {'was' if waived == 1 else 'were'} waived."
@@ -108,13 +110,13 @@ def sentence(report: FleetReport) -> str:
 def _blocking(report: FleetReport, kind: str) -> int:
     """Return the number of verdicts of this kind without a waiver. Verdicts that the report does not list count as not waived."""
     listed = [verdict for verdict in report.verdicts if verdict.verdict == kind]
-    # On the page of one host `judged` is empty, so `total` may be less than the number of listed verdicts.
+    # On the page of one host `judged` is empty, so `total` is 0, although verdicts are listed.
     total = sum(row.failed if kind == FAIL else row.inconclusive for row in report.judged)
     return max(total - len(listed), 0) + sum(verdict.blocks_acceptance for verdict in listed)
 
 
 def causes_sentence(report: FleetReport) -> str:
-    """Return how many causes keep how many hosts from acceptance, and how many parts to return; empty without a cause."""
+    """Return how many causes keep how many hosts from acceptance, and how many parts must be returned; empty without a cause."""
     causes = [cause for cause in report.causes if cause.waiver is None]
     if not causes:
         return ""
@@ -142,7 +144,7 @@ def parts_to_return(report: FleetReport) -> list[PartToReturn]:
 
 
 def numbers(report: FleetReport) -> list[tuple[str, str, str]]:
-    """Return the numbers at the top: number, what it counts, and the verdict that has its color."""
+    """Return the numbers at the top: number, what it counts, and the verdict whose color it has (empty: no color)."""
     words = ("passed", "failed", "incomplete") if report.mark else ("accepted", "rejected", "incomplete")
     rows = []
     for decision, word in zip((ACCEPTED, REJECTED, INCOMPLETE), words, strict=True):
@@ -157,7 +159,7 @@ def numbers(report: FleetReport) -> list[tuple[str, str, str]]:
 
 
 def certificate(report: FleetReport) -> list[tuple[str, str]]:
-    """Return what the report is about: names and values. Facts without a value are left out."""
+    """Return the facts of the run, such as site and GPU model, as (name, value). Facts without a value are left out."""
     racks = list(dict.fromkeys(host.rack for host in report.hosts))
     models = Counter(gpu.name for host in report.hosts for gpu in host.gpus)
     packs = list(dict.fromkeys(pack for host in report.hosts for pack in host.packs))
@@ -196,9 +198,9 @@ def hosts_and_gpus(report: FleetReport) -> str:
 
 
 def unjudged(report: FleetReport) -> list[tuple[str, tuple[str, ...]]]:
-    """Return each stage (empty if the record has none) with its figures that no criterion judges.
+    """Return (stage, figures) for the figures that no criterion judges. The stage is empty for observations without a stage.
 
-    Operations that lack a criterion for the same figure share an entry: `collective.{all_gather,broadcast}.algbw`.
+    Figures that differ only in the operation share an entry: `collective.{all_gather,broadcast}.algbw`.
     """
     by_stage: dict[str, dict[tuple[str, str], list[str]]] = {}
     for figure in report.not_judged:

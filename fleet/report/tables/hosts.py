@@ -19,15 +19,16 @@ NO_GPU_JUDGED = "No GPU was tested: the ranks ran on CPUs."
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """A GPU of a host, and the worst verdict on it."""
+    """A GPU of a host, and its state."""
 
     gpu: Gpu
     state: str
+    """`pass`, `fail` or `inconclusive`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRow:
-    """A launch in words, with the ends of its logs if it failed."""
+    """A launch in words. If it failed, the row has the last lines of its logs."""
 
     stage: str
     outcome: str
@@ -38,12 +39,12 @@ class LaunchRow:
     deadline: str
     reason: str
     logs: tuple[tuple[str, str], ...]
-    """The process that wrote the log, and its last lines."""
+    """For each log: the process that wrote it, and the last lines of the log. Empty if the launch succeeded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OpenHost:
-    """A row of the list for browsers without JavaScript: a host that is not accepted."""
+    """A host that is not accepted: a row of the list that the page shows if JavaScript is disabled."""
 
     name: str
     anchor: str
@@ -90,25 +91,27 @@ def racks(report: FleetReport) -> list[Rack]:
 
 
 def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[GpuState]:
-    """Return the worst verdict on each GPU of a host.
+    """Return the state of each GPU of a host: the worst verdict on it. A waived verdict counts as `pass`.
 
-    A waived verdict counts as passed. A GPU without verdicts is inconclusive. If the report leaves out passes, a GPU without
-    verdicts passed, except on a host with fewer inconclusive verdicts (waived or not) than expected observations without a
-    measured value. On a host without a record, or without any result of a stage, no GPU passes.
+    A GPU without verdicts is `inconclusive`. But if the report leaves out passes, such a GPU is `pass`, provided that the
+    inconclusive verdicts on the host (waived or not) are at least as many as the expected observations without a measured value.
+
+    No GPU is `pass` on a host that has an inconclusive verdict on its record or on any stage (waived or not), for example because
+    the record is missing or a stage did not finish. There, `inconclusive` replaces `pass`.
 
     Args:
         host: the host.
-        verdicts: its verdicts in the report.
-        passes_left_out: whether the report leaves out passes.
+        verdicts: the verdicts on the host that the report has.
+        passes_left_out: whether the report leaves out verdicts that pass.
     """
     by_part: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
         counted = replace(verdict, verdict=PASS) if verdict.waiver else verdict
         by_part.setdefault(verdict.part_scope, []).append(counted)
-    is_judged = not any(verdict.verdict == INCONCLUSIVE and _is_of_whole_host(verdict) for verdict in verdicts)
-    gaps = host.coverage.expected - host.coverage.measured
-    explained = sum(verdict.verdict == INCONCLUSIVE for verdict in verdicts)
-    default = PASS if passes_left_out and gaps <= explained else INCONCLUSIVE
+    is_judged = not any(verdict.verdict == INCONCLUSIVE and _is_of_record_or_stage(verdict) for verdict in verdicts)
+    gap_count = host.coverage.expected - host.coverage.measured
+    inconclusive_count = sum(verdict.verdict == INCONCLUSIVE for verdict in verdicts)
+    default = PASS if passes_left_out and gap_count <= inconclusive_count else INCONCLUSIVE
     states = []
     for gpu in host.gpus:
         of_gpu = by_part.get(f"gpu={gpu.index}", ())
@@ -117,7 +120,7 @@ def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out
     return states
 
 
-def _is_of_whole_host(verdict: Verdict) -> bool:
+def _is_of_record_or_stage(verdict: Verdict) -> bool:
     return verdict.name == RECORD or verdict.name.startswith(STAGE_PREFIX)
 
 

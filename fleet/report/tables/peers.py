@@ -1,4 +1,7 @@
-"""Show copies between every ordered pair of a host's GPUs as matrices: bandwidth, latency, link and peer access."""
+"""Show the copies between the GPUs of a host as matrices, with a cell for each ordered pair of GPUs.
+
+The figures are bandwidth, latency, link, and whether one GPU can access the memory of the other (peer access).
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ _MAX_DENIED = 4
 
 Pair = tuple[int, int]
 Readings = Mapping[str, Observation]
-"""Kind of figure -> observation, of one pair."""
+"""The observations of one pair of GPUs: kind of figure (`_kind`) -> observation."""
 Failures = set[tuple[str, str]]
-"""Kind of figure and scope of each pair that fails."""
+"""For each figure that fails a criterion: its kind (`_kind`), and the scope of the pair of GPUs."""
 Cells = tuple[tuple[TableCell, ...], ...]
 
 
@@ -42,12 +45,12 @@ class Layer:
 
 @dataclass(frozen=True, kw_only=True)
 class PeerMatrix:
-    """The pairs of one host: rows are the sources, columns the targets."""
+    """The pairs of GPUs of one host. A row is the GPU that is copied from, a column the GPU that is copied to."""
 
     host: str
     devices: tuple[int, ...]
     rows: Cells
-    """Bandwidth one way in GB/s, with the other figures as notes."""
+    """A cell has the bandwidth one way in GB/s; its note has the other figures of the pair."""
     layers: tuple[Layer, ...]
     """The same figures as one matrix per figure."""
     link: str
@@ -56,10 +59,12 @@ class PeerMatrix:
 
 @dataclass(frozen=True, kw_only=True)
 class Peers:
-    """The matrices of the hosts that are listed one by one, and the range over all pairs of the fleet."""
+    """The matrices of the hosts that the report shows one by one (`detailed_hosts`), and the range over the whole fleet."""
 
     pairs: int
+    """Number of pairs with a measured bandwidth one way, over all hosts."""
     range: str
+    """Lowest, median and highest bandwidth one way of these pairs, in words."""
     matrices: tuple[PeerMatrix, ...]
 
 
@@ -115,7 +120,7 @@ def _matrix(host: HostReport, fastest: float, failed: Failures) -> PeerMatrix:
 
 
 def _layers(readings: Mapping[Pair, Readings], devices: Sequence[int], failed: Failures) -> Iterator[Layer]:
-    """Yield a matrix of each measured figure; bandwidths are colored relative to the fastest pair of the host."""
+    """Yield a matrix for each kind of figure that was measured. Bandwidths are colored relative to the host's highest."""
     for kind, caption, factor in _LAYERS:
         items = {pair: of_pair[kind] for pair, of_pair in readings.items() if kind in of_pair}
         values = [value for item in items.values() if (value := _value(item)) is not None]
@@ -157,14 +162,17 @@ def _scope(pair: Pair) -> str:
 
 
 def _pair(scope: str) -> Pair | None:
-    """Return `gpu=0,peer=1` as (0, 1)."""
+    """Return `gpu=0,peer=1` as (0, 1); None if the scope does not name two GPUs by their index."""
     ends = (Scope.parse(scope).get("gpu"), Scope.parse(scope).get("peer"))
     valid = all(end.isascii() and end.isdigit() and len(end) < 6 for end in ends)
     return (int(ends[0]), int(ends[1])) if valid else None
 
 
 def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, failed: Failures) -> TableCell:
-    """Return the bandwidth one way with the other figures as notes; the cell fails if any figure of the pair fails."""
+    """Return the bandwidth one way, with the other figures as the note. The cell is marked as failed if any figure fails.
+
+    `fastest` is the highest bandwidth one way of the fleet.
+    """
     if pair[0] == pair[1]:
         return TableCell(text="")
     speed = readings.get(_ONE_WAY)
@@ -178,7 +186,7 @@ def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, fail
 
 
 def _notes(readings: Readings, link: str) -> Sequence[str]:
-    """Return link, missing access, bandwidth both ways and latency."""
+    """Return the figures besides the bandwidth one way: link, `no access`, bandwidth both ways and latency, as far as known."""
     access, both, latency = (readings.get(kind) for kind in (_ACCESS, _BOTH_WAYS, _LATENCY))
     notes = [link] if link else []
     if access and access.value is False:
@@ -191,6 +199,9 @@ def _notes(readings: Readings, link: str) -> Sequence[str]:
 
 
 def _heat(value: float, fastest: float) -> str:
-    """Return the CSS class of a rate. Each class covers a fifth of the fastest pair's rate, so small differences rarely show."""
+    """Return the CSS class of a bandwidth. Each class covers a fifth of the range from 0 to `fastest`.
+
+    So small differences rarely change the color.
+    """
     share = value / fastest if fastest else 0.0
     return f"heat{max(1, min(HEAT_CLASSES, 1 + int(share * HEAT_CLASSES * 0.999)))}"

@@ -1,4 +1,4 @@
-"""Format the causes as reasons for the decision."""
+"""Format each cause (`schemas.reports.Cause`) as a reason for the decision."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAX_HOSTS = 20
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """A cause with its leading evidence, formatted."""
+    """A cause, formatted, with its leading verdict: the first of `Cause.verdicts`."""
 
     title: str
     verdict: str
@@ -31,36 +31,41 @@ class Reason:
     stage: str
     name: str
     label: str
-    """The name in words."""
+    """`name` in words."""
     params: str
     value: str
-    """Empty if the leading verdict lacks a value, a limit or an operator."""
+    """Value of the leading verdict; empty if that lacks a value, a limit or an operator."""
     wanted: str
+    """Its limit with the sign of the operator; empty like `value`."""
     margin: str
     why: str
-    """The explanation that the leading verdict gives; empty if it gives none."""
+    """`Cause.why`: the explanation from the leading verdict; empty if there is none."""
     action: str
     """What to do, as an instruction; empty if there is nothing to do."""
     handling: Handling
-    """How to do it, and what to do if the cause comes back."""
+    """How to do `action`, and what to do if the next run shows the cause again."""
     is_returned: bool
-    """Whether the part is returned to its vendor."""
+    """Whether `action` is to return the part to its vendor (RMA)."""
     source: str
     criterion: str
     more: tuple[VerdictRow, ...]
-    """All verdicts of the reason, if there are several."""
+    """Rows with all verdicts of the cause; empty if the cause has one verdict."""
     count: int
+    """Number of verdicts of the cause."""
     share: float | None = None
-    """Value divided by limit; None if either is not a number, the limit is 0, or the operator is `eq`."""
+    """Value of the leading verdict divided by its limit.
+
+    None if either is not a number, the limit is 0, or the operator is `eq`.
+    """
     severity: str = ""
     waiver: str = ""
-    """The waiver: person, reason and last day. The verdict is unchanged."""
+    """The waiver in words: person, reason and last day; empty without a waiver. A waiver does not change `verdict`."""
     lead: Verdict
-    """The leading evidence."""
+    """The leading verdict."""
     seen: str = ""
-    """In which former runs the cause was seen: `3 times, last on 2026-02-01 in r2`; empty if in none."""
+    """How often former runs had the cause: `3 times, last on 2026-02-01 in r2`; empty if none had it."""
     candidates: tuple[Verdict, ...] = ()
-    """Verdicts to draw if they have numbers: first the leading verdict, then the figure that is farthest beyond its limit."""
+    """Verdicts that the page may plot: the leading verdict, then `_worst_figure`."""
 
 
 def reasons(verdicts: Sequence[Verdict], causes: Iterable[Cause], seen: Mapping[int, str]) -> list[Reason]:
@@ -68,9 +73,8 @@ def reasons(verdicts: Sequence[Verdict], causes: Iterable[Cause], seen: Mapping[
 
     Args:
         verdicts: the verdicts of the report.
-        causes: some causes of the report, or all. The report has them in this order: failures (critical first, then by action),
-            inconclusive causes, waived causes.
-        seen: position of the leading verdict of a cause -> in which former runs the cause was seen (`seen_before`).
+        causes: some or all causes of the report.
+        seen: position in `verdicts` of the leading verdict of a cause -> how often former runs had this cause (`seen_before`).
     """
     return [
         _reason(cause, [verdicts[position] for position in cause.verdicts], seen.get(cause.verdicts[0], ""))
@@ -113,14 +117,21 @@ def _reason(cause: Cause, group: Sequence[Verdict], seen: str) -> Reason:
 
 
 def reset_command(reason: Reason, address: str) -> str:
-    """Return the command that resets the GPU at this PCI address, if that is the action; else an empty string."""
+    """Return the command that resets the GPU at the PCI address `address`.
+
+    Empty if the action of the leading verdict is not `reset_gpu`, or if `address` is empty.
+    """
     is_reset = reason.verdict == FAIL and reason.lead.action == "reset_gpu" and address
     host = shlex.quote(clean(reason.lead.host))
     return f"ssh {host} sudo nvidia-smi --gpu-reset -i {shlex.quote(clean(address))}" if is_reset else ""
 
 
 def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
-    """Return what the next command does, and the command: package the part for its return, check the part, or measure again."""
+    """Return what the next command does, in words, and the command.
+
+    If the part is returned, the command packages it. If the leading verdict is on a reading, the command runs `rackproof doctor`
+    on its host. Otherwise it measures the hosts of the cause again.
+    """
     host = shlex.quote(clean(reason.lead.host))
     if reason.is_returned:
         part = f"--serial {shlex.quote(clean(reason.serial))}" if reason.serial else f"--host {host}"
@@ -136,7 +147,7 @@ def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
 
 
 def _worst_figure(group: Sequence[Verdict]) -> tuple[Verdict, ...]:
-    """Return the figure of a benchmark that is farthest beyond its limit, if there is one."""
+    """Return the failed verdict on a benchmark figure that is farthest beyond its limit; empty if no benchmark figure failed."""
     figures = [verdict for verdict in group if verdict.verdict == FAIL and verdict.name not in READINGS]
     return (max(figures, key=words.distance),) if figures else ()
 

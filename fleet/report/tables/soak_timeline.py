@@ -28,10 +28,13 @@ COLUMNS = (
     ("gpu.clock.sm", "SM clock"),
     (STRESS, "Stress"),
 )
-"""Figures of each GPU, or of each process of a rehearsal, with their headings."""
+"""Name of each figure that has a column, and the heading. A row is one GPU; in a rehearsal, one process."""
 
 Drifts = Mapping[tuple[str, str, str], float]
-"""Host, scope, and name with parameters of a rate -> lowest judged level, as a share of the reference (`reference_name`)."""
+"""Lowest level of a rate during the soak, divided by the mean of that rate at the start of the soak (`fleet/judge/drift.py`).
+
+The key is the host, the scope, and the name with the parameters of the rate (`_figure`).
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +48,7 @@ class PartRow:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """A figure of the whole host."""
+    """A benchmark rate of the whole host."""
 
     name: str
     range: str
@@ -70,15 +73,15 @@ class HostTimeline:
     anchor: str
     summary: str
     complete: bool
-    """Whether the soak ran for its planned time and every round finished."""
+    """Whether the soak has ended, but not early, and no round failed. Interrupted rounds are allowed."""
     ends: str
-    """Time at the right end of each sparkline, since the beginning of the soak."""
+    """Time since the beginning of the soak at the right end of each sparkline: `24:00`."""
     columns: tuple[SparkColumn, ...]
     rows: tuple[PartRow, ...]
     rates: tuple[Rate, ...]
     events: tuple[EventLine, ...]
     left_out: int
-    """Number of events beyond MAX_EVENTS, plus the number of events and values that the timeline itself left out."""
+    """Number of events beyond MAX_EVENTS, plus the number of events and values that the agent dropped (`Timeline.left_out`)."""
 
 
 def timelines(report: FleetReport) -> list[HostTimeline]:
@@ -109,18 +112,21 @@ def _host_timeline(host: HostReport, soak: Soak, drifts: Drifts) -> HostTimeline
 
 
 def summary(soak: Soak) -> str:
-    """Return `24 h 00 min of 24 h 00 min in 281 rounds`."""
+    """Return actual and planned duration and the rounds: `23 h 10 min of 24 h 00 min in 270 rounds (1 did not finish)`.
+
+    If the soak ended early, the reason follows.
+    """
     remarks = [f"{soak.failed} did not finish"] if soak.failed else []
-    remarks += [f"{soak.cut} interrupted and repeated"] if soak.cut else []
+    remarks += [f"{soak.cut} interrupted"] if soak.cut else []
     remark = f" ({', '.join(remarks)})" if remarks else ""
     text = f"{format_span(soak.soaked_s)} of {format_span(soak.planned_s)} in {counted(soak.rounds, 'round')}{remark}"
     if not soak.ended:
-        return f"{text}, then interrupted"
+        return f"{text}, end not recorded"
     return f"{text}, then ended: {soak.reason}" if soak.reason else text
 
 
 def _end_s(soak: Soak) -> float:
-    """Return the seconds from beginning to end, including interruptions."""
+    """Return the end of the time axis, in seconds since the beginning of the soak, interruptions included."""
     last = max((series.at[-1] for series in soak.timeline.series if series.at), default=0)
     return max(soak.soaked_s, last * soak.timeline.bucket_s, 1.0)
 
@@ -136,7 +142,7 @@ def _part_order(scope: str) -> tuple[str, int]:
 
 
 def _events_by_gpu(host: HostReport, events: Sequence[Event]) -> list[tuple[str, Event]]:
-    """Return each event with its scope; a PCI address is replaced by the GPU at that address."""
+    """Return each event with its scope. If the device of the scope is the PCI address of a GPU, that GPU replaces it."""
     gpus = {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in host.gpus if gpu.pci_bus_id}
     scoped = []
     for event in events:
@@ -164,7 +170,10 @@ def _part_row(
 
 
 def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:
-    """Yield the rates of the whole host, for the largest message size only, because small messages are latency-bound."""
+    """Yield the rates of the whole host. Of a rate that depends on the message size, only the largest size is included.
+
+    With small messages, latency determines the rate.
+    """
     rates = [item for item in soak.timeline.series if item.scope == "host" and is_rate(item)]
     largest: dict[str, int] = {}
     for series in rates:
@@ -189,7 +198,10 @@ def _size(series: Series) -> int:
 
 
 def judged_drifts(report: FleetReport) -> Drifts:
-    """Return every drift that the report lists. The data of the sparklines is too coarse to compute it."""
+    """Return the drift in every verdict on a drift that the report lists.
+
+    Drift cannot be computed from the timeline in the report, which has fewer buckets than the record.
+    """
     return {
         (verdict.host, verdict.scope, _figure(verdict.name.removeprefix(f"{DRIFT}."), verdict.params)): value
         for verdict in report.verdicts
@@ -202,7 +214,10 @@ def _figure(name: str, params: Mapping[str, Value]) -> str:
 
 
 def drift_text(host: str, series: Series, soak: Soak, drifts: Drifts) -> str:
-    """Return `−0.4 % at worst against its first hour`; empty if the report has no verdict on the drift."""
+    """Return how far the lowest level of a rate is from the mean of its first hour: `−0.4 % at worst against its first hour`.
+
+    In a short soak, the first tenth replaces the first hour. Empty if the report has no verdict on the drift of this rate.
+    """
     share = drifts.get((host, series.scope, _figure(series.name, series.params)))
     if share is None:
         return ""
@@ -220,7 +235,11 @@ def _event_line(scope: str, event: Event) -> EventLine:
 
 
 def table_rows(report: FleetReport) -> Iterator[tuple[str, ...]]:
-    """Yield host, part, mean power, temperature, clock and rate, drift, and seconds throttled."""
+    """Yield a row for each GPU (in a rehearsal, each process).
+
+    The cells are host, part, mean and range of each figure in COLUMNS, drift, and throttled time.
+    The drift is that of the stress rate. The throttled time excludes throttling by the power limit.
+    """
     drifts = judged_drifts(report)
     for host in detailed_hosts(report):
         soak = host.soak

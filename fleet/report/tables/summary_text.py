@@ -21,8 +21,8 @@ LINE_LIMIT = 600
 _MAX_PARTS = 3
 _STYLES = {PASS: "green", FAIL: "bold red", INCONCLUSIVE: "yellow"}
 _NOT_FACTS = (LineKind.CHECK, LineKind.REASON, LineKind.MORE)
-"""Kinds of lines that are not in the table of facts: checks have a table, the table of causes replaces the reasons, and MORE is
-text below the tables."""
+"""Kinds of summary lines that the table of facts leaves out: CHECK lines have their own table, the table of causes replaces the
+REASON lines, and MORE lines are text below the tables."""
 
 
 def render_summary(report: FleetReport) -> str:
@@ -48,7 +48,12 @@ def render_screen(report: FleetReport, *, width: int | None = None, colour: bool
 
 
 def summary_blocks(report: FleetReport, *, without: Collection[str] = ()) -> list[Table | Text]:
-    """Return the blocks under the status: facts, checks, causes, how to act on them. `without`: kinds of lines to leave out."""
+    """Return the blocks below the status: tables of facts, checks, causes, and how to act on the causes; then the MORE lines.
+
+    Args:
+        report: the report.
+        without: kinds of summary lines (`LineKind`) to leave out.
+    """
     lines = [line for line in report.acceptance.lines if line.kind not in without]
     facts = [line for line in lines if line.kind not in _NOT_FACTS]
     tables = [
@@ -106,7 +111,7 @@ def _causes(report: FleetReport) -> Table:
 
 
 def handling_table(causes: Iterable[Cause]) -> Table:
-    """Return how to act on the causes: one row for each way, with the parts that need it."""
+    """Return a table of how to act on the causes. The parts of causes with the same action and `Handling` share a row."""
     parts: dict[tuple[str, Handling], dict[str, None]] = {}
     for cause in causes:
         way = handling(cause)
@@ -128,5 +133,5 @@ def _part_name(part: CausePart) -> str:
 
 
 def _set_result_width(table: Table) -> None:
-    """Give the column RESULT the same width in all tables."""
+    """Make the column RESULT of a table at least as wide as `INCOMPLETE`, so that the tables are normally aligned."""
     next(column for column in table.columns if column.header == "RESULT").min_width = len("INCOMPLETE")

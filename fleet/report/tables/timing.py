@@ -19,20 +19,21 @@ from schemas.stages import SOAK
 
 COLOURS = 16
 REST = "start and end"
+"""Name, in place of a benchmark, of the time of launches that no benchmark accounts for."""
 _MAX_SLOWEST = 5
 _MIN_REST_S = 0.05
-"""The row `start and end` is left out if it is not longer than this."""
+"""Seconds. A stage has a row `start and end` only if this time is longer."""
 
 
 class StageTime(NamedTuple):
-    """A benchmark within a stage."""
+    """Key of a duration: a benchmark, or REST, within a stage."""
 
     stage: str
     benchmark: str
 
     @property
     def order(self) -> tuple[str, int, str]:
-        """Return the sort key: by stage, then in the order of the benchmarks."""
+        """Return the sort key: by name of the stage, then in the order of TITLES; names that are not in TITLES are last."""
         return (
             self.stage,
             list(TITLES).index(self.benchmark) if self.benchmark in TITLES else len(TITLES),
@@ -41,7 +42,7 @@ class StageTime(NamedTuple):
 
     @property
     def colour(self) -> int:
-        """Return the number of the benchmark's color; COLOURS if the name is not that of a benchmark, such as REST."""
+        """Return the number of the benchmark's color; COLOURS if `benchmark` is not in TITLES, as for REST."""
         return list(TITLES).index(self.benchmark) % COLOURS if self.benchmark in TITLES else COLOURS
 
 
@@ -56,24 +57,28 @@ class TimeRow:
     name: str
     colour: int
     median: str
+    """Median over the hosts."""
     share: str
+    """The median as a percentage of the sum of the medians of all rows."""
     longest: str
+    """Time on the slowest host."""
     slowest_host: str
     """Empty if only one host ran the benchmark."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """The time of the fleet."""
+    """The times of the fleet and of its hosts."""
 
     total: str
-    """Sum of the medians of all rows. Each median is over the hosts."""
+    """Sum of the medians of all rows; empty without rows."""
     rows: tuple[TimeRow, ...] = ()
     bars: tuple[Bar, ...] = ()
+    """A bar of the medians if there are several hosts, then one for each host; in a large fleet only for the slowest hosts."""
 
 
 def times(report: FleetReport) -> Times:
-    """Return the time of each benchmark; without rows if no host reported durations."""
+    """Return the time of each benchmark in each stage. There are no rows if no host reported durations."""
     hosts = _seconds_of_hosts(report)
     if not hosts:
         return Times(total="")
@@ -90,9 +95,9 @@ def times(report: FleetReport) -> Times:
 
 
 def summary_line(report: FleetReport) -> str:
-    """Return `3 min 20 s per host: Collectives 62 s, Stress 21 s`: the sum of the medians, and the five longest benchmarks.
+    """Return `3 min 20 s per host: Collectives 62 s, Stress 21 s`; empty if no host reported durations.
 
-    Empty without durations.
+    The first time is the sum of all medians over the hosts. The five longest benchmarks follow.
     """
     medians = _medians(_seconds_of_hosts(report))
     if not medians:
@@ -106,21 +111,21 @@ def summary_line(report: FleetReport) -> str:
 
 
 def _seconds_of_hosts(report: FleetReport) -> dict[str, Seconds]:
-    """Return the times of each host that reported durations; the report of a large fleet has the times of few hosts only."""
+    """Return the times of each host whose durations are in the report. The report of a large fleet has those of few hosts."""
     return {host.name: seconds for host in report.hosts if (seconds := _seconds(host))}
 
 
 def _medians(hosts: Mapping[str, Seconds]) -> dict[StageTime, float]:
-    """Return the median over the hosts of each benchmark in each stage, in order."""
+    """Return, for each benchmark in each stage, the median of its time over the hosts, sorted by `StageTime.order`."""
     keys = sorted({key for seconds in hosts.values() for key in seconds}, key=lambda key: key.order)
     return {key: statistics.median([seconds[key] for seconds in hosts.values() if key in seconds]) for key in keys}
 
 
 def _seconds(host: HostReport) -> dict[StageTime, float]:
-    """Return the seconds of each benchmark, and the remaining time of the launches of each stage as `start and end`.
+    """Return the seconds of each benchmark in each stage, and as REST the remaining time of the launches of the stage.
 
-    The record of a soak has only the median duration of each benchmark, and only some launches. So the median is multiplied by
-    the number of finished rounds, and the duration of the whole soak stands for that of its launches.
+    The record of a soak has the median duration of each benchmark over the rounds, and only some launches. So for the stage
+    `soak` the median is multiplied by the number of finished rounds, and the duration of the soak replaces that of the launches.
     """
     seconds: dict[StageTime, float] = {}
     for item in host.measurements:

@@ -1,4 +1,7 @@
-"""Show the training benchmark as a table: one row per network and group of ranks that trained it together."""
+"""Show the training benchmark as a table, with one row per network and group of ranks that trained the network together.
+
+The ranks are those of one host, or those of a gang (the hosts of one multi-node launch).
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,12 @@ Observations = Mapping[str, Observation]
 
 
 TrainingKey = tuple[RankGroup, str]
-"""The ranks that trained a network, and the network."""
+"""The ranks that trained a network, and the name of the network."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRow:
-    """One network on one host or gang, or the range over many hosts. A missing figure is shown as a dash."""
+    """The figures of one network on one host or gang, or their range over many hosts. A missing figure is shown as a dash."""
 
     trained_by: str
     network: str
@@ -34,15 +37,15 @@ class TrainingRow:
     step_time: str
     loss_ratio: str
     losses: str
-    """First and last, if both are known."""
+    """First and last loss, `2.31 → 0.42`; empty if one of them is unknown, or for a range over several hosts."""
     accuracy: str
     failed: bool
     problem: str
-    """Why a figure is missing."""
+    """Status and reason of each figure that was not measured; empty if there is none."""
 
     @property
     def synthetic(self) -> bool:
-        """Return whether the images are generated, so that the accuracy does not apply to real images."""
+        """Return whether the images are generated. If so, the accuracy does not apply to real images."""
         return self.data == SYNTHETIC
 
 
@@ -50,8 +53,9 @@ class TrainingRow:
 class TrainingTable:
     """The rows to show.
 
-    For more than MANY_HOSTS hosts, `rows` has the gangs, a range per network and data set, and the hosts with a failure or a
-    missing figure; `folded` has the row of each host.
+    For up to MANY_HOSTS hosts, `rows` has the gangs and the hosts. For more hosts, `rows` has the gangs, the range over the hosts
+    for each network and data set, and the hosts with a failed or missing figure. `folded`, which the page collapses, then has
+    every host.
     """
 
     rows: tuple[TrainingRow, ...] = ()
@@ -64,7 +68,7 @@ class TrainingTable:
 
 
 def training_table(report: FleetReport) -> TrainingTable:
-    """Return every training of a host or gang, with its figures or the reason why they are missing."""
+    """Return a row for every training on a host or gang, with its figures or why they are missing."""
     trainings, members = _collect(report)
     failing = {
         _key(verdict.host, verdict)
@@ -88,7 +92,10 @@ def _key(host: str, item: Observation | Verdict) -> TrainingKey:
 
 
 def _collect(report: FleetReport) -> tuple[dict[TrainingKey, dict[str, Observation]], dict[TrainingKey, set[str]]]:
-    """Return the observations of each training, and the hosts that reported it."""
+    """Return the observations of each training, and the hosts that reported it.
+
+    If several hosts of a gang report the same figure, a measured observation is preferred to one without a value.
+    """
     trainings: dict[TrainingKey, dict[str, Observation]] = {}
     members: dict[TrainingKey, set[str]] = {}
     for host in report.hosts:
@@ -105,7 +112,10 @@ def _collect(report: FleetReport) -> tuple[dict[TrainingKey, dict[str, Observati
 def _ranges(
     trainings: Mapping[TrainingKey, Observations], of_hosts: Mapping[TrainingKey, TrainingRow]
 ) -> list[TrainingRow]:
-    """Return one row per network and data set: the lowest and the highest figure of the hosts on which no figure is missing."""
+    """Return one row per network and data set, with the lowest and highest value of each figure.
+
+    Hosts on which a figure is missing are left out.
+    """
     groups: dict[tuple[str, str], list[Observations]] = {}
     for key, row in of_hosts.items():
         if not row.problem:
@@ -133,7 +143,7 @@ def _row(trained_by: str, network: str, group: Sequence[Observations], failed: b
 
 
 def _range(measured: Sequence[Observations], kind: str) -> str:
-    """Return the figure, or the lowest and highest of several."""
+    """Return the figure `kind` as text; if its values differ, the lowest and the highest."""
     items = [kinds[kind] for kinds in measured if kind in kinds]
     values = [value for item in items if (value := finite(item.value)) is not None]
     texts = [_text(value, kind, items[0].unit) for value in (min(values), max(values))] if values else [NONE]

@@ -1,4 +1,7 @@
-"""Merge verdicts into table rows: similar verdicts on several parts, message sizes, operations or settings share a row."""
+"""Merge verdicts into table rows.
+
+Similar verdicts share a row, although their parts, message sizes, collective operations or settings differ.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +17,19 @@ from schemas.scopes import Scope
 
 _MAX_VALUES = 16
 _SEVERAL_OPERATIONS = object()
-"""First element of the key of each group of verdicts that pass a minimum for several collective operations."""
+"""First element of the key (`_group_key`) of a group that is one row although operations, settings, limits and values differ.
+
+The verdicts of the group pass a criterion that judges several collective operations by a minimum.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictRow:
     """One or more verdicts of one criterion, stage and result.
 
-    Verdicts that share a row may differ in their parts, values and message sizes; if they are not passes, the values are equal.
-    Passes of `eq` may also differ in operation and settings. Passes of a minimum for several collective operations may
-    also differ in operation, settings and limit.
+    Verdicts that share a row may differ in parts and message sizes, and passing verdicts also in values. Passing verdicts with
+    the operator `eq` may also differ in collective operation and settings. Passing verdicts of a criterion that judges several
+    collective operations by a minimum may differ in operation, settings and limit.
     """
 
     name: str
@@ -36,7 +42,7 @@ class VerdictRow:
     verdict: str
     criterion: str
     origin: str
-    """Basis and source of the limit."""
+    """What the limit is based on (`Criterion.basis`), and its source: `measured: 4x H200 SXM`."""
     reason: str
     detail: str
     count: int
@@ -71,37 +77,43 @@ def _group_key(verdict: Verdict, names: Collection[str]) -> tuple[object, ...]:
 
 
 def _is_one_of_several_operations(verdict: Verdict, names: Collection[str]) -> bool:
-    """Return whether the verdict passes a minimum that judges at least two collective operations; such passes share a row.
+    """Return whether the verdict passes a minimum, and its criterion judges at least two collective operations.
 
-    `names` are the names of all verdicts of its criterion and stage.
+    `names` are the names of all figures that this criterion judges in this stage.
     """
     return verdict.verdict == PASS and verdict.operator in ("ge", "gt") and len(set(map(_family, names))) < len(names)
 
 
 def _family(name: str) -> str:
-    """Return `collective.*.busbw` for the bus bandwidth of any operation, else the name itself."""
+    """Return the name with `*` for the collective operation: `collective.*.busbw` for `collective.all_reduce.busbw`.
+
+    A name of any other figure is returned unchanged.
+    """
     parts = name.split(".")
     return ".".join([parts[0], "*", *parts[2:]]) if len(parts) > 2 and parts[0] == "collective" else name
 
 
 def _scope_suffix(scope: str) -> str:
-    """Return the labels after the device, such as a link or a reason. The peer is left out, because there are too many pairs."""
+    """Return the labels of the scope after the device, such as a link or a reason; empty for a pair of GPUs.
+
+    So verdicts on different pairs can share a row.
+    """
     parsed = Scope.parse(scope)
     return "" if parsed.kind == "peer" else parsed.below
 
 
 def _rows(group: Sequence[Verdict], merge: bool) -> list[VerdictRow]:
-    """Return one row for the group, or one per verdict if a joint row would not show which part and size has which value.
+    """Return one row for the group; or one row per verdict, if one row would not show which value is of which part and size.
 
-    If `merge`, the group is one row with all of its values. Otherwise a joint row has one value, or the values of several parts
-    at one message size. Equal verdicts other than passes share a row only if every part has one at every message size.
+    With `merge`, the result is always one row, with all values or their range. Without it, the group becomes one row in two
+    cases: all values are equal, or there is only one message size. If the verdicts do not pass, or their values differ, the group
+    must also have a verdict for every combination of part and message size.
     """
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))
     if merge:
         return [_row(group, scopes, equal=False)]
     sizes = list(dict.fromkeys(verdict.params.get("size_bytes") for verdict in group))
     equal = all(_is_same(verdict.value, group[0].value) for verdict in group)
-    # Equal passes need not list every combination of part and size; failures must.
     complete = len(group) == len(scopes) * len(sizes) or (equal and group[0].verdict == PASS)
     if len(group) == 1 or (complete and (equal or len(sizes) == 1)):
         return [_row(group, scopes, equal)]
@@ -135,7 +147,7 @@ def _row(group: Sequence[Verdict], scopes: Sequence[str], equal: bool) -> Verdic
 
 
 def _settings(group: Sequence[Verdict]) -> str:
-    """Return the parameters that are equal in the group, the number of values of the others, and the range of message sizes."""
+    """Return parameters with one value in the whole group, the number of values of the others, and the message sizes."""
     values_of: dict[str, dict[Value, None]] = {}
     for verdict in group:
         for key, value in verdict.params.items():
@@ -150,9 +162,10 @@ def _settings(group: Sequence[Verdict]) -> str:
 
 
 def _values(group: Sequence[Verdict]) -> str:
-    """Return the values of a group in its order; numbers share one unit.
+    """Return the values of a group, in the order of its verdicts. Numbers have the same unit.
 
-    Of more than _MAX_VALUES numbers, return the range; of more than _MAX_VALUES other values, return the first ones.
+    Of more than _MAX_VALUES numbers, return the lowest and the highest. If any value is not a number, return at most the first
+    _MAX_VALUES values.
     """
     values = [verdict.value for verdict in group]
     changed = "changed by " if is_change(group[0]) else ""
@@ -166,7 +179,7 @@ def _values(group: Sequence[Verdict]) -> str:
 
 
 def _limits(group: Sequence[Verdict]) -> str:
-    """Return the limit of a group, or the range of its limits."""
+    """Return the limit of a group; if its limits differ, the lowest and the highest."""
     limits = sorted({known for verdict in group if (known := finite(verdict.limit)) is not None})
     if len(limits) < 2:
         return limit_text(group[0])
@@ -182,7 +195,7 @@ def _sizes(sizes: Sequence[Value]) -> str:
 
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> str:
-    """Return `fail`, else `inconclusive`, else `pass`; `inconclusive` without verdicts."""
+    """Return `fail` if any verdict is `fail`; `pass` if all are `pass`; otherwise, and without verdicts, `inconclusive`."""
     states = {verdict.verdict for verdict in verdicts}
     if FAIL in states:
         return FAIL

@@ -1,4 +1,4 @@
-"""Compare the versions of software and firmware over the fleet: versions that all hosts share, and hosts that differ."""
+"""Compare the versions of software and firmware over the fleet: which components differ, and which hosts have which version."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class VersionValue:
     text: str
     hosts: int
     names: str
-    """`r12-h07, r12-h09 GPU 3`; empty for the version of more than half of the hosts that reported one."""
+    """The hosts, with their parts that have this version: `r12-h07, r12-h09 GPU 3`.
+
+    Empty if more than half of the hosts that reported the component have this version.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +49,7 @@ class Component:
 
 
 def components(report: FleetReport) -> list[Component]:
-    """Return every component that any host reported, those that differ first."""
+    """Return every component that any host reported. Components with several versions are first."""
     by_name: dict[str, dict[str, dict[str, list[str]]]] = {}
     for host in report.hosts:
         for key, text in host.software.items():
@@ -57,7 +60,7 @@ def components(report: FleetReport) -> list[Component]:
 
 
 def version_order(name: str) -> tuple[int, str]:
-    """Return the sort key of a component: components that launches depend on first, then the others by name."""
+    """Return the sort key of the component `name`: the components in _ORDER are first, then the others by name."""
     return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
 
 

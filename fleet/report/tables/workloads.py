@@ -1,6 +1,7 @@
-"""Show the larger workloads as a table with a row per figure.
+"""Show the figures of the larger workloads (`NAMES`) as a table with a row per figure.
 
-There is a column per host or gang. If there are too many of them, the columns are the lowest, median and highest value.
+There is a column per host and per gang (the hosts of one multi-node launch). If there are more than _MAX_COLUMNS, the columns are
+instead the lowest, median and highest value, and how many hosts or gangs have one.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ NAMES = ("fashion_mnist", "variants", "checkpoint", "model_parallel", "transform
 _PREFIXES = tuple(f"{name}." for name in NAMES)
 _SHARES = (".accuracy", ".mfu", ".hidden_share")
 _MAX_COLUMNS = 4
-"""Maximum number of hosts and gangs that have their own column; more are shown as a range."""
+"""Maximum number of hosts and gangs together that have their own columns."""
 
 
 def workloads(report: FleetReport) -> Table | None:
-    """Return a table of the workloads' figures of whole hosts and gangs, not of single GPUs or CPUs; None if there are none."""
+    """Return the table; None if no workload was measured. Figures of single GPUs, or processes of a rehearsal, are left out."""
     figures: dict[tuple[bool, FigureKey], dict[RankGroup, Observation]] = {}
     groups: dict[RankGroup, None] = {}
     for host in report.hosts:
@@ -59,7 +60,7 @@ def workloads(report: FleetReport) -> Table | None:
 
 
 def _group_and_key(host: str, item: Observation | Verdict) -> tuple[RankGroup, FigureKey]:
-    """Return the column and the row of a figure."""
+    """Return the keys of the column and of the row that the figure belongs to."""
     return rank_group(host, item)._replace(world_size=""), figure_key(item)._replace(stage="")
 
 
@@ -95,7 +96,11 @@ def _text(item: Observation, value: float | None) -> str:
 
 
 def _range(items: Sequence[Observation], failing: int) -> tuple[TableCell, ...]:
-    """Return lowest, median and highest value (for texts the distinct values), how many groups have it, and how many fail."""
+    """Return the cells of a row: lowest, median and highest value, and how many hosts or gangs have a value.
+
+    The note of the last cell says for how many the figure fails. For texts, the first cell has the distinct values, and the next
+    two are empty.
+    """
     measured = [item for item in items if item.status == MEASURED]
     values = [value for item in measured if (value := finite(item.value)) is not None]
     css = FAIL if failing else "" if len(measured) == len(items) else "inconclusive"

@@ -1,4 +1,4 @@
-"""Install packages into this virtual environment with pip. Arguments: those of `pip install`.
+"""Install packages with pip into the virtual environment whose Python runs this script. Arguments: those of `pip install`.
 
 Of the settings of the host's pip (/etc/pip.conf, PIP_* variables), only those for the source of packages apply. Others, such as
 `user`, `target` and `require-hashes`, could break this installation: with `user`, pip refuses to use a virtual environment.
@@ -43,5 +43,5 @@ for option in SOURCES:
     if value := next(filter(None, values), ""):
         environment[variable] = value
 environment["PIP_CONFIG_FILE"] = os.devnull
-# With -I, packages of the user or in PYTHONPATH do not count as installed.
+# With -I, Python ignores the user's site-packages and PYTHONPATH, so pip does not count packages there as installed.
 os.execve(sys.executable, [sys.executable, "-I", "-m", "pip", "install", *sys.argv[1:]], environment)

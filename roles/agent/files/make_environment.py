@@ -1,10 +1,10 @@
-"""Create the agent's virtual environment with this Python, unless there is already one that can be used.
+"""Create the agent's virtual environment with the Python that runs this script, unless there is already a usable one.
 
-An environment that is incomplete, has another Python, or cannot be used by other users is replaced.
+An environment of the agent is replaced if it is incomplete, has another Python, or cannot be used by other users.
 
 Argument: directory of the environment.
 
-This script removes the old environment itself, because `venv --clear` would also remove the wheels in that directory.
+This script removes the old environment itself, because `venv --clear` would also remove the wheels in this directory.
 """
 
 import pathlib
@@ -16,7 +16,7 @@ base = pathlib.Path(getattr(sys, "_base_executable", sys.executable))
 # The setting `home` in pyvenv.cfg is one of these directories, depending on the version of venv.
 homes = [str(base.parent), str(base.resolve().parent)]
 prefix = pathlib.Path(sys.argv[1])
-MARK = "rackproof-environment"
+MARK = "rackproof-environment"  # an empty file, which identifies the directory as the agent's
 
 
 def is_current():

@@ -1,4 +1,6 @@
-"""Make the packages of another Python importable in this virtual environment. Argument: the path of that Python.
+"""Make the packages of another Python importable in the virtual environment whose Python runs this script.
+
+Argument: the path of the other Python.
 
 `venv --system-site-packages` would only add packages of the base interpreter, but torch is often in another virtual environment
 or in conda.

@@ -1,7 +1,7 @@
 """Check that containers have access to the GPUs.
 
 Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. This script may run before
-anything is installed, so it needs only Python.
+anything is installed, so it uses only Python's standard library.
 """
 
 import argparse
@@ -29,7 +29,10 @@ SMOKE = {
     ],
     "containerd": ["nerdctl", "run", "--rm", "--network=none", "--gpus=all"],
 }
-"""Command with which each runtime starts a container with all GPUs. For containerd it is nerdctl, because ctr cannot do this."""
+"""Command with which each runtime starts a container with all GPUs.
+
+The command for containerd is nerdctl, because `ctr run` does not accept `--gpus=all`.
+"""
 
 
 def run(*command, timeout=120):
@@ -61,7 +64,7 @@ def read(path):
 
 
 def matches_version(version, wanted):
-    """Return whether the version equals `wanted` or starts with its components: 1.18 matches 1.18.1 but not 1.180."""
+    """Return whether the version equals `wanted` or starts with its components: wanted 1.18 matches 1.18.1, not 1.180."""
     return (version + ".").startswith(wanted.rstrip(".") + ".")
 
 
@@ -76,7 +79,7 @@ def distribution():
 
 
 def version_problems(wanted):
-    """Yield the problems of the toolkit's version."""
+    """Yield a problem if the toolkit is not installed, or if its version does not match `wanted`."""
     needed = f"NVIDIA container toolkit {wanted}".rstrip()
     output, error = run("nvidia-ctk", "--version")
     installed = (re.findall(r"version v?(\d+(?:\.\d+)+)", output) or [""])[0]
@@ -102,7 +105,7 @@ def docker_problem():
     if '"nvidia"' in output:
         return ""
     if '"nvidia"' in read("/etc/docker/daemon.json"):
-        return f"{wanted}it is in /etc/docker/daemon.json, which docker has not read; restart docker"
+        return f"{wanted}/etc/docker/daemon.json has it, but docker has not loaded this file; restart docker"
     remedy = f"run `nvidia-ctk runtime configure --runtime=docker` and restart docker, or {INSTALL}"
     try:
         return f"{wanted}only {', '.join(sorted(json.loads(output)))}; {remedy}"
@@ -121,7 +124,7 @@ def containerd_problem():
 
 
 def cdi_problem():
-    """Return why the CDI specification is not valid (missing, for another driver, or without a GPU); empty if it is valid."""
+    """Return why the CDI specification is missing, is for another driver, or lacks a GPU of the host; empty if it is correct."""
     # A specification in /run takes precedence over one in /etc.
     paths = [path for directory in ("/var/run/cdi", "/etc/cdi") for path in sorted(glob.glob(directory + "/*"))]
     spec = next((path for path in paths if "nvidia.com/gpu" in read(path)), "")
@@ -132,7 +135,7 @@ def cdi_problem():
     text = read(spec)
     output, error = run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     if error:
-        return f"{wanted}{spec}, which cannot be compared: {error}; check the driver first"
+        return f"{wanted}{spec}, which cannot be compared with the driver: {error}; check the driver first"
     driver = output.split()[0] if output else ""
     stale = sorted(set(re.findall(r"libcuda\.so\.(\d[\d.]*\d)", text)) - {driver})
     if stale:
@@ -142,7 +145,7 @@ def cdi_problem():
 
 
 def smoke_problems(runtime, image):
-    """Yield the problem of the test container: it cannot be started, or its GPUs are not those of the host."""
+    """Yield the problem of the test container: it cannot be started, or it has other GPUs than the host."""
     if runtime not in SMOKE:
         yield f"wanted: a container of {image}; found: container_toolkit_runtime is {runtime}; set it to the runtime to test"
         return

@@ -1,7 +1,7 @@
 """Start or stop the Prometheus of an acceptance run on the control node.
 
 prometheus.py start DIRECTORY COMMAND...   start it unless it is running; write its process id and log to DIRECTORY
-prometheus.py stop DIRECTORY               stop it, so that it writes its data to disk
+prometheus.py stop DIRECTORY               stop it: SIGTERM, on which it writes its data to disk; SIGKILL after 30 s
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ MESSAGE_CHARACTERS = 1500
 
 
 def start_time(pid: int) -> str:
-    """Return the start time of a process; empty if it does not run. Process id and start time together identify a process."""
+    """Return the start time of a process in clock ticks since boot; empty if it does not run.
+
+    The process id alone does not identify a process, because the kernel uses it again after the process has ended.
+    """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -30,7 +33,7 @@ def start_time(pid: int) -> str:
 
 
 def running_pid(directory: Path) -> int:
-    """Return the process id of the Prometheus that was started in the directory, or 0."""
+    """Return the process id of the Prometheus that `start` started with this directory; 0 if it is not running."""
     try:
         pid, started = (directory / "prometheus.pid").read_text().split()
     except (OSError, ValueError):
@@ -41,7 +44,7 @@ def running_pid(directory: Path) -> int:
 def start(directory: Path, command: list[str]) -> dict[str, int | bool]:
     """Start Prometheus and wait until it is ready, unless it is already running.
 
-    Return its process id, and whether it was started now. Raise OSError with the end of its log if it does not get ready.
+    Return its process id, and whether this call started it. Raise OSError with the end of its log if it does not get ready.
     """
     if pid := running_pid(directory):
         return {"pid": pid, "started": False}
@@ -67,7 +70,7 @@ def start(directory: Path, command: list[str]) -> dict[str, int | bool]:
 def stop(directory: Path) -> dict[str, int | bool]:
     """Stop Prometheus, if it is running. Raise TimeoutError if it still runs after SIGKILL.
 
-    Return its process id (0: it was not running), and whether it was stopped now.
+    Return its process id (0: it was not running), and whether this call stopped it.
     """
     pid = running_pid(directory)
     if not pid:

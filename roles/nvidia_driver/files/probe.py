@@ -18,7 +18,7 @@ MESSAGE_CHARACTERS = 300
 
 
 def run(*command):
-    """Return the output of a program and an error message; the output is empty if there is an error."""
+    """Run a program. Return its output and an empty text, or an empty text and an error message if it fails."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
@@ -58,7 +58,7 @@ def loaded_module_type():
 
 
 def count_nvswitches():
-    """Return the number of NVSwitches on the PCI bus: NVIDIA bridges of the class "other"."""
+    """Return the number of NVSwitches on the PCI bus: NVIDIA devices with PCI class 0x0680, "other bridge"."""
     devices = glob.glob("/sys/bus/pci/devices/*")
     return [read(f"{device}/vendor") + read(f"{device}/class") for device in devices].count("0x10de0x068000")
 
@@ -70,7 +70,7 @@ def list_programs():
 
 
 def list_gpu_users(programs):
-    """Yield the processes that compute on GPUs: they have /dev/nvidia-uvm open. (Monitoring programs open only the GPUs.)"""
+    """Yield the processes that compute on GPUs: they have /dev/nvidia-uvm open. (Monitoring programs do not open this file.)"""
     for pid, program in sorted(programs.items()):
         try:
             files = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
@@ -134,7 +134,7 @@ def fabric_problems(policy, switches, version, programs):
 
 
 def problems(options, gpus, error, programs):
-    """Yield each difference from the inventory, with its remedy."""
+    """Yield each problem of the driver and its services, with its remedy."""
     yield from driver_problems(options, gpus, error)
     if is_loaded("nouveau"):
         remedy = "blacklist it in /etc/modprobe.d, rebuild the initramfs and reboot, or " + INSTALL

@@ -17,12 +17,14 @@ import time
 NETWORK = "/sys/class/net"
 INFINIBAND = "/sys/class/infiniband"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-"""If two hosts have the same boot ID, they are one machine, and the callback plugin warns of them."""
+"""Hosts with the same boot ID are one machine. Except in a rehearsal, playbooks/callback_plugins/rackproof_events.py warns
+about them."""
 NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NVIDIA_TF32_OVERRIDE")
 """Environment variables that make a healthy GPU look slow."""
 FILES, FILES_OF_TORCH = 5_000, 20_000
-"""Estimated number of files: of the agent with its environment and runs; of torch with its dependencies (torch 2.13: 17 000)."""
+"""FILES: estimated number of files of the agent, its virtual environment and its runs. FILES_OF_TORCH: that of torch and its
+dependencies (17 000 for torch 2.13)."""
 
 
 def problems(options):
@@ -48,7 +50,8 @@ def problems(options):
         yield f"the host does not resolve its own name {socket.gethostname()}: add it to /etc/hosts"
     yield from network_problems(options)
     yield from environment_problems(options.environment)
-    # The hosts of a gang send their statuses to the two ports after the rendezvous.
+    # In a gang (the hosts of one multi-node launch), torch's rendezvous uses the first port. Two hosts receive the statuses of
+    # the other hosts on the next two ports.
     rendezvous = [("rendezvous", options.rendezvous_port + offset) for offset in range(3)]
     for service, port in (("exporter", options.exporter_port), *rendezvous):
         owner = listening_process(port)
@@ -142,7 +145,10 @@ def environment_problems(given):
     for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"):
         path = variables.get(name, "")
         if path and not os.path.isfile(path):
-            yield f"{name} is {path} in {sources[name]}, but this host has no such file: copy it there, or remove the variable"
+            yield (
+                f"{name} is {path} in {sources[name]}, but this host has no such file: copy it to this host, or remove "
+                "the variable"
+            )
     for name in SLOWING:
         value = variables.get(name, "0" if name != "NVIDIA_TF32_OVERRIDE" else "1")
         slows = value == "0" if name == "NVIDIA_TF32_OVERRIDE" else value not in ("", "0")
@@ -166,9 +172,14 @@ def nccl_files():
 
 
 def selection_problem(wanted, known, kind):
-    """Return why NCCL selects none of the known names, with the remedy.
+    """Return why NCCL selects none of the names in `known`, with the remedy.
 
-    Empty if NCCL selects at least one name, or if `wanted` only excludes names and no name is known.
+    The result is empty if NCCL selects at least one name, or if `wanted` excludes names and `known` is empty.
+
+    Args:
+        wanted: value of the environment variable NCCL_SOCKET_IFNAME or NCCL_IB_HCA.
+        known: names of this host's interfaces or adapters.
+        kind: `interface` or `adapter`.
     """
     excludes = wanted.startswith("^")
     if nccl_selection(wanted, known) or (excludes and not known):

@@ -1,8 +1,8 @@
 """Build a fake NVML: a real `libnvidia-ml.so.1` that answers from a scenario file, without a GPU.
 
-nvidia-ml-py loads it by name, so tests run the same code as a GPU host, unpatched. `nvml_stub.c` documents the scenario format;
-`scenarios/` has healthy machines and one file per fault. The dynamic loader reads LD_LIBRARY_PATH only when a program starts, so
-the program under test is a separate process. Its scenario may change while it runs.
+nvidia-ml-py loads the library by name, so tests run the same unpatched code as a GPU host. `nvml_stub.c` documents the format of
+scenario files. `scenarios/` has healthy machines, faulty machines and older drivers. The dynamic loader reads LD_LIBRARY_PATH
+only when a program starts, so the program under test is a separate process. Its scenario file may change while it runs.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ TOO_NEW_FOR_R525 = (
     "nvmlDeviceGetC2cModeInfoV",
     "nvmlSystemGetConfComputeState",
 )
-"""Functions that drivers of the R525 branch do not have."""
+"""NVML functions that the library of an R525 driver does not export."""
 
 
 def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
@@ -45,7 +45,7 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
 
     Args:
         directory: created if missing.
-        without: functions that the library does not export, like the library of an older driver.
+        without: NVML functions that the library must not export, as if it belonged to an older driver.
 
     Raises:
         subprocess.CalledProcessError: the compiler failed; its message is on standard error.
@@ -72,17 +72,17 @@ def _compile(library: Path, exports: str) -> None:
 
 
 def environment(library: Path, scenario: Path) -> dict[str, str]:
-    """Return the environment variables that select this library directory and this scenario."""
+    """Return the environment variables that select the library in the directory `library` and the scenario file `scenario`."""
     return {"LD_LIBRARY_PATH": str(library.absolute()), "RACKPROOF_NVML_SCENARIO": str(scenario.absolute())}
 
 
 def scenario(name: str) -> Path:
-    """Return the scenario of that name under `scenarios/`."""
+    """Return the path of the scenario file with this name in `scenarios/`."""
     return SCENARIOS / f"{name}.conf"
 
 
 def write(path: Path, base: str, *lines: str | bytes) -> Path:
-    """Write a scenario: `base`, overridden by these lines. Replaces `path` atomically."""
+    """Write a scenario file with the lines of the scenario named `base`, overridden by `lines`. Replaces `path` atomically."""
     temporary = path.with_name(f"{path.name}.new")
     added = [line.encode() if isinstance(line, str) else line for line in (f"include={scenario(base)}", *lines)]
     temporary.write_bytes(b"".join(line + b"\n" for line in added))
@@ -103,10 +103,10 @@ def python(arguments: Iterable[str | Path], library: Path, scenario: Path) -> st
 
 
 class Reader:
-    """A program that takes NVML snapshots on request, while its scenario changes."""
+    """A running program that takes an NVML snapshot for each call of `take`, which first replaces the scenario."""
 
     def __init__(self, library: Path, scenario: Path) -> None:
-        """Start `take.py` with this library. Each call of `take` replaces the file `scenario`."""
+        """Start `take.py` with this library. `scenario` is the path of the file that each call of `take` replaces."""
         self._scenario = write(scenario, "healthy-h100x8")
         self._program = subprocess.Popen(
             [sys.executable, "-m", "tests.fakes.nvml.take"],
@@ -130,7 +130,7 @@ class Reader:
 
         Args:
             devices: NVML indices of the GPUs that are read; empty: all.
-            full_snapshot: whether slow getters are also called.
+            full_snapshot: whether slow NVML functions are called too.
         """
         write(self._scenario, base, *lines)
         assert self._program.stdin

@@ -1,23 +1,25 @@
 /* A libnvidia-ml.so.1 without a GPU: it answers every call from a scenario file.
  *
- * RACKPROOF_NVML_SCENARIO names the file. It is read again whenever it changes, so a fault can arrive while a program runs.
- * One `key=value` per line; the last line that matches wins, so a scenario includes a healthy machine and adds its fault.
+ * RACKPROOF_NVML_SCENARIO is the path of the file. It is read again whenever it changes, so a fault can appear while a program runs.
+ * One `key=value` per line. The last line that matches a call wins, so a scenario first includes the file of a healthy machine and
+ * then adds the lines of its fault.
  *
  *   # text                       a comment
- *   include=healthy-h100x8.conf  the lines of another file, relative to this one (a change of that one is not noticed)
- *   PowerUsage=71000             key: the NVML function without nvmlDeviceGet or nvmlSystemGet and without _v2, _v3
- *   RemappedRows=0 1 1 0         several results: a space between them, in the order of the function's arguments
- *   ClockInfo.1=1980             arguments that select something follow the key, in the order of the function; here the clock, 1 = SM
+ *   include=healthy-h100x8.conf  the lines of another file; its path is relative to this file (a change of only the included file is not noticed)
+ *   PowerUsage=71000             key: name of the NVML function without nvmlDeviceGet or nvmlSystemGet in front and _v2 or _v3 at the end
+ *   RemappedRows=0 1 1 0         several results: separated by spaces, in the order of the function's arguments
+ *   ClockInfo.1=1980             input arguments follow the key after dots, in the order of the function; here the clock, 1 = SM
  *   NvLinkState.*=1              shell wildcards: `*`, `?`, `[89]`
- *   P2PStatus.5.2=0              a second GPU is given by its index; here GPU 5, and 2 = NVLink
- *   gpu.3.PowerUsage=0           only for that index; without `gpu.` for every GPU
- *   gpu.3.*=!15                  fails with this NVML return code
- *   gpu.3.*=!3 for 5 after 20    fails with this code in 5 calls after the first 20, otherwise uses the lines above
- *   gpu.3.PowerUsage=~5s         waits 5 seconds, then uses the lines above
- *   FieldValues.161.5=0          a field and its scope, here a link; FieldValues.161 is for all scopes
- *   FieldValues.74=960194000 3   a field whose value is of another type than unsigned int: 3 is unsigned long long
+ *   P2PStatus.5.2=0              a second GPU is given by its NVML index; here GPU 5 and the P2P capability 2 = NVLink
+ *   gpu.3.PowerUsage=0           only for the GPU with NVML index 3; without `gpu.3.` for every GPU
+ *   gpu.3.*=!15                  every call for GPU 3 fails with NVML return code 15
+ *   gpu.3.*=!3 for 5 after 20    the calls 21 to 25 that match this line fail with code 3; the other calls use the lines above it
+ *   gpu.3.PowerUsage=~5s         the call waits 5 seconds, then uses the lines above this line
+ *   FieldValues.161.5=0          field 161, scope 5 (here a link); `FieldValues.161` is for the scopes without a line of their own
+ *   FieldValues.74=960194000 3   value, and its NVML value type if it is not unsigned int; here 3 = unsigned long long
  *
- * A call that no line matches returns NOT_SUPPORTED. A value may hold any byte except a line end. A new getter needs one line below.
+ * A call that no line matches returns NOT_SUPPORTED (nvmlShutdown: -1). A value may contain any byte except NUL, CR and LF.
+ * To add a getter with one of the common signatures, add one line under "the getters" below.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -42,12 +44,12 @@ static const char devices[MAX_GPUS];
 
 /* ---- the scenario ---- */
 
-/* `literal` is the length of the text before the first wildcard. */
+/* `literal`: length of the pattern before its first wildcard. `calls`: number of calls that matched a line `!… for … after …`. */
 static struct line { char *pattern, *value; size_t literal; int has_gpu, calls; } lines[MAX_LINES];
 static int line_count;
 static struct stat loaded;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static int users; /* nvmlInit less nvmlShutdown */
+static int users; /* successful nvmlInit calls minus successful nvmlShutdown calls */
 
 static void fail(const char *path, const char *why)
 {
@@ -108,13 +110,14 @@ static void load_if_changed(void)
     loaded = now;
 }
 
-/* Compares the text before the first wildcard first: for most patterns it differs, and fnmatch is not called. */
+/* Returns whether the key matches the line. The comparison up to the first wildcard rules out most lines without calling fnmatch. */
 static int fits(const struct line *line, const char *key)
 {
     return strncmp(line->pattern, key, line->literal) == 0 && fnmatch(line->pattern, key, 0) == 0;
 }
 
-/* Copies the value of the last matching line; returns its return code, or NO_LINE. A delay does not block other threads. */
+/* Copies the value of the last matching line. Returns OK, or NVML's return code if the value is one, or NO_LINE if no line matches.
+ * A delay does not block other threads. */
 static int answer(Device gpu, const char *key, char value[TEXT_BYTES])
 {
     double delay = 0;
@@ -163,7 +166,8 @@ static int text(Device gpu, char *out, unsigned size, const char *key)
     return OK;
 }
 
-/* Copies the numbers of the value, and sets the other elements to 0. `key` is a printf format; its arguments come last. */
+/* Parses the value of a key into `found`, sets the remaining elements to 0, and sets `count` to how many numbers the value has.
+ * Returns what `answer` returns. `key` is a printf format, whose arguments come last. */
 __attribute__((format(printf, 4, 5)))
 static int numbers(Device gpu, unsigned long long found[MAX_NUMBERS], int *count, const char *key, ...)
 {
@@ -185,7 +189,7 @@ static int numbers(Device gpu, unsigned long long found[MAX_NUMBERS], int *count
     return OK;
 }
 
-/* ---- the signatures that several NVML getters share ---- */
+/* ---- macros for the signatures that several NVML getters share ---- */
 
 #define READ(gpu, ...)                               \
     unsigned long long n[MAX_NUMBERS];               \
@@ -213,7 +217,7 @@ static int numbers(Device gpu, unsigned long long found[MAX_NUMBERS], int *count
 
 struct versioned { unsigned version, value; };
 
-/* ---- the getters: one line each ---- */
+/* ---- the getters with these signatures: one line each ---- */
 
 TEXT(Name)
 TEXT(Serial)
@@ -293,7 +297,7 @@ int nvmlDeviceGetNvLinkErrorCounter(Device gpu, unsigned link, unsigned counter,
 
 struct sram { unsigned version; unsigned long long counts[11]; unsigned exceeded; };
 
-int nvmlDeviceGetSramEccErrorStatus(Device gpu, struct sram *out) /* SramEccErrorStatus=threshold exceeded; the counts are 0 */
+int nvmlDeviceGetSramEccErrorStatus(Device gpu, struct sram *out) /* SramEccErrorStatus=1 if the threshold is exceeded, else 0 */
 {
     READ(gpu, "SramEccErrorStatus")
     memset(out->counts, 0, sizeof out->counts);
@@ -301,14 +305,14 @@ int nvmlDeviceGetSramEccErrorStatus(Device gpu, struct sram *out) /* SramEccErro
     return OK;
 }
 
-int nvmlDeviceGetUnrepairableMemoryFlag_v1(Device gpu, unsigned out[2]) /* ...=flag, and in which word: 0 if omitted */
+int nvmlDeviceGetUnrepairableMemoryFlag_v1(Device gpu, unsigned out[2]) /* ...=flag index: sets out[index]; index: 0 (default) or 1 */
 {
     READ(gpu, "UnrepairableMemoryFlag_v1")
     out[n[1] & 1] = (unsigned)n[0];
     return OK;
 }
 
-int nvmlDeviceGetRepairStatus(Device gpu, unsigned out[3]) /* RepairStatus=channel TPC */
+int nvmlDeviceGetRepairStatus(Device gpu, unsigned out[3]) /* RepairStatus=channel TPC: 1 if its repair is pending */
 {
     READ(gpu, "RepairStatus")
     out[1] = (unsigned)n[0];
@@ -316,7 +320,7 @@ int nvmlDeviceGetRepairStatus(Device gpu, unsigned out[3]) /* RepairStatus=chann
     return OK;
 }
 
-int nvmlDeviceGetRowRemapperHistogram(Device gpu, unsigned out[5]) /* ...=max high partial low none */
+int nvmlDeviceGetRowRemapperHistogram(Device gpu, unsigned out[5]) /* ...=banks with availability max high partial low none */
 {
     READ(gpu, "RowRemapperHistogram")
     for (int i = 0; i < 5; i++)
@@ -359,7 +363,8 @@ struct fabric { unsigned version; unsigned char cluster[16]; unsigned status, cl
 
 struct fabric_v3 { struct fabric v2; unsigned char summary; };
 
-/* GpuFabricInfoV=state status clique health summary cluster; without a summary, the driver has only version 2 of the structure. */
+/* GpuFabricInfoV=state status clique health summary cluster; `cluster` is the value of all bytes of the cluster UUID. With a summary, the
+ * driver supports only version 3 of the structure; without one (four numbers), only version 2. */
 int nvmlDeviceGetGpuFabricInfoV(Device gpu, struct fabric *out)
 {
     READ(gpu, "GpuFabricInfoV")
@@ -451,7 +456,8 @@ struct field {
 
 enum { UNSIGNED_INT = 1, SIGNED_INT = 5 };
 
-/* FieldValues=0: the call as a whole; FieldValues.186=71000: a field, its type (default: unsigned int), or its return code */
+/* `FieldValues=0` lets the call succeed. The lines `FieldValues.FIELD` and `FieldValues.FIELD.SCOPE` have the value and type of a field,
+ * or its return code. */
 int nvmlDeviceGetFieldValues(Device gpu, int size, struct field *out)
 {
     READ(gpu, "FieldValues")
@@ -515,7 +521,7 @@ int nvmlGpmSampleFree(struct sample *sample)
     return OK;
 }
 
-int nvmlGpmSampleGet(Device gpu, struct sample *out) /* GpmSample=0: the call as a whole */
+int nvmlGpmSampleGet(Device gpu, struct sample *out) /* GpmSample=0 lets the call succeed */
 {
     READ(gpu, "GpmSample")
     out->gpu = gpu;
@@ -523,7 +529,7 @@ int nvmlGpmSampleGet(Device gpu, struct sample *out) /* GpmSample=0: the call as
     return OK;
 }
 
-/* GpmMetric.5=62.5: a figure as NVML gives it, or its return code; the samples must be of one GPU and 100 ms apart */
+/* GpmMetric.5=62.5: the value of metric 5, or its return code. Both samples must be of one GPU and at least 100 ms apart. */
 int nvmlGpmMetricsGet(struct metrics *all)
 {
     char key[KEY_BYTES], value[TEXT_BYTES];

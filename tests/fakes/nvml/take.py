@@ -1,7 +1,7 @@
 """Take an NVML snapshot for each line on standard input, and print it as a line of JSON.
 
-Each line is a JSON list of two values: a list of NVML indices of GPUs (empty: all), and whether slow getters are also called.
-Like the exporter, the process keeps the collector and the loaded library between lines.
+Each input line is a JSON list of two values: a list of NVML indices of GPUs (empty: all GPUs), and whether slow NVML functions are
+called too. Like the exporter, the process keeps its collectors and the loaded library from one line to the next.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from schemas.records import to_json
 
 @cache
 def collector(full_snapshot: bool, *devices: int) -> NvmlCollector:
-    """Return the collector of these devices; without devices, of all."""
+    """Return the collector of the GPUs with these NVML indices, or of all GPUs if there are none. It is created only once."""
     return NvmlCollector(devices or None, full_snapshot, pauses_s=[0.0] * 3)
 
 

@@ -1,11 +1,11 @@
-"""Declare two operators without which the published torchvision cannot be imported with a CPU build of torch.
+"""Declare two operators of torchvision, so that the CUDA build of torchvision can be imported with a CPU build of torch.
 
-Only tests use this file: on a real host, torchvision must match torch, and the benchmark reports a mismatch.
+Only tests use this file. On a real host, torchvision must fit torch; if it does not, the training benchmark reports it.
 """
 
 import sys
 
-if not any("resource_tracker" in argument for argument in sys.orig_argv):  # the resource tracker needs no torch
+if not any("resource_tracker" in argument for argument in sys.orig_argv):  # a helper of multiprocessing, which needs no torch
     import torch
 
     _LIBRARY = torch.library.Library("torchvision", "DEF")

@@ -376,7 +376,7 @@ def test_single_host_profile_includes_the_gang_benchmarks(profile: str) -> None:
 
 def test_report_says_that_no_gpu_count_was_given() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
-    line = "GPU count: the number of GPUs was not given, so the detected number is expected on h1"
+    line = "GPU count: rackproof run had no --gpus, so only the GPUs of --devices, or else the detected GPUs, are expected on h1"
     assert line not in merge(plan, {}, ()).acceptance.summary
     counted = replace(plan, hosts=tuple(replace(host, count_found=True) for host in plan.hosts))
     assert line in merge(counted, {}, ()).acceptance.summary

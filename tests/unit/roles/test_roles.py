@@ -432,5 +432,5 @@ def test_command_that_writes_no_report_fails_the_role(
     assert f"rackproof: {name}: {COMMANDS[tasks_file]}: No space left on device" in output[name]
     assert "the role failed" in output[name]
     assert "incomplete" not in output[name]
-    assert "cells are missing: see" not in output[name]
+    assert "cells failed or are missing: see" not in output[name]
     assert not (directory / name / "copy.prom").exists()

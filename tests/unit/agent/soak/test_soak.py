@@ -837,7 +837,7 @@ def test_drift_of_a_short_soak_is_not_judged(plan: Plan) -> None:
     report = merge(short, evidence, read_packs([]))
     assert report.decision == "accepted"
     assert (
-        "Drift: NOT JUDGED for stress.throughput (the soak is too short: drift needs an hour or more)"
+        "Drift: NOT JUDGED for stress.throughput (too few values: plan a soak of at least one hour)"
         in report.acceptance.summary
     )
 

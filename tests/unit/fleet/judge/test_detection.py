@@ -242,9 +242,9 @@ def criterion(**over: Any) -> Criterion:
     ("over", "why"),
     [
         ({"value": 1.0}, "no host has the part"),
-        ({"fleet_fraction": 0.95}, "no run has three GPUs"),
-        ({"variable": "fabric_bytes_per_second"}, "no inventory states the variable"),
-        ({"name": "drift.stress.throughput", "value": 0.97, "unit": "1"}, "no soak is long enough"),
+        ({"fleet_fraction": 0.95}, "no run has enough comparable parts"),
+        ({"variable": "fabric_bytes_per_second"}, "no inventory sets the variable"),
+        ({"name": "drift.stress.throughput", "value": 0.97, "unit": "1"}, "no soak gave a drift"),
     ],
 )
 def test_criterion_without_values_has_a_reason(over: Any, why: str) -> None:

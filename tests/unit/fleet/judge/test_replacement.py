@@ -205,7 +205,7 @@ def test_only_ten_replaced_criteria_are_listed_and_the_others_counted() -> None:
     ]
     lines = [str(line) for line in replaced_lines(items)]
     assert (len(lines), lines[-1]) == (11, "Criteria replaced: 3 more, listed in report.json")
-    assert lines[0] == "Criterion replaced: c0 of common: x; now, by mine: y (changed: nothing)"
+    assert lines[0] == "Criterion replaced: c0 of common: x; replaced by c0 of mine: y (changed: nothing)"
 
 
 # ---- criteria in addition to the shipped ones ----

@@ -160,7 +160,7 @@ def test_soak_series_with_an_invalid_message_size_is_shown(size: Any) -> None:
     report = replace(report, hosts=(replace(report.hosts[0], soak=soak), report.hosts[1]))
     [timeline] = soak_timeline.timelines(report)
     assert (timeline.columns, len(timeline.rates)) == ((), 1)
-    assert timeline.summary == "1 min 00 s of 1 min 00 s in 1 round, then interrupted"
+    assert timeline.summary == "1 min 00 s of 1 min 00 s in 1 round, end not recorded"
     assert "collective" in render_html(report)
 
 

@@ -76,7 +76,7 @@ def test_package_of_a_distribution_is_listed_as_not_compared() -> None:
 
 def test_old_list_of_advisories_is_a_caveat_if_a_version_was_compared() -> None:
     _, lines = check_versions(host("h1", driver__version="580.159.03"), plan=LATER)
-    assert lines == [f"Old advisories: {OLD}docs/versions.md shows how to renew it"]
+    assert lines == [f"Old advisories: {OLD}docs/versions.md shows how to update the list"]
     assert check_versions(host("h1", driver__version="580.159.03")) == ((), [])
     assert check_versions(host("h1", torch="2.11.0"), plan=LATER) == ((), [])
 

@@ -117,8 +117,8 @@ def test_commands_that_repeat_the_failed_benchmarks_use_the_agent_of_the_host(ru
     )
     assert "sudo /opt/rackproof/bin/rackproof doctor --gpus 2" in commands.values()
     play = "ansible-playbook -i INVENTORY playbooks/acceptance.yml -e rackproof_profile=smoke"
-    assert commands["with all hosts, judged as in this run"] == play
-    assert [text for purpose, text in commands.items() if purpose.startswith("this host alone")] == [
+    assert commands["acceptance test of all hosts, with the same profile"] == play
+    assert [text for purpose, text in commands.items() if purpose.startswith("acceptance test of this host alone")] == [
         f"{play} --limit h2"
     ]
 

@@ -249,7 +249,7 @@ def test_each_cell_is_measured_once_and_cells_too_large_for_the_fleet_are_skippe
     results = simulated.run_study()
     assert simulated.begun == [1, 2, 3, 4, 7, 8]
     assert states(results) == [*[MEASURED] * 4, SKIPPED, SKIPPED, MEASURED, MEASURED]
-    assert results.rows[4].reason == "capacity: hosts with 2 GPUs: 4 needed, 2 in the inventory"
+    assert results.rows[4].reason == "capacity: hosts with at least 2 GPUs: 4 needed, 2 in the inventory"
     assert [row.members for row in results.rows[1:4]] == [("h1",), ("h1", "h2"), ("h1", "h2")]
     assert results.is_complete
     assert summarize(results) == "6 of 8 cells were measured, 2 skipped."
@@ -297,8 +297,8 @@ def test_cost_counts_only_the_hosts_of_each_launch(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stop", "message"),
     [
-        ({"cost": 0.5}, "budget: earlier cells cost 0.80 of 0.5 EUR"),
-        ({"hours": 0.05}, "budget: earlier cells took 0.06 of 0.05 h"),
+        ({"cost": 0.5}, "budget: earlier cells cost 0.80, limit 0.5 EUR"),
+        ({"hours": 0.05}, "budget: earlier cells took 0.06 h, limit 0.05 h"),
     ],
 )
 def test_study_stops_at_its_budget(tmp_path: Path, stop: dict[str, float], message: str) -> None:
@@ -352,14 +352,14 @@ def with_throughput(launch: Launch, **change: Any) -> Launch:
         (lambda launch: with_throughput(launch, params={"world_size": 1}), "1 rank took part, expected 2"),
         (
             lambda launch: with_throughput(launch, params={"world_size": 2, "batch_size": 32, "epochs": 1}),
-            "another cell was measured: batch_size was 32",
+            "settings differ from the plan: batch_size was 32",
         ),
         (lambda launch: with_throughput(launch, value=0.0), "scaling.throughput: invalid value 0"),
         (lambda launch: with_throughput(launch, value=-5.0), "scaling.throughput: invalid value -5"),
         (lambda launch: with_throughput(launch, value=5e-324), "scaling.throughput: invalid value 4.94066e-324"),
         (lambda launch: with_throughput(launch, value=1e308), "scaling.throughput: invalid value 1e+308"),
         (lambda launch: replace(launch, duration_s=30.0), "scaling.duration: invalid value 60"),
-        (lambda launch: replace(launch, duration_s=1e308), "invalid duration of its launch: 1e+308 s"),
+        (lambda launch: replace(launch, duration_s=1e308), "invalid launch duration: 1e+308 s"),
     ],
 )
 def test_cell_with_missing_or_invalid_figures_fails(
@@ -414,7 +414,7 @@ def test_study_without_measured_cells_is_incomplete(tmp_path: Path) -> None:
 
 
 def test_training_ended_by_max_steps_is_noted_in_every_format(tmp_path: Path) -> None:
-    plan, message = study(tmp_path, "h1"), "ended by max_steps before its epochs were over"
+    plan, message = study(tmp_path, "h1"), "stopped at max_steps before its last epoch was complete"
     whole = SimulatedHosts(plan).run_study()
     cut = SimulatedHosts(plan, change=lambda number, host, launch: with_params(launch, {"max_steps": 20})).run_study()
     for render in (render_html, render_markdown, lambda _, results, currency: render_lines(results, currency)):
@@ -525,7 +525,7 @@ def test_rehearsal_is_marked_on_the_pages_and_has_processes_in_place_of_gpus(tmp
     results = SimulatedHosts(plan).run_study()
     assert "REHEARSAL" in render_html(plan, results, "")
     assert "REHEARSAL" in render_markdown(plan, results, "")
-    assert "hosts with 2 processes: 4 needed, 2 in the inventory" in render_lines(results, "")
+    assert "hosts with at least 2 processes: 4 needed, 2 in the inventory" in render_lines(results, "")
 
 
 def test_page_states_that_no_cell_was_measured(tmp_path: Path) -> None:

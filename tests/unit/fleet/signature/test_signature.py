@@ -114,7 +114,7 @@ def test_report_with_a_history_is_signed_and_verified_without_the_history(
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 0
     code, output = verify(run)
     assert code == 0
-    assert "its comparison with former runs is signed, but does not follow from the records" in output
+    assert "its comparison with former runs is signed, but cannot be recomputed from the records" in output
 
 
 def test_sha256sum_and_ssh_keygen_verify_the_run(run: Path, keys: Path) -> None:
@@ -216,7 +216,7 @@ def test_report_that_differs_from_its_records_is_not_signed(
     (run / "hosts" / "h2.json").unlink()
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 2
     output = capsys.readouterr().err
-    assert "decision: accepted in report.json, incomplete from the records" in output
+    assert "decision: accepted in report.json, incomplete when judged again" in output
     assert f"rackproof report {run}" in output
 
 
@@ -319,7 +319,7 @@ def test_report_that_contradicts_the_records_is_detected_despite_a_valid_signatu
     code, output = verify(run)
     assert code == 1
     assert (
-        "report.json does not match the records: decision: accepted in report.json, incomplete from the records"
+        "report.json does not match the records: decision: accepted in report.json, incomplete when judged again"
         in output
     )
     assert verify(run, "--no-judge")[0] == 0
@@ -338,7 +338,7 @@ def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     assert code == 2, "the report cannot be confirmed, because the changed pack has another limit"
     assert f"packs and waivers that differ in path or content from the signed ones: {pack}" in output
     assert "judged again: h1 gpu=0 (serial h1-0): gemm.throughput[" in output
-    assert ": gemm-site: pass, with other details" in output
+    assert ": gemm-site: pass in both reports, with different details" in output
     pack.unlink()
     code, output = verify(run)
     assert (code, "not judged again: " in output) == (2, True)

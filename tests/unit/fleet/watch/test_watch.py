@@ -300,7 +300,7 @@ def test_record_of_another_run_is_noted_and_not_judged(run: Run) -> None:
     run.start_benchmarks().record("h1", lambda record: replace(record, nonce="f" * 32))
     view = run.view(judge_records=True)
     assert view.records == 0
-    assert "hosts/h1.json: not of this host and run" in view.notes
+    assert "hosts/h1.json: its run, nonce, host or gang is not the one in the plan" in view.notes
 
 
 def test_decision_is_shown_when_the_run_is_reported(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
