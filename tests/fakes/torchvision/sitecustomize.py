@@ -5,7 +5,9 @@ Only tests use this file. On a real host, torchvision must fit torch; if it does
 
 import sys
 
-if not any("resource_tracker" in argument for argument in sys.orig_argv):  # a helper of multiprocessing, which needs no torch
+if not any(
+    "resource_tracker" in argument for argument in sys.orig_argv
+):  # a helper of multiprocessing, which needs no torch
     import torch
 
     _LIBRARY = torch.library.Library("torchvision", "DEF")
