@@ -23,14 +23,17 @@ SOURCES = (
     "default-timeout",
     "retries",
 )
-directories = [
-    *os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(os.pathsep),
-    os.environ.get("XDG_CONFIG_HOME", "~/.config"),
-]
-files = [*(f"{directory}/pip/pip.conf" for directory in directories), "/etc/pip.conf", "~/.pip/pip.conf"]
+# In the order of pip: a later file overrides an earlier one. PIP_CONFIG_FILE excludes the files of the user; /dev/null: all files.
+given_file = os.environ.get("PIP_CONFIG_FILE", "")
+directories = os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(os.pathsep)
+files = [*(f"{directory}/pip/pip.conf" for directory in directories), "/etc/pip.conf"]
+if not os.path.exists(given_file):
+    files += ["~/.pip/pip.conf", os.environ.get("XDG_CONFIG_HOME", "~/.config") + "/pip/pip.conf"]
+if given_file == os.devnull:
+    files = []
 settings = configparser.RawConfigParser()
 try:
-    settings.read([*map(os.path.expanduser, files), os.environ.get("PIP_CONFIG_FILE", "")], encoding="utf-8")
+    settings.read([*map(os.path.expanduser, files), given_file], encoding="utf-8")
 except (configparser.Error, UnicodeDecodeError) as error:
     sys.exit(f"a configuration file of pip cannot be read: {' '.join(str(error).split())}: correct or remove the file")
 

@@ -147,3 +147,29 @@ def test_broken_configuration_of_pip_is_named_with_the_remedy(tmp_path: Path) ->
     assert "pip.conf" in done.stderr
     assert "correct or remove the file" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("variable", ["", "pip.conf", os.devnull], ids=["no variable", "a file", "no file"])
+def test_files_have_the_precedence_that_pip_gives_them(tmp_path: Path, variable: str) -> None:
+    """PIP_CONFIG_FILE excludes the files of the user; with /dev/null, pip reads no file."""
+    places = {
+        "global": "etc/pip/pip.conf",
+        "old user": ".pip/pip.conf",
+        "user": ".config/pip/pip.conf",
+        "named": "pip.conf",
+    }
+    for name, path in places.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(f"[global]\nfind-links = {name}\n")
+    environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "XDG_"))}
+    environment |= {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "etc")}
+    if variable:
+        environment["PIP_CONFIG_FILE"] = str(tmp_path / variable)  # an absolute path stays as it is
+    fake = tmp_path / "python"
+    fake.write_text('#!/bin/sh\necho "$PIP_FIND_LINKS"\n')
+    fake.chmod(0o755)
+    script = f"import sys; sys.executable = {str(fake)!r}\n{SCRIPT.read_text()}"
+    done = subprocess.run(
+        [sys.executable, "-"], input=script, env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == {"": "user", "pip.conf": "named", os.devnull: ""}[variable]
