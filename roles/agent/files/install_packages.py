@@ -23,7 +23,7 @@ SOURCES = (
     "default-timeout",
     "retries",
 )
-# In the order of pip: a later file overrides an earlier one. PIP_CONFIG_FILE excludes the files of the user; /dev/null: all files.
+# As in pip, a later file overrides an earlier one. PIP_CONFIG_FILE excludes the files of the user, and /dev/null all files.
 given_file = os.environ.get("PIP_CONFIG_FILE", "")
 directories = os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(os.pathsep)
 files = [*(f"{directory}/pip/pip.conf" for directory in directories), "/etc/pip.conf"]
