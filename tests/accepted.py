@@ -25,7 +25,7 @@ def run_directory(
 ) -> Path:
     """Write a run of healthy hosts, with `change` applied to each record; return `directory`.
 
-    `over`: fields of the plan that get another value.
+    `over`: field of the plan -> value that replaces the one that `small_plan` sets.
     """
     named = {"run_id": directory.name, "nonce": nonce(directory.name)}
     plan = replace(small_plan(*hosts), **{**named, **over})
@@ -37,7 +37,7 @@ def run_directory(
 
 
 def small_plan(*hosts: str) -> Plan:
-    """Return a plan without a gang, whose only benchmarks are memory, host copies and stress."""
+    """Return a plan whose only benchmarks are SMALL_BENCHMARKS and in which no hosts launch together (they form no gang)."""
     plan = builders.plan(*hosts, profile="smoke", gpu_count=2, rackproof_gang="none")
     planned = plan.stage("benchmark").benchmarks
     return builders.with_benchmarks(plan, benchmark={name: planned[name] for name in SMALL_BENCHMARKS})
@@ -52,7 +52,10 @@ def nonce(run_id: str) -> str:
 
 
 def slowed(name: str, share: float, *, host: str = "h1", scope: str = "gpu=0", **params: Any) -> Change:
-    """Return a change that multiplies by `share` the values of `host` that have this name, scope and these parameters."""
+    """Return a change that multiplies the values of some observations of `host` by `share`.
+
+    These observations have this name and scope, and their parameters include `params`.
+    """
 
     def slow(observation: Observation) -> Observation:
         matches = (
@@ -69,7 +72,7 @@ def slowed(name: str, share: float, *, host: str = "h1", scope: str = "gpu=0", *
 
 
 def swapped(host: str, index: int, serial: str) -> Change:
-    """Return a change that gives the GPU `index` of `host` another serial and UUID, as if it had been replaced."""
+    """Return a change that gives GPU `index` of `host` this serial, and a UUID made of it, as if the GPU had been replaced."""
 
     def change(record: Record) -> Record:
         if record.host != host:
@@ -102,7 +105,7 @@ class Done:
 def rackproof(*arguments: object, stdin: str = "") -> Done:
     """Run `rackproof` with these arguments in this process and return its exit code and output.
 
-    A new process would first import all modules, which takes a second.
+    It starts no process, because a new process would first import all modules, which takes a second.
     """
     out, err, before = io.StringIO(), io.StringIO(), sys.stdin
     sys.stdin = io.StringIO(stdin)

@@ -1,17 +1,18 @@
-"""Alter single elements of accepted runs: a run may stay accepted only if the change is allowed, and the judge must not crash.
+"""Alter accepted runs, one element at a time, and check that the judge accepts only allowed changes and never crashes.
 
-    make alter                                              # 1 000 000 alterations of all runs (ALTERATIONS, SEED, RUNS)
-    .venv/bin/python -m tests.alterations --count 20000 runs/rehearsal
+    make alter                          # 1 000 000 alterations of the runs in SIMULATED and MEASURED_RUNS
+    make alter ALTERATIONS=20000 SEED=2 RUNS=runs/rehearsal                               # also alters runs/rehearsal
+    .venv/bin/python -m tests.alterations --count 20000 --seed 2 runs/rehearsal           # the same without make
 
 The elements are found by walking a record along its JSON schema, so a new field of the schema is altered too. An alteration
 removes an element, or swaps it with another element of its kind, possibly of another host. It may also duplicate an item of a
 list or mapping, negate or scale a number, or change the name of a unit or the day of a time. `ALLOWED` lists the alterations
 after which a run may still be accepted, each with its reason.
 
-To save time, only the host of an altered record and the hosts that launch with it are judged. The statistics of the other hosts
-are computed once. If the judged hosts are accepted although the change is not allowed and has an effect, the whole run is
-judged from files, as `rackproof report` does, and this decision counts. A few runs that are not accepted are also judged from
-files.
+To save time, only the host of an altered record and the hosts that launch with it are judged. The statistics of all hosts but
+the host of the altered record are computed once. If the judged hosts are accepted although the change is not allowed and alters
+the content (`_content`), the whole run is judged from files, as `rackproof report` does, and this decision counts. If the judged
+hosts are not accepted, the whole run is judged from files in one of CHECKED_FROM_FILES cases.
 """
 
 from __future__ import annotations
@@ -73,9 +74,10 @@ FACTOR = 1000
 """`scale` multiplies or divides by this factor, as if GB had been taken for MB."""
 DAY = timedelta(days=1)
 CHECKED_FROM_FILES = 500
-"""One of this many altered runs that the quick judgement does not accept is judged from files too."""
+"""One of this many altered runs that `AcceptedRun.quick_decision` does not accept is judged from files too."""
 JUDGED_WHOLE = 40
-"""One of this many altered runs is judged by every criterion despite a contradiction, to check that no criterion crashes."""
+"""For one of this many altered runs, all criteria are applied even if elements of the evidence contradict each other, to check
+that no criterion crashes. For the others, a contradiction ends the judgement (`_HostJudge.decision`)."""
 PART = 5_000
 """Alterations per task of the process pool."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -87,7 +89,7 @@ UNITS = sorted(
     | {output.unit for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
 )
 NAMED_BY = {"metrics": ("name",), "observations": ("name",), "snapshots": ("stage", "phase"), "launches": ("stage",)}
-"""Name of a list in a record -> the fields that distinguish the kinds of its items."""
+"""Name of a list in a record -> the fields that give the kind of an item: snapshots of equal stage and phase are of one kind."""
 SIMULATED = {
     "one GPU": ("--hosts", 1, "--gpus", 1, "--gang", "none", "--profile", "smoke"),
     "two hosts": ("--hosts", 2, "--gpus", 2, "--profile", "smoke"),
@@ -101,13 +103,15 @@ WEIGHTS = {"one GPU": 20, "two hosts": 4, "three hosts": 1, "h200x1": 5, "h200x2
 """Run -> its weight in the distribution of the alterations; a run that is not listed has weight 1. Small runs have larger
 weights: they are judged faster, and their records have the same kinds of elements as those of large runs."""
 
-_EXTRA = "adds a part or a name that is not required; all required parts and names remain"
+_EXTRA = "adds a scope or a name that is not required; all required scopes and names remain"
 _DRAWN = "the report draws the timeline of a launch and does not judge it"
-_SPREAD = "describes how a figure varied; the figure itself is judged"
+_SPREAD = "describes how the samples of a figure varied; the figure itself is judged"
 _LIKE = (
     "both values are within the limits, and the two parts are of the same kind: a healthy part may have either value"
 )
-_DESCRIBES = "describes the measurement; the judge needs only the settings that distinguish the figure from others"
+_DESCRIBES = (
+    "describes how the figure was measured; the judge needs only parameters that distinguish figures of one name"
+)
 _NCCL = "is known only if NCCL could write its log"
 ALLOWED: Mapping[str, str] = {
     r"duplicate snapshots/.*/metrics/(container\.runtime\.present|storage\.mount\.size)/.*": _EXTRA,
@@ -115,27 +119,27 @@ ALLOWED: Mapping[str, str] = {
     r"duplicate snapshots/.*/metrics/infiniband\..*": _EXTRA,
     r"duplicate software/.*": _EXTRA,
     r"duplicate observations/.*/params/.*": _EXTRA,
-    r"remove software/cublas": "is missing if no rank loaded the library, and in records from before 28 November 2026",
+    r"remove software/cublas": "is missing if no rank loaded cuBLAS, and in records from before 28 November 2026",
     r".* launches/[^/]+/timeline.*": _DRAWN,
     r"(remove|scale|swap) observations/.*/samples.*": _SPREAD,
     r"swap observations(/.*)?": _LIKE,
     r"swap snapshots/.*/metrics/gpu\.(memory\.)?temperature.*": _LIKE,
-    r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have started together",
+    r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have booted at the same time",
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
     r"scale snapshots/preflight before/metrics/host\.uptime/values/host": (
-        "if the first uptime is too low, the clock may have been corrected; if it is too high, the judge finds that the next "
-        "uptime is lower, as after a reboot"
+        "if the first uptime is divided, the uptime grows more than the clock, which may have been set back during the run; if "
+        "it is multiplied, the next uptime is lower, which the judge takes for a reboot and does not accept"
     ),
     r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon may run on one host and not on others",
     r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "a higher limit than that of the other hosts is no fault",
     r"(remove|swap) launches/.*/log_tail": "explains a failure, and no launch of an accepted run failed",
     r"swap snapshots/.*/metrics/collector\..*": "how long a collector took is not judged",
     r"swap (began|ended|(snapshots|launches)/[^/]+/(at|began|duration_s))": "the hosts are measured at the same time",
-    r"remove snapshots/[^/]+ during": "a launch of up to a minute, or without a timeline, may lack it (`sequence.py`)",
+    r"remove snapshots/[^/]+ during": "need not exist for a launch that is short or has no timeline (`sequence.py`)",
     r"remove observations/collective\..*/params/(algorithm|protocol|transport)": _NCCL,
     r"remove observations/collective\..*/params/moved_bytes": "without it, the judge computes with `size_bytes`",
     r"remove observations/[^/]+/params": _DESCRIBES,
-    r"scale observations/.*\.loss_ratio/value": "lower if the network learned more; no datasheet limits how much",
+    r"scale observations/.*\.loss_ratio/value": "a lower ratio means that the network learned more; no datasheet limits how much",
     r"scale observations/checkpoint\..*_time/value": "a shorter time means faster storage, which is no fault",
     r"remove observations/.*/params/(size|size_bytes|backend|batch_size|data|dtype|network|optimizer)": _DESCRIBES,
     r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
@@ -143,22 +147,25 @@ ALLOWED: Mapping[str, str] = {
     r"(remove|negate|scale) observations/.*/params/(bytes|cache_bytes|cpus_per_rank|devices|free_bytes|graphed)": _DESCRIBES,
     r"(remove|negate|scale) observations/.*/params/(learning_rate|memory_node|places|repetitions|threads)": _DESCRIBES,
     r"(remove|negate|scale) observations/host_memory\..*/params/size_bytes": "depends on the size of the processors' caches",
-    r"scale observations/(transformer|mixture_of_experts)\..*/params/layers": "the benchmark adapts it to the memory of the GPU",
+    r"scale observations/(transformer|mixture_of_experts)\..*/params/layers": "the benchmark adapts their number to the memory",
     r"(remove|scale) observations/pairs\..*/params/.*": _DESCRIBES,
-    r"(remove|scale) launches/[^/]+/number": "only distinguishes launches of one stage; this run has one launch per stage",
-    r"scale launches/[^/]+/deadline_s": "a shorter deadline could only have ended the launch earlier",
+    r"(remove|scale) launches/[^/]+/number": "only distinguishes launches of one stage; these runs have one launch per stage",
+    r"scale launches/[^/]+/deadline_s": (
+        "a shorter deadline could only have ended the launch earlier; one that is longer than in the plan is not accepted"
+    ),
     r"scale snapshots/[^/]+/duration_s": "how long the readings took is not judged",
 }
-"""Regular expression for operation and kind of element -> why an altered run may still be accepted.
+"""Regular expression for `{operation} {kind of element}` -> why a run may still be accepted after such an alteration.
 
-Readings and figures that no criterion judges need no entry here: `fleet/judge/informational.py` has their reasons."""
+A changed value of a reading or figure that no criterion judges needs no entry here: `fleet/judge/informational.py` has the
+reasons."""
 
 ALLOWED_IN_REHEARSALS: Mapping[str, str] = {
     r"swap (snapshots|launches)(/.*)?": "all hosts of a rehearsal may be the same machine",
     r"scale observations/fashion_mnist\..*/params/epochs": "the training ends after a few steps, within the first epoch",
     r"(negate|scale) (snapshots/.*/values/.*|observations/.*/value)": "a rehearsal judges the pipeline and not the machine",
 }
-"""Further entries, which apply only to rehearsals, because the acceptance of a rehearsal accepts no hardware."""
+"""Further entries, which apply only to rehearsals (runs on CPUs), whose acceptance says nothing about hardware."""
 
 INVALID, ALLOWED_CHANGE, WITHOUT_EFFECT = "invalid", "allowed", "without effect"
 FAILURES = ("accepted", "crashed")
@@ -170,7 +177,8 @@ class Element:
 
     place: Place
     kind: str
-    """The path of the element, with names in place of positions: `snapshots/preflight before/metrics/gpu.power/values/gpu`."""
+    """The path of the element, with names in place of positions, and `gpu` in place of `gpu=0`, for example
+    `snapshots/preflight before/metrics/gpu.power/values/gpu`."""
     value: Json
     is_entry: bool
     """Whether the element is an item of a list, or an entry of a mapping whose keys are not fields of the schema."""
@@ -236,12 +244,12 @@ class Alteration:
     """One change of one record of a run."""
 
     record: str
-    """Path of the record in its run."""
+    """Path of the record, relative to the run directory."""
     operation: str
     kind: str
     place: Place
     other: tuple[str, Place] | None = None
-    """Record and place of the element to swap with."""
+    """Path of the record, and place in it, of the element to swap with."""
     seed: int = 0
 
     def __str__(self) -> str:
@@ -264,7 +272,10 @@ class Alteration:
         return {self.record: _set(document, self.place, _OPERATIONS[self.operation](value, rng))}
 
     def reason_allowed(self, documents: Mapping[str, Json], expected: AbstractSet[str], *, is_rehearsal: bool) -> str:
-        """Return why the altered run may be accepted; empty if it must not be. `expected`: figures that the plan requires."""
+        """Return why the altered run may be accepted; empty if it must not be.
+
+        `expected`: names of the figures that the plan requires of the host.
+        """
         if reason := _allowed(f"{self.operation} {self.kind}", is_rehearsal):
             return reason
         if self.kind.startswith("observations/"):
@@ -289,12 +300,13 @@ class Alteration:
 
 @cache
 def _is_only_compared(name: str) -> bool:
-    """Return whether the only criteria of a reading or figure compare it with other hosts or an earlier run.
+    """Return whether every criterion of a reading or figure compares it with other hosts or an earlier run.
 
-    False if it has no criterion.
+    True also for the identity of the switch of a port, which the judge compares without a criterion. False for any other reading
+    or figure without a criterion.
     """
     if name.endswith(".switch_id"):
-        return True  # the judge compares cables without a criterion
+        return True
     criteria = [item for pack in read_packs([]) if pack.gpu_names for item in pack.criteria if item.matches_name(name)]
     return bool(criteria) and all(item.same_as_fleet or item.vs_fleet or item.baseline for item in criteria)
 
@@ -342,7 +354,7 @@ def _duplicated(document: Json, place: Place) -> Json:
 
 
 def _other_key(key: str, keys: Mapping[str, Json]) -> str:
-    """Return the key of a part that the mapping does not have: `gpu=2` after `gpu=1`."""
+    """Return a key like `key` that is not in `keys`, such as `gpu=2` if `keys` has `gpu=0` and `gpu=1`."""
     head = key.rpartition("=")[0]
     if head:
         number = next(number for number in itertools.count() if f"{head}={number}" not in keys)
@@ -418,8 +430,8 @@ class AcceptedRun:
     def alterations(self, count: int, seed: int, kind_prefix: str = "") -> Iterator[Alteration]:
         """Yield `count` alterations of randomly chosen elements.
 
-        First, every possible operation is applied once at each place in the schema. Then every possible operation is applied to
-        each kind of element, again and again, until there are `count` alterations.
+        First, every possible operation is applied once at each place in the schema (`_place_in_schema`). Then every possible
+        operation is applied to each kind of element, again and again, until there are `count` alterations.
 
         `kind_prefix`: only elements whose kind begins with this are altered.
         """
@@ -489,8 +501,8 @@ class AcceptedRun:
     def quick_decision(self, changed: Mapping[str, Json], *, whole: bool = True) -> str:
         """Return the decision on the host of the last changed record and the hosts that launch with it.
 
-        The result is `invalid` if a changed record breaks a rule for records, or belongs to another run, host or gang. Unless
-        `whole`, no criterion is applied once a contradiction is found in the evidence of the host.
+        The result is `invalid` if a changed record breaks a rule for records, or belongs to another run, host or gang (hosts of
+        one multi-node launch). If `whole` is false, no criterion is applied once the evidence of the host contradicts itself.
         """
         evidence = dict(self._run.evidence)
         host = ""
@@ -524,7 +536,7 @@ def _place_in_schema(kind: str) -> str:
 
 
 def _content(document: Json) -> Json:
-    """Return a document without what has no effect: empty mappings are removed, and lists of objects are sorted."""
+    """Return a document reduced to what has an effect: empty mappings are removed, and lists of objects are sorted."""
     if isinstance(document, dict):
         content = {key: _content(value) for key, value in document.items() if value != {}}
         return {key: content[key] for key in sorted(content)}
@@ -535,7 +547,10 @@ def _content(document: Json) -> Json:
 
 
 class _HostJudge:
-    """Judges the host of an altered record and the hosts that launch with it. It computes the statistics of other hosts once."""
+    """Judges the host of an altered record and the hosts that launch with it.
+
+    The statistics of all hosts but the host of the altered record are computed only once.
+    """
 
     def __init__(self, run: Run, packs: Sequence[Pack], unit: tuple[str, ...], host: str) -> None:
         self._plan, self._packs, self._host = run.plan.only(unit), packs, host
@@ -548,7 +563,10 @@ class _HostJudge:
         )
 
     def decision(self, evidence: Mapping[str, Evidence], *, whole: bool) -> str:
-        """Return the decision. Unless `whole`, it is INCOMPLETE after any contradiction, even if a criterion would fail."""
+        """Return the decision.
+
+        If `whole` is false and the evidence of the host contradicts itself, it is INCOMPLETE, even if a criterion would fail.
+        """
         views = host_views(self._plan, evidence, self._packs)
         if not whole and any(True for view in views if view.host.name == self._host for _ in contradictions(view)):
             return INCOMPLETE
@@ -613,8 +631,8 @@ class PartReader:
 
 
 _TOKENS = itertools.count(1 << 40)
-"""Tokens for the metrics that PartReader reads. They differ from the tokens that `quick.Reader` gives to the metrics of whole
-records. The judge is slow if metrics have no token."""
+"""Tokens (`Metric.token`) for the metrics that PartReader reads. They begin high, so that they differ from the tokens that
+`quick.Reader` gives to the metrics of whole records. Without tokens, the judge is slow."""
 
 
 def _metric(document: Json) -> Metric | None:
@@ -693,9 +711,9 @@ def table(counts: Counts) -> str:
 
 
 def main() -> int:
-    """Print the counts. Return 1 if an altered run was accepted although its change is not allowed, or if the judge crashed."""
+    """Print the counts. Return 1 if an altered run was accepted although the change is not allowed, or if the judge crashed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("runs", nargs="*", type=Path, help="more accepted runs")
+    parser.add_argument("runs", nargs="*", type=Path, help="directories of further accepted runs to alter")
     parser.add_argument("--count", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=1)

@@ -38,7 +38,7 @@ NEVER_ABSENT: dict[str, Any] = {
     "storage.disk.count": 2,
     "storage.state.read_only": False,
 }
-"""Reading that every host must have -> its value on a healthy host."""
+"""Reading for which the judge requires a value from a bare-metal host -> its value on a healthy host."""
 RATES = {
     "gemm.throughput": {
         "bf16": 8.0e14,
@@ -55,7 +55,7 @@ RATES = {
 }
 """Rates of an H200 SXM in FLOP/s or B/s: name of the observation -> value of its parameter in SETTINGS -> rate."""
 SETTINGS = ("dtype", "op", "direction")
-"""Parameters that select a rate."""
+"""Parameters by which RATES distinguishes rates of one name. An observation in RATES has one of them."""
 FIGURES: dict[str, Any] = {
     "peer_copy.access": True,
     "peer_copy.latency": 2e-6,
@@ -124,13 +124,13 @@ FIGURES_BY_SUFFIX: dict[str, Any] = {
     "loss_finite": True,
     "identical": True,
 }
-"""Last part of a name -> value, for names that are not in FIGURES."""
+"""Last part of the name of an observation -> value, for names that are not in FIGURES."""
 EXTRA_PARAMS = {
     "host_copy.bandwidth": {"numa": "local"},
     "dataloader.sufficiency": {"network": "resnet18"},
     "fashion_mnist.accuracy": {"data": "fashion-mnist", "epochs": 20},
 }
-"""Parameters that benchmarks report in addition to those of the plan. `_extra_params` has more."""
+"""Name of an observation -> parameters that a benchmark reports in addition to those of the plan. `_extra_params` has more."""
 SOFTWARE = {"torch": "2.11.0", "cuda": "13.0", "nccl": "2.28.9", "cudnn": "91900"}
 
 
@@ -143,12 +143,13 @@ def inventory(*names: str, **variables: Any) -> dict[str, dict[str, Any]]:
 
 
 SIZES = {"benchmark": [8, 128 << 20, 1 << 30, 8 << 30], "gang": [8, 64 << 20, 1 << 30, 4 << 30]}
-"""Sizes of the collectives in a plan: the smallest, and those that criteria of the profile `standard` compare."""
+"""Stage -> sizes of the collectives in a plan, in bytes: those of the profile `standard` to which criteria apply."""
 OPS = {
     "benchmark": ["all_reduce", "all_gather", "broadcast", "gather", "hypercube"],
     "gang": ["all_reduce", "all_to_all"],
 }
-"""Collectives in a plan. With all collectives and sizes of the profile `standard`, judging would take three times as long."""
+"""Stage -> collectives in a plan. With all collectives and sizes of the profile `standard`, judging would take three times as
+long."""
 
 
 def plan(
@@ -186,7 +187,7 @@ def gpu(host: str, index: int) -> Gpu:
 def observation(
     name: str, value: Any, *, scope: str = "host", unit: str = "", stage: str = "benchmark", **params: Any
 ) -> Observation:
-    """Return a measured observation, by default with the unit of the catalogue."""
+    """Return a measured observation, by default with the unit that `schemas/catalogue.py` has for this name."""
     unit = unit or _unit(name)
     return Observation(name=name, scope=scope, stage=stage, unit=unit, status=MEASURED, value=value, params=params)
 
@@ -196,7 +197,7 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
 
     Args:
         devices: indices of the GPUs.
-        changes: reading (with `__` for `.`) -> value for every GPU, or {scope: value}.
+        changes: reading (with `__` for `.`) -> value of every GPU, or a mapping from the scope of each GPU to its value.
     """
     values = HEALTHY | {key.replace("__", "."): ("1", value) for key, value in changes.items()}
     metrics = [
@@ -223,9 +224,9 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
 
 @cache  # most tests call it with the same arguments
 def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
-    """Return the readings in NEVER_ABSENT with their values, and the readings of other optional criteria as unsupported.
+    """Return readings that criteria for an H200 judge: those in NEVER_ABSENT with their values, other optional ones unsupported.
 
-    Readings of BMCs are left out, and those in `exported`, which the snapshot already has.
+    Readings of BMCs, and readings in `exported`, which the snapshot already has, are left out.
     """
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
@@ -247,7 +248,7 @@ def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric,
 
 
 def ranks(number: int, first: int = 0) -> tuple[Rank, ...]:
-    """Return the ranks of one host, all of which exited with 0."""
+    """Return `number` ranks of one host, of which the first is rank `first`. All of them exited with 0."""
     return tuple(
         Rank(rank=first + index, local_rank=index, phase="end", exit_code=0, log_tail="") for index in range(number)
     )
@@ -272,9 +273,9 @@ def launch(
     devices: int = 1,
     first: int = 0,
 ) -> Launch:
-    """Return a launch that ended with `outcome`, because of `reason`; `first` is the first rank of the host.
+    """Return a launch that ended with `outcome`, because of `reason`.
 
-    The launch has ranks only if `outcome` is `finished`.
+    If `outcome` is `finished`, the host has `devices` ranks, of which the first is rank `first`. Otherwise it has none.
     """
     return Launch(
         stage=stage,
@@ -326,7 +327,7 @@ def node_figures(scope: str, stage: str = "benchmark") -> list[Observation]:
 
 
 def _world_size(run_plan: Plan, host: PlannedHost, stage: str) -> dict[str, int]:
-    """Return the parameter `world_size`: the number of ranks that take part in a stage."""
+    """Return the parameter `world_size`: the number of ranks of the gang in the stage `gang`, or else of the host."""
     return {"world_size": run_plan.ranks(run_plan.gangs()[host.gang]) if stage == "gang" else len(host.devices)}
 
 
@@ -355,7 +356,7 @@ def _value(name: str, params: Any) -> Any:
 
 
 def slowed_collective(observation: Observation, *, op: str) -> Observation:
-    """Return the observation; if it is a bandwidth or latency of the collective `op`, with the value for a rate of 1 GB/s."""
+    """Return the observation. A bandwidth or latency of the collective `op` gets the value of a collective with 1 GB/s."""
     if observation.name in (f"collective.{op}.algbw", f"collective.{op}.busbw"):
         return replace(observation, value=1e9)
     if observation.name == f"collective.{op}.latency":
@@ -364,7 +365,7 @@ def slowed_collective(observation: Observation, *, op: str) -> Observation:
 
 
 def records(run_plan: Plan, host: str) -> tuple[Record, ...]:
-    """Return the host record of a healthy host and, if it has a gang, its gang record."""
+    """Return the host record of a healthy host and, if it launches with other hosts (a gang), its gang record."""
     planned = run_plan.host(host)
     devices = range(len(planned.devices))
     common: dict[str, Any] = {

@@ -1,4 +1,9 @@
-"""Run one of the two hosts of a gang in its own process, with a clock that differs from that of the other host."""
+"""Run one host of a two-node launch in its own process, with a clock that may be shifted against that of the other host.
+
+    python -m tests.clock_host PORT WORK NODE SHIFT_S
+
+PORT is that of the key store on 127.0.0.1, WORK a directory, NODE the number of the host (0 or 1), SHIFT_S the shift in seconds.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +23,13 @@ HOSTS = ("h1", "h2")
 
 
 def shifted(seconds: float) -> float:
-    """Return the time of a clock that differs by `seconds`."""
+    """Return the time of a clock that is `seconds` ahead of the monotonic clock."""
     return time.monotonic() + seconds
 
 
 @contextmanager
 def host_context(port: int, work: Path, node: int) -> Iterator[RankContext]:
-    """Yield the context of a host's only rank."""
+    """Yield the context of the only rank of host `node`."""
     store = KeyStore("127.0.0.1", port, NAME, limit_s=10)
     yield RankContext(
         rank=node, world_size=2, local_rank=0, local_world_size=1, stage="gang", kind="cpu", devices=(0,),
@@ -34,9 +39,9 @@ def host_context(port: int, work: Path, node: int) -> Iterator[RankContext]:
 
 
 def main(port: int, work: Path, node: int, shift_s: float) -> None:
-    """Agree on a common start with the other host, with a clock that is shifted by `shift_s` seconds.
+    """Agree with the other host on a common start, using a clock that is `shift_s` seconds ahead.
 
-    Print the start as a time of the unshifted clock, and its uncertainty, both in seconds.
+    Print the start as a time of the monotonic clock (without the shift), and its uncertainty, both in seconds.
     """
     with host_context(port, work, node) as context:
         start = CommonStart(context, HOSTS, partial(shifted, shift_s)).agree("step")

@@ -14,13 +14,13 @@ from tests import ROOT
 # Let Python write bytecode files: otherwise each of the hundreds of processes of the tests compiles the sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Limit numpy to one thread: starting a thread for each processor takes a tenth of the time of `import torch`.
+# Limit OpenBLAS to one thread: numpy would start one for each processor, which takes a tenth of the time of `import torch`.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Limit torch to one thread: more threads would only wait, because several test processes share the processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Disable the heartbeat lines of playbooks, which cost one more process per ansible-playbook. Tests of these lines enable them.
 os.environ.setdefault("RACKPROOF_HEARTBEAT", "0")
-# A shell starts background jobs with SIGINT ignored, which Python inherits: restore KeyboardInterrupt.
+# A shell starts background jobs with SIGINT ignored, and Python inherits this. Let SIGINT raise KeyboardInterrupt again.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # pytest creates little garbage while it collects the tests
@@ -28,8 +28,8 @@ gc.disable()  # pytest creates little garbage while it collects the tests
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
-    # Each of the four workers of `make test` starts with one of the first four files. lab/test_resume installs the agent on
-    # lab hosts, and the tests of other labs wait until it is installed.
+    # Each of the four workers of `make test` starts with one of the first four files. Of the files that call `install_agent` for
+    # lab hosts, lab/test_resume is the first. The others wait until it has installed the agent, and copy the installed files.
     *("lab/test_resume", "unit/fleet/judge/test_alterations", "unit/fleet/records/test_hostile", "browser/test_report"),
     *("lab/test_roles", "lab/test_mpi"),
     # The order below lets a worker run a short file after one of the longest files above.
@@ -42,12 +42,16 @@ SLOWEST_FILES = (
     *("unit/fleet/report/test_run_report", "unit/fleet/judge/test_every_reading", "unit/collectors/test_faults"),
     *("unit/playbooks/test_nothing_done", "unit/fleet/report/test_report", "unit/docs/test_guides"),
 )
-"""Test files that take 10 s or more. They start first, so that the test run does not end with a single busy worker."""
+"""Test files that take 10 s or more: paths below `tests`, without `.py`. They start first, so that at the end of the test run no
+worker is still busy with a long file while the others are idle."""
 
 
 @pytest.fixture(autouse=True)
 def _restore_signal_handlers() -> Iterator[None]:
-    """Restore signal handlers that a tested command has set: otherwise forks of later tests ignore SIGTERM and hang."""
+    """Restore the signal handlers of this process, which a tested command may have replaced.
+
+    Otherwise, processes that later tests fork would ignore SIGTERM and hang.
+    """
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     yield
     for number, handler in before.items():
@@ -64,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the tables that tests recorded."""
+    """Print the tables that tests recorded with `record_property("table", …)`."""
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
             if name == "table":

@@ -55,7 +55,7 @@ def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool 
 
 
 def records(fleet_plan: Plan, host: str, seed: int = 0, spread: float = 0.005) -> tuple[Record, ...]:
-    """Return the records of a healthy host; `spread` is the relative standard deviation of figures whose unit is in NOISY_UNITS."""
+    """Return the records of a healthy host; `spread` is the relative standard deviation of figures with a unit in NOISY_UNITS."""
     noise = random.Random(f"{seed} {host}")  # noqa: S311
 
     def add_noise(observation: Observation) -> Observation:
@@ -75,7 +75,7 @@ def write(
 ) -> None:
     """Write the plan and the records of `hosts` (default: all) to a run directory.
 
-    `faults`: host -> function that changes its host record, or None: the host record is not written. Gang records are unchanged.
+    `faults`: host -> function that changes its host record, or None if this record is not written. Gang records stay unchanged.
     """
     documents.write(directory / "plan.json", to_json(fleet_plan))
     for name in hosts or [host.name for host in fleet_plan.hosts]:

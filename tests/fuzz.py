@@ -3,11 +3,13 @@
     make fuzz                                             # 1 000 000 mutations
     .venv/bin/python -m tests.fuzz --mutations 100000 --jobs 2
 
-Each mutation changes bytes or JSON values of one file of a small healthy run: a host or gang record, sometimes the plan or the
-journal of events. The run is then read as `rackproof report` reads it. If the changed file is still valid, the run is judged.
-If the run is accepted, `rejection_reason` checks whether it may be, from the bytes alone and without code of the judge. Some
-mutations run the complete command, which writes files. Others corrupt a file listed in `CASES` and run a `rackproof` verb that
-reads it: waivers, a baseline or a run's copy of it, a report, signed files, a journal or a lock.
+Most mutations change bytes or JSON values of one file of a small healthy run: a host record or gang record, sometimes plan.json
+or events.jsonl. The run is then read as `rackproof report` reads it. If the changed file is still valid, the run is judged. If
+the run is accepted, `rejection_reason` checks that this is right: it reads the files itself and uses no code of the judge except
+the parsed criteria. After some of these mutations, the complete command runs, which writes files.
+
+The other mutations corrupt a file listed in `CASES` and run a `rackproof` verb that reads this file. `CASES` has waivers, a
+baseline, a run's copy of a baseline, reports, signed files, journal.jsonl and lock.json.
 """
 
 from __future__ import annotations
@@ -53,17 +55,19 @@ PACKS = read_packs([])
 H200_PACK = next(pack for pack in PACKS if pack.name == "h200-sxm")
 MEMORY_DIRECTORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 WITH_MESSAGES = 50
-"""One in this many mutated short runs is validated by jsonschema, with messages; the others by the fast validator."""
+"""In one of this many mutations of a short run (see FULL_RUN), jsonschema writes the error message for an invalid file. In the
+others only the fast validator runs, which has no messages."""
 FULL_RUN = 200
-"""One in this many mutations is of a full run, with every reading and criterion; a short run has only a few of them."""
+"""One in this many mutations changes a full run, which has every reading and criterion. A short run has only a few of them."""
 COMPLETE_COMMAND = 20
-"""One in this many mutations of a full run is read by the complete command, which writes files."""
+"""After one in this many mutations of a full run, the complete command `rackproof report` runs, which writes files."""
 GANG_RUN = 5
-"""One in this many mutations of a short run is of a run with a gang."""
+"""One in this many mutations of a short run changes a run with a gang (the hosts of one multi-node launch)."""
 INCOMPLETE_GANG = 10
-"""One in this many runs with a gang and an invalid record is still judged, without that record; the others are not judged."""
+"""If a mutation makes a record of a run with a gang invalid, one in this many of these runs is judged without that record. The
+others are not judged."""
 OTHER_VERB = 250
-"""One in this many mutations is of a file in CASES, and runs the verb of its case."""
+"""One in this many mutations corrupts a file in CASES and runs the verb of this case."""
 PART = 5_000
 """Mutations per task of the process pool."""
 GANG_FIGURES = ("collective.all_reduce.busbw", "collective.all_reduce.wrong_elements", "pairs.bandwidth")
@@ -107,7 +111,7 @@ def shortened(record: Record) -> Record:
 
 
 def short_pack() -> Pack:
-    """Return the H200 pack with only the criteria that match the readings and figures of a short record."""
+    """Return the H200 pack with only the criteria for readings and figures of a short run."""
     names = {metric for metric in builders.HEALTHY if metric.startswith(READINGS)} | {
         "gpu.count",
         "memory.bandwidth",
@@ -118,7 +122,7 @@ def short_pack() -> Pack:
 
 
 def small_run(directory: Path, full: bool = False, gang: bool = False, hosts: Sequence[str] = ("h1", "h2")) -> Plan:
-    """Write a run of hosts with one GPU each and few figures; return its plan. Unless `full`, it is a short run."""
+    """Write a run of hosts with one GPU each; return its plan. Unless `full`, it is a short run with few readings."""
     plan = builders.plan(*hosts, profile="smoke", gpu_count=1, rackproof_gang="rack" if gang else "none")
     sizes = plan.stage("gang").benchmarks["collective"]["sizes_bytes"] if gang else []
     gang_benchmarks = {"collective": {"ops": ["all_reduce"], "sizes_bytes": sizes[-1:], "graph_ops": []}, "pairs": {}}
@@ -140,7 +144,7 @@ def small_run(directory: Path, full: bool = False, gang: bool = False, hosts: Se
 
 
 def mutated(rng: random.Random, whole: bytes) -> bytes:
-    """Return the document after a random change of its bytes, or of one to three of its JSON values; a few get both changes."""
+    """Return the document after a random change of its bytes, or of one to three of its JSON values. A few documents get both."""
     if rng.random() < 0.8:
         return _mutate_bytes(rng, whole)
     document = json.loads(whole)
@@ -231,9 +235,13 @@ def _random_container(rng: random.Random, document: Any) -> Any:
 def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: Sequence[Criterion]) -> str:
     """Return why a run must not be accepted, or an empty string. Uses no code of the judge.
 
-    Checks: strict JSON; the schema; run, nonce, host and gang; every planned observation was measured (of repeated observations,
-    the last counts); the last launch of each stage finished; GPU model and unique serials; the limits of all absolute criteria;
-    no counter rose by more than its limit; no collector error for a reading that a criterion needs.
+    Args:
+        records: path in the run directory -> bytes of the file.
+
+    A run may be accepted only if its records are strict JSON, match the schema and name the right run, nonce, host and gang;
+    every planned observation was measured (of repeated observations, the last counts); the last launch of each stage finished;
+    all hosts of a gang were in one launch; GPU models are right and serials unique; the absolute limits of all criteria are met;
+    no counter rose by more than its limit; and no collector reported an error for a reading that a criterion needs.
     """
     parts: dict[tuple[str, int, str], set[str]] = {}
     slots: dict[str, set[tuple[str, int]]] = {}
@@ -244,7 +252,7 @@ def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: 
             return f"{host['name']}: no valid record: {str(error)[:80]}"
         for gpu in document["gpus"]:
             slot = host["name"], gpu["index"]
-            for key in ("serial", "uuid"):  # both are empty in a record that does not state them
+            for key in ("serial", "uuid"):  # each is empty if the record does not state it
                 parts.setdefault((*slot, key), set()).update({gpu[key]} - {""})
                 slots.setdefault(gpu[key] or str(slot), set()).add(slot)
         if why := _host_rejection_reason(plan, host, document, criteria):
@@ -276,7 +284,7 @@ def _valid_record(plan: dict[str, Any], host: str, gang: str, records: dict[str,
 
 
 def _combine(documents_: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the combined lists of all records of a host."""
+    """Return list name -> the items of this list from all records of a host."""
     lists = ("gpus", "observations", "snapshots", "launches")
     return {key: [item for each in documents_ for item in each.get(key, ())] for key in lists}
 
@@ -305,7 +313,7 @@ def _host_rejection_reason(
     if host.get("gang") and not any(set(launch["members"]) >= gang for launch in gang_launches):
         return "no launch with all hosts of its gang"
     names: dict[int, set[str]] = {}
-    for gpu in document["gpus"]:  # the name is empty in a record that does not state it
+    for gpu in document["gpus"]:  # the name is empty if the record does not state it
         names.setdefault(gpu["index"], set()).add(gpu["name"])
     if any(models - {""} != {"NVIDIA H200"} for models in names.values()):
         return "a GPU of another model"
@@ -367,7 +375,10 @@ def _violation(criterion: Criterion, host: dict[str, Any], document: dict[str, A
 
 
 def _values_of(criterion: Criterion, document: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
-    """Return scope -> values in order of time, and an error if a reading was lost."""
+    """Return the values that a criterion judges, and why a collector lost one of them (or an empty string).
+
+    The values are in order of time for each scope of a reading, and for each name, scope and parameters of an observation.
+    """
     values: dict[str, list[Any]] = {}
     lost = ""
     for taken in sorted(document.get("snapshots", ()), key=lambda taken: str(taken["at"])):
@@ -394,7 +405,7 @@ def _values_of(criterion: Criterion, document: dict[str, Any]) -> tuple[dict[str
 
 @lru_cache(100_000)
 def _matches_name(name: str, pattern: str) -> bool:
-    """Return whether a name matches a pattern, in which `*` stands for any one of the parts that dots separate."""
+    """Return whether a dotted name matches a pattern. A `*` in the pattern matches exactly one part between dots."""
     wanted, parts = pattern.split("."), name.split(".")
     return len(wanted) == len(parts) and all(word in ("*", part) for word, part in zip(wanted, parts, strict=True))
 
@@ -421,7 +432,7 @@ def _meets(operator: str, value: Any, limit: Any) -> bool:
 
 
 class Trial:
-    """A small run directory in which one file at a time is corrupted, and the findings."""
+    """A small run directory in which one file at a time is corrupted, and the failures that this caused."""
 
     def __init__(self, parent: Path, seed: int, full: bool = False, gang: bool = False) -> None:
         self.directory, self.rng = parent / "r1", random.Random(seed)  # noqa: S311
@@ -442,7 +453,7 @@ class Trial:
         self.findings = Findings()
 
     def mutate(self, number: int) -> None:
-        """Make one mutation, and read the run."""
+        """Restore the previously changed file, change a random file, and read the run."""
         name = self.rng.choices(list(self.originals), self.weights)[0]
         text = mutated(self.rng, self.originals[name])
         if self.corrupt_file not in ("", name):
@@ -467,7 +478,7 @@ class Trial:
             if not is_complete and (not host.gang or number % INCOMPLETE_GANG):
                 self.findings.counts["refused"] += 1
                 return
-            if not self.full:  # the files of the other hosts are unchanged
+            if not self.full:  # only the files of this host changed, so the evidence of the others is reused
                 self._check_report(name, text, merge(self.plan, self.evidence | {host.name: evidence}, self.packs))
                 return
         try:
@@ -488,7 +499,7 @@ class Trial:
 
     def _rejection_reason(self, name: str, text: bytes) -> str:
         if name == "events.jsonl":
-            return _journal_rejection_reason(text)
+            return _events_rejection_reason(text)
         whole = self.originals | {name: text}
         plan = json.loads(
             whole["plan.json"].decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant
@@ -498,19 +509,19 @@ class Trial:
         return rejection_reason(plan, whole, (H200_PACK if self.full else self.packs[0]).criteria)
 
     def _run_report(self) -> None:
-        """Run the complete `rackproof report`, and count writes outside of the run directory."""
+        """Run the complete `rackproof report`. A write outside of the run directory is a failure."""
         self.findings.run_command(self.directory.parent, ("report", self.directory), (self.directory,))
 
 
 class Findings:
-    """Counts and examples of what the mutations caused."""
+    """Numbers of mutations, results and failures, and examples of failures."""
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
         self.examples: list[str] = []
 
     def add(self, what: str, text: str, document: bytes) -> None:
-        """Count a failure. Keep the documents of the first five failures in the directory for temporary files."""
+        """Count a failure of the kind `what`. Write the documents of the first five failures to the temporary directory."""
         self.counts[what] += 1
         if len(self.examples) < 5:
             kept = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}-{self.counts['mutations']}.json"
@@ -520,7 +531,10 @@ class Findings:
     def run_command(
         self, directory: Path, words: Sequence[object], writes: Sequence[Path], document: bytes = b""
     ) -> int:
-        """Run a verb and return its exit code. Count exit codes other than 0, 1, 2 and 64, and writes outside of `writes`."""
+        """Run a verb and return its exit code.
+
+        An exit code other than 0, 1, 2 and 64 (usage error) is a failure, and so is a write outside of the directories `writes`.
+        """
         outside: list[str] = []
         output = io.StringIO()
         with (
@@ -549,20 +563,20 @@ class Case:
     writes: tuple[str, ...] = ()
     """Directories in which the verb may write."""
     why_not_0: Callable[[bytes, bytes], str] = lambda original, text: ""
-    """Function of the original and the corrupt file: returns why exit code 0 is wrong, or an empty string."""
+    """Given the original and the corrupt file, returns why exit code 0 of the verb is wrong, or an empty string."""
 
 
-def _same(original: bytes, text: bytes) -> str:
-    return "" if text == original else "it is accepted although the file changed"
+def _reason_if_changed(original: bytes, text: bytes) -> str:
+    return "" if text == original else "the file is accepted although it changed"
 
 
-def _same_signature(original: bytes, text: bytes) -> str:
-    """Compare the armoured data without line breaks, which do not matter to ssh-keygen."""
+def _reason_if_signature_changed(original: bytes, text: bytes) -> str:
+    """Return an error if the Base64 data of the signature changed. Its line breaks are not compared: ssh-keygen ignores them."""
     original_lines, lines = (b"".join(each.split(b"-----")[2:3]).split() for each in (original, text))
     return "" if b"".join(original_lines) == b"".join(lines) else "a changed signature is accepted"
 
 
-def _same_verdicts(original: bytes, text: bytes) -> str:
+def _reason_if_verdicts_changed(original: bytes, text: bytes) -> str:
     documents_ = [
         json.loads(each.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
         for each in (original, text)
@@ -574,13 +588,16 @@ def _same_verdicts(original: bytes, text: bytes) -> str:
 
 
 def _state_of(document: Any) -> Any:
-    """Return the fields of each verdict that matter for the decision. Return an argument that is not a list unchanged."""
+    """Return the fields of each verdict that matter for the decision. Return a value that is not a list unchanged."""
     keys = ("host", "scope", "name", "stage", "criterion", "verdict", "waiver", "limit", "operator", "reason", "value")
     return [{key: each.get(key) for key in keys} for each in document] if isinstance(document, list) else document
 
 
 def _missing_waiver(original: bytes, text: bytes) -> str:
-    """Return which waiver of the original file is missing or covers less, or an empty string. The run needs each of them."""
+    """Return which waiver of the original file is not covered by one of the changed file, or an empty string.
+
+    The run has a failure for each original waiver, so without one of them it must not be accepted.
+    """
     needed, given = (yaml.safe_load(each)["waivers"] for each in (original, text))
     for line in needed:
         if not any(_covers(other, line) for other in given if isinstance(other, dict)):
@@ -589,6 +606,7 @@ def _missing_waiver(original: bytes, text: bytes) -> str:
 
 
 def _covers(line: dict[str, Any], needed: dict[str, Any]) -> bool:
+    """Return whether the waiver `line` is valid and waives at least what the waiver `needed` waives."""
     waived = {
         key: " ".join(str(line.get(key, "")).split()) for key in ("who", "why", "until", "scope", "criterion", "host")
     }
@@ -605,7 +623,7 @@ def _covers(line: dict[str, Any], needed: dict[str, Any]) -> bool:
 
 
 def _settings(params: dict[str, Any]) -> dict[str, Any]:
-    """Return the parameters without those that describe the outcome: `diff` compares figures that differ only in them."""
+    """Return the parameters without OUTCOME_PARAMS. `diff` compares two figures if these remaining parameters are equal."""
     return {key: value for key, value in params.items() if key not in OUTCOME_PARAMS}
 
 
@@ -635,7 +653,7 @@ CASES = (
     Case(file=WAIVERS, words=("judge", REJECTED_RUN, "--waivers", WAIVERS, "--json"), why_not_0=_missing_waiver),
     *(
         Case(file=f"{RUN_WITH_BASELINE}/baseline/{file}", words=("report", RUN_WITH_BASELINE), writes=(RUN_WITH_BASELINE,),
-             why_not_0=_same)
+             why_not_0=_reason_if_changed)
         for file in ("index.json", "hosts/h1.json", "gpus/h2-0.json")
     ),
     Case(file=f"{STORE}/hosts/h1.json", words=("diff", STORE, LATER_RUN)),
@@ -643,18 +661,18 @@ CASES = (
     Case(file=f"{STORE}/gpus/h1-1.json", words=("baseline", "list", "--baseline", STORE)),
     Case(file=f"{STORE}/hosts/h2.json", words=("baseline", "show", "h2", "--baseline", STORE)),
     Case(file=f"{STORE}/hosts/h2.json", words=ACCEPT, writes=(STORE,)),
-    Case(file=f"{ACCEPTED_RUN}/report.json", words=ACCEPT, writes=(STORE,), why_not_0=_same_verdicts),
-    Case(file=f"{ACCEPTED_RUN}/report.json", words=VERIFY, why_not_0=_same),
+    Case(file=f"{ACCEPTED_RUN}/report.json", words=ACCEPT, writes=(STORE,), why_not_0=_reason_if_verdicts_changed),
+    Case(file=f"{ACCEPTED_RUN}/report.json", words=VERIFY, why_not_0=_reason_if_changed),
     Case(file=f"{ACCEPTED_RUN}/report.json", words=("diff", ACCEPTED_RUN, LATER_RUN)),
     Case(file=f"{ACCEPTED_RUN}/report.json", words=("judge", ACCEPTED_RUN)),
     Case(file=f"{ACCEPTED_RUN}/report.json", words=("watch", ACCEPTED_RUN, "--json", "--once", "--no-ask")),
     Case(file=f"{REJECTED_RUN}/report.json", words=("rma", REJECTED_RUN), writes=(REJECTED_RUN,)),
     Case(file=f"{LATER_RUN}/hosts/h1.json", words=("diff", ACCEPTED_RUN, LATER_RUN), why_not_0=_missing_figures),
     *(
-        Case(file=f"{ACCEPTED_RUN}/{file}", words=VERIFY, why_not_0=_same)
+        Case(file=f"{ACCEPTED_RUN}/{file}", words=VERIFY, why_not_0=_reason_if_changed)
         for file in ("SHA256SUMS", "signed.json", "hosts/h1.json", "plan.json", "junit.xml")
     ),
-    Case(file=f"{ACCEPTED_RUN}/SHA256SUMS.sig", words=VERIFY, why_not_0=_same_signature),
+    Case(file=f"{ACCEPTED_RUN}/SHA256SUMS.sig", words=VERIFY, why_not_0=_reason_if_signature_changed),
     Case(file=f"{ACCEPTED_RUN}/SHA256SUMS", words=("report", ACCEPTED_RUN), writes=(ACCEPTED_RUN,)),
     Case(file=f"{LATER_RUN}/journal.jsonl", words=("report", LATER_RUN), writes=(LATER_RUN,)),
     Case(file=f"{LATER_RUN}/journal.jsonl", words=("watch", LATER_RUN, "--json", "--once", "--no-ask")),
@@ -746,21 +764,21 @@ def corrupt(rng: random.Random, whole: bytes) -> bytes:
     return mutated(rng, whole)
 
 
-def _journal_rejection_reason(text: bytes) -> str:
+def _events_rejection_reason(text: bytes) -> str:
     for line in text.removesuffix(b"\n").split(b"\n") if text else ():
         try:
             event = json.loads(line.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
             documents.validator("event").validate(event)
         except (ValueError, RecursionError, jsonschema.ValidationError):
-            return "an invalid line in the journal"
+            return "an invalid line in events.jsonl"
         if event["what"] != "passed" and event["host"] in ("h1", "h2"):
-            return "the journal has a failure"
+            return "events.jsonl has a failure of a host"
     return ""
 
 
 @contextlib.contextmanager
 def _without_messages() -> Iterator[None]:
-    """Validate without messages, which take most of the time. Another test compares the two validators."""
+    """Validate without error messages, which take most of the time. This needs the fast validator (`quick.available`)."""
     original = documents.validate
 
     def validate(value: Any, schema: str, *, source: str) -> None:
@@ -807,7 +825,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def _watched(directory: Path, writes: Sequence[Path], report: Callable[[str], None]) -> Iterator[None]:
-    """Report every write, creation, rename or removal outside of the directories `writes`."""
+    """Report writes, creations, renames and removals outside of the directories `writes`, and changed entries of `directory`."""
     if not getattr(sys, "_fuzz_audited", False):
         sys.addaudithook(_audit)
         sys._fuzz_audited = True  # type: ignore[attr-defined]
@@ -822,7 +840,7 @@ def _watched(directory: Path, writes: Sequence[Path], report: Callable[[str], No
 
 
 def run_part(seed: int, count: int, prepared: Path) -> tuple[Counter[str], list[str]]:
-    """Make `count` mutations in this process; return counts and examples of failures."""
+    """Make `count` mutations in this process; return the counts of everything, and examples of failures."""
     with tempfile.TemporaryDirectory(dir=MEMORY_DIRECTORY) as temporary:
         directory = Path(temporary).resolve()
         full, verbs = count // FULL_RUN, count // OTHER_VERB
@@ -836,7 +854,7 @@ def run_part(seed: int, count: int, prepared: Path) -> tuple[Counter[str], list[
         counts: Counter[str] = Counter()
         reports: list[str] = []
         for trial, mutation_count in trials:
-            # Start each part with a different verb.
+            # `seed` differs between parts, so they start with different cases.
             first = seed if isinstance(trial, VerbTrial) else 0
             for number in range(first + 1, first + mutation_count + 1):
                 trial.mutate(number)
@@ -849,7 +867,10 @@ FAILURES = ("crashes", "wrong accepts", "writes outside")
 
 
 def run(mutations: int, jobs: int, seed: int, report: Callable[[str], None] = print) -> tuple[Counter[str], list[str]]:
-    """Make all mutations; return counts and examples of failures. `report` gets the progress."""
+    """Make all mutations in `jobs` processes; return the counts of everything, and examples of failures.
+
+    `report` is called with lines about the progress.
+    """
     counts: Counter[str] = Counter()
     reports: list[str] = []
     began = time.monotonic()
@@ -867,7 +888,7 @@ def run(mutations: int, jobs: int, seed: int, report: Callable[[str], None] = pr
 
 
 def main() -> int:
-    """Print the counts. Return 1 if there was a failure."""
+    """Make the mutations and print the counts. Return 1 if there was a failure."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mutations", type=int, default=1_000_000)
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
@@ -883,7 +904,7 @@ def main() -> int:
     print(
         f"{counts['refused']} refused, {judged} judged ({counts['accepted']} accepted), "
         f"{counts['gang records']} mutations of gang records, {counts['verbs']} mutations of files in CASES, "
-        f"{counts['commands']} complete commands"
+        f"{counts['commands']} commands run"
     )
     return int(any(counts[name] for name in FAILURES))
 

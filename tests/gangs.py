@@ -1,4 +1,4 @@
-"""Gangs (the hosts of one multi-node launch), rank states and heartbeats for tests of the supervisors."""
+"""Gangs (a gang: the hosts of one multi-node launch), rank states and heartbeats for tests of the agent's supervisor process."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NOW = 1000.0
 TIMEOUT_S = 60.0
 """Time-out of the process group, in seconds."""
 LATE_STATUS_AGE_S, LOST_STATUS_AGE_S = HOST_SILENT_S - 1, HOST_SILENT_S + 0.1
-"""Status ages of a host that is late but not silent, and of a silent host."""
+"""Age in seconds of the last status of a host that is late but not silent, and of a silent host that counts as lost."""
 SILENT_RANK_S = RANK_SILENT_S + 0.1
-"""Age of the last heartbeat of a silent rank."""
+"""Age of the last heartbeat of a silent rank, in seconds."""
 SETTLED_S = SETTLE_S + 0.1
-"""Age of an event that is old enough for a verdict."""
+"""Age of the failure or end of a rank, in seconds, when all ranks that failed as a result have reported it."""
 RUNNING_FIELDS = {
     "alive_s": 30.0,
     "grouped": True,
@@ -37,7 +37,7 @@ RUNNING_FIELDS = {
 TIMED_OUT_FIELDS = {"failure": "timeout", "failure_age_s": SETTLED_S, "sequence": 7, "waiting_s": TIMEOUT_S}
 MEMBERS = ("h1", "h2", "h3")
 ADDRESSES = {"h1": "127.0.0.1", "h2": "127.0.0.1", "h3": "127.0.0.3"}
-"""The first two members share a machine."""
+"""Member -> address. The first two members have the same address, like two hosts on one machine."""
 CLOCK_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -80,7 +80,7 @@ def gang_snapshot(
 
 
 def timed_out_ranks(*exceptions: RankState) -> dict[str, RankState]:
-    """Return the states of six ranks: those in `exceptions` as given, and the others timed out."""
+    """Return `r0` to `r5` -> state of this rank: the given states in `exceptions`; all other ranks have timed out."""
     states = {f"r{number}": rank_state(number, **TIMED_OUT_FIELDS) for number in range(6)}
     return states | {f"r{state.rank}": state for state in exceptions}
 
@@ -93,7 +93,7 @@ def make_gang(me: str, port: int, **fields: Any) -> Gang:
 
 @cache
 def loopback_address(port: int) -> str:
-    """Return a random loopback address, the same for each call with this port. Another process hardly ever uses that address."""
+    """Return a random loopback address, which other processes hardly ever use. The same port always gives the same address."""
     return "127." + ".".join(str(1 + byte % 254) for byte in secrets.token_bytes(3))
 
 
@@ -129,7 +129,7 @@ def is_closed(connection: socket.socket, listener: PeerChannel) -> bool:
 
 
 def send_to_receiver(directory: Path, kind: str = "heartbeat", *, rank: int = 0, **fields: Any) -> None:
-    """Send a message to the heartbeat receiver in `directory`, as a rank or its guard does."""
+    """Send a message to the heartbeat receiver in `directory`, as a rank or its guard (the parent process of the rank) does."""
     heartbeat = (
         {"pid": 4711, "phase": "gemm", "sequence": 3, "progress_at": 0.0, "failure": ""} if kind == "heartbeat" else {}
     )

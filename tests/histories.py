@@ -1,13 +1,15 @@
-"""Write the history of a simulated fleet with known faults directly into the store of the history.
+"""Write the history of a simulated fleet with known faults to a history store, without run directories.
 
     .venv/bin/python -m tests.histories /tmp/fleet --racks 40 --hosts 8 --gpus 8 --months 24
 
-writes the history, queries it, and prints the planted and the found faults. Exit code 1 if they differ.
+This command writes the history, queries it, and prints the planted faults and the faults that the queries find. If they differ,
+it exits with 1.
 
-Each GPU, host and rack has a level of its own, each run has noise, and all stress figures vary with the season. GPUs fail at
-random and are replaced. In addition, these faults are planted: GPUs that age, a GPU that becomes slower in one step, a drifting
-rack, drivers that change figures, a GPU that fails again and again, a slot where GPU after GPU fails, a host whose power supply
-fails, a host that loses all its GPUs at once, a slot whose DIMM is lost, and a rack that loses power.
+The figures of each GPU, host and rack deviate by a constant factor from the average, and each run adds noise. All stress figures
+vary with the season. GPUs fail at random and are replaced. In addition, these faults are planted: GPUs that age, a GPU that
+becomes slower in one step, a rack that becomes slower and repeatedly loses power, and driver updates that change figures. A GPU
+fails again and again, and in one slot GPU after GPU fails. One host repeatedly has a power supply failure, another repeatedly
+loses all its GPUs, and a third repeatedly loses a DIMM.
 """
 
 from __future__ import annotations
@@ -40,32 +42,32 @@ FIGURES = {
     "stress.throughput": ("dtype=bf16", "FLOP/s", 6.4e14),
     "host_copy.bandwidth": ("direction=host_to_device sharing=alone", "B/s", 5.5e10),
 }
-"""Figures of each GPU: settings, unit, level."""
+"""Figure of each GPU -> settings, unit, and average level in this unit."""
 HOST_FIGURE = ("collective.all_reduce.busbw", "dtype=fp32 size_bytes=8589934592", "B/s", 4.7e11)
 DRIVER_EFFECTS = {  # figure, old driver, new driver -> relative change of the figure
     ("gemm.throughput", DRIVERS[0], DRIVERS[1]): 0.02,
     ("memory.bandwidth", DRIVERS[1], DRIVERS[2]): -0.015,
 }
 AGING_PER_YEAR, RACK_DRIFT_PER_YEAR, STEP = -0.06, -0.05, -0.04
-"""Relative changes of a figure: of an aging GPU per year, of the drifting rack per year, and of the GPU with a step, once."""
+"""Changes of ln(figure): of an aging GPU per year, of the drifting rack per year, and of the GPU with a step, once."""
 FAILURES_PER_YEAR = 0.01
 """Random failures per GPU and year."""
 
 
 @dataclass(kw_only=True)
 class Planted:
-    """Faults in a history. The planted faults must be found, and no others."""
+    """Faults of a history: either those that were planted, or those that the queries find. Both must be equal."""
 
     drifts: dict[tuple[str, str], str] = field(default_factory=dict)
-    """`gpu` and serial, or `rack` and name -> `drift` or `step`."""
+    """(`gpu`, serial) or (`rack`, name) -> `drift` or `step`."""
     lemons: set[tuple[str, str]] = field(default_factory=set)
-    """Kind (`part`, `slot`, `host`, `rack`) and id of each lemon: it fails again and again."""
+    """Kind (`part`, `slot`, `host`, `rack`) and id of each lemon, which is something that fails again and again."""
     effects: set[tuple[str, str, str]] = field(default_factory=lambda: set(DRIVER_EFFECTS))
-    """Figure, old driver, new driver."""
+    """Figure, old driver and new driver of each driver update that changed the figure."""
 
 
 class FleetHistory:
-    """A fleet, month by month."""
+    """A simulated fleet that yields its runs month by month."""
 
     def __init__(self, *, racks: int, hosts: int, gpus: int, months: int, seed: int = 0) -> None:
         self.racks, self.hosts, self.gpus, self.months = racks, hosts, gpus, months
@@ -112,7 +114,7 @@ class FleetHistory:
         } | {self._bad_slot}
 
     def _level(self, key: str, sigma: float) -> float:
-        """Return ln(level / average level) of a GPU, host or rack. It is drawn at random once for each `key`."""
+        """Return ln(level / average level) for `key`: a GPU, host or rack, and a figure. The first call draws it at random."""
         if key not in self._levels:
             self._levels[key] = self._random.gauss(0, sigma)
         return self._levels[key]
@@ -173,7 +175,7 @@ class FleetHistory:
                 yield _cause(f"{self._rack}-h{host:02}", "", "", "power-lost", "inspect_hardware")
         if month % 4 == 0:
             yield _cause(*self._dimm, "", "dimm-missing", "reseat")
-        yield _cause("r00-h00", "", "", "wrong-setting", "configure")  # must not make the host a lemon
+        yield _cause("r00-h00", "", "", "wrong-setting", "configure")  # in every run: must not make the host a lemon
 
     def _repair(self, causes: list[dict[str, Any]]) -> None:
         """Replace the GPUs to be returned (`rma`), except the planted lemon, which passes again without a repair."""
@@ -208,7 +210,7 @@ class FleetHistory:
         return HostRows(parts=tuple(parts), figures=tuple(figures), tests=(test,))
 
     def _change(self, figure: str, serial: str, host: str, driver: str, years: float, month: int) -> float:
-        """Return ln(figure of this GPU / level of the model)."""
+        """Return ln(figure of this GPU / its average level in FIGURES)."""
         change = self._level(f"{serial} {figure}", 0.008) + self._level(f"{host} {figure}", 0.004)
         change += self._level(f"{host[:3]} {figure}", 0.004) + self._random.gauss(0, 0.003)
         change += sum(math.log1p(effect) for (name, _, new), effect in DRIVER_EFFECTS.items()

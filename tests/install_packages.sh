@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Install the missing Debian packages among those that the tests need (listed in the file $1, or tests/debian-packages.txt).
-# Without root privileges, only list them and fail.
+# Install those Debian packages that the tests need and that are missing. Without root privileges, print their names and fail.
+# Argument: file that lists the needed packages (default: tests/debian-packages.txt).
 set -euo pipefail
 list=${1:-$(dirname "$0")/debian-packages.txt}
 mapfile -t needed < <(grep -v '^#' "$list")

@@ -1,6 +1,6 @@
 """Render the kustomize overlays without kubectl: resources, components, namespace, images and JSON patches.
 
-Machines that run the tests need no kubectl. On a machine with kubectl, a test compares its output with that of this module.
+So the tests need no kubectl. If kubectl is installed, a test compares its output with the output of this module.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def render(directory: Path) -> list[Resource]:
 
 
 def _apply(directory: Path, resources: list[Resource]) -> list[Resource]:
-    """Add the resources of a kustomization, apply its changes, and return all resources."""
+    """Add the resources of the kustomization in `directory` to `resources`, apply its changes to all of them, and return them."""
     (document,) = _documents(directory / "kustomization.yaml")
     unknown = set(document) - KNOWN
     assert not unknown, f"{directory}: this renderer does not support {unknown}"
@@ -49,7 +49,7 @@ def _documents(path: Path) -> list[Resource]:
 def _patch(resources: list[Resource], patch: dict[str, Any]) -> None:
     target = patch["target"]
     targets = [r for r in resources if (r["kind"], r["metadata"]["name"]) == (target["kind"], target["name"])]
-    assert targets, f"a patch has no target: {target}"
+    assert targets, f"no resource matches the target of a patch: {target}"
     for resource in targets:
         for step in yaml.safe_load(patch["patch"]):
             *parents, last = (part.replace("~1", "/") for part in step["path"].strip("/").split("/"))
@@ -66,7 +66,7 @@ def _patch(resources: list[Resource], patch: dict[str, Any]) -> None:
 
 
 def _replace_image(value: Any, image: dict[str, str]) -> None:
-    """Replace the image in every container that uses it."""
+    """Replace `image["name"]` by its new name and tag in every container that uses it."""
     if isinstance(value, dict):
         for key, item in value.items():
             if key in ("containers", "initContainers") and isinstance(item, list):

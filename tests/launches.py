@@ -1,4 +1,4 @@
-"""Launch a program in place of torchrun, for tests of the supervisor."""
+"""Launch a program in place of torchrun, for tests of the supervisor (the process that watches the ranks of a host)."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ def launch_program(
     channel: Any = None,
     **fields: Any,
 ) -> Record:
-    """Run a program (`arguments`) under the supervisor and return the record of the launch, as `run_launch` does.
+    """Run a program under the supervisor and return the record of this host with the outcome of the launch, as `run_launch` does.
 
-    `fields` are further fields of LaunchSpec, or replace those set here.
+    `arguments`, `environment` and `ranks` are the fields of Command. `fields` are further fields of LaunchSpec, or replace those
+    set here.
     """
     spec = LaunchSpec(
         **{

@@ -1,4 +1,4 @@
-"""Run Debian's headless Chromium, once per test module. Each page has a fresh profile and must not use the network."""
+"""Start Debian's headless Chromium once per test module. The pages of the fixture `watched` must not use the network."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CHROMIUM_ARGUMENTS = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """Start the browser. Each page has a fresh profile."""
+    """Yield a running browser, in which each test opens its own context (profile)."""
     with sync_playwright() as playwright:
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)
         yield chromium
@@ -39,14 +39,14 @@ class WatchedPage:
         page.on("request", lambda request: self.requests.append(request.url))
 
     def open(self, file: Path, fragment: str = "") -> Page:
-        """Open an HTML file, at `fragment` of its URL, and return the page."""
+        """Open an HTML file and return the page. `fragment`, such as `#hosts`, is appended to the URL."""
         self.page.goto(f"{file.as_uri()}{fragment}")
         return self.page
 
 
 @pytest.fixture
 def watched(browser: Browser) -> Iterator[WatchedPage]:
-    """Return a page of 1280 × 900 pixels.
+    """Yield a page of 1280 × 900 pixels, with a fresh profile.
 
     The test fails if the page writes to the console, or requests anything that is not a local HTML file.
     """

@@ -1,4 +1,4 @@
-"""Build reports for browser tests: a small fleet, racks with faults, and a large fleet of any size."""
+"""Build reports for browser tests: `lab` (three hosts), `demo` (racks with faults) and `large` (by default 10 000 hosts)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests import builders
 from tests.fakes import adapters
 
 NOISE = 0.004
-"""Standard deviation of a rate from part to part, as a share of the rate."""
+"""Relative standard deviation of a rate among parts."""
 _RATES = ("FLOP/s", "B/s", "images/s", "tokens/s")
 
 
@@ -78,7 +78,10 @@ def with_trace(evidence: Evidence, gpus: int) -> Evidence:
 
 
 def slow_down(evidence: Evidence, scope: str, name: str, factor: float) -> Evidence:
-    """Multiply by `factor` the rates of one part whose names begin with `name`; return the changed evidence."""
+    """Return the evidence with some rates of a part multiplied by `factor`: those whose names begin with `name`.
+
+    `scope`: the part. Scopes with further labels, such as `gpu=3,peer=1` for `gpu=3`, are included.
+    """
 
     def change(observation: Observation) -> Observation:
         is_affected = (
@@ -96,7 +99,7 @@ def slow_down(evidence: Evidence, scope: str, name: str, factor: float) -> Evide
 
 
 def with_failed_launch(evidence: Evidence, log_tail: str) -> Evidence:
-    """Return the evidence with a launch that was ended at its deadline. The collectives and the training have no values."""
+    """Return the evidence with a launch that was ended at its deadline, so that collectives and training have no values."""
     first, *rest = evidence.records
     rank = Rank(rank=3, local_rank=3, phase="collective all_reduce 1 GiB", exit_code=-9, log_tail=log_tail)
     ended = replace(first.launches[0], outcome="deadline", reason="not finished after 600 s", ranks=(rank,))
@@ -111,7 +114,7 @@ def with_failed_launch(evidence: Evidence, log_tail: str) -> Evidence:
 
 
 def demo(racks: int = 2, hosts: int = 6, gpus: int = 8) -> FleetReport:
-    """Return the report on racks with faults: slow and faulty GPUs, a hung launch, a dark port and an unreachable host."""
+    """Return the report on racks with faults: slow and faulty GPUs, a dark optical lane, a hung launch, an unreachable host."""
     fleet_plan = plan(racks, hosts, gpus=gpus)
     evidence = {
         name: with_trace(with_noise(of_host, name), gpus) for name, of_host in builders.evidence(fleet_plan).items()
@@ -151,7 +154,8 @@ def lab() -> FleetReport:
 def large(hosts: int = 10_000, bad: int = 300) -> FleetReport:
     """Return the report on a large fleet. It has no observations, and verdicts that pass are only counted.
 
-    `bad`: how often a host is drawn at random and becomes rejected or incomplete. A host may be drawn more than once.
+    `bad`: number of random draws of a host. The hosts of the first two thirds of the draws become rejected, those of the last
+    third incomplete. A host may be drawn more than once.
     """
     rng = random.Random(hosts)  # noqa: S311 - the same report each time
     decisions = {rng.randrange(hosts): kind for kind in (REJECTED, REJECTED, INCOMPLETE) for _ in range(bad // 3)}

@@ -1,6 +1,7 @@
 """Take the screenshots in docs/images: `python -m tests.browser.screenshots [NAME …]`.
 
-To keep the pictures small, their height and number of colours are limited. The exit code is 1 if a picture is larger than 250 kB.
+Each NAME is one of `lab`, `h200`, `demo`, `host` and `pulse`; without a name, all are taken. To keep the pictures small, their
+height and number of colours are limited. The exit code is 1 if a report picture in docs/images is larger than 250 kB.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def shoot(browser: Browser, url: str, width: int, path: Path, scheme: Literal["l
 
 
 def shoot_print(browser: Browser, url: str, path: Path) -> None:
-    """Take a picture of the first printed page, as wide as A4 without its margins."""
+    """Take a picture of the first page as it is printed, with the width of A4 paper less the margins."""
     page = browser.new_page(viewport={"width": 720, "height": 1010}, color_scheme="light")
     page.goto(url)
     page.emulate_media(media="print")
@@ -94,7 +95,7 @@ def shoot_print(browser: Browser, url: str, path: Path) -> None:
 
 
 def shoot_pulse(browser: Browser, url: str, path: Path) -> None:
-    """Take a picture of the last section of plots on the page of a host: the plots of the pulsed load."""
+    """Take a picture of the last section of plots on the page of a host: the power under pulsed load, over one period."""
     page = browser.new_page(viewport={"width": 1000, "height": 900}, color_scheme="light")
     page.goto(url)
     page.locator("section.trace").last.screenshot(path=path)
@@ -104,7 +105,7 @@ def shoot_pulse(browser: Browser, url: str, path: Path) -> None:
 
 
 def _reduce_colours(path: Path) -> None:
-    """Reduce the picture to 128 colours. Without Pillow, which is installed with torchvision, leave the picture as it is."""
+    """Reduce the picture to 128 colours. If Pillow is not installed, leave the picture as it is."""
     try:
         from PIL import Image
     except ImportError:

@@ -46,7 +46,7 @@ LOW_CONTRAST = """() => {
 FEWER_SIBLINGS = """() => document.querySelectorAll("body *").forEach((parent) => { const seen = {};
   for (const child of [...parent.children]) { const kind = `${child.tagName} ${child.getAttribute("class")}`;
     seen[kind] = (seen[kind] ?? 0) + 1; if (seen[kind] > 4) child.remove(); } })"""
-"""Remove each element that has four siblings of its kind before it, such as the fifth row of a table."""
+"""Remove each element that has four siblings with the same tag and class before it, such as the fifth row of a table."""
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_list_filters_by_text_decision_action_and_rack(watched: WatchedPage, fil
     page = watched.open(files["racks"])
     page.keyboard.press("/")
     page.keyboard.type("gemm r01")
-    assert hosts_listed(page) == []
+    assert hosts_listed(page) == [], "of the causes of a host, only the most urgent one is searched"
     page.locator("#find").fill("r01-h03-3")
     assert hosts_listed(page) == ["r01-h03"], "the search must find a host by the serial of its GPU"
     assert page.locator("#count").inner_text() == "1 of 12 hosts"
@@ -202,7 +202,7 @@ def test_every_text_has_enough_contrast_in_light_and_dark(
 
 
 def low_contrast(page: Page) -> dict[str, list[str]]:
-    """Return color scheme -> its texts with too little contrast. Check that the two schemes have different colors."""
+    """Return color scheme -> texts that have too little contrast in it. Check that the two schemes have different backgrounds."""
     found, backgrounds = {}, {}
     schemes: tuple[Any, ...] = ("light", "dark")
     for scheme in schemes:
@@ -227,7 +227,8 @@ def test_printed_report_includes_the_pages_of_hosts_that_are_not_accepted(
     watched: WatchedPage, files: dict[str, Path]
 ) -> None:
     page = watched.open(files["racks"])
-    # Add two sections like those of groups with many rows, which this report lacks: an open and a closed one.
+    # A group with many reasons shows some and has the others in `<details class="rest">`. This report has no such group, so add
+    # an open and a closed element of this kind.
     page.evaluate(
         "document.body.insertAdjacentHTML('beforeend', '<details class=rest open></details><details class=rest></details>')"
     )
@@ -330,9 +331,9 @@ def test_screen_reader_finds_landmarks_headings_and_captions(watched: WatchedPag
 
 
 def test_axe_finds_nothing_serious(browser: Browser, files: dict[str, Path]) -> None:
-    """Only light pages are opened, because dark pages differ only in their colors.
+    """Axe checks pages only in the light color scheme, because dark pages differ only in their colors.
 
-    Axe checks the contrast of only one of these pages, because that takes long. LOW_CONTRAST finds low contrasts on most pages.
+    It checks the contrast of one page only, because that takes long; other tests check the contrast of most pages (LOW_CONTRAST).
     """
     context = browser.new_context(viewport={"width": 1280, "height": 900}, bypass_csp=True)
     page = context.new_page()
@@ -349,9 +350,11 @@ def test_axe_finds_nothing_serious(browser: Browser, files: dict[str, Path]) -> 
 
 
 def serious_violations(page: Page, *, contrast: bool = False) -> list[str]:
-    """Return the serious and critical violations that axe finds, each with an element. `contrast`: check contrasts, too.
+    """Return the serious and critical violations that axe finds, each with the HTML of the first element at fault.
 
     Most rows and plots are removed first, because they are all alike and axe then takes a fifth of the time.
+
+    `contrast`: also check the contrast of texts.
     """
     page.evaluate(FEWER_SIBLINGS)
     options = {"resultTypes": ["violations"], "rules": {"color-contrast": {"enabled": contrast}}}
@@ -362,7 +365,9 @@ def serious_violations(page: Page, *, contrast: bool = False) -> list[str]:
     ]
 
 
-def test_navigation_is_visible_on_a_phone_and_marks_the_section(browser: Browser, files: dict[str, Path]) -> None:
+def test_navigation_is_visible_on_a_phone_and_marks_the_section_in_view(
+    browser: Browser, files: dict[str, Path]
+) -> None:
     context = browser.new_context(viewport={"width": 390, "height": 800})
     page = context.new_page()
     page.goto(files["rehearsal"].as_uri())

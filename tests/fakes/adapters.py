@@ -1,4 +1,4 @@
-"""Readings and figures of two network adapters of a host.
+"""Make readings and figures of a host with two network adapters.
 
 The readings of the modules and of the physical layer come from captured outputs of ethtool and mlxlink.
 """
@@ -84,7 +84,7 @@ def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: i
 def with_adapters(evidence: Evidence, first: tuple[Metric, ...], last: tuple[Metric, ...]) -> Evidence:
     """Return the evidence with these readings in its snapshots: `last` in the last snapshot, `first` in the earlier ones.
 
-    In each stage, the host also reports `verbs.bandwidth` as skipped, because perftest is missing.
+    In each stage that has observations, the host also reports `verbs.bandwidth` as skipped, because perftest is missing.
     """
 
     def extended(snapshot: Snapshot, readings: tuple[Metric, ...]) -> Snapshot:
@@ -117,7 +117,7 @@ def _not_measured(stage: str) -> Observation:
 
 
 def figure(name: str, scope: str, value: float, unit: str, **params: Value) -> Observation:
-    """Return a figure of the benchmark `verbs`."""
+    """Return a figure of the benchmark `verbs`, on rail 0 if `params` has no other rail."""
     return Observation(
         name=name, scope=scope, stage="benchmark", unit=unit, status=MEASURED, value=value, params={"rail": 0, **params}
     )

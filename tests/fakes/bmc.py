@@ -38,13 +38,13 @@ def _collection(path: str, *ids: str) -> dict[str, Any]:
 
 
 def entry(number: int, message: str = "Fan inserted", severity: str | None = "OK", **more: Any) -> dict[str, Any]:
-    """Return the entry of an event log with this number, created `number` seconds after midnight."""
+    """Return entry `number` of an event log, created `number` seconds (modulo one day) after midnight."""
     created = f"2026-11-03T{number // 3600 % 24:02}:{number // 60 % 60:02}:{number % 60:02}Z"
     return {"Id": str(number), "Created": created, "Severity": severity, "Message": message, **more}
 
 
 def old_schema() -> Resources:
-    """Return the resources of a healthy server. Its chassis has Power and Thermal, as on Supermicro and older BMCs.
+    """Return the resources of a healthy server. Its chassis has `Power` and `Thermal`, as on Supermicro and older BMCs.
 
     Power supply bay 4 and fan slot 11 are empty.
     """
@@ -149,9 +149,9 @@ def old_schema() -> Resources:
 
 
 def new_schema() -> Resources:
-    """Return the resources of a healthy tray with PowerSubsystem, ThermalSubsystem and Sensors, as on OpenBMC.
+    """Return the resources of a healthy tray with `PowerSubsystem`, `ThermalSubsystem` and `Sensors`, as on OpenBMC.
 
-    The tray has no power supply. Its HealthRollup is bad only because of an old log entry.
+    The tray has no power supply. Its `HealthRollup` is `Critical` although all parts are healthy, as after an old log entry.
     """
     tray, gpu = f"{V1}/Chassis/Chassis_0", f"{V1}/Chassis/HGX_GPU_0"
     detectors = "/Chassis/Chassis_0/ThermalSubsystem/LeakDetection/LeakDetectors"
@@ -197,7 +197,7 @@ def new_schema() -> Resources:
 
 
 def lost_supply(resources: Resources) -> Resources:
-    """Change the resources of `old_schema`: the second power supply has no input, and redundancy is lost. Return them."""
+    """Change these resources of `old_schema` so that power supply 2 has no input and redundancy is lost. Return them."""
     power = resources[f"{V1}/Chassis/1/Power"]
     power["PowerSupplies"][1] |= {"Status": CRITICAL, "LineInputVoltage": 0, "PowerOutputWatts": 0}
     power["Redundancy"][0]["Status"] = CRITICAL
@@ -251,7 +251,7 @@ def make_certificate(directory: Path, name: str = "127.0.0.1") -> Path:
 
 
 Answer = Callable[[BaseHTTPRequestHandler], bool]
-"""Function that answers a request and returns True, or returns False to let the service answer it."""
+"""Function that answers a request and returns True, or returns False if the service is to answer the request."""
 
 
 class Service:

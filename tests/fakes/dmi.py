@@ -12,14 +12,15 @@ TABLE = "sys/firmware/dmi/tables/DMI"
 SYSTEM_MEMORY, FLASH = 3, 5
 DDR4, NON_VOLATILE, DDR5 = 0x1A, 0x1F, 0x22
 ARRAY = 0x1000
+"""Handle of the memory array."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
     """A slot for a memory module.
 
-    `size` is in bytes; 0: empty; None: unknown to the firmware. `rate` is the rate at which the module runs and `rated` its
-    highest rate, in MT/s; 0: unknown.
+    `size` is that of the module in bytes; 0: the slot is empty; None: the firmware does not report the size. `rate` is the rate
+    at which the module runs, and `rated` its highest rate, both in MT/s; 0: not reported.
     """
 
     name: str
@@ -32,8 +33,9 @@ class Slot:
     part_number: str = "M321RAJA0MB0-CWMNY"
     serial: str = "80CE0123"
     length: int = 0x5C
-    """Bytes of the structure; older versions of SMBIOS have fewer fields."""
+    """Length of structure 17 in bytes, without its texts. In older versions of SMBIOS, it is shorter and has fewer fields."""
     array: int = ARRAY
+    """Handle of the array that the slot belongs to."""
 
 
 def slots(sockets: int = 2, channels: str = "ABCDEFGH", **options: Any) -> list[Slot]:
@@ -46,7 +48,7 @@ def slots(sockets: int = 2, channels: str = "ABCDEFGH", **options: Any) -> list[
 
 
 def without(chosen: Iterable[Slot], *names: str) -> list[Slot]:
-    """Return a copy of the slots in which those with these names are empty, as firmware reports empty slots."""
+    """Return a copy of the slots. Those with these names are empty, and have the texts that firmware reports for empty slots."""
     empty = {
         "size": 0,
         "rate": 0,
@@ -60,7 +62,7 @@ def without(chosen: Iterable[Slot], *names: str) -> list[Slot]:
 
 
 def table(chosen: Iterable[Slot], use: int = SYSTEM_MEMORY) -> bytes:
-    """Return an SMBIOS table: a BIOS structure, one memory array, the slots and the end-of-table structure."""
+    """Return an SMBIOS table: a BIOS structure, a memory array for `use`, the slots and the end-of-table structure."""
     bios = struct.pack("<BBH", 0, 0x1A, 0) + bytes(0x16) + b"American Megatrends\x002.3\0\0"
     array = struct.pack("<BBHBBBIHH", 16, 0x17, ARRAY, 3, use, 6, 0x80000000, 0xFFFE, 32) + bytes(8) + b"\0\0"
     devices = b"".join(_device(number, slot) for number, slot in enumerate(chosen))

@@ -82,7 +82,7 @@ kind: nvidia.com/gpu
 FILES = {
     "proc/sys/kernel/osrelease": "6.8.0-45-generic\n",
     "proc/sys/kernel/random/boot_id": "0d8f3e52-6b1c-4c57-9a3e-2f40c1d7b6a9\n",
-    "proc/sys/kernel/tainted": "12289\n",  # proprietary module, out of tree, unsigned: usual with NVIDIA's driver
+    "proc/sys/kernel/tainted": "12289\n",  # bits 0, 12, 13: proprietary, out-of-tree and unsigned module
     "proc/sys/kernel/numa_balancing": "0\n",
     "proc/sys/vm/zone_reclaim_mode": "0\n",
     "proc/cpuinfo": "".join(_PROCESSOR.format(number, clock) for number, clock in enumerate((800.0, 2000, 3800, 3800))),
@@ -172,7 +172,7 @@ PROGRAMS = {
     "usr/bin/nv-fabricmanager": f"\\n\\n\\tFabric Manager version is : {DRIVER}\\n\\n",
     "usr/bin/ib_write_bw": "Version: 6.06\\n",
 }
-"""Program -> its output."""
+"""Path of a program -> its output, as a format for `printf`."""
 LINKS = {  # symbolic link -> its target
     "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1": f"libnvidia-ml.so.{DRIVER}",
     "usr/lib/x86_64-linux-gnu/libnccl.so.2": "libnccl.so.2.28.9",
@@ -187,13 +187,14 @@ LINKS = {  # symbolic link -> its target
 def build_tree(
     root: Path, *, gpus: int | None = 8, files: Mapping[str, str | None] | None = None, **proc: str | None
 ) -> Path:
-    """Build the tree under `root`, and return it.
+    """Build the tree under `root`, and return `root`.
 
     Args:
         root: created if missing.
         gpus: number of NVIDIA GPUs on the PCI bus, which also has other devices; None: build no PCI bus.
-        files: path -> text, added to FILES or in place of its text there; None leaves the file out.
-        proc: name of a file below /proc -> its text, or None to leave the file out, e.g. `meminfo="nonsense"`.
+        files: path -> text of a further file, or text that replaces the one in FILES; None leaves the file out.
+        proc: name of a file in FILES below /proc -> text that replaces the one in FILES, e.g. `meminfo="nonsense"`; None leaves
+            the file out.
     """
     by_name = {path: proc[Path(path).name] for path in FILES if path.startswith("proc/") and Path(path).name in proc}
     for path, text in {**FILES, **by_name, **(files or {})}.items():

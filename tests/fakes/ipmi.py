@@ -48,11 +48,11 @@ sensor_set_bit 0x20 0 3 3 1 0
 mc_enable 0x20
 """
 AC_LOST = "sel_add 0x20 0x02 0x00 0x00 0x00 0x60 0x20 0x00 0x04 0x08 0x03 0x6f 0x03 0xff 0xff"
-"""Command that logs that the power supply PS2 lost its input."""
+"""Command for `ipmi_sim`: add a log entry that the power supply PS2 (sensor 3) has lost its input."""
 
 
 def _described(kind: int, body: bytes, name: str) -> str:
-    """Return the command that adds a sensor data record (IPMI 2.0, section 43)."""
+    """Return the command for `ipmi_sim` that adds the sensor data record of sensor `name` (IPMI 2.0, section 43)."""
     body += bytes([0xC0 | len(name)]) + name.encode()
     record = bytes([0, 0, 0x51, kind, len(body)]) + body
     return "main_sdr_add 0x20 " + " ".join(f"0x{byte:02x}" for byte in record)
@@ -72,7 +72,7 @@ def _power_supply(number: int, name: str) -> str:
 
 
 class Simulator:
-    """A running simulator."""
+    """A running process of `ipmi_sim`."""
 
     def __init__(self, process: subprocess.Popen[bytes], port: int) -> None:
         self._process, self.port = process, port

@@ -1,7 +1,7 @@
 """Build the /sys of an HGX host, for the `pcie`, `infiniband` and `network` collectors.
 
-Eight PCIe switches, each with a GPU, a ConnectX-7 for InfiniBand and an NVMe drive; four NVSwitches, each below a bridge; a
-ConnectX-6 Dx (Ethernet, RoCE) and a Broadcom NIC. A test then changes the tree with the functions below.
+The host has eight PCIe switches, each with a GPU, a ConnectX-7 for InfiniBand and an NVMe drive. It has four NVSwitches, each
+below a bridge, a ConnectX-6 Dx (Ethernet, RoCE) and a Broadcom NIC. A test changes the built tree with the functions below.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ NVSWITCHES = tuple(f"0000:{bus:02x}:00.0" for bus in (0x05, 0x06, 0x07, 0x08))
 ROCE_NIC, PLAIN_NIC = "0000:a1:00.0", "0000:a2:00.0"
 ROOT_PORTS = tuple(f"0000:{0x15 + 0x10 * number:02x}:01.0" for number in range(8))
 GPU_PORTS = tuple(f"0000:{0x17 + 0x10 * number:02x}:00.0" for number in range(8))
-"""The port of a PCIe switch above each GPU."""
+"""PCI address of the switch port above each GPU."""
 HCA_PORTS = tuple(f"0000:{0x17 + 0x10 * number:02x}:01.0" for number in range(8))
-"""The port of a PCIe switch above each InfiniBand adapter."""
+"""PCI address of the switch port above each InfiniBand adapter."""
 IB, ROCE = tuple(f"mlx5_{number}" for number in range(8)), "mlx5_8"
 ROCE_INTERFACE, PLAIN_INTERFACE = "enp161s0np0", "enp162s0"
 ACS_OFF, ACS_KERNEL = 0x00, 0x1D
-"""Values of the ACS control register: as NCCL needs it, and as Linux sets it to isolate devices with an IOMMU."""
+"""Values of the ACS control register: the value that NCCL needs, and the one that Linux sets to isolate devices with an IOMMU."""
 GIB = 1 << 30
 
 ERRORS = (
@@ -48,7 +48,10 @@ AER = {
 
 
 def build_tree(root: Path, gpus: int = 8) -> Path:
-    """Build the healthy host, or one with fewer GPUs, InfiniBand adapters, drives and NVSwitches; return `root`."""
+    """Build the tree of a healthy host with `gpus` GPUs, InfiniBand adapters and drives, and half as many NVSwitches.
+
+    Return `root`.
+    """
     for number in range(gpus):
         up, down = f"0000:{0x16 + 0x10 * number:02x}:00.0", f"0000:{0x17 + 0x10 * number:02x}"
         numa, switch = number // 4, (ROOT_PORTS[number], up)
@@ -156,7 +159,7 @@ def as_virtual_machine(root: Path) -> None:
 
 
 def add_bond(root: Path, name: str, states: dict[str, str]) -> None:
-    """Add a bond of interfaces, each up or down."""
+    """Add a bond; `states` maps each interface of it to its link state, `up` or `down`."""
     _virtual_interface(root, name)
     write(root, f"sys/class/net/{name}/bonding/slaves", " ".join(states) + "\n")
     for slave, state in states.items():
@@ -171,7 +174,7 @@ EFA_COUNTERS = {
 
 
 def add_efa(root: Path) -> None:
-    """Add an EFA adapter, as in an instance of AWS, with the counters of its port and the adapter's count of failed commands."""
+    """Add an EFA adapter, as in an AWS instance, with the counters of its port, and its counter of failed commands (0)."""
     _device(root, ("0000:a0:01.0",), EFA_NIC, 1, ("0x1d0f", "0xefa2", "0x020000"))
     folder = _class_device(root, "infiniband", EFA, EFA_NIC)
     files = {
@@ -186,13 +189,13 @@ def add_efa(root: Path) -> None:
 
 
 def config_space(*, port_type: int = 0, payload: int = 1, read: int = 5, acs: int | None = None) -> bytes:
-    """Return 4096 bytes: power management, PCI Express and, as extended capabilities, AER and ACS.
+    """Return a configuration space of 4096 bytes. Its capabilities are power management, PCI Express, AER and, with `acs`, ACS.
 
     Args:
-        port_type: 0 an endpoint, 4 a root port, 6 a switch's downstream port.
-        payload: the largest payload is 128 * 2**payload bytes.
-        read: the largest read request is 128 * 2**read bytes.
-        acs: the ACS control register; None: no ACS.
+        port_type: 0: an endpoint; 4: a root port; 6: a downstream port of a switch.
+        payload: setting of the device: the largest payload is 128 * 2**payload bytes.
+        read: setting of the device: the largest read request is 128 * 2**read bytes.
+        acs: value of the ACS control register; None: no ACS.
     """
     space = bytearray(4096)
     struct.pack_into("<HHHH", space, 0, 0x10DE, 0x2330, 0x0146, 0x0010)

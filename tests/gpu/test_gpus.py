@@ -100,7 +100,7 @@ def test_smoke_profile_measures_everything_in_its_plan(count: int, tmp_path: Pat
         print(line)
     assert report.coverage.measured == report.coverage.expected > 0, [item.reason for item in record.launches]
     digests = {(item.params["workload"], item.value) for item in record.observations if item.name == "digest.value"}
-    assert len(digests) == 3, digests  # one digest per workload: all GPUs agree
+    assert len(digests) == 3, digests  # the profile has three workloads, and all GPUs have the same digest of each
     wrong = [item for item in record.observations if item.name.endswith("wrong_elements") and item.status == MEASURED]
     assert {item.value for item in wrong} == ({0} if count > 1 else set())
 
@@ -132,7 +132,8 @@ def test_digests_of_all_workloads_are_the_same_in_two_launches_and_on_all_gpus(c
     assert {item.value for item in observed if item.name != "digest.value" and item.status == MEASURED} == {0}
     digests = {(item.params["workload"], item.value) for item in observed if item.name == "digest.value"}
     assert len(digests) == len(DIGEST_WORKLOADS), digests
-    assert len([item for item in observed if item.name == "digest.wrong_peer_copies"]) == 2 * count * (count - 1)
+    peer_copies = [item for item in observed if item.name == "digest.wrong_peer_copies"]
+    assert len(peer_copies) == 2 * count * (count - 1)  # one for each ordered pair of GPUs in each of two launches
 
 
 DETERMINISTIC = """
@@ -158,7 +159,7 @@ def test_digest_workloads_use_no_operation_that_torch_regards_as_nondeterministi
         env={
             **os.environ,
             "PYTHONPATH": f"{ROOT}",
-            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # otherwise torch refuses matrix products as not deterministic
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # without it, torch refuses matrix products as not deterministic
         },
         capture_output=True,
         text=True,
@@ -167,4 +168,4 @@ def test_digest_workloads_use_no_operation_that_torch_regards_as_nondeterministi
     assert done.returncode == 0, done.stderr
     checked = done.stdout.split()
     print(*checked)
-    assert set(checked) | {"gemm_fp4"} == set(DIGEST_WORKLOADS)
+    assert set(checked) | {"gemm_fp4"} == set(DIGEST_WORKLOADS)  # only gemm_fp4 may be unsupported

@@ -1,8 +1,8 @@
 """Build and run the container image: `make test-image`, as root, with buildah and debootstrap, without Docker or a registry.
 
 In place of NVIDIA's base image, the tests use a Debian from debootstrap with the torch of this Python environment.
-The tests take about six minutes and 5 GB of disk. `make test` does not run them; it only runs the checks of the image in
-tests/unit/deploy/test_image.py.
+The tests take about six minutes and 5 GB of disk. `make test` does not run them; it only runs the checks in
+tests/unit/deploy/test_image.py, which build no image.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Build a small Debian with Python, pip, Open MPI and torch, unless RACKPROOF_TEST_BASE names an existing image."""
+    """Return the base image: RACKPROOF_TEST_BASE or, if unset, a new small Debian with Python, pip, Open MPI and torch."""
     if ready := os.environ.get("RACKPROOF_TEST_BASE"):
         yield ready
         return
@@ -88,7 +88,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def container(base: str) -> Iterator[str]:
-    """Return a container of the image, built with buildah, with the Containerfile and options of docs/container.md."""
+    """Build the image with buildah and the options in docs/container.md; return the name of a container of this image."""
     containerfile = "deploy/container/Containerfile"
     arguments = [f"--build-arg={item}" for item in (f"BASE={base}", "VERSION=1.2.3", "REVISION=abc")]
     buildah(
@@ -179,7 +179,7 @@ def test_training_is_skipped_with_the_option_validation_only(container: str) -> 
 
 @pytest.fixture
 def keys(container: str, tmp_path: Path) -> str:
-    """Copy an SSH key into the container, owned by root as if the MPI operator had mounted it; return its directory."""
+    """Copy an SSH key into the container, owned by root like a key that the MPI operator mounts; return its directory."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", tmp_path / "id_rsa"], check=True)
     shutil.copy(tmp_path / "id_rsa.pub", tmp_path / "authorized_keys")
     (tmp_path / "id_rsa").chmod(0o644)
@@ -222,7 +222,8 @@ def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys
         assert output.returncode == 0, output.stderr
         assert output.stdout.split() == ["10001", "0", "WARN", "/opt/rackproof/bin/rackproof"]
     finally:
-        buildah("run", container, "--", "sh", "-c", f"kill $(cat {pid})")  # buildah leaves its processes running
+        # If `buildah run` were killed instead, sshd would keep running.
+        buildah("run", container, "--", "sh", "-c", f"kill $(cat {pid})")
         sshd.wait(20)
 
 

@@ -1,6 +1,7 @@
-"""Install the agent on lab hosts. The playbook installs it once in a test run; every other host gets a copy of the files.
+"""Install the agent on lab hosts. In a test run, the playbook installs it on one host; every other host gets a copy of the files.
 
-This is for tests that need an installed agent. test_roles and tests/unit/playbooks/test_collection test the installation itself.
+It serves tests that only need an installed agent. The installation itself is tested in test_roles and
+tests/unit/playbooks/test_collection.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ PREFIX = "/opt/rackproof"
 
 
 def install_agent(lab: Lab, archive: Path) -> None:
-    """Install the agent on every host. The first caller of a test run creates `archive`, and all pytest workers use it."""
+    """Install the agent on every host of the lab.
+
+    The first call in a test run creates `archive`, a tar file of the installed agent. All pytest workers use this file.
+    """
     first, *others = lab.hosts
     with exclusive(archive.with_suffix(".lock")):
         if archive.exists():
@@ -33,7 +37,7 @@ def install_agent(lab: Lab, archive: Path) -> None:
 def _deploy(lab: Lab, host: Host) -> None:
     site = Site(lab=lab, runs=lab.directory / "install")
     site.runs.mkdir()
-    # Keep no SSH connection open: later tests would reuse it, with the settings that sshd had at this time.
+    # Keep no SSH connection open: later tests would reuse it, although they may have changed the settings of sshd.
     variables = {"rackproof_gang": "none", "ansible_ssh_args": "-o ControlMaster=no"}
     attempt = site.start("install", "deploy", only=[host.name], **variables)
     output = attempt.end()

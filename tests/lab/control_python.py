@@ -1,8 +1,9 @@
 #!/usr/bin/python3 -IS
 """Run Ansible modules on the control node: the module `command` in a new process, other modules in forks of one server process.
 
-Commands that the module `command` runs may search their parent processes for the playbook, or leave a process running. Other
-modules do neither. In a fork of the server, which `module_python.py` requests, a module takes a fifth of the time.
+A command that the module `command` runs may search its parent processes for ansible-playbook, or leave a process running. Both
+would go wrong in a fork of the server, but other modules do neither. In the fork, which `module_python.py` requests, a module
+takes a fifth of the time.
 """
 
 import os
@@ -13,9 +14,9 @@ COMMAND = b"module_fqn='ansible.modules.command'"
 
 
 def main():
-    """Replace this process by one that runs the module.
+    """Replace the program of this process by module_python.py or module_server.py, which runs the module.
 
-    The program of the module is on standard input or, if there are arguments, in the file that the first argument names.
+    Ansible passes the program of the module on standard input, or in the file that the first argument names.
     """
     in_server = False
     if not sys.argv[1:]:

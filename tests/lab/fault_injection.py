@@ -6,14 +6,15 @@ from .lab import Lab
 
 PURELIB = ("/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
 LAUNCHERS = ("agent.benchmarks.rendezvous", "agent.benchmarks.without_torch")
-"""Modules of the launchers, which fork the ranks: torchrun, and the launcher of stages that need no torch."""
+"""Modules of the launchers, which fork the ranks: the first runs torchrun, the second launches stages that need no torch."""
 
 
 def inject_fault(lab: Lab, host: str, text: str) -> None:
-    """Let each launcher of ranks on a host first run the Python code `text`."""
+    """Make each launcher of ranks on the host run the Python code `text` when it starts. The ranks are forks of the launcher."""
     directory = lab.on(host, *PURELIB).stdout.strip()
     lab.put(host, f"{directory}/fault.py", text)
-    # The condition excludes the guard process: its arguments contain the module of the launcher too, but it needs no torch.
+    # The guard process, which starts the launcher, has the launcher's module in its arguments too. It must not run the fault, so
+    # the condition checks only the module after its own `-m`.
     lab.put(
         host,
         f"{directory}/fault.pth",
@@ -33,8 +34,8 @@ def slow(*arguments, **named):
 
 benchmark.build_product = slow
 """
-"""Not a fault: sleep for 0.1 s before each matrix product. A stress test takes as long as without the sleep, but other tests can
-use the CPUs meanwhile."""
+"""Code for `inject_fault` that is not a fault: it sleeps for 0.1 s before each matrix product. A stress benchmark takes as
+long as without it, but meanwhile other tests can use the CPUs."""
 IDLE_WITHOUT_TORCH = """
 import time
 import agent.benchmarks.links.verbs as verbs
@@ -52,5 +53,5 @@ def idle(run):
 for benchmark in (local_storage, verbs):
     benchmark.run = idle(benchmark.run)
 """
-"""Not a fault: two benchmarks that need no torch first sleep for the planned `seconds`, and then measure for only 0.02 s.
-Other tests can use the CPUs meanwhile. On a host without RDMA ports, `verbs` only sleeps."""
+"""Code for `inject_fault` that is not a fault: two benchmarks that need no torch sleep for the planned `seconds`, and then
+measure for only 0.02 s. Meanwhile other tests can use the CPUs. On a host without RDMA ports, `verbs` only sleeps."""

@@ -1,10 +1,10 @@
 """Measure the load on the control node when it accepts a fleet of 200 hosts: `python -m tests.lab.fleet_size 200`.
 
-Every host is this machine, over a local connection, with its own state directory and exporter. The agent is installed once
-for all hosts. The profile is reduced to a short benchmark stage; drivers are ignored, and there is no gang. The hosts are
-accepted twice: in the second run they are already set up. CPU seconds are those of ansible-playbook and the processes that
-it waits for, including the modules on the hosts. They exclude the benchmarks, which run in the background on the same
-processors.
+Every host of the inventory is this machine, over a local connection, with a state directory and an exporter for each host. The
+agent is installed once for all hosts. The profile has only a short benchmark stage, drivers are ignored, and there is no gang
+(hosts of a multi-node launch). The hosts are accepted twice; in the second run they are already set up. The printed CPU seconds
+are those of ansible-playbook and the processes that it waits for, including the Ansible modules on the hosts. They exclude the
+benchmarks, which run in the background on the same CPUs.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def inventory(count: int, directory: Path) -> dict[str, Any]:
 
 
 def play(directory: Path, playbook: str, run_id: str) -> tuple[float, float, str]:
-    """Run a playbook; return elapsed seconds, CPU seconds and its output."""
+    """Run a playbook; return the elapsed seconds, the CPU seconds and the output."""
     command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(directory / "hosts.yml")]
     command += [str(ROOT / "playbooks" / f"{playbook}.yml"), "-e", f"rackproof_run_id={run_id}"]
     began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -72,7 +72,7 @@ def play(directory: Path, playbook: str, run_id: str) -> tuple[float, float, str
 
 
 def tasks_of(printed: str) -> float:
-    """Return the mean number of tasks per host that had the result `ok`."""
+    """Return the mean over all hosts of the number of tasks that the play recap counts as `ok`."""
     counts = [int(ok) for ok in re.findall(r"^h\d+ +: ok=(\d+)", printed, re.MULTILINE)]
     return sum(counts) / len(counts) if counts else 0.0
 

@@ -1,6 +1,7 @@
 #!/bin/bash
 # The first process of one lab host: builds a copy-on-write root over the machine's root, moves into it and starts sshd.
-# Arguments: the lab's directory, the host's name, then directories that the host needs and the overlay of / lacks.
+# Arguments: the lab's directory, the host's name, then the directories that need an overlay of their own, because the overlay
+# of / does not contain them.
 # Started by hosts.py in fresh mount, UTS, IPC and PID namespaces. The host runs until its standard input closes, which
 # happens when the process that created the lab exits or is killed.
 set -euo pipefail
@@ -12,25 +13,26 @@ read -r pid _ </proc/self/stat # /proc is still that of the machine, so this is 
 echo "$pid" >"$lab/$name.pid"
 hostname "$name"
 
-# --- files: everything that a host writes is in a tmpfs (this one or those below), which is removed with its mount namespace
+# --- files: everything that a host writes is in a tmpfs (this one or those below). It disappears with the host's mount namespace.
 mount -t tmpfs -o size=2g,mode=755 tmpfs "$stage"
 cd "$stage"
 layers=0
-# Argument: a directory, which gets the same path in the host. The layers have relative paths, because the path of the stage
-# may contain commas, which separate mount options.
+# Argument: a directory of the machine. The host gets a copy-on-write view of it at the same path. The paths in the mount options
+# are relative, because $stage may contain commas, which separate mount options.
 copy_on_write() {
   layers=$((layers + 1))
   mkdir -p "up$layers" "work$layers" "$root$1"
   mount -t overlay overlay -o "lowerdir=$1,upperdir=up$layers,workdir=work$layers" "$root$1"
 }
-private() { mkdir -p "$root$2" && mount -t tmpfs -o "mode=$1" tmpfs "$root$2"; } # arguments: mode, directory
+# Arguments: mode and path of a directory of the host. Mounts an empty tmpfs on it.
+private() { mkdir -p "$root$2" && mount -t tmpfs -o "mode=$1" tmpfs "$root$2"; }
 mkdir root
 copy_on_write /
 private 700 /root # the shell start-up files of a real /root would slow down every SSH command
 private 755 /run
 private 1777 /tmp
 for path in "$@"; do copy_on_write "$path"; done
-if [ -d "$root$lab" ]; then private 700 "$lab"; fi # hides the lab's private key
+if [ -d "$root$lab" ]; then private 700 "$lab"; fi # hides the lab's private key from the host
 mkdir -p "$root/run/sshd" "$root/run/lock" "$root/mnt"
 
 # --- kernel file systems: the host has its own processes, terminals and network devices. It sees no disk and cannot change the
@@ -59,7 +61,7 @@ if [ -d "$root/sys/fs/cgroup" ]; then mount --rbind /sys/fs/cgroup "$root/sys/fs
 
 # --- identity
 echo "$name" >"$root/etc/hostname"
-# These files are removed before they are written, because they may be links into the private directories.
+# These files are removed before they are written, because they may be symbolic links into directories that `private` emptied.
 rm -f "$root/etc/machine-id" "$root/etc/resolv.conf" "$root/etc/hosts" "$root"/etc/ssh/ssh_host_*
 tr -d - </proc/sys/kernel/random/uuid >"$root/etc/machine-id"
 if [ -f "$root/var/lib/dbus/machine-id" ]; then ln -sf /etc/machine-id "$root/var/lib/dbus/machine-id"; fi
@@ -83,7 +85,7 @@ KbdInteractiveAuthentication no
 UsePAM no
 UseDNS no
 MaxStartups 100:30:200
-# The default key exchange takes 0.15 s.
+# OpenSSH's default key exchange is slower: 0.15 s.
 KexAlgorithms curve25519-sha256
 Subsystem sftp internal-sftp
 C
@@ -94,4 +96,4 @@ umount -l /mnt
 cd /
 # Bash starts background programs with SIGINT ignored, which every program run over SSH would inherit.
 env --default-signal /usr/sbin/sshd -D -e </dev/null &
-read -r || true # meanwhile bash reaps orphans, as the first process must
+read -r || true # until standard input closes; meanwhile bash reaps orphans, as PID 1 must

@@ -13,7 +13,7 @@ from .machine import NAMESPACES
 INIT = Path(__file__).with_name("host-init.sh")
 CHECKOUT = Path(__file__).absolute().parents[2]
 PRIVATE = ("/dev", "/proc", "/root", "/run", "/sys", "/tmp")
-"""The directories that host-init.sh replaces."""
+"""Directories on which host-init.sh mounts other file systems, so that the host does not see those of the machine."""
 ENVIRONMENT = {
     "HOME": "/root",
     "LANG": "C.UTF-8",
@@ -30,7 +30,7 @@ class Host:
     namespace: str
     """Network namespace, as `ip netns` lists it."""
     pid: int
-    """PID of the first process of the host, as this machine sees it."""
+    """PID of the first process of the host, in the PID namespace of this machine."""
 
     def inside(self, command: Iterable[str | Path], cwd: Path) -> list[str | Path]:
         """Return the command that runs `command` inside the host, in the directory `cwd` of the host."""
@@ -39,7 +39,7 @@ class Host:
 
 
 def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
-    """Start a host, with its log in `directory`. It runs until its standard input closes or this process ends."""
+    """Start a host, with its log in `directory`. The host runs until its standard input closes or this Python process ends."""
     (directory / name).mkdir(exist_ok=True)
     extra = outside_root_overlay([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)])
     command: list[str | Path] = ["nsenter", f"--net={NAMESPACES / namespace}", "--"]
@@ -58,9 +58,9 @@ def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
 
 
 def outside_root_overlay(paths: Iterable[Path]) -> list[Path]:
-    """Return the directories that a copy-on-write view of / lacks: those in PRIVATE or on another file system.
+    """Return those of `paths` that an overlay of / does not contain: directories below PRIVATE, or on another file system than /.
 
-    A directory is left out if it is below another returned directory and on the same file system.
+    A directory is left out if it is below another returned directory and on the same file system as that directory.
     """
     device = Path("/").stat().st_dev
     chosen: list[Path] = []

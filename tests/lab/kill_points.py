@@ -1,9 +1,10 @@
 """Kill the playbook at many points of real acceptance runs and resume the runs: `python -m tests.lab.kill_points 200`.
 
-Each run is killed and resumed once, or as often as `--in-one-run` says. In the end its report must equal that of an
-undisturbed run, apart from numbers and the keys in `_VARYING_KEYS`, and every host must have launched every stage once. SIGKILL
-ends ansible-playbook and then its children on the control node; some SSH masters survive. Processes on the hosts continue. The
-kill points are spread over the tasks in the playbook's output, each 0 to 1.6 s into a task.
+Each run is killed and resumed once, or as many times as `--in-one-run` sets. In the end its report must equal that of an
+undisturbed run, apart from numbers and the keys in `_VARYING_KEYS`. Every host must have launched every stage once, and no
+temporary file or lock may be left over. A kill sends SIGKILL to ansible-playbook and then to its children on the control node,
+except some SSH masters. Processes on the hosts continue. The kill points are spread evenly over the tasks of the undisturbed run,
+each 0 to 1.6 s after the start of a task.
 """
 
 from __future__ import annotations
@@ -43,9 +44,10 @@ _VARYING_KEYS = frozenset({"run_id", "log_tail", "samples", "stopped"})
 
 
 def smallest_profile(seconds: float) -> dict[str, Any]:
-    """Return the smallest profile with the stages benchmark and gang. Its ranks do not import torch, which takes 2 s of CPU time.
+    """Return the smallest profile with the stages benchmark and gang. Its ranks do not import torch.
 
-    The benchmark stage takes about twice `seconds`. The inventory must name a directory for local storage.
+    Importing torch would take 2 s of CPU time. The benchmark stage takes about twice `seconds`. The inventory must set
+    `rackproof_local_storage`.
     """
     storage = {"local_storage": {"ops": ["read"], "seconds": seconds, "size_bytes": 1 << 20, "jobs": 1}}
     return _profile({"benchmark": storage, "gang": {"verbs": {}}})
@@ -86,7 +88,7 @@ class Attempt:
     mark: str
     lines: list[str] = field(default_factory=list)
     begun: list[tuple[str, float]] = field(default_factory=list)
-    """Each task that has begun, and when (`time.monotonic`)."""
+    """Name of each task that has begun, and the time when it began (`time.monotonic`)."""
 
     def __post_init__(self) -> None:
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -101,11 +103,11 @@ class Attempt:
 
     @property
     def tasks(self) -> list[str]:
-        """Return the tasks that have begun."""
+        """Return the names of the tasks that have begun."""
         return [name for name, _ in self.begun]
 
     def reached(self, task: int | str, then_s: float = 0.0) -> bool:
-        """Wait until `then_s` seconds after the start of a task (number or name). Return False if the playbook ends before."""
+        """Wait until `then_s` seconds after a task (name, or number from 0) begins. Return False if the playbook ends before."""
         deadline = time.monotonic() + RUN_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -171,8 +173,8 @@ class Site:
     ) -> Attempt:
         """Start playbooks/`playbook`.yml on the control node; `seconds` is the argument of `self.profile`.
 
-        The inventory has the hosts in `only`, or all. A variable that is None keeps its default. `tags` selects plays;
-        `of_hosts`: host -> variables of only this host.
+        The inventory has the hosts in `only`, or all. `variables` are set for all hosts; one that is None is not set.
+        `of_hosts`: host -> variables of only this host. `tags`: value of the option --tags.
         """
         profile = self.lab.directory / f"tiny{seconds:g}.yml"
         profile.write_text(yaml.safe_dump(self.profile(seconds)))
@@ -207,7 +209,7 @@ class Site:
         return attempt.process.returncode, output
 
     def report(self, run_id: str) -> dict[str, Any]:
-        """Return report.json of a run."""
+        """Return the content of report.json of a run."""
         document: dict[str, Any] = json.loads((self.runs / run_id / "report.json").read_text())
         return document
 
@@ -222,7 +224,7 @@ class Site:
         return endings
 
     def replaced_launches(self, host: str, run_id: str) -> list[str]:
-        """Return the logs of launches that a later launch replaced."""
+        """Return the log directories on the host of launches that a later launch of the same stage replaced."""
         return self.lab.on(
             host, "sh", "-c", f"ls -d {STATE}/runs/{run_id}/logs/* 2>/dev/null", check=False
         ).stdout.split()
@@ -246,19 +248,20 @@ class Site:
 
 
 def shape(value: Any) -> Any:
-    """Return a report with every number replaced and without `_VARYING_KEYS`; words, and the lengths of lists, remain."""
+    """Return a report without `_VARYING_KEYS` in which `#` replaces every number. Words and the lengths of lists remain."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items() if key not in _VARYING_KEYS}
     if isinstance(value, list):
         return [shape(item) for item in value]
     if isinstance(value, str):
         figures = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", value.replace("\u202f", ""))
-        return re.sub(r"# [kMGTmµ](?=FLOP|B/s|Hz|s\b)", "# ", figures)  # such as 990 GFLOP/s and 1.01 TFLOP/s
+        # The prefix of a unit varies too: 990 GFLOP/s, 1.01 TFLOP/s.
+        return re.sub(r"# [kMGTmµ](?=FLOP|B/s|Hz|s\b)", "# ", figures)
     return "#" if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def differences(actual: Any, wanted: Any, where: str = "report") -> list[str]:
-    """Return where two shapes differ."""
+    """Return the places in which two results of `shape` differ, with both values."""
     if isinstance(actual, dict) and isinstance(wanted, dict):
         keys = sorted({*actual, *wanted})
         return [text for key in keys for text in differences(actual.get(key), wanted.get(key), f"{where}.{key}")]
@@ -294,33 +297,35 @@ def differences_from_undisturbed(site: Site, run_id: str, undisturbed: dict[str,
 def chain(
     site: Site, run_id: str, points: Sequence[tuple[int | str, float]], log: Any = print, **variables: Any
 ) -> int:
-    """Kill the run at each point, resume it each time, let it finish; return the number of kills.
+    """Kill the run at each point and resume it after each kill; let it finish; return the number of kills.
 
     A point is a task and a number of seconds after the start of this task.
     """
     killed = sum(kill(site, run_id, task, then_s, log, **variables) for task, then_s in points)
     code, output = site.run(run_id, **variables)
     if code:
-        log(f"{run_id}: the last attempt ended with {code}\n{output[-4000:]}")
+        log(f"{run_id}: the last attempt ended with exit code {code}\n{output[-4000:]}")
     return killed
 
 
 def kill(site: Site, run_id: str, task: int | str, then_s: float, log: Any = print, **variables: Any) -> bool:
-    """Start or resume the run and kill it at the point. Return False if the run ends before."""
+    """Start or resume the run and kill it `then_s` seconds after the start of a task. Return False if the run ends before."""
     attempt = site.start(run_id, **variables)
     if attempt.reached(task, then_s):
         attempt.kill()
-        log(f"{run_id}: killed {then_s:.2f} s into task {task}, now at {attempt.tasks[-1]}")
+        log(
+            f"{run_id}: killed {then_s:.2f} s after the start of task {task}; the last task that began: {attempt.tasks[-1]}"
+        )
         return True
     output = attempt.end()
-    log(f"{run_id}: ended by itself with {attempt.process.returncode} before task {task}")
+    log(f"{run_id}: ended with exit code {attempt.process.returncode} before the kill point in task {task}")
     if attempt.process.returncode:
         log(output[-3000:])
     return False
 
 
 def spread(count: int, tasks: int, seed: int) -> list[tuple[int | str, float]]:
-    """Return kill points spread evenly over all tasks, each 0 to 1.6 s into a task."""
+    """Return `count` kill points spread evenly over `tasks` tasks: the number of a task, and 0 to 1.6 s after its start."""
     chosen = random.Random(seed)  # noqa: S311 - repeatable, not secret
     return [(number * tasks // count, chosen.choice((0.0, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6))) for number in range(count)]
 
@@ -333,7 +338,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lab.kill_points", description=__doc__)
     parser.add_argument("kills", nargs="?", type=int, default=200)
     parser.add_argument(
-        "--in-one-run", type=int, default=1, help="kills of one run before it may finish (default: %(default)s)"
+        "--in-one-run", type=int, default=1, help="number of kills before a run may finish (default: %(default)s)"
     )
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--fresh", action="store_true", help="run playbooks/teardown.yml before every second run")
@@ -366,8 +371,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
     same = runs - bad
     print(
-        f"{kills} kills in {runs} runs: {same} with the report of the undisturbed run and each stage launched once, "
-        f"{bad} different"
+        f"{kills} kills in {runs} runs: {same} runs equal the undisturbed run and launched each stage once, "
+        f"{bad} runs differ"
     )
     print(f"{time.monotonic() - began:.0f} s")
     return 1 if bad else 0

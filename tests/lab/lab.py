@@ -6,8 +6,8 @@
 
 One bridge connects the hosts node1 … nodeN (10.77.0.11 …) and a control namespace (10.77.0.2), where the operator's
 programs run. A host sees a copy-on-write view of this machine's root file system, so it has the same programs. Files that
-the host writes disappear when it ends. A host has its own /dev, /proc, /root, /run, /sys and /tmp. It sees this Python
-interpreter and this checkout even if they are below one of these directories.
+a host writes disappear when the host ends. A host has its own /dev, /proc, /root, /run, /sys and /tmp. It also sees the Python
+interpreter of the tests and this checkout, even if they are below one of these directories.
 Do not change this machine's root file system while a lab runs: what the hosts then see is undefined (overlayfs). To change a
 file of a host, use `put`.
 
@@ -42,16 +42,16 @@ __all__ = ["Host", "Lab", "LabError", "LabUnavailable", "Prometheus", "requireme
 
 CONTROL_ADDRESS = "10.77.0.2"
 MODULE_PYTHON = Path(__file__).absolute().with_name("module_python.py")
-"""Python interpreter of the hosts: /usr/bin/python3 with the common imports of Ansible's modules preloaded."""
+"""`ansible_python_interpreter` of the hosts. It runs modules in forks of a server that has imported their common code."""
 CONTROL_PYTHON = MODULE_PYTHON.with_name("control_python.py")
-"""Python interpreter of the control node: runs the module `command` in its own process, other modules in forks of a server."""
+"""Python interpreter of the control node. It runs the module `command` in a new process, other modules in forks of the server."""
 CONTROL_SHELL = MODULE_PYTHON.with_name("control_shell.sh")
-"""Shell of the control node. It runs modules with CONTROL_PYTHON, whatever interpreter the playbooks set."""
+"""Shell of Ansible on the control node. It runs modules with CONTROL_PYTHON even if a playbook sets another interpreter."""
 CONTROL_NODE = yaml.safe_dump({"ansible_shell_executable": str(CONTROL_SHELL), "ansible_pipelining": True})
-"""host_vars/localhost.yml beside an inventory."""
+"""Content of host_vars/localhost.yml, which is written beside every inventory."""
 MAX_HOSTS = 200
 READY_SECONDS = 15.0
-# Ignore the known hosts and the configuration of the user: the next lab has the same addresses with other host keys.
+# Ignore the user's SSH configuration and known hosts: every lab has the same addresses, but other host keys.
 SSH_OPTIONS = (
     "-F /dev/null -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "
     "-o IdentitiesOnly=yes -o BatchMode=yes"
@@ -62,7 +62,10 @@ class Lab:
     """Hosts, a network and a control namespace, which exist until the `with` block ends."""
 
     def __init__(self, directory: Path, hosts: int = 3) -> None:
-        """Prepare a lab; `directory` gets the key, logs, inventories and data of Prometheus, and may be deleted afterwards."""
+        """Prepare a lab, which writes its SSH key, logs, inventories and Prometheus data to `directory`.
+
+        The directory may be deleted after the lab has ended.
+        """
         if not 1 <= hosts <= MAX_HOSTS:
             raise ValueError(f"hosts must be 1 to {MAX_HOSTS}, not {hosts}")
         self.directory = directory.absolute()
@@ -130,7 +133,7 @@ class Lab:
     def popen(
         self, command: Command, *, env: Mapping[str, str] | None = None, **arguments: Any
     ) -> subprocess.Popen[str]:
-        """Start a command on the control node; it ends with the lab. `arguments` are passed to `subprocess.Popen`."""
+        """Start a command on the control node. It is ended with the lab. `arguments` are passed to `subprocess.Popen`."""
         return self._popen([*self._control_prefix(), *command], processes.environment(env), **arguments)
 
     def on(
@@ -143,7 +146,7 @@ class Lab:
         cwd: Path = Path("/"),
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command inside a host, without SSH. `env` is added to a bare environment."""
+        """Run a command inside a host, without SSH. Its environment has only the variables in ENVIRONMENT and `env`."""
         return processes.run(
             self.host(host).inside(command, cwd),
             check=check,
@@ -160,7 +163,7 @@ class Lab:
         cwd: Path = Path("/"),
         **arguments: Any,
     ) -> subprocess.Popen[str]:
-        """Start a command inside a host; it ends with the lab. `arguments` are passed to `subprocess.Popen`."""
+        """Start a command inside a host. It is ended with the lab. `arguments` are passed to `subprocess.Popen`."""
         return self._popen(self.host(host).inside(command, cwd), {**ENVIRONMENT, **(env or {})}, **arguments)
 
     def ssh(
@@ -172,16 +175,16 @@ class Lab:
         return self.run(ssh, check=check, timeout=timeout)
 
     def put(self, host: str, path: str, text: str, mode: int = 0o644) -> None:
-        """Write a file in a host, with the directories above it."""
+        """Write a file on a host, and create its missing parent directories."""
         write = 'mkdir -p "$(dirname "$1")" && cat >"$1" && chmod "$2" "$1"'
         self.on(host, "sh", "-c", write, "sh", path, f"{mode:o}", stdin=text)
 
     def host_path(self, host: str, path: str) -> Path:
-        """Return where this machine sees a file of the host. Tests can poll the file without starting a process."""
+        """Return the path at which this machine sees a file of the host, so that tests can poll it without starting processes."""
         return Path(f"/proc/{self.host(host).pid}/root{path}")
 
     def cut(self, host: str) -> None:
-        """Cut the link of a host at the switch: packets no longer arrive, and no process is notified."""
+        """Cut the link of a host at the switch: packets from and to the host are lost, but its TCP connections stay open."""
         self._ip("-n", self._switch, "link", "set", self.host(host).name, "down")
 
     def reconnect(self, host: str) -> None:
@@ -195,7 +198,10 @@ class Lab:
         name: str = "inventory",
         only: Collection[str] = (),
     ) -> Path:
-        """Write an Ansible inventory, and return its path. Its group gpu_hosts has the hosts in `only`, or all hosts."""
+        """Write an Ansible inventory and return its path.
+
+        Its group `gpu_hosts` has the hosts in `only`, or all hosts if `only` is empty.
+        """
         chosen = [self.host(each) for each in only] or self.hosts
         hosts: dict[str, dict[str, Any]] = {host.name: {"ansible_host": host.address} for host in chosen}
         for each, variables in (hostvars or {}).items():
@@ -204,7 +210,7 @@ class Lab:
             "ansible_user": "root",
             "ansible_ssh_private_key_file": str(self.key),
             "ansible_ssh_common_args": SSH_OPTIONS,
-            # Otherwise Ansible would reuse the connections of another lab, which has the same addresses.
+            # The default directory is shared: Ansible would reuse the SSH connections of another lab with the same addresses.
             "ansible_control_path_dir": str(self._run_directory),
             "ansible_python_interpreter": str(MODULE_PYTHON),
         }
@@ -244,7 +250,7 @@ class Lab:
         namespaces = {name: f"{self._run_directory.name}-{name}" for name in self._names}
         names = {"localhost": "127.0.0.1", "control": CONTROL_ADDRESS, **addresses}
         (self.directory / "hosts").write_text("".join(f"{address} {name}\n" for name, address in names.items()))
-        self.key.unlink(missing_ok=True)  # ssh-keygen asks before it overwrites
+        self.key.unlink(missing_ok=True)  # ssh-keygen asks before it overwrites a file
         processes.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", self.key])
 
         self._ip("netns", "add", self._switch)
@@ -284,7 +290,7 @@ class Lab:
         return False
 
     def _remove(self) -> None:
-        """End and delete everything. If a KeyboardInterrupt arrives during that, raise it afterwards."""
+        """End all processes and delete all namespaces of the lab. Raise a KeyboardInterrupt that arrives meanwhile at the end."""
         interrupt: KeyboardInterrupt | None = None
         while True:
             try:
@@ -296,8 +302,8 @@ class Lab:
             raise interrupt
 
     def _remove_once(self) -> None:
-        # The namespaces, not these lists, identify the processes of the lab: an interrupt may come before a process is
-        # listed, and programs such as SSH masters start their own sessions.
+        # _started and _inits may lack processes of the lab: an interrupt may come before a process is appended, and programs
+        # such as SSH masters leave the process group. machine.remove() finds them by their network namespace.
         processes.end_all(self._started)
         if self._run_directory.name:
             machine.remove(self._run_directory.name)
@@ -333,12 +339,12 @@ def main(arguments: list[str] | None = None) -> int:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: shells start background programs with SIGINT ignored
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell starts background jobs with SIGINT ignored
         signal.signal(number, interrupt)
     try:
         with tempfile.TemporaryDirectory(prefix="rackproof-lab-") as directory, Lab(Path(directory), count) as lab:
             print(lab.inventory(), flush=True)
-            print(f"On the control node: nsenter --net={machine.NAMESPACES / lab.control} COMMAND", file=sys.stderr)
+            print(f"Control node: nsenter --net={machine.NAMESPACES / lab.control} COMMAND", file=sys.stderr)
             while True:
                 time.sleep(1)  # signal.pause() would miss a signal that arrives just before it
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ Fault = Callable[[Lab, str], AbstractContextManager[None]]
 
 @contextmanager
 def limited(lab: Lab, host: str, rate: str, burst: str = "64kb") -> Iterator[None]:
-    """Limit the rate at which the host sends; bursts of up to `burst` after a pause are not limited."""
+    """Limit the rate at which the host sends. After a pause, the first `burst` bytes are not limited. Units: those of `tc`."""
     qdisc = ("dev", "eth0", "root", "tbf")
     lab.on(host, "tc", "qdisc", "add", *qdisc, "rate", rate, "burst", burst, "latency", "100ms")
     try:
@@ -37,14 +37,14 @@ def delayed(lab: Lab, host: str, delay_s: float = 0.02) -> Iterator[None]:
 
 @contextmanager
 def lossy(lab: Lab, host: str, lost: float) -> Iterator[None]:
-    """Lose frames from and to the host. `lost`: the argument LOST_SHARE of wire.py."""
+    """Lose frames from and to the host. `lost` is the lost share of frames of 1500 B: the argument LOST_SHARE of wire.py."""
     with _wired(lab, host, 0.0, lost):
         yield
 
 
 @contextmanager
 def _wired(lab: Lab, host: str, delay_s: float, lost: float) -> Iterator[None]:
-    """Insert wire.py between the host's interface and the switch."""
+    """Insert wire.py between the port of the host and the bridge, both in the network namespace of the switch."""
     switch = lab.control.removesuffix("control") + "switch"
     near, far = f"{host}-in", f"{host}-out"
 

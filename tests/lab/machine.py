@@ -1,8 +1,8 @@
 """Check that this machine has what the lab needs, and manage its network namespaces and run directory.
 
-The name of every namespace and run directory begins with the name of its lab, `rp-PID-START-N`. PID and START (a
-start time) identify the process that uses the lab, because PIDs alone are reused. N is a number. Because of these names, labs do
-not conflict, and leftovers of a process that has exited are recognized.
+The name of every namespace and run directory begins with the name of its lab, `rp-PID-START-N`. PID and START identify the
+process that uses the lab: its PID and its start time, because a PID alone may be reused. N counts the labs of this process from
+0. Labs therefore do not conflict, and the leftovers of a process that has exited are recognized.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class LabError(Exception):
     """An operation of the lab failed."""
 
 
-class LabUnavailable(LabError):  # noqa: N818 - it names a state of the machine
+class LabUnavailable(LabError):  # noqa: N818 - the name describes a state of the machine
     """This machine lacks something that the lab needs."""
 
 
@@ -74,7 +74,7 @@ def claim() -> Path:
 
 
 def remove(lab: str) -> None:
-    """Kill every process in the lab's namespaces; delete the namespaces and the lab's run directory. May be repeated."""
+    """Kill every process in the lab's namespaces; delete the namespaces and the lab's run directory. Calls may be repeated."""
     names = [path for path in _entries(NAMESPACES) if (owned := OWNED.fullmatch(path.name)) and owned["lab"] == lab]
     deadline = time.monotonic() + 10
     while pids := _inside(names):
@@ -113,7 +113,7 @@ def _inside(namespaces: Iterable[Path]) -> set[int]:
     """Return the PIDs of the processes in these network namespaces, without zombies."""
     wanted = set()
     for path in namespaces:
-        with contextlib.suppress(OSError):  # another lab may have removed the namespace
+        with contextlib.suppress(OSError):  # another process may have removed the namespace
             wanted.add(_identity(path))
     pids = set()
     for process in Path("/proc").iterdir():

@@ -1,9 +1,9 @@
 #!/usr/bin/python3 -IS
 """Run Ansible modules on a lab host in forks of one server process, `module_server.py`.
 
-A module takes 0.1 s of CPU time, three quarters of it for imports that all modules share, and the playbooks of the labs run
-thousands of modules. The fork has the arguments, environment, umask, directory and standard streams of this process, and this
-process exits with the exit code of the fork. So Ansible can use this file like /usr/bin/python3.
+The server saves CPU time: a module takes 0.1 s, three quarters of it for imports that all modules share, and the playbooks of the
+labs run thousands of modules. The fork has the arguments, environment, umask, working directory and standard streams of this
+process, and this process exits with the exit code of the fork. So Ansible can use this file like /usr/bin/python3.
 """
 
 import _socket
@@ -13,16 +13,17 @@ import time
 
 SERVER = f"{__file__.rpartition('/')[0]}/module_server.py"
 SOCKET, PROGRAM = 3, 4
-"""File descriptors that the server inherits: its socket, and its program.
+"""File descriptors that the server inherits: its listening socket, and the open file module_server.py.
 
-The program is a descriptor, so that the arguments of the server do not contain the path of the checkout."""
+The server is started as /proc/self/fd/4. So its command line does not contain the path of the checkout, in which a pattern that
+tests pass to `pgrep -f` to find processes of the agent could match."""
 
 
 def connect():
-    """Return a connection to the server for this user and the namespaces of this process; start the server if it does not run.
+    """Return a connection to the server of this user in the namespaces of this process. Start the server if it does not run.
 
-    The name of the abstract socket contains the mount namespace, because the control node and a host with systemd share a
-    network namespace, in which such names must be unique.
+    The server listens on an abstract Unix socket, whose name is unique in a network namespace. A host with systemd shares its
+    network namespace with the control node, but needs its own server. So the name contains the inode of the mount namespace.
     """
     status, mounts = os.stat(SERVER), os.stat("/proc/self/ns/mnt")  # noqa: PTH116 - importing pathlib would take longer
     name = f"\0rackproof-lab-modules {status.st_dev} {status.st_ino} {mounts.st_ino} {os.getuid()}"
@@ -36,7 +37,7 @@ def connect():
         listener = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:
             listener.bind(name)
-        except OSError:  # another process has started the server
+        except OSError:  # another process has bound the name and is starting the server
             time.sleep(0.001)
             continue
         listener.listen(64)
@@ -53,7 +54,7 @@ def connect():
 
 
 def main():
-    """Run the module in the server and return its exit code."""
+    """Run the module in a fork of the server and return the exit code of the module."""
     wanted = repr((sys.argv, os.getcwd(), dict(os.environb), os.umask(0))).encode()  # noqa: PTH109
     streams = b"".join(number.to_bytes(4, sys.byteorder) for number in (0, 1, 2))
     while True:
@@ -63,7 +64,7 @@ def main():
             begun = bool(channel.recv(1))
             if begun:
                 return (channel.recv(1) or b"\1")[0]
-        except ConnectionError:  # the server was about to exit
+        except ConnectionError:  # the server has exited: try again, unless the module has begun
             if begun:
                 return 1
 

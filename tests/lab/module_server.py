@@ -1,9 +1,9 @@
 #!/usr/bin/python3
 """Run Ansible modules for `module_python.py`, each in a fork of this process, which has already imported their common code.
 
-The server listens on the socket that it was started with, serves only its own user, and exits after IDLE_S seconds without
+The server listens on a socket that it inherits, serves only processes of its own user, and exits after IDLE_S seconds without
 requests. Code that the modules do not share comes from the archive of each module; it is compiled once and cached under /run.
-If this file is started in place of the Python interpreter of a module, it runs that module itself, with the same cache.
+If Ansible uses this file itself as the Python interpreter, the file runs the module in its own process, with the same cache.
 """
 
 import ast
@@ -34,7 +34,10 @@ COMMON = (
 
 
 class ArchiveFinder:
-    """Import finder that takes missing Python modules from the archive of the Ansible module, which is first on sys.path."""
+    """Import finder for Python modules below the package `ansible` that the server has not imported.
+
+    It takes them from the archive of the Ansible module, which is first on sys.path.
+    """
 
     @staticmethod
     def find_spec(name, path=None, target=None):
@@ -46,7 +49,7 @@ class ArchiveFinder:
 
 
 def compile_cached(path, source):
-    """Return compiled source code, from the cache if possible. Replaces the compiler of zipimport."""
+    """Return compiled source code, from the cache if possible. This function replaces `zipimport._compile_source`."""
     name = sha256(source).hexdigest()
     cached = CACHE / f"{name}.py"
     with contextlib.suppress(OSError):  # a host that cannot write to the cache compiles the source each time
@@ -65,16 +68,14 @@ def prepare():
     if site_packages:
         sys.path.insert(0, str(site_packages))
         for name in COMMON:
-            with contextlib.suppress(
-                ImportError
-            ):  # this version of Ansible lacks it: modules take it from their archive
+            with contextlib.suppress(ImportError):  # missing in this version of Ansible
                 importlib.import_module(name)
         sys.path.remove(str(site_packages))
         sys.meta_path.insert(0, ArchiveFinder)
 
 
 def run(arguments):
-    """Run the program that `arguments` name, or the program on standard input if they name none."""
+    """Run the program in the file `arguments[1]`, or on standard input if there is no such argument."""
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv, sys.path[0] = arguments, ""
     if arguments[1:]:
@@ -86,7 +87,7 @@ def run(arguments):
 
 
 def serve(channel, request, streams):
-    """Run the module in this process, send its exit code and exit."""
+    """Run the module in this process (a fork of the server), send its exit code and exit."""
     code = 1
     try:
         os.setsid()

@@ -1,4 +1,7 @@
-"""Build signed apt and dnf repositories of tiny packages from tests/data/packages.yml, like the mirror of an air-gapped site."""
+"""Build signed apt and dnf repositories, like the mirror of an air-gapped site.
+
+tests/data/packages.yml lists the packages. Their programs are fakes.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class Package:
 
     @property
     def upstream(self) -> str:
-        """Return the version without the release of the package."""
+        """Return the version without the release: `580.105.08` for `580.105.08-1`."""
         return self.version.rpartition("-")[0]
 
     def install(self, root: Path) -> None:
@@ -66,7 +69,10 @@ class Package:
 
 
 def recorded(name: str) -> Iterator[Package]:
-    """Yield every version of every package recorded for a distribution, or for the container toolkit."""
+    """Yield the packages in RECORD under `name` (a distribution, or `container_toolkit`), each in every version.
+
+    A package with `from` or `only` exists only from this driver branch on, or only in this branch.
+    """
     record: dict[str, Any] = yaml.safe_load(RECORD.read_text())[name]
     for version in record["versions"]:
         branch = int(version.split(".")[0])
@@ -77,12 +83,12 @@ def recorded(name: str) -> Iterator[Package]:
 
 
 def headers(prefix: str) -> Package:
-    """Return the package of the kernel headers of this machine. The name begins with the prefix of a distribution."""
+    """Return a package of the kernel headers of this machine. `prefix` begins the names of such packages in a distribution."""
     return Package(name=prefix + platform.release(), version="1-1")
 
 
 class Key:
-    """A GPG key that signs repositories, in its own directory."""
+    """A GPG key that signs repositories. It has its own GnuPG home directory."""
 
     def __init__(self, home: Path) -> None:
         home.mkdir(mode=0o700)
@@ -92,11 +98,11 @@ class Key:
         self._gpg("--armor", "--output", self.public, "--export")
 
     def clearsign(self, file: Path, signed: Path) -> None:
-        """Write a clear-signed copy of a file: apt needs such a copy of its index."""
+        """Write a clear-signed copy of a file. apt needs such a copy of the file Release."""
         self._gpg("--clearsign", "--output", signed, file)
 
     def detach(self, file: Path) -> None:
-        """Write a detached signature beside a file: dnf needs such a signature of its index."""
+        """Write a detached signature beside a file. dnf needs such a signature of the file repomd.xml."""
         self._gpg("--armor", "--detach-sign", "--output", file.with_name(file.name + ".asc"), file)
 
     def sign_packages(self, files: Iterable[Path]) -> None:
@@ -119,7 +125,7 @@ def _run(*command: str | Path) -> None:
 
 
 def apt_repository(directory: Path, packages: Iterable[Package], key: Key, architecture: str = "amd64") -> None:
-    """Create a flat apt repository, like those of NVIDIA, with its key in `key.asc`."""
+    """Create a flat apt repository, like those of NVIDIA, with its public key in `key.asc`."""
     directory.mkdir(parents=True)
     (directory / "Packages").write_text("\n".join(_deb(directory, package, architecture) for package in packages))
     text = (directory / "Packages").read_bytes()
@@ -130,7 +136,7 @@ def apt_repository(directory: Path, packages: Iterable[Package], key: Key, archi
 
 
 def _deb(directory: Path, package: Package, architecture: str) -> str:
-    """Build a package and return its entry in the index."""
+    """Build a package and return its entry for the index (the file Packages)."""
     exact = {"=": package.version, ">=": package.upstream}
     fields = {
         "Package": package.name,
@@ -156,10 +162,10 @@ def _deb(directory: Path, package: Package, architecture: str) -> str:
 
 
 def dnf_repository(directory: Path, packages: Iterable[Package], key: Key, streams: Mapping[str, str]) -> None:
-    """Create a dnf repository with its key in `key.asc`.
+    """Create a dnf repository with its public key in `key.asc`.
 
-    `streams` maps each stream of the module nvidia-driver to the prefix of its versions. Without streams, only the index
-    is signed, not the packages, as in the repository of the container toolkit.
+    `streams` maps each stream of the dnf module `nvidia-driver` to the prefix of the package versions in the stream. If it is
+    empty, only the index is signed, not the packages, as in NVIDIA's repository of the container toolkit.
     """
     directory.mkdir(parents=True)
     packages = list(packages)

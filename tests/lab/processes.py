@@ -1,4 +1,4 @@
-"""Run each child process in its own process group, so that a signal to the group also ends the processes that it started."""
+"""Run each child process in its own process group, so that a signal to the group also ends the descendants of the child."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Stream = int | IO[Any] | None
 
 SEARCH_PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"  # `su` without `-` omits these directories
 AGENT = r"(^|[ /])rackproof [a-z]|torch\.distributed|agent\.(benchmarks|launch)"
-"""Pattern for pgrep that matches the processes of the agent. After `rackproof` it requires a verb, because the path of any
+"""Pattern for `pgrep -f` that matches the processes of the agent. A subcommand must follow `rackproof`, because the path of any
 program may contain a directory named rackproof."""
 SHOWN = 4000
-"""Characters of a failed command's output that its exception shows."""
+"""Maximum number of characters that the exception of a failed command shows of stdout and of stderr: the last ones."""
 
 
 def environment(additions: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -39,7 +39,7 @@ def run(
     stdout: Stream = subprocess.PIPE,
     stderr: Stream = subprocess.PIPE,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command like `subprocess.run` and kill its process group at the time limit. `env` replaces the environment."""
+    """Run a command like `subprocess.run`; at the time limit, kill its process group. `env` defaults to `environment()`."""
     argv = [str(part) for part in command]
     with subprocess.Popen(
         argv,
@@ -106,7 +106,10 @@ def close_pipes(process: subprocess.Popen[str]) -> None:
 
 @contextlib.contextmanager
 def arguments_seen() -> Iterator[set[str]]:
-    """Yield a set that, until the block ends, gets the command lines of all processes of this machine and its lab hosts."""
+    """Sample the command lines of all processes of this machine every 0.5 s until the block ends. Yield their set.
+
+    They include the processes of the lab hosts.
+    """
     ended, arguments = threading.Event(), set[str]()
 
     def watch() -> None:

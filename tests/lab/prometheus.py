@@ -34,16 +34,18 @@ class Prometheus:
         return self._parsed(self._ask(promql, check=True).stdout)
 
     def wait_for(self, promql: str, timeout: float = 30, at_least: int = 1) -> list[dict[str, Any]]:
-        """Return the result of a query once it has `at_least` series. Raise LabError after `timeout` seconds."""
+        """Return the result of a query once it has at least `at_least` series. Raise LabError after `timeout` seconds."""
         deadline = time.monotonic() + timeout
         while len(samples := self.query(promql)) < at_least:
             if time.monotonic() > deadline:
-                raise LabError(f"{promql} has {len(samples)} series after {timeout} s, not {at_least}: {samples}")
+                raise LabError(
+                    f"{promql} has {len(samples)} series after {timeout} s, fewer than {at_least}: {samples}"
+                )
             time.sleep(POLL_SECONDS)
         return samples
 
     def wait_ready(self, server: subprocess.Popen[str]) -> None:
-        """Return when the server answers queries."""
+        """Wait until the server answers queries. Raise LabError if it exits, or after READY_SECONDS."""
         deadline = time.monotonic() + READY_SECONDS
         while self._ask("vector(1)", check=False).returncode:
             if server.poll() is not None or time.monotonic() > deadline:
@@ -95,7 +97,7 @@ def write_config(
 
 @dataclass(frozen=True)
 class Alertmanager:
-    """A running Alertmanager, queried by amtool."""
+    """A running Alertmanager, queried with amtool."""
 
     url: str
     run: Run

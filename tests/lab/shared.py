@@ -28,8 +28,8 @@ def share(lab: Lab, directory: Path, at: str) -> None:
 def main(pid: str, directory: str, at: str) -> None:
     """Mount `directory` at the path `at` in the mount namespace of process `pid`.
 
-    The directory has no path in that namespace. So its mount is cloned in the namespace of this process, and the clone is moved
-    into the namespace of process `pid`.
+    The directory has no path in that namespace. So this function clones the directory as a mount in the namespace of its own
+    process, enters the namespace of process `pid`, and attaches the clone there.
     """
     kernel = ctypes.CDLL(None, use_errno=True)
 

@@ -1,4 +1,6 @@
-"""Boot a host with systemd: systemd-nspawn with a copy-on-write view of this machine, its own network, and sshd on 127.0.0.1.
+"""Boot a host with systemd in systemd-nspawn.
+
+The host has a copy-on-write view of this machine's root file system and its own network namespace. Its sshd listens at 127.0.0.1.
 
     with SystemdHost(tmp_path) as host:
         host.on("systemctl", "is-system-running")
@@ -25,8 +27,8 @@ from .lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS
 
 READY_SECONDS = 30.0
 BASE, PACKAGES = "/usr/local/lib/lab-base", "/usr/local/lib/lab-packages"
-"""Mount points in the host for the Python and the packages of this environment. On this machine they may be in /root or /tmp,
-which a service with a private /tmp and no access to /root cannot read."""
+"""Mount points in the host for the Python installation and the site-packages of the tests. On this machine these directories may
+be below /root or /tmp, but a service of the host may have a private /tmp and an account that cannot read /root."""
 # Start the host in its own mount namespace and in its own control groups: the systemd of the host creates groups below these.
 START = """
 set -e
@@ -39,7 +41,7 @@ exec systemd-nspawn "$@"
 """
 CGROUPS = Path("/sys/fs/cgroup")
 HIERARCHIES = [path for path in (CGROUPS / "systemd", CGROUPS / "unified") if path.is_dir()] or [CGROUPS]
-"""Control group hierarchies in which systemd keeps its units: two if both versions of control groups are mounted."""
+"""Root directories of the control group hierarchies of systemd: two if cgroup v1 and v2 are both mounted, else one."""
 
 
 class SystemdHost:
@@ -140,7 +142,7 @@ class SystemdHost:
             time.sleep(0.05)
         children = processes.run(["pgrep", "--parent", str(self._process.pid)]).stdout.split()
         self._payload = int(children[0])
-        # Empty the start-up files of the shell, which would slow down every SSH command.
+        # The start-up files of the shell would slow down every SSH command.
         self.on(
             "sh",
             "-c",
@@ -152,7 +154,7 @@ class SystemdHost:
             processes.end_all([self._process], grace=0)  # all processes of the host end with systemd-nspawn
         if self._claim.name:
             machine.remove(self._claim.name)
-        deadline = time.monotonic() + 5  # killed processes need a moment to disappear
+        deadline = time.monotonic() + 5  # a control group cannot be removed until its killed processes have exited
         while any(group.is_dir() for group in self._groups) and time.monotonic() < deadline:
             for group in self._groups:
                 for inner in sorted([group, *group.rglob("*/")], reverse=True):

@@ -44,7 +44,7 @@ class Run:
         return document
 
     def findings(self) -> set[tuple[str, str, str]]:
-        """Return (host, observation, verdict) of each verdict that is not a pass."""
+        """Return (host, name of the observation, verdict) for each verdict that is not a pass."""
         verdicts = self.report["verdicts"]
         return {(item["host"], item["name"], item["verdict"]) for item in verdicts if item["verdict"] != "pass"}
 
@@ -55,9 +55,10 @@ class Run:
 
 
 def rehearsal_profile() -> dict[str, Any]:
-    """Return the rehearsal profile with one rank per host. Its stress test lasts as long as the exporter caches a page.
+    """Return the rehearsal profile with one rank per host. Its stress test lasts FRESH_S, for which the exporter caches a page.
 
-    The training uses synthetic images even if this machine has Fashion-MNIST, whose evaluation takes five times as long.
+    The training uses synthetic images even if this machine has Fashion-MNIST, because evaluation on Fashion-MNIST takes five
+    times as long.
     """
     profile: dict[str, Any] = yaml.safe_load((PROFILES / "rehearsal.yml").read_text())
     profile["processes_per_host"] = 1
@@ -117,7 +118,7 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
 
 
 def watch(attempt: Attempt, lab: Lab, run: Path) -> list[subprocess.Popen[str]]:
-    """Start two `rackproof watch` processes, one with JSON and one with lines.
+    """Start two `rackproof watch` processes, one that prints JSON and one that prints lines of text.
 
     They write to files, because a full pipe would block them.
     """
@@ -145,7 +146,7 @@ def test_rack_is_accepted_as_a_rehearsal(accepted: Run) -> None:
         assert "REHEARSAL" in (accepted.directory / view).read_text()
 
 
-def test_ranks_of_all_hosts_worked_together(accepted: Run) -> None:
+def test_collectives_span_the_ranks_of_all_hosts(accepted: Run) -> None:
     for host in HOSTS:
         record = documents.read(accepted.directory / "gangs" / "rack1" / f"{host}.json", "record")
         busbw = [
@@ -165,8 +166,8 @@ def test_series_of_every_host_in_prometheus_have_the_run_id(prometheus: Promethe
 
 
 def test_no_process_remains_after_the_run(site: Site, accepted: Run) -> None:
-    ours = ("pgrep", "-af", processes.AGENT)
-    assert {host: site.lab.on(host, *ours, check=False).stdout for host in HOSTS} == dict.fromkeys(HOSTS, "")
+    pgrep = ("pgrep", "-af", processes.AGENT)
+    assert {host: site.lab.on(host, *pgrep, check=False).stdout for host in HOSTS} == dict.fromkeys(HOSTS, "")
 
 
 def test_nonce_of_the_run_is_in_no_command_line_log_or_output(site: Site, accepted: Watched) -> None:
@@ -180,7 +181,7 @@ def test_nonce_of_the_run_is_in_no_command_line_log_or_output(site: Site, accept
 
 
 def test_altered_rehearsal_is_accepted_only_if_the_change_is_allowed(accepted: Run) -> None:
-    """Like tests/unit/fleet/judge/test_alterations.py, but with records that agents wrote."""
+    """Like tests/unit/fleet/judge/test_alterations.py, but with records of a real run."""
     counts, failures = alterations.alter(accepted.directory, 100, seed=1)
     assert not failures, "\n".join(failures[:20])
     assert counts.total() == 100

@@ -1,6 +1,7 @@
 """Test alerting with a real exporter, Prometheus and Alertmanager: faults fire alerts within two scrapes, repairs resolve them.
 
-Only the GPUs and the kernel log are fake: `rackproof export` reads a fake NVML, whose scenario changes, and a fake /dev/kmsg.
+Only the GPUs and the kernel log are fake: `rackproof export` reads a fake /dev/kmsg and a fake NVML. The fake NVML takes its
+readings from a scenario file, which the tests change.
 """
 
 from __future__ import annotations
@@ -29,15 +30,15 @@ ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rackproof.rules.yml"
 SCRAPE_S = 1.0
 MAX_DELAY_S = 3 * SCRAPE_S + 1.0
-"""Two scrapes, the evaluation after the second, and 1 s for a busy machine."""
+"""Longest time from a fault to its alert, in seconds: two scrapes, one evaluation of the rules, and 1 s for a busy machine."""
 BOOT = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
 
 
 def wait(event: str, get: Callable[[], Any], timeout: float) -> Any:
-    """Call `get` until its value is true, and return this value. `event` names what is awaited."""
+    """Call `get` until it returns a true value, and return this value. `event` describes in a failure what did not happen."""
     deadline = time.monotonic() + timeout
     while not (value := get()):
-        assert time.monotonic() < deadline, f"{event}: not within {timeout} s"
+        assert time.monotonic() < deadline, f"did not happen within {timeout} s: {event}"
         time.sleep(0.1)
     return value
 

@@ -1,6 +1,8 @@
-"""Test a burn-in of three lab hosts over real SSH: kill the control node, then the supervisor of a host, then resume the run.
+"""Test a burn-in of three lab hosts over real SSH: kill the playbook, then the supervisor of a host, then resume the run.
 
-The memory of node3 returns wrong data, so node3 ends its soak early; the other two hosts continue.
+A burn-in soaks every host: it repeats benchmarks in rounds for the planned time. The supervisor is the process `rackproof soak`
+on the host, which starts the rounds. The memory of node3 returns wrong data, so node3 ends its soak early; the other two hosts
+continue.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from tests.lab.lab import Lab
 HOSTS = ("node1", "node2", "node3")
 KILLED, FAULTY = "node2", "node3"
 SOAK_S = 30
-"""Long enough for a second round on two busy processors, since the supervisor is killed in a round after the first."""
+"""Duration of the soak in seconds. It is long enough for a second round on two busy processors: the supervisor is killed after
+the first round."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "a soak of short rounds",
@@ -60,12 +63,12 @@ def broken(words, address, *, pattern):
 benchmark.fill = broken
 """
 )
-"""Fault: the memory of one host returns a wrong word once."""
+"""Fault: the first buffer that a rank fills gets one wrong word, as if the memory of the host had returned wrong data."""
 
 
 @dataclass(frozen=True)
 class Burnin:
-    """A burn-in that was resumed after its control node and the supervisor of one host were killed."""
+    """A burn-in that was resumed after its playbook and the supervisor of one host were killed."""
 
     site: Site
     code: int
@@ -74,21 +77,21 @@ class Burnin:
     """The record of host KILLED, read after its first round and before its supervisor was killed."""
 
     def soak(self, host: str) -> dict[str, Any]:
-        """Return the progress of the soak in the record on the control node."""
+        """Return the progress of the soak of a host, from its record on the control node."""
         return dict(self.record(host)["soak"])
 
     def record(self, host: str) -> dict[str, Any]:
-        """Return the record on the control node, checked against its schema."""
+        """Return the record of a host from the control node, checked against its schema."""
         return dict(documents.read(self.site.runs / "burn" / "hosts" / f"{host}.json", "record"))
 
 
 def record_of(site: Site, host: str) -> dict[str, Any]:
-    """Return the record that is on the host."""
+    """Return the record of a host from the host itself."""
     return dict(json.loads(site.lab.host_path(host, f"{STATE}/runs/burn/record.json").read_text()))
 
 
 def wait_for_round(site: Site, host: str, count: int) -> dict[str, Any]:
-    """Wait until the record of the host has `count` finished rounds, and return it."""
+    """Wait until the record on the host has `count` finished rounds, and return the record."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         record = record_of(site, host)
@@ -100,13 +103,14 @@ def wait_for_round(site: Site, host: str, count: int) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Burnin]:
-    """Start the burn-in, kill the control node during the first round, kill a supervisor during a later round, and resume."""
+    """Start the burn-in, kill the playbook during the first round, kill a supervisor during a later round, and resume the run."""
     directory = tmp_path_factory.mktemp("burnin")
     (directory / "runs").mkdir()
     profile = directory / "soak.yml"
     profile.write_text(yaml.safe_dump(PROFILE))
     variables: dict[str, Any] = {"rackproof_soak_profile": str(profile), "rackproof_soak_duration": f"{SOAK_S}s"}
-    variables["tags"] = "run,report"  # the agent is installed, and no test here needs the exporter
+    # Skip the tag `install`, because install_agent installs the agent, and the tag `configure`, which starts the exporter.
+    variables["tags"] = "run,report"
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
         install_agent(lab, agent_archive)
         site = Site(lab=lab, runs=directory / "runs")
@@ -126,7 +130,7 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
         yield Burnin(site, code, output, before)
 
 
-def test_killed_control_node_does_not_interrupt_the_soak(burnin: Burnin) -> None:
+def test_killing_the_playbook_does_not_interrupt_the_soak(burnin: Burnin) -> None:
     soak = burnin.soak("node1")
     assert soak["soaked_s"] >= SOAK_S
     assert (soak["ended_by"], soak.get("cut", 0), soak.get("failed", 0)) == ("time", 0, 0)
@@ -156,7 +160,7 @@ def test_host_with_a_finding_ends_its_soak_early_and_the_others_continue(burnin:
         "node2": "accepted",
         "node3": "rejected",
     }
-    assert burnin.code == 2, "the report task fails because a host is rejected"
+    assert burnin.code == 2  # the report task fails because a host is rejected
     lines = report["acceptance"]["summary"]
     assert any(line.startswith(f"Soak: 2 of 3 hosts soaked {SOAK_S} s; the shortest soak was ") for line in lines), (
         lines

@@ -1,7 +1,7 @@
-"""Test every query of every dashboard with a real Prometheus that scrapes three real exporters, one of a faulty host.
+"""Test every query of every dashboard with a real Prometheus that scrapes the real exporters of three hosts, one of them faulty.
 
-The GPUs are a fake NVML, /sys and the kernel log are fakes, and the code of the agent publishes a run in progress. The
-Prometheus rules are those of the product, with times of ten minutes and one hour shortened to four seconds.
+The exporters read a fake NVML, a fake /sys and a fake kernel log, and the progress of a run that `LivePublisher` of the agent
+publishes. The Prometheus rules are those of the product, with times of ten minutes and one hour shortened to four seconds.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ TIMEOUT_S = 30.0
 TIMES = {"$__rate_interval": "4s", "$__range": "120s"}
 ALL_VALUES = dict.fromkeys(("$rack", "$host", "$gpu", "$run_id"), ".*")
 SELECTED_VALUES = {"$rack": "r1", "$host": "(h1|h2|h3)", "$gpu": "(0|1|2|3)", "$run_id": "r1"}
-"""Values of the variables, in the form in which Grafana writes several selected values."""
+"""Dashboard variable -> value, if the user has selected several values. Grafana inserts them into a query in this form."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,10 @@ class Site:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
 
     def values(self, promql: str, *, instant: bool, seconds: float = 20) -> list[tuple[dict[str, str], list[float]]]:
-        """Return labels and values of each series, without NaN values and empty series."""
+        """Return labels and values of each series, without NaN values and without series that have no other values.
+
+        With `instant` a series has its newest value, else the values of the last `seconds`.
+        """
         now = time.time()
         if instant:
             answer = self.get("query", query=promql)["result"]
@@ -118,7 +121,7 @@ class Site:
 
 
 def default_values(dashboard: str) -> dict[str, str]:
-    """Return variable -> value: everything is selected, or only the faulty host if the dashboard shows one host at a time."""
+    """Return dashboard variable -> value: everything is selected, but only host BAD in the dashboard of a single host."""
     return {**ALL_VALUES, "$host": BAD} if dashboard == "rackproof-host" else ALL_VALUES
 
 
@@ -158,7 +161,7 @@ def export(directory: Path, library: Path, port: int) -> subprocess.Popen[str]:
 
 
 def publish_run(directory: Path, plan: Any, host: str) -> LivePublisher:
-    """Publish a run whose gang stage is finished and whose benchmark stage is running."""
+    """Publish the run on a host. Its gang stage (launches of several hosts) has finished, and its benchmark stage is running."""
     run = HostRun.begin(directory / "state" / "runs" / plan.run_id, host, json.dumps(to_json(plan)))
     run.append(launches=[builders.launch("preflight", (host,)), builders.launch("gang", HOSTS)])
     work = run.directory / "work"
@@ -185,7 +188,7 @@ def publish_run(directory: Path, plan: Any, host: str) -> LivePublisher:
 
 
 def degrade(item: Any) -> Any:
-    """Return the observation as the bad host measures it: slower, with wrong words, and without digest."""
+    """Return the observation as host BAD measures it: lower rates, wrong words of memory, and no value of `digest.value`."""
     if item.name == "integrity.wrong_words" and item.scope == "gpu=1":
         return replace(item, value=3)
     if item.name == "digest.value":
@@ -196,7 +199,7 @@ def degrade(item: Any) -> Any:
 
 
 def verdicts_text() -> str:
-    """Return the text of verdicts.prom for a run in which the bad host failed."""
+    """Return the text of verdicts.prom for a run in which host BAD failed."""
     plan = builders.plan(*HOSTS, gpu_count=len(DEVICES))
     evidence = builders.evidence(plan)
     evidence[BAD] = builders.with_observations(evidence[BAD], degrade)
@@ -204,7 +207,7 @@ def verdicts_text() -> str:
 
 
 def inject_faults(directory: Path) -> None:
-    """Give the bad host an XID, a fatal SXid, memory errors, thermal throttling and rising counters."""
+    """Give the host of this directory an XID, a fatal SXid, memory errors, thermal throttling and rising counters."""
     uptime = int(float(Path("/proc/uptime").read_text().split()[0]) * 1e6)
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
     messages = [
@@ -220,7 +223,7 @@ def inject_faults(directory: Path) -> None:
 
 
 def configure(directory: Path, targets: list[dict[str, Any]]) -> Path:
-    """Write configuration, rules and targets of Prometheus, and the verdicts that it scrapes."""
+    """Write the configuration, rules and targets of Prometheus, and the verdicts that it scrapes. Return the configuration."""
     (directory / "web").mkdir()
     (directory / "web" / "verdicts.prom").write_text(verdicts_text())
     (directory / "targets.json").write_text(json.dumps(targets))
@@ -282,7 +285,7 @@ def test_every_query_returns_data(site: Site, panel_query: PanelQuery) -> None:
 
 
 def find_query(dashboard: str, panel: str, letter: str = "A") -> PanelQuery:
-    """Return the query with this letter, of the panel with this title in the dashboard `rackproof-…`."""
+    """Return a query by its letter (`refId`) and the title of its panel. `dashboard` is the name without `rackproof-`."""
     (panel_query,) = (
         item
         for item in panel_queries()
@@ -300,7 +303,7 @@ def values_of(site: Site, panel_query: PanelQuery, values: dict[str, str] = ALL_
 def wait_for_values(
     site: Site, panel_query: PanelQuery, wanted: dict[tuple[str, ...], float]
 ) -> dict[tuple[str, ...], float]:
-    """Return the values of a panel once they include `wanted`."""
+    """Return the values of a query once they include `wanted`."""
     deadline = time.monotonic() + TIMEOUT_S
     while not (values := values_of(site, panel_query)).items() >= wanted.items():
         assert time.monotonic() < deadline, f"{wanted} is not in {values}"

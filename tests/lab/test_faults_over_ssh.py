@@ -1,7 +1,7 @@
 """Test one run over real SSH with two healthy hosts and eleven faulty ones, each with a different fault (docs/faults.md).
 
-Each fault must be reported with its host, affect only that host, and leave no partial record and no process. The time until the
-report of each fault is printed.
+Each fault must be reported with its host, affect only that host, and leave no partial record and no process. The tests print the
+time from each fault to its report.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM, PORT, CLOCK, OPEN, LINKED, EARLIER =
     f"node{number}" for number in range(4, 14)
 )
 """Hosts, named by their fault. HUNG: sshd is suspended. FULL, READ_ONLY: the file system is full or read-only.
-AGENT_OOM, RANK_OOM: the kernel kills the agent or a rank, because a control group has no memory left. PORT: the port of the gang
-(the hosts of one multi-host launch) is in use. CLOCK: the clock is an hour ahead. OPEN, LINKED, EARLIER: the run directory is
-writable by other users, is a link, or belongs to another run with the same run id. LOST: its link is cut during the gang's second
-launch; it is the first host of the gang, on whose messages the other hosts depend."""
+AGENT_OOM, RANK_OOM: the kernel kills the agent or a rank, because a control group has no memory left. PORT: the rendezvous port
+of the gang (the hosts of one multi-host launch) is in use. CLOCK: the clock is an hour ahead. OPEN, LINKED, EARLIER: the run
+directory is writable by other users, is a link, or belongs to another run with the same run id. LOST: the link of the host is cut
+during the gang's second launch. LOST is the first host of the gang, and the other hosts depend on its messages."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "long enough to inject faults",
@@ -95,10 +95,11 @@ class Limit:
             lab.on(host, "sh", "-c", f"echo {pid} >{self.path}/cgroup.procs")
 
     def exhaust(self, lab: Lab, host: str, victim: str) -> None:
-        """Start a process that exhausts the memory of the group. The kernel kills the victim first, and then the started process.
+        """Start a process that exhausts the memory of the group. The kernel kills `victim` first, and then the started process.
 
-        The kernel kills the process with the highest sum of memory share (in 1/1000) and oom_score_adj. The share of a launcher,
-        which must survive, is up to 600.
+        The kernel kills the process with the highest sum of its oom_score_adj and its share of the group's memory, in
+        thousandths. The oom_score_adj of the victim is 1000, that of the started process 700. A launcher in the group must
+        survive: its share is up to 600.
         """
         self.set(self.used() + 64_000_000)
         hog = f"echo 1000 >/proc/{victim}/oom_score_adj; echo 700 >/proc/self/oom_score_adj; echo $$ >{self.path}/cgroup.procs"
@@ -121,7 +122,7 @@ def limited(lab: Lab, name: str) -> Iterator[Limit]:
 
 
 def remove_group(path: Path) -> bool:
-    """Move the processes of a control group to the topmost group and remove it. Return whether it is gone."""
+    """Move the processes of a control group to the group TOP, and remove the control group. Return whether it is removed."""
     for pid in (path / "cgroup.procs").read_text().split():
         with contextlib.suppress(OSError):
             (TOP / "cgroup.procs").write_text(pid)
@@ -208,12 +209,12 @@ if sys.orig_argv[2] == "agent.benchmarks.rendezvous":
 
     collective._sample = lambda *arguments: threading.Event().wait()
 """
-"""Fault: the collectives of a host do not end, so that the gang still runs when the next fault is injected."""
+"""Not yet a fault: the collectives of a host do not end, so the gang is still in this phase when a fault is injected."""
 CLOCK_AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
 
 
 def prepare(lab: Lab) -> None:
-    """Inject the faults that exist before the run."""
+    """Prepare the hosts, and inject the faults that exist before the run."""
     for host in lab.hosts:
         lab.on(host.name, "sh", "-c", f"mkdir {sys.prefix}/wheels && ln -s {sys.prefix} /opt/rackproof")
         inject_fault(lab, host.name, IDLE_WITHOUT_TORCH + ENDLESS_COLLECTIVE * (host.name in (RANK_OOM, LOST)))
@@ -302,7 +303,7 @@ def inject_during_run(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit)
 
 
 def cut_link_during_second_launch(fleet: Fleet, attempt: Attempt) -> None:
-    """Cut the link of host LOST during the collectives of the second launch. Host RANK_OOM is excluded from this launch."""
+    """Cut the link of host LOST during the collectives of the second launch, from which host RANK_OOM is excluded."""
     measuring = is_measuring(fleet.lab, LOST, "gang", "collective")
     wait(lambda: len(recorded_on(fleet, LOST)) == 1, 60)
     wait(lambda: not measuring(), 60)  # the second launch first removes the state files of the first one
@@ -320,7 +321,7 @@ def recorded_on(fleet: Fleet, host: str) -> list[dict[str, Any]]:
 
 
 MAX_REPORT_DELAY_S = 60.0
-"""Seconds within which each fault must be reported: less than the deadline of a stage. The actual time is printed."""
+"""Seconds within which each fault must be reported. This is less than the deadline of a stage, 90 s."""
 OOM_KILL_MESSAGE = r"killed by the kernel's out-of-memory killer \(oom_kill \d, limit \d+ MB\)"
 
 
@@ -359,25 +360,25 @@ def is_inconclusive_for(verdict: dict[str, Any], host: str, reason: str) -> bool
 
 def test_rank_killed_by_the_oom_killer_is_reported_by_every_host_and_the_other_hosts_continue(fleet: Fleet) -> None:
     assert [name for name, _ in failures(fleet, RANK_OOM)] == ["gang.fault"]
-    together = {host: launches(fleet, host) for host in (*HEALTHY, RANK_OOM)}
-    reasons = {launches_[0]["reason"] for launches_ in together.values()}
+    launches_of = {host: launches(fleet, host) for host in (*HEALTHY, RANK_OOM)}
+    reasons = {recorded[0]["reason"] for recorded in launches_of.values()}
     assert len(reasons) == 1, reasons
     assert re.fullmatch(
         rf'host {RANK_OOM} cpu=0 rank 3 in phase "collective all_reduce.*": {OOM_KILL_MESSAGE}', *reasons
     )
-    assert {host: [len(item["members"]) for item in launches_] for host, launches_ in together.items()} == {
+    assert {host: [len(item["members"]) for item in recorded] for host, recorded in launches_of.items()} == {
         **{host: [4, 3, 2] for host in HEALTHY},
         RANK_OOM: [4],
     }
-    assert [rank["exit_code"] for rank in together[RANK_OOM][0]["ranks"]] == [-9]
-    first = together[HEALTHY[0]][0]
+    assert [rank["exit_code"] for rank in launches_of[RANK_OOM][0]["ranks"]] == [-9]
+    first = launches_of[HEALTHY[0]][0]
     delay_s = timestamp(first["began"]) + first["duration_s"] - fleet.fault_times[RANK_OOM]
     print(f"{RANK_OOM}: reported after {delay_s:.1f} s: {first['reason']}")
-    assert delay_s < 60  # the collective timeout is 60 s
+    assert delay_s < 60  # the collective timeout in PROFILE, in seconds
 
 
 def failures(fleet: Fleet, host: str) -> list[tuple[str, str]]:
-    """Return name and reason of each verdict `fail` on the host."""
+    """Return (name of the observation, reason) for each verdict `fail` on the host."""
     verdicts = fleet.report()["verdicts"]
     return [(item["name"], item["reason"]) for item in verdicts if (item["host"], item["verdict"]) == (host, "fail")]
 
@@ -394,15 +395,17 @@ def test_host_whose_link_is_cut_during_a_launch_is_excluded_and_other_hosts_are_
         second = launches(fleet, host)[1]
         delay_s = timestamp(second["began"]) + second["duration_s"] - fleet.fault_times[LOST]
         print(f"{LOST}: reported by {host} after {delay_s:.1f} s: {second['reason']}")
-        assert delay_s < 60  # the collective timeout is 60 s
+        assert delay_s < 60  # the collective timeout in PROFILE, in seconds
     assert f"2 of 13 hosts were measured together ({', '.join(HEALTHY)})" in str(report)
     coverage = {item["name"]: item["coverage"] for item in report["hosts"]}
     missing = {host: coverage[host]["expected"] - coverage[host]["measured"] for host in HEALTHY}
     assert missing == dict.fromkeys(HEALTHY, 2 * 11), (
         "bandwidth and latency with each of the 11 hosts that failed must be missing"
     )
-    own = recorded_on(fleet, LOST)
-    assert own[1]["reason"].startswith(f"host {LOST}: no messages from any other host for 10 s; either its own link")
+    launches_on_lost_host = recorded_on(fleet, LOST)
+    assert launches_on_lost_host[1]["reason"].startswith(
+        f"host {LOST}: no messages from any other host for 10 s; either its own link"
+    )
 
 
 def test_resumed_run_has_nothing_left_to_launch(fleet: Fleet) -> None:
@@ -458,12 +461,11 @@ def test_exporter_of_the_host_with_a_full_disk_still_answers(fleet: Fleet) -> No
 
 def test_no_process_remains(fleet: Fleet) -> None:
     def remaining_processes() -> dict[str, str]:
-        ours = "rackproof (bench|launch|wait)|torch.distributed|agent.benchmarks|agent.launch.guard"
+        pattern = "rackproof (bench|launch|wait)|torch.distributed|agent.benchmarks|agent.launch.guard"
         processes_by_host = {
-            host.name: fleet.lab.on(host.name, "pgrep", "-af", ours, check=False).stdout for host in fleet.lab.hosts
+            host.name: fleet.lab.on(host.name, "pgrep", "-af", pattern, check=False).stdout for host in fleet.lab.hosts
         }
         return {host: text for host, text in processes_by_host.items() if text}
 
-    wait(
-        lambda: not remaining_processes(), 10
-    )  # `rackproof wait` on the host with the hung SSH exits when it notices the closed connection
+    # On host HUNG, `rackproof wait` exits only when it notices that its SSH connection is closed.
+    wait(lambda: not remaining_processes(), 10)

@@ -1,4 +1,7 @@
-"""Test that one launch identifies slow hosts. SSH, torchrun and gloo are real."""
+"""Test that one launch of a gang (the hosts of one multi-host launch) identifies hosts with slow links.
+
+SSH, torchrun and gloo are real.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,13 @@ STATE = "/var/lib/rackproof/runs"
 PAIRS = {"pairs": {"size_bytes": 1 << 20, "seconds": 0.2}}
 healthy, slow = partial(links.limited, rate="200mbit"), partial(links.limited, rate="10mbit", burst="4kb")
 """Healthy and slow links both have a rate limit. Without a limit, the rates of transfers vary tenfold on busy processors; with
-a limit they vary little. The burst of the slow link is small, because a larger burst could contain a whole exchange."""
+a limit they vary little. The burst of the slow link is small: a burst is not limited, and a larger one could contain a whole
+exchange with which the benchmark `pairs` measures the bandwidth (at least 32 KiB)."""
 lossy = partial(links.lossy, lost=0.15)
-"""The lossy link loses 15 % of its packets: none of 30 exchanges of 32 KiB was faster than 0.14 MB/s. With a loss of 5 %, two of
-30 exchanges were fast (1.7 and 9.9 MB/s) because TCP recovered quickly; all others were slower than 0.1 MB/s. If one of the
-four pairs of a host is fast, there is too little evidence against the host."""
+"""The lossy link loses one frame per 10 kB. In a measurement, none of 30 exchanges of 32 KiB was faster than 0.14 MB/s. With
+`lost=0.05` (one frame per 30 kB), two of 30 exchanges were fast (1.7 and 9.9 MB/s) because TCP recovered quickly; all others were
+slower than 0.1 MB/s. A faulty host has four pairs with healthy hosts. If one of these pairs is fast, there is too little evidence
+against the host."""
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +60,7 @@ def plan_of(lab: Lab, run_id: str, hosts: Sequence[str]) -> Plan:
 
 
 def launch(lab: Lab, plan: Plan) -> dict[str, Evidence]:
-    """Run one launch on all hosts over SSH. Return host -> its evidence."""
+    """Run one launch on all hosts over SSH. Return host -> its evidence (the records that the host wrote)."""
     directory, members = f"{STATE}/{plan.run_id}", ",".join(host.name for host in plan.hosts)
     document = json.dumps(to_json(plan))
 
@@ -96,6 +101,6 @@ def test_one_launch_identifies_the_slow_hosts(lab: Lab) -> None:
     assert [launch.outcome for item in by_host.values() for launch in item.launches()] == ["finished"] * len(HOSTS)
     reasons = {item.host: item.reason for item in verdicts if item.verdict == FAIL}
     assert reasons.keys() >= FAULTS.keys()
-    # A healthy host may be reported too, because on busy processors its small messages can be late. But its bandwidth does not
-    # drop as far as that of a slow host.
+    # A healthy host may fail because of its latency, since its small messages can be late on busy processors. But only hosts in
+    # FAULTS may fail because of their bandwidth.
     assert {host for host, reason in reasons.items() if ": bandwidth of" in reason} <= FAULTS.keys()

@@ -1,8 +1,8 @@
 """Test a run over SSH in which two of three hosts are hostile. They must not decide what the control node reads, writes or runs.
 
-The Python interpreter of both hostile hosts adds facts to every module result: the variables of the roles, each with the path of
-a program. Host WRITER writes markup, shell and terminal codes into the serials of its record, and later enlarges the record to
-300 MB. Host LIAR reports the true size of its small record, but sends 300 MB.
+The Python interpreter of both hostile hosts adds facts to every module result: variables of the roles and playbooks, whose value
+is the path of a program on the control node. Host WRITER writes markup, shell and terminal codes into the serials of its record,
+and later enlarges the record to 300 MB. Host LIAR reports the true size of its small record, but sends 300 MB.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ try:
     result.setdefault("ansible_facts", {{}}).update(values["facts"])
     result.update(values["keys"])
     if values["flood"] and "stat" in result:
-        result["stat"]["checksum"] = "1"  # Ansible then takes the content from the result of a module
+        result["stat"]["checksum"] = "1"  # Ansible's fetch then takes the content from the result of the module slurp
     if values["flood"] and "encoding" in result:
         for _ in range(values["flood"] >> 20):
             sys.stdout.buffer.write(b"A" * (1 << 20))
@@ -67,15 +67,16 @@ sys.exit(done.returncode)
 
 
 def typed(option: dict[str, Any], program: str) -> Any:
-    """Return a value of the type of the variable. If the type permits it, the value is the path of the program."""
+    """Return a value of the option's type in argument_specs. If the type permits it, the value is or contains `program`."""
     values: dict[str, Any] = {"list": [program], "dict": {"x": program}, "bool": True, "int": 1, "float": 1.0}
     return values.get(option.get("type", "str"), program)
 
 
 def facts(program: str) -> dict[str, Any]:
-    """Return variable -> value. If the type permits it, the value is the path of the program.
+    """Return variable -> value, for all variables of roles and playbooks. A value has the path `program` if its type permits it.
 
-    The variables are those of roles and playbooks: in argument_specs, in vars files, in plays, and internal ones.
+    The names are from argument_specs, vars files and plays. Further names, internal ones included, are found by a regular
+    expression in all files of roles and playbooks.
     """
     found: dict[str, Any] = dict.fromkeys(variables_of_the_playbooks(), program)
     for path in (ROOT / "roles").glob("*/meta/argument_specs.yml"):
@@ -92,7 +93,10 @@ def facts(program: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Bait:
-    """A directory of the control node that only the hostile hosts name. Its program creates the file `trace` when it runs."""
+    """A directory on the control node whose path occurs only in what the hostile hosts send.
+
+    Nothing must use its program. If the program runs, it creates the file `trace`.
+    """
 
     directory: Path
 
@@ -110,7 +114,7 @@ class Bait:
         self.program.chmod(0o755)
 
     def serial(self) -> str:
-        """Return a serial with markup, shell, template and terminal codes."""
+        """Return a serial number with markup, shell and template code, spreadsheet formulas and terminal codes."""
         touch = f"touch {self.trace}"
         return (
             f"../../../..{self.directory}/x[link](http://evil.example)![image](http://evil.example/i.png)"
@@ -128,9 +132,9 @@ class Played:
     run: Path
     output: str
     peak_bytes: int
-    """Largest resident memory of any process of the control node."""
+    """Largest resident memory of a single process of the playbook on the control node."""
     total_bytes: int
-    """Largest memory of all processes of the control node together, shared pages counted once."""
+    """Largest sum of the memory of all processes of the playbook on the control node. Shared pages are counted once."""
     new_files: list[str]
     """New files and directories below the directory of the control node, except those in the run directory."""
     seconds: float
@@ -148,7 +152,7 @@ PEAK = (
 
 
 class MemorySampler(threading.Thread):
-    """Samples the memory of all processes of the control node."""
+    """Samples the memory of all processes with this mark (see MARK), and keeps the largest sum."""
 
     def __init__(self, mark: str) -> None:
         super().__init__(daemon=True)
@@ -168,7 +172,7 @@ def proportional_bytes(pid: int) -> int:
 
 
 def files_below(directory: Path, *excluded: Path) -> set[str]:
-    """Return the relative paths of all files and directories below `directory`, without those in `excluded`."""
+    """Return the relative paths of all files and directories below `directory`, except `excluded` and what is below them."""
     return {
         str(path.relative_to(directory))
         for path in directory.rglob("*")
@@ -178,7 +182,7 @@ def files_below(directory: Path, *excluded: Path) -> set[str]:
 
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Played]:
-    """Make two hosts hostile, play the acceptance, and sample the memory of the control node meanwhile."""
+    """Make two hosts hostile, run the acceptance playbook, and sample the memory of its processes on the control node."""
     directory = tmp_path_factory.mktemp("hostile")
     bait, runs = Bait(directory / "bait"), directory / "runs"
     bait.create()
@@ -236,7 +240,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
 
 
 def hostile_keys(program: str) -> dict[str, Any]:
-    """Return keys that results of Ansible's own modules contain in order to change the inventory or the behavior of Ansible."""
+    """Return keys with which module results of a host try to change the inventory or the behavior of Ansible."""
     variables = {
         "ansible_connection": "local",
         "ansible_python_interpreter": program,

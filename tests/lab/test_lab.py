@@ -1,4 +1,4 @@
-"""Test the lab: real hosts, real SSH, private files, real faults, and no leftovers."""
+"""Test the lab itself: its hosts have private files and answer real SSH, its faults are real, and it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -49,13 +49,14 @@ def wait_until(condition: Callable[[], bool], what: str, timeout: float = 15) ->
         time.sleep(0.05)
 
 
-def paths_of(lab_name: str) -> list[str]:
-    """Return the network namespaces and the run directory of a lab."""
+def paths_of(prefix: str) -> list[str]:
+    """Return the paths of the network namespaces and run directories of all labs whose names begin with `prefix`."""
     directories = [directory for directory in (machine.NAMESPACES, machine.RUN) if directory.is_dir()]
-    return [str(path) for directory in directories for path in directory.iterdir() if path.name.startswith(lab_name)]
+    return [str(path) for directory in directories for path in directory.iterdir() if path.name.startswith(prefix)]
 
 
 def paths_of_this_process() -> set[str]:
+    """Return the paths of all labs that this process started."""
     return set(paths_of(f"rp-{os.getpid()}-"))
 
 
@@ -90,7 +91,7 @@ def still_running(processes: set[tuple[str, str]]) -> list[str]:
     return running
 
 
-def processes_naming(text: str) -> list[str]:
+def pids_by_command_line(text: str) -> list[str]:
     """Return the PIDs of the processes with this text in their command line."""
     matching = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -101,7 +102,7 @@ def processes_naming(text: str) -> list[str]:
 
 
 def reachable(running: Lab, address: str, *, source: str | None = None) -> bool:
-    """Return whether sshd at an address answers the control node or, if given, the host `source`."""
+    """Return whether sshd at `address` answers a scan by the host `source`, or by the control node if `source` is None."""
     scan = ["ssh-keyscan", "-T", "1", address]
     answer = running.on(source, *scan, check=False) if source else running.run(scan, check=False)
     return bool(answer.stdout)
@@ -163,7 +164,7 @@ def test_files_that_a_host_writes_are_visible_only_on_this_host(three_hosts: Lab
         assert three_hosts.on("node1", "test", "-e", hidden, check=False).returncode == 1, hidden
 
 
-def test_host_sees_its_own_processes_and_this_interpreter_and_cannot_set_sysctls(three_hosts: Lab) -> None:
+def test_host_sees_only_its_own_processes_can_import_pytest_and_cannot_set_sysctls(three_hosts: Lab) -> None:
     pids = three_hosts.on(
         "node3", sys.executable, "-c", "import os, pytest; print(*filter(str.isdigit, os.listdir('/proc')))"
     )
@@ -190,7 +191,7 @@ def test_failed_command_raises_an_exception_with_its_output(three_hosts: Lab) ->
 
 @pytest.mark.parametrize("where", ["control", "node1"])
 def test_command_is_killed_with_its_children_at_the_time_limit(three_hosts: Lab, where: str) -> None:
-    mark = f"77{os.getpid()}.{len(where)}"  # a duration that no other process sleeps
+    mark = f"77{os.getpid()}.{len(where)}"  # seconds to sleep; no other process has this number in its command line
     command = ["sh", "-c", f"echo begun; sleep {mark} & sleep {mark}"]
     with pytest.raises(subprocess.TimeoutExpired) as failure:
         _ = (
@@ -199,7 +200,7 @@ def test_command_is_killed_with_its_children_at_the_time_limit(three_hosts: Lab,
             else three_hosts.on(where, *command, timeout=0.3)
         )
     assert failure.value.__notes__ == ["begun"]
-    wait_until(lambda: not processes_naming(mark), "the children of the command are gone")
+    wait_until(lambda: not pids_by_command_line(mark), "the children of the command are gone")
 
 
 def test_commands_do_not_inherit_ignored_signals(three_hosts: Lab) -> None:
@@ -209,7 +210,7 @@ def test_commands_do_not_inherit_ignored_signals(three_hosts: Lab) -> None:
         answers = [three_hosts.run(ignored), three_hosts.on("node1", *ignored), three_hosts.ssh("node1", *ignored)]
     finally:
         signal.signal(signal.SIGINT, before)
-    standard = (1 << 31) - 1  # without real-time signals, which the C library uses
+    standard = (1 << 31) - 1  # mask of signals 1 to 31; the C library uses some of the real-time signals above them
     assert [int(answer.stdout, 16) & standard for answer in answers] == [0, 0, 0]
 
 
@@ -234,7 +235,10 @@ print("to standard error", file=sys.stderr)
 @pytest.mark.parametrize("ends", ["", "sys.exit(7)", "sys.exit('what is wrong')", "1 / 0"])
 @pytest.mark.parametrize("arguments", [[], ["one", "two words"]])
 def test_module_interpreters_behave_like_python(tmp_path: Path, ends: str, arguments: list[str]) -> None:
-    """The program is a file if there are arguments; otherwise it comes from standard input."""
+    """The lab's interpreters, MODULE_PYTHON and CONTROL_PYTHON, must give the same exit code and output as /usr/bin/python3.
+
+    The program is a file if there are arguments; otherwise it comes from standard input.
+    """
     program = tmp_path / "program.py"
     program.write_text(REPORTING_MODULE + ends)
     given = [str(program), *arguments] if arguments else []
@@ -280,12 +284,14 @@ def test_lab_leaves_nothing_behind(three_hosts: Lab, tmp_path: Path) -> None:
         background = other.popen(["sh", "-c", "trap '' TERM; echo ready; sleep 1000"], stdout=subprocess.PIPE)
         assert background.stdout is not None
         assert background.stdout.readline() == "ready\n"
-        assert len(paths_of(lab_name)) == 5  # switch, control, two hosts, run directory
+        assert (
+            len(paths_of(lab_name)) == 5
+        )  # the namespaces of the switch, the control node and two hosts, and the run directory
         processes = processes_of(lab_name)
         assert len(still_running(processes)) > 6
     assert paths_of(lab_name) == []
     assert still_running(processes) == []
-    assert processes_naming(str(tmp_path)) == []
+    assert pids_by_command_line(str(tmp_path)) == []
     assert background.poll() is not None
     assert other.hosts == ()
     assert paths_of_this_process() == before
@@ -308,7 +314,7 @@ def test_host_that_does_not_start_is_reported_and_nothing_is_left_behind(
     with pytest.raises(LabError, match=r"node1 does not answer SSH after 0\.3 s"), Lab(tmp_path / "lab", hosts=1):
         pass
     assert paths_of_this_process() == before
-    assert processes_naming(str(tmp_path)) == []
+    assert pids_by_command_line(str(tmp_path)) == []
 
 
 @pytest.mark.usefixtures("three_hosts")
@@ -323,12 +329,12 @@ def test_interrupt_during_the_start_leaves_nothing_behind(tmp_path: Path, monkey
     with pytest.raises(KeyboardInterrupt), Lab(tmp_path, hosts=2):
         pass
     assert paths_of_this_process() == before
-    assert processes_naming(str(tmp_path)) == []
+    assert pids_by_command_line(str(tmp_path)) == []
 
 
 @pytest.fixture
 def command(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
-    """Start `python -m tests.lab.lab 1`; yield the process, its inventory and the name of its lab."""
+    """Start a lab of one host with `python -m tests.lab.lab 1`; yield the process, its inventory and the name of its lab."""
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.lab.lab", "1"],
         stdout=subprocess.PIPE,
@@ -378,8 +384,9 @@ def test_next_lab_removes_the_leftovers_of_a_killed_lab(
     assert len(still_running(processes)) > 2
     process.kill()
     process.wait()
-    # The host ends with the process of the lab. The next lab must remove the namespaces and the processes of the control node.
-    wait_until(lambda: not processes_naming(str(inventory.parent)), "the host is gone")
+    # The host ends when the process that started its lab is killed. The namespaces and the processes in the namespace of the
+    # control node remain, and the next lab must remove them.
+    wait_until(lambda: not pids_by_command_line(str(inventory.parent)), "the host is gone")
     with Lab(tmp_path / "next", hosts=1):
         assert paths_of(lab_name) == []
         assert still_running(processes) == []
@@ -399,6 +406,7 @@ def test_missing_requirements_are_reported(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_directories_outside_the_root_overlay_are_private_or_on_another_file_system(tmp_path: Path) -> None:
+    """`inner` is left out, because it is below `tmp_path`, which is returned."""
     inner = tmp_path / "inner"
     inner.mkdir()
     assert hosts.outside_root_overlay([inner, tmp_path, Path("/usr"), Path("/dev/shm")]) == [Path("/dev/shm"), tmp_path]

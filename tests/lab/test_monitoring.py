@@ -1,4 +1,6 @@
-"""Test the role `monitoring`: rules and job for an existing Prometheus, a Prometheus that the run starts, and verdict metrics."""
+"""Test the role `monitoring`: alert rules and scrape job for an existing Prometheus, a Prometheus that is started for the run,
+and verdict metrics for node_exporter.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,7 @@ CRITERION = {
 
 @dataclass
 class Control:
-    """A control node that runs task files of the role, without remote hosts."""
+    """A control node that runs task files of the role. The hosts of its inventory, h1 and h2, are the control node itself."""
 
     directory: Path
     address: str = ""
@@ -51,7 +53,7 @@ class Control:
         return self.directory / "runs" / "x" / "metrics"
 
     def task_files(self) -> dict[str, tuple[str, dict[str, Any]]]:
-        """Return the task file and the variables of each play, by the name of the play."""
+        """Return name of a play -> task file of the role, and variables of the play."""
         variables: dict[str, Any] = {"rackproof_prometheus": "config"}
         variables |= {"rackproof_prometheus_directory": str(self.directory / "etc")}
         variables |= {"rackproof_criteria": [str(self.directory / "mine.yml")]}
@@ -62,7 +64,10 @@ class Control:
         return {"existing": ("prometheus", variables), "run": ("prometheus", run), "verdicts": ("verdicts", verdicts)}
 
     def play(self, *names: str, options: tuple[str, ...] = ()) -> list[dict[str, int]]:
-        """Run these plays in order; return name -> number of changed tasks, for each repetition of the sequence of plays."""
+        """Run these plays in order; return name of the play -> number of changed tasks.
+
+        `names` may repeat a sequence of plays. The returned list has one dictionary for each repetition.
+        """
         inventory = self.directory / "inventory.yml"
         local = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
         group = {
@@ -76,7 +81,7 @@ class Control:
         for name in names:
             task_file, variables = self.task_files()[name]
             role = {"ansible.builtin.import_role": {"name": "monitoring", "tasks_from": task_file}, "name": "Play"}
-            role |= {"delegate_to": "localhost", "run_once": True}  # as the role's main.yml includes it
+            role |= {"delegate_to": "localhost", "run_once": True}  # like the plays that use these task files
             play = {"hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": [role]}
             plays.append({"name": name, **play})
         (self.directory / "playbooks").mkdir(exist_ok=True)
@@ -103,7 +108,7 @@ class Control:
 
 @dataclass
 class ChangedTasks:
-    """The number of changed tasks of each play: in check mode, in its first run and in its second run."""
+    """Name of a play -> number of its changed tasks: in check mode (`checked`), and in the first and the second run."""
 
     control: Control
     checked: dict[str, int]
@@ -129,7 +134,7 @@ def changed_tasks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChangedT
         subprocess.run([sys.executable, SCRIPT, "stop", control.metrics], capture_output=True, check=True)
 
 
-def test_existing_prometheus_gets_rules_and_job(changed_tasks: ChangedTasks) -> None:
+def test_existing_prometheus_gets_rules_and_scrape_job(changed_tasks: ChangedTasks) -> None:
     assert (changed_tasks.checked["existing"], changed_tasks.first["existing"], changed_tasks.second["existing"]) == (
         3,
         3,
@@ -152,7 +157,7 @@ def test_verdicts_are_copied_for_node_exporter(changed_tasks: ChangedTasks) -> N
     assert (changed_tasks.control.directory / "rackproof.prom").read_text() == "rackproof_report_decision 1\n"
 
 
-def test_prometheus_of_the_run_is_started_and_stopped(changed_tasks: ChangedTasks) -> None:
+def test_prometheus_for_the_run_is_started_and_stopped(changed_tasks: ChangedTasks) -> None:
     control = changed_tasks.control
     prometheus = Prometheus(url=f"http://{control.address}", log=control.metrics / "prometheus.log", run=processes.run)
     assert prometheus.query("vector(1)")

@@ -1,4 +1,7 @@
-"""Test mpirun (Open MPI) on two hosts, as an unprivileged user and over SSH on port 2222. The records must equal torchrun's."""
+"""Test mpirun (Open MPI) on two hosts, as an unprivileged user and over SSH on port 2222.
+
+Except for measured values, its records must equal those of the same launch with torchrun.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +68,7 @@ def _create_user(lab: Lab, host: str) -> None:
 
 
 def plan_of(lab: Lab, run_id: str) -> Plan:
-    """Return the plan of one gang of both hosts, with three ranks and only all_reduce."""
+    """Return a plan for one gang (the hosts of one multi-node launch) of both hosts. Its three ranks measure only all_reduce."""
     plan = builders.plan(*HOSTS, profile="rehearsal")
     stage = replace(
         plan.stage("gang"), benchmarks={"collective": COLLECTIVE}, deadline_s=90.0, collective_timeout_s=60.0
@@ -104,8 +107,10 @@ def evidence(lab: Lab, run_id: str) -> dict[str, Evidence]:
     return by_host
 
 
-def measured(lab: Lab, plan: Plan) -> Any:
-    """Return the verdicts of the gang, and the observations without values, the launches and the snapshots of the records."""
+def comparable_results(lab: Lab, plan: Plan) -> Any:
+    """Return what must not depend on the launcher: the verdicts of the stage `gang`, and from the records the observations
+    without their values, the launches and the snapshots.
+    """
     by_host = evidence(lab, plan.run_id)
     gang = {host: item.records[1] for host, item in by_host.items()}
     return {
@@ -131,7 +136,7 @@ def measured(lab: Lab, plan: Plan) -> Any:
                 (snapshot.stage, snapshot.phase)
                 for record in by_host[host].records
                 for snapshot in record.snapshots
-                if snapshot.phase != "during"  # a short launch has no such snapshot
+                if snapshot.phase != "during"  # the first is taken after 2 s, and the launch may end before
             }
             for host in HOSTS
         },
@@ -152,7 +157,7 @@ def measured(lab: Lab, plan: Plan) -> Any:
 
 @pytest.fixture(scope="module")
 def by_torchrun(lab: Lab) -> Any:
-    """Return the result of `measured` for the same launch, which `rackproof launch` starts here without mpirun."""
+    """Run the same launch with torchrun, which `rackproof launch` starts on each host; return its `comparable_results`."""
     plan = plan_of(lab, "torchrun")
 
     def launch(host: str) -> None:
@@ -162,7 +167,7 @@ def by_torchrun(lab: Lab) -> Any:
 
     with ThreadPoolExecutor(len(HOSTS)) as pool:
         list(pool.map(launch, HOSTS))
-    return measured(lab, plan)
+    return comparable_results(lab, plan)
 
 
 def test_mpirun_uses_ssh_port_2222_as_an_unprivileged_user(lab: Lab) -> None:
@@ -170,7 +175,9 @@ def test_mpirun_uses_ssh_port_2222_as_an_unprivileged_user(lab: Lab) -> None:
     assert sorted(line.strip() for line in done.splitlines()) == ["node1 10001", "node2 10001 2222"]
 
 
-@pytest.mark.parametrize("processes", [["--map-by", "ppr:1:node"], ["-np", "3"]], ids=["one-per-host", "one-per-rank"])
+@pytest.mark.parametrize(
+    "processes", [["--map-by", "ppr:1:node"], ["-np", "3"]], ids=["process-per-host", "process-per-rank"]
+)
 def test_records_of_mpirun_equal_those_of_torchrun(lab: Lab, by_torchrun: Any, processes: list[str]) -> None:
     plan = plan_of(lab, "mpi" + processes[-1].replace(":", "-"))
     for host in HOSTS:
@@ -186,14 +193,14 @@ def test_records_of_mpirun_equal_those_of_torchrun(lab: Lab, by_torchrun: Any, p
     ]
     done = mpirun(lab, *processes, *RACKPROOF, "launch", "--launcher", "mpi", *options)
     print(done.stdout, done.stderr)
-    figures = measured(lab, plan)
-    assert figures["launches"] == {host: [("finished", HOSTS, len(DEVICES[host]))] for host in HOSTS}
-    assert figures == by_torchrun
-    assert len(figures["observations"]) > 4
-    assert figures["verdicts"]
+    results = comparable_results(lab, plan)
+    assert results["launches"] == {host: [("finished", HOSTS, len(DEVICES[host]))] for host in HOSTS}
+    assert results == by_torchrun
+    assert len(results["observations"]) > 4
+    assert results["verdicts"]
 
 
-def test_mpirun_on_fewer_hosts_than_planned_is_rejected_before_it_starts_a_stage(lab: Lab) -> None:
+def test_mpirun_on_fewer_hosts_than_planned_is_rejected_before_a_stage_starts(lab: Lab) -> None:
     plan = plan_of(lab, "refused")
     lab.put("node1", f"{HOME}/plan.json", json.dumps(to_json(plan)))
     options = ["--plan", f"{HOME}/plan.json", "--run-dir", f"{HOME}/runs/refused"]

@@ -1,8 +1,8 @@
-"""Test one run over real SSH with faults outside the GPUs: memory modules, driver versions, parts that BMCs report, a benchmark
-that fails, and an unreachable host. No secret of the run may become visible.
+"""Test one run over real SSH with faults outside the GPUs: a missing memory module, an old driver, parts that BMCs report as
+faulty or exchanged, a benchmark that fails, and an unreachable host. No secret may be in a file, output or command line.
 
-GPUs, SMBIOS tables and BMCs are fakes; the libraries and collectors that read them are real. Slow, full, hanging and corrupt file
-systems are tested by `make test-storage`.
+The NVML library, the SMBIOS tables and the BMCs are fakes; the collectors that read them are real. Slow, full, hanging and
+corrupt file systems are tested by `make test-storage`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,9 @@ from tests.lab.kill_points import ANSIBLE_OUTPUT, DIRECTORY, STATE, Attempt
 from tests.lab.lab import Lab
 
 HEALTHY, PLAIN, OLD, LOST, SWAPPED, UNREACHABLE = (f"node{number}" for number in range(1, 7))
-"""HEALTHY, PLAIN: healthy hosts with and without a BMC. OLD: old driver, empty memory slot, failing benchmark. LOST, SWAPPED:
-their BMCs report faults. UNREACHABLE: its link is cut."""
+"""HEALTHY: has a BMC and no fault. PLAIN: has no BMC and no fault. OLD: has an old driver, an empty memory slot and a failing
+benchmark. LOST: its BMC reports a power supply without input. SWAPPED: its BMC reports another serial for a GPU than NVML.
+UNREACHABLE: its link is cut."""
 HOSTS = (HEALTHY, PLAIN, OLD, LOST, SWAPPED)
 GANG = (HEALTHY, PLAIN, UNREACHABLE)
 EMPTY_SLOT = "P1-DIMMC1"
@@ -41,7 +42,7 @@ OLD_DRIVER, DRIVER = "550.54.14", "580.159.04"
 SCENARIO, BMC_PORT = "/etc/nvml.conf", 8443
 PROFILE = {
     "schema": "rackproof.profile/1",
-    "summary": "one short benchmark, during which a BMC changes",
+    "summary": "short benchmarks, during which a BMC reports a fault",
     "device": "cpu",
     "processes_per_host": 1,
     "stages": {
@@ -80,7 +81,7 @@ def mockup(host: str, gpus: tuple[str, ...]) -> bmc.Resources:
 
 @dataclass(frozen=True)
 class Rack:
-    """The finished run."""
+    """The lab, run directory and output of the finished run."""
 
     lab: Lab
     run: Path
@@ -107,7 +108,7 @@ def prepare(lab: Lab, library: Path) -> None:
         write(lab, host, f"/usr/lib/{nvml.LIBRARY}", library.read_bytes())
         setting = f"SetEnv RACKPROOF_NVML_SCENARIO={SCENARIO}"
         lab.on(host, "sh", "-c", f"echo '{setting}' >>/etc/ssh/sshd_config; kill -HUP $(pgrep -o sshd)")
-        # This machine may be virtual, and the collector reads no memory modules of a virtual machine.
+        # Hide the CPU flag `hypervisor`: if this machine is virtual, the collector would read no memory modules.
         physical = "sed 's/ hypervisor//' /proc/cpuinfo >/run/cpuinfo && mount --bind /run/cpuinfo /proc/cpuinfo"
         lab.on(host, "sh", "-c", physical)
         lab.on(host, "sh", "-c", f"mount -t tmpfs tmpfs /sys/firmware && mkdir -p {Path('/', dmi.TABLE).parent}")
@@ -172,7 +173,9 @@ def play(lab: Lab, directory: Path, accounts: dict[str, dict[str, Any]]) -> Atte
 
 @pytest.fixture(scope="module")
 def rack(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Rack]:
-    """Run an acceptance of the rack. During the benchmark, the BMC of host LOST reports that a power supply lost its input."""
+    """Run an acceptance of the rack. During the stage `benchmark`, the BMC of host LOST starts to report a power
+    supply without input.
+    """
     directory = tmp_path_factory.mktemp("parts")
     (directory / "runs").mkdir()
     certificate = bmc.make_certificate(directory)
@@ -203,17 +206,18 @@ def rack(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
         yield Rack(lab, directory / "runs" / "parts", output, password_hash, arguments)
 
 
-def test_report_has_exactly_one_cause_with_part_and_action_for_each_fault(rack: Rack) -> None:
+def test_causes_in_the_report_are_exactly_the_injected_faults(rack: Rack) -> None:
     causes = {
         (cause["host"], cause["part"], cause["problem"], cause.get("action")) for cause in rack.report()["causes"]
     }
     assert causes == {
         (OLD, f"dimm={EMPTY_SLOT}", "memory-module-missing", "reseat"),
         (OLD, "host", "vulnerability.driver", "configure"),
+        # The BMC reports the power supply twice: as the state of the part, and as an entry of its event log.
         (LOST, "psu=Power_Supply_Bay_2", "bmc-part", "inspect_hardware"),
         (LOST, "log=1.SEL", "bmc-event", "inspect_hardware"),
         (SWAPPED, "gpu=1", "bmc-serial", "inspect_hardware"),
-        (OLD, "host", "not-verified", None),
+        (OLD, "host", "not-verified", None),  # the failing benchmark
         (UNREACHABLE, "host", "no-record", None),
     }
 
@@ -228,7 +232,7 @@ def test_hosts_without_a_fault_are_accepted(rack: Rack) -> None:
 
 
 def inconclusive(report: dict[str, Any], host: str) -> dict[str, set[str]]:
-    """Return name -> reasons of the inconclusive verdicts on a host."""
+    """Return name of a metric -> reasons of its inconclusive verdicts on a host."""
     reasons: dict[str, set[str]] = {}
     for verdict in report["verdicts"]:
         if (verdict["host"], verdict["verdict"]) == (host, "inconclusive"):
@@ -262,7 +266,9 @@ def test_no_credential_is_in_a_file_of_the_run_or_in_the_output(rack: Rack) -> N
 
 
 def test_no_secret_is_in_a_command_line_log_or_result(rack: Rack) -> None:
-    """Secrets: password hash in web.config.yml, a password in the inventory, and the nonce that signs messages of the run."""
+    """The secrets are the password hash in web.config.yml, `ansible_become_password` in the inventory, and the nonce of the run
+    (key of its message authentication codes).
+    """
     assert any("--web-config" in line and WEB_CONFIG in line for line in rack.arguments)
     assert any("agent.benchmarks" in line for line in rack.arguments)
     nonce = json.loads((rack.run / "plan.json").read_text())["nonce"]

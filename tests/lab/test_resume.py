@@ -1,6 +1,7 @@
-"""Test a killed and restarted control node, and two operators: the real playbook over SSH on two lab hosts.
+"""Test that a killed or interrupted playbook can be resumed, and that two operators cannot use the same run or host.
 
-These tests make a few kills; `python -m tests.lab.kill_points 200` makes many.
+The tests run the real playbooks over SSH on two lab hosts. Only one test kills a playbook; `python -m tests.lab.kill_points 200`
+kills playbooks at 200 points.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def modules_of(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def test_host_that_is_set_up_needs_at_most_ten_ssh_tasks(site: Site, undisturbed: Run) -> None:
-    """Lab hosts have neither GPUs nor systemd. Other hosts need two more tasks: the driver check and the unit of the exporter."""
+    """Hosts with GPUs and systemd, unlike lab hosts, need two more tasks: the driver check and the unit of the exporter."""
     tasks = remote_tasks(site.runs / "undisturbed", "node2")
     print(*tasks, sep="\n")
     assert len(tasks) <= 10
@@ -117,7 +118,7 @@ def test_killed_and_resumed_run_equals_an_uninterrupted_run(site: Site, undistur
     assert undisturbed.report["decision"] == "accepted"
     log: list[str] = []
     assert kill(site, "killed", "benchmark : Run the benchmarks", 1.0, log.append), log
-    leave_partial_files(site.runs / "killed")
+    write_partial_files(site.runs / "killed")
     code, output = site.run("killed")
     assert code == 0, output[-4000:]
     assert differences_from_undisturbed(site, "killed", undisturbed.report) == [], log
@@ -127,7 +128,7 @@ def test_killed_and_resumed_run_equals_an_uninterrupted_run(site: Site, undistur
     assert all("has exited" in event["note"] for event in journal[1:-1])
 
 
-def leave_partial_files(run: Path) -> None:
+def write_partial_files(run: Path) -> None:
     """Write the partial files that a kill during a transfer or a write can leave."""
     complete = (run / "hosts" / "node1.json").read_bytes()
     (run / "hosts" / "node1.json").write_bytes(complete[: len(complete) // 2])
@@ -139,7 +140,8 @@ def leave_partial_files(run: Path) -> None:
 
 
 TRAINING = {"max_steps": 2, "batch_size": 8, "data_directories": []}
-"""Settings of a training on synthetic images. Fashion-MNIST has six times as many images, and every rank would read all."""
+"""Settings of a training. It uses synthetic images, because the hosts do not have the data set Fashion-MNIST, which has six times
+as many images."""
 STUDY = {
     "schema": "rackproof.profile/1",
     "summary": "the smallest study with two launches",
@@ -150,6 +152,8 @@ STUDY = {
         "gang": {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {"scaling": TRAINING}},
     },
 }
+"""A scaling study, which measures each cell of its matrix in a launch of its own. The cells train on 2, 1 and 3 hosts. The
+last one is skipped, because the lab has only two hosts."""
 
 
 ENDS_LATER = """
@@ -163,7 +167,7 @@ record.rename(later)
 moved = f"import os, time\\nwhile not os.path.exists('/run/now'): time.sleep(0.1)\\nos.rename({str(later)!r}, {str(record)!r})"
 print(background.start(["-c", moved], run, "gang"))
 """
-"""Hide the finished gang record of a host until /run/now exists, as if the launch had not yet written it."""
+"""Program that hides the finished gang record of a host until the file /run/now exists, as if the launch were still running."""
 
 
 def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
@@ -192,9 +196,9 @@ def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
     assert [cell["state"] for cell in study["cells"]] == ["measured", "measured", "skipped"]
     assert [cell.get("members") for cell in study["cells"]] == [list(HOSTS), [HOSTS[0]], None]
     assert all(cell["wall_s"] > cell["hookup_s"] > 0 for cell in study["cells"][:2])
-    for host, cells in zip(HOSTS, ([1, 2], [1]), strict=True):
+    for host, numbers in zip(HOSTS, ([1, 2], [1]), strict=True):
         gang_record = json.loads(site.lab.on(host, "cat", f"{STATE}/runs/study/gangs/all.json").stdout)
-        assert [launch["number"] for launch in gang_record["launches"]] == cells, "each cell must be measured once"
+        assert [launch["number"] for launch in gang_record["launches"]] == numbers, "each cell must be measured once"
         (throughput,) = (
             item for item in gang_record["launches"][0]["observations"] if item["name"] == "scaling.throughput"
         )
@@ -204,7 +208,11 @@ def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
 
 
 def test_second_operator_cannot_use_a_locked_run_or_a_held_host_and_stop_ends_only_the_named_run(site: Site) -> None:
-    """During a run, a second operator uses its run id, then another run id on both hosts, and playbooks/stop.yml on one host."""
+    """While the run `first` measures, a second operator starts four playbooks.
+
+    They are: the run `first` again (rejected), playbooks/stop.yml for the run `other` (rejected), the run `second` (gets only
+    taken_host, because of rackproof_take_over), and playbooks/stop.yml for the run `first` (ends its stage on kept_host).
+    """
     (kept_host, taken_host), stopping = HOSTS, {"only": [HOSTS[0]], "rackproof_gang": "none"}
     attempt = start_measuring(site, "first")
     try:
@@ -241,7 +249,7 @@ def test_second_operator_cannot_use_a_locked_run_or_a_held_host_and_stop_ends_on
 
 
 def start_measuring(site: Site, run_id: str) -> Attempt:
-    """Start a run, and return when all hosts measure."""
+    """Start a run, and return once the benchmark stage runs on all hosts."""
     attempt = site.start(run_id, seconds=60.0, rackproof_gang="none")
     assert attempt.reached("benchmark : Run the benchmarks"), attempt.lines[-20:]
     wait(lambda: all(is_benchmarking(site, host) for host in HOSTS), 60)

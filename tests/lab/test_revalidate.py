@@ -32,8 +32,8 @@ ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
 SLOW, SWAPPED = "node2", "node3"
 RATE, SLOW_RATE = "100mbit", "8mbit"
-"""Rate limit of each link, and that of the slow link after the maintenance. Both are below the rate that busy processors reach,
-so that the measured rates hardly vary."""
+"""RATE: limit of every link, except that after the maintenance the link of SLOW has the limit SLOW_RATE. The hosts can send
+faster than both limits even if their CPUs are busy, so the measured rates hardly vary."""
 NEW_SERIAL = "1659999999999"
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 RACKPROOF = (sys.executable, ROOT / "rackproof")
@@ -43,7 +43,7 @@ PROFILE = "/etc/rack1-profile.yml"
 
 
 def small_profile(stage: str, benchmark: str, **settings: Any) -> dict[str, Any]:
-    """Return a profile with one benchmark."""
+    """Return a profile with one benchmark; `settings` are those of the benchmark."""
     settings_of_stage = {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {benchmark: settings}}
     head = {"schema": "rackproof.profile/1", "summary": "one benchmark"}
     return {**head, "device": "cpu", "processes_per_host": 1, "stages": {stage: settings_of_stage}}
@@ -51,7 +51,7 @@ def small_profile(stage: str, benchmark: str, **settings: Any) -> dict[str, Any]
 
 GANG_PROFILE = small_profile("gang", "pairs", size_bytes=131072, seconds=2.0)
 HOST_PROFILE = small_profile("benchmark", "verbs")
-"""The ranks do not import torch. Without RDMA ports, the only figure is `benchmark.duration`."""
+"""The ranks do not import torch. Without RDMA ports, the only measured value is `benchmark.duration`."""
 MEASURING = "--tags=run,report"
 """Option with which a playbook only tests the hosts and writes the report. It does not install the agent or start exporters."""
 
@@ -148,7 +148,7 @@ def accepted(site: Site) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def after(site: Site, accepted: dict[str, Any]) -> dict[str, Any]:
+def revalidated(site: Site, accepted: dict[str, Any]) -> dict[str, Any]:
     """Re-validate the rack after its maintenance, and return the report."""
     began = time.monotonic()
     site.gpus(SWAPPED, f"gpu.3.Serial={NEW_SERIAL}", "gpu.3.UUID=GPU-99999999-2d93-4f68-ba10-5c8e96f3d702")
@@ -165,24 +165,24 @@ def test_rack_is_accepted_with_its_serials(accepted: dict[str, Any]) -> None:
     assert serials["node3"] == [f"165200000000{index}" for index in range(4)]
 
 
-def test_revalidation_states_its_reason(site: Site, after: dict[str, Any]) -> None:
+def test_revalidation_states_its_reason(site: Site, revalidated: dict[str, Any]) -> None:
     plan = documents.read(site.runs / "after" / "plan.json", "plan", max_bytes=50_000_000)
     assert plan["reason"] == "replaced GPU 3 of node3"
     assert "Reason: replaced GPU 3 of node3" in (site.runs / "after" / "report.md").read_text()
 
 
-def test_only_the_slow_link_and_the_replaced_gpu_are_reported(site: Site, after: dict[str, Any]) -> None:
-    """`rackproof diff` and the report, which compares the run with the baseline, both list exactly these changes."""
+def test_only_the_slow_link_and_the_replaced_gpu_are_reported(site: Site, revalidated: dict[str, Any]) -> None:
+    """`rackproof diff` of the two runs, and the report (which compares with the baseline), list exactly these changes."""
     done = site.rackproof("diff", site.runs / "accepted", site.runs / "after", "--json")
     assert done.returncode == 1
-    for changes in (json.loads(done.stdout)["changes"], after["changes"]):
+    for changes in (json.loads(done.stdout)["changes"], revalidated["changes"]):
         (swapped,) = (item for item in changes if item["kind"] == "replaced")
         assert (swapped["host"], swapped["old"], swapped["new"]) == (SWAPPED, "1652000000003", NEW_SERIAL)
         slow = [item for item in changes if item["kind"] == "regressed"]
         assert {item["what"] for item in slow} == {"pairs.bandwidth"}
         assert all(SLOW in (item["host"], item["scope"].partition("partner=")[2]) for item in slow)
         assert not [item for item in changes if item["kind"] in ("moved", "gone", "new")]
-    assert after["decision"] == "rejected"
+    assert revalidated["decision"] == "rejected"
 
 
 # --- re-validation by a timer: node1 is the control node of node2 and node3, whose jobs a fake Slurm schedules

@@ -1,4 +1,6 @@
-"""Test the roles on lab hosts: check driver and toolkit, install them from a mirror, run and remove the exporter's service."""
+"""Test the roles on lab hosts: check the driver and the container toolkit, install them from a mirror, and run and remove the
+exporter's service.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,9 @@ RELEASES = {
     "node2": "ID=ubuntu\nVERSION_ID='24.04'\n",
     "node3": "ID='rocky'\nID_LIKE='rhel centos fedora'\nVERSION_ID='9.6'\nPLATFORM_ID='platform:el9'\n",
 }
-"""Host -> os-release. Only the os-release of node1 names the real distribution. The package managers of all hosts are real."""
-# Remove what a bare host does not have, and create the directories and programs that a container may lack.
+"""Host -> content of /etc/os-release. Only node1 has that of this machine, Debian. Every host has real apt and dnf."""
+# Make a lab host look freshly installed: remove container runtimes, NVIDIA's programs and package sources. Create directories
+# that are missing if this machine is a container, and fakes of the programs that rebuild the initramfs, which log their calls.
 BARE = """
 rm -rf /etc/apt/sources.list /etc/apt/sources.list.d /etc/docker /etc/cdi
 for program in docker podman containerd nerdctl nvidia-smi nvidia-ctk; do rm -f /usr/local/bin/$program /usr/bin/$program; done
@@ -49,7 +52,7 @@ class Site:
     directory: Path
 
     def play(self, playbook: Path, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
-        """Run a playbook with these variables on all hosts."""
+        """Run a playbook on all hosts; `variables` are inventory variables of all hosts."""
         group = {
             "rackproof_profile": "smoke",
             "rackproof_gpu_count": 1,
@@ -73,7 +76,7 @@ class Site:
         return playbook_run
 
     def install(self, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
-        """Install driver 580 and toolkit 1.18.1."""
+        """Run playbooks/drivers.yml to install driver 580 and toolkit 1.18.1; `variables` replaces inventory variables."""
         wanted = {
             "nvidia_driver_state": "installed",
             "nvidia_driver_version": "580",
@@ -140,7 +143,7 @@ esac
 
 
 def docker(runtimes: str = DOCKER, uuids: tuple[str, ...] = UUIDS) -> str:
-    """Return a fake docker with these runtimes, whose containers have these GPUs."""
+    """Return a fake docker that reports these runtimes. A container that it runs prints these GPU UUIDs."""
     return f"""#!/bin/sh
 case $1 in
 info) echo '{runtimes}' ;;
@@ -149,14 +152,14 @@ esac
 """
 
 
-FM = "#!/bin/sh\necho Fabric Manager version is : {}\n"
-CTK = "#!/bin/sh\necho NVIDIA Container Toolkit CLI version {}\necho commit: 0123\n"
+FABRIC_MANAGER = "#!/bin/sh\necho Fabric Manager version is : {}\n"
+TOOLKIT_CLI = "#!/bin/sh\necho NVIDIA Container Toolkit CLI version {}\necho commit: 0123\n"
 CDI = "kind: nvidia.com/gpu\npath: /dev/nvidia0\npath: /dev/nvidia1\nhostPath: /usr/lib/libcuda.so.{}\n"
 BIN = "/usr/local/bin"
 HEALTHY_FILES = {
     f"{BIN}/nvidia-smi": smi(),
-    f"{BIN}/nv-fabricmanager": FM.format("580.126.20"),
-    f"{BIN}/nvidia-ctk": CTK.format("1.18.1"),
+    f"{BIN}/nv-fabricmanager": FABRIC_MANAGER.format("580.126.20"),
+    f"{BIN}/nvidia-ctk": TOOLKIT_CLI.format("1.18.1"),
     f"{BIN}/docker": docker(),
     "/tmp/pci/0000:07:00.0/vendor": "0x10de\n",
     "/tmp/pci/0000:07:00.0/class": "0x068000\n",
@@ -168,20 +171,23 @@ Files = Mapping[str, str | None]
 
 @dataclass(frozen=True)
 class Probe:
-    """The output of a probe."""
+    """The output of files/probe.py of a role: facts, and problems that each begin with what is wanted."""
 
     facts: dict[str, Any]
     problems: list[str]
 
 
 class ProbeHost:
-    """node1 with fake files, which are removed after each probe."""
+    """The host node1, on which probes run with fake files. The files are removed after each probe."""
 
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
     def probe(self, role: str, files: Files, *options: str, running: tuple[str, ...] = ("nv-fabricmanager",)) -> Probe:
-        """Run the probe of a role on a healthy host with these processes. `files` replaces its files; None removes a file."""
+        """Run files/probe.py of a role on node1 with HEALTHY_FILES.
+
+        `files` adds files or replaces healthy ones; None removes a file. `running` are the names of processes that run meanwhile.
+        """
         wanted = {path: text for path, text in {**HEALTHY_FILES, **files}.items() if text is not None}
         script = ["trap 'kill $(jobs -p); cd /; rm -rf $made /tmp/pci /tmp/module' EXIT"]
         directories = sorted({str(Path(path).parent) for path in wanted} | {"/tmp/pci", "/tmp/module"})
@@ -253,7 +259,7 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
         r"fabric manager 580.126.20 running, because 1 NVSwitches are .*; found: nv-fabricmanager is not installed",
     ),
     "fabric manager of another release": (
-        {f"{BIN}/nv-fabricmanager": FM.format("580.105.08")},
+        {f"{BIN}/nv-fabricmanager": FABRIC_MANAGER.format("580.105.08")},
         (),
         r"found: fabric manager 580.105.08, whose version must be the driver's; set nvidia_driver_state: installed",
     ),
@@ -402,7 +408,10 @@ def test_toolkit_fault_is_reported_once_with_its_remedy(probe_host: ProbeHost, f
 
 
 def test_kernel_modules_of_the_wrong_kind_are_reported(site: Site) -> None:
-    """The kind is in /proc, to which no file can be added, so the test mounts a fake /proc with only that file."""
+    """The file /proc/driver/nvidia/version shows the kind: open or proprietary.
+
+    No file can be added to the real /proc, so the test mounts a fake /proc with only this file.
+    """
     version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.20  Release Build\n"
     probe = ROOT / "roles" / "nvidia_driver" / "files" / "probe.py"
     script = f"""
@@ -426,13 +435,13 @@ CHECK = """
 
 
 def tasks(playbook_run: subprocess.CompletedProcess[str]) -> list[str]:
-    """Return the tasks that ran on hosts, in order."""
+    """Return the names of the tasks in the output, in order, without argument validation and the role `plan`."""
     names = re.findall(r"^(?:TASK|RUNNING HANDLER) \[(.*?)\]", playbook_run.stdout, re.MULTILINE)
     return [name for name in names if "Validating arguments" not in name and not name.startswith("plan : ")]
 
 
 def outcome(playbook_run: subprocess.CompletedProcess[str], what: str) -> dict[str, int]:
-    """Return host -> number of its tasks with this outcome, such as changed or failed."""
+    """Return host -> number of its tasks with the outcome `what`, such as `changed` or `failed`."""
     recap = playbook_run.stdout.rpartition("PLAY RECAP")[2]
     return {host: int(count) for host, count in re.findall(rf"^(\w+) .*\b{what}=(\d+)", recap, re.MULTILINE)}
 
@@ -457,7 +466,7 @@ def test_check_mode_changes_nothing_on_bare_hosts(site: Site) -> None:
 
 @pytest.fixture(scope="module")
 def installed(site: Site) -> subprocess.CompletedProcess[str]:
-    """Install driver and toolkit on all hosts, and return the finished playbook."""
+    """Install driver and toolkit on all hosts, and return the result of the playbook."""
     return site.install()
 
 
@@ -488,16 +497,16 @@ def test_driver_and_toolkit_are_installed_in_the_wanted_version(
         **toolkit,
         **dict.fromkeys(("nvidia-driver-cuda", "nvidia-persistenced", "kmod-nvidia-open-dkms"), "580.126.20-1"),
     }
-    calls = {host: site.lab.on(host, "cat", "/var/log/initramfs").stdout for host in NO_TASKS}
+    calls = {host: site.lab.on(host, "cat", "/var/log/initramfs").stdout for host in RELEASES}
     assert calls == {"node1": "update-initramfs -u\n", "node2": "update-initramfs -u\n", "node3": "dracut --force\n"}
-    for host in NO_TASKS:
+    for host in RELEASES:
         assert site.lab.on(host, "cat", "/etc/modprobe.d/rackproof-nouveau.conf").stdout.startswith(
             "blacklist nouveau\n"
         )
         assert "libcuda.so.580.126.20" in site.lab.on(host, "cat", "/etc/cdi/nvidia.yaml").stdout
 
 
-def test_second_run_changes_nothing_and_handles_nvidia_driver_serial_hosts_at_a_time(
+def test_second_run_changes_nothing_and_nvidia_driver_serial_is_the_number_of_hosts_per_batch(
     site: Site, installed: subprocess.CompletedProcess[str]
 ) -> None:
     again = site.install(nvidia_driver_serial=2)
@@ -568,12 +577,16 @@ def test_driver_in_use_is_not_changed_and_fabric_manager_gets_the_version_of_the
 # --- teardown
 
 
-def test_teardown_removes_an_agent_without_its_dependencies_unless_the_agent_may_have_started_processes(
+def test_teardown_removes_an_agent_that_cannot_run_unless_it_may_have_started_processes(
     site: Site,
 ) -> None:
-    """The agent may have started processes if it was installed completely (node1) or if a run holds the host (node2)."""
+    """On every host `rackproof stop` fails, as if pynvml were missing, so teardown cannot end processes.
+
+    The agent may have started processes on node1, where it was installed completely, and on node2, which a run holds. So teardown
+    fails on both and keeps the agent.
+    """
     message = "rackproof stop: pynvml is not installed for /opt/rackproof/bin/python: use the Python"
-    for host in NO_TASKS:
+    for host in RELEASES:
         site.lab.put(host, "/opt/rackproof/bin/rackproof", f"#!/bin/sh\necho {message} >&2\nexit 2\n", mode=0o755)
         site.lab.put(host, "/opt/rackproof/wheels/rackproof-2.0.0-py3-none-any.whl", "")
     site.lab.put("node1", "/opt/rackproof/installed-x", "")
@@ -582,7 +595,7 @@ def test_teardown_removes_an_agent_without_its_dependencies_unless_the_agent_may
     assert teardown.returncode == 2
     assert outcome(teardown, "failed") == {"node1": 1, "node2": 1, "node3": 0}
     listed = ("ls", "-d", "/opt/rackproof", "/opt/rackproof/bin/rackproof")
-    left = {host: len(site.lab.on(host, *listed, check=False).stdout.split()) for host in NO_TASKS}
+    left = {host: len(site.lab.on(host, *listed, check=False).stdout.split()) for host in RELEASES}
     assert left == {"node1": 2, "node2": 2, "node3": 0}
 
 
@@ -597,13 +610,13 @@ FIND_FORMAT = ("(", "-type", "d", "-printf", "%p\\t%y %m %u\\n", ")", "-o", "-pr
 
 
 PYTHON = "/usr/local/lib/lab/bin/python3"
-# A Python with the packages of this checkout, so that the host needs no package index.
+# Create a virtual environment with the packages of the Python that runs these tests, so that the host needs no package index.
 INSTALL_PYTHON = f"""
 {BASE}/bin/python{sys.version_info.major}.{sys.version_info.minor} -m venv --without-pip {Path(PYTHON).parents[1]}
 rm -r "$({PYTHON} -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 ln -s {PACKAGES} "$({PYTHON} -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 """
-# A hardened host: files of root are private, pip installs for users, and sudo needs a terminal.
+# Harden a host: new files of root are not readable by other users, pip installs for one user, and sudo needs a terminal.
 HARDEN = """
 echo 'Defaults requiretty' >>/etc/sudoers
 echo 'umask 027' >/root/.bashrc
@@ -613,12 +626,12 @@ printf '[global]\\nuser = true\\n' >/etc/pip.conf
 
 @dataclass(frozen=True)
 class Service:
-    """A host with systemd."""
+    """A host with systemd, which playbooks set up."""
 
     host: SystemdHost
     directory: Path
     began: float
-    """Time before the first playbook."""
+    """Time before the first playbook, in seconds since the epoch."""
 
     def play(self, name: str, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         """Run a playbook of this checkout."""
@@ -643,7 +656,10 @@ class Service:
 
 
 def changed_files(host: SystemdHost, since: float) -> set[str]:
-    """Return files written or removed on the host since that time, except files that changed on this machine meanwhile."""
+    """Return the files that were written (`PATH ATTRIBUTES`) or removed (`lacks PATH`) on the host since that time.
+
+    The host sees a copy-on-write view of this machine's files, so files that changed on this machine since then do not count.
+    """
     changed = ("find", *DIRECTORIES, "-xdev", "-newerct", f"@{since}", "(", *FIND_FORMAT, ")")
     attributes = dict(line.split("\t") for line in host.on(*changed, check=False).stdout.splitlines())
     candidates = {
@@ -670,7 +686,7 @@ def attributes_here(path: str) -> str:
 
 
 def removed(host: SystemdHost, directory: str, since: float) -> set[str]:
-    """Return the files of a directory on this machine that are older than `since` and that the host lacks."""
+    """Return the files of a directory that the host lacks, but that this machine has and has not changed since that time."""
     here = {str(path) for path in Path(directory).iterdir()} if Path(directory).is_dir() else set()
     on_host = host.on("find", directory, "-mindepth", "1", "-maxdepth", "1").stdout.splitlines() if here else []
     return {path for path in here.difference(on_host) if not changed_here(path, since) and not UNRELATED.match(path)}
@@ -698,7 +714,7 @@ def test_exporter_without_a_service_runs_only_during_the_run(service: Service) -
 def test_exporter_runs_as_a_dynamic_user_and_can_read_its_sources(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The playbook deploys the service with a sudo that needs a terminal."""
+    """The playbook uses sudo, which needs a terminal on this host (HARDEN), so it turns pipelining off."""
     monkeypatch.setenv("ANSIBLE_BECOME_ALLOW_SAME_USER", "1")
     deployed = service.play("deploy", ansible_become=True)
     assert (deployed.returncode, "Turn pipelining off for this host" in deployed.stdout) == (0, True)

@@ -1,4 +1,4 @@
-"""Test `rackproof run-host` as pods run it, one pod per host.
+"""Test `rackproof run-host` as pods run it, one pod per host. In these tests a pod is a process on this machine.
 
 `rackproof collect` reads the records from the logs of the pods, and `rackproof report` judges them.
 """
@@ -62,6 +62,7 @@ def pod(run: Path, host: str, port: int, discovery_s: float = 60.0) -> subproces
     """Start `rackproof run-host` for a host as a pod does: both output streams go to one log, `HOST/pod.log`.
 
     Both pods get the same variables of Kubeflow's operator, which run-host must ignore.
+    `discovery_s` is the number of seconds in which the pods must find each other.
     """
     directory = run.parents[1] / host
     directory.mkdir()
@@ -86,7 +87,7 @@ def random_port() -> int:
 
 
 def terminate_once_logged(process: subprocess.Popen[bytes], log: Path, text: bytes) -> Path:
-    """Terminate the pod once `log` contains `text`; return `log` after the pod has exited."""
+    """Terminate the pod once `log` contains `text`; check that the pod exits with 143, and return `log`."""
     deadline = time.monotonic() + 180
     while text not in log.read_bytes() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)

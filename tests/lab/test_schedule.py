@@ -1,4 +1,6 @@
-"""Test playbooks/schedule.yml on a control node with systemd: install a timer, replace it by cron, use ansible-pull, remove."""
+"""Test playbooks/schedule.yml on a control node with systemd: install a timer, replace it with a cron job, install a timer that
+uses ansible-pull, and remove everything.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,7 @@ def show(host: SystemdHost, unit: str, *properties: str) -> list[str]:
     return host.on("systemctl", "show", f"--property={names}", unit).stdout.splitlines()
 
 
-def ask(host: SystemdHost, *command: str) -> subprocess.CompletedProcess[str]:
+def run_on(host: SystemdHost, *command: str) -> subprocess.CompletedProcess[str]:
     """Run a command on the host; any exit code is allowed."""
     return host.on(*command, check=False)
 
@@ -61,23 +63,25 @@ def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> No
     assert installed_files(host) == []
     assert schedule(host, times=2) == [3, 0]  # two tasks install a file each; one starts and enables the timer
     assert show(host, TIMER, "ActiveState", "UnitFileState") == ["ActiveState=active", "UnitFileState=enabled"]
-    assert SERVICE in ask(host, "systemctl", "list-timers", "--all", "rackproof*").stdout
+    assert SERVICE in run_on(host, "systemctl", "list-timers", "--all", "rackproof*").stdout
     assert show(host, SERVICE, "SuccessExitStatus") == ["SuccessExitStatus=75"]  # 75: another run is in progress
     verify_units(host)
 
-    assert ask(host, "systemctl", "start", SERVICE).returncode != 0  # the only host of the rack does not exist
-    log = ask(host, "journalctl", f"--unit={SERVICE}", "--output=cat").stdout
+    assert (
+        run_on(host, "systemctl", "start", SERVICE).returncode != 0
+    )  # the only host of the rack, `elsewhere`, does not exist
+    log = run_on(host, "journalctl", f"--unit={SERVICE}", "--output=cat").stdout
     print(log[-3000:])
     assert "rackproof: run rack1-" in log
-    assert ask(host, "sh", "-c", "ls /srv/site/runs/rack1-*/report.html").returncode == 0
+    assert run_on(host, "sh", "-c", "ls /srv/site/runs/rack1-*/report.html").returncode == 0
 
-    calendar = ask(host, "grep", "OnCalendar", f"{UNITS}/{TIMER}").stdout.strip()
+    calendar = run_on(host, "grep", "OnCalendar", f"{UNITS}/{TIMER}").stdout.strip()
     days = '{"rackproof_schedule_days": ["Mon", "Thu"]}'
     assert schedule(host, "-e", "rackproof_schedule_kind=cron", "-e", days)[0] > 0
-    assert ask(host, "systemctl", "is-active", TIMER).stdout.strip() == "inactive"
+    assert run_on(host, "systemctl", "is-active", TIMER).stdout.strip() == "inactive"
     assert installed_files(host) == [CRONTAB]
-    minute, hour, *rest = ask(host, "tail", "-1", CRONTAB).stdout.split()
-    assert calendar == f"OnCalendar=*-*-* {int(hour):02}:{int(minute):02}:00"  # the same time with both kinds
+    minute, hour, *rest = run_on(host, "tail", "-1", CRONTAB).stdout.split()
+    assert calendar == f"OnCalendar=*-*-* {int(hour):02}:{int(minute):02}:00"  # the timer had the same time
     assert rest[:4] == ["*", "*", "Mon,Thu", "root"]
 
     pulled = ("-e", "rackproof_schedule_repository=https://git.example.org/site.git")
@@ -85,20 +89,20 @@ def test_timer_is_installed_changed_to_cron_and_removed(host: SystemdHost) -> No
     verify_units(host)
     assert (
         "ansible-pull --url=https://git.example.org/site.git --checkout=main"
-        in ask(host, "cat", f"{UNITS}/{SERVICE}").stdout
+        in run_on(host, "cat", f"{UNITS}/{SERVICE}").stdout
     )
     first_changes, second_changes = schedule(host, "-e", "rackproof_schedule_state=absent", times=2)
     assert (first_changes > 0, second_changes) == (True, 0)
-    assert "0 timers" in ask(host, "systemctl", "list-timers", "--all", "rackproof*").stdout
+    assert "0 timers" in run_on(host, "systemctl", "list-timers", "--all", "rackproof*").stdout
     assert installed_files(host) == []
 
 
 def installed_files(host: SystemdHost) -> list[str]:
     """Return the paths of the files that the role has installed in /etc."""
-    return ask(host, "find", "/etc", "-name", "rackproof-revalidate*", "-not", "-path", "*.wants/*").stdout.split()
+    return run_on(host, "find", "/etc", "-name", "rackproof-revalidate*", "-not", "-path", "*.wants/*").stdout.split()
 
 
 def verify_units(host: SystemdHost) -> None:
     """Check that systemd-analyze finds no problem in the units. It may print problems and still exit with code 0."""
-    verified = ask(host, "systemd-analyze", "verify", f"{UNITS}/{SERVICE}", f"{UNITS}/{TIMER}")
+    verified = run_on(host, "systemd-analyze", "verify", f"{UNITS}/{SERVICE}", f"{UNITS}/{TIMER}")
     assert (verified.returncode, verified.stdout + verified.stderr) == (0, "")

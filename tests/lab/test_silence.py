@@ -1,4 +1,7 @@
-"""Test that the cause of a stopped gang is reported before torch times out: supervisors, torchrun and gloo on three lab hosts."""
+"""Test that the cause is reported before torch times out if a gang (the hosts of one multi-node launch) fails or hangs.
+
+Real supervisors (each watches the ranks of its host), torchrun and gloo run on three lab hosts.
+"""
 
 from __future__ import annotations
 
@@ -34,18 +37,18 @@ STAGE = {
     },
 }
 DURING = "collective all_reduce in_place 8 B"
-"""Phase of every rank at the moment at which a test injects a fault."""
+"""Phase of every rank when a test injects a fault, unless the test injects it before the ranks measure."""
 STATE = "/var/lib/rackproof/runs"
 BUSY_S = 30.0
-"""Seconds within which the cause must be reported, even on busy processors. On idle processors it takes up to 15 s.
+"""Seconds within which the cause must be reported, even if the CPUs are busy. If they are idle, it takes up to 15 s.
 
-The actual time is printed."""
+The tests print the actual time."""
 GONE_S = 8.0
 """Seconds within which the last process of Rackproof must end, after the launch is recorded."""
 
 
 class Gang:
-    """One launch on `members`, which are some or all of the three lab hosts."""
+    """One launch of a gang. Its `members` are some or all of the three lab hosts."""
 
     ranks: Mapping[str, tuple[int, ...]] = RANKS
     during = DURING
@@ -72,7 +75,8 @@ class Gang:
         return self.lab.on(host, *command, stdin=stdin, cwd=ROOT).stdout
 
     def start(self, hosts: tuple[str, ...] = (), **variables: str) -> None:
-        """Inspect `hosts` (default: all members), then start the launch on them over SSH in the background, as the role does.
+        """Inspect `hosts` (default: all members), then start the launch on them over SSH in the background, as
+        the role `gang` does.
 
         `variables` maps a host to `NAME=value`, a variable that is set only for the launch on that host.
         """
@@ -139,7 +143,10 @@ class Gang:
         return self.lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout
 
     def check_no_processes(self, hosts: tuple[str, ...]) -> None:
-        """Wait up to GONE_S until no process of Rackproof runs on `hosts`. A supervisor exits only after it wrote its record."""
+        """Check that within GONE_S no process of Rackproof runs on `hosts`.
+
+        The processes need this time because a supervisor exits only after it wrote its record.
+        """
         deadline = time.monotonic() + GONE_S
         while (
             remaining := {host: running for host in hosts if (running := self.processes(host))}
@@ -183,7 +190,7 @@ def pid_of_rank(lab: Lab, host: str, rank: int) -> str:
     return lab.on(host, "pgrep", "-x", f"rank {rank}").stdout.strip()
 
 
-def test_stopped_rank_is_reported(lab: Lab) -> None:
+def test_rank_stopped_by_sigstop_is_reported(lab: Lab) -> None:
     gang = Gang(lab, "stopped", members=("node1", "node2"))
     gang.start()
     gang.wait_until_measuring()
@@ -217,7 +224,7 @@ def test_killed_rank_is_reported(lab: Lab) -> None:
 
 
 def test_killed_launcher_is_reported(lab: Lab) -> None:
-    """The launcher of node1 holds the store of the process group, so the ranks of node2 fail at once too.
+    """The launcher of node1 serves the TCPStore of the process group, so the ranks of node2 fail at once too.
 
     The reported cause is the launcher, not those ranks.
     """
@@ -235,7 +242,7 @@ def test_killed_launcher_is_reported(lab: Lab) -> None:
 
 
 def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
-    """No rank of node3 starts. Without the report, the rank of node1 would wait for node3 until the deadline of the stage."""
+    """No rank of node3 starts. If node3 did not report why, the rank of node1 would wait until the deadline of the stage."""
     why = "libcudart.so.13: cannot open shared object file: No such file or directory"
     lab.put("node3", "/opt/broken/torch/__init__.py", f"raise ImportError({why!r})")
     gang = Gang(lab, "broken", members=("node1", "node3"))
@@ -248,29 +255,34 @@ def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
     gang.check_no_processes(gang.members)
 
 
-@pytest.mark.parametrize("wrong", [("node1", "node2"), ("node2",)], ids=["on both hosts", "on one host"])
-def test_missing_interface_is_attributed_to_its_hosts_and_not_to_devices(lab: Lab, wrong: tuple[str, ...]) -> None:
-    """On the hosts in `wrong`, GLOO_SOCKET_IFNAME names an interface that does not exist; on other hosts it is not set.
+@pytest.mark.parametrize("misconfigured", [("node1", "node2"), ("node2",)], ids=["on both hosts", "on one host"])
+def test_missing_interface_is_attributed_to_the_hosts_without_it_and_not_to_devices(
+    lab: Lab, misconfigured: tuple[str, ...]
+) -> None:
+    """On the hosts in `misconfigured`, GLOO_SOCKET_IFNAME is an interface that does not exist; on the other host it is not set.
 
     The option `--interface` is empty, and all hosts resolve their own names to 127.0.1.1.
     """
     resolve_own_name_to_loopback(lab)
-    gang = Gang(lab, f"interface{len(wrong)}", members=("node1", "node2"))
+    gang = Gang(lab, f"interface{len(misconfigured)}", members=("node1", "node2"))
     gang.options = "--interface="
     since = time.monotonic()
-    gang.start(**dict.fromkeys(wrong, "GLOO_SOCKET_IFNAME=bond9"))
+    gang.start(**dict.fromkeys(misconfigured, "GLOO_SOCKET_IFNAME=bond9"))
     launches = gang.wait_for_launches(gang.members, since, BUSY_S)
     text = common_reason(launches)
     assert "Unable to find address for: bond9" in text
     (culprit,) = {json.dumps(launch["culprit"]) for launch in launches.values()}
     assert json.loads(culprit)["kind"] == "rank_raised"
-    assert sorted(json.loads(culprit)["hosts"]) == sorted(wrong)
+    assert sorted(json.loads(culprit)["hosts"]) == sorted(misconfigured)
     assert json.loads(culprit).get("scope", "") == ""
     gang.check_no_processes(gang.members)
 
 
 def test_launcher_killed_before_its_ranks_start_is_reported(lab: Lab) -> None:
-    """The launcher of node1 holds the store, so the launcher of node3 exits too. The reported cause is node1's launcher."""
+    """No rank starts, because node2 does not join. The launcher of node1 serves the TCPStore, so the launcher of node3 exits too.
+
+    The reported cause is the launcher of node1.
+    """
     gang = Gang(lab, "early")
     present = ("node1", "node3")
     gang.start(present)

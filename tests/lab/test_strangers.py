@@ -1,6 +1,6 @@
 """Test that connections of foreign machines do not disturb a gang (the hosts of one multi-node launch).
 
-Real supervisors, torchrun and gloo run on three lab hosts.
+Real supervisors (each watches the ranks of its host), torchrun and gloo run on three lab hosts.
 
 One foreign machine is on the fabric. The other is on a management network, to which node1 is also connected.
 """
@@ -19,9 +19,11 @@ from tests.lab.lab import Lab
 from tests.lab.processes import run
 from tests.lab.test_silence import HOSTS, Gang, common_reason, limit_links, wait
 
-RENDEZVOUS, HEARTBEATS = 29500, (29501, 29502)
-"""TCP ports: RENDEZVOUS of torch's store on node1, HEARTBEATS of the heartbeats on node1 and on node2."""
+RENDEZVOUS, STATUSES = 29500, (29501, 29502)
+"""TCP ports. RENDEZVOUS: torch's TCPStore on node1. STATUSES: where node1 (29501) and node2 (29502) receive the statuses that the
+supervisors send to each other."""
 ON_FABRIC, ON_MANAGEMENT = "10.77.0.99", "10.88.0.99"
+"""Addresses of the two foreign machines."""
 FIRST_ON_MANAGEMENT = "10.88.0.11"
 """Address of node1 on the management network."""
 REFUSED, DROPPED, ADMITTED = "refused", "dropped", "admitted"
@@ -71,11 +73,14 @@ print("done")
 
 
 class FinishingGang(Gang):
-    """A launch with one rank per host. Its benchmark ends after `seconds`. `admit` is the value of `--admit`."""
+    """A launch with one rank per host, whose benchmark ends after `seconds`.
+
+    `admit` is the value of `--admit`: which machines can connect to its ports, `anyone` or `members`.
+    """
 
     ranks = {host: (rank,) for rank, host in enumerate(HOSTS)}  # noqa: RUF012
     during = "collective all_reduce in_place 4096 B"
-    """The phase in which ranks measure. The links are so slow that the ranks mostly wait and leave the CPUs to other tests."""
+    """The phase in which ranks measure. The links are so slow that the ranks mostly wait, and other tests can use the CPUs."""
 
     def __init__(self, lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -> None:
         super().__init__(lab, admit, members=members)
@@ -135,15 +140,15 @@ class ForeignMachines:
     def send_nonsense(self, namespace: str, address: str, *ports: int) -> None:
         """Send nonsense to `ports` from a namespace, and keep some of the connections open until all is sent.
 
-        If `ports` includes the port of torch's store, also set and delete guessed keys with a client of the store.
+        If `ports` includes RENDEZVOUS, also set and delete guessed keys with a client of the TCPStore.
         """
         kept_open = self._python(namespace, NONSENSE, address, *map(str, ports))
         print(f"150 connections to each of the ports {ports}; {kept_open} in total stayed open until the sender ended")
         if RENDEZVOUS in ports:
-            print("client of the store:", self._python(namespace, TORCH_STORE_CLIENT, address, str(RENDEZVOUS)))
+            print("TCPStore client:", self._python(namespace, TORCH_STORE_CLIENT, address, str(RENDEZVOUS)))
 
     def route_fabric_over_management(self) -> None:
-        """Send packets of the management machine for node1's fabric address over the management network."""
+        """Route packets of the machine on the management network to node1's fabric address over the management network."""
         first = self.lab.host("node1").address
         self._ip("-n", self.management, "route", "replace", first, "via", FIRST_ON_MANAGEMENT)
 
@@ -168,10 +173,11 @@ def start_gang(lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -
     for host, addresses in listening.items():
         print(f"{host} listens on", ", ".join(f"{address}:{port}" for address, port in sorted(addresses)))
         assert {address for address, _ in addresses} == {lab.host(host).address}
+    # gloo listens on higher ports, which the kernel chooses.
     gang_listeners = {
         (endpoint[1], host) for host, addresses in listening.items() for endpoint in addresses if endpoint[1] < 30000
     }
-    assert gang_listeners == {(RENDEZVOUS, "node1"), (HEARTBEATS[0], "node1"), (HEARTBEATS[1], "node2")}
+    assert gang_listeners == {(RENDEZVOUS, "node1"), (STATUSES[0], "node1"), (STATUSES[1], "node2")}
     return gang
 
 
@@ -184,17 +190,17 @@ def test_gang_listens_only_on_the_fabric_and_survives_nonsense(lab: Lab, foreign
     assert foreign_machines.try_connection(foreign_machines.management, FIRST_ON_MANAGEMENT, 22) == ADMITTED
 
     assert foreign_machines.try_connection(foreign_machines.fabric, lab.host("node1").address, RENDEZVOUS) == ADMITTED
-    foreign_machines.send_nonsense(foreign_machines.fabric, lab.host("node1").address, RENDEZVOUS, HEARTBEATS[0])
-    foreign_machines.send_nonsense(foreign_machines.fabric, lab.host("node2").address, HEARTBEATS[1])
+    foreign_machines.send_nonsense(foreign_machines.fabric, lab.host("node1").address, RENDEZVOUS, STATUSES[0])
+    foreign_machines.send_nonsense(foreign_machines.fabric, lab.host("node2").address, STATUSES[1])
     gang.check_finished()
 
 
-def test_only_members_are_admitted_and_a_killed_supervisor_leaves_no_process_listener_or_rule(
+def test_only_members_are_admitted_and_a_killed_supervisor_leaves_no_process_listener_or_nft_rule(
     lab: Lab, foreign_machines: ForeignMachines
 ) -> None:
     gang = start_gang(lab, "members", HOSTS, LONG_SECONDS)
     first, second = (lab.host(host).address for host in ("node1", "node2"))
-    gang_endpoints = [(first, RENDEZVOUS), (first, HEARTBEATS[0]), (second, HEARTBEATS[1])]
+    gang_endpoints = [(first, RENDEZVOUS), (first, STATUSES[0]), (second, STATUSES[1])]
     results = {
         endpoint: foreign_machines.try_connection(foreign_machines.fabric, *endpoint) for endpoint in gang_endpoints
     }

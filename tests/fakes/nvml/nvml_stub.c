@@ -1,22 +1,23 @@
 /* A libnvidia-ml.so.1 without a GPU: it answers every call from a scenario file.
  *
- * RACKPROOF_NVML_SCENARIO is the path of the file. It is read again whenever it changes, so a fault can appear while a program runs.
- * One `key=value` per line. The last line that matches a call wins, so a scenario first includes the file of a healthy machine and
- * then adds the lines of its fault.
+ * RACKPROOF_NVML_SCENARIO is the path of the file. It is read again when it changes, so a fault can appear while a program runs.
+ * One `key=value` per line. The last line that matches a call wins, so a scenario first includes the file of a healthy machine
+ * and then adds the lines of its fault.
  *
  *   # text                       a comment
- *   include=healthy-h100x8.conf  the lines of another file; its path is relative to this file (a change of only the included file is not noticed)
- *   PowerUsage=71000             key: name of the NVML function without nvmlDeviceGet or nvmlSystemGet in front and _v2 or _v3 at the end
+ *   include=healthy-h100x8.conf  the lines of another file; the path is relative to this file. If only the included file changes,
+ *                                the scenario is not read again.
+ *   PowerUsage=71000             key: name of the NVML function without nvmlDeviceGet or nvmlSystemGet, and without _v2 or _v3
  *   RemappedRows=0 1 1 0         several results: separated by spaces, in the order of the function's arguments
  *   ClockInfo.1=1980             input arguments follow the key after dots, in the order of the function; here the clock, 1 = SM
  *   NvLinkState.*=1              shell wildcards: `*`, `?`, `[89]`
- *   P2PStatus.5.2=0              a second GPU is given by its NVML index; here GPU 5 and the P2P capability 2 = NVLink
+ *   P2PStatus.5.2=0              a second GPU is given by its NVML index; here GPU 5, and the P2P capability 2 = NVLink
  *   gpu.3.PowerUsage=0           only for the GPU with NVML index 3; without `gpu.3.` for every GPU
  *   gpu.3.*=!15                  every call for GPU 3 fails with NVML return code 15
- *   gpu.3.*=!3 for 5 after 20    the calls 21 to 25 that match this line fail with code 3; the other calls use the lines above it
+ *   gpu.3.*=!3 for 5 after 20    calls 21 to 25 that reach this line fail with code 3; the others use the lines above this line
  *   gpu.3.PowerUsage=~5s         the call waits 5 seconds, then uses the lines above this line
- *   FieldValues.161.5=0          field 161, scope 5 (here a link); `FieldValues.161` is for the scopes without a line of their own
- *   FieldValues.74=960194000 3   value, and its NVML value type if it is not unsigned int; here 3 = unsigned long long
+ *   FieldValues.161.5=0          field 161, scope 5 (here a link); `FieldValues.161` is for scopes without a line of their own
+ *   FieldValues.74=960194000 3   the value, and its NVML value type unless it is unsigned int; here 3 = unsigned long long
  *
  * A call that no line matches returns NOT_SUPPORTED (nvmlShutdown: -1). A value may contain any byte except NUL, CR and LF.
  * To add a getter with one of the common signatures, add one line under "the getters" below.
@@ -44,7 +45,7 @@ static const char devices[MAX_GPUS];
 
 /* ---- the scenario ---- */
 
-/* `literal`: length of the pattern before its first wildcard. `calls`: number of calls that matched a line `!… for … after …`. */
+/* `literal`: length of the pattern before its first wildcard. `calls`: how many calls reached a line with `for` and `after`. */
 static struct line { char *pattern, *value; size_t literal; int has_gpu, calls; } lines[MAX_LINES];
 static int line_count;
 static struct stat loaded;
@@ -110,14 +111,14 @@ static void load_if_changed(void)
     loaded = now;
 }
 
-/* Returns whether the key matches the line. The comparison up to the first wildcard rules out most lines without calling fnmatch. */
+/* Returns whether the key matches the line. Comparing up to the first wildcard rules out most lines without calling fnmatch. */
 static int fits(const struct line *line, const char *key)
 {
     return strncmp(line->pattern, key, line->literal) == 0 && fnmatch(line->pattern, key, 0) == 0;
 }
 
-/* Copies the value of the last matching line. Returns OK, or NVML's return code if the value is one, or NO_LINE if no line matches.
- * A delay does not block other threads. */
+/* Copies the value of the last matching line. Returns OK, the return code if the value is one (`!15`), or NO_LINE if no line
+ * matches. A delay does not block other threads. */
 static int answer(Device gpu, const char *key, char value[TEXT_BYTES])
 {
     double delay = 0;
@@ -305,7 +306,7 @@ int nvmlDeviceGetSramEccErrorStatus(Device gpu, struct sram *out) /* SramEccErro
     return OK;
 }
 
-int nvmlDeviceGetUnrepairableMemoryFlag_v1(Device gpu, unsigned out[2]) /* ...=flag index: sets out[index]; index: 0 (default) or 1 */
+int nvmlDeviceGetUnrepairableMemoryFlag_v1(Device gpu, unsigned out[2]) /* ...=flag index: sets out[index]; default index: 0 */
 {
     READ(gpu, "UnrepairableMemoryFlag_v1")
     out[n[1] & 1] = (unsigned)n[0];
@@ -363,8 +364,8 @@ struct fabric { unsigned version; unsigned char cluster[16]; unsigned status, cl
 
 struct fabric_v3 { struct fabric v2; unsigned char summary; };
 
-/* GpuFabricInfoV=state status clique health summary cluster; `cluster` is the value of all bytes of the cluster UUID. With a summary, the
- * driver supports only version 3 of the structure; without one (four numbers), only version 2. */
+/* GpuFabricInfoV=state status clique health summary cluster. Every byte of the cluster UUID is `cluster`. With a summary, the
+ * call accepts only version 3 of the structure; with only the first four numbers, only version 2. */
 int nvmlDeviceGetGpuFabricInfoV(Device gpu, struct fabric *out)
 {
     READ(gpu, "GpuFabricInfoV")
@@ -456,8 +457,8 @@ struct field {
 
 enum { UNSIGNED_INT = 1, SIGNED_INT = 5 };
 
-/* `FieldValues=0` lets the call succeed. The lines `FieldValues.FIELD` and `FieldValues.FIELD.SCOPE` have the value and type of a field,
- * or its return code. */
+/* `FieldValues=0` lets the call succeed. The lines `FieldValues.FIELD` and `FieldValues.FIELD.SCOPE` have the value and type of a
+ * field, or its return code. */
 int nvmlDeviceGetFieldValues(Device gpu, int size, struct field *out)
 {
     READ(gpu, "FieldValues")

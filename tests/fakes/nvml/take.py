@@ -1,7 +1,7 @@
 """Take an NVML snapshot for each line on standard input, and print it as a line of JSON.
 
-Each input line is a JSON list of two values: a list of NVML indices of GPUs (empty: all GPUs), and whether slow NVML functions are
-called too. Like the exporter, the process keeps its collectors and the loaded library from one line to the next.
+Each input line is a JSON list of two values: a list of NVML indices of GPUs (empty: all GPUs), and whether slow NVML functions
+are called too. Like the exporter, the process keeps its collectors and the loaded library from one line to the next.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@ Only tests use this file. On a real host, torchvision must fit torch; if it does
 
 import sys
 
-if not any(
-    "resource_tracker" in argument for argument in sys.orig_argv
-):  # a helper of multiprocessing, which needs no torch
+# The resource tracker, a helper process of multiprocessing, runs this file too but needs no torch.
+if not any("resource_tracker" in argument for argument in sys.orig_argv):
     import torch
 
     _LIBRARY = torch.library.Library("torchvision", "DEF")
