@@ -18,9 +18,9 @@ from agent.benchmarks.storage.target import (
     FioRunner,
     Target,
     TargetReport,
-    little_space,
     prepare_targets,
     remove_targets,
+    small_region,
 )
 
 if TYPE_CHECKING:
@@ -94,7 +94,9 @@ class _Passes:
             step = most // runner.jobs // fio.SEQUENTIAL_BYTES * fio.SEQUENTIAL_BYTES
             self._regions[target.path] = (f"{target.work}/{FILE}", step, step)
             if not step:
-                target.problem = target.problem or little_space(target.free, in_pool[target.pool], "directories")
+                target.problem = target.problem or small_region(
+                    settings["size_bytes"], runner.jobs, target.free, in_pool[target.pool], "directories"
+                )
 
     def run(self) -> None:
         """Run all passes. If a pass fails in a directory, later passes leave that directory out."""

@@ -10,7 +10,7 @@ from typing import Any
 from agent.benchmarks.storage import fio, shard
 from agent.benchmarks.storage.local_storage import MARGIN_S
 from agent.benchmarks.storage.shared_clients import Clients
-from agent.benchmarks.storage.target import ACCESS_S, FioRunner, TargetReport, little_space
+from agent.benchmarks.storage.target import ACCESS_S, FioRunner, TargetReport, small_region
 from schemas.scopes import HOST
 
 FILE, DEPTH = "data", 4
@@ -52,7 +52,9 @@ class SharedRates:
         self._counts = numbers_of_clients(settings["first_clients"], len(clients.hosts))
         size = min(settings["size_bytes"], free // len(self._counts)) // runner.jobs
         if size < fio.SEQUENTIAL_BYTES:
-            clients.target.problem = little_space(clients.target.free, len(clients.hosts), "hosts")
+            clients.target.problem = small_region(
+                settings["size_bytes"], runner.jobs, clients.target.free, len(clients.hosts), "hosts"
+            )
         self._step_bytes = max(1, size // fio.SEQUENTIAL_BYTES) * fio.SEQUENTIAL_BYTES
 
     def run(self) -> None:

@@ -76,9 +76,11 @@ def prepare_targets(context: RankContext, paths: Sequence[str]) -> list[Target]:
     return targets
 
 
-def little_space(free: int, users: int, kind: str) -> str:
-    """Return the problem text for too little free space. `users` directories or hosts (the word in `kind`) share the space."""
-    return f"too little space: {free / 1e6:.0f} MB are free; number of {kind} that share them: {users}; free up space"
+def small_region(size_bytes: int, jobs: int, free: int, users: int, kind: str) -> str:
+    """Return why the region of a job is smaller than one block: the profile, or free space that directories or hosts share."""
+    if size_bytes < jobs * fio.SEQUENTIAL_BYTES:
+        return f"size_bytes is {size_bytes}, less than 1 MiB for each of {jobs} jobs: increase it in the profile"
+    return f"{free / 1e6:.0f} MB are free, too little for {users} {kind} with {jobs} jobs each: free up space"
 
 
 def remove_targets(context: RankContext, targets: Iterable[Target]) -> None:

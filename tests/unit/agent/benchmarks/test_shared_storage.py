@@ -275,6 +275,12 @@ def test_shard_that_is_truncated_or_has_swapped_blocks_or_flipped_bits_is_wrong(
         assert result["first"] == {"swapped": 7, "short": size - 5, "flipped": 70, "empty": 0}[name]
 
 
+def test_setting_below_one_block_for_each_job_is_the_reason_and_not_the_free_space(tmp_path: Path) -> None:
+    observed = measure(tmp_path, size_bytes=1 << 20)
+    reason = f"{tmp_path}/shared: size_bytes is 1048576, less than 1 MiB for each of 2 jobs: increase it in the profile"
+    assert problems(observed) == {host: {reason} for host in HOSTS}
+
+
 @pytest.mark.parametrize("broken", ["read/0/1", "checkpoint/read/0", "checkpoint/again"])
 def test_only_the_host_that_fails_lacks_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
     step = Clients.step
