@@ -46,7 +46,9 @@ class SharedRates:
         """Operation -> (number of clients, whether all hosts were to take part) -> total bandwidth of these clients in B/s."""
         self._written: list[fio.FioResult] = []
         self._rounds: list[dict[str, Any]] = []
-        """For each round in which all clients read: reader -> `rate` in B/s, and `owner` of the file that it read."""
+        """For each round in which all clients read: reader -> rate, and owner of the file."""
+        self._is_readable = False
+        """Whether every job of this host wrote a whole block in the last round of writing."""
         # A quarter of the free space is for the files of all hosts, and another quarter for the shards of their checkpoint.
         free = clients.target.free // 4 // max(1, len(clients.hosts))
         self._counts = numbers_of_clients(settings["first_clients"], len(clients.hosts))
@@ -68,6 +70,7 @@ class SharedRates:
             regions: dict[str, int] = {}
             for round_number in range(1, (self._settings["rounds"] if is_last else 1) + 1):
                 regions = self._write(f"write/{number}/{round_number}", part, is_last)
+                self._is_readable = self._clients.host in regions
             for round_number in range(1, (self._settings["rounds"] if is_last else 1) + 1):
                 self._read(f"read/{number}/{round_number}", part, regions, round_number, is_last)
         self._report_writes()
@@ -175,11 +178,19 @@ class SharedRates:
                 if reader == self._clients.host:
                     mine.append(rate)
                 of_files[owner] = max(of_files[owner], rate)
-        about = {"clients": len(self._clients.hosts)}
+        about, target = {"clients": len(self._clients.hosts)}, self._clients.target
+        too_short = f"a job of this host wrote less than 1 MiB in {self._seconds:g} s"
         if mine:
-            self._report.figure(self._clients.target, "shared_storage.bandwidth", max(mine), about, op="read")
+            self._report.figure(target, "shared_storage.bandwidth", max(mine), about, op="read")
+        else:
+            reason = f"{too_short}, and no other host has a longer file to read"
+            self._report.absent(target, reason, "shared_storage.bandwidth", op="read")
         if rate := of_files.get(self._clients.host, 0.0):
-            self._report.figure(self._clients.target, "shared_storage.file_bandwidth", rate, about)
+            self._report.figure(target, "shared_storage.file_bandwidth", rate, about)
+        else:
+            unread = "every host that should have read the file of this host was excluded before it finished"
+            reason = unread if self._is_readable else too_short
+            self._report.absent(target, reason, "shared_storage.file_bandwidth")
 
 
 def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[str, Any]) -> None:
@@ -203,3 +214,6 @@ def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[s
             # `typical` is the median time per file, so a short pause of the server or of this host does not lower the rate.
             rate = 1 / float(answer["typical"])
             report.figure(clients.target, "shared_storage.metadata_rate", rate, {"clients": len(counts)}, op=action)
+        else:
+            reason = f"host {owner} created no file within {seconds:g} s"
+            report.absent(clients.target, reason, "shared_storage.metadata_rate", op=action)

@@ -22,7 +22,6 @@ ACCESS_S = 20.0
 LEAST_BYTES = 64 << 20
 """A directory with less free space than this is not measured."""
 MAX_TEXT = 120
-NOTHING_TO_READ = "not measured: too little was written in the available time, so there was nothing to read"
 _TEXTS = ("work", "filesystem", "device", "model")
 
 
@@ -151,18 +150,26 @@ class TargetReport:
             name, value, unit=self._units[name], scope=target.scope, **params, **target.about, **(about or {})
         )
 
-    def absent(self, target: Target, **params: Any) -> None:
+    def absent(self, target: Target, reason: str = "", name: str = "", **params: Any) -> None:
         """Report as missing every expected figure with these parameters that has not been reported yet.
 
-        The reason is `target.problem`, or, if that is empty, NOTHING_TO_READ.
+        Without a reason nothing is reported: if the benchmark ended with an error, its caller reports the error as the reason.
+
+        Args:
+            target: the directory.
+            reason: why the figures are missing; default: the problem of the directory.
+            name: name of the figures; default: all.
+            params: parameters of the figures.
         """
+        reason = reason or target.problem
         for item in self._expected:
             key = (target.scope, item.name, frozenset(item.params.items()))
-            if key not in self._reported and params.items() <= item.params.items():
+            is_selected = name in ("", item.name) and params.items() <= item.params.items()
+            if reason and is_selected and key not in self._reported:
                 self._reported.add(key)
                 self._context.report_absent(
                     item.name, unit=self._units[item.name], scope=target.scope, status=ERROR,
-                    reason=f"{target.path}: {target.problem or NOTHING_TO_READ}", **item.params, **target.about,
+                    reason=f"{target.path}: {reason}", **item.params, **target.about,
                 )  # fmt: skip
 
 

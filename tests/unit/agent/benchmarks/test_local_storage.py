@@ -140,6 +140,21 @@ def test_missing_fio_is_an_error_with_the_remedy(tmp_path: Path, monkeypatch: py
     assert "set rackproof_install_fio" in reason
 
 
+def test_error_of_the_benchmark_is_not_reported_as_a_problem_of_the_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`run_benchmark` reports the error as the reason for every figure that the benchmark has not reported."""
+    monkeypatch.setattr(local_storage.FioRunner, "run", lambda *_: 1 / 0)
+    (tmp_path / "request.json").write_text(json.dumps({"local_storage": [str(tmp_path), str(tmp_path / "none")]}))
+    context = Recorder(
+        work=tmp_path, stage="benchmark", is_reporting_rank=True, kind="gpu", observations=[],
+        heartbeat=SimpleNamespace(record_progress=lambda: None),
+    )  # fmt: skip
+    with pytest.raises(ZeroDivisionError):
+        local_storage.run(context, settings("local_storage", CHOSEN))  # type: ignore[arg-type]
+    assert reasons(context.observations) == {f"{tmp_path / 'none'}: No such file or directory"}
+
+
 def test_host_without_directories_measures_nothing(tmp_path: Path) -> None:
     assert measure(tmp_path / "work") == []
 

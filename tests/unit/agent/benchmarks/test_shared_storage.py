@@ -14,7 +14,7 @@ import pytest
 from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
 
 from agent.benchmarks.runtime import host_exchange
-from agent.benchmarks.storage import directory, shard, shared_clients, shared_storage, target
+from agent.benchmarks.storage import directory, shard, shared_clients, shared_rates, shared_storage, target
 from agent.benchmarks.storage.checkpoint_shards import CheckpointShards
 from agent.benchmarks.storage.shared_clients import Clients
 from agent.benchmarks.storage.shared_rates import SharedRates, numbers_of_clients
@@ -301,6 +301,41 @@ def test_only_the_host_that_fails_lacks_figures(tmp_path: Path, monkeypatch: pyt
     assert wrong["h3"] == 0
     misread = values(observed, "misread_bytes")
     assert (misread["h2"], misread["h3"]) == (0, 0)
+
+
+def test_file_that_was_written_but_not_read_has_the_excluded_reader_as_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each file has one reader in the only round. h3 reads the file of h1 and fails."""
+    step = Clients.step
+
+    def fail(self: Clients, name: str, *arguments: Any) -> dict[str, Any]:
+        if (name, self.host) == ("read/0/1", "h3"):
+            self.target.problem = "broken"
+        return step(self, name, *arguments)
+
+    monkeypatch.setattr(Clients, "step", fail)
+    observed = measure(tmp_path)
+    reason = "every host that should have read the file of this host was excluded before it finished"
+    assert problems(observed) == {"h1": {f"{tmp_path}/shared: {reason}"}, "h3": {f"{tmp_path}/shared: broken"}}
+    assert values(observed, "bandwidth", op="read") == {"h1": 2e9, "h2": 2e9}
+
+
+def test_host_that_wrote_no_whole_block_is_the_reason_that_its_file_is_not_read(tmp_path: Path) -> None:
+    result = {**RESULT, "io_bytes": 1 << 19}
+    (tmp_path / "programs/write.json").write_text(json.dumps({"jobs": [{"error": 0, "write": result}] * 2}))
+    too_short = f"{tmp_path}/shared: a job of this host wrote less than 1 MiB in {CHOSEN['seconds']:g} s"
+    reasons = {too_short, f"{too_short}, and no other host has a longer file to read"}
+    assert problems(measure(tmp_path)) == dict.fromkeys(HOSTS, reasons)
+
+
+def test_host_that_created_no_file_is_the_reason_for_missing_rates_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_rates, "MOST_FILES", 0)
+    observed = measure(tmp_path, hosts=("h1", "h2"))
+    reasons = {host: f"{tmp_path}/shared: host {host} created no file within 0.01 s" for host in ("h1", "h2")}
+    assert problems(observed) == {"h1": {*reasons.values()}, "h2": {*reasons.values()}}
 
 
 def test_client_is_not_at_fault_if_no_other_host_has_read_the_same_bytes(
