@@ -61,30 +61,36 @@ class Clients:
             host: str(answer["work"]) for host, answer in answers.items() if _WORK.fullmatch(str(answer["work"]))
         }
         self.hosts = tuple(host for host in self.hosts if host in self._works)
-        looked_up = [self._works[host] for host in self.hosts[:MOST_LOOKED_UP]]
+        looked_up = {self._works[host]: host for host in self.hosts[:MOST_LOOKED_UP]}
         answer = run_directory_program(self.context, {self.target.path: ["see", self.target.path, *looked_up]})[
             self.target.path
         ]
         self.target.problem = answer if isinstance(answer, str) else ""
         seen = [] if isinstance(answer, str) else sorted(map(str, answer["seen"]))
         views = {host: tuple(view["seen"]) for host, view in self.step("look", {"seen": seen}).items()}
-        self._leave_out_others(views)
+        self._leave_out_others(views, [host for work, host in looked_up.items() if work not in seen])
 
-    def _leave_out_others(self, views: Mapping[str, Sequence[str]]) -> None:
-        """Exclude the hosts whose view differs from the most common view. If several views are most common, exclude all hosts.
+    def _leave_out_others(self, views: Mapping[str, Sequence[str]], invisible: Sequence[str]) -> None:
+        """Leave out the hosts that do not see the subdirectories that most hosts see.
+
+        If the two most common views are equally common, leave out all hosts.
 
         Args:
-            views: host -> its view, which is the names of the subdirectories that exist on this host.
+            views: host -> the subdirectories that it sees.
+            invisible: the hosts whose subdirectories this host does not see.
         """
         (view, count), *others = Counter(tuple(view) for view in views.values()).most_common()
         is_unclear = any(number == count for _, number in others)
         same = tuple(host for host in self.hosts if tuple(views[host]) == view and not is_unclear)
         if self.host not in same:
-            rest = [host for host in self.hosts if host != self.host][:3]
             where = f"{self.target.about.get('filesystem')} {self.target.about.get('device')}".strip()
+            different = [host for host in self.hosts if tuple(views[host]) != tuple(views[self.host])]
             self.target.problem = (
-                f"the directory does not have the files of {', '.join(rest)}: another file system is mounted here, "
-                f"or none ({where})"
+                f"the directory does not have the files of {', '.join(invisible[:3])}: another file system is mounted "
+                f"here, or none ({where})"
+                if invisible
+                else f"the directory has files that {', '.join(different[:3])} cannot see: the hosts do not have the same "
+                f"file system here ({where})"
             )
             raise ExcludedError
         self.hosts = same

@@ -218,6 +218,36 @@ def test_host_with_another_file_system_is_named_and_the_other_hosts_are_measured
     assert set(problems(observed)) == {"h2"}
 
 
+def test_hosts_that_are_split_evenly_name_only_the_hosts_whose_files_they_lack(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    hosts = (*HOSTS, "h4")
+    observed = measure(tmp_path, hosts=hosts, paths={"h2": tmp_path / "other", "h4": tmp_path / "other"})
+    lacking = {host: reason.split(": ")[1] for host, (reason,) in problems(observed).items()}
+    assert lacking == {
+        host: f"the directory does not have the files of {'h2, h4' if host in ('h1', 'h3') else 'h1, h3'}"
+        for host in hosts
+    }
+
+
+def test_host_that_sees_more_files_than_most_hosts_does_not_lack_any(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For example, h2 has an overlay of the shared directory: its own files are on its disk."""
+    see = shared_clients.run_directory_program
+
+    def hide(context: Any, arguments: dict[str, list[str]]) -> Any:
+        answers: Any = see(context, arguments)
+        for answer in answers.values() if context.node != 1 else ():
+            answer["seen"].remove(arguments[str(tmp_path / "shared")][3])
+        return answers
+
+    monkeypatch.setattr(shared_clients, "run_directory_program", hide)
+    observed = measure(tmp_path)
+    (reason,) = problems(observed)["h2"]
+    assert "the directory has files that h1, h3 cannot see: the hosts do not have the same file system here (" in reason
+    assert set(problems(observed)) == {"h2"}
+
+
 def test_host_whose_mount_hangs_is_named_and_the_other_hosts_are_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
