@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 
+from agent.run.background import Started
 from agent.run.record import run_directory
 from schemas.errors import USAGE
 
@@ -25,8 +27,19 @@ def run_options() -> argparse.ArgumentParser:
         action="store_true",
         help="with --detach: then wait until the stage has ended, as `rackproof wait` does",
     )
-    parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
+    parser.add_argument("--detach", action="store_true", help="return at once; `rackproof wait` waits for the end")
+    parser.add_argument("--wait", action="store_true", help="with --detach: wait for the end like `rackproof wait`")
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print the outcome as JSON; if --detach is given without --wait: {pid, started}",
+    )
     return parser
+
+
+def print_started(started: Started, *, as_json: bool) -> None:
+    """Print the process id of a background process, and whether it was started now or already ran."""
+    print(json.dumps({"pid": started.pid, "started": started.is_new}) if as_json else started)
 
 
 def print_progress(line: str) -> None:

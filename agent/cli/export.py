@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import json
 import os
 import signal
 import socket
@@ -15,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent.cli.common import fail, print_progress
+from agent.cli.common import fail, print_progress, print_started
 from agent.exporter.defaults import COMPATIBLE, FRESH_S, MAX_HZ, MAX_WINDOW_S, SAMPLE_HZ, WINDOW_S
 from agent.exporter.web_config import WebConfig, WebConfigError, read_web_config
 from agent.run import background, lease
@@ -120,7 +119,7 @@ def _export(options: argparse.Namespace) -> int:
     if options.detach:
         arguments = _without_detach(sys.argv)
         started = background.start(arguments, options.detach, "exporter", wait_until_ready=True)
-        print(json.dumps({"pid": started.pid, "started": started.is_new}) if options.json else started)
+        print_started(started, as_json=options.json)
         return 0
     return _serve(options, gpus, web)
 

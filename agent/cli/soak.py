@@ -8,7 +8,7 @@ import os
 import sys
 from functools import partial
 
-from agent.cli.common import fail, print_progress, run_options
+from agent.cli.common import fail, print_progress, print_started, run_options
 from agent.exporter.live import Span
 from agent.launch import options as launch_options
 from agent.launch import stage as stages
@@ -114,7 +114,7 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
         started = background.start(arguments, options.run_dir, SOAK)
         starts.append(started.is_new)
         if not (options.looks and options.json):
-            print(started)
+            print_started(started, as_json=options.json)
 
     starts: list[bool] = []
     if not options.looks:

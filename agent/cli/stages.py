@@ -8,8 +8,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from agent.cli.common import fail
-from agent.cli.wait import wait_for_stage
+from agent.cli.common import fail, print_started
+from agent.cli.wait import NOT_FINISHED, wait_for_stage
 from agent.launch import options as launch_options
 from agent.launch import stage as stages
 from agent.launch.request import LaunchRequest
@@ -43,20 +43,18 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
 def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
     """Run a stage in this process, or with --detach in the background; return the exit code (75: another run holds the host).
 
-    In this process: if another process runs this stage on this host, wait until that process has ended. After the stage, if the
-    exit code is 0 and --results is given, copy the records to that directory.
-
-    In the background: start the process that does this, and return at once; with --wait, return when the stage has ended.
+    First wait until no other process runs this stage on this host. Afterwards, if the code is 0, copy the records to --results
+    (if given). With --detach, neither wait nor copy, but start the stage in the background; with --detach and --wait, then wait
+    until the stage has ended, and return NOT_FINISHED if it did not finish.
     """
     task = BENCHMARK if stage == BENCHMARK else GANG
     try:
         if options.detach:
             lease.renew(run.directory, run.plan)
-            code = _run_stage(options, run, stage, members)
-            return code if code or not options.wait else wait_for_stage(run, task)
+            return _run_stage(options, run, stage, members, task)
         with background.exclusive_task(run.directory, task):
             lease.renew(run.directory, run.plan, stage)
-            code = _run_stage(options, run, stage, members)
+            code = _run_stage(options, run, stage, members, task)
     except HeldError as held:
         return fail(str(held), lease.HELD)
     if code == 0:
@@ -64,8 +62,9 @@ def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Se
     return code
 
 
-def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
+def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str], task: str) -> int:
     number = getattr(options, "number", 0)
+    whole_run = run  # in a scaling study, with the plan of all cells
     try:
         if run.plan.study:
             run, stage = run.for_cell(number), CELL
@@ -82,11 +81,19 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
         print(note, file=sys.stderr if options.json else sys.stdout)
         if options.json:
             print_record(record, as_json=True)
-        return 0
+        return NOT_FINISHED if options.detach and options.wait and earlier.outcome != "finished" else 0
     if options.detach:
         arguments = [argument for argument in sys.argv if argument not in ("--detach", "--wait")]
-        print(background.start(arguments, run.directory, GANG if gang else stage))
-        return 0
+        started = background.start(arguments, run.directory, task)
+        if not options.wait:
+            print_started(started, as_json=options.json)
+            return 0
+        log = sys.stderr if options.json else sys.stdout
+        print(started, file=log)
+        code = wait_for_stage(whole_run, task, log)
+        if options.json:
+            print_record(whole_run.record(gang), as_json=True)
+        return code
     request = LaunchRequest(
         stage=planned,
         members=tuple(members),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import TextIO
 
 from agent.cli.common import fail
 from agent.run import background, lease
@@ -38,12 +39,15 @@ def _wait(options: argparse.Namespace) -> int:
     return wait_for_stage(run, options.stage)
 
 
-def wait_for_stage(run: HostRun, stage: str) -> int:
-    """Wait until a background stage ends, and print the end of its log, or for a soak also its progress.
+def wait_for_stage(run: HostRun, stage: str, log: TextIO | None = None) -> int:
+    """Wait until a background stage ends, and print its outcome; return 0 if it finished, otherwise NOT_FINISHED.
 
-    AFTER_DEADLINE_S after its deadline, end its process. Return 0 if the stage finished, otherwise NOT_FINISHED.
+    Args:
+        run: the run.
+        stage: name of the stage.
+        log: where the log of the background process is printed; default: standard output.
     """
-    print(background.wait(run.directory, stage, run.plan.stage(stage).longest_s + AFTER_DEADLINE_S))
+    print(background.wait(run.directory, stage, run.plan.stage(stage).longest_s + AFTER_DEADLINE_S), file=log)
     if stage == SOAK:
         from agent.soak.soak_run import format_progress  # imported here, because only a soak needs it
 

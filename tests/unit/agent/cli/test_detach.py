@@ -1,0 +1,61 @@
+"""`rackproof bench`, `launch` and `soak` with --detach print what they started, or with --wait how it ended."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from agent.cli.wait import NOT_FINISHED
+from agent.run.record import HostRun
+from schemas.records import to_json
+from tests import ROOT, builders
+
+PROGRAM = """
+import sys
+from rackproof import main as rackproof
+arguments, sys.argv = sys.argv[1:], ["-c", "print('the log')"]
+sys.exit(rackproof.main([*arguments, "--detach"]))
+"""
+"""`rackproof` with --detach. The background process prints a line and ends."""
+
+
+def begin(directory: Path, profile: str = "rehearsal") -> HostRun:
+    """Return a run of two hosts that form a gang."""
+    plan = builders.plan("h1", "h2", profile=profile)
+    return HostRun.begin(directory / "runs" / "r1", "h1", json.dumps(to_json(plan)))
+
+
+def rackproof(run: HostRun, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROGRAM, *arguments, f"--run-dir={run.directory}", "--host=h1"]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+@pytest.mark.parametrize(
+    ("verb", "profile"), [("bench", "rehearsal"), ("launch", "rehearsal"), ("soak", "soak-rehearsal")]
+)
+def test_start_of_a_background_process_is_printed_as_json(verb: str, profile: str, tmp_path: Path) -> None:
+    done = rackproof(begin(tmp_path, profile), verb, "--json")
+    assert done.returncode == 0
+    started = json.loads(done.stdout)
+    assert (started.keys(), started["started"]) == ({"pid", "started"}, True)
+
+
+def test_outcome_of_a_background_process_is_printed_as_json_and_its_log_on_standard_error(tmp_path: Path) -> None:
+    done = rackproof(begin(tmp_path), "bench", "--wait", "--json")
+    assert done.returncode == NOT_FINISHED
+    assert json.loads(done.stdout) == {"host": "h1", "observations": 0, "launches": []}
+    assert "benchmark started as process" in done.stderr
+    assert "the log\n" in done.stderr
+
+
+def test_wait_ends_at_once_if_the_stage_was_measured_in_the_foreground(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    run.append(launches=[replace(builders.launch("benchmark", ("h1",)), ranks=())])
+    done = rackproof(run, "bench", "--wait")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "it is not measured again" in done.stdout
