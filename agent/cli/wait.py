@@ -9,7 +9,9 @@ from typing import TextIO
 from agent.cli.common import fail
 from agent.run import background, lease
 from agent.run.record import HostRun, run_directory
+from schemas.records import Launch
 from schemas.stages import BENCHMARK, GANG, SOAK
+from schemas.times import epoch_seconds
 
 NOT_FINISHED = 3
 AFTER_DEADLINE_S = 90.0
@@ -42,6 +44,8 @@ def _wait(options: argparse.Namespace) -> int:
 def wait_for_stage(run: HostRun, stage: str, log: TextIO | None = None) -> int:
     """Wait until a background stage ends, and print its outcome; return 0 if it finished, otherwise NOT_FINISHED.
 
+    A gang may have several launches and probes, each in a background process. Only those of the last process count.
+
     Args:
         run: the run.
         stage: name of the stage.
@@ -55,7 +59,11 @@ def wait_for_stage(run: HostRun, stage: str, log: TextIO | None = None) -> int:
         print(format_progress(soak) if soak else "no soak was run")
         return 0 if soak and soak.ended and not soak.reason else NOT_FINISHED
     gang = run.host.gang if stage == GANG else ""
-    launches = [launch for launch in run.record(gang).launches if gang or launch.stage == stage]
+    launches = [
+        launch
+        for launch in run.record(gang).launches
+        if (_end_of(launch) >= background.started_at(run.directory, stage) if gang else launch.stage == stage)
+    ]
     finished = bool(launches) and launches[-1].outcome == "finished"
     state = lease.state_directory(run.directory)
     if other := lease.held_by_other(state, run.plan.run_id, run.plan.nonce):
@@ -63,3 +71,8 @@ def wait_for_stage(run: HostRun, stage: str, log: TextIO | None = None) -> int:
     elif not finished and stage == BENCHMARK:  # the run is over on this host, so other runs may use the host
         lease.release(state, run.plan.run_id, run.plan.nonce)
     return 0 if finished else NOT_FINISHED
+
+
+def _end_of(launch: Launch) -> float:
+    """Return when the launch ended, in seconds since 1970-01-01."""
+    return epoch_seconds(launch.began) + launch.duration_s

@@ -152,7 +152,7 @@ def wait(directory: Path, name: str, deadline_s: float) -> str:
             None,
             f"{name} was not started in {directory}: start it with --detach, or give the --run-dir in which it was started",
         )
-    deadline = (directory / f"{name}.pid").stat().st_mtime + deadline_s
+    deadline = started_at(directory, name) + deadline_s
     reasons = []
     while _running_pid(directory, name):
         if time.time() > deadline:
@@ -175,6 +175,11 @@ def _why_unwritable(directory: Path) -> Iterator[str]:
         status.f_favail == 0 < status.f_files
     ):
         yield f"{directory}: {os.strerror(errno.ENOSPC)}"
+
+
+def started_at(directory: Path, name: str) -> float:
+    """Return when the process of this name was started in the directory, in seconds since 1970-01-01."""
+    return (directory / f"{name}.pid").stat().st_mtime
 
 
 def is_running(directory: Path, name: str) -> bool:

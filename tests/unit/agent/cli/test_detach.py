@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli.wait import NOT_FINISHED
+from agent.cli.wait import NOT_FINISHED, wait_for_stage
 from agent.run.record import HostRun
 from schemas.records import to_json
+from schemas.times import utc_now
 from tests import ROOT, builders
 
 PROGRAM = """
@@ -51,6 +52,16 @@ def test_outcome_of_a_background_process_is_printed_as_json_and_its_log_on_stand
     assert json.loads(done.stdout) == {"host": "h1", "observations": 0, "launches": []}
     assert "benchmark started as process" in done.stderr
     assert "the log\n" in done.stderr
+
+
+def test_gang_whose_supervisor_was_killed_is_not_finished_although_its_probe_was(tmp_path: Path) -> None:
+    run = begin(tmp_path)
+    probe = replace(builders.launch("probe", ("h1", "h2")), ranks=(), number=1)
+    run.append(run.host.gang, launches=[probe])
+    done = rackproof(run, "launch", "--number=2", "--wait")  # the background process ends before it records anything
+    assert done.returncode == NOT_FINISHED
+    run.append(run.host.gang, launches=[replace(probe, stage="gang", number=2, began=utc_now())])
+    assert wait_for_stage(run, "gang") == 0
 
 
 def test_wait_ends_at_once_if_the_stage_was_measured_in_the_foreground(tmp_path: Path) -> None:
