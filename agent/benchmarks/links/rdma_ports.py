@@ -53,6 +53,8 @@ class RdmaPort:
     """Processors near the adapter; empty if unknown."""
     unusable: str = ""
     """Why the port is not measured; empty if it is measured."""
+    is_active: bool = True
+    """Whether it has a link that can transfer data."""
     can_connect: bool = True
     """Whether perftest can connect the port's queue pairs; false for adapters for iWARP and EFA."""
 
@@ -89,8 +91,10 @@ def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, faste
             "RoCE ports are measured only if the inventory states rackproof_fabric_gbps or rackproof_infiniband_ports, "
             "and NCCL_IB_DISABLE is 0 or not set"
         )
-    if not port.rate:
+    if not port.is_active:
         return "the port has no link"
+    if not port.rate:
+        return "the port is active, but its rate cannot be read"
     if port.rate < LEAST_SHARE * fastest:
         return "not a port of the fabric: it has less than half the rate of the fastest port"
     return "the port has no RoCE v2 address" if port.gid_index < 0 else ""
@@ -132,8 +136,10 @@ def _wrong_kind(kind: str) -> str:
 
 
 def _port(hca: str, device: Path, path: Path) -> RdmaPort:
-    layer, has_link = _text(path / "link_layer"), _text(path / "phys_state").endswith("LinkUp")
-    is_active = has_link and _text(path / "state").endswith("ACTIVE")
+    layer, state, physical = (_text(path / name) for name in ("link_layer", "state", "phys_state"))
+    has_link = physical.endswith("LinkUp")
+    is_active = has_link and state.endswith("ACTIVE")
+    unusable = "the link is up, but no subnet manager has activated it" if has_link and not is_active else ""
     index, kind = _gid(path) if layer == ROCE else (0, "IB")
     pci_path = _pci_path(device)
     adapter = pci_path.rpartition("/")[2] or _text(path / "gid_attrs/ndevs/0") or hca
@@ -150,7 +156,8 @@ def _port(hca: str, device: Path, path: Path) -> RdmaPort:
         numa_node=node if node.isdecimal() else "unknown",
         pci_path=pci_path,
         cpus=_cpus(_text(device / "local_cpulist")),
-        unusable="the link is up, but no subnet manager has activated it" if has_link and not is_active else "",
+        unusable=unusable if state and physical else "the state of the port cannot be read",
+        is_active=is_active,
     )
 
 

@@ -66,6 +66,8 @@ def test_port_has_rail_rate_numa_node_and_path(tmp_path: Path) -> None:
     [
         ({"state": "1: DOWN", "link": "3: Disabled"}, "no link"),
         ({"state": "2: INIT"}, "no subnet manager"),
+        ({"state": ""}, "the state of the port cannot be read"),
+        ({"link": ""}, "the state of the port cannot be read"),
         ({"rate": "100 Gb/sec (4X EDR)"}, "less than half"),
         ({"layer": "Ethernet"}, "it is Ethernet"),
         ({"layer": "Unknown"}, "link layer of the port is Unknown"),
@@ -143,7 +145,7 @@ def test_files_with_garbage_give_a_reason(tmp_path: Path) -> None:
     add_adapter(tmp_path, "mlx5_0", "15", rate="\x00fast", link="LinkUp")
     write(tmp_path / "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/local_cpulist", "all")
     (port,) = fabric_ports(True, tmp_path)
-    assert (port.rate, port.cpus, port.unusable) == (0.0, (), "the port has no link")
+    assert (port.rate, port.cpus, port.unusable) == (0.0, (), "the port is active, but its rate cannot be read")
 
 
 def ports(root: Path, *buses: str) -> list[RdmaPort]:
