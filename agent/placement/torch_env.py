@@ -81,11 +81,9 @@ def _missing_variables(environment: Mapping[str, str], placement: RankPlacement 
     """
     missing = [name for name in REQUIRED if not environment.get(name)]
     if missing:
-        given = ", ".join(name for name in REQUIRED if name in environment)
-        raise PlacementError(
-            f"{given} is set but {', '.join(missing)} is not: start this command with torchrun, "
-            f"or set all of {', '.join(REQUIRED)}"
-        )
+        given = ", ".join(name for name in REQUIRED if environment.get(name))
+        problem = f"{given} is set but {', '.join(missing)} is not" if given else "RANK or WORLD_SIZE is empty"
+        raise PlacementError(f"{problem}: start this command with torchrun, or set all of {', '.join(REQUIRED)}")
     rank, size = (read_number(environment, name, "torchrun") for name in ("RANK", "WORLD_SIZE"))
     _check_port(environment["MASTER_PORT"])
     if rank >= size:
@@ -97,7 +95,7 @@ def _missing_variables(environment: Mapping[str, str], placement: RankPlacement 
             f"RANK and WORLD_SIZE are {rank} and {size}, but {PROGRAMS[placement.launcher]} set {placement.rank} and "
             f"{placement.size}: two launchers started this process; unset RANK and WORLD_SIZE, or use only one launcher"
         )
-    return {key: value for key, value in _from_placement(placement, environment).items() if key not in environment}
+    return {key: value for key, value in _from_placement(placement, environment).items() if not environment.get(key)}
 
 
 def _from_placement(placement: RankPlacement, environment: Mapping[str, str]) -> dict[str, str]:

@@ -186,7 +186,7 @@ def test_ranks_get_the_variables_of_torch() -> None:
         "ranks of torchrun under mpirun must keep torchrun's variables"
     )
     consistent = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
-    assert torch_env.torch_variables(open_mpi(3, 4, 1) | consistent) == {
+    assert torch_env.torch_variables(open_mpi(3, 4, 1) | consistent | {"LOCAL_RANK": ""}) == {
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "1",
@@ -200,6 +200,8 @@ WRONG_RANK_VARIABLES = [
     (open_mpi(MASTER_ADDR="a", MASTER_PORT="99999"), "MASTER_PORT is '99999'"),
     (open_mpi(rank=2, local_rank=1, MASTER_ADDR="a"), "mpirun --map-by slot"),
     ({"RANK": "0"}, "RANK is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"),
+    ({"RANK": "", "WORLD_SIZE": "2"}, "WORLD_SIZE is set but RANK, MASTER_ADDR, MASTER_PORT is not"),
+    ({"RANK": ""}, "RANK or WORLD_SIZE is empty: start this command with torchrun"),
     ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "99999"}, "MASTER_PORT is '99999'"),
     ({"RANK": "2", "WORLD_SIZE": "2", **RENDEZVOUS}, "RANK is 2 and WORLD_SIZE is 2"),
     ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers started this process"),
