@@ -48,8 +48,9 @@ def parse_neighbor(node_info: str, node_description: str) -> Neighbor | Absent:
     """Return the neighbor from the output of `smpquery nodeinfo` and `smpquery nodedesc`. Raises ValueError or KeyError."""
     fields = dict(_FIELD.findall(node_info))
     name = switch_name(dict(_FIELD.findall(node_description))["Node Description"])
-    if fields["NodeType"] != "Switch":
-        return Absent.error(f"the neighbor is an adapter ({name or 'without a name'}), not a switch")
+    if (kind := fields["NodeType"]) != "Switch":
+        words = {"Channel Adapter": "an adapter", "Router": "a router"}.get(kind, f"of type {clean_text(kind)}")
+        return Absent.error(f"the neighbor is {words} ({name or 'without a name'}), not a switch")
     guid, port = fields["Guid"].lower(), int(fields["LocalPort"])
     if not _GUID.fullmatch(guid) or not 0 < port < 255:
         raise ValueError(f"invalid GUID or port: GUID {guid}, port {port}")

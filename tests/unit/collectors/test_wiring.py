@@ -367,6 +367,13 @@ def test_each_cable_of_a_captured_fabric_is_parsed() -> None:
     assert "Mellanox Technologies Aggregation Node" in {cable[-1] for cable in cables}
 
 
+@pytest.mark.parametrize(("kind", "words"), [("Router", "a router"), ("7", "of type 7")])
+def test_neighbor_that_is_neither_switch_nor_adapter_is_named(kind: str, words: str) -> None:
+    answer = NODE_INFO.format(kind=kind, guid="0x0002c90300000001", port=1)
+    reason = f"the neighbor is {words} (edge1), not a switch"
+    assert parse_neighbor(answer, node_description("edge1")) == Absent.error(reason)
+
+
 @pytest.mark.parametrize(
     ("description", "expected"),
     [
