@@ -25,6 +25,8 @@ _MEMBER = re.compile(r"(\S+)\[\d+\]((?:\([A-Z]\))*)")
 _FLAG = re.compile(r"\([A-Z]\)")
 _COUNTS = re.compile(r"\[(\d+)/(\d+)\] \[([U_]+)\]")
 
+_REBUILDING = Absent.error("members are being rebuilt, and /proc/mdstat does not show which ones")
+
 MappedDevice = tuple[str, str, Mapping[str, bool | Absent]]
 """Name, kind (`raid`, `mirror` or `multipath`) and members of a device-mapper device. Members: name -> whether it works."""
 
@@ -35,22 +37,22 @@ class Array:
 
     works: bool = True
     missing: int | None = None
-    """Number of missing members; None if the array has no redundancy, or if the number is not reported."""
-    members: dict[str, bool] = field(default_factory=dict)
+    """Number of missing members; None if the array has no redundancy, or the source does not report it."""
+    members: dict[str, bool | Absent] = field(default_factory=dict)
     """Disk, or `slotN` or `emptyN` for an empty slot -> whether it is in sync.
 
-    /proc/mdstat shows only whether a disk has failed. If the members come from /proc/mdstat, each disk that has not failed counts
-    as in sync.
+    /proc/mdstat shows only which disks have failed, and how many are in sync. If the members are read from it and it has more
+    other disks than are in sync, it is unknown which of them are in sync.
     """
 
     def add_empty(self, slots: list[int], failed: int) -> None:
         """Add the empty slots as members that are not in sync.
 
         Args:
-            slots: numbers of the slots without a working member.
-            failed: number of failed members whose slots are unknown. They are already in `members` by disk name, so this number
-                of `slots` is not added. Because it is unknown which slots are theirs, the added slots are named `empty1`,
-                `empty2` and so on. If `failed` is 0, all slots are added and named `slotN`, with N the number of the slot.
+            slots: numbers of the empty slots. They become `slotN`. If some of them may be slots of failed members, they become
+                `empty1`, `empty2` …
+            failed: number of failed and rebuilding members whose slots are unknown. They are already listed by name, so this
+                number of slots is not added.
         """
         if failed:
             self.members |= {f"empty{number}": False for number in range(1, len(slots) - failed + 1)}
@@ -62,10 +64,12 @@ def parse_mdstat(text: str) -> dict[str, Array]:
     """Return the arrays in /proc/mdstat by name."""
     arrays: dict[str, Array] = {}
     current: Array | None = None
+    replacements: set[str] = set()
     for line in text.splitlines():
         if head := _HEAD.match(line):
             disks = _MEMBER.findall(head[3])
-            members = {
+            replacements = {disk for disk, flags in disks if "(R)" in flags}
+            members: dict[str, bool | Absent] = {
                 disk: "(F)" not in flags for disk, flags in disks if not {"(S)", "(J)"} & {*_FLAG.findall(flags)}
             }
             current = arrays[head[1]] = Array(works=head[2] == "active", members=members)
@@ -74,7 +78,12 @@ def parse_mdstat(text: str) -> dict[str, Array]:
             if counts := _COUNTS.search(line):
                 current.missing = int(counts[1]) - int(counts[2])
                 empty = [slot for slot, state in enumerate(counts[3]) if state == "_"]
-                current.add_empty(empty, sum(not in_sync for in_sync in current.members.values()))
+                # The replacement of a disk (R) has no slot of its own.
+                working = [disk for disk, in_sync in current.members.items() if in_sync and disk not in replacements]
+                failed = sum(not in_sync for in_sync in current.members.values())
+                rebuilding = max(0, len(working) - int(counts[2]))
+                current.members |= dict.fromkeys(working, _REBUILDING) if rebuilding else {}
+                current.add_empty(empty, failed + rebuilding)
     return arrays
 
 

@@ -65,7 +65,11 @@ LOST_MDSTAT = {
     "raid1, second member removed": ("active raid1 sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"slot1"}),
     "raid1, first member removed": ("active raid1 sdb1[1]", "blocks super 1.2 [2/1] [_U]", 1, {"slot0"}),
     "raid1, being rebuilt": ("active raid1 sdc1[2] sda1[0]", "blocks super 1.2 [2/1] [U_]\n      [=>..]  recovery =  7.4% (1/9)",
-                             1, {"slot1"}),
+                             1, set()),
+    "raid6, one member removed and another being rebuilt": (
+        "active raid6 sde1[4] sdb1[1] sda1[0]", "blocks super 1.2 level 6, 512k chunk, algorithm 2 [4/2] [UU__]", 2, {"empty1"}),
+    "raid1, member removed, another being replaced": (
+        "active raid1 sdd1[3](R) sdb1[1] sda1[0]", "blocks super 1.2 [3/2] [UU_]", 1, {"slot2"}),
     "raid1, member removed, read-only until the first write": (
         "active (auto-read-only) raid1 sda1[0]", "blocks super 1.2 [2/1] [U_]", 1, {"slot1"}),
     "raid5, member failed": ("active raid5 sdc1[3] sdb1[1](F) sda1[0]",
@@ -104,6 +108,17 @@ def test_lost_member_in_mdstat_is_named(
     assert lost(observed) == {name if "=" in name else f"array=md0,member={name}" for name in names}
     if missing is not None:
         assert observed["storage.array.missing array=md0"] == missing
+
+
+def test_member_that_is_being_rebuilt_is_unknown_in_mdstat_and_not_in_sync_in_sysfs(tmp_path: Path) -> None:
+    head, body, *_ = LOST_MDSTAT["raid1, being rebuilt"]
+    files = {"proc/mdstat": mdstat(head, body)}
+    observed = readings(write(tmp_path / "mdstat", files))
+    names = [f"storage.array.member_in_sync array=md0,member={name}" for name in ("sda1", "sdc1")]
+    unknown = Absent.error("members are being rebuilt, and /proc/mdstat does not show which ones")
+    assert {name: value for name, value in observed.items() if "member" in name} == dict.fromkeys(names, unknown)
+    files |= array("raid1", {"sda1": "in_sync 0", "sdc1": "spare 1"}, slots=2, degraded=1)
+    assert lost(readings(write(tmp_path / "sysfs", files))) == {"array=md0,member=sdc1"}
 
 
 def array(
