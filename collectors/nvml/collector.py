@@ -16,7 +16,7 @@ from collectors.nvml.calls import ResetRequired, call, decode, gpu_count, open_n
 from collectors.nvml.denials import Denials, replace_denied
 from collectors.nvml.gpm import GpmCounters
 from collectors.nvml.gpu import NvmlGpu
-from collectors.nvml.links import PER_LINK
+from collectors.nvml.links import ACTIVE, PER_LINK
 from collectors.nvml.peers import peer_paths
 from collectors.nvml.readings import (
     Sample,
@@ -32,7 +32,8 @@ GPU_DEADLINE_S = 5.0
 """Time limit for reading all GPUs. A GPU that does not answer within it is reported as an error, without an effect on the other
 GPUs. A healthy GPU takes milliseconds."""
 PEERS_DEADLINE_S = 2.0
-"""Time limit for reading the paths between all GPUs."""
+PEERS_REFRESH_S = 300.0
+"""Age at which the paths between the GPUs are read again, because the state of the fabric may have changed."""
 PAUSES_S = (0.1, 0.3, 1.0)
 """Pauses before repeated reads, in seconds. As long as a GPU denies a reading that its model has (`collectors.nvml.denials`), the
 collector waits for the next of these pauses and reads all GPUs again."""
@@ -45,6 +46,9 @@ HOST_KINDS = {
 
 PeerPaths = list[tuple[int, str | Absent]]
 """For each other GPU: its NVML index, and the path to it or why the path is not known."""
+
+PeerKey = Mapping[int, tuple[str, list[Sample]]]
+"""Index of a GPU -> its UUID and the states of its NVLinks."""
 
 
 @dataclass(kw_only=True)
@@ -98,7 +102,8 @@ class NvmlCollector:
         self._cache: dict[int, CachedGpu] = {}
         self._stuck: dict[int, PendingCall[GpuReadings]] = {}
         self._stuck_peers: dict[int, PendingCall[PeerPaths]] = {}
-        self._peers: tuple[Mapping[int, str], Family] | None = None
+        self._peers: tuple[PeerKey, float, Family] | None = None
+        """The paths between the GPUs, what they were read for, and when."""
         self._open_count = 0
 
     def collect(self) -> Iterable[Family]:
@@ -211,11 +216,15 @@ class NvmlCollector:
     def _peer_family(self, results: Mapping[int, GpuReadings]) -> Family:
         """Return the paths between the GPUs.
 
-        Except for a full snapshot, paths that were all read once are not read again until the GPUs or their indices change.
+        They are cached for PEERS_REFRESH_S after a complete read of the same GPUs with the same states of their NVLinks.
         """
-        uuids = {index: result.labels.get("uuid", "") for index, result in results.items()}
-        if not self._full_snapshot and self._peers and self._peers[0] == uuids:
-            return self._peers[1]
+        key = {
+            index: (result.labels.get("uuid", ""), [sample for sample in result.samples if sample[0] == ACTIVE.name])
+            for index, result in results.items()
+        }
+        now = time.monotonic()
+        if not self._full_snapshot and self._peers and self._peers[0] == key and now - self._peers[1] < PEERS_REFRESH_S:
+            return self._peers[2]
         family = Family(name="gpu.peer.link", unit="1", help="Path between two GPUs", varies=True)
         gpus = {index: result.gpu for index, result in results.items()}
         rows = call_with_deadline(
@@ -225,8 +234,9 @@ class NvmlCollector:
             paths = [(peer, row) for peer in gpus if peer != index] if isinstance(row, Absent) else row
             for peer, path in paths:
                 family.add({**results[index].labels, "peer": str(peer)}, path)
-        is_complete = all(uuids.values()) and not any(isinstance(path, Absent) for _, path in family.readings)
-        self._peers = (uuids, family) if is_complete else None
+        has_uuids = all(uuid for uuid, _ in key.values())
+        is_complete = has_uuids and not any(isinstance(path, Absent) for _, path in family.readings)
+        self._peers = (key, now, family) if is_complete else None
         return family
 
 

@@ -1487,6 +1487,30 @@ def test_exporter_reads_link_counters_in_the_background(library: Path, tmp_path:
     )
 
 
+CACHED_PATHS = """
+import json, sys
+from pathlib import Path
+from collectors.nvml import NvmlCollector
+from collectors.nvml import collector as module
+scenario, paths = Path(sys.argv[1]), []
+collector = NvmlCollector([0, 1], keep_open=True)
+healthy, link_down = scenario.read_text(), "gpu.0.NvLinkState.3=0\\n"
+no_fabric = "gpu.0.P2PStatus.1.2=5\\ngpu.0.TopologyCommonAncestor.1=40\\n"
+for refresh_s, line in ((300.0, no_fabric), (300.0, ""), (0.0, ""), (300.0, link_down)):
+    module.PEERS_REFRESH_S = refresh_s
+    scenario.write_text(healthy + line)
+    (family,) = (family for family in collector.collect() if family.name == "gpu.peer.link")
+    paths.append(dict((labels["gpu"], path) for labels, path in family.readings)["0"])
+print(json.dumps(paths))
+"""
+
+
+def test_exporter_reads_paths_again_if_a_link_goes_down_or_they_are_old(library: Path, tmp_path: Path) -> None:
+    scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
+    reported = nvml.python(["-c", CACHED_PATHS, scenario], library, scenario)
+    assert json.loads(reported) == ["NODE", "NODE", "NV18", "NV17"]
+
+
 def test_slow_readings_that_were_not_requested_for_long_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[float] = []
     now = [1000.0]
