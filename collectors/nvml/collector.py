@@ -38,7 +38,7 @@ PAUSES_S = (0.1, 0.3, 1.0)
 """Pauses before repeated reads, in seconds. As long as a GPU denies a reading that its model has (`collectors.nvml.denials`), the
 collector waits for the next of these pauses and reads all GPUs again."""
 HOST_KINDS = {
-    "gpu.count": ("1", "GPUs that the driver reports"),
+    "gpu.count": ("1", "Selected GPUs (default: all) that the driver reports"),
     "driver.version": ("1", "NVIDIA driver version"),
     "driver.cuda_version": ("1", "Newest CUDA version that the driver supports"),
     "driver.confidential_compute": ("1", "Confidential computing is on"),
