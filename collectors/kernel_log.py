@@ -108,9 +108,9 @@ def read_log(path: Path = KMSG, commands: Sequence[Sequence[str]] = COMMANDS) ->
             reason = f"{error.strerror}; neither {tried} returned the kernel log" if tried else error.strerror
             raise OSError(error.errno, reason, str(path)) from error
         return Log(lines=lines, complete=reaches_boot(lines[0]))
-    if ring.complete:
-        return Log(lines=lines, complete=True)
-    oldest = uptime(ring.first)
+    oldest = timestamp(ring.first)
+    if ring.complete or oldest is None:  # without a time, it is unknown which records are older
+        return Log(lines=lines, complete=ring.complete)
     before = [line for line in _command_lines(commands) if uptime(line) < oldest]
     return Log(lines=before + lines, complete=bool(before) and reaches_boot(before[0]) and not ring.missed)
 
@@ -153,13 +153,13 @@ def timestamp(line: str) -> float | None:
 
 
 def reaches_boot(first: str) -> bool:
-    """Return whether a log with this first line reaches back to the boot.
+    """Return whether a log with this first line reaches back to the boot: it is record 0, or at most BOOT_S after the boot.
 
-    The line must have the sequence number 0, or, if it has no sequence number, be logged at most BOOT_S after boot.
+    A line without a time since boot, such as one with a date, does not show it.
     """
     if record := re.match(r"\d+,(\d+),\d+,", first):
         return record.group(1) == "0"
-    return uptime(first) <= BOOT_S
+    return (seconds := timestamp(first)) is not None and seconds <= BOOT_S
 
 
 def messages(line: str) -> list[str]:

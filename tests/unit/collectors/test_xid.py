@@ -281,6 +281,15 @@ def test_full_snapshot_adds_overwritten_records_from_the_journal_once(tmp_path: 
     assert result["xid.log_complete"] == {"host": True}
 
 
+def test_log_with_dates_does_not_show_that_it_reaches_back_to_the_boot(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text("Nov 20 14:03:20 gpu-7 kernel: NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")
+    for full_snapshot in (False, True):
+        result = read(log, journal_command(tmp_path, *JOURNAL), full_snapshot=full_snapshot)
+        assert result["xid.count"] == {"pci=0000:4c:00.0,xid=48": 1}
+        assert result["xid.log_complete"] == {"host": False}
+
+
 def test_scrape_starts_no_process(tmp_path: Path) -> None:
     log, trace = tmp_path / "kmsg", tmp_path / "started"
     log.write_text(LATER_LINE)
