@@ -27,5 +27,4 @@ CONFIG
 # Open MPI 4 reads the options of ssh from the first variable, Open MPI 5 from the second.
 export OMPI_MCA_plm_rsh_args="-F $work/config"
 export PRTE_MCA_plm_ssh_args="-F $work/config"
-export RACKPROOF_SSH_CONFIG="$work/config"
 exec "$@"
