@@ -32,6 +32,7 @@ GPU_DEADLINE_S = 5.0
 """Time limit for reading all GPUs. A GPU that does not answer within it is reported as an error, without an effect on the other
 GPUs. A healthy GPU takes milliseconds."""
 PEERS_DEADLINE_S = 2.0
+"""Time limit for reading the paths between all GPUs."""
 PEERS_REFRESH_S = 300.0
 """Age at which the paths between the GPUs are read again, because the state of the fabric may have changed."""
 PAUSES_S = (0.1, 0.3, 1.0)

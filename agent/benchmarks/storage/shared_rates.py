@@ -46,7 +46,7 @@ class SharedRates:
         """Operation -> (number of clients, whether all hosts were to take part) -> total bandwidth of these clients in B/s."""
         self._written: list[fio.FioResult] = []
         self._rounds: list[dict[str, Any]] = []
-        """For each round in which all clients read: reader -> rate, and owner of the file."""
+        """For each round in which all clients read: reader -> `rate` in B/s, and `owner` of the file that it read."""
         self._is_readable = False
         """Whether every job of this host wrote a whole block in the last round of writing."""
         # A quarter of the free space is for the files of all hosts, and another quarter for the shards of their checkpoint.
