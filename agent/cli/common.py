@@ -27,8 +27,6 @@ def run_options() -> argparse.ArgumentParser:
         action="store_true",
         help="with --detach: then wait until the stage has ended, as `rackproof wait` does",
     )
-    parser.add_argument("--detach", action="store_true", help="return at once; `rackproof wait` waits for the end")
-    parser.add_argument("--wait", action="store_true", help="with --detach: wait for the end like `rackproof wait`")
     parser.add_argument(
         "--json",
         action="store_true",
