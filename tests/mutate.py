@@ -1,12 +1,16 @@
-"""Run mutation tests of the judge, the plan and the supervisor: each mutant changes one detail of the code, and a test must fail.
+"""Run mutation tests: change one detail of the code (the changed code is a mutant), and check that a test then fails.
 
-    make mutate                                     # a sample from all files
+The mutated code is that of the judge (compares figures with criteria), of the plan (which host runs what) and of the supervisor
+(the agent's process that launches the ranks of a host). SCOPES lists the files.
+
+    make mutate                                     # 100 random mutants of each file
     .venv/bin/python -m tests.mutate plan           # every mutant of the planning code
     .venv/bin/python -m tests.mutate fleet/judge/evaluate.py
 
-No file is modified. pytest collects the tests once. For each mutant a forked process replaces the code of the changed file's
-functions in memory and runs the tests that execute the changed line, the fastest first, until one fails or the time limit is
-reached. Programs that a test starts run the original code.
+No file is modified. pytest collects the tests once. First each test runs with the original code, to record the lines that it
+executes. Then, for each mutant, a forked process replaces the functions of the changed file in memory, and runs the tests that
+execute the changed line, the fastest first. The mutant is detected if a test fails, or if the tests take MAX_EXTRA_S longer than
+with the original code. If a test starts another program, that program runs the original code.
 
 A mutant of the supervisor may kill arbitrary processes. Each of these mutants therefore runs in its own PID namespace, which
 needs root: the mutant cannot kill processes outside the namespace, and the processes that it leaves end with the namespace.
@@ -14,10 +18,11 @@ needs root: the mutant cannot kill processes outside the namespace, and the proc
 Not mutated, because no test needs to detect a change:
 - code that runs at import (constants, tables, default arguments): only function bodies are mutated;
 - text for people: f-strings, and string constants with a space;
-- `<`, `<=`, `>` and `>=` in comparisons with `time.monotonic()`: no test can make both sides equal;
-- `strict=` of zip, which is an assertion about the code itself;
-- `return False`, `return ""` and `return 0` to `return None`: None is false too, and mypy would report the change. Instead, the
-  constant is changed (for example to `return True`).
+- `<`, `<=`, `>` and `>=` if one side is just `time.monotonic()`: to swap `<` and `<=` matters only if both sides are equal, and
+  no test can make them equal;
+- the argument `strict=` of `zip`: as long as the code is right, it has no effect;
+- the statements `return False`, `return ""` and `return 0` are not replaced by `return None`: None is false too, and mypy would
+  report it. Instead, the constant is changed (for example to `return True`).
 """
 
 from __future__ import annotations
@@ -56,18 +61,22 @@ class MutationScope:
     """Code to mutate, and the tests that must detect the mutants."""
 
     targets: tuple[str, ...]
-    """Files, or `FILE:FUNCTION`."""
+    """What to mutate: `FILE` (all its functions) or `FILE:FUNCTION`."""
     tests: tuple[str, ...]
-    """Fast test files of tests/unit, without `.py`. Tests that start real launches or judge whole fleets take too long."""
+    """Paths of fast test files, relative to tests/unit and without `.py`.
+
+    Files whose tests launch real ranks or judge whole fleets are left out, because they take too long."""
     min_score: float
-    """Smallest share of mutants that tests must detect."""
+    """Share of the mutants (0 to 1) that the tests must at least detect."""
     ends_processes: bool = False
     """Whether a mutant may kill arbitrary processes, so that it needs its own PID namespace."""
 
     def chosen(self, name: str, wanted: list[str]) -> list[str]:
-        """Return all targets of this scope if `name`, the name of the scope, is in `wanted`.
+        """Return what to mutate in this scope: all its targets if `wanted` names the scope, else the matching part of `wanted`.
 
-        Otherwise return the files and functions in `wanted` that are in a file of this scope.
+        Args:
+            name: name of this scope.
+            wanted: scopes, files and functions from the command line. A file or function matches if its file is in the scope.
         """
         files = {target.partition(":")[0] for target in self.targets}
         return (
@@ -76,7 +85,10 @@ class MutationScope:
 
 
 def _tests_in(folder: str, without: tuple[str, ...] = ()) -> Iterator[str]:
-    """Yield the test files in a folder of tests/unit, without `.py`, except those named in `without`, which take too long."""
+    """Yield the paths of the test files in a folder of tests/unit, relative to tests/unit and without `.py`.
+
+    Files whose names are in `without` are left out, because their tests take too long.
+    """
     for path in sorted((ROOT / "tests" / "unit" / folder).rglob("test_*.py")):
         if path.stem not in without:
             yield str(path.relative_to(ROOT / "tests" / "unit").with_suffix(""))
@@ -118,18 +130,20 @@ SCOPES = {
     ),
 }  # fmt: skip
 MAX_TEST_CPU_S = 6.0
-"""Limit of CPU time for a test under line tracing. A slower test is not used: it would run for every surviving mutant."""
+"""Limit of CPU time for a test while the lines that it executes are traced. A slower test is not used: it would run for every
+mutant of these lines that no faster test detects."""
 MAX_TEST_WALL_S = 8.0
-"""Limit of elapsed time for a test under line tracing."""
+"""Limit of elapsed time for a test while its lines are traced. A slower test is not used."""
 MAX_EXTRA_S = 15.0
-"""A mutant with which the tests take this many seconds longer probably loops endlessly, so it counts as detected."""
+"""If the tests take this many seconds longer with a mutant, the mutant probably loops endlessly, so it counts as detected."""
 MAX_FILE_S = 400.0
-"""Limit of elapsed time for all tests of a file under line tracing."""
+"""Limit of elapsed time for all tests of one test file while their lines are traced. If they take longer, none is used."""
 MAX_TESTS_S, MAX_SUPERVISOR_TESTS_S = 30.0, 60.0
-"""Limit of the total time of the tests for one mutant, measured under line tracing. Tests of the supervisor get a higher limit,
-because they mostly wait."""
+"""Of the tests that execute a line, the fastest are used whose times, measured while tracing, add up to at most this. Tests of
+the supervisor get a higher limit, because they mostly wait."""
 MAX_TRACED_CALLS, MAX_SUPERVISOR_TRACED_CALLS = 200, 2000
-"""Number of calls of each function that are traced in one test. A supervisor calls some functions again and again."""
+"""In each test, the lines of a function are traced only in its first calls, as many as this. The supervisor gets a higher limit,
+because it calls some functions again and again."""
 CLONE_NEWNS, CLONE_NEWPID, MS_REC, MS_PRIVATE, PR_SET_PDEATHSIG = 0x20000, 0x20000000, 0x4000, 0x40000, 1
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -143,19 +157,22 @@ NAMES = {"any": "all", "all": "any", "min": "max", "max": "min", "sorted": "list
 
 @dataclass(frozen=True, kw_only=True)
 class Mutant:
-    """One change to a file. `number`: index of the node in `_changeable`; `kind`: index of the change in `_changes`."""
+    """One change to a node of the syntax tree of a file."""
 
     file: str
     line: int
+    """First line on which the node executes (see `_line`)."""
     last_line: int
-    """Last line of the node; if the node has a condition, last line of the condition.
+    """Last line of the node or, if the node has a condition, of the condition (see `_last_line`).
 
-    A tracer reports an `if` whose condition has several lines only on the lines of the condition."""
+    If the condition of an `if` has several lines, a tracer may report only lines after the first."""
     statement: int
     """First line of the statement that contains the node. For a constant that the compiler folds, a tracer reports only
     this line."""
     number: int
+    """Index of the node among those that `_changeable` yields."""
     kind: int
+    """Index of the change in the list that `_changes` returns for the node."""
 
     def apply(self) -> tuple[ast.Module, str]:
         """Return the changed module, and a description of the change."""
@@ -168,7 +185,7 @@ class Mutant:
 
 
 def mutants(target: str) -> list[Mutant]:
-    """Return every mutant of a file (`FILE`), or of all functions in the file that have this name (`FILE:NAME`)."""
+    """Return every mutant of a file (`FILE`), or of all functions and methods called NAME in it (`FILE:NAME`)."""
     file, _, name = target.partition(":")
     tree = ast.parse((ROOT / file).read_text())
     within = [
@@ -177,7 +194,7 @@ def mutants(target: str) -> list[Mutant]:
         if isinstance(node, ast.FunctionDef) and node.name == name
     ]
     if name and not within:
-        raise SystemExit(f"{file} has no function {name}: it was moved or renamed; correct the target")
+        raise SystemExit(f"{file} has no function {name}; correct SCOPES or the command line")
     return [
         Mutant(file=file, line=line, last_line=_last_line(node), statement=statement, number=number, kind=kind)
         for number, (node, _, statement) in enumerate(_changeable(tree))
@@ -187,12 +204,18 @@ def mutants(target: str) -> list[Mutant]:
 
 
 def _line(node: Any) -> int:
-    """Return the first line on which a node executes: for a comprehension, that of its conditions, if any, or of its iterable."""
+    """Return the first line on which a node executes.
+
+    For a comprehension this is the line of its first condition or, without a condition, of its iterable.
+    """
     return int(_line(node.ifs[0] if node.ifs else node.iter) if isinstance(node, ast.comprehension) else node.lineno)
 
 
 def _last_line(node: Any) -> int:
-    """Return the last line of a node. For an `if` or `while` it is that of the condition; for a comprehension, see `_line`."""
+    """Return the last line of a node; if the node has a condition (such as `if` or `while`), that of the condition.
+
+    For a comprehension this is the last line of its last condition or, without a condition, of its iterable.
+    """
     if isinstance(node, ast.comprehension):
         return int((node.ifs or [node.iter])[-1].end_lineno)
     return int(getattr(node, "test", node).end_lineno)
@@ -229,7 +252,7 @@ def _changeable(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST, int]]:
 
 
 def _changes(node: ast.AST) -> list[Any]:
-    """Return the possible changes of a node: functions (node, parent) that make the change and return the changed source."""
+    """Return the possible changes of a node: functions (node, parent) that make one change and return the new source text."""
     changes: list[Any] = []
     swapped = node.ops[0] if isinstance(node, ast.Compare) and len(node.ops) == 1 else getattr(node, "op", None)
     if type(swapped) in SWAPS and not _is_comparison_with_monotonic_time(node):
@@ -300,7 +323,7 @@ def _is_false_constant(node: ast.AST) -> bool:
 
 
 def install_mutant(mutant: Mutant) -> None:
-    """Replace the code of all functions of the mutant's module by the mutant's code."""
+    """In this process, replace the code of all functions of the changed module by the code of the mutant."""
     _replace_code(compile(mutant.apply()[0], str(ROOT / mutant.file), "exec"), _module(mutant.file))
     clear_caches([mutant.file])
 
@@ -392,7 +415,10 @@ class MutationPlugin:
             }
             for name, ended in running.items():
                 if ended.result():
-                    print(f"{name}: not used, because its tests took too long or failed", flush=True)
+                    print(
+                        f"{name}: not used, because tracing its tests failed or took longer than {MAX_FILE_S:g} s",
+                        flush=True,
+                    )
                     continue
                 for line, tests in json.loads(line_files[name].read_text()).items():
                     if line:
@@ -412,6 +438,10 @@ class MutationPlugin:
         }
 
     def _write_lines(self, path: Path, items: list[pytest.Item]) -> None:
+        """Run the tests while their lines are traced. Write JSON: `file:line` -> [seconds, test] of each test that executes it.
+
+        The key "" has the tests that are not used, because they fail or take too long.
+        """
         wanted = {str(ROOT / mutant.file): mutant.file for mutant in self.chosen}
         executed: set[tuple[str, int]] = set()
         calls: Counter[types.CodeType] = Counter()
@@ -421,7 +451,7 @@ class MutationPlugin:
             position = frame.f_code.co_filename, frame.f_lineno
             if event == "line" and position not in executed:
                 executed.add(position)
-                # Opened each time: a fork of the test also writes to this file, and may have closed all file descriptors.
+                # Opened each time: a process that the test forks also writes to this file, and may have closed all descriptors.
                 with log.open("a") as file:
                     file.write(f"{wanted[position[0]]}:{position[1]}\n")
             return line
@@ -464,7 +494,7 @@ class MutationPlugin:
         path.write_text(json.dumps(tests_by_line))
 
     def _is_detected(self, mutant: Mutant, items: list[pytest.Item], spent: float) -> bool:
-        """Return whether a test fails or hangs with the mutant. Without the mutant, the tests take `spent` seconds in total."""
+        """Return whether a test fails or hangs with the mutant. `spent`: total seconds of the tests with the original code."""
         return bool(items) and self._fails_in_fork(MAX_EXTRA_S + spent, self._fail, mutant, items)
 
     @staticmethod
@@ -475,7 +505,7 @@ class MutationPlugin:
                 raise AssertionError(item.nodeid)
 
     def _fails_in_fork(self, max_s: float, work: Callable[..., None], *arguments: Any) -> bool:
-        """Run `work` in a forked process; return whether it raises or takes too long."""
+        """Run `work` in a forked process; return whether it raises or takes longer than `max_s` seconds."""
         pid = os.fork()
         if not pid:
             with _forked_process():
@@ -491,11 +521,13 @@ class MutationPlugin:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        print("timed out:", getattr(arguments[0], "line", arguments[0]), flush=True)
+        if isinstance(mutant := arguments[0], Mutant):
+            print(f"took too long, counts as detected: {mutant.file}:{mutant.line}", flush=True)
         return True
 
 
 def _fastest(tests: list[tuple[float, str]], max_s: float) -> Iterator[tuple[str, float]]:
+    """Yield name and seconds of the fastest tests, as long as their seconds add up to at most `max_s`."""
     spent = 0.0
     for seconds, name in sorted(tests):
         spent += seconds
@@ -521,13 +553,13 @@ def _enter_pid_namespace() -> None:
     """Continue in a new PID namespace. When the first process of the namespace ends, the kernel kills the others."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS | CLONE_NEWPID) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
-        raise OSError(ctypes.get_errno(), "no PID namespace")
+        raise OSError(ctypes.get_errno(), "cannot create a PID namespace")
     if first := os.fork():
         os._exit(int(os.waitpid(first, 0)[1] != 0))
     libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     os.setsid()
     if libc.mount(b"proc", b"/proc", b"proc", 0, None):
-        raise OSError(ctypes.get_errno(), "no /proc")
+        raise OSError(ctypes.get_errno(), "cannot mount /proc")
     if second := os.fork():
         while (ended := os.wait())[0] != second:
             continue  # reap an orphaned process
@@ -558,15 +590,20 @@ def _limit(seconds: float) -> Iterator[None]:
 
 
 def main() -> int:
-    """Print the scores and the surviving mutants. Return 1 if a score is too low or a scope was skipped."""
+    """Print the share of detected mutants of each scope and file, and the surviving mutants.
+
+    Return 1 if the share of a scope is below its `min_score`, or if a scope was skipped; otherwise 0.
+    """
     parser = argparse.ArgumentParser(description=" ".join(__doc__.partition("\n\n")[0].split()))
     parser.add_argument(
         "files", nargs="*", default=list(SCOPES), help=f"FILE, FILE:FUNCTION, or {', '.join(SCOPES)} (default: all)"
     )
-    parser.add_argument("--sample", type=int, default=0, help="number of mutants per file (default: all)")
-    parser.add_argument("--seed", type=int, default=1, help="seed of the sample")
     parser.add_argument(
-        "--tests", nargs="+", help="test files of tests/unit, without .py (default: those of the scope)"
+        "--sample", type=int, default=0, help="number of random mutants per file (default: all mutants)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="seed of the random selection")
+    parser.add_argument(
+        "--tests", nargs="+", help="test files, relative to tests/unit and without .py (default: those of the scope)"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="number of parallel processes")
     options = parser.parse_args()
@@ -575,7 +612,7 @@ def main() -> int:
         parser.error(
             f"{', '.join(sorted(unknown))}: neither a scope ({', '.join(SCOPES)}) nor a file or function of a scope"
         )
-    is_too_low = False
+    failed = False
     for name, targets in wanted.items():
         scope = SCOPES[name]
         if not targets:
@@ -584,13 +621,14 @@ def main() -> int:
             print(
                 f"{name}: skipped: a mutant may kill any of your processes; run as root to give each mutant its own PID namespace"
             )
-            is_too_low = True
+            failed = True
             continue
-        is_too_low |= _score(name, scope, targets, options) < scope.min_score
-    return int(is_too_low)
+        failed |= _score(name, scope, targets, options) < scope.min_score
+    return int(failed)
 
 
 def _score(name: str, scope: MutationScope, targets: list[str], options: argparse.Namespace) -> float:
+    """Test the mutants of one scope; print and return the share that was detected."""
     every = {target: mutants(target) for target in targets}
     chosen: list[Mutant] = []
     for target, mutants_ in every.items():
@@ -605,11 +643,15 @@ def _score(name: str, scope: MutationScope, targets: list[str], options: argpars
         detected = len(tried & plugin.detected)
         if tried:
             share = detected / len(tried)
-            print(f"{share:6.1%} {target}: {detected} of {len(tried)} mutants detected, sampled from {len(mutants_)}")
+            print(
+                f"{share:6.1%} {target}: {detected} of {len(tried)} tried mutants detected; {len(mutants_)} mutants exist"
+            )
     detected = len(plugin.detected)
     score = detected / len(chosen) if chosen else 0.0
     size = f"{options.sample} per file, seed {options.seed}" if options.sample else "all"
-    print(f"mutation score of the {name} {score:.1%}: {detected} of {len(chosen)} detected ({size})", flush=True)
+    print(
+        f"mutation score of the {name} {score:.1%}: {detected} of {len(chosen)} mutants detected ({size})", flush=True
+    )
     return score
 
 

@@ -1,4 +1,4 @@
-"""Stand-ins for torch's store and for the context of a rank, for benchmarks that run without a launch."""
+"""Fakes of torch's key-value store and of `RankContext`, for tests that run a benchmark without launching ranks."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ class SharedStore:
 
 
 class Recorder(SimpleNamespace):
-    """The context of a rank. It appends what the benchmark reports to the list `observations`."""
+    """Fake of `RankContext`. It appends each reported observation to its list `observations`.
+
+    The caller passes this list, and all other attributes that the benchmark reads, to the constructor.
+    """
 
     def report(self, name: str, value: float, *, unit: str, scope: str, **params: Any) -> None:
         self.observations.append(
@@ -44,4 +47,4 @@ class Recorder(SimpleNamespace):
         )
 
     def set_phase(self, phase: str) -> None:
-        """Do nothing: without a launch, no heartbeat shows the phase."""
+        """Do nothing: in these tests no supervisor reads the phase."""

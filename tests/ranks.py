@@ -36,13 +36,15 @@ class Ranks:
     processes: list[BaseProcess]
     output: Path
     store: TCPStore | None = None
-    """The store for the rendezvous, in place of torchrun's store."""
+    """The store through which the ranks find one another, in place of torchrun's store; None for a single rank.
+
+    This process serves the store as long as this object exists."""
 
     def wait(self) -> list[int | None]:
         """Wait until every rank has exited; kill a rank that does not exit within TIMEOUT_S seconds.
 
         Returns:
-            The exit code of each rank. That of a killed rank is negative or None.
+            The exit code of each rank. A killed rank has a negative code, or None if it has not yet ended.
         """
         for process in self.processes:
             process.join(TIMEOUT_S)
@@ -52,9 +54,9 @@ class Ranks:
 
 
 def start(module: str, *arguments: str, work: Path, ranks: int = 2, hosts: Sequence[str] = (".",)) -> Ranks:
-    """Start `ranks` ranks of `module` for each host, in directory `work`/HOST, with the variables that torchrun would set.
+    """Start `ranks` ranks for each name in `hosts`. Each rank runs `module` with the variables that torchrun would set.
 
-    All output goes to `work`/output.
+    All ranks run on this machine. The ranks of a host run in the directory `work`/HOST. All output goes to `work`/output.
     """
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {
@@ -83,7 +85,7 @@ def start(module: str, *arguments: str, work: Path, ranks: int = 2, hosts: Seque
 
 
 def start_alone(module: str, *arguments: str, work: Path, **environment: str) -> Ranks:
-    """Start one rank of `module` in directory `work`, with these variables and without those of torchrun."""
+    """Start one rank that runs `module` in directory `work`, with the variables `environment` and without those of torchrun."""
     return Ranks([_fork(module, arguments, work, work, environment)], work / "output")
 
 
@@ -97,7 +99,7 @@ def _fork(
 
 
 def _run(module: str, arguments: list[str], environment: dict[str, str], directory: Path, work: Path) -> None:
-    os.setsid()  # as torchrun does; Linux may distribute CPU time by session
+    os.setsid()  # as torchrun does: Linux may divide CPU time among sessions (autogroup)
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment}
     torch.set_num_threads(1)  # OMP_NUM_THREADS is set too late: OpenMP read it when torch was imported
     os.chdir(directory)

@@ -1,7 +1,8 @@
-"""Run the training benchmarks on two ranks, with and without injected faults, as `agent.benchmarks` does for a request.
+"""Run the training benchmarks on two ranks, with and without injected faults.
 
-All cases run in the same processes, because the imports of torch and the process group take more time than the benchmarks.
-This module imports no test: the worker processes of the benchmark `dataloader` import it again.
+The request (`request.json`: benchmarks and settings) is run as `agent.benchmarks` runs it. All cases run in the same processes,
+because to import torch and to create the process group takes more time than the benchmarks. This module must not import test
+modules: each worker process of the benchmark `dataloader` imports it again, with everything that it imports.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from agent.benchmarks.training import fashion_mnist, training_loop, variants
 from schemas.catalogue import BENCHMARKS
 
 FAULTS = "faults"
-"""Stage of the observations of most faults. Some faults have a separate stage."""
+"""Stage name in the observations of most injected faults. Other faults have a stage name of their own, to tell them apart."""
 
 
 def main() -> None:
-    """Run the benchmarks that request.json lists, and all faults. Count the collective operations in the heartbeat.
+    """Run the benchmarks that request.json lists, and all cases with injected faults.
 
-    Rank 0 also measures torch.compile without a compiler, which the caller has hidden; the observations are in the directory
-    `alone`.
+    For each benchmark that needs the process group, report as `operations` how many collective operations the heartbeat counted.
+    At the end, rank 0 measures torch.compile alone, and writes these observations to the directory `alone`. The caller has hidden
+    the C++ compiler, so torch.compile fails.
     """
     requested = json.loads(Path("request.json").read_text(encoding="utf-8"))
     stage, settings = requested["stage"], requested["benchmarks"]
@@ -124,7 +126,7 @@ def _checkpoint_differs(context: Context) -> None:
 
 
 def _compile(requested: dict[str, Any]) -> None:
-    """Measure torch.compile on one rank with a small network, because it takes seconds to find that there is no compiler."""
+    """Measure torch.compile on one rank. The network is small, so that the missing compiler is found within seconds."""
     os.environ |= {"LOCAL_WORLD_SIZE": "1"}
     directory = Path("alone")
     directory.mkdir()

@@ -89,8 +89,8 @@ def _check_started_processes(plan: Plan, host: PlannedHost, members: Sequence[st
     started = [match_host(plan, name) or name for name in placement.hosts]
     if started and set(started) != set(members):
         raise PlacementError(
-            f"{program} started {', '.join(started)}, but the gang is {', '.join(members)}: make a plan with the started hosts, "
-            "or list them with --members"
+            f"{program} started processes on {', '.join(started)}, but the gang is {', '.join(members)}: make a plan with the "
+            "hosts on which it started them, or list these hosts with --members"
         )
     local_devices, all_devices = len(host.devices), sum(len(plan.host(name).devices) for name in members)
     one_per_host = placement.local_size == 1 and placement.size == len(members)

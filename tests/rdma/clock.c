@@ -1,14 +1,15 @@
 /* Replaces the clock of perftest in an emulated virtual machine. Loaded with LD_PRELOAD.
  *
- * perftest measures time with the cycle counter of the processor. It calibrates the counter against gettimeofday in 200 intervals
- * of 0.1 to 2 ms. An emulated processor may stop for longer than that, while it waits for a real one. The calibration then fails,
- * or it is wrong by a factor, and so is every bandwidth.
+ * perftest (the RDMA benchmarks ib_write_bw and others) measures time with the cycle counter of the processor. It calibrates the
+ * counter against gettimeofday in 200 intervals of 0.1 to 2 ms. An emulated processor may stop for longer than that, while it
+ * waits for a processor of the real machine. Then the calibration fails, or its result is several times too high or too low, and
+ * so is every bandwidth.
  *
- * Here the counter and gettimeofday both read the kernel's monotonic clock, in nanoseconds. The time between a call of gettimeofday
- * and the call or read before or after it counts as CAP_NS at most, so a stop of the processor cannot spoil the calibration. The
- * time between two reads of the counter, as around a measurement, counts in full.
+ * With this library, the counter and gettimeofday return the same time, in nanoseconds. It advances with the kernel's monotonic
+ * clock, but skips long pauses during a calibration: if one of two successive readings is a call of gettimeofday, at most CAP_NS
+ * count as the time between them. Between two successive readings of the counter, as around a measurement, all the time counts.
  *
- * The instruction that reads the counter (rdtsc) is forbidden by PR_SET_TSC; the signal handler then returns the time instead.
+ * prctl(PR_SET_TSC) makes the instruction that reads the counter (rdtsc) raise SIGSEGV. The signal handler then returns the time.
  */
 #define _GNU_SOURCE
 #include <signal.h>
@@ -28,7 +29,7 @@ static int last_was_call;
 static uint64_t now_ns(int is_call)
 {
     struct timespec now;
-    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now); /* the function of the C library may read the counter */
+    syscall(SYS_clock_gettime, CLOCK_MONOTONIC, &now); /* clock_gettime of the C library may use rdtsc itself */
     uint64_t ns = now.tv_sec * 1000000000ull + now.tv_nsec, passed = ns - last_ns;
     if ((is_call || last_was_call) && passed > CAP_NS)
         passed = CAP_NS;

@@ -1,8 +1,8 @@
 """Answer requests in a virtual machine that `machines.py` has started: `guest.py HOST DIRECTORY`.
 
-DIRECTORY is shared with the test and with the other machines. For each request N.json in DIRECTORY (0.json, 1.json …), the
-machine runs the shell command that the request has for HOST, and writes the exit code to N.HOST.json. The request `null` ends
-the program.
+DIRECTORY is shared with the test and with the other virtual machines. This program first creates the file ready.HOST in it. Then
+it waits for the requests 0.json, 1.json … in DIRECTORY. A request is an object: host -> shell command. The program runs the
+command of HOST, and writes the exit code to N.HOST.json (N: number of the request). The request `null` ends the program.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Virtual machines with real verbs: Debian's kernel under QEMU without KVM, with Soft-RoCE, perftest and lldpd.
+"""Virtual machines with real RDMA verbs: Debian's kernel under QEMU without KVM, with Soft-RoCE, perftest and lldpd.
 
-The root file system of the virtual machines is that of the machine that runs the tests (read-only), so the agent and the programs
-need no image. `eth0` is the port to the management network. `eth1`, `eth2` … are the ports of the rails, each with a cable to the
-switch of its rail (`switches.py`); their RDMA adapters are `rxe1`, `rxe2` … To boot, a virtual machine uses about five seconds of
-CPU time.
+The virtual machines use the root file system of the machine that runs the tests, read-only. So no disk image with the agent and
+the programs is needed. `eth0` is the port to the management network. `eth1`, `eth2` … each have a cable to a leaf switch
+(`switches.py`); their RDMA adapters are `rxe1`, `rxe2` … The ports with the same number on all machines form a rail: they share a
+leaf switch. To boot, a virtual machine uses about five seconds of CPU time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MODULES = (
     "ib_core", "udp_tunnel", "ip6_udp_tunnel", "ib_uverbs", "rdma_rxe", "failover", "net_failover", "virtio_net", "netfs",
     "fscache", "9pnet", "9pnet_virtio", "9p", "sch_tbf",
 )  # fmt: skip
-"""Kernel modules, each after the modules that it needs."""
+"""Kernel modules to load, in this order: each after the modules that it needs."""
 BOOT_S, MEMORY_MB = 300.0, 1024
 KERNEL_ARGUMENTS = "console=ttyS0 quiet panic=-1 no_timer_check clocksource=hpet tsc=unstable mitigations=off"
 """Arguments of the virtual machines' kernel.
@@ -40,11 +40,12 @@ The clock is the HPET, because the kernel cannot calibrate the TSC (a processor'
 are off, because an emulated processor takes twice as long with them."""
 PORT_KBITS = 500
 """Rate of each port in kbit/s. At this low rate, a port needs a second to send the 64 packets that Soft-RoCE keeps in
-flight. So a machine that waits up to a second for a processor loses no bandwidth."""
+flight. So a virtual machine that has to wait up to a second for a real processor loses no bandwidth."""
 LIMIT_RATE = "tbf rate {kbits}kbit burst 4kb latency 5s"
-"""Arguments of tc(8). The queue holds what a port sends in 5 s, which is more than all packets in flight."""
+"""Arguments of tc(8) that limit the rate of a port. Its queue holds what it sends in 5 s: more than all packets in flight."""
 QP_TIMEOUT = 20
-"""Timeout exponent for perftest: Soft-RoCE repeats a packet after 4 s (4.096 µs x 2^20) instead of 67 ms (perftest's default)."""
+"""Timeout exponent for perftest: Soft-RoCE repeats an unacknowledged packet after 4 s (4.096 µs x 2^20). perftest's default is
+67 ms."""
 INIT = """#!/bin/busybox sh
 /bin/busybox mkdir -p /proc /sys /dev /root
 /bin/busybox --install -s /bin
@@ -53,7 +54,7 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 for module in {modules}; do insmod /modules/$module.ko; done
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,ro,cache=loose root /root
 for directory in proc sys dev; do mount --bind /$directory /root/$directory; done
-mount -t tmpfs run /root/run # the checkout may be under /tmp
+mount -t tmpfs run /root/run # for temporary files, because /tmp may contain the checkout
 mount -t tmpfs state /root/var/lib; mkdir /root/var/lib/rackproof
 mkdir -p /dev/shm /root/run/lldpd; mount -t tmpfs shm /dev/shm; mount -t tmpfs shm /root/dev/shm; hostname {host}
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=none shared /root/mnt
@@ -63,7 +64,8 @@ chroot /root {python} {guest} {host} /mnt
 poweroff -f
 """
 SETUP = """chroot /root /bin/sh -exc 'ip link set lo up; ip addr add 10.0.0.{number}/24 dev eth0; ip link set eth0 up
-sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2' # all rails are in one network
+sysctl -qw net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2'
+# The leaf switches of all rails are connected, so a port must answer ARP only for its own address (see sysctl above).
 """
 RAIL = """chroot /root /bin/sh -exc 'ip addr add 10.{rail}.0.{number}/24 dev eth{rail}; ip link set eth{rail} up
 rdma link add rxe{rail} type rxe netdev eth{rail}
@@ -73,7 +75,7 @@ LLDPD = "chroot /root lldpd -I 'eth[1-9]' -O /dev/null\n"
 PERFTEST = """mkdir -p /root/run/bin; cp /root/mnt/clock.so /root/run/
 cat >/root/run/bin/ib_write_bw <<'end'
 #!/bin/sh
-# perftest polls, and would take the processor from the supervisor
+# perftest polls without pause: at normal priority, it would take the processor from the agent that supervises it
 renice -n 19 -p $$ >/dev/null
 LD_PRELOAD=/run/clock.so exec /usr/bin/ib_write_bw -u {timeout} "$@"
 end
@@ -90,13 +92,15 @@ class Machines:
         Args:
             hosts: names of the virtual machines.
             rails: number of rails, which is the number of RDMA ports of each machine.
-            directory: directory for the logs of the kernels and for the files that the machines share.
-            leaves: the switches of the rails.
+            directory: directory for the kernel logs of the machines and for the files that the machines share.
+            leaves: the leaf switches, one for each rail.
         """
         self.hosts, self._directory, self.switches = tuple(hosts), directory, leaves
         self.addresses = {host: f"10.0.0.{number}" for number, host in enumerate(hosts, 1)}
-        self.shared, self._number = directory / "shared", 0
+        self.shared = directory / "shared"
         """Directory that the machines see as /mnt."""
+        self._number = 0
+        """Number of the next request."""
         self.shared.mkdir(parents=True)
         clock = [str(Path(__file__).with_name("clock.c")), "-o", str(self.shared / "clock.so")]
         subprocess.run(["gcc", "-O2", "-shared", "-fPIC", *clock], check=True)
@@ -111,9 +115,9 @@ class Machines:
 
         Args:
             limit_s: seconds within which every machine must answer.
-            commands: host -> its command. `all` is the command of hosts without an entry (default: none).
+            commands: host -> its command. The key `all` has the command of hosts without an entry (default: an empty command).
 
-        Raises AssertionError, with the end of the kernels' logs, if a machine ends or does not answer in time.
+        Raises AssertionError, with the end of each kernel log, if a machine stops or does not answer in time.
         """
         default = commands.pop("all", "")
         self._post({host: commands.get(host, default) for host in self.hosts})
@@ -146,8 +150,10 @@ class Machines:
         while not all(path.exists() for path in paths):
             late = [path.name for path in paths if not path.exists()]
             ended = any(process.poll() is not None for process in self._processes)
-            assert not ended, f"a machine ended\n{self._logs()}"
-            assert time.monotonic() < deadline, f"no {', '.join(late)} within {limit_s:g} s\n{self._logs()}"
+            assert not ended, f"a virtual machine has stopped\n{self._logs()}"
+            assert time.monotonic() < deadline, (
+                f"the machines have not written {', '.join(late)} within {limit_s:g} s\n{self._logs()}"
+            )
             time.sleep(0.1)
 
     def _logs(self) -> str:
@@ -191,7 +197,7 @@ class Machines:
 
 
 def _tap(number: int, rail: int) -> str:
-    """Return the name that the tap interface of a port (rail 0: management) has until it is attached to a switch."""
+    """Return the name of the tap interface of port ethRAIL of machine `number`, until a switch renames it. Rail 0: management."""
     return f"rp{os.getpid()}-{number}-{rail}"
 
 
@@ -216,7 +222,7 @@ def _unpack_kernel() -> None:
         ["apt-cache", "depends", "linux-image-amd64"], capture_output=True, text=True, check=True
     ).stdout
     package = re.search(r"Depends: (linux-image-\d\S+)", depends)
-    assert package, f"no kernel package on {platform.machine()}: {depends}"
+    assert package, f"apt-cache names no kernel package for {platform.machine()}: {depends}"
     part = KERNEL.with_suffix(".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
@@ -229,7 +235,7 @@ def _unpack_kernel() -> None:
 
 
 def _write_initramfs(image: Path, init: str) -> None:
-    """Write a compressed cpio archive (format newc) of busybox, the modules and the first process."""
+    """Write a compressed cpio archive (format newc) with busybox, the kernel modules and the script `init`, the first process."""
     kernel_modules = {path.stem: path for path in KERNEL.glob("lib/modules/*/kernel/**/*.ko")}
     files: dict[str, tuple[int, bytes]] = {
         **dict.fromkeys(("bin", "modules"), (0o040755, b"")),

@@ -1,7 +1,9 @@
-"""Leaf switches of the virtual machines: a network namespace for each rail, with a bridge and a real lldpd.
+"""Leaf switches of the virtual machines: a network namespace for each switch, with a bridge and a real lldpd.
 
-All leaf switches except leaf0 have a link to leaf0. These links replace a spine, so that two swapped cables still carry traffic.
-Like real switches, the bridges do not forward LLDP.
+The ports with the same number on all machines form a rail: they have cables to the same leaf switch. Rails are numbered from 0:
+the switch of rail 0 is leaf0, and the port of rail 0 on a machine is eth1. All other leaf switches have a link to leaf0. These
+links replace a spine: if two cables are swapped, each port can still reach the other ports of its rail. Like real switches, the
+bridges do not forward LLDP. The management network is a separate bridge in the namespace of leaf0.
 """
 
 from __future__ import annotations
@@ -51,20 +53,20 @@ class Switches:
                 _run_until_done(["lldpcli", "-u", str(socket), "configure", *setting.split()])
 
     def attach(self, interface: str, rail: int, host: int) -> None:
-        """Wait until an interface exists on the machine that runs the tests, and connect it to the switch of a rail."""
+        """Wait until the tap interface of a virtual machine exists, and connect it to port swpHOST of the switch of a rail."""
         _run_until_done(["ip", "link", "show", "dev", interface])
         _run(f"ip link set {interface} netns {self._namespaces[rail]} name swp{host}")
         self._connect(rail, f"swp{host}")
 
     def attach_management(self, interface: str, host: int) -> None:
-        """Wait until an interface exists on the machine that runs the tests, and connect it to the management network."""
+        """Wait until the tap interface of a virtual machine exists, and connect it to the management network."""
         _run_until_done(["ip", "link", "show", "dev", interface])
         name, namespace = f"{_MANAGEMENT}{host}", self._namespaces[0]
         _run(f"ip link set {interface} netns {namespace} name {name}")
         _run(f"ip -n {namespace} link set {name} master {_MANAGEMENT} up")
 
     def swap(self, first: int, second: int, host: int) -> None:
-        """Swap the two cables of a host at the switches of two rails."""
+        """Swap the cables of the rails `first` and `second` of host number `host` (from 1) at the two leaf switches."""
         first_leaf, second_leaf = self._namespaces[first], self._namespaces[second]
         _run(f"ip -n {first_leaf} link set swp{host} netns {second_leaf} name moved")
         _run(f"ip -n {second_leaf} link set swp{host} netns {first_leaf}")
@@ -105,5 +107,5 @@ def _run_until_done(command: list[str]) -> None:
     """Repeat a command until it exits with code 0; fail after WAIT_S seconds."""
     deadline = time.monotonic() + WAIT_S
     while subprocess.run(command, capture_output=True, check=False).returncode:
-        assert time.monotonic() < deadline, f"no success within {WAIT_S:g} s: {' '.join(command)}"
+        assert time.monotonic() < deadline, f"command failed for {WAIT_S:g} s: {' '.join(command)}"
         time.sleep(0.1)

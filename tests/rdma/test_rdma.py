@@ -1,12 +1,15 @@
-"""Acceptance runs of virtual machines with Soft-RoCE, perftest, lldpd and Linux bridges: a report names only the planted fault.
+"""Acceptance runs of virtual machines with Soft-RoCE, perftest, lldpd and Linux bridges: a report names only the injected fault.
 
-Each test is a whole run: a plan, `rackproof run-host` on every machine, and the report. The run is a rehearsal, because the
-machines have no GPU. It measures RDMA ports and requires them, so ports and cables are judged by the shipped criteria. The stages
-have only the benchmark `verbs`, which does not import torch: the import takes a minute on an emulated processor.
+Each test is a complete run: a plan, `rackproof run-host` on every machine, and the report. The run is a rehearsal (a run without
+GPUs). A rehearsal judges RDMA ports and cables only if the inventory requires their measurement (`rackproof_verbs_required`), so
+the inventory does. The stages have only the benchmark `verbs`, which does not import torch: the import takes a minute on an
+emulated processor.
 
-Soft-RoCE reports 2.5 Gb/s for every interface, whatever rate tc sets. So the criterion for the best partner of a port is replaced
-by one that requires 60 % of the rate that tc sets. A transfer from a port to itself does not pass tc and measures the emulated
-processor, so the criteria for such transfers are replaced by a limit of 0.
+The shipped criteria apply, except those in REPLACED. The criterion `verbs-best-partner` compares a port's highest bandwidth to
+any other host with the rate that the port reports. Soft-RoCE reports 2.5 Gb/s for every port, whatever rate tc sets. So this
+criterion is replaced by one that requires 60 % of the rate that tc sets. tc does not limit a transfer from a port to itself, so
+its bandwidth depends on the emulated processor only. The criteria for such transfers are replaced by criteria with a lower limit
+of 0.
 """
 
 from __future__ import annotations
@@ -33,20 +36,23 @@ VERBS = {
     "size_bytes": 8448,
     "seconds": 8,
 }
-"""`size_bytes` is above 8 KiB: perftest counts such messages one by one, but smaller ones only by the hundred."""
+"""`size_bytes` is above 8 KiB: perftest counts such messages one by one. It counts smaller messages in steps of 100."""
 STAGE = {"deadline_s": 600, "collective_timeout_s": 120, "benchmarks": {"verbs": VERBS}}
 LIMIT_S, LLDP_S, ATTEMPTS = 1500.0, 60, 3
-"""Seconds for the commands of one request; seconds until lldpd must show a new neighbour; maximum number of runs for a report."""
+"""LIMIT_S: seconds within which the machines must finish their commands. LLDP_S: seconds within which lldpd must show a new
+neighbour. ATTEMPTS: maximum number of runs in one test, if the clock could not be calibrated."""
 NOT_CALIBRATED = "verbs.bandwidth is 0"
-"""perftest reports a bandwidth of 0 if it could not calibrate the cycle counter because the emulated machine was interrupted."""
+"""Part of a verdict's reason. perftest reports a bandwidth of 0 if it could not calibrate the cycle counter, because the emulated
+machine was interrupted."""
 STATED_RATE, SET_RATE = 2.5e9, PORT_KBITS * 1e3
+"""Rate of each port in bit/s: as Soft-RoCE reports it, and as tc sets it."""
 REPLACED = (
     ("verbs-port-rate", "verbs.rate_ratio", BENCHMARK, "1", 0.0),
     ("verbs-port-rate-any", "verbs.rate_ratio", BENCHMARK, "1", 0.0),
     ("verbs-port-fleet", "verbs.bandwidth", BENCHMARK, "B/s", 0.0),
     ("verbs-best-partner", "verbs.best_ratio", GANG, "1", 0.6 * SET_RATE / STATED_RATE),
 )
-"""Id of a shipped criterion, and the criterion that replaces it: name of the observation, stage, unit and lower limit."""
+"""Id of a shipped criterion; then observation, stage, unit and lower limit of the criterion that replaces it."""
 RACKPROOF = Path(sys.executable).parent / "rackproof"
 RUN_HOST = (
     f"{RACKPROOF} run-host --plan {{run}}/plan.json --host $(hostname) --results {{run}} --quiet"
@@ -54,7 +60,7 @@ RUN_HOST = (
 )
 LEAVES = ("leaf0", "leaf1")
 Findings = set[tuple[str, str, str, str]]
-"""Host, part, problem and cable of each cause."""
+"""Host, part, problem and cable of each cause in a report; the cable is empty if the report names none."""
 
 
 @pytest.fixture(scope="module")
@@ -77,9 +83,9 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def accept(lab: Machines, pack: Path, directory: Path, *stages: str, manifest: Path | None = None) -> dict[str, Any]:
-    """Run `stages` on the machines, and return the report. Repeat a run in which perftest could not calibrate its clock.
+    """Run `stages` on the machines, and return the report.
 
-    There are at most ATTEMPTS runs.
+    If perftest could not calibrate its clock, repeat the run. There are at most ATTEMPTS runs.
     """
     inventory, profile = directory / "hosts.yml", directory / "verbs.yml"
     variables = {"rackproof_infiniband_ports": RAILS, "rackproof_verbs_required": True, "rackproof_gang": "all"}
@@ -123,8 +129,8 @@ def findings(report: Mapping[str, Any]) -> Findings:
 def await_switches(lab: Machines, **leaves: Sequence[str]) -> None:
     """Wait until lldpd of every host shows the expected switch at each port.
 
-    `leaves` maps a host to the names of its switches in the order of the rails; "" stands for no neighbour. For a host that is
-    not in `leaves`, the switches are LEAVES.
+    `leaves` maps a host to the switches at its ports eth1, eth2 …; "" means that lldpd must show no neighbour at the port. For a
+    host that is not in `leaves`, the switches are LEAVES.
     """
     commands = {}
     for host in HOSTS:
@@ -141,9 +147,11 @@ def await_switches(lab: Machines, **leaves: Sequence[str]) -> None:
 
 
 def measured(lab: Machines, report: Mapping[str, Any], stage: str) -> set[tuple[str, str]]:
-    """Return host and scope of each `verbs.bandwidth` that a run measured in a stage. `report`: the report of this run."""
-    place = "gangs/all" if stage == GANG else "hosts"
-    records = {host: json.loads((lab.shared / report["run_id"] / place / f"{host}.json").read_text()) for host in HOSTS}
+    """Return host and scope of each `verbs.bandwidth` that was measured in a stage of the run to which `report` belongs."""
+    directory = "gangs/all" if stage == GANG else "hosts"
+    records = {
+        host: json.loads((lab.shared / report["run_id"] / directory / f"{host}.json").read_text()) for host in HOSTS
+    }
     return {
         (host, item["scope"])
         for host, record in records.items()

@@ -1,7 +1,8 @@
 """File systems of lab hosts: an ext4 image as local disk, and a directory of one host that the others mount over the network.
 
-The shared file system is sshfs, because this machine's kernel may have no NFS client. Like other network file systems, sshfs can
-be slow (`limit`), hang (`freeze`), and return what another process has changed on the server (`FLIP`).
+The hosts of the lab (`tests.lab.lab`) are network namespaces of this machine. The shared file system is sshfs, because the kernel
+of this machine may have no NFS client. The functions inject faults that other network file systems have, too: the file system is
+slow (`limit`) or hangs (`freeze`). The program `FLIP` changes stored data on the server.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ while True:
             pass
     time.sleep(0.002)
 """
-"""Program for the server: wait for a complete file `shard0` of a checkpoint, flip one bit of its byte 4321, and end."""
+"""Program for the server: wait until a file `shard0` of a checkpoint has `size` bytes, flip one bit of its byte 4321, and end."""
 
 
 def make_disk(lab: Lab, host: str, directory: Path) -> Path:
-    """Mount a new ext4 file system at LOCAL of the host; return its mount point on this machine."""
+    """Mount a new ext4 file system at LOCAL of the host. Return the path at which this machine has mounted it, too."""
     image, here = directory / f"{host}.img", directory / f"{host}.mount"
     with image.open("wb") as file:
         file.truncate(IMAGE_BYTES)
@@ -49,7 +50,7 @@ def make_disk(lab: Lab, host: str, directory: Path) -> Path:
 
 
 def mount_shared(lab: Lab, host: str, server: str) -> None:
-    """Mount EXPORT of the server at SHARED of the host."""
+    """Mount the directory EXPORT of the host `server` at SHARED of `host`, with sshfs."""
     lab.on(server, "mkdir", "-p", EXPORT)
     lab.on(host, "mkdir", "-p", SHARED)
     lab.on(host, "sh", "-c", f"test -e /dev/fuse || mknod -m 666 /dev/fuse {' '.join(FUSE)}")

@@ -1,6 +1,6 @@
-"""Acceptance runs of storage over SSH: healthy file systems are accepted; each of four faults is named.
+"""Acceptance runs that measure local and shared storage of lab hosts: healthy file systems are accepted; each fault is named.
 
-The faults are a slow client, a wrong byte on the server, a hanging mount and a full disk.
+The four faults are a slow client, a wrong byte on the server, a hanging mount and a full disk. The shared file system is sshfs.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def run(site: Site, name: str) -> dict[str, Any]:
-    """Run an acceptance of the clients' local and shared storage; return the report."""
+    """Make an acceptance run called `name` that measures local and shared storage of the clients; return its report."""
     _, output = site.run(
         name,
         only=CLIENTS,

@@ -14,7 +14,7 @@ from tests.gangs import FakeClock
 
 @pytest.fixture
 def port() -> int:
-    """Return a free port whose successor is free too. Both are outside the range from which the kernel assigns ports."""
+    """Return a free TCP port below the kernel's ephemeral ports; the port after it is free too."""
     while True:
         first = 15_000 + 2 * secrets.randbelow(7_500)
         with contextlib.suppress(OSError), socket.socket() as first_socket, socket.socket() as second_socket:

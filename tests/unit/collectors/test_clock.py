@@ -1,4 +1,4 @@
-"""The clock collector reads synchronization, offset, error and source of the kernel clock."""
+"""Test that the clock collector reads synchronization, offset, errors and clock source of the kernel clock."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VIRTUAL_CPUINFO = "model name\t: A CPU\nflags\t: fpu hypervisor\n"
 
 
 def readings(root: Path, state: ClockState) -> dict[str, Value | Absent]:
-    """Return name -> reading of a host whose kernel clock has this state."""
+    """Return name -> reading. The host has the files under `root`, and its kernel clock has this state."""
     families = list(ClockCollector(root, lambda: state).collect())
     assert all([labels for labels, _ in family.readings] == [HOST_LABELS] for family in families)
     return {family.name: family.readings[0][1] for family in families}

@@ -1,4 +1,4 @@
-"""The container collector reads runtimes, the NVIDIA Container Toolkit and CDI specifications from a tree of files."""
+"""Test that the container collector reads runtimes, the NVIDIA Container Toolkit and CDI specifications from a tree of files."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ kind: nvidia.com/gpu
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Return `NAME SCOPE` -> reading, without the prefix `container.` and the scope `host`.
+    """Return `NAME SCOPE` -> reading; the key of a reading of the whole host is only NAME. NAME is without `container.`.
 
-    Readings of versions are left out: test_container_versions.py tests them.
+    The versions and packages of containerd and runc are left out: test_container_versions.py tests them.
     """
     names = {family.name for family in version_families(root)}
     families = [family for family in ContainerCollector(root, full_snapshot).collect() if family.name not in names]

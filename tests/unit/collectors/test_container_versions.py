@@ -1,4 +1,7 @@
-"""Versions of containerd and runc, and the packages that own them, read from fakes that print the output of the real programs."""
+"""Test the versions of containerd and runc, and the packages that own them.
+
+Fake programs print what containerd, runc, dpkg-query and rpm would print.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ UBUNTU_RUNC = "runc version 1.1.12-0ubuntu3.1\nspec: 1.0.2-dev\ngo: go1.22.2"
 
 
 def program(root: Path, name: str, output: str, exit_code: int = 0, *, error: str = "") -> None:
-    """Write a program that prints the same output and error, and exits with the same code, whatever its arguments are."""
+    """Write a fake program. It ignores its arguments, prints `output`, prints `error` on standard error, and exits."""
     text = f"#!/bin/sh\ncat <<'END'\n{output}\nEND\ncat >&2 <<'END'\n{error}\nEND\nexit {exit_code}\n"
     links.write(root, f"usr/bin/{name}", text)
     (root / f"usr/bin/{name}").chmod(0o755)
 
 
 def readings(root: Path) -> dict[str, Value | Absent]:
-    """Return name -> reading; the names are without `container.`."""
+    """Return name (without `container.`) -> reading."""
     return {family.name.removeprefix("container."): family.readings[0][1] for family in version_families(root)}
 
 
@@ -60,7 +63,7 @@ def test_invalid_output_of_a_program_is_an_error(tmp_path: Path, output: str) ->
 
 
 def packages(root: Path, owners: str, versions: str, error: str = "") -> None:
-    """Write a fake dpkg-query. `-W` prints `versions`. `-S` prints `owners`; with an `error`, it also prints that and fails."""
+    """Write a fake dpkg-query. With -W it prints `versions`. With -S it prints `owners` and `error`, and fails if there is an error."""
     text = f"#!/bin/sh\n[ $1 = -W ] && exec cat <<'END'\n{versions}\nEND\ncat <<'END'\n{owners}\nEND\n"
     links.write(root, "usr/bin/dpkg-query", f"{text}echo '{error}' >&2\n[ -z '{error}' ]\n")
     (root / "usr/bin/dpkg-query").chmod(0o755)

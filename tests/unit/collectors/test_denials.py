@@ -1,4 +1,7 @@
-"""Test which GPUs are read again because NVML denied readings, and which values the second reading replaces."""
+"""Test denials: NVML reports for a moment that a reading is not supported, although the GPU has it.
+
+The tests check which GPUs are read a second time, and which of their readings are then replaced.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ UUIDS = {"0": "GPU-a", "1": "GPU-b", "2": "GPU-c"}
 
 
 def family(name: str, values: Mapping[str, Value | Absent], uuids: Mapping[str, str] = UUIDS) -> Family:
-    """Return a family with these values by scope: `1` is GPU 1, `1 7` is its link 7, and an empty scope is the host."""
+    """Return a family. `values`: scope -> value; `1` is GPU 1, `1 7` is its link 7, empty is the host. `uuids`: GPU -> UUID."""
     made = Family(name=name, unit="1", help="")
     for scope, value in values.items():
         gpu, _, link = scope.partition(" ")
@@ -25,11 +28,12 @@ def family(name: str, values: Mapping[str, Value | Absent], uuids: Mapping[str, 
 
 
 def flat(families: list[Family]) -> dict[str, list[Value | Absent]]:
-    """Return the values of each family, in order."""
+    """Return name of a family -> its values, in order."""
     return {each.name: [value for _, value in each.readings] for each in families}
 
 
 NAMES = family("gpu.name", {"0": "H200", "1": "H200", "2": "H100"})
+"""The model of each GPU."""
 
 
 @pytest.mark.parametrize(
@@ -42,13 +46,13 @@ NAMES = family("gpu.name", {"0": "H200", "1": "H200", "2": "H100"})
         ({"0": 1, "1 3": DENIED, "1 4": 1, "2": 1}, {1}),
     ],
 )
-def test_unsupported_reading_counts_as_denied_if_another_gpu_of_the_model_has_it(
+def test_unsupported_reading_counts_as_denied_if_another_gpu_of_the_same_model_has_it(
     readings: dict[str, Value | Absent], found: set[int]
 ) -> None:
     assert Denials().find([NAMES, family("gpu.thing", readings)]) == found
 
 
-def test_unsupported_reading_counts_as_denied_if_the_gpu_had_it_before() -> None:
+def test_unsupported_reading_counts_as_denied_if_the_same_gpu_had_it_earlier() -> None:
     denials = Denials()
     assert denials.find([NAMES, family("gpu.thing", {"2": 1})]) == set()
     assert denials.find([NAMES, family("gpu.thing", {"2": DENIED})]) == {2}
@@ -61,7 +65,7 @@ def test_gpu_with_an_error_is_not_read_again() -> None:
 
 
 @pytest.mark.parametrize(("state", "found"), [(None, {1}), (DENIED, {1}), (FAILED, set())])
-def test_missing_link_counts_as_denied_if_another_gpu_of_the_model_has_it(
+def test_missing_or_unsupported_link_counts_as_denied_if_another_gpu_of_the_same_model_has_it(
     state: Absent | None, found: set[int]
 ) -> None:
     states: dict[str, Value | Absent] = {"0 0": True, "0 1": True, "1 0": True}
@@ -70,7 +74,7 @@ def test_missing_link_counts_as_denied_if_another_gpu_of_the_model_has_it(
     assert Denials().find([NAMES, family("gpu.nvlink.active", states)]) == found
 
 
-def test_gpu_is_not_read_again_for_an_accepted_denial_until_the_reading_has_had_a_value() -> None:
+def test_accepted_denial_is_ignored_until_the_reading_has_had_a_value_again() -> None:
     denials = Denials()
     denied, measured = ([NAMES, family("gpu.thing", {"0": 1, "1": value})] for value in (DENIED, 1))
     denials.accept(denied)
@@ -79,20 +83,20 @@ def test_gpu_is_not_read_again_for_an_accepted_denial_until_the_reading_has_had_
     assert denials.find(denied) == {1}
 
 
-def test_all_readings_of_a_gpu_are_replaced_if_its_second_reading_has_more_values() -> None:
+def test_all_readings_of_a_gpu_are_replaced_if_more_of_them_have_values_the_second_time() -> None:
     older = [family("gpu.a", {"0": 1, "1": DENIED}), family("gpu.b", {"0": 1, "1": 4})]
     replace_denied(older, [family("gpu.a", {"0": 9, "1 0": 2, "1 1": 3}), family("gpu.b", {"0": 9, "1": 5})])
     assert flat(older) == {"gpu.a": [1, 2, 3], "gpu.b": [1, 5]}
 
 
-def test_readings_of_another_gpu_that_now_has_the_same_index_are_not_taken() -> None:
-    """GPU 1 was lost after the first reading, so GPU 2 has the index 1 in the second reading."""
+def test_readings_are_not_replaced_by_those_of_another_gpu_that_now_has_the_same_index() -> None:
+    """The driver lost GPU 1 before the GPUs were read a second time, so the GPU that had index 2 now has index 1."""
     older = [family("gpu.a", {"0": 1, "1": DENIED, "2": DENIED})]
     replace_denied(older, [family("gpu.a", {"0": 1, "1": 7}, {"0": "GPU-a", "1": "GPU-c"})])
     assert flat(older) == {"gpu.a": [1, DENIED, DENIED]}
 
 
-def test_gpu_whose_uuid_was_denied_gets_the_second_readings_unless_they_have_the_uuid_of_another_gpu() -> None:
+def test_readings_of_a_gpu_without_a_uuid_are_replaced_unless_the_new_ones_have_the_uuid_of_another_gpu() -> None:
     for uuid, expected in (("GPU-b", 2), ("GPU-c", DENIED)):
         older = [family("gpu.a", {"0": 1, "1": DENIED, "2": 1}, {"0": "GPU-a", "2": "GPU-c"})]
         replace_denied(older, [family("gpu.a", {"0": 1, "1": 2}, {"0": "GPU-a", "1": uuid})])
@@ -100,7 +104,7 @@ def test_gpu_whose_uuid_was_denied_gets_the_second_readings_unless_they_have_the
 
 
 @pytest.mark.parametrize(("again", "expected"), [(8, 8), (FAILED, 7)])
-def test_readings_of_the_host_are_replaced_unless_the_second_reading_fails(
+def test_readings_of_the_host_are_replaced_unless_the_new_ones_have_fewer_values(
     again: Value | Absent, expected: Value
 ) -> None:
     older = [family("gpu.count", {"": 7})]

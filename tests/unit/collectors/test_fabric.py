@@ -1,4 +1,7 @@
-"""The fabric collector reads NVSwitches and fabric daemons. A host with NVSwitches fails without a running fabric manager."""
+"""Test the fabric collector, which reads the NVSwitches, the fabric manager and IMEX of a host.
+
+Also test the criterion that fails a host with NVSwitches if its fabric manager does not run.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,13 @@ INFORMATION = "BIOS Version: 96.10.57.00.01\nUUID: SWX-5D21\nPhysical location I
 
 
 def host(root: Path, *, switches: int = 4, probed: int | None = None, processes: tuple[str, ...] = ()) -> Path:
-    """Return a host with eight GPUs, a NIC, NVSwitches, and the given processes after process 1 (systemd).
+    """Build a host with eight GPUs, a NIC and NVSwitches under `root`; return `root`.
 
-    `probed`: number of NVSwitches that the driver has probed; None: all.
+    Args:
+        root: directory of the host's files.
+        switches: number of NVSwitches on the PCI bus.
+        probed: number of NVSwitches that the driver has probed; None: all.
+        processes: names of processes 2, 3 and so on, cut to 15 characters as in /proc/PID/comm. Process 1 is systemd.
     """
     bus = [(NVIDIA, GPU)] * 8 + [(MELLANOX, INFINIBAND), (MELLANOX, BRIDGE)] + [(NVIDIA, BRIDGE)] * switches
     for number, (vendor, kind) in enumerate(bus):
@@ -43,7 +50,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(root: Path, *, full_snapshot: bool = False) -> dict[str, Value | Absent]:
-    """Return name -> reading of the host; the names are without `fabric.`."""
+    """Return name (without `fabric.`) -> reading, for the readings of the whole host."""
     return {
         family.name.removeprefix("fabric."): value
         for family in FabricCollector(root, full_snapshot).collect()
@@ -76,7 +83,7 @@ def test_host_without_switches_is_unsupported(tmp_path: Path) -> None:
 
 
 def test_manager_is_recognized_by_its_pid_file(tmp_path: Path) -> None:
-    """HGX B200 shows no NVSwitch on the PCI bus."""
+    """An HGX B200 has no NVSwitch on its PCI bus, so the names of all processes are not read."""
     root = host(tmp_path, switches=0, processes=("nv-fabricmanage",))
     write(root / "run/nvidia-fabricmanager/nv-fabricmanager.pid", "2\n")
     result = read(root)
@@ -84,7 +91,7 @@ def test_manager_is_recognized_by_its_pid_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pid", ["1\n", "4711\n", "nonsense\n"])
-def test_stale_pid_file_is_ignored(tmp_path: Path, pid: str) -> None:
+def test_stale_or_invalid_pid_file_is_ignored(tmp_path: Path, pid: str) -> None:
     root = host(tmp_path)
     write(root / "run/nvidia-fabricmanager/nv-fabricmanager.pid", pid)
     assert read(root)["manager.missing"] is True
@@ -104,7 +111,7 @@ def test_hidden_processes_are_an_error_and_not_a_missing_manager(tmp_path: Path)
         assert "run as root on the host" in missing.reason
 
 
-def test_all_processes_are_visible_in_the_first_pid_namespace(tmp_path: Path) -> None:
+def test_all_processes_are_visible_in_the_initial_pid_namespace(tmp_path: Path) -> None:
     root = host(tmp_path)
     (root / "proc/self/ns").mkdir(parents=True)
     (root / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
@@ -123,7 +130,7 @@ def test_missing_pci_bus_is_an_error(tmp_path: Path) -> None:
     assert len(read(tmp_path)) == 4
 
 
-def test_only_switches_probed_by_the_driver_count_as_probed(tmp_path: Path) -> None:
+def test_switches_that_the_driver_probed_are_counted_and_an_unloaded_driver_is_an_error(tmp_path: Path) -> None:
     root = host(tmp_path / "one", probed=3, processes=("nv-fabricmanage",))
     assert (read(root)["nvswitch.count"], read(root)["nvswitch.probed"]) == (4, 3)
     unloaded = read(host(tmp_path / "none", probed=0))["nvswitch.probed"]
@@ -159,7 +166,10 @@ PACKS = read_packs(())
 
 
 def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
-    """Return verdict and action for h1 if its snapshots have this value of `fabric.manager.missing`; None removes the reading."""
+    """Return verdict and action of the criterion `fabric-manager-missing` for host h1.
+
+    `value` is the reading `fabric.manager.missing` in all snapshots of h1; None: they do not have this reading.
+    """
     plan = builders.plan(profile="smoke")
     evidence = builders.evidence(plan)
     metric = Metric(name="fabric.manager.missing", unit="1", values={"host": value})
@@ -188,7 +198,7 @@ def test_host_fails_only_if_it_has_switches_and_no_fabric_manager() -> None:
     assert judged(NO_SWITCH) == []
 
 
-def test_fabric_manager_that_may_be_invisible_is_inconclusive() -> None:
+def test_failed_or_missing_reading_of_the_fabric_manager_is_inconclusive() -> None:
     assert judged(Absent(status="error", reason="hidden")) == [(INCONCLUSIVE, "none")]
     assert judged(None) == [(INCONCLUSIVE, "none")]
 

@@ -1,8 +1,8 @@
-"""Inject faults into a complete eight-GPU host and check that exactly the expected criteria fail.
+"""Inject faults into a simulated eight-GPU host and check that exactly the expected criteria fail.
 
 The real collectors read the host. NVML is a stub library behind nvidia-ml-py; /proc, /sys and /dev are a tree of files.
-Two snapshots are judged like the snapshots of a run. Faults of different parts are planted in the same run.
-The last test requires a fault for every criterion on collected readings.
+In each run, two snapshots of the host are taken and judged. To save time, faults of different parts share a run.
+The last test requires a fault for every criterion on a reading, except for readings that this host cannot have.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ from schemas.times import utc_now
 from tests.fakes import dmi, host, links, nvml, optics, whole
 
 Change = Callable[[Path], object]
-"""Changes the files of the host, below its root. A function that returns a Change describes what that Change does."""
+"""Function that changes the files of the host under the given root.
+
+The docstring of a function that returns a Change describes what the Change does.
+"""
 GpuChange = Callable[[Path, int], object]
-"""Changes the files of one GPU: root of the host, number of the GPU."""
+"""Function that changes the files of one GPU. Arguments: root of the host, number of the GPU."""
 PortChange = Callable[[Path, str], object]
-"""Changes the files of one InfiniBand port: root of the host, name of the adapter."""
+"""Function that changes the files of one InfiniBand port. Arguments: root of the host, name of the adapter."""
 SLOTS = dmi.slots()
+"""Slots for memory modules of the healthy host."""
 GPU_3_LOG_ADDRESS = links.GPUS[3].removesuffix(".0")
-"""PCI address of GPU 3 in the form of the kernel log."""
+"""PCI address of GPU 3 as in the kernel log, without the function number."""
 
 
 def no_change(root: Path, part: int | str = "") -> None:
@@ -63,16 +67,16 @@ class Fault:
     inconclusive: frozenset[str] = frozenset()
     """Criteria that may become inconclusive because the fault removes readings; `*`: any."""
     part: str = ""
-    """What the fault changes. Faults of different parts are planted in one run; a fault without a part is alone in its run."""
+    """The part that the fault changes. Faults of different parts share a run; a fault without a part has a run of its own."""
     within: str = ""
-    """First labels of the scope of every failed verdict."""
+    """Labels with which the scope of every failed verdict begins; empty: any scope. Not used if `scope` or `scopes` applies."""
     scope: str = ""
-    """Expected scope of every failed verdict."""
+    """Expected scope of every failed verdict that is not in `scopes`; empty: `within` applies."""
     scopes: Mapping[str, str] = field(default_factory=dict)
-    """Criterion -> expected scope of its only failed verdict."""
+    """Criterion -> expected scope of its only failed verdict, instead of `scope`."""
 
     def explains(self, failed: Verdict) -> bool:
-        """Return whether a failed verdict is one that this fault must cause."""
+        """Return whether this fault is expected to cause the failed verdict."""
         if failed.criterion not in self.failing:
             return False
         if scope := self.scopes.get(failed.criterion, self.scope):
@@ -80,18 +84,18 @@ class Fault:
         return not self.within or f"{failed.scope},".startswith(f"{self.within},")
 
     def allows(self, inconclusive: Verdict) -> bool:
-        """Return whether the fault may cause this inconclusive verdict."""
+        """Return whether this fault may cause the inconclusive verdict."""
         return bool(self.inconclusive & {"*", inconclusive.criterion})
 
 
 def fault(name: str, failing: str, **options: Any) -> Any:
-    """Return the test parameter for a fault. The criteria in `failing` and in `inconclusive` are separated by spaces."""
+    """Return a fault as a test parameter. The criterion IDs in `failing` and `inconclusive` are separated by spaces."""
     options["inconclusive"] = frozenset(options.get("inconclusive", "").split())
     return pytest.param(Fault(name=name, failing=frozenset(failing.split()), **options), id=name.replace(" ", "-"))
 
 
 GPU_NUMBERS, PORT_NUMBERS = itertools.cycle(range(8)), itertools.cycle(range(8))
-"""Number of the GPU or InfiniBand port that has the next fault."""
+"""Iterators over the numbers of the GPUs and of the InfiniBand ports. Each fault changes the GPU or port with the next number."""
 
 
 def gpu_fault(
@@ -105,18 +109,18 @@ def gpu_fault(
     labels: str | None = "",
     **options: Any,
 ) -> Any:
-    """Return a fault of the next GPU, for which NVML gives these answers.
+    """Return a fault of the GPU with the next number, as a test parameter.
 
     Args:
         name: name of the fault.
-        failing: criteria that must fail.
-        answers: answers of NVML for this GPU before the first snapshot.
-        later: answers for this GPU between the snapshots.
-        everywhere: answers for all GPUs before the first snapshot.
+        failing: IDs of the criteria that must fail.
+        answers: what NVML returns for this GPU from the first snapshot on.
+        later: what NVML returns for this GPU in the second snapshot only.
+        everywhere: what NVML returns for all GPUs from the first snapshot on.
         before: change of the GPU's files before the first snapshot.
         after: change of the GPU's files between the snapshots.
-        labels: labels after the GPU in the scope of every failed verdict; None: any.
-        options: other fields of Fault.
+        labels: labels that follow `gpu=NUMBER` in the scope of every failed verdict; None: any.
+        options: other fields of Fault. In `scopes`, each value is only the labels that follow `gpu=NUMBER`.
     """
     number = next(GPU_NUMBERS)
     gpu = f"gpu={number}"
@@ -133,7 +137,7 @@ def gpu_fault(
 def port_fault(
     name: str, failing: str, *, before: PortChange = no_change, later: PortChange = no_change, labels: str = ""
 ) -> Any:
-    """Return a fault of the next InfiniBand port; the scope of every failed verdict is the port with these labels."""
+    """Return a fault of the InfiniBand port with the next number. `labels` follow `port=1` in the scope of every failed verdict."""
     hca = links.IB[next(PORT_NUMBERS)]
     port = f"hca={hca},port=1"
     return fault(
@@ -149,7 +153,7 @@ def write_file(path: str, content: str) -> Change:
 
 @dataclass(frozen=True)
 class KernelMessages:
-    """Append these messages to the kernel log."""
+    """A Change that appends these messages to the kernel log."""
 
     messages: tuple[str, ...]
 
@@ -158,7 +162,7 @@ class KernelMessages:
 
 
 def combined_fault(name: str, cases: dict[str, tuple[KernelMessages, str]]) -> Any:
-    """Return one fault that logs the messages of all `cases`: criterion -> (messages, scope of its failed verdict)."""
+    """Return one fault that logs the messages of all cases. `cases`: criterion -> (messages, scope of its failed verdict)."""
     messages = tuple(message for logged, _ in cases.values() for message in logged.messages)
     scopes = {criterion: scope for criterion, (_, scope) in cases.items()}
     return fault(name, " ".join(cases), part="kernel log", before=KernelMessages(messages), scopes=scopes)
@@ -175,12 +179,12 @@ def sxid(code: int, severity: str) -> KernelMessages:
 
 
 def memory_modules(*slots: dmi.Slot) -> Change:
-    """Replace the SMBIOS table by one with these slots."""
+    """Replace the SMBIOS table with one that lists these slots."""
     return lambda root: (root / dmi.TABLE).write_bytes(dmi.table(slots))
 
 
 def smart_log_byte(offset: int, value: int) -> Change:
-    """Change one byte of the SMART log that all NVMe disks have."""
+    """Set one byte of the SMART log, which is the same for all NVMe disks."""
 
     def change(root: Path) -> None:
         log = bytearray(whole.HEALTHY_LOG)
@@ -191,7 +195,7 @@ def smart_log_byte(offset: int, value: int) -> Change:
 
 
 def replace_text(path: str, old: str, new: str) -> Change:
-    """Replace a text in a file, which must contain it."""
+    """Replace `old` with `new` in a file. The file must contain `old`."""
 
     def change(root: Path) -> None:
         content = (root / path).read_text()
@@ -217,17 +221,17 @@ def slow_link(root: Path, gpu: int) -> None:
 
 
 def redirect_acs(root: Path, gpu: int) -> None:
-    """Set ACS on the port above a GPU as Linux does for isolation."""
+    """Set the ACS register of the PCIe port above a GPU to the value that Linux sets to isolate devices."""
     links.set_acs(root, links.GPU_PORTS[gpu], links.ACS_KERNEL)
 
 
 def gpu_errors(severity: str, total: int) -> GpuChange:
-    """Set the total of AER errors of a GPU."""
+    """Set the number of AER errors of this severity of a GPU."""
     return lambda root, gpu: links.set_aer(root, links.GPUS[gpu], severity, total)
 
 
 def port_errors(severity: str, total: int) -> GpuChange:
-    """Set the total of AER errors of the port above a GPU."""
+    """Set the number of AER errors of this severity of the PCIe port above a GPU."""
     return lambda root, gpu: links.set_aer(root, links.GPU_PORTS[gpu], severity, total)
 
 
@@ -237,7 +241,7 @@ def ib_counter(counter: str, value: int) -> PortChange:
 
 
 def nic_file(path: str, content: str) -> Change:
-    """Write a file of the plain Ethernet interface."""
+    """Write a file of the Ethernet interface that has no RoCE."""
     return lambda root: (links.interface(root, links.PLAIN_INTERFACE) / path).write_text(content)
 
 
@@ -245,24 +249,24 @@ ROCE_PORT = f"hca={links.ROCE},port=1"
 
 
 def module(capture: str) -> Change:
-    """Let ethtool report for the RoCE port what it printed for a real module; `capture` names the file with this output."""
+    """Let ethtool print this file of tests/data/optics/ethtool for the optical module of the RoCE port."""
     return lambda root: optics.set_output(root, links.ROCE_INTERFACE, "module", optics.ethtool(capture))
 
 
 def replaced(text: str, old: str, new: str) -> str:
-    """Return the text after the replacement; it must contain the old part."""
+    """Return the text with `old` replaced by `new`. The text must contain `old`."""
     assert old in text, old
     return text.replace(old, new)
 
 
 def module_value(old: str, new: str) -> Change:
-    """Change one value that ethtool reports for the module of the RoCE port."""
+    """Change one value that ethtool prints for the optical module of the RoCE port."""
     text = replaced(optics.ethtool(optics.MODULES[links.ROCE_INTERFACE]), old, new)
     return lambda root: optics.set_output(root, links.ROCE_INTERFACE, "module", text)
 
 
 def mlxlink_value(old: str, new: str) -> PortChange:
-    """Change one value that mlxlink reports for an InfiniBand port."""
+    """Change one value that mlxlink prints for an InfiniBand port."""
     text = replaced(optics.mlxlink(optics.HEALTHY_LINK), old, new)
     return lambda root, hca: optics.set_link(root, hca, text)
 
@@ -295,7 +299,7 @@ def add_machine_check(root: Path) -> None:
 
 
 FATAL = "RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)"
-"""Details of an XID of NVLink 5 that the driver calls fatal."""
+"""Details in the kernel message of an NVLink 5 XID. The driver calls this XID fatal (`Fatal`)."""
 CODES: dict[str, list[int]] = {
     kind: [int(match[1]) for criterion in read_pack("xid").criteria if (match := re.fullmatch(pattern, criterion.id))]
     for kind, pattern in (("xid", r"xid-(\d+)"), ("fatal", r"xid-(\d+)-fatal"), ("sxid", r"sxid-(\d+)"))
@@ -346,10 +350,10 @@ EVENTS = {
                         "mce: CPU3: Core temperature above threshold, cpu clock throttled (total events = 12)"),
     "memory_corrected": ("dimm=P1-DIMMC1,event=memory_corrected", *MEMORY_ERROR * 11),
 }  # fmt: skip
-"""Event in the kernel log -> scope of its verdict, and messages."""
+"""Event in the kernel log -> scope of its failed verdict, then the kernel messages of the event."""
 EDAC = "sys/devices/system/edac/mc/mc0"
 RETRANSMISSIONS = ("local_ack_timeout_err", "packet_seq_err", "roce_adp_retrans")
-"""Counters of the InfiniBand ports."""
+"""Counters of an InfiniBand port that rise when it retransmits packets."""
 FAULTS = [
     # NVML
     fault("gpu lost before the run", "gpu-count", nvml=("gpu.3.*=!15", "P2PStatus.3.*=!15"), inconclusive="*"),
@@ -378,11 +382,11 @@ FAULTS = [
         "CurrentClocksThrottleReasons=0x20", labels=",reason=sw_thermal"),
     gpu_fault("power brake", "power-brake", "CurrentClocksEventReasons=0x88",
         "CurrentClocksThrottleReasons=0x88", labels=",reason=hw_power_brake"),
-    gpu_fault("hardware throttling between snapshots", "hw-thermal-time", later=("FieldValues.270=2000000000 3",),
+    gpu_fault("thermal throttling by hardware between snapshots", "hw-thermal-time", later=("FieldValues.270=2000000000 3",),
         labels=",reason=hw_thermal"),
-    gpu_fault("software throttling between snapshots", "sw-thermal-time", later=("FieldValues.269=2000000000 3",),
+    gpu_fault("thermal throttling by software between snapshots", "sw-thermal-time", later=("FieldValues.269=2000000000 3",),
         labels=",reason=sw_thermal"),
-    gpu_fault("power brake throttling between snapshots", "power-brake-time", later=("FieldValues.271=2000000000 3",),
+    gpu_fault("throttling by power brake between snapshots", "power-brake-time", later=("FieldValues.271=2000000000 3",),
         labels=",reason=hw_power_brake"),
     gpu_fault("power limit lowered", "power-limit-lowered uniform-gpu-power-in-force", "PowerManagementLimit=500000",
         "EnforcedPowerLimit=500000"),
@@ -464,10 +468,9 @@ FAULTS = [
     }),
     fault("hung task during the run", "kernel-hung-task", part="kernel log",
         later=KernelMessages((HUNG_TASK,)), scope="event=hung_task"),
-    fault("hung task before the run, ten corrected memory errors of a module and events that fail nothing", "",
-        part="kernel log", before=KernelMessages((
+    fault("kernel messages before the run that fail no criterion", "", part="kernel log", before=KernelMessages((
         HUNG_TASK,
-        *MEMORY_ERROR * 10,
+        *MEMORY_ERROR * 10,  # the limit
         f"mlx5_core {links.HCAS[2]}: mlx5_pcie_event:299:(pid 7): Detected insufficient power on the PCIe slot (27W).",
         f"pcieport {links.GPU_PORTS[3]}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer, (Receiver ID)",
         "mce: [Hardware Error]: CPU 4: Machine Check: 0 Bank 7: 8c00004000010091",
@@ -597,17 +600,17 @@ FAULTS = [
     fault("ethernet transmit errors", "network-transmit-errors", part="Ethernet",
         later=nic_file("statistics/tx_errors", "101\n")),
     fault("ethernet half duplex", "network-half-duplex", part="Ethernet", before=nic_file("duplex", "half\n")),
-    # modules and the physical layer
+    # optical modules and the physical layer
     fault("optical module in fault", "optics-module-fault optics-temperature-alarm optics-temperature-warning", part="module",
         before=module("qsfpdd-400g-module-fault-tec.v6.15.txt"), scope=ROCE_PORT),
-    fault("dark lane of a module", "optics-rx-power-alarm optics-rx-power-warning optics-rx-los optics-rx-power-vs-fleet",
-        part="module",
+    fault("dark lane of an optical module",
+        "optics-rx-power-alarm optics-rx-power-warning optics-rx-los optics-rx-power-vs-fleet", part="module",
         before=module("qsfp28-sr4-lane3-dark.v6.15.json"), scope=f"{ROCE_PORT},lane=3"),
-    fault("hot module", "optics-temperature-warning", part="module",
+    fault("hot optical module", "optics-temperature-warning", part="module",
         before=module("qsfp28-hot-warning.v6.15.txt"), scope=ROCE_PORT),
     *(
-        fault(f"module beyond its limits: {quantity}", f"optics-{quantity}-alarm optics-{quantity}-warning", part="module",
-            before=module_value(old, new), within=ROCE_PORT)
+        fault(f"optical module beyond its limits: {quantity}", f"optics-{quantity}-alarm optics-{quantity}-warning",
+            part="module", before=module_value(old, new), within=ROCE_PORT)
         for quantity, old, new in (
             ("temperature", '"module_temperature": 41.5', '"module_temperature": 81'),
             ("voltage", '"module_voltage": 3.28', '"module_voltage": 2.5'),
@@ -617,10 +620,10 @@ FAULTS = [
     ),
     fault("transmitter fault of a lane", "optics-tx-fault", part="module",
         before=module_value('"tx_fault": [ false', '"tx_fault": [ true')),
-    port_fault("lane with little light", "optics-rx-power-vs-fleet",
+    port_fault("lane that receives little light", "optics-rx-power-vs-fleet",
         before=mlxlink_value("1.886,1.989", "1.886,-9.12"), labels=",lane=2"),
-    port_fault("module hotter than the others", "optics-temperature-vs-fleet", before=mlxlink_value("52 [", "70 [")),
-    port_fault("blocks that fec cannot correct", "port-fec-uncorrectable",
+    port_fault("optical module hotter than the others", "optics-temperature-vs-fleet", before=mlxlink_value("52 [", "70 [")),
+    port_fault("blocks that fec could not correct during the run", "port-fec-uncorrectable",
         later=mlxlink_value('Effective Physical Errors" : "0"', 'Effective Physical Errors" : "1"')),
     port_fault("blocks that fec could not correct before the run", "port-fec-uncorrectable-rate",
         before=mlxlink_value('Effective Physical Errors" : "0"', 'Effective Physical Errors" : "30"')),
@@ -661,8 +664,8 @@ FAULTS = [
 ]  # fmt: skip
 
 
-def in_runs(faults: Iterable[Fault]) -> list[list[Fault]]:
-    """Distribute the faults over runs, and return the faults of each run. The faults of a run change different parts."""
+def group_into_runs(faults: Iterable[Fault]) -> list[list[Fault]]:
+    """Return the faults of each run: distribute the faults so that those of one run change different parts."""
     runs: list[list[Fault]] = []
     for each in faults:
         fitting = (run for run in runs if each.part and not {other.part for other in run} & {each.part, ""})
@@ -673,12 +676,12 @@ def in_runs(faults: Iterable[Fault]) -> list[list[Fault]]:
     return runs
 
 
-RUNS = in_runs(case.values[0] for case in FAULTS)
+RUNS = group_into_runs(case.values[0] for case in FAULTS)
 
 
 @dataclass(kw_only=True)
 class Machine:
-    """The simulated host, and the process that takes its snapshots."""
+    """The simulated host, and the process that takes its snapshots (`program`)."""
 
     root: Path
     scenario: Path
@@ -686,9 +689,9 @@ class Machine:
     packs: tuple[Pack, ...]
 
     def judge(self, *faults: Fault) -> list[Verdict]:
-        """Build the host with these faults, and return the verdicts on two snapshots.
+        """Build the host with these faults, and return the verdicts on two snapshots of it.
 
-        The second snapshot is a copy of the first if no fault changes anything between them.
+        If no fault changes anything between the snapshots, the second is a copy of the first.
         """
         shutil.rmtree(self.root, ignore_errors=True)
         self.root.mkdir()
@@ -738,7 +741,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 @pytest.fixture(scope="module")
 def verdicts_of_run(machine: Machine) -> Callable[[int], list[Verdict]]:
-    """Return a cached function that judges the host with the faults of a run; all tests of its faults share the result."""
+    """Return a function: index of a run in RUNS -> verdicts on the host with the faults of this run. The verdicts are cached."""
     return cache(lambda number: machine.judge(*RUNS[number]))
 
 
@@ -753,12 +756,12 @@ def test_fault_fails_exactly_its_criteria(verdicts_of_run: Callable[[int], list[
     (number,) = (number for number, run in enumerate(RUNS) if case in run)
     verdicts = verdicts_of_run(number)
     failed = [item for item in verdicts if item.verdict == FAIL]
-    own = [item for item in failed if case.explains(item)]
-    assert {item.criterion for item in own} == case.failing
-    assert all(item.action != "none" for item in own)
-    assert not case.scopes or len(own) == len(case.scopes)
-    others = [item for item in failed if not any(fault.explains(item) for fault in RUNS[number])]
-    assert [(item.criterion, item.scope, item.reason) for item in others] == []
+    expected = [item for item in failed if case.explains(item)]
+    assert {item.criterion for item in expected} == case.failing
+    assert all(item.action != "none" for item in expected)
+    assert not case.scopes or len(expected) == len(case.scopes)
+    unexplained = [item for item in failed if not any(fault.explains(item) for fault in RUNS[number])]
+    assert [(item.criterion, item.scope, item.reason) for item in unexplained] == []
     inconclusive = [item for item in verdicts if item.verdict == INCONCLUSIVE]
     unexpected = [item for item in inconclusive if not any(fault.allows(item) for fault in RUNS[number])]
     assert [(item.criterion, item.scope, item.reason) for item in unexpected] == []
@@ -774,11 +777,11 @@ RECOVERY_ACTIONS = [
     (7, "system_reboot", "reboot"),
     (99, "unknown (99)", "reset_gpu"),
 ]
-"""Recovery action of the driver, its name and the action of the verdict."""
+"""Recovery actions that the driver can require: number in NVML, value of the reading, and action of the verdict."""
 
 
 def test_verdict_has_the_recovery_action_of_the_driver(machine: Machine) -> None:
-    """Each GPU has a different recovery action."""
+    """The driver requires a different recovery action for each GPU."""
     answers = tuple(f"gpu.{gpu}.FieldValues.230={number}" for gpu, (number, *_) in enumerate(RECOVERY_ACTIONS))
     failed = [item for item in machine.judge(Fault(name="recovery", nvml=answers)) if item.verdict == FAIL]
     assert [(item.criterion, item.scope, item.action, item.reason) for item in failed] == [
@@ -802,24 +805,25 @@ REFUSALS = {
     "UtilizationRates": ({"gpu.utilization"}, "0 0"),
     "PerformanceState": ({"gpu.performance_state"}, "0"),
 }
-"""Getter -> the readings that need it, and a healthy answer."""
+"""NVML function -> the readings that need it, and what it returns for a healthy GPU."""
 
 
 @pytest.mark.parametrize("codes", [(999, 10), (10, 999)], ids=str)
-def test_reading_that_the_driver_refuses_is_inconclusive_unless_the_later_snapshot_has_it(
+def test_reading_that_the_driver_refuses_is_inconclusive_unless_the_second_snapshot_has_it(
     machine: Machine, codes: tuple[int, int]
 ) -> None:
-    """NVML refuses each getter on one GPU: the first eight getters with the error `codes[0]`, the others with `codes[1]`."""
-    places = [(number % 8, getter, codes[number // 8]) for number, getter in enumerate(REFUSALS)]
-    refused = tuple(f"gpu.{gpu}.{getter}=!{code}" for gpu, getter, code in places)
-    answered = tuple(f"gpu.{gpu}.{getter}={REFUSALS[getter][1]}" for gpu, getter, _ in places)
-    missing = {(name, f"gpu={gpu}") for gpu, getter, _ in places for name in REFUSALS[getter][0]}
+    """Each NVML function in REFUSALS fails on one GPU: the first eight with error code `codes[0]`, the others with `codes[1]`."""
+    refusals = [(number % 8, getter, codes[number // 8]) for number, getter in enumerate(REFUSALS)]
+    refused = tuple(f"gpu.{gpu}.{getter}=!{code}" for gpu, getter, code in refusals)
+    answered = tuple(f"gpu.{gpu}.{getter}={REFUSALS[getter][1]}" for gpu, getter, _ in refusals)
+    missing = {(name, f"gpu={gpu}") for gpu, getter, _ in refusals for name in REFUSALS[getter][0]}
     for first, later, expected in ((refused, (), missing), ((), refused, missing), (refused, answered, set())):
         verdicts = machine.judge(Fault(name="refused", nvml=first, nvml_later=later))
-        other = [item for item in verdicts if item.verdict != PASS and item.criterion != "uniform-power-limit"]
-        assert {item.verdict for item in other} <= {INCONCLUSIVE}
-        assert {(item.name, item.scope) for item in other} == expected
-        assert all("NVML: " in item.reason for item in other)
+        # Without `uniform-power-limit`: it may be inconclusive too, because it compares the default power limits of the GPUs.
+        not_passed = [item for item in verdicts if item.verdict != PASS and item.criterion != "uniform-power-limit"]
+        assert {item.verdict for item in not_passed} <= {INCONCLUSIVE}
+        assert {(item.name, item.scope) for item in not_passed} == expected
+        assert all("NVML: " in item.reason for item in not_passed)
 
 
 IMPOSSIBLE = {
@@ -831,11 +835,11 @@ IMPOSSIBLE = {
     "RemappedRows=4294967295 4294967295 0 0": "row-remap-uncorrectable",
     "TotalEccErrors.1.0=18446744073709551615": "ecc-uncorrectable-volatile",
 }
-"""Impossible answers of a driver (the first from NVIDIA/dcgm-exporter issue 312) -> a criterion that must be inconclusive."""
+"""Impossible value from NVML -> a criterion that must be inconclusive. The first is from NVIDIA/dcgm-exporter issue 312."""
 
 
-def test_impossible_answer_is_inconclusive_and_no_fault_of_the_part(machine: Machine) -> None:
-    """Each GPU except the last has a different impossible answer."""
+def test_impossible_value_is_inconclusive_and_not_a_fault_of_the_gpu(machine: Machine) -> None:
+    """NVML returns a different impossible value for each GPU except the last."""
     impossible = Fault(name="impossible", nvml=tuple(f"gpu.{gpu}.{answer}" for gpu, answer in enumerate(IMPOSSIBLE)))
     verdicts = [item for item in machine.judge(impossible) if item.verdict != PASS]
     assert {item.verdict for item in verdicts} == {INCONCLUSIVE}
@@ -844,7 +848,7 @@ def test_impossible_answer_is_inconclusive_and_no_fault_of_the_part(machine: Mac
     assert wanted <= {(item.criterion, item.scope) for item in verdicts}
 
 
-def test_fault_in_the_later_snapshot_fails_after_an_impossible_answer(machine: Machine) -> None:
+def test_fault_in_the_second_snapshot_fails_after_an_impossible_value_in_the_first(machine: Machine) -> None:
     case = Fault(name="hot", nvml=("gpu.3.Temperature.0=345",), nvml_later=("gpu.3.Temperature.0=97",))
     failed = [item for item in machine.judge(case) if item.verdict == FAIL]
     assert [(item.criterion, item.scope, item.value) for item in failed] == [("gpu-temperature", "gpu=3", 97)]
@@ -854,7 +858,7 @@ OTHER_HARDWARE = {
     "retired-pages": "only GPUs before Ampere retire pages",
     "c2c-links": "only Grace systems have chip-to-chip links",
 }
-"""Criteria on readings that this host does not have -> the reason."""
+"""Criterion on a reading that this host cannot have -> the reason."""
 
 
 def test_every_criterion_on_readings_has_a_fault() -> None:

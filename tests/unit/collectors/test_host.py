@@ -128,6 +128,7 @@ def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> 
         "host.persistence_daemon": True,
     }
     assert values["host.dimm.label mc=mc1,dimm=dimm0"] == "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
+    # 3 readings of each of 4 DIMMs from EDAC, 8 of each of 16 slots from SMBIOS, and 2 of the whole host
     assert len([name for name in values if name.startswith("host.dimm.")]) == 3 * 4 + 8 * 16 + 2
 
 
@@ -233,7 +234,7 @@ def test_host_without_sys_and_proc_reports_errors(tmp_path: Path) -> None:
     unsupported = {
         name for name, value in values.items() if isinstance(value, Absent) and value.status == "unsupported"
     }
-    assert unsupported == {"host.persistence_daemon"}  # no driver is loaded
+    assert unsupported == {"host.persistence_daemon"}  # because the NVIDIA driver is not loaded
 
 
 def test_cpu_model_is_read_once(tmp_path: Path) -> None:
@@ -248,7 +249,7 @@ def test_local_machine_has_no_errors() -> None:
     wrong = {name: value for name, value in values.items() if isinstance(value, Absent) and value.status == "error"}
     wrong.pop("gpu.pci_count", None)  # a container may have no PCI bus
     if os.geteuid():
-        wrong.pop("host.system.serial", None)
+        wrong.pop("host.system.serial", None)  # only root may read the serial number
     assert wrong == {}
 
 
@@ -370,7 +371,7 @@ def test_placeholder_firmware_text_is_missing(text: str) -> None:
         firmware_text(f"{text}\n")
 
 
-def test_hypervisor_flag_is_read_and_is_unknown_without_cpu_flags() -> None:
+def test_hypervisor_flag_is_read_and_cpu_without_flags_raises_an_error() -> None:
     assert has_hypervisor_flag("flags\t: vme hypervisor lm\n")
     assert not has_hypervisor_flag("flags\t: vme no_hypervisor_guard lm\n")
     with pytest.raises(MissingError):

@@ -1,4 +1,7 @@
-"""Every output format of nvidia-imex-ctl is parsed; a program that is missing, hangs or prints garbage gives a reason."""
+"""Test that the text and JSON output of `nvidia-imex-ctl` is parsed.
+
+If the program is missing, hangs, fails or prints garbage, each reading must have the reason instead of a value.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,15 @@ Local:
 
 
 def host(root: Path, *, table: str = "", document: str = "", state: str = "READY", address: str = "10.88.0.10") -> Path:
-    """Return a host whose nvidia-imex-ctl prints these files. Without `document` (JSON) it rejects -j, as early R570 does."""
+    """Build a host with a fake nvidia-imex-ctl under `root`; return `root`.
+
+    Args:
+        root: directory of the host's files.
+        table: file in DATA that the program prints with -N; empty: it fails.
+        document: file in DATA that it prints with -N -j; empty: it rejects -j, as in early versions of driver R570.
+        state: state of the daemon that it prints with -q.
+        address: IP address of the host.
+    """
     root.mkdir(exist_ok=True)
     for name, source in (("table", table), ("document", document)):
         if source:
@@ -49,7 +60,7 @@ def host(root: Path, *, table: str = "", document: str = "", state: str = "READY
 
 
 def read(root: Path) -> dict[str, Value | Absent]:
-    """Return the readings by name and scope: `state host` is `fabric.imex.state` of the host."""
+    """Return `NAME SCOPE` -> reading: `state host` is the reading `fabric.imex.state` with the scope `host`."""
     return {
         f"{family.name.removeprefix('fabric.imex.')} {scope(labels)}": value
         for family in imex_families(root)
@@ -119,7 +130,7 @@ def test_each_code_of_the_table_becomes_a_state(code: str, state: str) -> None:
     assert parse_text(text).nodes[0].connections[1] == state
 
 
-def test_text_and_json_give_the_same_state_and_connections() -> None:
+def test_text_and_json_give_the_same_names_of_states() -> None:
     table = parse_text((DATA / DEGRADED).read_text())
     document = parse_json((DATA / JSON).read_text())
     assert (table.state, document.state) == ("degraded", "degraded")
@@ -137,7 +148,7 @@ def test_host_without_imex_is_unsupported(tmp_path: Path) -> None:
     assert {name.split()[1] for name in readings} == {"host"}
 
 
-def test_host_without_a_domain_is_unsupported(tmp_path: Path) -> None:
+def test_host_without_a_configured_domain_is_unsupported(tmp_path: Path) -> None:
     message = (DATA / "imex-ctl-N-not-configured.stderr.txt").read_text().strip()
     write_program(tmp_path / "usr/bin/nvidia-imex-ctl", f"echo '{message}' >&2; exit 1")
     assert {value.status for value in read(tmp_path).values() if isinstance(value, Absent)} == {"unsupported"}
@@ -169,13 +180,13 @@ def test_failure_or_garbage_output_of_the_program_has_a_reason(tmp_path: Path, s
     assert reason in value.reason
 
 
-def test_host_whose_address_is_not_in_the_domain_has_unknown_connections(tmp_path: Path) -> None:
+def test_connections_of_a_host_whose_address_is_not_in_the_domain_are_errors(tmp_path: Path) -> None:
     readings = read(host(tmp_path, table=UP, address="10.99.0.1"))
     assert {value.status for value in connections(readings).values() if isinstance(value, Absent)} == {"error"}
     assert len(connections(readings)) == 4
 
 
-def test_ipv6_addresses_and_names_of_hosts_are_recognized(tmp_path: Path) -> None:
+def test_this_host_is_found_in_the_domain_by_its_ipv6_address_or_name(tmp_path: Path) -> None:
     def domain(address: str) -> str:
         nodes = {"0": {"host": address, "status": "READY", "connections": {"1": {"host": "x", "status": "CONNECTED"}}}}
         return json.dumps({"nodes": nodes, "status": "UP"})
@@ -199,7 +210,7 @@ def test_json_that_describes_no_imex_domain_is_refused(document: str) -> None:
         parse_json(document)
 
 
-def test_text_of_other_hosts_is_capped_and_has_no_control_characters() -> None:
+def test_text_from_other_hosts_is_truncated_and_has_no_control_characters() -> None:
     nodes = {"0": {"host": "a\x1b[2J" + "b" * 5000, "version": "1\n2", "status": "READY"}}
     node = parse_json(json.dumps({"nodes": nodes, "status": "UP"})).nodes[0]
     assert len(node.address) == MAX_TEXT

@@ -1,4 +1,4 @@
-"""The InfiniBand collector reads the /sys of hosts with InfiniBand, RoCE, Soft-RoCE and EFA ports."""
+"""Test that the InfiniBand collector reads the /sys of hosts with InfiniBand, RoCE, Soft-RoCE and EFA ports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
 
 
 def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
-    """Return the readings that a fault changes."""
+    """Call `fault`, which changes files under `root`. Return the readings that differ afterwards, with their new values."""
     before = readings(root)
     fault(root)
     after = readings(root)
@@ -36,7 +36,7 @@ def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
 
 
 def write(root: Path, **files: str) -> None:
-    """Write files in the directory of the port."""
+    """Write files in the directory of the port of adapter HCA: name of the file -> its text."""
     for name, text in files.items():
         (links.port(root, HCA) / name).write_text(f"{text}\n")
 
@@ -243,7 +243,7 @@ def test_soft_roce_without_a_nic_and_virtual_functions_are_excluded(interface: s
 
 @pytest.mark.parametrize("state", [("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "3: Disabled")])
 def test_soft_roce_on_a_nic_is_read_with_and_without_a_link(state: tuple[str, str], root: Path) -> None:
-    """A port has the same readings with and without a link, so that it can be compared with the same port of other hosts."""
+    """The port has readings of the same names with and without a link. Without a link, its rate is `unsupported`."""
     adapter = "sys/devices/virtual/infiniband/rxe0"
     files = {"state": state[0], "phys_state": state[1], "link_layer": "Ethernet", "rate": "2.5 Gb/sec (1X SDR)"}
     for name, text in files.items():
@@ -266,7 +266,7 @@ def test_adapter_without_ports_keeps_its_own_readings(root: Path) -> None:
     assert observed["hca.type", f"hca={HCA}"] == "MT4129"
 
 
-def test_efa_adapter_reports_its_own_counters_and_other_adapters_do_not(root: Path) -> None:
+def test_only_an_efa_adapter_reports_efa_counters(root: Path) -> None:
     links.add_efa(root)
     efa = {key: value for key, value in readings(root).items() if key[0].startswith("efa.")}
     expected = {**links.EFA_COUNTERS, "cmds_err": 0}
@@ -275,7 +275,7 @@ def test_efa_adapter_reports_its_own_counters_and_other_adapters_do_not(root: Pa
     assert {name for name, _ in readings(root, full_snapshot=False)} >= {name for name, _ in efa}
 
 
-def test_efa_counters_of_an_older_driver_are_read_in_the_directory_of_the_adapter(root: Path) -> None:
+def test_efa_counters_are_read_in_the_directory_of_the_adapter_if_the_port_has_none(root: Path) -> None:
     links.add_efa(root)
     adapter = root / "sys/class/infiniband" / links.EFA
     shutil.copytree(adapter / "ports/1/hw_counters", adapter / "hw_counters", dirs_exist_ok=True)

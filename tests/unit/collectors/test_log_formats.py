@@ -1,8 +1,9 @@
-"""An event has the same reading whatever the driver branch, the time format, the padding and the form of the PCI address.
+"""An error in the kernel log gives the same readings in every format of the log.
 
-The forms are those of public logs and of the sources: kernel_rc.c, osinit.c and error_nvswitch.c of NVIDIA's open kernel modules
-(R535 to R595), Linux ABI/testing/dev-kmsg, dmesg(1) of util-linux, journalctl(1), rsyslog's traditional and ISO formats, and the
-issues NVIDIA/NVSentinel 155, leptonai/gpud 1209 and NVIDIA/open-gpu-kernel-modules 1150.
+Formats differ in the driver branch, the time before the message, the white space and the notation of PCI addresses. They are
+taken from public logs, from the source files kernel_rc.c, osinit.c and error_nvswitch.c of NVIDIA's open kernel modules (R535 to
+R595), from the documentation of Linux (ABI/testing/dev-kmsg), dmesg(1), journalctl(1) and rsyslog (traditional and ISO format),
+and from the issues NVIDIA/NVSentinel 155, leptonai/gpud 1209 and NVIDIA/open-gpu-kernel-modules 1150.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ ADDRESSES = {
     )
     for rest in ("", " GPU-I:05", " GPU-I:05 GPU-CI:01", " GPU-e3406b9a-17dc-4f82-b5e3-2c90a87fd461")
 }
-"""Text in the parentheses of an XID's line -> PCI address as sysfs writes it."""
+"""Text in parentheses after `Xid` -> PCI address as sysfs writes it."""
 PROCESSES = (
     "",
     "pid=47110, name=ray::WorkerDict, ",
@@ -75,7 +76,7 @@ PROCESSES = (
     "pid=7, name=(x): 79, Nonfatal Link, ",
     "name=python3, ",
 )
-"""Text after the code in the line of an XID. It names the process."""
+"""Text between the code of an XID and its message: empty, or the process. Some of these process names look like XID messages."""
 WORDS = "0x021425c6 0x00000000 0x00000000 0x00000000"
 ENDS = (
     f"XC0 i0 Link 01 ({WORDS})",
@@ -83,7 +84,7 @@ ENDS = (
     "XC 1 i 2 Link 01 [0x0000000a]",
     "Link 01 (0x1)",
 )
-"""Text after the severity in the line of an XID of NVLink 5."""
+"""Text after the severity (`Fatal` or `Nonfatal`) in the line of an NVLink 5 XID."""
 UNITS = {
     "149": "NETIR_LINK_EVT",
     "145": "RLW_RXPIPE",
@@ -91,9 +92,9 @@ UNITS = {
     "150": "MSE_WATCHDOG",
     "148": "NVLPW_CTRL/NVLPW",
 }
-"""XID of NVLink 5 -> the unit that the line names."""
+"""Code of an NVLink 5 XID -> the hardware unit that the line names."""
 PADDINGS = ((" ", " "), ("  ", "   "), ("   ", " "), ("\t", "\t"), ("             ", "         "))
-"""Space before and after the severity in the line of an XID of NVLink 5."""
+"""White space before and after the severity in the line of an NVLink 5 XID."""
 
 
 def counts(*lines: str) -> ErrorCounts:
@@ -105,10 +106,10 @@ def counts(*lines: str) -> ErrorCounts:
 
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
 def test_xid_of_nvlink_5_is_read_in_every_format(prefix: str) -> None:
-    places = [("PCI:0000:48:00", process) for process in PROCESSES]
-    places += [(printed, "") for printed in ADDRESSES if prefix == PREFIXES["kmsg"]]
+    beginnings = [("PCI:0000:48:00", process) for process in PROCESSES]
+    beginnings += [(printed, "") for printed in ADDRESSES if prefix == PREFIXES["kmsg"]]
     for (printed, process), (code, unit), (severity, is_fatal), end, (left, right) in itertools.product(
-        places, UNITS.items(), (("Fatal", 1), ("Nonfatal", 0)), ENDS, PADDINGS
+        beginnings, UNITS.items(), (("Fatal", 1), ("Nonfatal", 0)), ENDS, PADDINGS
     ):
         line = f"{prefix}NVRM: Xid ({printed}): {code}, {process}{unit}{left}{severity}{right}{end}"
         result, error = counts(line), (ADDRESSES[printed], code)
@@ -118,9 +119,11 @@ def test_xid_of_nvlink_5_is_read_in_every_format(prefix: str) -> None:
 @pytest.mark.parametrize("prefix", PREFIXES.values(), ids=PREFIXES)
 def test_other_xids_are_read_in_every_format(prefix: str) -> None:
     codes = ("13", "31", "43", "45", "48", "63", "79", "94", "119", "154", "175")
-    places = [("PCI:0000:48:00", "0000:48:00.0", process) for process in PROCESSES]
-    places += [(printed, address, "") for printed, address in ADDRESSES.items()]
-    for (printed, address, process), code, separator in itertools.product(places, codes, (", ", ",  ", ",", " ", "\t")):
+    beginnings = [("PCI:0000:48:00", "0000:48:00.0", process) for process in PROCESSES]
+    beginnings += [(printed, address, "") for printed, address in ADDRESSES.items()]
+    for (printed, address, process), code, separator in itertools.product(
+        beginnings, codes, (", ", ",  ", ",", " ", "\t")
+    ):
         line = f"{prefix}NVRM: Xid ({printed}): {code}{separator}{process}GPU recovery action changed from 0x0 (None)"
         result = counts(line)
         assert (result.xid, +result.fatal) == ({(address, code): 1}, {}), line
@@ -155,11 +158,15 @@ LOST = {
     "one line": ("NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2330) installed in this system has fallen off the bus.",),
     "short": ("NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.",),
 }  # fmt: skip
-"""Form of the message -> its lines, which the driver writes without a pause between them."""
+"""Form of the message that a GPU has fallen off the bus -> the lines of the message."""
 
 
 def forms(prefix: str, lines: tuple[str, ...]) -> Iterator[list[str]]:
-    """Yield these lines as a log has them: one record per line; one record with indented lines; one record with line ends."""
+    """Yield logs with one message of these lines, in three forms.
+
+    The forms are: one record per line; the second and later lines indented, without a prefix; all lines in one record. In
+    /dev/kmsg, such a record has escaped line ends and is followed by lines with its properties.
+    """
     yield [prefix + line for line in lines]
     yield [f"{prefix}{lines[0]}", *(f"               {line}" for line in lines[1:])]
     if prefix.startswith("3,"):
@@ -172,8 +179,8 @@ def forms(prefix: str, lines: tuple[str, ...]) -> Iterator[list[str]]:
 @pytest.mark.parametrize("lines", LOST.values(), ids=LOST)
 def test_gpu_lost_without_an_xid_is_read_in_every_format(prefix: str, lines: tuple[str, ...]) -> None:
     for log in forms(prefix, lines):
-        between = [line for line in log for line in (line, f"{prefix}workqueue: hogged CPU for >10000us 4 times")]
-        for variant in (log, between):
+        interleaved = [text for line in log for text in (line, f"{prefix}workqueue: hogged CPU for >10000us 4 times")]
+        for variant in (log, interleaved):
             assert counts(*variant).messages == {("0000:18:00.0", "fallen_off_the_bus"): 1}, variant
 
 
@@ -190,66 +197,71 @@ def test_gpu_lost_without_an_xid_is_read_in_every_format(prefix: str, lines: tup
         ("traps: NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", ""),
     ],
 )
-def test_other_messages_about_a_gpu_are_classified(message: str, kind: str) -> None:
+def test_other_messages_about_a_gpu_are_classified_or_ignored(message: str, kind: str) -> None:
     for prefix in PREFIXES.values():
         assert counts(prefix + message).messages == ({("0000:18:00.0", kind): 1} if kind else {})
 
 
 _SENTENCE = "NVRM: The NVIDIA GPU 0000:18:00.0 (PCI ID: 10de:2901)"
-_FAILED = "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x22:0x3f:744)"
-_REFUSED = "nvidia: probe of 0000:18:00.0 failed with error -1"
-SETTINGS: dict[str, list[tuple[str, ...]]] = {
+_INIT_FAILED = "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x22:0x3f:744)"
+_PROBE_FAILED = "nvidia: probe of 0000:18:00.0 failed with error -1"
+START_FAILURES: dict[str, list[tuple[str, ...]]] = {
     "no_address_space": [
         (
             "NVRM: This PCI I/O region assigned to your NVIDIA device is invalid:",
             "NVRM: BAR1 is 0M @ 0x0 (PCI:0000:18:00.0)",
-            _REFUSED,
+            _PROBE_FAILED,
         ),
         (
             "NVRM: request_mem_region failed for 0M @ 0x0. This can",
             "NVRM: occur when a driver such as rivatv is loaded and claims",
             "NVRM: ownership of the device's registers.",
-            _REFUSED,
+            _PROBE_FAILED,
         ),
     ],
     "other_driver": [
-        ("NVRM: request_mem_region failed for 16M @ 0xd8000000. This can", "NVRM: occur when a driver such as:", _REFUSED),
+        ("NVRM: request_mem_region failed for 16M @ 0xd8000000. This can", "NVRM: occur when a driver such as:", _PROBE_FAILED),
         ("NVRM: GPU 0000:18:00.0 is already bound to nouveau.",),
     ],
     "open_modules_required": [
-        (_SENTENCE, "NVRM: installed in this system requires use of the NVIDIA", "NVRM: open kernel modules.", _FAILED),
+        (_SENTENCE, "NVRM: installed in this system requires use of the NVIDIA", "NVRM: open kernel modules.", _INIT_FAILED),
         (f"{_SENTENCE} installed in this system requires use of the NVIDIA open kernel modules.",),
     ],
     "open_modules_unsupported": [
-        (_SENTENCE, "NVRM: installed in this system is not supported by open", "NVRM: nvidia.ko because it does not", _REFUSED),
+        (_SENTENCE, "NVRM: installed in this system is not supported by open", "NVRM: nvidia.ko because it does not",
+         _PROBE_FAILED),
     ],
     "unsupported_by_driver": [
-        (_SENTENCE, "NVRM: installed in this system is not supported by the", "NVRM: NVIDIA 535.309.01 driver", _REFUSED),
+        (_SENTENCE, "NVRM: installed in this system is not supported by the", "NVRM: NVIDIA 535.309.01 driver", _PROBE_FAILED),
     ],
     "firmware_missing": [
-        ("nvidia 0000:18:00.0: Direct firmware load for nvidia/580.95.05/gsp_ga10x.bin failed with error -2", _FAILED),
+        ("nvidia 0000:18:00.0: Direct firmware load for nvidia/580.95.05/gsp_ga10x.bin failed with error -2", _INIT_FAILED),
     ],
     "confidential_computing": [
         ("NVRM: confComputeConstructEngine_IMPL: GPU confidential compute capability is not enabled.", "NVRM: osInitNvMapping: x",
-         _FAILED),
+         _INIT_FAILED),
     ],
 }  # fmt: skip
-"""Setting that keeps a GPU from starting -> lines of the driver (NVIDIA/gpu-operator issues 232 and 492, NVIDIA/nvtrust issue
-124, and the texts of nv-pci.c and osapi.c)."""
+"""Reason why a GPU does not start -> excerpts of logs with this reason.
+
+The lines are from NVIDIA/gpu-operator issues 232 and 492, from NVIDIA/nvtrust issue 124, and from the driver's nv-pci.c and
+osapi.c.
+"""
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
-def test_setting_that_keeps_a_gpu_from_starting_is_named(setting: str) -> None:
-    for lines in SETTINGS[setting]:
+@pytest.mark.parametrize("reason", START_FAILURES)
+def test_reason_why_a_gpu_does_not_start_is_reported(reason: str) -> None:
+    for lines in START_FAILURES[reason]:
+        # The kernel itself logs _PROBE_FAILED, so this line is always a separate record.
         for prefix in PREFIXES.values():
             for log in (
-                forms(prefix, lines) if len(lines) > 1 and lines[-1] != _REFUSED else [[prefix + x for x in lines]]
+                forms(prefix, lines) if len(lines) > 1 and lines[-1] != _PROBE_FAILED else [[prefix + x for x in lines]]
             ):
-                assert ("0000:18:00.0", setting) in counts(*log).messages, log
+                assert ("0000:18:00.0", reason) in counts(*log).messages, log
 
 
 def test_reason_without_an_address_is_attributed_only_to_the_next_gpu() -> None:
-    lines = SETTINGS["confidential_computing"][0]
+    lines = START_FAILURES["confidential_computing"][0]
     other = "NVRM: GPU 0000:2a:00.0: RmInitAdapter failed! (0x62:0x65:1784)"
     assert counts(*lines, other).messages == {
         ("0000:18:00.0", "init_failed"): 1,
@@ -259,7 +271,7 @@ def test_reason_without_an_address_is_attributed_only_to_the_next_gpu() -> None:
 
 
 def test_reason_without_an_address_is_not_attributed_to_a_gpu_that_fails_much_later() -> None:
-    reason, *_, failed = SETTINGS["confidential_computing"][0]
+    reason, *_, failed = START_FAILURES["confidential_computing"][0]
     for after_s, messages in ((60, {"init_failed", "confidential_computing"}), (61, {"init_failed"})):
         log = (f"3,1,1000000,-;{reason}", f"3,2,{(1 + after_s) * 1_000_000},-;{failed}")
         assert {message for _, message in counts(*log).messages} == messages
@@ -278,7 +290,7 @@ def test_reason_without_an_address_is_not_attributed_to_a_gpu_that_fails_much_la
     ],
 )
 def test_end_of_a_process_and_withdrawal_of_a_recovery_action_are_no_new_fault(text: str, is_fault: bool) -> None:
-    """NVIDIA/NVSentinel issues 1710 and 1440: every process that ends abnormally on a GPU leaves XIDs 45."""
+    """NVIDIA/NVSentinel issues 1710 and 1440: the driver logs XID 45 for every process that ends abnormally on a GPU."""
     for prefix in PREFIXES.values():
         result = counts(f"{prefix}NVRM: Xid (PCI:0000:18:00): {text}")
         assert result.xid.total() == 1
@@ -293,7 +305,7 @@ def test_unsupported_gpu_is_not_reported_as_lost_if_another_gpu_is_lost() -> Non
     assert counts(*unsupported.split("\n"), lost).messages == {("0000:18:00.0", "fallen_off_the_bus"): 1}
 
 
-def test_two_gpus_lost_at_once_are_both_named() -> None:
+def test_two_gpus_lost_at_once_are_both_reported() -> None:
     lines = [line.replace("18:00", bus) for bus in ("18:00", "2a:00") for line in LOST["R535 and later"]]
     assert set(counts(*lines).messages) == {
         ("0000:18:00.0", "fallen_off_the_bus"),
@@ -364,7 +376,7 @@ LOG = ROOT / "tests" / "data" / "kernel_log.txt"
 
 
 def paragraphs() -> list[tuple[set[str], list[str]]]:
-    """Return the expected readings of each paragraph of the log, and its lines."""
+    """Return the expected readings and the lines of each paragraph of LOG. The first line of a paragraph lists the readings."""
     result = []
     for paragraph in LOG.read_text().split("\n\n")[1:]:
         head, *lines = paragraph.rstrip("\n").split("\n")
@@ -375,7 +387,7 @@ def paragraphs() -> list[tuple[set[str], list[str]]]:
 
 
 def everything_read(lines: list[str]) -> set[str]:
-    """Return the readings of these lines, in the form of the first line of a paragraph."""
+    """Return the readings of these lines, each as text in the form that LOG uses, such as `xid 79 0000:cb:00.0`."""
     result = counts(*lines)
     xids = {f"xid {code} {pci}{' fatal' if result.fatal[pci, code] else ''}" for pci, code in result.xid}
     sxids = {f"sxid {fatal} {code} {pci}" for pci, fatal, code in result.sxid}
@@ -429,7 +441,7 @@ BAD_PAGE = (
     "Memory failure: 0x2f5a3c1: already hardware poisoned",
 )
 """Messages about one bad page of memory."""
-GPU_AT_17, SWITCH = ("pci", "0000:17:00.0"), ("pci", "0000:15:01.0")
+GPU_AT_17, ROOT_PORT = ("pci", "0000:17:00.0"), ("pci", "0000:15:01.0")
 
 
 @pytest.mark.parametrize(
@@ -442,8 +454,8 @@ GPU_AT_17, SWITCH = ("pci", "0000:17:00.0"), ("pci", "0000:15:01.0")
         ([FATAL, DETAILS, FATAL, DETAILS], {GPU_AT_17: 2}),
         ([FATAL, DETAILS, DETAILS], {GPU_AT_17: 2}),
         ([FATAL, FATAL, DETAILS], {GPU_AT_17: 2}),
-        ([FATAL, DETAILS, DETAILS.replace("17:00.0", "15:01.0")], {GPU_AT_17: 1, SWITCH: 1}),
-        ([FATAL, FATAL.replace("17:00.0", "15:01.0"), DETAILS], {GPU_AT_17: 1, SWITCH: 1}),
+        ([FATAL, DETAILS, DETAILS.replace("17:00.0", "15:01.0")], {GPU_AT_17: 1, ROOT_PORT: 1}),
+        ([FATAL, FATAL.replace("17:00.0", "15:01.0"), DETAILS], {GPU_AT_17: 1, ROOT_PORT: 1}),
     ],
 )
 def test_fatal_pcie_error_and_its_details_are_counted_as_one_event(
@@ -457,6 +469,7 @@ def test_fatal_pcie_error_and_its_details_are_counted_as_one_event(
 def test_details_are_awaited_for_a_limited_number_of_devices() -> None:
     addresses = [f"0000:{number:02x}:00.0" for number in range(20)]
     read = counts(*(line.replace("0000:17:00.0", address) for line in (FATAL, DETAILS) for address in addresses)).events
+    # For the first four devices, the details count as a second event: FATAL is remembered only for the newest 16 devices.
     assert [read.counts["pcie_fatal", ("pci", address)] for address in addresses] == [2] * 4 + [1] * 16
 
 
@@ -477,7 +490,7 @@ def test_number_of_known_bad_pages_is_limited() -> None:
     assert read.counts.total() == 4098
 
 
-def test_firmware_record_is_counted_once_for_each_number() -> None:
+def test_firmware_records_with_different_numbers_are_counted_separately() -> None:
     (record,) = [lines for expected, lines in paragraphs() if expected == {"event memory_corrected dimm=P1-DIMMC1"}]
     again = [line.replace("{3}", f"{{{number}}}") for number in range(4, 24) for line in record]
     assert list(counts(*record, *again).events.by_part()) == [("memory_corrected", ("dimm", "P1-DIMMC1"), 21)]

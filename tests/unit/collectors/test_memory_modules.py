@@ -1,4 +1,4 @@
-"""Memory modules are read from the SMBIOS table of the firmware; a damaged table gives a reason."""
+"""Memory modules are read from the SMBIOS table of the firmware. If it cannot be parsed, each reading is an error."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ MEMINFO = "MemTotal:       2113404636 kB\n"
 
 
 def readings(root: Path, table: bytes | None, *, virtual: Value | Absent = False) -> dict[str, Value | Absent]:
-    """Return `name scope` -> reading of a host with this SMBIOS table; None: the host has no table."""
+    """Return `name scope` -> reading of a host with this SMBIOS table.
+
+    `table` is None if the host has no table. `virtual` is whether the host is a virtual machine, or why this is unknown.
+    """
     path = root / dmi.TABLE
     path.parent.mkdir(parents=True)
     (root / "proc").mkdir()
@@ -49,7 +52,7 @@ def test_all_readings_of_a_module_and_of_the_host_are_reported(tmp_path: Path) -
     }
 
 
-def test_empty_slot_has_no_figures_and_other_slots_are_unchanged(tmp_path: Path) -> None:
+def test_readings_of_an_empty_slot_are_unsupported_and_other_slots_are_unchanged(tmp_path: Path) -> None:
     before = readings(tmp_path / "before", dmi.table(SLOTS))
     after = readings(tmp_path / "after", dmi.table(dmi.without(SLOTS, "P2-DIMMC1")))
     changed = {name: value for name, value in after.items() if value != before[name]}
@@ -68,7 +71,7 @@ def test_empty_slot_has_no_figures_and_other_slots_are_unchanged(tmp_path: Path)
         ({"size": None}, {"size": None}),
         ({"rate": 0}, {"rate": None}),
         ({"rate": 70000, "rated": 70000}, {"rate": 70_000_000_000, "rated": 70_000_000_000}),
-        ({"length": 0x22}, {"rate": 4_800_000_000, "size": 128 * dmi.GIB}),  # SMBIOS 2.7 has slots of this length
+        ({"length": 0x22}, {"rate": 4_800_000_000, "size": 128 * dmi.GIB}),  # SMBIOS 2.7
         ({"length": 0x1B, "size": 16 * dmi.GIB}, {"rate": None, "rated": 4_800_000_000, "serial": "80CE0123"}),  # SMBIOS 2.3
         ({"length": 0x15, "size": 16 * dmi.GIB}, {"rated": None, "serial": "", "part_number": ""}),  # SMBIOS 2.1
         ({"kind": dmi.DDR4}, {"kind": "DDR4"}),
@@ -77,6 +80,7 @@ def test_empty_slot_has_no_figures_and_other_slots_are_unchanged(tmp_path: Path)
     ],
 )  # fmt: skip
 def test_fields_of_a_slot_are_parsed(slot: Mapping[str, object], expected: Mapping[str, object]) -> None:
+    """The cases with a `length` are structures of older versions of SMBIOS, which are shorter."""
     (parsed,) = memory_slots(dmi.table([replace(SLOTS[0], **slot)]))  # type: ignore[arg-type]
     assert {name: getattr(parsed, name) for name in expected} == expected
 
@@ -116,7 +120,7 @@ def test_host_without_tables_reports_no_modules(tmp_path: Path) -> None:
     assert statuses == ["unsupported"] * 12
 
 
-def test_damaged_table_is_an_error_with_its_reason(tmp_path: Path) -> None:
+def test_readings_of_a_damaged_table_are_errors_that_name_the_table(tmp_path: Path) -> None:
     table = dmi.table(SLOTS)
     cases = {"short": table[:400], "zeros": b"\0" * 100, "tiny": b"\x11"}
     for name, content in cases.items():

@@ -1,4 +1,4 @@
-"""The network collector reads the NICs of a host from /sys, leaves out other interfaces, and reads bonds from /sys and /proc."""
+"""The network collector reads NICs from /sys, and bonds and teams from /sys and /proc. It omits all other interfaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
 
 
 def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
-    """Return the readings that a fault changes."""
+    """Return the readings whose value a fault changes, with their values after it."""
     before = readings(root)
     fault(root)
     after = readings(root)
@@ -35,14 +35,14 @@ def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
 
 
 def write(root: Path, **files: object) -> None:
-    """Write files of the NIC."""
+    """Write files of the interface NIC in /sys: name of the file -> content."""
     for name, text in files.items():
         (links.interface(root, NIC) / name).write_text(f"{text}\n")
 
 
 @pytest.fixture
 def root() -> Iterator[Path]:
-    """Yield a tree with two NICs."""
+    """Yield the root directory of a simulated host with two NICs."""
     with links.temporary_tree(gpus=1) as root:
         yield root
 
@@ -115,7 +115,8 @@ def test_nic_without_a_cable_has_no_speed_and_no_duplex(root: Path) -> None:
 def test_disabled_nic_has_no_carrier_speed_or_duplex(root: Path) -> None:
     for name in ("carrier", "speed", "duplex"):
         (links.interface(root, NIC) / name).unlink()
-        # If root reads clear_refs, the error is EINVAL, as with these three files of a disabled interface.
+        # Reading clear_refs fails with EINVAL, like reading these three files of a disabled interface. Only the superuser can
+        # open clear_refs for reading.
         (links.interface(root, NIC) / name).symlink_to("/proc/self/clear_refs")
     absent = {name: value for (name, _), value in readings(root).items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(
@@ -173,7 +174,7 @@ def test_bond_counts_its_active_interfaces(root: Path, state: str, up: int) -> N
 
 
 def members(observed: dict[tuple[str, str], object], bond: str) -> dict[str, object]:
-    """Return member -> whether it takes part in the bond."""
+    """Return member -> its reading `network.bond.member_up`."""
     start = f"nic={bond},member="
     return {
         location.removeprefix(start): value for (_, location), value in observed.items() if location.startswith(start)
@@ -185,7 +186,7 @@ def members(observed: dict[tuple[str, str], object], bond: str) -> dict[str, obj
     "mode",
     ["balance-rr 0", "active-backup 1", "balance-xor 2", "broadcast 3", "802.3ad 4", "balance-tlb 5", "balance-alb 6"],
 )
-def test_member_of_a_bond_is_up_only_with_a_link_in_every_mode(root: Path, mode: str, state: str) -> None:
+def test_in_every_mode_a_member_of_a_bond_is_up_only_if_it_has_a_link(root: Path, mode: str, state: str) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: state})
     links.write(root, "sys/class/net/bond0/bonding/mode", f"{mode}\n")
     assert members(readings(root), "bond0") == {links.ROCE_INTERFACE: True, NIC: state == "up"}
@@ -253,7 +254,10 @@ def test_member_is_down_if_either_sys_or_proc_reports_it_as_down(root: Path) -> 
 
 
 def add_master(root: Path, name: str, kind: str = "") -> None:
-    """Add an interface that has two members but is no bond. `kind`: line of its uevent file that names the type of device."""
+    """Add an interface that has two members but is no bond.
+
+    `kind` is the line of its uevent file with its DEVTYPE; empty: the file has no such line, as for a team.
+    """
     links.write(root, f"sys/devices/virtual/net/{name}/type", "1\n")
     links.write(root, f"sys/devices/virtual/net/{name}/uevent", f"{kind}INTERFACE={name}\nIFINDEX=7\n")
     (root / "sys/class/net" / name).symlink_to(f"../../devices/virtual/net/{name}")
@@ -271,7 +275,7 @@ def test_member_of_a_team_is_up_if_it_has_a_carrier(root: Path, carrier: str) ->
 
 
 @pytest.mark.parametrize(("name", "kind"), [("br0", "DEVTYPE=bridge\n"), ("vrf0", "DEVTYPE=vrf\n"), ("ovs-system", "")])
-def test_interfaces_of_a_bridge_or_vrf_are_not_members_of_a_bond(root: Path, name: str, kind: str) -> None:
+def test_interfaces_of_a_bridge_vrf_or_open_vswitch_have_no_member_readings(root: Path, name: str, kind: str) -> None:
     add_master(root, name, kind)
     write(root, carrier="0")
     assert members(readings(root), name) == {}
@@ -279,13 +283,13 @@ def test_interfaces_of_a_bridge_or_vrf_are_not_members_of_a_bond(root: Path, nam
 
 def test_virtio_nic_has_driver_and_pci_address_but_no_speed(root: Path) -> None:
     nic = links.interface(root, NIC).resolve()
-    below = nic.parents[1] / "virtio0"
-    (below / "net").mkdir(parents=True)
-    nic.rename(below / "net" / NIC)
+    virtio = nic.parents[1] / "virtio0"
+    (virtio / "net").mkdir(parents=True)
+    nic.rename(virtio / "net" / NIC)
     links.interface(root, NIC).unlink()
-    links.interface(root, NIC).symlink_to(Path("../..") / (below / "net" / NIC).relative_to(root / "sys"))
-    (below / "subsystem").symlink_to("../../../bus/virtio")
-    (below / "driver").symlink_to("../../../bus/virtio/drivers/virtio_net")
+    links.interface(root, NIC).symlink_to(Path("../..") / (virtio / "net" / NIC).relative_to(root / "sys"))
+    (virtio / "subsystem").symlink_to("../../../bus/virtio")
+    (virtio / "driver").symlink_to("../../../bus/virtio/drivers/virtio_net")
     write(root, duplex="unknown", speed=-1)
     observed = readings(root)
     assert (observed["driver", SCOPE], observed["pci_address", SCOPE]) == ("virtio_net", links.PLAIN_NIC)
@@ -301,7 +305,7 @@ def test_host_without_interfaces_has_no_nics(tmp_path: Path) -> None:
     assert readings(tmp_path) == {("nic_count", "host"): 0}
 
 
-def test_nics_are_not_counted_without_sys(tmp_path: Path) -> None:
+def test_number_of_nics_is_an_error_if_sys_is_not_mounted(tmp_path: Path) -> None:
     assert readings(tmp_path) == {("nic_count", "host"): Absent.error("/sys/class/net: /sys is not mounted")}
 
 

@@ -1,4 +1,7 @@
-"""Test the NVML collector with a stub library that answers from scenario files: a fault changes only the readings of its part."""
+"""Test the NVML collector with a stub library that answers from scenario files. `nvml_stub.c` documents their format.
+
+A fault of a GPU, of one of its links or of a pair of GPUs must not change other readings.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ from tests.fakes import links as fake_links
 from tests.fakes import nvml
 
 Readings = dict[str, object]
-"""`name scope` -> the value, or `status: reason`."""
+"""`name scope` -> the value, or `status: reason` if the reading is absent."""
 
 LOST = "error: NVML: GPU is lost"
 NOT_SUPPORTED = "unsupported: NVML: Not Supported"
@@ -42,7 +45,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reader(library: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[nvml.Reader]:
-    """Yield a process that takes snapshots of scenarios with one collector."""
+    """Yield a running program that takes snapshots of any scenario. It keeps its collectors from one snapshot to the next."""
     with nvml.Reader(library, tmp_path_factory.mktemp("scenario") / "now") as started:
         yield started
 
@@ -189,6 +192,7 @@ NVLINK5 = {
     f"gpu.nvlink.{name}"
     for name in ("failed_recoveries", "receive_errors", "symbol_errors", "effective_errors", "effective_error_ratio")
 }
+"""Names of readings that only GPUs with NVLink 5 have."""
 FABRIC_HEALTH = {
     f"gpu.fabric.{name}"
     for name in (
@@ -204,7 +208,7 @@ UNSUPPORTED_ON_HOPPER = NVLINK5 | {
     "gpu.retired_pages.pending",
     "gpu.c2c.link_count",
     "gpu.c2c.missing_links",
-    "gpu.throttle.time",  # only reason=thermal, a total whose parts are reported instead
+    "gpu.throttle.time",  # only for reason=thermal: sw_thermal and hw_thermal are reported instead
 }
 UNSUPPORTED = {"healthy-h100x8": UNSUPPORTED_ON_HOPPER, "healthy-h200x4": UNSUPPORTED_ON_HOPPER | FABRIC_HEALTH}
 """Scenario of a healthy host -> the names of its absent readings."""
@@ -217,7 +221,7 @@ def test_healthy_host_reports_all_readings(reader: nvml.Reader, name: str) -> No
     assert "gpu.nvlink.active gpu=0,link=18" not in observed
     absent = {key: value for key, value in observed.items() if re.match(r"(error|unsupported): ", str(value))}
     assert {key.split()[0] for key in absent} == UNSUPPORTED[name], (
-        "if a reading is missing, add its function to nvml_stub.c and to the scenario"
+        "if a reading is absent only on the left, add its NVML function to nvml_stub.c and to the scenario"
     )
     assert all(str(value).startswith("unsupported: ") for value in absent.values())
     assert {key.split()[1] for key in absent if "throttle" in key} == {
@@ -243,7 +247,7 @@ ECC_COUNTS = [
 ]
 
 DEVIATIONS: dict[str, Readings] = {
-    "gpu-missing": {"gpu.count host": 7},  # the test adds the removed readings of gpu=7
+    "gpu-missing": {"gpu.count host": 7},  # the test also expects that the readings of GPU 7 are removed
     "ecc-uncorrectable": {
         "gpu.ecc.uncorrectable_volatile gpu=2": 2,
         "gpu.ecc.uncorrectable_aggregate gpu=2": 2,
@@ -378,10 +382,11 @@ LINK_READINGS = (
     "gpu.nvlink.recoveries",
     "gpu.nvlink.crc_errors",
 )
-"""Readings of each NVLink of a Hopper GPU."""
+"""Names of the readings of each NVLink of a Hopper GPU."""
 PEERS_OF_GPU_1 = (0, 2, 3, 4, 5, 6, 7)
 
-# Line added to the healthy scenario -> expected changes. A test moves lines of GPU 1 that change no path to other GPUs.
+# Line added to the scenario healthy-h100x8 -> expected changes. The lines of GPU 1 that change no path between GPUs are tested
+# eight at a time: each of the eight lines is moved to a different GPU.
 ANSWERS: dict[str, Readings] = {
     "gpu.1.ComputeRunningProcesses=4711 4712": {"gpu.processes gpu=1": 2},
     "gpu.1.PersistenceMode=0": {"gpu.persistence.enabled gpu=1": False},
@@ -533,7 +538,7 @@ def test_invalid_utf8_affects_only_its_reading(reader: nvml.Reader, healthy: Rea
 
 
 def peers(observed: Readings) -> dict[tuple[int, int], object]:
-    """Return (GPU, peer) -> the path between them."""
+    """Return (GPU, peer) -> the path from the GPU to the peer."""
     matches = ((re.fullmatch(r"gpu\.peer\.link gpu=(\d+),peer=(\d+)", key), value) for key, value in observed.items())
     return {(int(match[1]), int(match[2])): value for match, value in matches if match}
 
@@ -602,7 +607,11 @@ def test_lost_gpu_has_no_peer_paths(reader: nvml.Reader) -> None:
 
 
 def lost_gpu_changes(healthy: Readings, gpu: int, why: str = LOST) -> Readings:
-    """Return the changes if this GPU does not answer: those of its readings and of every pair of GPUs that includes it."""
+    """Return the changes of readings if this GPU does not answer.
+
+    `why` becomes the value of its readings. The readings of each of its links become one reading of the GPU. The paths from and
+    to the GPU are removed.
+    """
     gpu_readings: Readings = {
         key: None if "link=" in key or "peer=" in key else why for key in healthy if belongs_to(key, [gpu])
     }
@@ -611,7 +620,7 @@ def lost_gpu_changes(healthy: Readings, gpu: int, why: str = LOST) -> Readings:
 
 
 def belongs_to(key: str, gpus: Iterable[int]) -> bool:
-    """Return whether `name scope` is a reading of one of these GPUs."""
+    """Return whether `key` (`name scope`) is a reading of one of these GPUs."""
     return key.split()[1].split(",")[0] in {f"gpu={gpu}" for gpu in gpus}
 
 
@@ -647,21 +656,24 @@ PER_GPU = sorted(
         )
     }
 )
-"""Every getter of a GPU in the healthy scenario, with its arguments."""
+"""NVML getter with its arguments, from each line of the scenario healthy-h100x8 that applies to all GPUs."""
 
 
 @pytest.mark.parametrize("first", range(0, len(PER_GPU), 4))
 def test_recovery_action_is_gpu_reset_if_the_driver_refuses_any_reading_until_a_reset(
     reader: nvml.Reader, first: int
 ) -> None:
-    """For each GPU with an odd index, the driver refuses a different reading."""
+    """On each GPU with an odd index, the driver refuses one of the getters until a reset.
+
+    On all GPUs, the driver reports no recovery action, like a driver before R570.
+    """
     refused = dict(zip((1, 3, 5, 7), PER_GPU[first : first + 4], strict=False))
     before_r570 = "FieldValues.230=!3"
     lines = (f"gpu.{gpu}.{getter}=!16" for gpu, getter in refused.items())
     observed = readings(reader, "healthy-h100x8", before_r570, *lines)
-    # Exempt: getters that this snapshot does not call (older functions that replace missing ones, counters that only an exporter
-    # reads, unused counters, the types of the parts at the ends of further links), and the path of a pair of GPUs, which either
-    # GPU may have refused.
+    # Exempt getters: CurrentClocksThrottleReasons is called only if the library lacks CurrentClocksEventReasons. Only an exporter
+    # calls those of GPM. NvLinkErrorCounter is not called for the counters 3 and 4. P2PStatus, and NvLinkRemoteDeviceType of all
+    # links but the first, serve only for paths between GPUs, which do not affect the recovery action.
     exempt = re.compile("CurrentClocksThrottleReasons|Gpm|P2PStatus|NvLinkErrorCounter|NvLinkRemoteDeviceType")
     for gpu, getter in refused.items():
         assert observed[f"gpu.recovery_action gpu={gpu}"] == "gpu_reset" or exempt.match(getter), getter
@@ -772,8 +784,12 @@ def test_damaged_library_is_named_and_leaves_the_number_of_gpus_unknown(tmp_path
     assert reason.endswith(f"{nvml.LIBRARY}: {why}: install the libraries of the driver again")
 
 
-class TestDevice:
-    """NVIDIA/nvidia-container-toolkit issue 1227: a container whose control group lost the GPUs gets `Unknown Error`."""
+class TestDeviceFile:
+    """If NVML cannot be opened because of /dev/nvidiactl, the reason names this file.
+
+    In NVIDIA/nvidia-container-toolkit issue 1227, the control group of a container has lost the access to the GPUs. NVML then
+    reports only `Unknown Error`.
+    """
 
     def reason(self, root: Path, monkeypatch: pytest.MonkeyPatch, code: int) -> Absent:
         """Return the reason that `open_nvml` reports if nvmlInit fails with this code."""
@@ -861,10 +877,13 @@ NO_ANSWER = "error: no answer within 0.5 s"
 def repeated_snapshots(
     library: Path, scenario: Path, *later: str, kept_open: bool = True
 ) -> list[tuple[float, Readings]]:
-    """Take a snapshot, and one more after each added scenario line; return the duration in seconds and the readings of each.
+    """Take several snapshots with one collector. Return the duration in seconds and the readings of each snapshot.
 
-    One collector takes all snapshots. With `kept_open`, NVML must still be open at the end, because a call is pending. Otherwise
-    more snapshots follow until the collector closes NVML: the pending call returns later on a busy machine.
+    The collector waits 0.5 s for the GPUs. The first snapshot is that of `scenario`. Before each further snapshot, one line of
+    `later` is added to the scenario.
+
+    With `kept_open`, NVML must still be open after these snapshots, because a call is pending. Otherwise, more snapshots follow
+    until the pending call has returned and the collector has closed NVML, and then a last one.
     """
     mode = "keep_open" if kept_open else "wait_until_closed"
     arguments = ["-c", REPEATED_SNAPSHOTS, "0.5", scenario, mode, *later]
@@ -949,7 +968,7 @@ print(json.dumps(to_json(snapshot)))
         ),
     ],
 )
-def test_function_missing_in_pynvml_is_unsupported(
+def test_function_or_structure_missing_in_pynvml_is_unsupported(
     library: Path, healthy: Readings, removed: tuple[str, ...], unsupported: dict[str, str]
 ) -> None:
     printed = nvml.python(["-c", SNAPSHOT_WITHOUT_FUNCTIONS, *removed], library, nvml.scenario("healthy-h100x8"))
@@ -1012,7 +1031,9 @@ def test_fields_that_break_the_library_are_never_read(library: Path) -> None:
     ]
     fields = {int(field) for call in field_calls for field in re.findall(r"\[(\d+), \d+\]", str(call))}
     assert fields >= {230, 164}
-    assert not fields & {161, 162, 163}, "in R580, reading these fields damages the memory of the process (LinkKind)"
+    assert not fields & {161, 162, 163}, (
+        "in R580, reading these fields damages the memory of the process: see the docstring of LinkKind"
+    )
 
 
 def test_link_speed_before_hopper_uses_the_old_field(reader: nvml.Reader) -> None:
@@ -1046,7 +1067,7 @@ def test_missing_links_are_counted_only_behind_a_switch(
     assert readings(reader, base, *lines)["gpu.nvlink.missing_links gpu=0"] == missing
 
 
-def test_throttle_times_use_field_numbers_of_early_r575_drivers(reader: nvml.Reader) -> None:
+def test_throttle_times_use_field_numbers_of_early_r575_and_r580_drivers(reader: nvml.Reader) -> None:
     moved = ("FieldValues.269=!2", "FieldValues.27?=7", "FieldValues.25[123]=1500000000 3")
     observed = readings(reader, "healthy-h100x8", *moved)
     assert {key: observed[key] for key in observed if key.startswith("gpu.throttle.time gpu=0,")} == {
@@ -1098,12 +1119,15 @@ CONSTANT_FUNCTIONS = {
 
 
 def recorded_calls(library: Path, *full_snapshot: str) -> list[list[tuple[object, ...]]]:
-    """Return the NVML calls of two collections: (function, arguments…)."""
+    """Return the NVML calls of two collections by one collector: (function, arguments…) for each call.
+
+    If any `full_snapshot` argument is given, both collections are full snapshots; otherwise both are scrapes.
+    """
     printed = nvml.python(["-c", RECORD_CALLS, *full_snapshot], library, nvml.scenario("healthy-h200x4"))
     return [[tuple(map(str, call)) for call in calls] for calls in json.loads(printed)]
 
 
-@pytest.mark.parametrize("full_snapshot", [(), ("full_snapshot",)])
+@pytest.mark.parametrize("full_snapshot", [(), ("full_snapshot",)], ids=["scrape", "full snapshot"])
 def test_each_getter_is_called_once(library: Path, full_snapshot: tuple[str, ...]) -> None:
     for calls in recorded_calls(library, *full_snapshot):
         assert [call for call in set(calls) if calls.count(call) > 1] == []
@@ -1121,10 +1145,12 @@ def test_scrape_skips_slow_calls_and_reads_constants_once(library: Path) -> None
 
 def test_scrape_makes_few_calls_per_gpu(library: Path) -> None:
     _, second = recorded_calls(library)
-    assert len(second) / 4 < 85, "a call costs tens of microseconds on a real GPU: read fields together"
+    assert len(second) / 4 < 85, "a call takes tens of microseconds on a real GPU: read several fields in one call"
 
 
-def test_scrape_matches_snapshot_except_slow_readings(reader: nvml.Reader, healthy: Readings) -> None:
+def test_scrape_has_all_readings_of_a_full_snapshot_except_snapshot_only_ones(
+    reader: nvml.Reader, healthy: Readings
+) -> None:
     first, second = (flat(reader.take("healthy-h100x8", full_snapshot=False)["snapshot"]) for _ in range(2))
     assert first == second
     snapshot_only = {row.name for row in collector.GPU_READINGS if row.pace == "snapshot_only"}
@@ -1178,7 +1204,7 @@ import json, sys
 from collectors.nvml import FastReader
 try:
     reader = FastReader(json.loads(sys.argv[1]))
-    if len(sys.argv) > 3:  # changes between start and reading
+    if len(sys.argv) > 3:  # change the scenario after the start of the reader
         with open(sys.argv[2], "a") as scenario:
             scenario.write(sys.argv[3])
     print(json.dumps(list(reader.read().items()), default=lambda absent: absent.reason))
@@ -1188,7 +1214,10 @@ except OSError as error:
 
 
 def fast_readings(library: Path, scenario: Path, devices: list[int], *later: str) -> object:
-    """Return what FastReader reads in a separate process, or the message of its OSError. `later`: lines added after its start."""
+    """Return what FastReader reads in a separate process, or the message of the OSError that it raises.
+
+    `later` is at most one text, which is added to the scenario after FastReader has started.
+    """
     return json.loads(nvml.python(["-c", FAST_READER, json.dumps(devices), scenario, *later], library, scenario))
 
 
@@ -1283,7 +1312,7 @@ def test_lost_gpu_does_not_hide_conflicts_of_other_gpus(library: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name", ["driver-not-loaded", "version-mismatch", "not-supported"])
-def test_no_conflicts_if_nvml_does_not_answer(library: Path, name: str) -> None:
+def test_no_conflicts_if_nvml_cannot_be_opened_or_supports_no_query(library: Path, name: str) -> None:
     assert gpu_conflicts(library, nvml.scenario(name)) == []
 
 
@@ -1343,7 +1372,10 @@ CALLS = 250
 def test_momentary_denial_loses_no_reading(
     reader: nvml.Reader, healthy: Readings, befores: Sequence[int], most: int
 ) -> None:
-    """For each of up to three GPUs, NVML answers `befores` calls, denies the next `most` calls, and answers again."""
+    """For each number in `befores`, NVML denies readings of one GPU: it reports that the GPU lacks them.
+
+    NVML answers that number of calls for the GPU, denies the next `most` calls, and answers again.
+    """
     lines = [f"gpu.{gpu}.*=!3 for {most} after {before}" for gpu, before in zip((2, 4, 7), befores, strict=False)]
     assert changes(healthy, readings(reader, "healthy-h100x8", *lines)) == {}
 
@@ -1382,7 +1414,7 @@ for scenario in sys.argv[2:]:
     assert second == first.replace("True", "False")
 
 
-# ---- GPM counters ----
+# ---- GPM (GPU performance monitoring) counters ----
 
 GPM = """
 import json, sys, time
@@ -1404,7 +1436,10 @@ for later in sys.argv[2:]:
 
 
 def gpm(library: Path, scenario: Path, *later: str) -> list[tuple[Readings, int]]:
-    """Add each line and collect; after each collection, return the GPM readings of two GPUs and how often NVML is open."""
+    """Collect once for each text of `later`, after adding the text to the scenario.
+
+    Return, for each collection, the GPM readings of GPUs 0 and 1, and how many calls of nvmlInit no nvmlShutdown has undone yet.
+    """
     return [json.loads(line) for line in nvml.python(["-c", GPM, scenario, *later], library, scenario).splitlines()]
 
 
@@ -1481,9 +1516,11 @@ def test_exporter_reads_link_counters_in_the_background(library: Path, tmp_path:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
     reported = nvml.python(["-c", BACKGROUND_READINGS, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
     *counted, last = json.loads(reported)
-    assert (counted[0], last) == ("0", "7"), "an expired reading must be refreshed for the next collection"
+    assert (counted[0], last) == ("0", "7"), (
+        "the third collection must start a refresh, whose result the fourth collection reports"
+    )
     assert counted in (["0", "0", "0"], ["0", "0", "7"]), (
-        "the second collection must have the old reading; the third may have the new reading if the machine is busy"
+        "the second collection must report the old value; the third may report the new value if the machine is busy"
     )
 
 
@@ -1511,7 +1548,9 @@ def test_exporter_reads_paths_again_if_a_link_goes_down_or_they_are_old(library:
     assert json.loads(reported) == ["NODE", "NODE", "NV18", "NV17"]
 
 
-def test_slow_readings_that_were_not_requested_for_long_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_readings_that_were_not_requested_for_a_long_time_are_read_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     calls: list[float] = []
     now = [1000.0]
     monkeypatch.setattr(slow_readings, "_read_all", lambda gpu: (calls.append(now[0]), [("gpu.energy", {}, now[0])])[1])
@@ -1524,7 +1563,7 @@ def test_slow_readings_that_were_not_requested_for_long_are_read_at_once(monkeyp
     assert reported == calls == [1000.0, 2800.0, 4600.0]
 
 
-def test_unanswered_slow_readings_expire_without_a_second_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slow_readings_expire_if_their_refresh_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, calls, now = threading.Event(), [], [1000.0]
 
     def read_all(gpu: NvmlGpu) -> list[tuple[str, dict[str, str], float]]:
@@ -1540,7 +1579,7 @@ def test_unanswered_slow_readings_expire_without_a_second_call(monkeypatch: pyte
         now[0] += 400
     gate.set()
     assert reported[:3] == [1000.0] * 3
-    assert calls == [1000.0, 1400.0]
+    assert calls == [1000.0, 1400.0], "no other refresh may start while one is pending"
     assert isinstance(reported[3], Absent)
     assert reported[3].reason == "no answer for 1200 s"
 

@@ -37,10 +37,10 @@ BEYOND_LIMITS: Mapping[str, dict[tuple[str, str], str]] = {
     "qsfpdd-400g-module-fault-tec": {("temperature.alarm", ""): "high", ("temperature.warning", ""): "high"},
     "sfp28-dark": {("rx_power.alarm", "1"): "low", ("rx_power.warning", "1"): "low"},
 }
-"""Name of a capture, without its version -> (reading, lane) -> `low` or `high`: which limit of the module the value is beyond.
+"""Name of a capture, without its version -> (reading, lane) -> the reading: `low` or `high`. An empty lane is the whole module.
 
-In the captures that are not listed, every value is within the limits of the module. This includes `lane1-rx-low-warning`: the
-module keeps its warning flag until the flag is read, but the power is within the limits again.
+A capture is not listed if the module has no limits, or if every value is within them. An example of the latter is
+`qsfp28-sr4-lane1-rx-low-warning`: the power is within the limits again, but a module keeps its warning flag set until it is read.
 """
 
 
@@ -75,6 +75,7 @@ def test_vendor_part_number_serial_and_type_of_each_module_are_read(capture: str
 def test_alarm_or_warning_is_set_only_for_values_beyond_the_limits_of_the_module(capture: str) -> None:
     sides = {key: value for key, value in measured(read(capture)).items() if key[0].endswith((".alarm", ".warning"))}
     assert {key: value for key, value in sides.items() if value != "none"} == BEYOND_LIMITS.get(kind(capture), {})
+    # Copper cables and this AOC report no limits, so they have no readings of alarms and warnings.
     assert bool(sides) is not kind(capture).startswith((*COPPER, "qsfp56-aoc-no-thresholds"))
 
 
@@ -196,7 +197,7 @@ def test_damaged_ethtool_output_raises_only_reading_errors(capture: str, data: s
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 80)))
     damaged = text[:start] + data.draw(st.text(max_size=20)) + text[end:]
-    with contextlib.suppress(ReadingError):  # the collector records its reason
+    with contextlib.suppress(ReadingError):  # the collector records the reason in this error
         parse_module(damaged).readings(has_link=True)
 
 
@@ -375,7 +376,7 @@ def test_damaged_mlxlink_output_raises_only_reading_errors(capture: str, data: s
     text = optics.mlxlink(capture)
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 80)))
-    with contextlib.suppress(ReadingError):  # the collector records its reason
+    with contextlib.suppress(ReadingError):  # the collector records the reason in this error
         rows = parse_rows(text[:start] + data.draw(st.text(max_size=20)) + text[end:])
         port_of(rows)
         module_of(rows).readings(has_link=True)
@@ -400,7 +401,7 @@ def test_first_tool_that_measured_a_reading_wins_and_errors_win_over_unsupported
 
 
 def collect(root: Path) -> dict[str, dict[str, Value | Absent]]:
-    """Return name -> scope -> value."""
+    """Return name of a reading -> scope -> value, for the ports of the simulated host under `root`."""
     families = OpticsCollector(root, full_snapshot=True).collect()
     return {family.name: {scope(labels): value for labels, value in family.readings} for family in families}
 
@@ -445,7 +446,7 @@ def test_readings_are_unsupported_without_ethtool_and_mlxlink(root: Path) -> Non
 
 
 def refuse(root: Path, message: str, interface: str = links.PLAIN_INTERFACE) -> dict[str, Value | Absent]:
-    """Let ethtool fail with a message; return the readings of the interface's port."""
+    """Let ethtool fail with this message on standard error. Return name -> value for the port of the interface."""
     (root / "message").write_text(message)
     write_program(root / optics.ETHTOOL, 'cat "${0%/usr/sbin/ethtool}/message" >&2; exit 1')
     return {

@@ -1,4 +1,4 @@
-"""The PCIe collector reads the simulated /sys of an HGX host. Each simulated fault changes only the readings that describe it."""
+"""The PCIe collector reads the simulated /sys of an HGX host. A simulated fault changes only the readings that show it."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_link_at_lower_speed_is_slowed(root: Path) -> None:
     assert fault == device_readings(HCA, generation=4, slowed=True)
 
 
-def test_link_at_the_limit_of_its_port_is_not_degraded(root: Path) -> None:
+def test_link_at_the_limit_of_its_port_is_neither_slowed_nor_narrowed(root: Path) -> None:
     def riser(root: Path) -> None:
         links.set_link(root, PORT, "max", speed="16.0", width=8)
         links.set_link(root, GPU, "current", speed="16.0", width=8)
@@ -235,7 +235,7 @@ def test_missing_aer_counter_is_unsupported(root: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "RxErr 4\n", "TOTAL_ERR_COR many\n"])
-def test_missing_aer_total_is_an_error(text: str) -> None:
+def test_missing_or_invalid_aer_total_is_an_error(text: str) -> None:
     with pytest.raises(ValueError):
         parse_total(text)
 
@@ -244,12 +244,14 @@ def test_missing_aer_total_is_an_error(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "end", [GPU, PORT, links.HCA_PORTS[1]], ids=["GPU", "port above the GPU", "port above the adapter"]
+    "address", [GPU, PORT, links.HCA_PORTS[1]], ids=["GPU", "port above the GPU", "port above the adapter"]
 )
-def test_acs_redirects_only_in_a_port_above_gpu_or_adapter(root: Path, end: str) -> None:
-    fault = changed(root, lambda root: links.set_acs(root, end, links.ACS_KERNEL))
+def test_only_acs_of_a_port_above_gpu_or_adapter_redirects_traffic(root: Path, address: str) -> None:
+    fault = changed(root, lambda root: links.set_acs(root, address, links.ACS_KERNEL))
     expected = (
-        {} if end == GPU else device_readings(end, acs__enabled=True) | device_readings(GPU, acs__redirected=True)
+        {}
+        if address == GPU
+        else device_readings(address, acs__enabled=True) | device_readings(GPU, acs__redirected=True)
     )
     assert fault == expected
 
@@ -383,7 +385,10 @@ def test_nearest_adapters_are_those_at_the_end_of_the_shortest_path(root: Path) 
 
 
 def test_gpu_without_an_adapter_on_its_switch_has_the_path_node_or_sys_or_no_path(root: Path) -> None:
-    """The three adapters are removed one after another: the GPU's own, the other InfiniBand adapter, the RoCE adapter."""
+    """The test removes all three adapters one after another.
+
+    The first is on the switch of the second GPU, the second on the switch of the first GPU. The third is the RoCE adapter.
+    """
     without(root, links.HCAS[1])
     assert nic_paths(root) == {f"pci={links.GPUS[0]}": "PIX", f"pci={links.GPUS[1]}": "NODE"}
     without(root, links.HCAS[0])

@@ -37,7 +37,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "digest": {"size": 64, "seconds": 0.1},
     "collective": {"sizes_bytes": [8, 4096], "seconds": 0.01},
 }
-"""Benchmark -> settings that replace the catalogue's settings for CPUs, so that the benchmark takes less time."""
+"""Benchmark -> settings that override the catalogue's settings for CPUs, so that the benchmark takes less time."""
 
 
 def cpu_settings(benchmarks: Mapping[str, Benchmark], quick: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -64,7 +64,7 @@ def torchrun(work: Path, request: dict[str, Any], **environment: str) -> None:
 
 
 def run_as_agent(work: Path, request: dict[str, Any], program: str, **environment: str) -> None:
-    """Run a module on two ranks as the agent does: the launcher imports torch once and forks the ranks."""
+    """Run a request on two ranks, as the agent does: a launcher imports torch once and forks the ranks. They run `program`."""
     write_request(work, request)
     config = {"name": "ranks", "rank": 0, "hosts": 1, "address": "127.0.0.1", "port": 0, "admitted": [], "trains": True}
     (work / "rendezvous.json").write_text(json.dumps(config))
@@ -124,7 +124,7 @@ def observations(work: Path) -> list[Observation]:
 
 
 def check_every_output_once(settings: dict[str, dict[str, Any]], measured: list[Observation]) -> None:
-    """Check that each output of the benchmarks in `settings` has one observation per device, or one for the host."""
+    """Check that each output of the benchmarks in `settings` has one observation: for each device, or for the host."""
     for name, chosen in settings.items():
         for expected in expand("benchmark", name, chosen, "cpu"):
             scopes = [
@@ -193,7 +193,7 @@ def test_collectives_deliver_correct_values(measured: list[Observation]) -> None
 
 def test_ratio_of_busbw_to_algbw_is_that_of_nccl_tests(measured: list[Observation]) -> None:
     values = {(item.name, item.params.get("size_bytes"), item.params.get("placement")): item.value for item in measured}
-    factors = {
+    factors = {  # bus bandwidth / algorithm bandwidth
         "all_reduce": 1.0,
         "broadcast": 1.0,
         "reduce": 1.0,
@@ -254,7 +254,7 @@ def test_single_rank_runs_without_torchrun_and_removes_its_files(tmp_path: Path)
 def run_hosts(work: Path, gang: list[str], members: list[str], **pairs: Any) -> dict[str, list[Observation]]:
     """Run the benchmark `pairs` on `members`, which have two ranks each; return host -> observations.
 
-    `gang` lists all hosts of the gang, including those that do not take part in this launch.
+    `gang` lists the hosts for which the multi-node launch was planned, including those that were lost before this launch.
     """
     for host in members:
         (work / host).mkdir()
@@ -333,6 +333,7 @@ def test_sums_of_45_000_ranks_are_integers_that_fp32_represents_exactly(op: str)
 def test_error_without_a_supervisor_sets_the_exit_code_and_is_printed(
     tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
+    """The supervisor is the agent's process that launches the ranks. It would write an error of a benchmark to the record."""
     started = ranks.start_alone("agent.benchmarks", *arguments, work=tmp_path)
     codes, output = started.wait(), started.output.read_text()
     assert (codes, message in output) == ([code], True), output

@@ -1,4 +1,7 @@
-"""Test the common start if all hosts are healthy, if one hangs, and if some have left the benchmark. Each rank is a thread."""
+"""Test `CommonStart`, by which the ranks of several hosts agree on the moment at which all of them start.
+
+The cases: all hosts are healthy, one host hangs, some hosts have left the benchmark. Each rank is a thread of the test.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ HOSTS = ("h1", "h2", "h3", "h4")
 TIMEOUT_S = 1.0
 
 Outcome = Start | str
-"""The common start, or the reason why there is none."""
+"""The agreed start, or the error text of a rank that got none."""
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +33,8 @@ def _short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
 def agree(tmp_path: Path, *, hung: str = "", left: tuple[str, ...] = (), ranks: int = 1) -> dict[str, Outcome]:
     """Let ranks agree on a common start; return "HOST LOCAL_RANK" -> outcome.
 
-    The ranks of the hosts in `hung` and `left` do not take part, and have no outcome.
+    The ranks of the host `hung` and of the hosts `left` do not take part, and have no outcome. Unlike the host `hung`, the hosts
+    `left` have announced that they left the benchmark.
     """
     store, outcomes = HashStore(), dict[str, Outcome]()
     for host in left:
@@ -107,7 +111,7 @@ def test_hung_first_rank_is_reported_by_the_other_ranks_of_its_host(tmp_path: Pa
 
 def test_host_that_hangs_between_two_clock_questions_does_not_delay_the_answers_to_other_hosts(tmp_path: Path) -> None:
     store = HashStore()
-    store.set("name/clock/1/ask/0", "now")  # the first question; the second never comes
+    store.set("name/clock/1/ask/0", "now")  # the first question of host 1; it never asks the second
 
     def host(node: int) -> RankContext:
         return RankContext(

@@ -167,7 +167,10 @@ def run_ranks(tmp_path: Path, ranks: int, **over: Any) -> list[Context]:
 
 
 def test_wrong_copy_names_both_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The CPU stands for all devices. Bit 9 is always 0 in the copies that rank 2 makes to rank 0."""
+    """Bit 9 is always 0 in the copies that rank 2 makes to rank 0. All devices are the CPU, and each rank is a thread.
+
+    The name of a thread is the number of its rank, so that `copies` can find out which rank calls it.
+    """
     copied: list[tuple[int, int]] = []
 
     def copies(size: int, device: torch.device, peer: torch.device) -> digest.Computation:
@@ -195,7 +198,7 @@ def test_wrong_copy_names_both_devices(tmp_path: Path, monkeypatch: pytest.Monke
     assert by_scope["gpu=2,peer=0"].value == by_scope["gpu=2,peer=0"].params["repetitions"]
 
 
-def test_lost_peer_is_skipped(tmp_path: Path) -> None:
+def test_copy_to_a_lost_peer_is_skipped_and_a_single_gpu_or_cpus_have_no_peer_copies(tmp_path: Path) -> None:
     rank = context(tmp_path, ranks=2)
     rank.kind, rank.lost = "gpu", {1: "gone"}
     digest.run(rank, {**SETTINGS, "peer_copies": ["round_trip"]})

@@ -1,4 +1,4 @@
-"""Test how fio's output is parsed, which files fio leaves, and which I/O engine is chosen.
+"""Test how fio's output is parsed, which files fio leaves, and which I/O engine is chosen. A pass is one run of fio.
 
 The captures under tests/data/fio are from fio 3.42.
 """

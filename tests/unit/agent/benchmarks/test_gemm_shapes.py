@@ -1,4 +1,7 @@
-"""Matrix products in the shapes of language models: wrong products are counted; packs list data types that their GPU lacks."""
+"""Matrix products in the shapes of language models: wrong products are counted.
+
+Criteria packs list the data types that their GPU lacks.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,10 @@ def test_wrong_products_are_counted_and_correct_products_are_not(
         make_wrong("_int_mm" if dtype == "int8" else "matmul")
     rank = context(tmp_path)
     gemm_shapes.run(rank, {**SETTINGS, "dtypes": [dtype]})
-    found = {item.name: item for item in rank.observations}
-    assert {item.status for item in found.values()} == {"measured"}
-    assert found["gemm_shapes.wrong_products"].value == (10 if is_wrong else 0)
-    assert found["gemm_shapes.wrong_products"].params["checked"] == 10
+    reported = {item.name: item for item in rank.observations}
+    assert {item.status for item in reported.values()} == {"measured"}
+    assert reported["gemm_shapes.wrong_products"].value == (10 if is_wrong else 0)
+    assert reported["gemm_shapes.wrong_products"].params["checked"] == 10
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "fp16", "bf16", "int8"])
@@ -55,13 +58,13 @@ def test_a_correct_product_of_any_shape_is_not_counted(dtype: str, shape: tuple[
 @pytest.mark.parametrize("dtype", ["fp32", "fp16", "bf16", "int8"])
 @pytest.mark.parametrize("change", ["sign", "zero", "double", "NaN"])
 def test_a_single_wrong_element_of_a_long_row_is_found(dtype: str, change: str) -> None:
-    """In bf16, a checksum of the whole row of 8192 elements would tolerate an element that is zero or doubled."""
+    """With one checksum for the whole row (8192 elements), an element that is 0 or doubled would be tolerated in bf16."""
     multiply, count_wrong = gemm_shapes.build(dtype, 32, 8192, 256, torch.device("cpu"), seed=3)
     product = multiply()
-    size = product.double().square().mean().sqrt()
+    root_mean_square = product.double().square().mean().sqrt()
     rows = [*range(0, 32, 3)]
     for row in rows:
-        column = int((product[row].double().abs() > size).nonzero()[row * 50])
+        column = int((product[row].double().abs() > root_mean_square).nonzero()[row * 50])
         if change == "NaN" and dtype != "int8":
             product[row, column] = float("nan")
         else:
@@ -114,14 +117,14 @@ def test_wrong_product_is_reported_even_if_the_device_fails_later(
     rank = context(tmp_path)
     monkeypatch.setattr(rank, "sample", fail)
     gemm_shapes.run(rank, {**SETTINGS, "dtypes": ["fp32"]})
-    found = {item.name: item.value if item.value is not None else item.status for item in rank.observations}
-    assert found == {
+    reported = {item.name: item.value if item.value is not None else item.status for item in rank.observations}
+    assert reported == {
         "gemm_shapes.wrong_products": 1 if is_wrong else "error",
         "gemm_shapes.throughput": "error",
     }
 
 
-def test_pack_whose_gpu_lacks_a_data_type_lists_the_type_for_both_outputs() -> None:
+def test_pack_whose_gpu_lacks_a_data_type_of_gemm_lists_it_for_both_outputs_of_gemm_shapes() -> None:
     measured = {*HARDWARE["gemm_shapes"].settings["dtypes"]}
     packs = [read_pack(path.stem) for path in PACKS.glob("*.yml")]
     lacking = [pack for pack in packs if measured & {*pack.lacks.get("gemm.throughput", {}).get("dtype", ())}]

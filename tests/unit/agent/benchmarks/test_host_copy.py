@@ -30,8 +30,8 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def place(monkeypatch: pytest.MonkeyPatch, node: int | str, cpus: set[int]) -> None:
     """Pretend that the GPU is on NUMA node `node`, and that this process may run only on the processors `cpus`."""
     read = Path.read_text
-    own = "/sys/bus/pci/devices/0000:1b:00.0/numa_node"
-    monkeypatch.setattr(Path, "read_text", lambda path: f"{node}\n" if str(path) == own else read(path))
+    numa_file = "/sys/bus/pci/devices/0000:1b:00.0/numa_node"
+    monkeypatch.setattr(Path, "read_text", lambda path: f"{node}\n" if str(path) == numa_file else read(path))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: cpus)
 
 
@@ -55,6 +55,7 @@ def test_copies_use_the_node_of_the_gpu_and_another_usable_node(
     cpus: set[int],
     expected: tuple[int | None, int | None, str],
 ) -> None:
+    """`expected` has the node of the GPU, the other node, and the `numa` label of copies that do not use the other node."""
     place(monkeypatch, node, cpus)
     assert host_copy.numa_nodes(GPU, nodes) == expected
 
@@ -62,7 +63,7 @@ def test_copies_use_the_node_of_the_gpu_and_another_usable_node(
 def test_memory_of_a_node_that_this_process_may_not_use_is_an_error(
     nodes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With memory of another node, the copies would be slower, and a healthy GPU would fail because of the process's cpuset."""
+    """Memory of another node must not be used instead: slower copies would make a healthy GPU fail because of the cpuset."""
     place(monkeypatch, 0, {4, 5})
     error = host_copy._allocate(1024, GPU, 0)
     assert isinstance(error, RuntimeError)

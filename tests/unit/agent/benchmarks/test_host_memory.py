@@ -1,4 +1,4 @@
-"""The benchmarks `host_memory` and `host_compute`: which NUMA nodes and array sizes are measured, and how wrong values count."""
+"""The benchmarks `host_memory` and `host_compute`: NUMA nodes and array sizes are chosen, wrong values are counted."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def limited(group: str, limit: int | str, *, used: int = 0, cache: int = 0, vers
 def test_memory_limit_is_that_of_the_host_or_of_a_group_of_the_process(
     tmp_path: Path, files: Mapping[str, str], limit: int
 ) -> None:
-    """The process is in the control group of a Slurm job. Only limits of this group and of the groups above it count."""
+    """The process is in the control group of a Slurm job. Only the limits of this group and of its parent groups apply."""
     host = {"proc/meminfo": "MemAvailable: 4096 kB\n"}
     group = {"proc/self/cgroup": "4:memory:/slurm/job_7\n0::/system.slice/slurmd/job_7\n"}
     assert memory_limit(write(tmp_path, host | group | dict(files))) == limit
@@ -135,11 +135,11 @@ def test_memory_limit_is_that_of_the_host_or_of_a_group_of_the_process(
 @pytest.mark.parametrize(
     ("cache", "free", "limit", "expected"),
     [
-        (0, 64 * GIB, 64 * GIB, 32 * MIB),
-        (24 * MIB, 64 * GIB, 64 * GIB, 48 * MIB),  # four times the cache of a node, divided among two threads
-        (10 * GIB, 64 * GIB, 64 * GIB, 128 * MIB),
-        (0, 240 * MIB, 64 * GIB, 10 * MIB),
-        (0, 64 * GIB, 240 * MIB, 5 * MIB),
+        (0, 64 * GIB, 64 * GIB, 32 * MIB),  # the setting `size_bytes`
+        (24 * MIB, 64 * GIB, 64 * GIB, 48 * MIB),  # four times the cache of a node, divided among its two threads
+        (10 * GIB, 64 * GIB, 64 * GIB, 128 * MIB),  # at most four times `size_bytes`
+        (0, 240 * MIB, 64 * GIB, 10 * MIB),  # a quarter of the free memory, for 3 arrays of each of a node's 2 threads
+        (0, 64 * GIB, 240 * MIB, 5 * MIB),  # a quarter of the limit, for 3 arrays of each of the 4 threads of the host
     ],
 )
 def test_size_of_arrays_follows_the_caches_and_the_free_memory(
@@ -172,7 +172,7 @@ def test_two_nodes_have_local_and_remote_figures(tmp_path: Path, monkeypatch: py
     assert [item.value for item in measured if item.name == "host_memory.nodes"] == [2]
 
 
-def test_wrong_elements_count_for_the_node_that_has_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_elements_are_counted_for_the_node_whose_memory_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """One source element in the memory of the second node has a flipped bit."""
     nodes = [node(0, cpus=(CPUS[0],), farthest=1), node(1, cpus=(CPUS[-1],), farthest=0)]
     if len(CPUS) < 2:

@@ -1,4 +1,4 @@
-"""Inference: decoding with a cache gives the right scores, wrong tokens are counted, and percentiles need enough samples."""
+"""Inference: decoding with a KV cache gives the right scores, wrong tokens are counted, and percentiles need enough samples."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def test_cached_decoding_gives_the_scores_of_the_whole_sequence(tmp_path: Path) 
 
 
 def test_healthy_device_has_no_wrong_token_and_fills_the_allowed_memory(tmp_path: Path) -> None:
+    # Room for 20 sequences of 22 positions (prompt and steps). Their number is rounded down to a multiple of 8: 16.
     observations = measure(tmp_path, most_bytes=20 * 4 * 2 * 64 * 22)
     assert value(observations, "wrong_tokens") == 0
     free = inference.free_bytes(torch.device("cpu"))

@@ -206,22 +206,22 @@ def test_neighbours_finds_a_word_that_changes_when_its_neighbours_are_inverted(
 
 
 class Fading:
-    """Memory that loses bit 63 of one word each time that `fade` is called: during `time.sleep` or a matrix product."""
+    """Memory that loses bit 63 of one word each time that `fade` is called. Tests call it in `time.sleep` or a matrix product."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.memory: list[MemoryUnderTest] = []
-        self.waits = 0
+        self.fades = 0
         flip_after_write(monkeypatch, self.memory.append)
 
     def fade(self) -> None:
-        self.waits += 1
+        self.fades += 1
         self.memory[-1].chunks[0][5] &= ~(1 << 63) & (1 << 64) - 1
 
     def check(self, rank: Context) -> None:
         """Check that the loss of bit 63 was found once: of the pattern and its inverse, only one has this bit set."""
         (count,) = figures_of(rank, "wrong_words")
         (error,) = figures_of(rank, "error")
-        assert self.waits
+        assert self.fades
         assert (count.value, count.params["wrong_addresses"], count.params["wrong_bits"]) == (1, 1, "63")
         assert error.params["address"] == hex(self.memory[-1].chunks[0].data_ptr() + 40)
         assert int(str(error.params["expected"]), 16) - int(str(error.value), 16) == 1 << 63
@@ -260,7 +260,7 @@ def test_bit_that_fades_only_in_heat_is_found(tmp_path: Path, monkeypatch: pytes
 def test_stuck_column_is_reported_with_its_bit_and_all_addresses(
     pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit 9 of every 64th word is always 1. With every pattern, about half of the written words have a 0 in this bit."""
+    """Bit 9 of every 64th word is always 1. Each pattern writes a 0 to this bit in at least about half of these words."""
     compare = WrongWords.compare
 
     def compare_stuck(errors: WrongWords, words: torch.Tensor, expected: torch.Tensor, fill: Any, address: int) -> None:

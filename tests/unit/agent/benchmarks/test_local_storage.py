@@ -27,7 +27,7 @@ if options.get("name") == "comparison":
         file.seek(1234567); file.write(bytes([byte[0] ^ 1])); file.flush(); os.fsync(file.fileno())
 os.execv({shutil.which("fio")!r}, ["fio", *sys.argv[1:]])
 """
-"""Fake of fio: it runs the real fio, but first flips one bit of the file if the pass is `comparison`."""
+"""Fake of fio: it runs the real fio. Before the pass `comparison`, which compares all blocks, it flips one bit of the file."""
 
 
 def measure(work: Path, *paths: Path | str, **chosen: Any) -> list[dict[str, Any]]:
@@ -85,10 +85,10 @@ def test_each_directory_that_cannot_be_measured_has_its_own_reason(
     replace_fio(tmp_path, monkeypatch, f"#!{sys.executable}\nprint('not JSON')\n")
     file = tmp_path / "file"
     file.touch()
-    found = {
+    reported = {
         item["reason"] for item in measure(tmp_path / "work", tmp_path, file, "/dev/null", tmp_path / "none", "/proc")
     }
-    assert found == {
+    assert reported == {
         f"{tmp_path}: sequential write: fio: exit code 0: not JSON",
         f"{file}: it is a file, not a directory: name a directory of a mounted file system",
         "/dev/null: it is a device, not a directory: name a directory of a mounted file system",
@@ -116,7 +116,7 @@ def test_free_space_below_one_block_for_each_job_is_the_reason(tmp_path: Path) -
     assert reason.endswith(f"too little for 1 directories with {1 << 39} jobs each: free up space")
 
 
-def test_file_system_that_hangs_ends_the_benchmark_at_the_deadline(
+def test_file_system_that_hangs_is_an_error_after_the_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "directory.py"
@@ -127,7 +127,7 @@ def test_file_system_that_hangs_ends_the_benchmark_at_the_deadline(
     assert "no answer within 0.5 s: the file system hangs" in reason
 
 
-def test_fio_that_hangs_ends_the_benchmark_at_the_deadline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fio_that_hangs_is_an_error_after_the_time_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_fio(tmp_path, monkeypatch, f"#!{sys.executable}\nimport sys, time\ntime.sleep(600 * (len(sys.argv) > 2))\n")
     monkeypatch.setattr(local_storage, "MARGIN_S", 0.5)
     (reason,) = reasons(measure(tmp_path / "work", tmp_path))
@@ -166,7 +166,7 @@ def test_failed_preparation_of_a_directory_leaves_no_files(tmp_path: Path, monke
     assert list(tmp_path.iterdir()) == []
 
 
-def test_host_with_a_wrong_clock_keeps_the_directories_of_other_hosts(
+def test_host_whose_clock_is_ahead_keeps_the_directories_of_other_hosts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rackproof-storage-other").mkdir()

@@ -1,4 +1,4 @@
-"""Measuring: statistics, barriers and lost ranks, products and digests, telemetry, NCCL's log and errors."""
+"""Test what all benchmarks use to measure: statistics, barriers, checks of results, NVML samples, and parsers of NCCL's log."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from schemas.records import MEASURED, Observation
 
 
 def context(tmp_path: Path, store: dist.Store | None = None, rank: int = 0, ranks: int = 1, **fields: Any) -> Context:
-    """Return the context of one rank of a launch on the CPUs of one host."""
+    """Return the context of one rank of a launch on the CPUs of one host. `fields` are further fields of `Context`."""
     return Context(
         rank=rank,
         world_size=ranks,
@@ -51,19 +51,20 @@ def values(context: Context, name: str) -> list[Any]:
 
 
 def test_interval_is_derived_from_order_statistics() -> None:
+    """`interval` returns half the width of the 95 % confidence interval of the median, divided by the median."""
     assert interval([1.0] * 5) is None
-    # With six values, the interval extends from the smallest to the largest.
+    # The confidence interval of six values extends from the smallest to the largest; their median is 3.5.
     assert interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx((6 - 1) / 2 / 3.5)
     hundred = [float(value) for value in range(1, 101)]
-    assert interval(hundred) == pytest.approx(
-        (61 - 40) / 2 / 50.5
-    )  # from the 40th to the 61st value (Conover, table A3)
+    # The confidence interval of 100 values extends from the 40th to the 61st (Conover, table A3).
+    assert interval(hundred) == pytest.approx((61 - 40) / 2 / 50.5)
 
 
-def test_interval_contains_the_median_in_95_percent_of_cases() -> None:
+def test_confidence_interval_contains_the_true_median_in_95_percent_of_samples() -> None:
+    """The confidence interval of 30 values extends from the 10th to the 21st."""
     torch.manual_seed(1)
     covered = 0
-    for sample in torch.randn(2000, 30).exp():  # a skewed distribution, like that of durations; its median is 1
+    for sample in torch.randn(2000, 30).exp():  # skewed, as durations are; the true median is 1
         summary = summarize(sample.tolist())
         ordered = sorted(sample.tolist())
         covered += ordered[9] <= 1.0 <= ordered[20]
@@ -72,6 +73,7 @@ def test_interval_contains_the_median_in_95_percent_of_cases() -> None:
 
 
 def test_sampling_stops_at_the_precision_or_at_the_time_limit(tmp_path: Path) -> None:
+    # Fewer than six values give no confidence interval. With six, half the interval is less than 10 times the median.
     steady = context(tmp_path).sample(lambda: time.sleep(0.002), precision=10, seconds=10)
     assert (steady.stopped, len(steady.seconds)) == ("precision", 6)
     waits = iter([0.001, 0.004] * 1000)
@@ -80,20 +82,20 @@ def test_sampling_stops_at_the_precision_or_at_the_time_limit(tmp_path: Path) ->
     assert sum(wild.seconds) >= 0.1
 
 
-def test_barrier_waits_for_a_late_rank_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_barrier_waits_for_a_missing_rank_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = dist.HashStore()
-    punctual, late = (context(tmp_path, store, rank, 2, timeout_s=1.0) for rank in range(2))
-    for rank in (punctual, late):
+    present, missing = (context(tmp_path, store, rank, 2, timeout_s=1.0) for rank in range(2))
+    for rank in (present, missing):
         rank.begin("stress")
-    other_rank = threading.Thread(target=late.host_barrier)
+    other_rank = threading.Thread(target=missing.host_barrier)
     other_rank.start()
-    punctual.host_barrier()
+    present.host_barrier()
     other_rank.join()
-    assert not punctual.lost
-    punctual.host_barrier()
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("waits for the lost rank again"))
-    punctual.host_barrier()
-    assert punctual.lost == {1: "did not reach the barrier 'stress' within 1 s"}
+    assert not present.lost
+    present.host_barrier()  # rank 1 does not reach this barrier
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("the third barrier waits for the lost rank"))
+    present.host_barrier()
+    assert present.lost == {1: "did not reach the barrier 'stress' within 1 s"}
 
 
 def test_barrier_skips_a_rank_that_left_the_benchmark(tmp_path: Path) -> None:
@@ -115,6 +117,7 @@ def test_barrier_skips_a_rank_that_left_the_benchmark(tmp_path: Path) -> None:
 
 
 def test_stress_counts_devices_that_finish_earlier(tmp_path: Path) -> None:
+    """The parameter `devices` is the number of devices that were under load when the rank began."""
     store = dist.HashStore()
     short, long = (context(tmp_path, store, rank, 2) for rank in range(2))
     chosen = {"dtypes": ["fp32"], "size": 64, "settle_seconds": 0.0}
@@ -133,6 +136,7 @@ def test_stress_counts_devices_that_finish_earlier(tmp_path: Path) -> None:
 
 
 def test_stress_measures_at_least_one_block(tmp_path: Path) -> None:
+    """A block is a series of products that are timed together. Here one block takes longer than the setting `seconds`."""
     alone = context(tmp_path, dist.HashStore(), 0, 1)
     alone.begin("stress")
     stress.run(alone, {"dtypes": ["fp32"], "size": 64, "settle_seconds": 0.0, "seconds": 1e-6})
@@ -142,6 +146,7 @@ def test_stress_measures_at_least_one_block(tmp_path: Path) -> None:
 
 def test_readiness_check_names_missing_ranks(tmp_path: Path) -> None:
     store = dist.HashStore()
+    # Rank 1 answers that it cannot take part. Rank 2 does not answer.
     store.set("roll/1", "the device was lost: AcceleratorError: uncorrectable ECC error")
     rank = context(tmp_path, store, 0, 3, timeout_s=0.2)
     reason = _check_readiness(rank, "")
@@ -149,7 +154,7 @@ def test_readiness_check_names_missing_ranks(tmp_path: Path) -> None:
     assert "rank 2 cannot take part: no answer within 0.2 s" in reason
     assert "rank 0" not in reason
     late = context(tmp_path, store, 1, 3, timeout_s=0.2)
-    assert _check_readiness(late, "") == reason, "every rank must return what rank 0 decided"
+    assert _check_readiness(late, "") == reason, "rank 1, now ready, must still return what rank 0 decided"
 
 
 def test_missing_rank_0_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,7 +166,7 @@ def test_missing_rank_0_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert _check_readiness(rank, "") == "rank 0 did not finish the readiness check: the rank or its host is lost"
 
 
-def test_slow_rank_is_waited_for_again_in_the_next_benchmark(tmp_path: Path) -> None:
+def test_rank_that_was_lost_is_no_longer_lost_after_it_begins_the_next_benchmark(tmp_path: Path) -> None:
     store = dist.HashStore()
     fast, slow = (context(tmp_path, store, rank, 2, timeout_s=0.1) for rank in range(2))
     fast.begin("memory")
@@ -223,7 +228,7 @@ def test_missing_or_wrong_device_is_reported(tmp_path: Path, monkeypatch: pytest
     assert take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}}) == ""
 
 
-def test_figures_of_a_lost_device_are_errors_and_those_of_its_group_are_skipped(
+def test_lost_device_makes_its_figures_errors_and_skips_collectives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def lose_device(*_: Any, **__: Any) -> None:
@@ -251,6 +256,7 @@ def test_flipped_bit_changes_the_digest(dtype: torch.dtype) -> None:
     right, digests = int(digest.compute_digest(result, factors)), set()
     words = result.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[result.element_size()]).view(-1)
     for index in range(words.numel()):
+        # The sign bit is left out: `1 << bit` would not fit into the signed word.
         for bit in range(words.element_size() * 8 - 1):
             words[index] ^= 1 << bit
             digests.add(int(digest.compute_digest(result, factors)))
@@ -274,7 +280,7 @@ def test_single_wrong_result_is_counted(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 class ConstantReader:
-    """GPUs at their power limit. GPU number i draws 690 W + i W."""
+    """A reader of NVML that reports GPUs at their power limit: GPU `index` draws (690 + `index`) W."""
 
     def __init__(self, devices: Any) -> None:
         self._devices = devices
@@ -374,14 +380,13 @@ h1:9:12 [0] NCCL INFO Channel 01/0 : 1[1] -> 2[2] via P2P/IPC/read
 h1:9:12 [0] NCCL INFO 16 coll channels, 0 collnet channels, 16 nvls channels, 16 p2p channels, 16 p2p channels per peer
 h1:9:9 [0] NCCL INFO AllReduce: 8589934592 Bytes -> Algo 4 proto 2 time 36000.1
 """
-
-
+"""Lines as NCCL 2.28 and 2.20 log them. Before 2.23, algorithm and protocol are numbers."""
 NCCL_MNNVL = """\
 t1:9:12 [0] NCCL INFO MNNVL 1 cliqueId 7ffe cliqueSize 72 cliqueRank 0
 t1:9:12 [0] NCCL INFO Channel 00/0 : 3[3] -> 4[0] via P2P/MNNVL
 t1:9:12 [0] NCCL INFO Channel 01/0 : 3[3] -> 4[0] via P2P/MNNVL/read/CE
 """
-"""Log of ranks in one NVLink domain, as NCCL 2.21 and later write it (src/init.cc or src/mnnvl.cc, src/transport/p2p.cc)."""
+"""Lines that ranks in one NVLink domain log, NCCL 2.21 and later (NCCL's src/init.cc or src/mnnvl.cc, src/transport/p2p.cc)."""
 
 
 def test_nccl_log_is_parsed() -> None:
@@ -406,7 +411,7 @@ def test_nccl_log_is_parsed() -> None:
         ("COLLNET/SHARP/0/GDRDMA", "COLLNET/SHARP/GDRDMA"),
     ],
 )
-def test_transport_with_the_name_of_a_network_plugin_is_read(logged: str, transport: str) -> None:
+def test_transport_is_read_without_device_numbers_and_spaces(logged: str, transport: str) -> None:
     line = f"h1:9:12 [0] NCCL INFO Channel 00/0 : 2[0] -> 0[0] [send] via {logged}\n"
     assert nccl_log.parse_transport(line + line) == transport
 
@@ -438,7 +443,7 @@ def test_nccl_error_without_a_last_message_has_only_the_text_of_its_code(more: d
 
 
 def test_store_wait_times_out(tmp_path: Path) -> None:
-    """The readiness check relies on torch's store to raise one of these errors."""
+    """The readiness check catches these two types of errors (`STORE_ERRORS`)."""
     with pytest.raises((RuntimeError, ValueError)):
         dist.HashStore().wait(["missing"], timedelta(seconds=0.1))
 

@@ -1,4 +1,4 @@
-"""Mixture of experts: batched results equal the results for each token alone, and an expert that is full skips tokens."""
+"""Test the mixture of experts: batched results equal those of each token alone, and a full expert takes no more tokens."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHAPE = ExpertShape(layers=2, width=16, heads=2, sequence=8, batch_size=2)
 
 
 def by_token(experts: Experts, states: torch.Tensor) -> torch.Tensor:
-    """Return the new states, computed for one token after another by the two experts that the router chooses for it.
+    """Return the same as `experts(states)`, but compute one token after another with the two experts that the router chooses.
 
     `states` and the result have the shape (N, sequence, width).
     """
@@ -26,7 +26,7 @@ def by_token(experts: Experts, states: torch.Tensor) -> torch.Tensor:
 
 
 def test_each_token_gets_the_results_of_its_two_experts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixture_of_experts, "CAPACITY", float(EXPERTS))  # room for all tokens
+    monkeypatch.setattr(mixture_of_experts, "CAPACITY", float(EXPERTS))  # each expert has room for all tokens
     torch.manual_seed(1)
     experts, states = Experts(16), torch.randn(2, 24, 16, requires_grad=True)
     ours, expected = experts(states), by_token(experts, states)
@@ -40,9 +40,10 @@ def test_each_token_gets_the_results_of_its_two_experts(monkeypatch: pytest.Monk
 
 
 def test_tokens_for_which_an_expert_has_no_room_skip_the_expert() -> None:
-    """All 64 tokens are equal, so all choose the same 2 of 8 experts.
+    """All 64 tokens are equal, so the router chooses the same 2 of the 8 experts for all of them.
 
-    With a capacity of 1.25, each expert has room for 1.25 x 2 x 64 / 8 = 20 tokens.
+    Each expert has room for 1.25 times an even share of the tokens (`CAPACITY`): 1.25 x 2 x 64 / 8 = 20 tokens. The other 44
+    tokens skip both experts, so their results are zero.
     """
     torch.manual_seed(1)
     results = Experts(16)(torch.randn(16).expand(1, 64, 16))[0]
@@ -50,7 +51,8 @@ def test_tokens_for_which_an_expert_has_no_room_skip_the_expert() -> None:
     assert not results[20:].any()
 
 
-def test_counted_weights_are_those_that_one_token_uses() -> None:
+def test_shape_counts_only_the_weights_that_one_token_uses() -> None:
+    """A token uses two of the EXPERTS experts of each block."""
     model = ExpertTransformer(SHAPE)
     of_experts = sum(part.up.numel() + part.down.numel() for part in model.modules() if isinstance(part, Experts))
     others = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))

@@ -1,6 +1,7 @@
-"""Collectives with and without NVLink between hosts: each rank starts a process and reports its results or errors.
+"""Test the benchmark `mnnvl`: collectives with and without NVLink between hosts.
 
-The processes are fakes that use the protocol of `mnnvl_rank`. The real processes need two GPUs.
+For each of the two measurements, each rank starts a process and reports the results or the error of this process. Here the
+process runs a fake program with the protocol of `mnnvl_rank`, because the real program needs two GPUs.
 """
 
 from __future__ import annotations
@@ -33,10 +34,16 @@ result = {"op": "all_reduce", "size_bytes": 1000, "moved": 1000, "seconds": 4.0 
 print("NCCL WARN not a line of the protocol")
 print(json.dumps({"results": [result]}))
 """
+"""The fake program. Its collective takes 1 s; with NCCL_MNNVL_ENABLE=0, which prevents NVLink between hosts, it takes 4 s."""
 
 
 class Ranks:
-    """Two ranks, one on each of two hosts. Both run as threads of this process."""
+    """Two ranks, one on each of two hosts. Both run as threads of this process.
+
+    Args:
+        work: work directory of both hosts.
+        domain: name of the NVLink domain of both hosts; empty if the inventory puts them into none.
+    """
 
     def __init__(self, work: Path, domain: str) -> None:
         self.reported: list[tuple[int, str, float, dict[str, Any]]] = []
@@ -114,13 +121,14 @@ def test_both_rates_and_their_ratio_are_reported_by_every_host(monkeypatch: pyte
         ]  # fmt: skip
 
 
-def test_wrong_elements_of_all_ranks_are_reported_in_place_of_the_rate(
+def test_sum_of_the_wrong_elements_of_all_ranks_is_reported_instead_of_the_rate(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     program = RANK.replace('"wrong": 0', '"wrong": 0 if off else 2 + request["rank"]')
     ranks = run_ranks(monkeypatch, tmp_path, program)
     assert ranks.absent == []
     for rank in range(2):
+        # 2 wrong elements on rank 0 and 3 on rank 1
         own = [(name, value, params["mnnvl"]) for number, name, value, params in ranks.reported if number == rank]
         assert own == [("mnnvl.wrong_elements", 5, True), ("mnnvl.busbw", 250.0, False)]
 
@@ -144,7 +152,7 @@ def test_figures_are_absent_on_all_ranks_if_a_rank_has_no_result(
 ) -> None:
     ranks = run_ranks(monkeypatch, tmp_path, program, limit_s=2.0 if "sleep" in program else 30.0)
     assert ranks.reported == []
-    assert len(ranks.absent) == 4, "both hosts must report both rates as absent: with and without NVLink"
+    assert len(ranks.absent) == 4, "each host must report two rates as absent: with NVLink between hosts and without"
     assert {text for _, text in ranks.absent} == {f"rank 0: {reason} (and 1 more)"}
 
 

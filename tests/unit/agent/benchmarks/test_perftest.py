@@ -1,4 +1,7 @@
-"""Parse outputs of two versions of perftest, with and without errors (tests/data/perftest), and altered copies of them."""
+"""Test the parsers of perftest's output with the files in tests/data/perftest and altered copies of them.
+
+A file name has the version of perftest (`v45`: 4.5, `v6`: 6), the test or the error, the side (client or server) and the stream.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,9 @@ BANDWIDTHS = {
     "v45-write-bw-server": (65536, 98.89 * MIB, 1582, 1024, 1),
     "v6-write-bw-ndr-4qp-client": (65536, 394.41 * GBIT, 752278, 4096, 0),
 }
-"""Output -> size, B/s, messages per second, MTU and GID index."""
+"""File -> size of a message in bytes, bandwidth in B/s, messages per second, MTU in bytes, GID index."""
 WITHOUT_RESULT = ("v45-error-different-test-client", "v45-error-use-cuda-client")
+"""Files whose stdout has no row of results."""
 REASONS = {
     "v45-error-bad-gid-client": "the port has no such GID index",
     "v45-error-different-test-client": "the other side refused the request",
@@ -47,7 +51,7 @@ REASONS = {
     "v6-error-rtr-client": "the queue pairs cannot be connected",
     "v6-error-version-too-old-client": "the perftest of the other host is too old",
 }
-"""Output -> words that the reason of the failure must contain."""
+"""File with an error -> words that the text of `failure_reason` must contain."""
 
 
 def text(name: str, stream: str) -> str:
@@ -93,7 +97,7 @@ def test_unknown_unit_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("value", ["nan", "inf", "-1.00", "1e400", "1.2.3", "9" * 400, ""])
-def test_row_with_text_instead_of_a_number_is_an_error(value: str) -> None:
+def test_row_with_an_invalid_number_is_an_error(value: str) -> None:
     with pytest.raises(PerftestError):
         parse_bandwidth(text("v45-write-bw-client", "stdout").replace("98.89", value))
 
@@ -104,7 +108,7 @@ def test_output_without_an_mtu_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", [*BANDWIDTHS, *WITHOUT_RESULT, "v45-write-lat-client"])
-def test_cut_or_corrupted_output_gives_a_result_or_an_error(name: str) -> None:
+def test_truncated_or_corrupted_output_raises_no_error_except_perftest_error(name: str) -> None:
     output, random_numbers = text(name, "stdout"), random.Random(name)  # noqa: S311 - not for security
     for _ in range(200):
         damaged = list(output[: random_numbers.randrange(len(output))])
@@ -124,13 +128,13 @@ def test_reason_names_the_cause_and_not_its_consequences(name: str) -> None:
     assert "Usage" not in reason
 
 
-def test_wording_of_newer_versions_gives_the_same_reason() -> None:
+def test_status_is_read_from_the_wording_of_newer_versions() -> None:
     assert "are lost" in failure_reason(
         1, "", " Failed status-transport retry counter exceeded (12): wr_id 0 syndrom 0x81\n"
     )
 
 
-def test_unknown_status_is_named() -> None:
+def test_reason_has_the_number_of_an_unknown_status() -> None:
     assert failure_reason(1, "", " Failed status 4: wr_id 0").startswith("the transfer failed with status 4")
 
 

@@ -1,4 +1,4 @@
-"""Planted faults: bits are flipped in results on a CPU, and the share of faults found is compared with the formulas.
+"""Planted faults: bits of results are flipped on a CPU. The share of runs that find the fault is compared with the formulas.
 
 The formulas are in `fleet/judge/planted_faults.py`; `rackproof power --planted-faults` prints them.
 """
@@ -25,7 +25,11 @@ from tests.unit.agent.benchmarks.test_measuring import context, values
 
 CPU = torch.device("cpu")
 SIZE, TRIALS, REPETITIONS = 16, 400, 5
-"""With a time budget of 0 s, a result is computed REPETITIONS times: once for the digest, and four times to compare."""
+"""Number of rows of the matrices, number of runs of a test, and number of digests in a run.
+
+With a time budget of 0 s, the benchmark `digest` computes REPETITIONS = 5 digests: the first, and four that are compared with it.
+For the workload `copy`, all five are compared with the digest of the right result.
+"""
 
 Pattern = Callable[[torch.Tensor, random.Random], None]
 
@@ -35,6 +39,7 @@ def _rng(seed: int) -> random.Random:
 
 
 def flip(words: torch.Tensor, index: int, bit: int) -> None:
+    """Flip one bit of one signed word."""
     width = words.element_size() * 8
     words[index] ^= -(1 << bit) if bit == width - 1 else 1 << bit
 
@@ -102,7 +107,7 @@ def found_by_digest(
 
 
 def repeat(rank: Context, computation: digest.Computation) -> digest.Digests:
-    """Compute the result REPETITIONS times, and return the digests."""
+    """Compute REPETITIONS digests of the result; return the first of them, and the number of mismatches."""
     digests = digest.Digests()
     digest._repeat(rank, computation, 0.0, digests)
     return digests
@@ -110,7 +115,7 @@ def repeat(rank: Context, computation: digest.Computation) -> digest.Digests:
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("workload", ["gemm", "gemm_fp64", "softmax", "copy"])
-def test_fault_in_some_repetitions_is_found_as_often_as_the_formula_says(
+def test_fault_in_some_repetitions_is_found_as_often_as_the_formula_predicts(
     tmp_path: Path, workload: str, pattern: Pattern
 ) -> None:
     rate = 0.2
@@ -126,7 +131,7 @@ def test_fault_in_some_repetitions_is_found_as_often_as_the_formula_says(
 
 
 @pytest.mark.parametrize("workload", ["gemm", "gemm_fp64", "sort"])
-def test_fault_in_some_elements_is_found_as_often_as_the_formula_says(tmp_path: Path, workload: str) -> None:
+def test_fault_in_some_elements_is_found_as_often_as_the_formula_predicts(tmp_path: Path, workload: str) -> None:
     elements = digest_elements(workload, SIZE)
     rate = 1.0 / (elements * REPETITIONS)
 
@@ -145,30 +150,30 @@ def test_fault_in_some_elements_is_found_as_often_as_the_formula_says(tmp_path: 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
-def test_fault_in_every_repetition_changes_the_digest_but_causes_no_mismatch(
+def test_fault_in_every_repetition_changes_the_digest_and_only_copy_counts_mismatches(
     tmp_path: Path, workload: str, pattern: Pattern
 ) -> None:
-    """All repetitions have the same wrong result, so they match. Only `copy` is compared with a known right result."""
+    """All repetitions have the same wrong result, so their digests match. Only the workload `copy` has a known right result."""
     right = digest_workloads.WORKLOADS[workload](SIZE, CPU)
     healthy = right.compute().clone()
-    rank, rng, escaped = context(tmp_path), _rng(3), 0
-    value = repeat(rank, digest.Computation(healthy.clone, right.expected)).first
+    rank, rng, unchanged_digests = context(tmp_path), _rng(3), 0
+    right_digest = repeat(rank, digest.Computation(healthy.clone, right.expected)).first
     for _ in range(25):
         wrong = healthy.clone()
         pattern(wrong, rng)
         digests = repeat(rank, digest.Computation(lambda wrong=wrong: wrong, right.expected))
-        escaped += digests.first == value
+        unchanged_digests += digests.first == right_digest
         assert digests.mismatches == (digests.count if workload == "copy" else 0)
-    assert escaped == 0
+    assert unchanged_digests == 0
 
 
-def test_memory_pass_with_wrong_bits_is_found_as_often_as_the_formula_says(
+def test_memory_pass_with_wrong_bits_is_found_as_often_as_the_formula_predicts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rate, trials, patterns = 0.2, 100, ["zeros", "checkerboard", "random"]
     rng, write = _rng(4), MemoryUnderTest.write
 
-    def write_and_lose(self: MemoryUnderTest, *arguments: Any) -> None:
+    def write_and_flip(self: MemoryUnderTest, *arguments: Any) -> None:
         write(self, *arguments)
         if rng.random() < rate:
             few_bits(chunks[-1], rng)
@@ -181,7 +186,7 @@ def test_memory_pass_with_wrong_bits_is_found_as_often_as_the_formula_says(
         return iter(chunks[-1:])
 
     monkeypatch.setattr(integrity, "_allocate", remember)
-    monkeypatch.setattr(MemoryUnderTest, "write", write_and_lose)
+    monkeypatch.setattr(MemoryUnderTest, "write", write_and_flip)
     found = 0
     for _ in range(trials):
         rank = context(tmp_path)
@@ -193,19 +198,20 @@ def test_memory_pass_with_wrong_bits_is_found_as_often_as_the_formula_says(
 
 @pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
 @pytest.mark.parametrize("size", [64, 256])
-def test_formulas_assume_the_number_of_elements_of_the_result(workload: str, size: int) -> None:
+def test_formulas_use_the_number_of_elements_of_the_result(workload: str, size: int) -> None:
     assert digest_workloads.WORKLOADS[workload](size, CPU).compute().numel() == digest_elements(workload, size)
 
 
-def test_formulas_assume_the_block_duration_of_stress() -> None:
+def test_formulas_use_the_block_duration_of_stress() -> None:
     assert stress.BLOCK_S == planted_faults.STRESS_BLOCK_S
 
 
 def test_fault_at_the_smallest_rate_is_found_with_99_percent_probability() -> None:
-    gate = comparison(repetitions=1872.0, elements=1 << 24)
+    case = comparison(repetitions=1872.0, elements=1 << 24)
     for per_element in (True, False):
-        rate = gate.smallest_rate(per_element)
+        rate = case.smallest_rate(per_element)
         assert rate is not None
-        assert gate.found(rate, per_element) == pytest.approx(0.99)
+        assert case.found(rate, per_element) == pytest.approx(0.99)
+    # Without a known number of repetitions there is no probability.
     assert comparison(repetitions=None).found(1e-6, per_element=True) is None
     assert comparison(repetitions=None).smallest_rate(per_element=False) is None

@@ -1,4 +1,8 @@
-"""Pulsed load on CPUs: work of each phase, periods, wrong products, and the common start of hosts whose clocks differ."""
+"""Test the benchmark `pulse` on CPUs: products per period, timing of the periods, wrong products, and the common start of hosts.
+
+`pulse` multiplies matrices in the first half of each period and is idle in the second half. The figure `pulse.work` is the mean
+number of products per period.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +34,12 @@ from tests.clock_host import NAME, host_context, shifted
 
 QUICK = {**(BENCHMARKS["pulse"].cpu_settings or {}), "periods_ms": [50], "alone_periods_ms": [50], "seconds": 0.3}
 CHOSEN = settings("pulse", QUICK)
+"""Six periods of 50 ms with all ranks under load, then periods of 50 ms in which each rank is under load alone."""
 
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Let torch compute with one thread, as torchrun sets it for each rank."""
+    """Let torch compute with one thread, as in the ranks that torchrun starts."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -98,14 +103,15 @@ def test_two_ranks_are_loaded_in_phase_and_then_one_at_a_time(tmp_path: Path) ->
         [float(figures(rank)[f"pulse.{name}"].value or 0) for rank in contexts] for name in ("work", "work_share")
     )
     assert shares == pytest.approx([work / statistics.median(works) for work in works])
-    starts = [{item["params"]["sharing"]: item for item in rank.windows} for rank in contexts]
-    assert starts[0]["all_gpus"]["begin"] == starts[1]["all_gpus"]["begin"]
-    first, second = sorted((of_rank["alone"]["begin"], of_rank["alone"]["end"]) for of_rank in starts)
-    assert second[0] >= first[1], "the ranks must be loaded alone one after the other"
+    windows = [{item["params"]["sharing"]: item for item in rank.windows} for rank in contexts]
+    assert windows[0]["all_gpus"]["begin"] == windows[1]["all_gpus"]["begin"]
+    first, second = sorted((of_rank["alone"]["begin"], of_rank["alone"]["end"]) for of_rank in windows)
+    assert second[0] >= first[1], "the load of the second rank must begin after the load of the first rank has ended"
     assert list(tmp_path.glob(f"{FAST_TELEMETRY}.*")) == []
 
 
-def test_achieved_wave_is_computed_from_the_times() -> None:
+def test_delays_and_periods_of_a_wave_are_computed_from_its_times() -> None:
+    """The third of four periods begins 0.06 s late and has no product, so three of four periods count as kept."""
     wave = pulse.Wave(
         start=100.0, period_s=0.1, work=[5, 5, 0, 4], begun=[100.0, 100.1, 100.26, 100.305], loaded_s=[0.05] * 4
     )
@@ -116,7 +122,9 @@ def test_achieved_wave_is_computed_from_the_times() -> None:
     assert wave.kept_share == 0.75
 
 
-def test_slow_rank_does_less_work_than_its_siblings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_share_of_a_slow_rank_is_below_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow rank has 8 products per period, the others have 10, so the median of the host is 10."""
+
     def run_slowly(_: pulse.Load, end: float) -> int:
         time.sleep(max(0.0, end - time.monotonic()))
         return 8 if threading.current_thread().name == "slow" else 10
@@ -152,7 +160,8 @@ def test_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         def multiply_wrongly() -> torch.Tensor:
             product = multiply()
-            if (call := next(calls)) == wrong_at or call > 20:  # one early product, and all after number 20
+            # Only the last product of a period is compared, so all products after number 20 are wrong, too.
+            if (call := next(calls)) == wrong_at or call > 20:
                 product[0, 0] += 1
             return product
 
@@ -175,7 +184,7 @@ def test_wrong_products_are_reported_even_if_the_gpu_fails_later(
     rank = context(tmp_path, dist.HashStore(), ranks=1)
     with pytest.raises(RuntimeError, match="unspecified"):
         pulse.run(rank, CHOSEN)
-    assert figures(rank)["pulse.wrong_products"].value == 6
+    assert figures(rank)["pulse.wrong_products"].value == 6, "one wrong product in each of six periods"
     assert list(tmp_path.glob(f"{FAST_TELEMETRY}.*")) == []
 
 
@@ -197,7 +206,7 @@ class HungEvent:
 def test_benchmark_of_a_hung_gpu_times_out_and_reports_its_wrong_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All GPUs are loaded together, with a wrong product in each period. The GPU hangs later, when it is loaded alone."""
+    """Each period with all GPUs under load has a wrong product. The GPU hangs later, in the periods with one GPU under load."""
     measure_alone = pulse._measure_alone
 
     def hang(rank: Context, load: pulse.Load, *arguments: Any) -> None:
@@ -212,7 +221,7 @@ def test_benchmark_of_a_hung_gpu_times_out_and_reports_its_wrong_products(
     with pytest.raises(TimeoutError, match=r"the device did not finish within 0\.3 s"):
         pulse.run(rank, CHOSEN)
     assert time.monotonic() - began < 10
-    assert figures(rank)["pulse.wrong_products"].value == 6
+    assert figures(rank)["pulse.wrong_products"].value == 6, "one wrong product in each of six periods"
 
 
 @pytest.mark.parametrize("pause_s", [0.0, 0.001])
@@ -234,7 +243,7 @@ def test_data_type_that_the_device_lacks_is_unsupported(tmp_path: Path) -> None:
     assert {item.name for item in rank.observations} >= {"pulse.work", "pulse.wrong_products", "pulse.kept_share"}
 
 
-def test_rank_whose_sibling_is_lost_still_measures_its_own_work(tmp_path: Path) -> None:
+def test_rank_measures_its_own_work_if_the_other_rank_of_the_host_has_left(tmp_path: Path) -> None:
     store = dist.HashStore()
     broken = context(tmp_path, store, 0)
     broken.leave()
@@ -245,6 +254,7 @@ def test_rank_whose_sibling_is_lost_still_measures_its_own_work(tmp_path: Path) 
 
 
 def test_hosts_of_a_gang_are_in_phase(tmp_path: Path) -> None:
+    """A gang is the hosts of one multi-node launch; here two hosts with two ranks each."""
     store, members = dist.HashStore(), ["h1", "h2"]
     contexts = [
         context(tmp_path / host, store, rank, node=node, stage="gang")
@@ -262,12 +272,12 @@ def test_hosts_of_a_gang_are_in_phase(tmp_path: Path) -> None:
 
 
 SHIFT_S = -86_400.5
-"""Seconds by which the clock of the second host differs from that of the first."""
+"""Seconds that are added to the clock of the second host: it is more than a day behind the clock of the first host."""
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    """Run a store on the loopback interface; yield its port."""
+    """Run a key-value store on the loopback interface; yield its TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         serving: list[Any] = []
         started = threading.Event()
@@ -297,8 +307,9 @@ def test_start_is_common_to_processes_whose_clocks_differ(port: int, tmp_path: P
     ]
     outputs = [process.communicate(timeout=60)[0] for process in processes]
     assert [process.returncode for process in processes] == [0, 0]
-    (first, uncertainty), (second, same) = ([float(part) for part in output.split()] for output in outputs)
-    assert uncertainty == same
+    # Each process prints the common start, converted to the clock that both processes share, and its uncertainty.
+    (first, uncertainty), (second, other_uncertainty) = ([float(part) for part in output.split()] for output in outputs)
+    assert uncertainty == other_uncertainty
     assert 0 < uncertainty < 1
     assert abs(first - second) <= uncertainty
 

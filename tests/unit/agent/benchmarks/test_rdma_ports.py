@@ -1,4 +1,4 @@
-"""Which RDMA ports of a host are measured, and with which GID and partner."""
+"""Test which RDMA ports of a host are measured, with which GID, with which port of the partner host, and which GPU is nearest."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def add_adapter(
     root: Path, hca: str, bus: str, *, layer: str = "InfiniBand", rate: str = "400 Gb/sec (4X NDR)", state: str = "4: ACTIVE",
     link: str = "5: LinkUp", kind: str = "1: CA", gids: list[tuple[str, str]] = GIDS, virtual: bool = False,
 ) -> None:  # fmt: skip
+    """Write the sysfs files of an adapter with one port. A bridge connects the adapter to the PCI root `bus` (hexadecimal)."""
     device = root / f"sys/devices/pci0000:{bus}/0000:{bus}:01.0/0000:{int(bus, 16) + 1:02x}:00.0"
     write(device / "numa_node", "1")
     write(device / "local_cpulist", "0-1,4")
@@ -73,7 +74,7 @@ def test_port_has_rail_rate_numa_node_and_path(tmp_path: Path) -> None:
         ({"layer": "Unknown"}, "link layer of the port is Unknown"),
     ],
 )
-def test_port_outside_the_fabric_has_a_reason(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+def test_reason_is_given_for_a_port_outside_the_fabric(tmp_path: Path, change: dict[str, str], reason: str) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")
     add_adapter(tmp_path, "mlx5_1", "35", **change)  # type: ignore[arg-type]
     found = reasons(tmp_path)
@@ -120,7 +121,7 @@ def test_roce_port_is_measured_only_if_the_inventory_states_a_fabric(tmp_path: P
         ([], (-1, "")),
     ],
 )
-def test_gid_is_the_roce_v2_address_of_the_interface(
+def test_gid_is_the_best_roce_v2_address_of_the_interface(
     tmp_path: Path, gids: list[tuple[str, str]], expected: tuple[int, str]
 ) -> None:
     add_adapter(tmp_path, "mlx5_0", "15", layer="Ethernet", gids=gids)
@@ -136,12 +137,13 @@ def test_gid_of_another_interface_is_not_used(tmp_path: Path) -> None:
     assert (port.gid_index, port.gid_type) == (0, "RoCE v2 link-local")
 
 
-def test_adapter_whose_name_cannot_be_in_a_scope_is_left_out(tmp_path: Path) -> None:
+def test_adapter_whose_name_is_not_valid_in_a_scope_is_left_out(tmp_path: Path) -> None:
+    """In a scope such as `hca=mlx5_0,port=1`, a comma separates two labels."""
     add_adapter(tmp_path, "mlx5_0,gpu=0", "15")
     assert fabric_ports(True, tmp_path) == []
 
 
-def test_files_with_garbage_give_a_reason(tmp_path: Path) -> None:
+def test_reason_is_given_for_a_port_with_invalid_files_in_sysfs(tmp_path: Path) -> None:
     add_adapter(tmp_path, "mlx5_0", "15", rate="\x00fast", link="LinkUp")
     write(tmp_path / "sys/devices/pci0000:15/0000:15:01.0/0000:16:00.0/local_cpulist", "all")
     (port,) = fabric_ports(True, tmp_path)

@@ -1,5 +1,7 @@
-"""Shared storage: three hosts, each a thread, and one directory. A fake fio prints invented results; the shards of the checkpoint
-are real files."""
+"""Test the benchmark `shared_storage` with three hosts, each a thread, and one shared directory.
+
+A fake fio prints invented results. The shards of the checkpoint (one per rank of each host) are real files.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +46,7 @@ It is a shell script, which starts fast, because the benchmark starts it more th
 LATENCIES = {"percentile": {"50.000000": 1e5, "99.000000": 2e5, "99.900000": 3e5}}
 RESULT = {"total_ios": 8, "bw_bytes": 1e9, "iops": 1e3, "io_bytes": 8 << 20, "clat_ns": LATENCIES}
 Observed = dict[str, list[dict[str, Any]]]
+"""Host -> its observations."""
 
 
 @pytest.fixture(autouse=True)
@@ -129,7 +132,7 @@ def problems(observed: Observed) -> dict[str, set[str]]:
 
 
 def test_all_hosts_measure_every_figure_and_leave_nothing_behind(tmp_path: Path) -> None:
-    observed = measure(tmp_path, first_clients=1, rounds=2)
+    observed = measure(tmp_path, first_clients=1, rounds=2)  # each client has 2 jobs of 1e9 B/s
     assert problems(observed) == {}
     assert values(observed, "wrong_bytes") == values(observed, "misread_bytes") == dict.fromkeys(HOSTS, 0)
     assert values(observed, "aggregate_bandwidth", op="read", clients=3) == dict.fromkeys(HOSTS, 6e9)
@@ -153,7 +156,10 @@ def test_scopes_of_a_host_that_measures_alone_are_valid(tmp_path: Path) -> None:
 def test_collecting_host_may_be_late_and_then_wait_for_a_lost_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """h1 collects the values. It begins after 50 s (the limit is 60 s), then waits 60 s for h3. h2 must wait all 110 s."""
+    """h1 collects the values of all hosts within a limit of 60 s. h2 calls `gather` first.
+
+    h1 is late: it calls `gather` 50 s later. Then it waits 60 s in vain for h3, so h2 must wait 110 s for the values.
+    """
     now, store = [0.0], HashStore()
 
     def sleep(seconds: float) -> None:
@@ -192,7 +198,9 @@ def test_byte_that_is_stored_wrong_is_found_by_all_hosts_and_reported_by_the_hos
     assert (wrong["params"]["first_wrong"], wrong["params"]["readers"]) == ("shard 1 byte 12345", "h1, h2, h3")
 
 
-def test_client_that_alone_reads_wrong_bytes_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_that_alone_reads_wrong_bytes_reports_them_as_misread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = CheckpointShards._command
 
     def with_other_seed(self: CheckpointShards, action: str, *arguments: Any) -> list[str]:
@@ -285,6 +293,7 @@ def test_host_without_directories_measures_nothing(tmp_path: Path) -> None:
     [(0, 5, [5]), (1, 1, [1]), (1, 5, [1, 2, 4, 5]), (1, 8, [1, 2, 4, 8]), (4, 3, [3])],
 )
 def test_number_of_clients_doubles_up_to_all_hosts(first: int, hosts: int, expected: list[int]) -> None:
+    """`first` is the setting `first_clients`. If it is 0, only all hosts together are measured."""
     assert numbers_of_clients(first, hosts) == expected
 
 
@@ -298,6 +307,7 @@ def test_shard_that_is_truncated_or_has_swapped_blocks_or_flipped_bits_is_wrong(
         "swapped": blocks[1] + blocks[0] + blocks[2], "short": good[:-5], "empty": b"",
         "flipped": good[:70] + bytes([good[70] ^ 8]) + good[71:],
     }  # fmt: skip
+    # Each block begins with its number as 8 bytes, big-endian, so blocks 0 and 1 differ only in byte 7.
     for name, content in cases.items():
         path.write_bytes(content)
         result = shard.read(str(path), "seed", size, False)
@@ -311,23 +321,26 @@ def test_setting_below_one_block_for_each_job_is_the_reason_and_not_the_free_spa
     assert problems(observed) == {host: {reason} for host in HOSTS}
 
 
-@pytest.mark.parametrize("broken", ["read/0/1", "checkpoint/read/0", "checkpoint/again"])
-def test_only_the_host_that_fails_lacks_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str) -> None:
+@pytest.mark.parametrize("failing_step", ["read/0/1", "checkpoint/read/0", "checkpoint/again"])
+def test_only_the_host_that_fails_lacks_figures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_step: str
+) -> None:
+    """h1 is to read the shard of h2, which has wrong bytes, but h1 fails in `failing_step`."""
     step = Clients.step
 
     def flip_or_fail(self: Clients, name: str, *arguments: Any) -> dict[str, Any]:
         if (name, self.host) == ("checkpoint/write", "h2"):
             with Path(self.file_of("h2", "shard0")).open("r+b") as file:
                 file.write(b"wrong")
-        if (name, self.host) == (broken, "h1"):
+        if (name, self.host) == (failing_step, "h1"):
             self.target.problem = "broken"
         return step(self, name, *arguments)
 
     monkeypatch.setattr(Clients, "step", flip_or_fail)
-    observed = measure(tmp_path, rounds=2 if broken == "read/0/1" else 1)
+    observed = measure(tmp_path, rounds=2 if failing_step == "read/0/1" else 1)
     assert set(problems(observed)) == {"h1"}
     wrong = values(observed, "wrong_bytes")
-    assert wrong["h2"] > 0, "another host must read the shards that h1 was to read"
+    assert wrong["h2"] > 0, "if h1 fails, another host must read the shards that h1 was to read"
     assert wrong["h3"] == 0
     misread = values(observed, "misread_bytes")
     assert (misread["h2"], misread["h3"]) == (0, 0)
@@ -368,9 +381,10 @@ def test_host_that_created_no_file_is_the_reason_for_missing_rates_of_files(
     assert problems(observed) == {"h1": {*reasons.values()}, "h2": {*reasons.values()}}
 
 
-def test_client_is_not_at_fault_if_no_other_host_has_read_the_same_bytes(
+def test_host_is_not_at_fault_if_no_other_host_could_read_the_same_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """h2 reads wrong bytes in the shard of h3. Both other hosts fail before they can read this shard."""
     step = Clients.step
 
     def flip_or_fail(self: Clients, name: str, *arguments: Any) -> dict[str, Any]:

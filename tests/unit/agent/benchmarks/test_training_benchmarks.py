@@ -1,4 +1,4 @@
-"""The benchmarks that train, on CPUs and gloo: two healthy ranks, and two ranks with injected faults."""
+"""Test the training benchmarks on CPUs and gloo. Two ranks run them once, without and with injected faults, for all tests."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ NO_COMPILER = {"CXX": "/nonexistent/c++"}
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Run all benchmarks in SETTINGS once, and the injected faults of `training_ranks`; return the work directory."""
+    """Run all benchmarks in SETTINGS and the cases with injected faults in `training_ranks`; return the work directory."""
     work = tmp_path_factory.mktemp("ranks")
     run_as_agent(work, request(**SETTINGS), program=training_ranks.__name__, **TORCHVISION, **NO_COMPILER)
     return work
@@ -62,13 +62,13 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def reported(work: Path) -> list[Observation]:
-    """Return what the ranks reported, with faults and without."""
+    """Return all observations of the ranks, with injected faults and without."""
     return observations(work)
 
 
 @pytest.fixture(scope="module")
 def measured(reported: list[Observation]) -> list[Observation]:
-    """Return what healthy ranks measured."""
+    """Return the observations without injected faults, except the counts of collective operations."""
     return [item for item in reported if item.stage == "benchmark" and item.name != "operations"]
 
 
@@ -88,7 +88,7 @@ def test_every_catalogue_output_is_measured_once(measured: list[Observation]) ->
 
 
 def test_only_the_figures_of_an_unknown_variant_are_unmeasured(measured: list[Observation]) -> None:
-    # The figures `straggler.cpu_…` cannot be measured on some Linux kernels.
+    # The variant `fp1` does not exist. The figures `straggler.cpu_…` cannot be measured on some Linux kernels.
     required = [item for item in measured if not item.name.startswith("straggler.cpu_")]
     absent = {(item.name, item.params["variant"], item.status) for item in required if item.status != "measured"}
     assert absent == {(f"variants.{kind}", "fp1", "error") for kind in ("throughput", "loss_finite")}
@@ -115,8 +115,8 @@ def test_scaling_is_timed_from_the_launch(measured: list[Observation]) -> None:
     hookup, duration, throughput, accuracy, loss = (
         number(measured, f"scaling.{kind}") for kind in ("hookup", "duration", "throughput", "accuracy", "loss")
     )
-    assert 0 < duration < hookup, "three steps must take less time than everything before them"
-    assert throughput == pytest.approx(3 * 16 * 2 / duration), "the first step must not be counted"
+    assert 0 < duration < hookup, "steps 2 to 4 must take less time than the launch and step 1"
+    assert throughput == pytest.approx(3 * 16 * 2 / duration), "images per second must be those of steps 2 to 4"
     assert 0 <= accuracy <= 1
     assert loss == pytest.approx(2.3, abs=0.1), "the loss of an untrained network with ten classes must be about ln 10"
     params = single(measured, "scaling.loss").params
@@ -144,6 +144,7 @@ def test_flops_of_the_transformer_follow_from_its_weights(measured: list[Observa
 
 
 def test_last_rank_of_each_step_does_not_wait(measured: list[Observation]) -> None:
+    """`straggler.last_share` is the share of the steps in which a rank is the last to end its computation."""
     shares = [item.value for item in measured if item.name == "straggler.last_share"]
     waits = [item.samples for item in measured if item.name == "straggler.wait"]
     assert sum(share for share in shares if isinstance(share, float)) >= 1
@@ -165,7 +166,9 @@ def test_parts_of_a_step_are_shorter_than_the_step(measured: list[Observation]) 
     assert 0 < number(measured, "straggler.communication") < step.max
 
 
-def test_checkpoint_is_identical_and_leaves_metadata(measured: list[Observation], work: Path) -> None:
+def test_checkpoint_is_read_back_identical_and_only_its_metadata_remains(
+    measured: list[Observation], work: Path
+) -> None:
     assert single(measured, "checkpoint.identical").value is True
     metadata = json.loads((work / "checkpoint0.json").read_text())
     assert (metadata["steps"], metadata["world_size"], metadata["parameters"]) == (2, 2, 431_080)
@@ -192,7 +195,8 @@ def test_dataloader_reports_network_and_cpus(measured: list[Observation]) -> Non
 
 
 @pytest.mark.parametrize(("count", "replicas"), [(1, 0), (2, 1), (3, 1), (8, 4)])
-def test_every_second_rank_drives_a_replica(count: int, replicas: int) -> None:
+def test_each_pair_of_ranks_of_a_host_has_one_replica(count: int, replicas: int) -> None:
+    """A replica of the network uses two devices. A last rank without a partner has no replica."""
     assert [model_parallel.drives_replica(rank, count) for rank in range(count)].count(True) == replicas
 
 
@@ -201,6 +205,7 @@ def test_every_second_rank_drives_a_replica(count: int, replicas: int) -> None:
     [(3.0, 1.0, 1.0), (5.0, 0.0, 5 / 3), (4.0, 0.5, 4 / 3), (6.0, 0.0, 2.0), (2.9, 1.0, 2.9 / 3)],
 )
 def test_overlap_figures_follow_from_three_times(both: float, hidden: float, slowdown: float) -> None:
+    """The computation alone takes 3 s, the communication alone 2 s, and both at once take `both` seconds."""
     assert overlap.overlap_figures(3.0, 2.0, both) == pytest.approx((hidden, slowdown))
 
 
@@ -208,6 +213,7 @@ def test_overlap_figures_follow_from_three_times(both: float, hidden: float, slo
 @pytest.mark.parametrize("ranks", [1, 8, 96, 256, 391, 512, 1024, 10_000])
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_training_has_enough_steps_on_any_number_of_ranks(images: int, ranks: int, epochs: int) -> None:
+    """A rank with too few images for MIN_STEPS steps uses its images several times in an epoch."""
     chosen = settings("training", {"epochs": epochs})
     own, size = images // ranks, chosen["batch_size"]
     steps = training.steps_per_epoch(own, chosen)
@@ -262,11 +268,11 @@ def test_image_is_augmented_differently_at_each_fetch() -> None:
 
 @pytest.fixture(scope="module")
 def faulty(reported: list[Observation]) -> list[Observation]:
-    """Return what ranks with injected faults reported (`training_ranks`)."""
+    """Return the observations with injected faults (`training_ranks`)."""
     return [item for item in reported if item.stage != "benchmark"]
 
 
-def test_failed_attempt_is_reported_on_all_ranks(faulty: list[Observation]) -> None:
+def test_failure_on_one_rank_is_reported_on_all_ranks(faulty: list[Observation]) -> None:
     reasons = {item.scope: item.reason for item in faulty if item.name == "attempt"}
     assert reasons == {"cpu=0": "rank 1 failed; see its log", "cpu=1": "ValueError: no such thing"}
 
@@ -311,7 +317,7 @@ def test_unwritable_checkpoint_is_an_error_of_every_figure(faulty: list[Observat
 
 
 def test_all_ranks_count_the_same_collective_operations(reported: list[Observation]) -> None:
-    """The supervisor compares these counts to find the rank that the other ranks wait for."""
+    """The supervisor (the agent's process that launches the ranks) compares the counts to find a rank that blocks the others."""
     counts: dict[object, list[object]] = {}
     for observation in reported:
         if observation.name == "operations":

@@ -1,5 +1,7 @@
-"""Test how perftest is run on the ports of one host and between hosts. Adapters are not available, so the programs are fakes that
-listen, connect and print what perftest prints."""
+"""Test the benchmark `verbs`, which runs perftest on the RDMA ports of one host and between hosts.
+
+Instead of perftest, fake programs run, because no adapters are available. They listen, connect and print captured results.
+"""
 
 from __future__ import annotations
 
@@ -117,12 +119,14 @@ def context_of(root: Path, host: str, members: list[str], stage: str, request: d
 
 
 def pair(root: Path, monkeypatch: pytest.MonkeyPatch, chosen: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
+    """Run the benchmark between the hosts h1 and h2; return host -> its observations."""
     members = ["h1", "h2"]
     addresses = dict.fromkeys(members, "127.0.0.1")
     return measure(root, monkeypatch, chosen, stage="gang", members=members, gang=members, addresses=addresses)
 
 
 def figures(observations: list[dict[str, Any]], status: str = "measured") -> list[tuple[str, str, Any]]:
+    """Return name, scope and value of each observation with this status."""
     return [(item["name"], item["scope"], item.get("value")) for item in observations if item["status"] == status]
 
 
@@ -131,7 +135,7 @@ def test_every_figure_of_a_port_is_measured_from_the_port_to_itself(
 ) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")
     observations = measure(tmp_path, monkeypatch, settings("verbs", {}))["h1"]
-    rate, scope = 394.41e9 / 8, "hca=mlx5_0,port=1"
+    rate, scope = 394.41e9 / 8, "hca=mlx5_0,port=1"  # B/s; the port has 400 Gb/s in each direction
     assert figures(observations) == [
         ("verbs.bandwidth", scope, pytest.approx(rate)),
         ("verbs.rate_ratio", scope, pytest.approx(0.986, abs=1e-3)),
@@ -159,9 +163,7 @@ def test_roce_port_is_used_with_its_gid(tmp_path: Path, programs: Path, monkeypa
     assert all("-x 3" in call for call in calls(programs))
 
 
-def test_host_without_adapters_observes_nothing(
-    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_host_without_adapters_reports_nothing(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert measure(tmp_path, monkeypatch, settings("verbs", {}))["h1"] == []
     assert not (programs / "calls").exists()
 
@@ -240,7 +242,7 @@ def test_gpu_memory_is_unsupported_if_perftest_is_not_built_for_it(
 
 
 @pytest.mark.parametrize(
-    ("help_text", "module", "options"),
+    ("help_text", "module", "expected"),
     [
         ("--use_cuda_bus_id --use_cuda_dmabuf", "nvidia_peermem", ["--use_cuda_bus_id=0000:17:00.0"]),
         ("--use_cuda_bus_id --use_cuda_dmabuf", "", ["--use_cuda_bus_id=0000:17:00.0", "--use_cuda_dmabuf"]),
@@ -248,13 +250,14 @@ def test_gpu_memory_is_unsupported_if_perftest_is_not_built_for_it(
     ],
 )
 def test_gpu_memory_uses_peermem_or_else_dmabuf(
-    tmp_path: Path, programs: Path, help_text: str, module: str, options: list[str] | str
+    tmp_path: Path, programs: Path, help_text: str, module: str, expected: list[str] | str
 ) -> None:
+    """`expected` is the list of options, or a part of the text that says why GPU memory cannot be used."""
     (programs / "help").write_text(help_text)
     if module:
         (tmp_path / "sys/module" / module).mkdir(parents=True)
     found = Installation().gpu_options("0000:17:00.0", tmp_path)
-    assert found == options if isinstance(options, list) else options in found
+    assert found == expected if isinstance(expected, list) else expected in found
 
 
 # ---- pairs of hosts ----
@@ -312,6 +315,7 @@ def test_rail_that_fails_is_left_out_of_the_rest_of_the_round(
     failed = [item for of_host in observations.values() for item in of_host if "mlx5_1" in item["scope"]]
     assert [item["status"] for item in failed] == ["error", "skipped", "skipped"]
     assert all("mlx5_1" not in scope for of_host in observations.values() for _, scope, _ in figures(of_host))
+    # On rail mlx5_0 both hosts report bandwidth, rate ratio, MTU and best ratio. h1, the first client, also reports the latency.
     assert [len(figures(of_host)) for of_host in observations.values()] == [5, 4]
 
 
@@ -335,6 +339,7 @@ def test_partner_that_starts_no_server_causes_one_error(
 def test_figure_is_reported_once_if_the_partner_is_silent_after_the_test(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The partner serves the bandwidth test, but then publishes nothing. So the latency test on this rail is skipped."""
     add_adapter(tmp_path, "mlx5_0", "15")
     monkeypatch.setattr(verbs_pairs, "LISTEN_S", 0.5)
     monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))
@@ -355,13 +360,14 @@ def test_figure_is_reported_once_if_the_partner_is_silent_after_the_test(
 
 
 PARTNERS_PORT = {"ports/h2": ["0000:16:00.0/1"]}
+"""Key and value with which the partner h2 publishes the slots of its ports."""
 
 
 @pytest.mark.parametrize("posted", [{}, PARTNERS_PORT, {**PARTNERS_PORT, "1/round/h2": "here", "1/round/h2/gone": ""}])
 def test_partner_that_does_not_take_part_causes_one_error(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, posted: dict[str, Any]
 ) -> None:
-    """The partner never starts, hangs in an earlier round, or gave up waiting for this host."""
+    """The three cases: the partner never starts, it hangs in an earlier round, or it has stopped waiting for this host."""
     for number, bus in enumerate(("15", "35")):
         add_adapter(tmp_path, f"mlx5_{number}", bus)
     monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))
@@ -376,7 +382,7 @@ def test_partner_that_does_not_take_part_causes_one_error(
         ("hca=mlx5_0,port=1,partner=h2", "h2 did not take part in round 1")
     ]
     assert context.store.check(["verbs/1/round/h1/gone"]) == bool(posted), (
-        "a partner that comes late must not wait for this host"
+        "a partner that has published its ports, and arrives late, must not wait for this host"
     )
 
 
@@ -392,7 +398,7 @@ def test_other_ranks_wait_only_until_the_reporting_rank_has_left() -> None:
     assert present == []
 
 
-def test_partner_that_lacks_the_rail_is_named(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_partner_without_ports_is_named(tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")
     monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))
     members = ["h1", "h2"]
@@ -422,7 +428,7 @@ def test_hostile_answer_of_a_partner_is_an_error(
     assert context.observations[0]["reason"].isprintable()
 
 
-def test_both_sides_of_a_test_have_the_same_arguments() -> None:
+def test_client_has_the_arguments_of_the_server_and_its_address() -> None:
     test = VerbsTest(figure="bandwidth", op="read", direction="both_ways", size_bytes=65536, seconds=2)
     server, client = test.arguments(PORT, 20000), test.arguments(PORT, 20000, server="10.0.0.2")
     assert client == [*server, "10.0.0.2"]

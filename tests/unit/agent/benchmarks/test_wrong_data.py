@@ -70,6 +70,7 @@ def make_products_wrong(
 @pytest.mark.parametrize(
     ("is_wrong", "fails_at", "expected"),
     [
+        # `float` stands for any value. Only the first and the last product are checked, so at most 2 are counted as wrong.
         (lambda call: False, -1, {"gemm.throughput": float}),
         (lambda call: True, -1, {"gemm.wrong_products": 2, "gemm.throughput": ERROR}),
         (lambda call: call == 0, -1, {"gemm.wrong_products": 1, "gemm.throughput": ERROR}),
@@ -93,7 +94,7 @@ def test_wrong_product_of_gemm_is_counted(
 
 @pytest.mark.parametrize("wrong_at", [0, 1 << 20])
 def test_wrong_product_of_stress_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int) -> None:
-    """Later products are compared with the first product, which is wrong if `wrong_at` is 0. Otherwise all products are right."""
+    """Later products are compared with the first one, which is wrong if `wrong_at` is 0. Product 1 << 20 is never computed."""
     make_products_wrong(monkeypatch, stress, lambda call: call == wrong_at)
     rank = context(tmp_path)
     stress.run(rank, STRESS)
@@ -106,6 +107,7 @@ def test_wrong_product_of_stress_is_counted(tmp_path: Path, monkeypatch: pytest.
 def test_wrong_products_of_stress_are_reported_if_the_device_fails_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_from: int
 ) -> None:
+    """Products from number `wrong_from` on are wrong, and product 400 fails. So with 1 << 20 no product is wrong."""
     make_products_wrong(monkeypatch, stress, lambda call: call >= wrong_from, fails_at=400)
     monkeypatch.setattr(stress, "BLOCK_S", 0.0)
     rank = context(tmp_path)
@@ -120,7 +122,7 @@ def test_wrong_products_of_stress_are_reported_if_the_device_fails_later(
 
 @pytest.mark.parametrize("op", [*memory.OPERATIONS])
 @pytest.mark.parametrize("is_wrong", [False, True])
-def test_wrong_element_of_memory_is_counted(
+def test_wrong_element_of_the_memory_benchmark_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, op: str, is_wrong: bool
 ) -> None:
     operation = memory.OPERATIONS[op]
@@ -150,7 +152,7 @@ def test_wrong_element_of_memory_is_counted(
 
 @pytest.mark.parametrize("count", [1 << 18, (1 << 18) + 1])
 def test_triad_of_whole_numbers_is_exact(count: int) -> None:
-    """Even with the largest factors the sum is below 2^24, so every order of the operations gives the same bits."""
+    """All results of `left + 3 * right` are below 4 * LARGEST. fp32 represents whole numbers up to 2^24 without rounding."""
     assert 4 * memory.LARGEST < 1 << 24
     work, count_wrong, _ = memory.OPERATIONS["triad"](count, torch.device("cpu"))
     work()
@@ -160,7 +162,7 @@ def test_triad_of_whole_numbers_is_exact(count: int) -> None:
 @pytest.mark.parametrize("direction", ["host_to_device", "device_to_host", "both_ways"])
 @pytest.mark.parametrize("wrong", [0, 2])
 def test_wrong_byte_of_a_host_copy_is_counted(tmp_path: Path, direction: str, wrong: int) -> None:
-    buffers = object.__new__(host_copy.CopyBuffers)  # without pinned memory, which needs a GPU
+    buffers = object.__new__(host_copy.CopyBuffers)  # without __init__, which pins memory and therefore needs a GPU
     buffers.size = HOST_COPY["size_bytes"]
     buffers._host = [torch.ones(buffers.size, dtype=torch.uint8) for _ in range(2)]
     buffers._device = [torch.ones(buffers.size, dtype=torch.uint8) for _ in range(2)]
@@ -227,7 +229,7 @@ def test_wrong_byte_of_a_peer_copy_is_counted_for_the_pair(
 
 
 class WrongCollective(collective.CollectiveBuffers):
-    """Buffers whose first check finds wrong elements. The second check fails with `error`."""
+    """Buffers whose first check finds `wrong` wrong elements. The second check fails with `error`."""
 
     wrong, error = 3, TimeoutError(LOST)
 
@@ -248,7 +250,7 @@ def test_wrong_elements_before_a_hang_are_reported(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(collective, "CollectiveBuffers", WrongCollective)
     monkeypatch.setattr(collective.dist, "get_backend", lambda: "gloo")
     rank = context(tmp_path)
-    sums = iter([2.0 * wrong])  # the other rank has as many wrong elements; a second sum, after the hang, would fail
+    sums = iter([2.0 * wrong])  # `wrong` elements on each of 2 ranks; a second sum, after the hang, would fail
     monkeypatch.setattr(rank, "sum_over_ranks", lambda value: next(sums))
     monkeypatch.setattr(rank, "min_max_over_ranks", lambda code: (code, code))
     monkeypatch.setattr(rank, "max_over_ranks", list)
@@ -266,7 +268,7 @@ class EndlessEvent:
         """Do nothing."""
 
     def query(self) -> bool:
-        """Return that the event has not occurred."""
+        """Return False: the device has not reached the event."""
         return False
 
 

@@ -1,4 +1,7 @@
-"""The verbs run-host and emit-record: member discovery, printed records, and wrong usage, also of the agent's other verbs."""
+"""Test the verbs (subcommands) `run-host` and `emit-record`: member discovery, printed records, and wrong usage.
+
+Some tests of wrong usage also cover other verbs of the agent.
+"""
 
 from __future__ import annotations
 
@@ -49,6 +52,10 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def gang(me: str, port: int, nonce: str = builders.NONCE) -> Gang:
+    """Return the gang (the hosts of one multi-node launch) as host `me` has it.
+
+    `port` is the port of the rendezvous of the ranks. The field `Gang.port`, for status messages, is the port after it.
+    """
     addresses = {"h1": "127.0.0.1", "h2": "127.0.0.2", "h3": "127.0.0.3"}
     return Gang(me=me, members=HOSTS, addresses=addresses, port=port + 1, nonce=nonce, context="r1 meeting all")
 
@@ -68,7 +75,7 @@ def test_all_hosts_get_all_members_in_plan_order(threads: ThreadPoolExecutor, po
     }
 
 
-def test_present_hosts_start_without_an_absent_host(threads: ThreadPoolExecutor, port: int) -> None:
+def test_discovery_returns_the_present_hosts_if_a_host_is_absent(threads: ThreadPoolExecutor, port: int) -> None:
     discoveries = start_discovery(threads, port, "h1", "h3", timeout_s=2.0)
     assert {host: discovery.result(20) for host, discovery in discoveries.items()} == {
         "h1": ["h1", "h3"],
@@ -85,26 +92,27 @@ def test_second_host_collects_members_if_the_first_host_is_absent(threads: Threa
 
 
 def test_single_host_finds_no_other_members(port: int) -> None:
+    """h3 connects to h1 and then to h2, and neither answers. h1 waits for the others, and finds only itself."""
     assert discover_members(gang("h3", port), 0.5) == []
     assert discover_members(gang("h1", port), 0.5) == ["h1"]
 
 
-def test_hosts_with_another_nonce_and_silent_connections_are_ignored(threads: ThreadPoolExecutor, port: int) -> None:
+def test_hosts_with_another_nonce_and_an_http_client_are_ignored(threads: ThreadPoolExecutor, port: int) -> None:
     first = threads.submit(discover_members, gang("h1", port), 4.0)
     stranger = threads.submit(discover_members, gang("h2", port, nonce="f" * 32), 2.0)
     address = ("127.0.0.1", port + 1 + PORT_OFFSET)
-    silent = retry(lambda: socket.create_connection(address, timeout=1))
+    http_client = retry(lambda: socket.create_connection(address, timeout=1))
     try:
-        silent.sendall(b"GET / HTTP/1.1\r\n")
+        http_client.sendall(b"GET / HTTP/1.1\r\n")
         member = threads.submit(discover_members, gang("h3", port), 4.0)
         assert member.result(20) == first.result(20) == ["h1", "h3"]
-        assert stranger.result(20) in ([], ["h2"])
+        assert stranger.result(20) in ([], ["h2"]), "a host with another nonce must not find other members"
     finally:
-        silent.close()
+        http_client.close()
 
 
 @pytest.mark.parametrize("answer", [b"x" * (MAX_BYTES + 1), b"x"])
-def test_answer_of_a_stranger_has_a_limit_in_size_and_time(answer: bytes) -> None:
+def test_answer_of_an_unknown_process_is_limited_in_size_and_time(answer: bytes) -> None:
     """Without a time limit, a process that sends a byte from time to time would block the discovery forever."""
     ours, theirs = socket.socketpair()
     with ours, theirs, ThreadPoolExecutor() as pool:
@@ -130,7 +138,7 @@ def retry(connect: Callable[[], socket.socket]) -> socket.socket:
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    """Return the run directory of a host, with its records."""
+    """Return a run directory on host h1, with the plan of h1 and h2 and the records of h1."""
     plan: Plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1)
     directory = tmp_path / "runs" / "r1"
     documents.write(directory / "plan.json", to_json(plan))
@@ -196,7 +204,7 @@ def test_invalid_record_is_not_printed(run_dir: Path, capsys: pytest.CaptureFixt
         (["--plan=PLAN"], 64, "is not in the plan of run r1, which has h1, h2"),
     ],
 )
-def test_wrong_usage_is_refused_before_anything_starts(
+def test_wrong_usage_is_refused_and_no_record_is_printed(
     arguments: list[str], code: int, message: str, run_dir: Path, tmp_path: Path
 ) -> None:
     arguments = [argument.replace("PLAN", str(run_dir / "plan.json")) for argument in arguments]
@@ -208,6 +216,7 @@ def test_wrong_usage_is_refused_before_anything_starts(
     )
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
+    # `inspect` creates the run directory before it rejects h9. All other cases are refused before the first verb runs.
     assert not (tmp_path / "new").exists() or "h9" in message
 
 
@@ -237,6 +246,7 @@ def test_launch_refuses_port_0_and_the_two_highest_ports(port: int, capsys: pyte
 
 
 def test_verbs_do_not_inherit_placement_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Placement variables are those in which a launcher or an operator sets the ranks."""
     kubeflow = {
         "RANK": "1",
         "WORLD_SIZE": "2",

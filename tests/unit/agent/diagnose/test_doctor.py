@@ -1,4 +1,4 @@
-"""Test `rackproof doctor` on this machine, which has no GPU, and with fake collectors; test the health check of Slurm."""
+"""Test `rackproof doctor` on this machine (without a GPU) and with fake collectors, and the health check for Slurm."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_findings_are_sorted_by_severity_and_exclude_idle_links() -> None:
     assert rows == ["rma", "reset"]
 
 
-def test_finding_in_the_kernel_log_says_what_clears_the_finding(tmp_path: Path) -> None:
-    """After the reset, the driver writes a second XID 154, but XID 119 stays in the log."""
+def test_finding_in_the_kernel_log_says_that_only_a_reboot_clears_it(tmp_path: Path) -> None:
+    """The second XID 154 shows that the GPU needs no further reset, but XID 119 stays in the kernel log until a reboot."""
     messages = (
         "NVRM: Xid (PCI:0000:5d:00): 119, pid=1234, name=python, Timeout after 6s of waiting for RPC response from GPU3 GSP!",
         "NVRM: Xid (PCI:0000:5d:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",
@@ -116,7 +116,7 @@ def test_every_action_has_a_label_in_order_of_severity() -> None:
 
 
 def test_drain_reason_is_ascii_and_keeps_the_figures() -> None:
-    """scontrol accepts only ASCII."""
+    """rackproof-health passes only ASCII to scontrol, so it replaces other characters."""
     drain_reason = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["_drain_reason"]
     finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x"}
     text = drain_reason([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
@@ -135,7 +135,7 @@ def test_drain_reason_is_ascii_and_keeps_the_figures() -> None:
     ],
     ids=["no finding", "not an object", "traceback", "exit code 127", "invalid setting", "settings that are not UTF-8"],
 )
-def test_health_check_never_drains_a_node_because_doctor_failed(
+def test_health_check_does_not_drain_a_node_if_doctor_or_the_settings_are_broken(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, doctor: str, settings: str
 ) -> None:
     (tmp_path / "rackproof").write_text(f"#!/bin/sh\n{doctor}\n")
@@ -161,9 +161,9 @@ def test_health_check_never_drains_a_node_because_doctor_failed(
         ),
         ("", "was not drained: [Errno 2] No such file or directory"),
     ],
-    ids=["accepted", "drained before", "refused", "not installed"],
+    ids=["drained", "drained before", "controller not reachable", "scontrol not installed"],
 )
-def test_health_check_logs_if_a_faulty_node_is_not_drained(
+def test_health_check_logs_why_a_faulty_node_was_not_drained(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -1,4 +1,4 @@
-"""The exporter: a golden scrape of a healthy machine, the names of its metrics, failing collectors, and the server."""
+"""The Prometheus exporter: its output for a healthy GPU host (a golden file), metric names, failing collectors, HTTP server."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ VARIES = re.compile(
     r"^(rackproof_host_cpus|rackproof_collector_(?:duration_seconds|last_success_timestamp_seconds)\{.*\}) .*$",
     re.MULTILINE,
 )
-"""Samples that depend on the machine and the moment."""
+"""Lines of a scrape whose values depend on the machine that runs the test, or on the time."""
 
 LOST_READINGS = len(absent_samples(Absent(status="error", reason="lost"), full_snapshot=False, counters=True))
-"""Number of readings that are absent on a GPU for which NVML gives no handle."""
+"""Number of readings that are missing for a lost GPU: NVML returns no handle for it, so none of its readings has a value."""
 
 SCRAPE = """
 import sys
@@ -53,7 +53,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class Fake:
-    """A collector that calls the given function, and counts the calls."""
+    """A collector whose families `function` returns. `calls` is the number of calls of `collect`."""
 
     def __init__(self, name: str, function: Callable[[], Iterable[Family]]) -> None:
         self.name = name
@@ -94,7 +94,7 @@ def parsed(text: str) -> list[Metric]:
 def series(text: str) -> Series:
     samples = [sample for metric in parsed(text) for sample in metric.samples]
     values = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
-    assert len(values) == len(samples), "two samples are of the same series"
+    assert len(values) == len(samples), "two samples have the same name and labels"
     return values
 
 
@@ -107,7 +107,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scrape_machine(library: Path, directory: Path, scenario: Path) -> str:
-    """Return a scrape of the real collectors for a scenario, in a separate process."""
+    """Run the real collectors in a separate process, and return the exported text.
+
+    `scenario` is the file with the answers of the fake NVML. The kernel log contains faults in every scenario.
+    """
     root, log = host.build_tree(directory / "root", gpus=4), nvml.CHECKOUT / "tests/fakes/kmsg/faults.txt"
     return nvml.python(["-c", SCRAPE, root, log], library, scenario)
 
@@ -118,14 +121,14 @@ def healthy(library: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_scrape_of_a_healthy_machine_equals_the_golden_file(healthy: str) -> None:
-    """After an intended change: UPDATE_GOLDEN=1 pytest tests/unit/agent/exporter/test_exporter.py, and review the diff."""
+    """To accept a change, run `UPDATE_GOLDEN=1 pytest tests/unit/agent/exporter/test_exporter.py` and review the diff."""
     text = VARIES.sub(r"\1 0.0", healthy)
     if os.environ.get("UPDATE_GOLDEN"):
         GOLDEN.write_text(text)
     assert text == GOLDEN.read_text()
 
 
-def test_scrape_parses_back_to_the_readings(healthy: str) -> None:
+def test_parsed_scrape_has_the_readings_of_the_machine(healthy: str) -> None:
     result = series(healthy)
     gpu = (("gpu", "0"), ("uuid", "GPU-41b7e0c5-2d93-4f68-ba10-5c8e96f3d702"))
     assert result[("rackproof_gpus", ())] == 2
@@ -178,9 +181,9 @@ def test_gpm_utilization_is_exported_under_the_names_of_dcgm_prof_fields() -> No
             ("gpu.gpm.tensor_active", 0.625, "ratio"),
             ("gpu.gpm.pcie_sent", 2e9, "B/s"),
         )
-        lost = Absent(status="unsupported", reason="the part has no GPM")
+        unsupported = Absent(status="unsupported", reason="the GPU has no GPM")
         return [family(name, value, unit, gpu="0") for name, value, unit in values] + [
-            family("gpu.gpm.memory_active", lost, "ratio", gpu="0")
+            family("gpu.gpm.memory_active", unsupported, "ratio", gpu="0")
         ]
 
     exported = {name: value for (name, _), value in series(text_of(Exporter([Fake("nvml", read)], ["dcgm"]))).items()}
@@ -224,14 +227,16 @@ def test_names_follow_the_rules_of_prometheus(healthy: str) -> None:
             assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in sample.labels)
 
 
-def test_counters_and_units_match_the_nvml_readings(healthy: str) -> None:
+def test_nvml_counters_are_exported_as_counters_and_other_readings_as_gauges(healthy: str) -> None:
     kinds = {metric.name: metric.type for metric in parsed(healthy)}
     for name, unit, change, *_ in reading_kinds(full_snapshot=False, counters=True):
-        if prometheus_name(name, unit) in kinds:  # readings that are texts are labels of the info series
+        # A reading that is a text has no metric of its own: it is a label of the `_info` series.
+        if prometheus_name(name, unit) in kinds:
             assert kinds[prometheus_name(name, unit)] == ("counter" if change == "counter" else "gauge")
 
 
 def test_identity_is_in_one_info_series_per_scope(healthy: str) -> None:
+    """A scope is what a reading is about: the host, a GPU, or the link of a GPU to its peer."""
     exported = {labels: value for (name, labels), value in series(healthy).items() if name.endswith("_info")}
     assert set(exported.values()) == {1.0}
     reported = [dict(labels) for labels in exported]
@@ -253,6 +258,7 @@ def test_lost_gpu_is_missing_in_the_scrape_and_the_other_gpu_is_unchanged(
     scenario = nvml.write(tmp_path / "scenario", "healthy-h200x4", "gpu.1.*=!15")
     before, after = (series(VARIES.sub("", text)) for text in (healthy, scrape_machine(library, tmp_path, scenario)))
     gone = [dict(labels) for _, labels in before.keys() - after.keys()]
+    # The series of GPU 0 about its link to GPU 1 disappear too.
     assert {labels["gpu"] for labels in gone if labels.get("peer") != "1"} == {"1"}
     changed = {key: value for key, value in after.items() if before.get(key) != value}
     absences = ("rackproof_readings_absent", (("gpu", "1"), ("status", "error")))
@@ -262,7 +268,7 @@ def test_lost_gpu_is_missing_in_the_scrape_and_the_other_gpu_is_unchanged(
 # ---- failing and blocking collectors ----
 
 
-def test_failed_collector_is_counted_and_the_others_are_exported() -> None:
+def test_failed_collector_has_success_0_and_the_others_are_exported() -> None:
     result = series(scrape(Fake("bad", breaks), Fake("good", load)))
     assert result[("rackproof_host_load", ())] == 0.5
     assert result[("rackproof_collector_success", (("collector", "bad"),))] == 0
@@ -298,7 +304,9 @@ def test_scrapes_stay_fast_while_a_collector_blocks(monkeypatch: pytest.MonkeyPa
     assert result[("rackproof_host_load", ())] == 0.5
 
 
-def test_time_that_a_collector_is_stuck_is_exported(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
+def test_time_for_which_a_collector_has_been_stuck_is_exported(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
     def blocks() -> list[Family]:
         gate.wait()
         return load()
@@ -317,13 +325,13 @@ def test_time_that_a_collector_is_stuck_is_exported(monkeypatch: pytest.MonkeyPa
 
 
 class FakeSource:
-    """A source of Prometheus metric families."""
+    """A source of Prometheus families that is not a collector (`exporter.Source`)."""
 
     def __init__(self, name: str, function: Callable[[], Iterable[Metric]]) -> None:
         self.name, self.collect = name, function
 
 
-def test_failed_source_is_counted_like_a_collector() -> None:
+def test_failed_source_has_success_0_like_a_failed_collector() -> None:
     def gives() -> list[Metric]:
         metric = Metric("rackproof_run_updated_timestamp_seconds", "Help", "gauge")
         metric.add_sample(metric.name, {}, 7.0)
@@ -344,7 +352,7 @@ def test_failed_source_is_counted_like_a_collector() -> None:
     }
 
 
-def test_missing_readings_are_left_out_and_counted() -> None:
+def test_missing_readings_have_no_series_and_are_counted_by_gpu_and_status() -> None:
     lost = Absent(status="error", reason="NVML: GPU is lost")
     families = [
         family("gpu.power", lost, "W", gpu="3"),
@@ -405,7 +413,7 @@ def test_reading_becomes_one_sample(reading: Family, name: str, value: float) ->
 
 @pytest.fixture
 def serving() -> Iterator[Callable[..., str]]:
-    """Yield a function that starts a server on a free port and returns its URL. The servers are stopped after the test."""
+    """Yield a function that starts a server on a free port and returns the URL of /metrics. The servers stop after the test."""
     started = []
 
     def start(*collectors: Collector, fresh_s: float = 1.0) -> str:
@@ -432,7 +440,7 @@ def scrape_over_http(url: str) -> Series:
         return series(answer.read().decode())
 
 
-def test_failed_collector_is_logged_when_its_reason_changes(
+def test_failure_of_a_collector_is_logged_when_its_reason_changes_and_when_it_ends(
     serving: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="agent")
@@ -453,7 +461,7 @@ def test_failed_collector_is_logged_when_its_reason_changes(
     ]
 
 
-def test_failed_renaming_affects_only_the_dcgm_names(
+def test_failed_conversion_to_dcgm_names_affects_only_these_names(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(_: object) -> Iterator[Metric]:

@@ -1,4 +1,4 @@
-"""Live progress of a run: the live file that the run's supervisor writes, and the metrics that the exporter derives from it."""
+"""Progress of a run: the file `live.json`, which the agent writes, and the metrics that the exporter derives from it."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def read_live(run: HostRun) -> Json:
 
 
 def series(document: Json, later_s: float = 0.0) -> Series:
-    """Return the metrics that are exported `later_s` seconds after the live file `document` was written."""
+    """Return the samples that are exported `later_s` seconds after `document`, the content of `live.json`, was written.
+
+    The sample names are without `rackproof_`.
+    """
     exported = run_metrics.families(document, document["written"] + later_s)
     return {
         (sample.name.removeprefix("rackproof_"), tuple(sorted(sample.labels.items()))): sample.value
@@ -57,7 +60,7 @@ def series(document: Json, later_s: float = 0.0) -> Series:
 
 
 def state(exported: Series, stage: str) -> list[str]:
-    """Return the states for which the series of the stage is not 0; in valid metrics, this is one state."""
+    """Return each state whose `stage_state` series of this stage is not 0. Valid metrics have exactly one."""
     return [
         dict(labels)["state"]
         for (name, labels), value in exported.items()
@@ -109,7 +112,7 @@ def end_stage(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
 
 
 def wait_for(run: HostRun, is_awaited: Callable[[Json], object]) -> Json:
-    """Return the live file as soon as `is_awaited` is true for it."""
+    """Return the content of `live.json` as soon as `is_awaited` returns true for it. Fail after 30 s."""
     ends = time.monotonic() + 30
     while time.monotonic() < ends:
         if (run.directory.parent / "live.json").exists() and is_awaited(exported := read_live(run)):
@@ -159,8 +162,9 @@ def test_stage_is_published_while_it_runs_and_after_its_end(run: HostRun, end_st
     assert after[("stage_ended_timestamp_seconds", stage)] > began
     assert ("rank_silent_seconds", (("cpu", "0"), ("rank", "0"))) not in after
     assert any(name == "benchmark_flop_per_second" for name, _ in after), (
-        "the last figures must remain until they are scraped"
+        "the last figures must still be exported after the end of the stage, so that they are scraped"
     )
+    # Figures are exported for 300 s after the end of the stage (LINGER_S), counts of wrong results until another run starts.
     assert not any(name.startswith("benchmark_") for name, _ in series(ended, later_s=400))
     wrong = {"metric": "rackproof_benchmark_wrong_results", "value": 7.0, "labels": {"benchmark": "gemm", "gpu": "0"}}
     next(item for item in ended["stages"] if item.get("figures"))["figures"].append(wrong)
@@ -177,13 +181,13 @@ def test_published_file_contains_no_secret(run: HostRun, end_stage: Callable[[],
         assert secret not in text
 
 
-def test_snapshot_during_a_stage_keeps_the_stage_running(run: HostRun, end_stage: Callable[[], None]) -> None:
+def test_publish_idle_keeps_the_state_of_a_running_stage(run: HostRun, end_stage: Callable[[], None]) -> None:
     wait_for(run, lambda exported: exported["stages"][0]["state"] == "running")
     live.publish_idle(run)
     assert read_live(run)["stages"][0]["state"] == "running"
 
 
-def test_stage_without_a_supervisor_becomes_silent(run: HostRun) -> None:
+def test_running_stage_is_exported_as_silent_30_s_after_the_last_write(run: HostRun) -> None:
     document = live.build_document(run) | {"written": time.time()}
     document["stages"][0] |= {"state": "running", "began": document["written"], "deadline": document["written"] + 60}
     document["stages"][0]["ranks"] = [{"rank": 0, "scope": "cpu=0", "at": "gemm", "silent_s": 0.1, "waiting_s": 0.0}]
@@ -194,7 +198,7 @@ def test_stage_without_a_supervisor_becomes_silent(run: HostRun) -> None:
     assert not any(name.startswith(("rank_", "stage_ranks")) for name, _ in late)
 
 
-def test_attempts_are_counted_by_their_outcome(run: HostRun) -> None:
+def test_launches_of_a_stage_are_counted_by_outcome(run: HostRun) -> None:
     def launch(outcome: str) -> Launch:
         return builders.launch("benchmark", ("h1",), outcome)
 
@@ -210,7 +214,8 @@ def publisher(
 ) -> live.LivePublisher:
     """Return the publisher of a launch that began a minute ago.
 
-    `begun`: benchmark -> seconds from the start of the launch to the start of the benchmark.
+    `begun`: benchmark -> seconds from the start of the launch to the start of the benchmark. `span`: times of the soak, if the
+    launch is a round of a soak.
     """
     plan = builders.plan("h1", profile=profile, gpu_count=2, rackproof_gang="none")
     stage = plan.stages[0]
@@ -230,8 +235,8 @@ def publisher(
     return thread
 
 
-def test_progress_is_the_share_of_the_expected_time(tmp_path: Path) -> None:
-    """The ranks have reported no observation yet, as in the middle of a long benchmark."""
+def test_progress_is_the_elapsed_share_of_the_expected_duration(tmp_path: Path) -> None:
+    """Without observations, the remaining time depends only on when each benchmark began and on its expected duration."""
     thread = publisher(tmp_path, {"gemm": 10.0, "memory": 14.0, "stress": 30.0}, "standard")
     fields = thread._running_fields()
     left_s = remaining_s(thread._progress.durations, {"gemm": 10.0, "memory": 14.0, "stress": 30.0}, 60.0)
@@ -241,7 +246,7 @@ def test_progress_is_the_share_of_the_expected_time(tmp_path: Path) -> None:
 
 
 def test_end_of_a_slow_benchmark_is_estimated_from_its_observations(tmp_path: Path) -> None:
-    """After 40 s of `gemm`, a quarter of its observations are made. All of them were expected within 4 s."""
+    """`gemm` was expected to take a few seconds. After 40 s it has made a quarter of its observations, so it needs 120 s more."""
     thread = publisher(tmp_path, {"gemm": 20.0}, "standard")
     dtypes = ["fp64", "fp32", "bf16"]
     made = [
@@ -267,22 +272,25 @@ def test_soak_is_expected_to_end_after_its_last_round(tmp_path: Path) -> None:
     assert fields["expected_end"] == pytest.approx(now + left_s + rounds * round_s, abs=3)
 
 
-def test_run_outside_a_runs_directory_publishes_nothing(tmp_path: Path) -> None:
+def test_run_outside_a_directory_named_runs_publishes_nothing(tmp_path: Path) -> None:
     plan = builders.plan(profile="rehearsal")
     live.publish_idle(HostRun.begin(tmp_path / "elsewhere", "h1", json.dumps(to_json(plan))))
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
 
 
-# ---- figures ----
+# ---- figures: series with the values of a stage's observations ----
 
 
 def observation(name: str, value: object, unit: str = "1", scope: str = "host", **params: object) -> Json:
     return {"name": name, "scope": scope, "unit": unit, "status": "measured", "value": value, "params": params}
 
 
-def aggregated(*earlier: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
-    """Return (metric, label values …) -> value of the figures exported for the results `earlier` and the live values `now`."""
-    figures, left_out = newest_figures(earlier, now)
+def exported_figures(*observations: Json, training: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
+    """Return (metric, label values …) -> value, for the figures of these observations.
+
+    `training`: observations that ranks wrote while a training runs. The metrics are without `rackproof_benchmark_`.
+    """
+    figures, left_out = newest_figures(observations, training)
     assert left_out == 0
     return {
         (figure["metric"].removeprefix("rackproof_benchmark_"), *figure["labels"].values()): figure["value"]
@@ -290,11 +298,11 @@ def aggregated(*earlier: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ..
     }
 
 
-def test_only_the_largest_size_of_an_operation_is_exported() -> None:
+def test_only_the_largest_message_size_of_an_operation_is_exported() -> None:
     def busbw(op: str, size: int, value: float, placement: str = "in_place") -> Json:
         return observation(f"collective.{op}.busbw", value, "B/s", size_bytes=size, placement=placement, world_size=8)
 
-    exported = aggregated(
+    exported = exported_figures(
         busbw("all_reduce", 8, 1.0),
         busbw("all_reduce", 8192, 2.0),
         busbw("all_reduce", 64, 3.0, "out_of_place"),
@@ -310,11 +318,11 @@ def test_only_the_largest_size_of_an_operation_is_exported() -> None:
     }
 
 
-def test_sizes_of_different_benchmarks_and_transports_do_not_replace_each_other() -> None:
+def test_message_sizes_of_different_benchmarks_and_transports_do_not_replace_each_other() -> None:
     def busbw(name: str, size: int, value: float, **params: Any) -> Json:
         return observation(name, value, "B/s", size_bytes=size, world_size=8, **params)
 
-    exported = aggregated(
+    exported = exported_figures(
         busbw("collective.all_reduce.busbw", 64, 1.0, placement="in_place"),
         busbw("mnnvl.busbw", 128, 2.0, op="all_reduce", mnnvl=True),
         busbw("mnnvl.busbw", 128, 3.0, op="all_reduce", mnnvl=False),
@@ -331,9 +339,9 @@ def test_sizes_of_different_benchmarks_and_transports_do_not_replace_each_other(
     }
 
 
-def test_wrong_results_and_unmeasured_figures_are_counted() -> None:
+def test_wrong_results_and_observations_without_a_value_are_counted() -> None:
     lost = {"name": "gemm.throughput", "scope": "gpu=1", "unit": "FLOP/s", "status": "error", "reason": "lost"}
-    assert aggregated(
+    assert exported_figures(
         observation("integrity.wrong_words", 0, scope="gpu=0", pattern="ones"),
         observation("integrity.wrong_words", 3, scope="gpu=1", pattern="ones"),
         observation("integrity.wrong_words", 4, scope="gpu=1", pattern="zeros"),
@@ -348,7 +356,7 @@ def test_wrong_results_and_unmeasured_figures_are_counted() -> None:
 
 def test_figures_of_file_systems_have_the_label_directory() -> None:
     disk = {"op": "read", "sharing": "together", "device": "nvme1n1"}
-    assert aggregated(
+    assert exported_figures(
         observation("local_storage.bandwidth", 6e9, "B/s", scope="directory=data:1", **disk),
         observation("local_storage.wrong_blocks", 1, scope="directory=data:1", sharing="together"),
         observation("shared_storage.misread_bytes", 2, scope="directory=mnt:shared"),
@@ -365,7 +373,7 @@ def test_figures_of_numa_nodes_have_a_series_for_each_node_and_placement() -> No
         where = {"placement": placement, "memory_node": memory_node}
         return observation("host_memory.bandwidth", value, "B/s", scope=f"numa={node}", **where)
 
-    assert aggregated(
+    assert exported_figures(
         copy(0, "local", 0, 3e11),
         copy(0, "remote", 1, 1e11),
         copy(1, "local", 1, 2e11),
@@ -378,17 +386,20 @@ def test_figures_of_numa_nodes_have_a_series_for_each_node_and_placement() -> No
     }
 
 
-def test_measured_figure_replaces_the_live_figure() -> None:
+def test_result_of_a_training_replaces_the_value_from_during_the_training() -> None:
     step = observation("training.step_time", 0.02, "s", network="convnet")
-    assert aggregated(now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}
-    assert aggregated(step | {"value": 0.01}, now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.01}
+    assert exported_figures(training=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}
+    assert exported_figures(step | {"value": 0.01}, training=(step,)) == {
+        ("step_time_seconds", "training", "convnet"): 0.01
+    }
 
 
 @pytest.mark.parametrize("run", ["h100x2", "h200x2-extended", "h200x4-compared"])
 def test_figures_with_different_settings_have_different_labels(run: str) -> None:
-    """Figures with a size are not compared, because only the largest size is exported.
+    """No two observations of a run have the same metric and labels, with two exceptions.
 
-    Counts of wrong results and of unmeasured figures are not compared, because each count is a sum over several figures.
+    Of a metric with message sizes, only the largest size is exported. Counts of wrong results and of observations without a value
+    are sums over several observations.
     """
     (path,) = (ROOT / "docs" / "measurements" / run / "hosts").glob("*.json")
     document = documents.parse(path.read_bytes(), source=run)
@@ -400,7 +411,7 @@ def test_figures_with_different_settings_have_different_labels(run: str) -> None
 
 
 def test_prefill_and_decode_of_inference_are_two_series() -> None:
-    assert aggregated(
+    assert exported_figures(
         observation("inference.prefill_throughput", 2e5, "tokens/s", scope="gpu=0"),
         observation("inference.decode_throughput", 9e3, "tokens/s", scope="gpu=0"),
     ) == {
@@ -415,7 +426,7 @@ def test_figures_beyond_the_limit_are_counted() -> None:
     assert (len(figures), left_out) == (MAX_FIGURES, 600 - MAX_FIGURES)
 
 
-def test_all_figures_of_a_healthy_host_are_exported_with_listed_names() -> None:
+def test_figures_of_a_healthy_host_have_the_metrics_and_labels_of_metric_names() -> None:
     plan = builders.plan("h1", "h2", gpu_count=8)
     for stage in ("benchmark", "gang"):
         document = [to_json(item) for item in builders.results(plan, "h1", stage)]
@@ -423,16 +434,17 @@ def test_all_figures_of_a_healthy_host_are_exported_with_listed_names() -> None:
         assert left_out == 0
         assert len(figures) > 20
         for figure in figures:
-            known = {label_name(label) for label in EVERY[figure["metric"]].labels} - {"stage"}
-            needed = {label for label in EVERY[figure["metric"]].labels if label == label_name(label)} - {"stage"}
-            assert needed <= set(figure["labels"]) <= known, figure
+            allowed = {label_name(label) for label in EVERY[figure["metric"]].labels} - {"stage"}
+            # A label in parentheses is optional.
+            required = {label for label in EVERY[figure["metric"]].labels if label == label_name(label)} - {"stage"}
+            assert required <= set(figure["labels"]) <= allowed, figure
 
 
 @pytest.mark.parametrize(
     "text",
     ["", "{", "[]", '{"observations": [1]}', '{"observations": [{"name": "a.b"}]}', '{"observations": [{}], "a": NaN}'],
 )
-def test_invalid_result_file_has_no_figures(tmp_path: Path, text: str) -> None:
+def test_invalid_result_file_has_no_observations(tmp_path: Path, text: str) -> None:
     (tmp_path / "rank0.json").write_text(text)
     results = RankFiles(tmp_path, 0)
     assert (results.observations(), results.training_progress()) == ([], [])
@@ -472,7 +484,7 @@ def scrape(directory: Path) -> Series:
 SUCCESS = ("collector_success", (("collector", "run"),))
 
 
-def test_host_without_a_run_exports_nothing(tmp_path: Path) -> None:
+def test_host_without_a_run_exports_only_the_state_of_the_collector(tmp_path: Path) -> None:
     exported = scrape(tmp_path)
     assert exported[SUCCESS] == 1
     assert {name for name, _ in exported} == {

@@ -1,4 +1,7 @@
-"""docs/metrics.md lists the metrics of a complete GPU host, and promtool accepts them. UPDATE_GOLDEN=1 rewrites the page."""
+"""The page docs/metrics.md lists every metric of a complete fake GPU host, and promtool accepts these metrics.
+
+UPDATE_GOLDEN=1 rewrites the page.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ sys.stdout.buffer.write(generate_latest(registry(readers, sys.argv[2:], [GpuSamp
 
 @pytest.fixture(scope="module")
 def machine(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
-    """Return the file system, the NVML library and the NVML scenario of a complete GPU host with faults in its kernel log."""
+    """Build a complete fake GPU host with faults in its kernel log.
+
+    Return its root directory, the directory of the fake NVML library, and the file with the answers of this library.
+    """
     directory = tmp_path_factory.mktemp("host")
     root = whole.build_host(directory / "root")
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
@@ -67,19 +73,20 @@ def scrape(machine: tuple[Path, Path, Path], *compat: str) -> str:
     return text
 
 
-def complaints(text: str) -> str:
+def promtool_errors(text: str) -> str:
+    """Return the messages of `promtool check metrics` about the metrics in `text`; empty if it accepts them."""
     checked = subprocess.run(["promtool", "check", "metrics"], input=text, capture_output=True, text=True, check=False)
     assert (checked.returncode == 0) == (checked.stderr == "")
     return checked.stderr
 
 
-def test_promtool_has_no_complaint_about_a_complete_host(machine: tuple[Path, Path, Path]) -> None:
+def test_promtool_accepts_the_metrics_of_a_complete_host(machine: tuple[Path, Path, Path]) -> None:
     text = scrape(machine)
     assert "rackproof_xid_errors" in text
-    assert complaints(text) == ""
+    assert promtool_errors(text) == ""
 
 
-def test_names_of_an_earlier_release_are_exported_on_request(machine: tuple[Path, Path, Path]) -> None:
+def test_names_of_release_1_0_and_of_dcgm_exporter_are_exported_on_request(machine: tuple[Path, Path, Path]) -> None:
     text = scrape(machine, "1.0", "dcgm")
     assert "DCGM_FI_DEV_GPU_TEMP" in text
     values = dict(re.findall(r"^(rackproof_\S+) (\S+)$", text, re.MULTILINE))
@@ -88,15 +95,19 @@ def test_names_of_an_earlier_release_are_exported_on_request(machine: tuple[Path
     counts = {name.removeprefix(old): value for name, value in values.items() if name.startswith(old)}
     assert counts
     assert counts == {name.removeprefix(new): value for name, value in values.items() if name.startswith(new)}
-    named = set(re.findall(r"^(rackproof_\w+_count) non-histogram", complaints(text), re.MULTILINE))
-    exported = {name for name in PROMETHEUS_NAMES if not READINGS[name].full_only}
-    assert named == {f"rackproof_{name.replace('.', '_')}" for name in exported}
-    without_them = scrape(machine)
-    assert not any(f"{name} " in without_them or f"{name}{{" in without_them for name in named)
+    # promtool rejects the old names, because Prometheus reserves the ending `_count` for histograms and summaries.
+    rejected = set(re.findall(r"^(rackproof_\w+_count) non-histogram", promtool_errors(text), re.MULTILINE))
+    renamed_readings = {name for name in PROMETHEUS_NAMES if not READINGS[name].full_only}
+    assert rejected == {f"rackproof_{name.replace('.', '_')}" for name in renamed_readings}
+    default_scrape = scrape(machine)
+    assert not any(f"{name} " in default_scrape or f"{name}{{" in default_scrape for name in rejected)
 
 
 def specified() -> Iterator[Metric]:
-    """Yield a series for each metric of the exporter itself. A scrape has some of these metrics only during a run."""
+    """Yield one series for each metric that does not come from a collector.
+
+    A scrape is not used, because it has some of these metrics only during a run.
+    """
     for spec in EVERY.values():
         labels = [label_name(label) for label in spec.labels]
         values = ["x"] * len(labels)
@@ -111,18 +122,20 @@ def specified() -> Iterator[Metric]:
             yield metric
 
 
-def test_promtool_has_no_complaint_about_the_metrics_of_a_run() -> None:
+def test_promtool_accepts_the_metrics_that_do_not_come_from_collectors() -> None:
     class Specified:
         def collect(self) -> Iterator[Metric]:
             return specified()
 
     registry = CollectorRegistry()
     registry.register(Specified())  # type: ignore[arg-type]
-    assert complaints(generate_latest(registry).decode()) == ""
+    assert promtool_errors(generate_latest(registry).decode()) == ""
 
 
 def test_each_reading_has_its_own_metric_and_no_name_ends_in_count() -> None:
     names = [prometheus_name(name, item.unit) + ("_total" if item.counter else "") for name, item in READINGS.items()]
-    assert [name for name in names if name.endswith("_count")] == [], "add a name to PROMETHEUS_NAMES"
+    assert [name for name in names if name.endswith("_count")] == [], (
+        "add another name for these readings to PROMETHEUS_NAMES"
+    )
     assert len(set(names)) == len(names)
     assert set(PROMETHEUS_NAMES) <= set(READINGS)

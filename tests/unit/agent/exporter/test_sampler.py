@@ -1,4 +1,4 @@
-"""The GPU sampler: the windows, histograms and counters that it exports, and GPUs that hang or are lost."""
+"""The GPU sampler: its statistics over a time window, its histograms and counters, and GPUs that hang or are lost."""
 
 from __future__ import annotations
 
@@ -22,25 +22,28 @@ LOST = Absent(status="error", reason="NVML: GPU is lost")
 Exported = dict[str, float]
 
 
-def exported(samples: GpuHistory) -> Exported:
-    """Return "NAME LABEL=VALUE …" -> value of each exported sample. The labels `gpu` and `uuid` are left out."""
+def exported(history: GpuHistory) -> Exported:
+    """Return `NAME LABEL=VALUE …` -> value, for each exported series.
+
+    NAME is without `rackproof_gpu_`. The labels `gpu` and `uuid` are left out.
+    """
     metrics: Exported = {}
 
     def add(name: str, value: float, suffix: str = "", **labels: str) -> None:
         more = [f"{key}={text}" for key, text in labels.items() if key not in ("gpu", "uuid")]
         metrics[" ".join([(name + suffix).removeprefix("rackproof_gpu_"), *more])] = value
 
-    samples.export(add)
+    history.export(add)
     return metrics
 
 
-def sampled(*values: GpuSample | Absent, bounds: GpuLimits | Absent = H200, window_s: float = 100.0) -> GpuHistory:
+def sampled(*values: GpuSample | Absent, limits: GpuLimits | Absent = H200, window_s: float = 100.0) -> GpuHistory:
     """Return the history of a GPU with these samples, 0.1 s apart. The time of the last sample is now."""
-    samples, now = GpuHistory(0, window_s), time.monotonic()
-    samples.set_limits(now, bounds)
+    history, now = GpuHistory(0, window_s), time.monotonic()
+    history.set_limits(now, limits)
     for number, value in enumerate(values, 1 - len(values)):
-        samples.add(now + number / 10, value)
-    return samples
+        history.add(now + number / 10, value)
+    return history
 
 
 def test_window_contains_a_dip_of_one_sample() -> None:
@@ -58,6 +61,7 @@ def test_histograms_and_counters_keep_samples_older_than_the_window() -> None:
     metrics = exported(sampled(DIP, DIP, *[BUSY] * 20, window_s=1.55))
     assert (metrics["power_window_min_watts"], metrics["window_samples"]) == (665.0, 16)
     assert metrics["samples_total"] == metrics["power_of_limit_ratio_count"] == 22
+    # The first sample counts as 0 s, because the time since the previous sample is not known. The second counts as 0.1 s.
     assert metrics["throttle_sampled_seconds_total reason=power_cap"] == pytest.approx(0.1)
     assert metrics["throttle_sampled_seconds_total reason=hw_thermal"] == 0.0
 
@@ -78,26 +82,26 @@ def test_histograms_are_cumulative() -> None:
     assert metrics["clock_sm_of_max_ratio_bucket le=1.0"] == metrics["clock_sm_of_max_ratio_count"] == 4
 
 
-def test_time_without_samples_is_not_counted_as_throttled() -> None:
-    samples = sampled(DIP)
-    samples.add(time.monotonic() + 60, DIP)
-    assert exported(samples)["throttle_sampled_seconds_total reason=power_cap"] == 1.0
+def test_gap_of_60_s_between_throttled_samples_counts_as_1_s_of_throttling() -> None:
+    history = sampled(DIP)
+    history.add(time.monotonic() + 60, DIP)
+    assert exported(history)["throttle_sampled_seconds_total reason=power_cap"] == 1.0
 
 
-def test_lost_gpu_exports_only_numbers_of_samples_and_failures() -> None:
+def test_lost_gpu_exports_only_the_numbers_of_samples_and_of_failures() -> None:
     metrics = exported(sampled(LOST, LOST))
     assert metrics == {"samples_total": 0, "sample_failures_total": 2, "window_samples": 0}
 
 
-def test_gpu_without_a_power_limit_has_no_histogram_of_power() -> None:
-    metrics = exported(sampled(BUSY, bounds=GpuLimits("GPU-1", 0.0, 1980e6)))
+def test_gpu_without_a_power_limit_has_an_empty_histogram_of_power() -> None:
+    metrics = exported(sampled(BUSY, limits=GpuLimits("GPU-1", 0.0, 1980e6)))
     assert (metrics["power_of_limit_ratio_count"], metrics["clock_sm_of_max_ratio_count"]) == (0, 1)
 
 
 def test_another_gpu_at_the_same_index_starts_a_new_history() -> None:
-    samples = sampled(*[DIP] * 5)
-    samples.set_limits(time.monotonic(), H200._replace(uuid="GPU-2"))
-    metrics = exported(samples)
+    history = sampled(*[DIP] * 5)
+    history.set_limits(time.monotonic(), H200._replace(uuid="GPU-2"))
+    metrics = exported(history)
     assert metrics["window_samples"] == metrics["power_of_limit_ratio_count"] == 0
 
 
@@ -133,10 +137,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def sample(library: Path, tmp_path: Path) -> Callable[..., list[Exported]]:
-    """Return a function that runs a sampler and returns what it exports after each step.
+    """Return a function that runs a sampler in steps, and returns what the sampler exports in each step.
 
-    The arguments of this function are the scenario and, for each step, seconds to wait and text to append to the scenario
-    after the export.
+    The arguments of this function are the name of a scenario (answers of the fake NVML) and, for each step, two texts: how many
+    seconds to wait before the export, and lines to append to the scenario after it.
     """
 
     def run(base: str, *steps: str) -> list[Exported]:
@@ -169,7 +173,9 @@ def test_hanging_gpu_does_not_stop_the_sampling_of_other_gpus(sample: Callable[.
         assert later[f"gpu_sampled_timestamp_seconds {gpu}"] - before[f"gpu_sampled_timestamp_seconds {gpu}"] > 2
 
 
-def test_lost_gpu_counts_failures_and_is_sampled_again_when_it_returns(sample: Callable[..., list[Exported]]) -> None:
+def test_failures_of_a_lost_gpu_are_counted_and_it_is_sampled_again_when_it_returns(
+    sample: Callable[..., list[Exported]],
+) -> None:
     repaired = f"include={nvml.scenario('healthy-h200x4')}\n"
     before, lost, back = sample("healthy-h200x4", "1.0", "gpu.3.*=!15\n", "1.5", repaired, "2.5", "")
     assert before["gpu_sample_failures_total 3"] == 0

@@ -1,4 +1,4 @@
-"""Test the exporter's server with real clients (TLS, users, misbehaving clients), and errors and text file of the command."""
+"""The exporter's HTTP server with real clients (TLS, users, misbehaving clients), and the command `rackproof export`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def registry() -> CollectorRegistry:
 
 
 def curl(*arguments: str) -> tuple[int, str]:
-    """Return the HTTP status (0: no answer), and the received body followed by curl's error message."""
+    """Return the HTTP status (0: no answer), and the received body followed by curl's error message, if any."""
     done = subprocess.run(
         ["curl", "--silent", "--show-error", "--max-time", "10", "--write-out", "\n%{http_code}", *arguments],
         capture_output=True,
@@ -47,9 +47,9 @@ def curl(*arguments: str) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Create a CA, a server and a client certificate signed by the CA, and a self-signed client certificate.
+    """Create a CA, two certificates that it has signed (`server`, `client`), and the self-signed certificate `stranger`.
 
-    Return their directory.
+    Return the directory of the certificates and their keys.
     """
     directory = tmp_path_factory.mktemp("pki")
     new = [
@@ -115,7 +115,7 @@ def test_metrics_are_served_as_plain_text_with_gzip_and_as_openmetrics() -> None
         ("", False),
     ],
 )
-def test_metrics_are_zipped_if_the_client_accepts_it(accepted: str, is_zipped: bool) -> None:
+def test_metrics_are_compressed_if_the_client_accepts_gzip(accepted: str, is_zipped: bool) -> None:
     with serving() as url:
         answer = subprocess.run(
             ["curl", "--silent", "-H", f"Accept-Encoding: {accepted}", f"{url}/metrics"],
@@ -219,7 +219,7 @@ def test_tls_serves_clients_that_trust_the_ca(tmp_path: Path, pki: Path) -> None
         assert curl("--cacert", f"{pki}/ca.crt", "--tls-max", "1.1", page)[0] == 0
 
 
-def test_mutual_tls_serves_only_clients_with_a_certificate_of_the_ca(tmp_path: Path, pki: Path) -> None:
+def test_mutual_tls_serves_only_clients_whose_certificate_the_ca_has_signed(tmp_path: Path, pki: Path) -> None:
     text = f"""
 tls_server_config:
   cert_file: {pki}/server.crt
@@ -265,7 +265,9 @@ def test_invalid_web_config_is_rejected(tmp_path: Path, text: str, message: str)
 # ---- misbehaving clients ----
 
 
-def test_half_open_connections_are_closed_and_do_not_block_other_clients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_without_a_complete_request_are_closed_and_do_not_block_other_clients(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(web, "HEAD_S", 0.5)
     with Server(registry(), "127.0.0.1", 0) as server, contextlib.ExitStack() as stack:
         idle = [stack.enter_context(socket.create_connection(("127.0.0.1", server.port))) for _ in range(300)]
@@ -279,7 +281,7 @@ def test_half_open_connections_are_closed_and_do_not_block_other_clients(monkeyp
             assert client.recv(1) == b""
 
 
-def test_half_open_tls_connections_are_limited_before_the_handshake(
+def test_tls_connections_are_limited_before_their_handshake(
     tmp_path: Path, pki: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(web, "HEAD_S", 1.0)
@@ -290,6 +292,7 @@ def test_half_open_tls_connections_are_limited_before_the_handshake(
         before = len(list(Path("/proc/self/fd").iterdir()))
         clients = [stack.enter_context(socket.create_connection(address)) for _ in range(400)]
         time.sleep(0.3)
+        # The sockets of the server, which runs in this process too.
         assert len(list(Path("/proc/self/fd").iterdir())) - before - len(clients) <= 101
         for client in clients:
             client.settimeout(5)
@@ -343,7 +346,7 @@ def test_wrong_command_line_exits_64(arguments: list[str], message: str) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_textfile_is_complete_and_removed_at_the_end(tmp_path: Path) -> None:
+def test_textfile_is_complete_and_is_removed_when_the_exporter_ends(tmp_path: Path) -> None:
     path = tmp_path / "rackproof.prom"
     writer = subprocess.Popen(
         [sys.executable, str(ROOT / "rackproof"), "export", "--textfile", str(path), "--every", "1"],
@@ -354,7 +357,7 @@ def test_textfile_is_complete_and_removed_at_the_end(tmp_path: Path) -> None:
         time.sleep(0.05)
     assert re.search(r"^rackproof_collector_success\{collector=\"host\"\} 1.0$", path.read_text(), re.MULTILINE)
     assert "\nprocess_" not in path.read_text(), (
-        "process_ metrics must be left out: node_exporter exports metrics of the same names"
+        "the `process_…` metrics must be left out: node_exporter exports metrics of the same names"
     )
     writer.terminate()
     assert writer.wait(20) == 0

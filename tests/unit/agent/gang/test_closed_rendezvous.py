@@ -1,4 +1,7 @@
-"""The rendezvous accepts only the members of a gang, and no data of another host is unpickled."""
+"""torch's rendezvous can be restricted to the members of a gang (the hosts of one multi-node launch).
+
+Product code unpickles no data, so data from another host cannot execute code.
+"""
 
 from __future__ import annotations
 
@@ -40,10 +43,11 @@ UNSAFE = {
     "rpc": "import torch.distributed.rpc",
     "distributed checkpoints": "from torch.distributed.checkpoint import load",
 }
+"""Name -> code that can unpickle its input. The linter must refuse each of them."""
 
 
 def lint(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ruff with only the project's rule against unsafe imports (TID251). It ignores `noqa` comments."""
+    """Run ruff with only the rule TID251, which refuses the APIs that pyproject.toml bans. ruff ignores `noqa` comments here."""
     command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--ignore-noqa", "--select=TID251", *arguments]
     return subprocess.run(command, input=stdin, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -93,7 +97,7 @@ def test_torch_load_reads_weights_only() -> None:
     assert {path: lines for path, code in code_by_path.items() if (lines := unsafe_loads(code))} == {}
 
 
-# --- who can connect
+# --- who can connect to a listening socket
 
 
 def can_connect(listener: socket.socket, source: str) -> bool:
@@ -163,9 +167,10 @@ def write_rendezvous(
     stage: str = "gang 1",
     variables: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Write the rendezvous file of host `me`, and return its content.
+    """Write `rendezvous.json`, the parameters of torch's rendezvous on host `me`, and return its content.
 
-    Check that the command line has no secret, and that other users cannot read the file.
+    Also check that the command line has no secret, that other users cannot read the file, and the interfaces of NCCL and gloo.
+    `variables`: environment variables of the launch.
     """
     plan = builders.plan("node1", "node2", profile="rehearsal", rackproof_infiniband_ports=2)
     host = plan.host(me)
@@ -207,7 +212,7 @@ def test_rendezvous_of_one_host_is_on_loopback(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("variables", "fabric"), [({}, True), ({"NCCL_IB_DISABLE": "1"}, False)])
-def test_rdma_ports_are_not_measured_if_the_operator_disables_them(
+def test_rdma_ports_are_not_measured_if_nccl_ib_disable_is_set(
     tmp_path: Path, variables: dict[str, str], fabric: bool
 ) -> None:
     write_rendezvous(tmp_path, "node1", ["node1", "node2"], variables=variables)
@@ -216,7 +221,7 @@ def test_rdma_ports_are_not_measured_if_the_operator_disables_them(
 
 def test_first_host_accepts_only_the_members(tmp_path: Path) -> None:
     both = [write_rendezvous(tmp_path, me, ["node1", "node2"], members_only=True) for me in ("node1", "node2")]
-    assert [rendezvous["admitted"] for rendezvous in both] == [["127.0.0.1"], []]
+    assert [rendezvous["admitted"] for rendezvous in both] == [["127.0.0.1"], []]  # only the first host listens
 
 
 @pytest.mark.parametrize(
@@ -228,10 +233,14 @@ def test_first_host_accepts_only_the_members(tmp_path: Path) -> None:
         ("127.0.0.1", "", "smoke", ""),
     ],
 )
-def test_gloo_uses_the_interface_of_the_planned_address(
+def test_gloo_uses_the_interface_of_the_hosts_address_if_the_ranks_run_on_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, given: str, profile: str, interface: str
 ) -> None:
-    """By default gloo would use the address of the host name, which is 127.0.1.1 in many /etc/hosts."""
+    """Without a setting, gloo would use the address to which the host name resolves, which is 127.0.1.1 in many /etc/hosts.
+
+    `address`: address of this host in the plan. `given`: GLOO_SOCKET_IFNAME in the environment of this host. `interface`: the
+    expected interface. Ranks run on CPUs in the profile `rehearsal`, and on GPUs in `smoke`.
+    """
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     plan = builders.plan("node1", "node2", profile=profile)
     gang = Gang.from_plan(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500)
@@ -253,7 +262,10 @@ def test_gloo_uses_the_interface_of_the_planned_address(
     ],
 )
 def test_loopback_address_of_the_first_host_is_reported(addresses: dict[str, str], problem: str) -> None:
-    """If the first host had a loopback address, the second host would connect to itself, wait, and be reported as lost."""
+    """If the second host used a loopback address for the first host, it would connect to itself and be reported as lost.
+
+    It is no problem if all hosts have loopback addresses: they are then on one machine.
+    """
     plan = builders.plan("node1", "node2", profile="rehearsal")
     gang = Gang.from_plan(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500)
     gang = Gang(**{**vars(gang), "addresses": addresses})
@@ -275,7 +287,7 @@ def test_every_launch_has_its_own_rendezvous_name(tmp_path: Path) -> None:
     assert {len(name) for name in names} == {32}
 
 
-def test_member_without_an_address_is_named(tmp_path: Path) -> None:
+def test_member_whose_address_cannot_be_resolved_is_named_in_the_error(tmp_path: Path) -> None:
     plan = builders.plan("node1", "node2", profile="rehearsal")
     gang = Gang.from_plan(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500, members_only=True)
     gang = Gang(**{**vars(gang), "addresses": {"node1": "nowhere.invalid", "node2": "127.0.0.1"}})
@@ -311,7 +323,7 @@ with open(f"{sys.argv[1]}.{rank}", "w") as file:
     json.dump({
         "world_size": world_size,
         "listening": [address for address, inode in listening if inode in own_sockets],
-        "without the name": store_without_name.check([f"rackproof/started/{rank}", f"started/{rank}"]),
+        "readable without the name": store_without_name.check([f"rackproof/started/{rank}", f"started/{rank}"]),
     }, file)
 store.set(f"done/{rank}", "done")
 store.wait([f"done/{other}" for other in range(world_size)])
@@ -344,7 +356,7 @@ def test_ranks_of_one_host_listen_on_loopback_only(tmp_path: Path) -> None:
         result = json.loads((tmp_path / f"result.{rank}").read_text())
         (listening,) = result["listening"]
         assert listening.startswith("0100007F:")  # 127.0.0.1, as the kernel writes it
-        assert (result["world_size"], result["without the name"]) == (2, False)
+        assert (result["world_size"], result["readable without the name"]) == (2, False)
 
 
 def test_port_in_use_is_reported(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """Which host or rank is named as the culprit, and when no culprit is named yet.
 
 The watchers are the first two hosts of a gang (the hosts of one launch): h1 and h2. They receive the statuses of all hosts;
-the other hosts receive only those of the watchers.
+the other hosts receive only those of the watchers. A status reports the states of a host's ranks. Each host has two ranks: 0 and
+1 are on h1, 2 and 3 on h2, 4 and 5 on h3. A rank is behind if it has started fewer collective operations than the others.
 """
 
 from __future__ import annotations
@@ -40,23 +41,29 @@ from tests.gangs import (
 )
 
 NO_AGES = dict.fromkeys(("h1", "h2", "h3"), 0.0)
-"""All statuses have just arrived, so the ages of the events are those in the states of the ranks."""
+"""Every status has just arrived, so the ages in it (such as `ended_s`) are exact."""
 H2_SECOND_AGO = {**NO_AGES, "h2": 1.0}
-"""The status of h2 arrived a second ago."""
+"""The status of h2 arrived one second ago, so one second is added to each age in it."""
 
 NO_CULPRIT: dict[str, GangSnapshot] = {
     "all ranks running": gang_snapshot(),
-    "a host is late but not yet silent": gang_snapshot(ages={"h2": LATE_STATUS_AGE_S}),
+    "a host is late, but not for long enough to count as lost": gang_snapshot(ages={"h2": LATE_STATUS_AGE_S}),
     "a host is lost and another host is late": gang_snapshot(ages={"h2": LOST_STATUS_AGE_S, "h3": LATE_STATUS_AGE_S}),
     "a finished host sends nothing": gang_snapshot(ages={"h2": LOST_STATUS_AGE_S}, finished=("h2",)),
     "a host has not joined yet": replace(gang_snapshot(ages={"h2": -1}), began=NOW - join_timeout_s(TIMEOUT_S) + 1),
-    "a rank is late": gang_snapshot(r3=rank_state(3, silent_s=RANK_SILENT_S - 1)),
-    "a rank holds the GIL": gang_snapshot(r3=rank_state(3, silent_s=30.0, busy=True)),
-    "a rank imports torch": gang_snapshot(r3=rank_state(3, phase="start", silent_s=SILENT_RANK_S, grouped=False)),
+    "a rank sends no heartbeats, but not for long enough to count as silent": gang_snapshot(
+        r3=rank_state(3, silent_s=RANK_SILENT_S - 1)
+    ),
+    "a rank sends no heartbeats because one of its threads holds the GIL": gang_snapshot(
+        r3=rank_state(3, silent_s=30.0, busy=True)
+    ),
+    "a rank sends no heartbeats because it imports torch": gang_snapshot(
+        r3=rank_state(3, phase="start", silent_s=SILENT_RANK_S, grouped=False)
+    ),
     "a silent rank on which no other rank depends": gang_snapshot(
         **{f"r{n}": rank_state(n, grouped=False, silent_s=SILENT_RANK_S if n == 3 else 0.1) for n in range(6)}
     ),
-    "a rank compiles for long while the other ranks wait": gang_snapshot(
+    "a rank compiles for 50 s while the other ranks wait; their time-out is 60 s": gang_snapshot(
         r3=rank_state(3, sequence=6, waiting_s=None, progress_s=50.0),
         **{f"r{n}": rank_state(n, waiting_s=50.0) for n in (0, 1, 2, 4, 5)},
     ),
@@ -66,7 +73,7 @@ NO_CULPRIT: dict[str, GangSnapshot] = {
     "a rank ended while a host is late": gang_snapshot(
         ages={"h2": LATE_STATUS_AGE_S}, r5=rank_state(5, ended_s=SETTLED_S, exit_code=1)
     ),
-    "a rank ended while another rank is late": gang_snapshot(
+    "a rank ended; another rank has sent no heartbeat for 3 s and may be silent": gang_snapshot(
         r3=rank_state(3, silent_s=3.0), r5=rank_state(5, ended_s=SETTLED_S, exit_code=1)
     ),
     "a rank ended with exit code 0": gang_snapshot(r3=rank_state(3, ended_s=60.0, exit_code=0)),
@@ -86,7 +93,7 @@ NO_CULPRIT: dict[str, GangSnapshot] = {
         r2=rank_state(2, **{**TIMED_OUT_FIELDS, "failure_age_s": 0.0}),
         r3=rank_state(3, sequence=6, waiting_s=None),
     ),
-    "a rank whose heartbeats name no phase is silent": gang_snapshot(
+    "a silent rank whose heartbeats name no phase, so it counts as starting": gang_snapshot(
         r3=rank_state(3, phase="", silent_s=SILENT_RANK_S)
     ),
     "a rank that ended without a failure was behind at the time-out": gang_snapshot(
@@ -99,7 +106,7 @@ NO_CULPRIT: dict[str, GangSnapshot] = {
     "a rank did not start, and another rank started exactly START_S ago": gang_snapshot(
         r3=rank_state(3, alive_s=None, phase=""), r0=rank_state(0, alive_s=START_S)
     ),
-    "a rank timed out, and another rank failed SETTLE_S earlier": gang_snapshot(
+    "a rank failed, and the other ranks timed out exactly SETTLE_S later": gang_snapshot(
         ages=NO_AGES,
         **{
             **{f"r{n}": rank_state(n, **{**TIMED_OUT_FIELDS, "failure_age_s": 3.0}) for n in range(6)},
@@ -110,7 +117,7 @@ NO_CULPRIT: dict[str, GangSnapshot] = {
 
 
 @pytest.mark.parametrize("snapshot", NO_CULPRIT.values(), ids=NO_CULPRIT.keys())
-def test_no_culprit_while_uncertain(snapshot: GangSnapshot) -> None:
+def test_no_culprit_is_named(snapshot: GangSnapshot) -> None:
     assert find_culprit(snapshot) is None
 
 
@@ -160,7 +167,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: ended with exit code 1",
     ),
-    "a killed rank; another rank failed SAME_MOMENT_S earlier": (
+    "a killed rank; another rank ended with exit code 1 SAME_MOMENT_S earlier": (
         gang_snapshot(
             ages=NO_AGES,
             r3=rank_state(3, ended_s=3.0, exit_code=-9),
@@ -213,7 +220,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h3", "h4"),
         "hosts h3, h4: no messages for 10 s; check their link, host and supervisor; last seen gpu=0 rank 4",
     ),
-    "two hosts that lost each other": (
+    "the two hosts of a gang lost each other": (
         gang_snapshot(hosts=2, ages={"h2": LOST_STATUS_AGE_S}),
         "host_silent",
         ("h1", "h2"),
@@ -268,7 +275,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: silent for 8 s: its process is frozen, or gets no CPU time",
     ),
-    "a silent rank after the independent ranks ended": (
+    "a silent rank; the other ranks did not depend on it and have ended": (
         gang_snapshot(
             **{
                 f"r{n}": rank_state(n, grouped=False, silent_s=SILENT_RANK_S)
@@ -322,7 +329,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: ended with exit code 1",
     ),
-    "a rank and its guard are gone": (
+    "a rank that ended together with its guard": (
         gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S)),
         "rank_ended",
         ("h2",),
@@ -424,8 +431,10 @@ def test_exception_is_named_with_the_hosts_that_share_it(
 ) -> None:
     """Of the ranks with an exception, the one with the lowest number ended first. Digits in exceptions are not compared."""
     ranks = {
-        f"r{number}": rank_state(number, ended_s=SETTLED_S - number / 10 + 1, exit_code=1, phase=phase, exception=text)
-        for number, text in exceptions.items()
+        f"r{number}": rank_state(
+            number, ended_s=SETTLED_S - number / 10 + 1, exit_code=1, phase=phase, exception=exception
+        )
+        for number, exception in exceptions.items()
     }
     culprit = find_culprit(gang_snapshot(**ranks))
     assert culprit is not None
@@ -441,7 +450,7 @@ def test_exception_is_named_with_the_hosts_that_share_it(
         (2, "; 2 more ranks of this host cannot either"),
     ],
 )
-def test_rank_that_cannot_take_part_is_named_with_the_number_of_other_ranks(more: int, others: str) -> None:
+def test_rank_that_cannot_take_part_is_named_with_the_number_of_other_such_ranks(more: int, others: str) -> None:
     culprit = unable_rank_culprit("h2", rank_state(3), "no memory", more)
     assert (culprit.kind, culprit.hosts) == ("rank_unable", ("h2",))
     assert (culprit.rank, culprit.scope, culprit.phase) == (3, "gpu=1", "readiness check")
@@ -535,7 +544,7 @@ def test_abort_before_the_time_out_is_a_failure_of_the_aborted_rank() -> None:
     )
 
 
-def test_rank_silent_during_start_is_absent() -> None:
+def test_rank_silent_for_start_s_during_its_start_is_named() -> None:
     start = rank_state(3, phase="start", silent_s=START_S + 1, alive_s=START_S + 5, grouped=False)
     assert (
         culprit_text(gang_snapshot(r3=start))
@@ -557,7 +566,7 @@ def test_phase_of_a_rank_without_heartbeats_is_start() -> None:
     assert culprit.phase == "collective all_reduce 8 B"
 
 
-def test_unstarted_rank_is_not_absent_until_another_rank_has_run_for_start_s() -> None:
+def test_unstarted_rank_is_not_named_until_another_rank_has_run_for_start_s() -> None:
     not_started = rank_state(3, alive_s=None, phase="")
     others = {f"r{number}": rank_state(number, alive_s=START_S - 1) for number in (0, 1, 2, 4, 5)}
     assert culprit_text(gang_snapshot(r3=not_started, **others)) == ""
@@ -567,7 +576,7 @@ def test_unstarted_rank_is_not_absent_until_another_rank_has_run_for_start_s() -
     )
 
 
-def test_silent_rank_takes_precedence_over_an_absent_rank() -> None:
+def test_silent_rank_takes_precedence_over_a_rank_that_did_not_start() -> None:
     snapshot = gang_snapshot(
         r3=rank_state(3, silent_s=SILENT_RANK_S),
         r4=rank_state(4, alive_s=None, phase=""),
@@ -588,7 +597,7 @@ def test_first_of_two_silent_ranks_is_named() -> None:
     assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
-def test_failure_just_before_the_timeouts_is_not_named_and_an_earlier_one_is() -> None:
+def test_failure_just_before_the_timeouts_is_not_named_and_an_earlier_failure_is() -> None:
     failed = rank_state(3, failure="error", failure_age_s=SETTLED_S + 1)
     assert culprit_text(gang_snapshot(**timed_out_ranks(failed))) == ""
     assert culprit_text(gang_snapshot(**timed_out_ranks(replace(failed, failure_age_s=SETTLED_S + 3)))).endswith(
@@ -642,7 +651,7 @@ def test_waiting_rank_is_not_the_culprit() -> None:
     )
 
 
-def test_rank_that_is_furthest_behind_or_else_longest_idle_is_named() -> None:
+def test_rank_furthest_behind_is_named_and_of_equal_ranks_the_one_longest_without_progress() -> None:
     lagging = [rank_state(number, sequence=6, waiting_s=None, progress_s=30.0) for number in (2, 3)]
     assert "rank 3" in culprit_text(gang_snapshot(**timed_out_ranks(lagging[0], replace(lagging[1], sequence=5))))
     assert "rank 3" in culprit_text(gang_snapshot(**timed_out_ranks(lagging[0], replace(lagging[1], progress_s=31.0))))
@@ -659,8 +668,8 @@ def test_rank_behind_is_not_named_before_one_timeout_is_old_enough() -> None:
     )
 
 
-def test_stale_status_of_a_silent_host_is_ignored() -> None:
-    """The ranks of a lost host are not judged by its last status."""
+def test_last_status_of_a_lost_host_is_ignored() -> None:
+    """The last status of a finished host is not ignored."""
     ended = rank_state(5, ended_s=0.5, exit_code=-9)
     assert culprit_text(gang_snapshot(ages={"h3": LOST_STATUS_AGE_S}, r5=ended)).startswith(
         "host h3: no messages for 10 s"
@@ -697,7 +706,7 @@ def test_long_host_lists_are_shortened() -> None:
     assert len(text) <= 2000
 
 
-def test_late_status_of_a_finished_host_delays_no_verdict() -> None:
+def test_old_status_of_a_finished_host_delays_no_verdict() -> None:
     snapshot = gang_snapshot(
         ages={"h2": LATE_STATUS_AGE_S}, finished=("h2",), r5=rank_state(5, ended_s=SETTLED_S, exit_code=1)
     )
@@ -707,7 +716,7 @@ def test_late_status_of_a_finished_host_delays_no_verdict() -> None:
 @pytest.mark.parametrize(
     ("timeout_s", "expected_s"), [(1.0, 20.0), (10.0, 20.0), (25.0, 50.0), (60.0, 120.0), (600.0, 120.0)]
 )
-def test_join_timeout_is_twice_the_group_timeout_within_bounds(timeout_s: float, expected_s: float) -> None:
+def test_join_timeout_is_twice_the_process_group_timeout_within_bounds(timeout_s: float, expected_s: float) -> None:
     assert join_timeout_s(timeout_s) == expected_s
     assert expected_s > HOST_SILENT_S
 

@@ -1,6 +1,7 @@
 """Ranks send heartbeats. No rank outlives its guard or its supervisor, and no launcher outlives its supervisor.
 
-The guard of a rank is its parent process, which reports how the rank ended.
+The guard of a rank is its parent process, which reports how the rank ended. The launcher (torchrun) starts the guards. The
+supervisor starts the launcher and receives the messages of ranks and guards.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from agent.gang.rank_state import RankState
 
 
 def test_rank_reports_its_progress(tmp_path: Path) -> None:
-    work = tmp_path / ("d" * 120)  # longer than the limit for the path of a socket
+    work = tmp_path / ("d" * 120)  # longer than the maximum length of the path of a Unix socket
     work.mkdir()
     receiver = HeartbeatReceiver(work, {0: "gpu=0", 1: "gpu=1"})
     heartbeat = RankHeartbeat(1, work)
@@ -37,14 +38,14 @@ def test_rank_reports_its_progress(tmp_path: Path) -> None:
         raise RuntimeError
     heartbeat.record_failure("RuntimeError: Timed out waiting 1000ms for recv operation to complete")
     receiver.read()
-    first, second = receiver.states()
+    rank_0, rank_1 = receiver.states()
     receiver.close()
-    assert first.alive_s is None
+    assert rank_0.alive_s is None
     assert (inside.phase, inside.sequence, inside.grouped, inside.failure) == ("training", 1, True, "")
     assert inside.waiting_s is not None
     assert inside.waiting_s < 30
-    assert second.failure == "timeout"
-    assert second.waiting_s is not None, "a rank that failed in a collective must still count as waiting"
+    assert rank_1.failure == "timeout"
+    assert rank_1.waiting_s is not None, "a rank that failed in a collective must still count as waiting"
 
 
 @pytest.mark.parametrize(
@@ -79,6 +80,7 @@ def test_kind_of_failure_is_derived_from_its_text(tmp_path: Path, problem: str, 
 def test_exception_is_recorded_if_a_device_cannot_be_its_cause(
     tmp_path: Path, error: Exception, joined: bool, recorded: str
 ) -> None:
+    """`joined`: the ranks have exchanged data, so a device or a link may be the cause. Only the first exception is recorded."""
     receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     heartbeat = RankHeartbeat(0, tmp_path)
     receiver.read()
@@ -111,7 +113,11 @@ pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
 
 
 class Guarded:
-    """A guard and its rank, started as by a launcher. The rank runs `statements`; `supervisor` identifies its supervisor."""
+    """A guard and its rank, started as by a launcher.
+
+    `statements`: Python code that the rank runs. `supervisor`: identity of the supervisor (`process_identity`); empty: the guard
+    does not check whether its supervisor runs.
+    """
 
     def __init__(self, tmp_path: Path, statements: str, supervisor: str = "") -> None:
         (tmp_path / "program.py").write_text(PROGRAM.format(statements=statements))
@@ -154,7 +160,7 @@ class Guarded:
 
 def test_termination_by_the_launcher_is_marked(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
-    os.killpg(guarded.guard.pid, signal.SIGTERM)  # as torchrun does
+    os.killpg(guarded.guard.pid, signal.SIGTERM)  # as a launcher does when another rank has failed
     assert guarded.guard.wait(timeout=10) == -15
     state = guarded.state
     guarded.end()
@@ -201,7 +207,10 @@ def test_rank_ends_with_its_guard_or_supervisor_and_launcher_ends_with_its_super
 
 
 def kill_supervisor_of_launcher(tmp_path: Path) -> list[int]:
-    """Start supervisor → launcher → guard → rank, and kill the supervisor; return the PIDs of launcher and rank."""
+    """Start a supervisor, which starts a launcher, which starts a guard with its rank. Kill the supervisor.
+
+    Return the PIDs of the launcher and the rank.
+    """
     (tmp_path / "program.py").write_text(PROGRAM.format(statements="time.sleep(60)"))
     launcher = (
         "import os, pathlib, subprocess, sys\n"
@@ -233,7 +242,7 @@ def test_pause_of_the_supervisor_does_not_count_as_silence_of_a_rank(
     os.kill(guarded.pid, signal.SIGSTOP)
     time.sleep(0.5)
     real_clock = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real_clock() + 60)  # as after a suspend of the machine
+    monkeypatch.setattr(time, "monotonic", lambda: real_clock() + 60)  # as if the monitor had been stopped for 60 s
     assert monitor.poll(0.1) is None
     assert guarded.state.silent_s < 5
     monkeypatch.setattr(time, "monotonic", real_clock)

@@ -28,7 +28,7 @@ from tests.gangs import FakeClock
 
 
 class Receiver:
-    """The socket of a supervisor in a directory."""
+    """The socket `heartbeats` of a supervisor, in `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -67,7 +67,9 @@ def fake_time(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
     return clock
 
 
-def test_first_heartbeat_is_sent_at_once_and_complete(tmp_path: Path, receiver: Receiver, fake_time: FakeClock) -> None:
+def test_first_heartbeat_is_sent_at_once_and_has_every_field(
+    tmp_path: Path, receiver: Receiver, fake_time: FakeClock
+) -> None:
     rank = RankHeartbeat(5, tmp_path)
     assert receiver.read() == [
         {
@@ -140,7 +142,7 @@ def test_progress_and_collectives_update_the_time_of_progress(
     assert sent() == (2, 1003.0, 1003.0)
     rank.record_progress()
     fake_time.now = 1003.5
-    assert sent() == (2, 1003.0, 1003.5), "progress must not be later than the message"
+    assert sent() == (2, 1003.0, 1003.5), "the time of progress must not be later than the time of the message"
 
 
 def test_phase_and_exception_are_truncated(tmp_path: Path, receiver: Receiver) -> None:
@@ -158,7 +160,7 @@ def test_phase_and_exception_are_truncated(tmp_path: Path, receiver: Receiver) -
         *((text, "error") for text in ("time  out", "timer out", "the time is out", "")),
     ],
 )  # fmt: skip
-def test_only_the_first_failure_is_sent(
+def test_kind_of_the_first_failure_is_sent_and_later_failures_are_ignored(
     tmp_path: Path, receiver: Receiver, fake_time: FakeClock, problem: str, kind: str
 ) -> None:
     rank = RankHeartbeat(0, tmp_path)
@@ -222,7 +224,7 @@ def test_rank_and_directory_of_the_heartbeat_come_from_the_environment(
 
 
 class FakeSocket:
-    """A socket whose calls are recorded and whose `send` raises `error`."""
+    """A socket that records its calls in `calls`. Its `send` raises `error`, unless `error` is None."""
 
     def __init__(self, error: OSError | None) -> None:
         self.calls: list[Any] = []

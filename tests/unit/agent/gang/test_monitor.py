@@ -1,4 +1,7 @@
-"""When the monitor of a launch searches for a culprit, what it reports about a failed launcher, and how it ends."""
+"""The monitor of a launch: when it searches for a culprit, and how it reports a failed launcher and the end of the launch.
+
+A culprit is the host or rank that blocks a gang (the hosts of one launch).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ CULPRIT = Culprit(kind="host_silent", hosts=("h3",), text="host h3: no messages"
 
 
 class FakeChannel:
-    """A channel without sockets. Each poll advances the clock by its time-out."""
+    """A `PeerChannel` without sockets. `poll` does not wait: it advances the fake clock by its argument `seconds`."""
 
     def __init__(self, clock: FakeClock) -> None:
         self.gang = make_gang("h1", 1)
@@ -34,7 +37,7 @@ class FakeChannel:
         self.pauses: list[float] = []
         self.polls_until_delivery = 0
         self.published: list[tuple[Sequence[RankState], bool, bool]] = []
-        """Ranks, `at_once` and `finished` of each status."""
+        """Ranks, `at_once` and `finished` of each published status."""
         self._clock = clock
 
     def watch_socket(self, channel: socket.socket) -> None:
@@ -77,7 +80,7 @@ def channel(clock: FakeClock) -> FakeChannel:
 
 @pytest.fixture
 def waits(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the list of the time-outs, in seconds, with which the monitor waits for heartbeats.
+    """Return a list to which each wait of the monitor for heartbeats appends its time-out, in seconds.
 
     No wait blocks: a wait advances the fake clock by 0.125 s, or not at all if its time-out is 0.
     """
@@ -100,13 +103,13 @@ def lone_monitor(receiver: HeartbeatReceiver, waits: list[float]) -> GangMonitor
 
 @pytest.fixture
 def gang_monitor(receiver: HeartbeatReceiver, channel: FakeChannel) -> GangMonitor:
-    """Return the monitor of a host with `channel` to the other hosts."""
+    """Return the monitor of a host that reaches the other hosts through the fake `channel`."""
     return GangMonitor("h1", receiver, cast(PeerChannel, channel), 60.0)
 
 
 @pytest.fixture
 def searches(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return the list of the times at which a culprit is searched for. No search finds a culprit."""
+    """Return a list to which each search for a culprit appends its time. No search finds a culprit."""
     times: list[float] = []
 
     def find_no_culprit(gang: GangSnapshot) -> None:
@@ -117,7 +120,7 @@ def searches(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return times
 
 
-def test_culprit_is_searched_for_once_per_interval_and_after_news(
+def test_culprit_is_searched_for_once_per_interval_and_when_a_rank_starts(
     lone_monitor: GangMonitor, tmp_path: Path, clock: FakeClock, searches: list[float]
 ) -> None:
     for _ in range(5):
@@ -126,7 +129,7 @@ def test_culprit_is_searched_for_once_per_interval_and_after_news(
     assert searches == [1000.0, 1000.25, 1000.5]
     send_to_receiver(tmp_path)
     lone_monitor.poll(0.0)
-    assert searches[3:] == [1000.625], "the first heartbeat of a rank must count as news"
+    assert searches[3:] == [1000.625], "the first heartbeat of a rank must cause a search at once"
     clock.now += 0.125
     lone_monitor.poll(0.0)
     assert searches[4:] == []
@@ -138,7 +141,7 @@ def test_verdict_of_another_host_is_returned_at_once(
     assert gang_monitor.poll(0.0) is None
     channel.verdict = CULPRIT
     assert gang_monitor.poll(0.0) is CULPRIT
-    assert len(searches) == 1, "there must be no search once there is a verdict"
+    assert len(searches) == 1, "there must be no search after another host has announced its verdict"
 
 
 @pytest.mark.parametrize(("pause_s", "silent_s"), [(PAUSE_S, PAUSE_S), (PAUSE_S + 0.25, 0.0)])
@@ -161,7 +164,7 @@ def test_pause_is_excluded_from_the_ages_of_statuses(
     assert channel.pauses == [PAUSE_S + 1.0]
 
 
-def test_failure_of_the_launcher_is_the_reason_of_the_rank_that_it_terminated(
+def test_failure_of_the_launcher_is_given_as_the_reason_why_its_rank_ended(
     lone_monitor: GangMonitor, tmp_path: Path
 ) -> None:
     send_to_receiver(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
@@ -188,11 +191,11 @@ def test_lone_monitor_awaits_a_verdict_for_twice_the_settling_time(
 ) -> None:
     assert lone_monitor.await_verdict(1) is None
     assert clock.now == 1000.0 + 2 * SETTLE_S
-    assert max(waits) <= 0.2, "a verdict must end the wait soon"
+    assert max(waits) <= 0.2, "each wait must be short, so that a verdict is returned soon"
 
 
 @pytest.mark.parametrize(("polls_until_delivery", "waited_s"), [(0, 0.0), (5, 0.5), (10_000, EXIT_ANNOUNCEMENT_S)])
-def test_exit_is_announced_until_the_status_is_delivered_or_the_time_is_over(
+def test_exit_is_announced_until_the_status_is_delivered_or_the_maximum_time_has_passed(
     gang_monitor: GangMonitor,
     channel: FakeChannel,
     receiver: HeartbeatReceiver,

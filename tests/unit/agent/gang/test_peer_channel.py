@@ -1,6 +1,7 @@
-"""How watchers and members of a gang handle each message, which host decides the verdict, and when a status is delivered.
+"""How the members of a gang (the hosts of one launch) handle each message, and which member decides the verdict.
 
-The watchers are the first two members, h1 and h2, to which every member sends its statuses.
+The verdict names the host or rank that blocks the gang. The watchers are the first two members, h1 and h2. Every member sends
+them its statuses, which report the states of its ranks.
 """
 
 from __future__ import annotations
@@ -27,12 +28,15 @@ VERDICT = Culprit(kind="rank_silent", hosts=("h3",), text="host h3 …", scope="
 
 
 def loopback_gang(me: str, port: int) -> Gang:
-    """Return a gang whose hosts share one random loopback address."""
+    """Return a gang as its member `me` sees it. All its hosts have the same random loopback address."""
     return make_gang(me, port, addresses=dict.fromkeys(MEMBERS, loopback_address(port)))
 
 
 class RawMember:
-    """A connection from h3 to the first host, on which a test sends and receives single messages."""
+    """A connection from h3 to h1 (`head`), on which a test sends and receives single messages.
+
+    If no status was sent on it, tests call it a stranger.
+    """
 
     def __init__(self, head: PeerChannel, port: int) -> None:
         self._head, self._port = head, port
@@ -42,6 +46,7 @@ class RawMember:
         self.greeting = str(self.receive_answer()["greeting"])
 
     def receive_answer(self) -> dict[str, Any]:
+        """Return the next message from h1."""
         end = time.monotonic() + 5
         while b"\n" not in self._received:
             assert time.monotonic() < end, "no answer after 5 s"
@@ -56,11 +61,12 @@ class RawMember:
         return message
 
     def send_status(self, **fields: Any) -> dict[str, Any]:
+        """Send a status of h3 with these fields (`status_line`), and return the answer."""
         self.channel.send(status_line(self._port, self.greeting, **fields))
         return self.receive_answer()
 
     def wait_until_closed(self) -> bool:
-        """Return whether the first host closes the connection within 5 s."""
+        """Return whether h1 closes the connection within 5 s."""
         end = time.monotonic() + 5
         while not is_closed(self.channel, self._head):
             if time.monotonic() > end:
@@ -70,7 +76,7 @@ class RawMember:
 
 @pytest.fixture
 def head(port: int) -> Iterator[PeerChannel]:
-    """Yield the channel of h1, the first host."""
+    """Yield the channel of h1, the first watcher."""
     channel = PeerChannel(loopback_gang("h1", port))
     yield channel
     channel.close()
@@ -105,7 +111,9 @@ def test_repeated_or_older_status_is_refused(head: PeerChannel, port: int, numbe
     caller.channel.close()
 
 
-def test_numbers_of_statuses_start_again_in_another_launch(head: PeerChannel, port: int) -> None:
+def test_numbers_of_statuses_start_again_if_the_supervisor_of_a_member_is_replaced(
+    head: PeerChannel, port: int
+) -> None:
     first = RawMember(head, port)
     first.send_status(number=7)
     second = RawMember(head, port)
@@ -127,7 +135,7 @@ def test_only_identified_members_receive_the_verdict(head: PeerChannel, port: in
         caller.channel.close()
 
 
-def test_channel_sends_finished_when_it_is_closed(head: PeerChannel, port: int) -> None:
+def test_channel_reports_that_its_host_has_finished_when_it_is_closed(head: PeerChannel, port: int) -> None:
     caller = RawMember(head, port)
     caller.send_status()
     head.finished = True
@@ -252,11 +260,11 @@ def test_first_verdict_is_kept(channels: list[PeerChannel]) -> None:
 
 def test_silent_watcher_is_reconnected(channels: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
     first, _, third = channels
-    line = third._watchers["h1"]
+    connection = third._watchers["h1"]
     real_clock = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real_clock() + peer_channel.RECONNECT_S - 0.5)
     third.poll(0.0)
-    assert third._watchers["h1"] is line, "the connection must be kept until RECONNECT_S have passed"
+    assert third._watchers["h1"] is connection, "the connection must be kept until RECONNECT_S has passed"
     monkeypatch.setattr(time, "monotonic", lambda: real_clock() + peer_channel.RECONNECT_S + 1)
     third.poll(0.0)
     assert third._watchers["h1"].socket is None
@@ -268,7 +276,7 @@ def test_finished_watcher_is_not_reconnected(channels: list[PeerChannel], monkey
     first, _, third = channels
     first.finished = True
     first.close()
-    before_reconnect_s = peer_channel.RECONNECT_S - 0.5  # a connection without answers is closed only after RECONNECT_S
+    before_reconnect_s = peer_channel.RECONNECT_S - 0.5  # after RECONNECT_S, any connection without answers is closed
     poll_until(
         lambda: third.statuses["h1"].finished and third._watchers["h1"].socket is None,
         third,
@@ -280,7 +288,7 @@ def test_finished_watcher_is_not_reconnected(channels: list[PeerChannel], monkey
     assert third._watchers["h1"].socket is None
 
 
-def test_impostor_on_a_watchers_port_is_ignored(port: int) -> None:
+def test_messages_of_an_impostor_on_a_watchers_port_are_ignored(port: int) -> None:
     member = PeerChannel(loopback_gang("h3", port))
     with listen(loopback_address(port), port) as listener:
         poll_until(lambda: bool(select.select([listener], [], [], 0)[0]), member)

@@ -1,4 +1,8 @@
-"""Each step of a peer channel at exact times, with fake connections: dialling, sending, cleaning up, and delivery of a status."""
+"""The steps of a `PeerChannel`, a host's connections to the other hosts of its gang, with fake connections and at exact times.
+
+A gang is the hosts of one multi-node launch. Its first two members are the watchers: they receive the statuses of all members,
+and answer each. A host that is not a watcher connects to both watchers, and a watcher connects to the other one.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +26,7 @@ GANG = make_gang("h3", 29400)
 
 
 class FakeConnection:
-    """A connection that stores the messages sent on it. `accepts`: whether its buffer has space for a message."""
+    """A connection that stores the messages sent on it. `accepts`: the result of `send`; False if its buffer is full."""
 
     def __init__(self, host: str = "", *, greeting: str = "g", heard_at: float = 0.0, accepts: bool = True) -> None:
         self.socket: Any = object()
@@ -43,7 +47,7 @@ class FakeConnection:
 
 
 class FakeSelector:
-    """A selector without events. `calls` lists its calls."""
+    """A selector that reports no events. `calls` lists the calls of its methods; a call of `select` is listed as its time-out."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -63,7 +67,10 @@ class FakeSelector:
 
 
 class FakeListener:
-    """A listener with two connections: one of a member, and one of a host that is not identified. `calls` lists its calls."""
+    """A listener with two connections: one from member h2, and one from a client that has sent no valid message yet.
+
+    `calls` lists the calls of its methods.
+    """
 
     def __init__(self) -> None:
         self.connections = [FakeConnection("h2"), FakeConnection()]
@@ -84,7 +91,7 @@ class FakeListener:
 
 @pytest.fixture
 def early_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
-    """Replace the clock of the channels by a clock that starts at 0.5 s, as if the machine had just booted."""
+    """Replace the clock of the channels by a fake that starts at 0.5 s, like the monotonic clock just after boot."""
     clock = FakeClock()
     clock.now = 0.5
     monkeypatch.setattr(peer_channel, "time", SimpleNamespace(monotonic=clock))
@@ -93,7 +100,7 @@ def early_clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
 
 @pytest.fixture
 def member(early_clock: FakeClock) -> Any:
-    """Return the channel of h3. It has fake connections to the watchers h1 and h2, but no listener."""
+    """Return the channel of h3, which is not a watcher. It has fake connections to the watchers h1 and h2, but no listener."""
     channel: Any = PeerChannel(GANG)
     assert isinstance(channel._selector, selectors.BaseSelector)
     channel._selector.close()
@@ -109,10 +116,10 @@ def watcher(member: Any) -> Any:
     return member
 
 
-# ---- statuses ----
+# ---- statuses that a host sends ----
 
 
-def test_first_status_has_number_one_and_is_sent_with_the_greeting_of_each_watcher(
+def test_first_status_has_number_one_and_is_sent_only_to_watchers_that_have_sent_a_greeting(
     member: Any, early_clock: FakeClock
 ) -> None:
     member._watchers["h2"].greeting = ""
@@ -121,7 +128,7 @@ def test_first_status_has_number_one_and_is_sent_with_the_greeting_of_each_watch
     assert len(token) == 16
     message = {"host": "h3", "token": token, "number": 1, "finished": False, "aborted": False, "greeting": "g"}
     assert member._watchers["h1"].sent == [{**message, "ranks": [to_json(rank_state(4))]}]
-    assert member._watchers["h2"].sent == [], "a watcher would refuse a status before its greeting"
+    assert member._watchers["h2"].sent == [], "h2 has sent no greeting, so it would refuse a status"
     assert member.statuses["h3"] == PeerStatus(at=0.5, ranks=(rank_state(4),))
 
 
@@ -137,7 +144,7 @@ def test_status_is_sent_again_exactly_after_the_interval(member: Any, early_cloc
     assert member.statuses["h3"].aborted
 
 
-def test_connection_that_cannot_take_a_status_is_closed(member: Any) -> None:
+def test_connection_on_which_a_status_cannot_be_sent_is_closed(member: Any) -> None:
     failing, good = member._watchers["h1"], member._watchers["h2"]
     failing.accepts, channel = False, failing.socket
     member.publish_status([])
@@ -145,7 +152,7 @@ def test_connection_that_cannot_take_a_status_is_closed(member: Any) -> None:
     assert member._selector.calls == [("unregister", channel)]
 
 
-def test_status_is_sent_at_once_after_a_greeting(member: Any, early_clock: FakeClock) -> None:
+def test_status_is_sent_at_once_after_a_new_greeting(member: Any, early_clock: FakeClock) -> None:
     member.publish_status([])
     connection = member._watchers["h1"]
     connection.received = [make_gang("h1", 29400).sign({"host": "h1", "greeting": "new"}).rstrip(b"\n")]
@@ -154,7 +161,7 @@ def test_status_is_sent_at_once_after_a_greeting(member: Any, early_clock: FakeC
     assert [message["greeting"] for message in connection.sent] == ["g", "new"]
 
 
-# ---- answers ----
+# ---- answers of the watchers ----
 
 
 @pytest.mark.parametrize("field", ["finished", "aborted"])
@@ -171,13 +178,13 @@ def test_later_answer_does_not_revoke_finished_or_aborted(member: Any, early_clo
     assert member._answered == {"h1": 5}
 
 
-def test_number_of_an_older_answer_does_not_replace_a_higher_number(member: Any) -> None:
+def test_late_answer_to_an_older_status_does_not_lower_the_answered_number(member: Any) -> None:
     for number, newest in ((0, 0), (4, 4), (3, 4)):
         member._receive_answer("h1", member._watchers["h1"], {"number": number, "verdict": to_json(VERDICT)})
         assert (member._answered, member.verdict) == ({"h1": newest}, VERDICT)
 
 
-def test_connection_that_the_watcher_has_ended_is_closed(member: Any) -> None:
+def test_connection_that_the_watcher_has_closed_is_closed_here_too(member: Any) -> None:
     connection = member._watchers["h1"]
     channel, connection.received = connection.socket, None
     member._read_watcher("h1")
@@ -199,7 +206,7 @@ def test_connection_that_the_watcher_has_ended_is_closed(member: Any) -> None:
         ({}, {}, (0, 1), False),
     ],
 )
-def test_status_is_delivered_when_reachable_watchers_answered_and_all_own_answers_are_sent(
+def test_status_is_delivered_when_every_reachable_watcher_answered_it_and_no_answer_to_a_member_is_unsent(
     watcher: Any,
     early_clock: FakeClock,
     statuses: dict[str, float],
@@ -207,7 +214,12 @@ def test_status_is_delivered_when_reachable_watchers_answered_and_all_own_answer
     pending: tuple[int, ...],
     is_delivered: bool,
 ) -> None:
-    """`statuses`: watcher -> age of its last status in seconds. `pending`: connections on which an answer is still unsent."""
+    """The last status of h3 has number 1. h3 has a listener too, so it also owes answers to members.
+
+    `statuses`: watcher -> age of its last status, in seconds; a watcher that has sent none is not reachable.
+    `answered`: watcher -> number of the newest status of h3 that it has answered.
+    `pending`: indices of the listener's connections on which an answer is still unsent.
+    """
     early_clock.now = 100.0
     watcher._number, watcher._answered = 1, answered
     watcher.statuses = {host: PeerStatus(at=100.0 - age) for host, age in statuses.items()}
@@ -217,7 +229,9 @@ def test_status_is_delivered_when_reachable_watchers_answered_and_all_own_answer
 
 
 @pytest.mark.parametrize(("age_s", "is_decider"), [(HOST_SILENT_S, False), (HOST_SILENT_S + 0.25, True)])
-def test_watcher_counts_as_silent_only_after_the_maximum_silence(member: Any, age_s: float, is_decider: bool) -> None:
+def test_host_names_the_culprit_itself_only_if_the_watcher_is_silent_for_longer_than_the_limit(
+    member: Any, age_s: float, is_decider: bool
+) -> None:
     member.statuses = {"h1": PeerStatus(at=100.0 - age_s)}
     assert member.is_decider(100.0) is is_decider
 
@@ -245,7 +259,7 @@ def test_poll_calls_the_function_of_each_event(member: Any) -> None:
 
 
 @pytest.mark.parametrize(("silent_s", "is_kept"), [(peer_channel.RECONNECT_S, True), (3.25, False)])
-def test_connection_without_answers_is_replaced(
+def test_connection_without_an_answer_for_longer_than_the_limit_is_closed(
     member: Any, early_clock: FakeClock, silent_s: float, is_kept: bool
 ) -> None:
     early_clock.now += silent_s
@@ -269,7 +283,7 @@ def test_watcher_is_dialled_at_intervals_until_it_has_finished(
 
 
 class FakeSocket:
-    """A socket that records its calls."""
+    """A socket that does nothing. `calls`: the arguments of its constructor, and then the calls of its methods."""
 
     def __init__(self, *arguments: Any) -> None:
         self.calls: list[Any] = [arguments]
@@ -309,28 +323,28 @@ def test_watcher_whose_address_cannot_be_resolved_keeps_its_old_connection(
     assert member._watchers["h2"] is before
 
 
-# ---- the end ----
+# ---- close ----
 
 
 def test_close_sends_the_verdict_to_members_and_closes_everything(watcher: Any) -> None:
     channels = [connection.socket for connection in watcher._watchers.values()]
-    known, stranger = watcher._listener.connections
+    identified, unidentified = watcher._listener.connections
     watcher.verdict, watcher.finished = VERDICT, True
     watcher.close()
-    assert known.sent == [
+    assert identified.sent == [
         {"host": "h3", "token": "t", "number": 7, "finished": True, "aborted": False, "verdict": to_json(VERDICT)}
     ]
-    assert stranger.sent == []
+    assert unidentified.sent == []
     assert watcher._selector.calls == [*(("unregister", channel) for channel in channels), "close"]
     assert watcher._listener.calls == ["close"]
 
 
-# ---- statuses of members ----
+# ---- statuses that a watcher receives ----
 
 
 @pytest.fixture
 def status(watcher: Any) -> dict[str, Any]:
-    """Return a valid status of h2."""
+    """Return a valid status message of h2 for the channel `watcher`."""
     return {"host": "h2", "token": "u", "number": 1, "greeting": watcher._token, "ranks": [to_json(rank_state(2))]}
 
 
@@ -354,7 +368,9 @@ def test_status_of_a_member_is_stored_and_answered_only_once(watcher: Any, statu
         {"ranks": None},
     ],
 )  # fmt: skip
-def test_invalid_status_changes_nothing(watcher: Any, status: dict[str, Any], fields: dict[str, Any]) -> None:
+def test_status_with_an_invalid_or_missing_field_changes_nothing(
+    watcher: Any, status: dict[str, Any], fields: dict[str, Any]
+) -> None:
     connection = FakeConnection()
     assert watcher._receive_status(connection, {**status, **fields}) is False
     assert watcher._receive_status(connection, {key: status[key] for key in status if key not in fields}) is False

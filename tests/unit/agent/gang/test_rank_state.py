@@ -1,4 +1,7 @@
-"""The heartbeats of a rank, and the rank's state, which is derived from heartbeats, messages of the guard and /proc."""
+"""The heartbeats of a rank, and the state that its supervisor derives from heartbeats, messages of the guard and /proc.
+
+The supervisor is the process that runs a launch on a host. The guard is the parent process of a rank.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeProc:
 
 
 def start_heartbeat(directory: Path, receiver: HeartbeatReceiver) -> RankHeartbeat:
-    """Return the heartbeat of rank 0 when its first message has arrived."""
+    """Start the heartbeat of rank 0. Return it as soon as its first message has arrived, without reading that message."""
     heartbeat = RankHeartbeat(0, directory)
     assert select.select([receiver.socket], [], [], 5)[0]
     return heartbeat
@@ -58,7 +61,7 @@ def test_document_that_is_no_rank_state_is_refused(document: object) -> None:
 # ---- what a rank sends ----
 
 
-def test_longest_message_is_received(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_message_with_the_longest_phase_and_exception_is_received(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     heartbeat = start_heartbeat(tmp_path, receiver)
     heartbeat.phase = "\U0001f600" * MAX_PHASE_LENGTH
     heartbeat.record_exception(OSError("\U0001f600" * MAX_EXCEPTION_LENGTH))
@@ -120,7 +123,9 @@ def test_heartbeat_thread_ends_with_its_receiver(receiver: HeartbeatReceiver, tm
     assert not thread.is_alive()
 
 
-def test_rank_defaults_to_zero(receiver: HeartbeatReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_number_defaults_to_zero(
+    receiver: HeartbeatReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(HEARTBEAT_DIRECTORY, str(tmp_path))
     monkeypatch.delenv("RANK", raising=False)
     rank_heartbeat.cache_clear()
@@ -176,7 +181,7 @@ def test_long_phase_is_shortened(receiver: HeartbeatReceiver, tmp_path: Path) ->
     assert len(receiver.states()[0].phase) == 300
 
 
-def test_rank_continues_without_a_receiver(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_rank_continues_with_a_full_queue_and_without_a_receiver(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     rank = start_heartbeat(tmp_path, receiver)
     for _ in range(2000):  # more than the socket's queue holds
         rank.send()
@@ -261,7 +266,7 @@ def test_read_reports_news_only_for_a_first_heartbeat_a_first_failure_and_an_end
     assert is_news(rank=1, failure="")
     assert not is_news("something else")
     assert is_news("end", code=1, terminated_by_launcher=False)
-    assert not is_news("end", code=7, terminated_by_launcher=True), "a second end must be ignored"
+    assert not is_news("end", code=7, terminated_by_launcher=True), 'a second "end" message must be ignored'
     assert (receiver.states()[0].exit_code, receiver.states()[0].terminated_by_launcher) == (1, False)
     assert receiver.states()[1].ended_s is None
 
@@ -273,7 +278,7 @@ def test_read_reports_news_if_the_first_heartbeat_has_a_failure(receiver: Heartb
     assert receiver.read()
 
 
-def test_time_of_the_end_comes_from_the_guard_and_is_never_in_the_future(
+def test_time_of_the_end_comes_from_the_guards_message_and_is_never_in_the_future(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock
 ) -> None:
     clock.now = 997.0
@@ -299,7 +304,7 @@ def test_end_of_the_guard_counts_as_end_of_the_rank_until_the_guards_message_arr
     (tmp_path / "rank0.state.json").write_text('{"phase": "end", "exit_code": 3}')
     assert (receiver.states()[0].ended_s, receiver.states()[0].exit_code) == (0.0, 3)
     clock.now += 2.0
-    assert receiver.states()[0].ended_s == 2.0, "the inferred end must keep its time"
+    assert receiver.states()[0].ended_s == 2.0, "the time of the end must be when the end of the guard was noticed"
     send_to_receiver(tmp_path, "end", code=-9, terminated_by_launcher=True)
     assert receiver.read()
     assert (
@@ -316,7 +321,7 @@ def test_end_of_the_guard_counts_as_end_of_the_rank_until_the_guards_message_arr
 
 
 def make_silent(receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, after_s: float = UNSURE_S + 0.1) -> None:
-    """Send a heartbeat of rank 0, and advance the clock by `after_s` seconds without another one."""
+    """Send a heartbeat of rank 0, and then advance the clock by `after_s` seconds."""
     send_to_receiver(tmp_path)
     receiver.read()
     clock.now += after_s
@@ -336,7 +341,7 @@ def test_process_state_shows_whether_a_silent_rank_is_stopped_or_busy(
         clock.now += 1.0
 
 
-def test_process_is_checked_only_while_its_rank_is_silent(
+def test_process_is_checked_only_while_its_rank_is_silent_and_has_not_ended(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, proc: FakeProc
 ) -> None:
     proc.put(4711, "T")
@@ -350,13 +355,16 @@ def test_process_is_checked_only_while_its_rank_is_silent(
 
 
 @pytest.mark.parametrize(("share", "busy"), [(1.0, True), (0.06, True), (0.04, False), (0.0, False)])
-def test_silent_rank_is_busy_if_it_uses_cpu_time(
+def test_silent_rank_is_busy_if_it_uses_more_than_5_percent_of_a_cpu(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, proc: FakeProc, share: float, busy: bool
 ) -> None:
+    """`share`: share of one CPU that the process of the rank uses from the first check on."""
     proc.put(4711, "R", cpu_s=1000.0)
     make_silent(receiver, tmp_path, clock)
-    assert receiver.states()[0].busy, "a rank must count as busy until there is a CPU time to compare with"
-    assert receiver.states()[0].busy, "a rank must count as busy while no time has passed"
+    assert receiver.states()[0].busy, (
+        "a rank must count as busy at the first check, which has no earlier CPU time to compare with"
+    )
+    assert receiver.states()[0].busy, "a rank must count as busy while no time has passed since the first check"
     for seconds in (0.5, 10.0, 50.0):
         clock.now += seconds
         proc.put(4711, "R", cpu_s=1000.0 + share * (clock.now - 1000.0 - UNSURE_S - 0.1))
@@ -379,7 +387,7 @@ def test_cpu_time_before_the_last_heartbeat_does_not_count(
 # ---- processes ----
 
 
-def test_live_process_with_any_name_is_read(proc: FakeProc) -> None:
+def test_process_with_any_name_is_read_unless_it_has_ended(proc: FakeProc) -> None:
     proc.put(12, "R", cpu_s=2.5, parent=5, start_time=99)
     process = read_process(12)
     assert process is not None
@@ -398,9 +406,9 @@ def test_process_identity_is_pid_and_start_time(proc: FakeProc) -> None:
     assert (identity, process_identity(13)) == ("12 99", "")
     assert is_alive(identity)
     proc.put(12, start_time=100)
-    assert not is_alive(identity), "another process with the same number must not count"
+    assert not is_alive(identity), "a process with the same pid but another start time must not count as alive"
     assert not is_alive("13 99")
-    assert is_alive(""), "an empty identity must count as alive"
+    assert is_alive(""), "an empty identity (no process is given) must count as alive"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,7 @@
-"""The supervisors of a gang exchange statuses over TCP, and close the connections of all other clients."""
+"""The supervisors of a gang exchange statuses over TCP, and close connections with invalid messages or without messages.
+
+A gang is the hosts of one multi-node launch. A supervisor is the process that runs the launch on one of these hosts.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.gangs import MEMBERS, is_closed, make_gang, poll_until, rank_state, s
 
 @pytest.fixture
 def channels(port: int) -> Iterator[dict[str, PeerChannel]]:
-    """Yield the channel of each member, by host. The first two members, h1 and h2, are watchers."""
+    """Yield host -> its channel. h1 and h2 are the watchers: they listen, and receive the statuses of all members."""
     channels = {host: PeerChannel(make_gang(host, port)) for host in MEMBERS}
     yield channels
     for channel in channels.values():
@@ -59,7 +62,8 @@ def test_late_answer_does_not_revive_a_finished_host(channels: dict[str, PeerCha
     second.finished = True
     second.publish_status([], at_once=True)
     poll_until(lambda: first.statuses["h2"].finished, first, second)
-    # The answers of h2 to h1 use another connection than its statuses, so an older answer may arrive late.
+    # h2 sends its answers to h1 over another connection than its statuses, so an answer that h2 sent before it finished may
+    # arrive after its last status. Such answers follow now.
     second.finished = False
     for _ in range(20):
         first.publish_status([rank_state(0)], at_once=True)
@@ -75,13 +79,13 @@ INVALID_MESSAGES: dict[str, Callable[[int, str], bytes]] = {
     "no authentication code": lambda port, greeting: status_line(port, greeting).partition(b" ")[2],
     "HTTP": lambda port, greeting: b"GET / HTTP/1.1\r\n\r\n",
     "binary data": lambda port, greeting: b"\x00\xff\n",
-    "an endless line": lambda port, greeting: b"x" * (1 << 18),
+    "a line above the maximum length": lambda port, greeting: b"x" * (1 << 18),
     "a host outside the gang": lambda port, greeting: status_line(port, greeting, host="h9"),
     "the receiver as the sender": lambda port, greeting: status_line(port, greeting, host="h1"),
-    "a message recorded in another launch": lambda port, greeting: status_line(port, "0" * 16),
+    "a message with the greeting of another launch": lambda port, greeting: status_line(port, "0" * 16),
     "a repeated message": lambda port, greeting: status_line(port, greeting) * 2,
-    "an invalid rank": lambda port, greeting: status_line(port, greeting, ranks=[{"rank": "3"}]),
-    "a number instead of the ranks": lambda port, greeting: status_line(port, greeting, ranks=3),
+    "an invalid rank state": lambda port, greeting: status_line(port, greeting, ranks=[{"rank": "3"}]),
+    "a number instead of the list of ranks": lambda port, greeting: status_line(port, greeting, ranks=3),
 }
 
 
@@ -113,12 +117,12 @@ def test_invalid_message_closes_the_connection_and_the_gang_continues(
             except ConnectionError:
                 break
         while not is_closed(channel, first):
-            assert time.monotonic() < end, "the connection is still open after 5 s"
+            assert time.monotonic() < end, "the connection is still open 5 s after the start of sending"
     poll_until(lambda: "h2" in first.statuses and "h1" in second.statuses, first, second)
     assert "h9" not in first.statuses
 
 
-def test_silent_connections_are_limited_in_number_and_time(
+def test_connections_without_a_message_are_limited_in_number_and_time(
     channels: dict[str, PeerChannel], port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, second, _ = channels.values()

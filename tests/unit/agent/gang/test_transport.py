@@ -1,4 +1,4 @@
-"""Connections between the hosts of a multi-node launch: buffers, limits, authentication, and the addresses that a host uses."""
+"""Connections between the hosts of one multi-node launch (a gang): buffers, limits, authentication, addresses of a host."""
 
 from __future__ import annotations
 
@@ -40,7 +40,9 @@ def ends() -> Iterator[tuple[BufferedConnection, socket.socket]]:
     far.close()
 
 
-def test_new_connection_has_no_member_token_or_data(ends: tuple[BufferedConnection, socket.socket]) -> None:
+def test_new_connection_has_no_host_no_token_and_no_buffered_data(
+    ends: tuple[BufferedConnection, socket.socket],
+) -> None:
     connection, _ = ends
     fields = (
         connection.host,
@@ -68,7 +70,7 @@ def test_lines_are_received_when_they_are_complete(ends: tuple[BufferedConnectio
 
 def test_line_may_be_as_long_as_the_maximum_but_no_longer(ends: tuple[BufferedConnection, socket.socket]) -> None:
     connection, far = ends
-    for expected in ([], None):  # first MAX_BYTES without a line end are sent, and then one byte more
+    for expected in ([], None):  # send MAX_BYTES without a line end (no line yet), then one more byte (too long)
         received = 0
         result: list[bytes] | None = []
         while received < MAX_BYTES if expected == [] else received < 1:
@@ -243,6 +245,7 @@ def test_oldest_connections_without_a_message_are_dropped_if_there_are_too_many(
 def test_silent_connections_are_dropped_after_their_time_limit(
     listening: Listening, age_s: float, host: str, is_kept: bool
 ) -> None:
+    """`host`: member at the other end, whose time limit is 20 s; empty: no valid message yet, so the limit is PROOF_S."""
     channel = listening.connect()
     (connection,) = listening.listener.connections
     connection.host, connection.heard_at = host, time.monotonic() - age_s
@@ -319,7 +322,9 @@ def test_port_can_be_used_again_at_once() -> None:
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 1
 
 
-def test_refused_restriction_and_taken_port_are_errors_with_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_in_use_and_restriction_refused_by_the_kernel_are_errors_with_a_remedy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(GangError) as error:
         listen("127.0.0.1", taken.getsockname()[1], purpose="the rendezvous")
     assert str(error.value).startswith("cannot listen for the rendezvous on 127.0.0.1 port ")
@@ -347,7 +352,7 @@ def gang_at(**addresses: str) -> Gang:
     return make_gang("h1", 29400, addresses={**dict.fromkeys(MEMBERS, OUTSIDE), **addresses})
 
 
-def test_host_uses_its_planned_address_if_the_machine_has_it() -> None:
+def test_host_uses_its_planned_loopback_address_if_all_hosts_have_loopback_addresses() -> None:
     everywhere = dict.fromkeys(MEMBERS, "127.0.0.2")
     assert own_address(gang_at(**{**everywhere, "h1": "127.0.0.3"})) == "127.0.0.3"
 
@@ -365,7 +370,9 @@ def test_host_planned_with_a_loopback_address_uses_the_address_from_which_it_rea
     address = own_address(gang_at(h1="127.0.1.1", h2="127.0.0.9"))
     assert address.startswith("127.0.0.")
     assert address != "127.0.1.1"
-    assert asked[0] == ("127.0.1.1", 0), "the planned address must be tried with any free port (0), not with the gang's"
+    assert asked[0] == ("127.0.1.1", 0), (
+        "the planned address must be tried with any free port (0), not with the gang's port"
+    )
     assert asked[-1] == ("127.0.0.9", 29400)
 
 
@@ -373,7 +380,7 @@ def test_host_without_its_planned_address_uses_the_address_from_which_it_reaches
     assert own_address(gang_at(h1=OUTSIDE, h2="127.0.0.9")).startswith("127.")
 
 
-def test_planned_address_is_kept_if_no_peer_can_be_reached() -> None:
+def test_planned_address_is_kept_if_the_name_of_the_peer_cannot_be_resolved() -> None:
     assert own_address(gang_at(h1=OUTSIDE, h2="host.invalid", h3="host.invalid")) == OUTSIDE
 
 
@@ -391,6 +398,7 @@ def test_planned_address_is_kept_if_no_peer_can_be_reached() -> None:
 def test_loopback_address_of_a_watcher_is_refused_unless_this_host_has_a_loopback_address(
     addresses: dict[str, str], is_refused: bool
 ) -> None:
+    """This host is h1, and h2 is the other watcher. A name of h2 that cannot be resolved is not refused here."""
     gang = gang_at(**addresses)
     if not is_refused:
         check_addresses(gang)
@@ -401,6 +409,6 @@ def test_loopback_address_of_a_watcher_is_refused_unless_this_host_has_a_loopbac
         check_addresses(gang)
 
 
-def test_interface_is_the_one_with_the_address() -> None:
+def test_interface_of_an_address_is_the_one_that_has_it_or_empty() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of(OUTSIDE) == ""

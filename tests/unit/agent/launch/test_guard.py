@@ -1,4 +1,8 @@
-"""Test the guard of a rank and of a launcher, in forks of this process: how rank and launcher end, and what is reported."""
+"""Test `agent.launch.guard` in forks of this process: how ranks and launchers end, and what the supervisor receives.
+
+The guard is the parent process of a rank, and reports to the supervisor how the rank ended. With the option `--supervisor`,
+the process becomes a launcher instead, and the kernel kills it when its supervisor ends.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +73,7 @@ def wait_for_exit(pid: int) -> int:
 
 
 class Rank:
-    """A guard and its rank. The rank's program writes a description of its process, and then runs `statements`."""
+    """A guard and its rank. The rank's program writes a description of its process, and then runs the `statements` of `start`."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory = directory
@@ -85,7 +89,7 @@ class Rank:
         monkeypatch.setattr(sys, "argv", ["guard", f"program_{directory.name}", str(self.description_path), "--more"])
 
     def start(self, statements: str = "signal.pause()", launcher: Callable[[], int] = guard.main) -> Rank:
-        """Fork the process that becomes the guard; it calls `launcher`."""
+        """Fork a process that calls `launcher`. By default, this process becomes the guard."""
         (self._directory / f"program_{self._directory.name}.py").write_text(
             "import json, os, signal, sys\n"
             "document = {'pid': os.getpid(), 'group': os.getpgrp(), 'name': __name__, 'arguments': sys.argv,\n"
@@ -170,13 +174,18 @@ def test_launcher_and_supervisor_get_the_exit_code_of_the_rank(rank: Rank, state
 def test_program_runs_as_main_with_its_arguments(rank: Rank) -> None:
     description = rank.start("").description
     assert (description["name"], description["arguments"][1:]) == ("__main__", [str(rank.description_path), "--more"])
-    assert description["group"] == description["pid"], "a signal to the launcher's group must reach only the guard"
+    assert description["group"] == description["pid"], (
+        "a signal to the launcher's process group must not reach the rank"
+    )
     assert description["blocked"] == []
     rank.wait()
 
 
 def test_process_names_contain_the_rank(rank: Rank) -> None:
-    """Ranks and guards have the arguments of their launcher, so only the name distinguishes them in `ps` and the kernel log."""
+    """Ranks and guards have the same command line as their launcher.
+
+    So only the name distinguishes them in `top` and the kernel log.
+    """
     pid = rank.start().pid
     for number, name in ((pid, "rank 3"), (rank.guard, "rank 3's guard")):
         wait_until(lambda number=number, name=name: Path(f"/proc/{number}/comm").read_text() == f"{name}\n")
@@ -223,7 +232,8 @@ for variables in ({NAMES[0]: "4,5"}, {}):
     os.fork() or (launch(variables), os._exit(0))
     os.wait()
 """
-"""Program with two launchers, of which the first is restricted to two GPUs. Each shows its variables and those of its fork."""
+"""Program that forks two launchers; the first may use only GPUs 4 and 5. Each launcher, and then its
+fork, prints the values of the variables in NAMES."""
 
 
 def test_gpus_hidden_from_the_launcher_are_visible_to_its_forks() -> None:
@@ -244,11 +254,11 @@ def test_guard_killed_before_it_starts_its_rank_is_reported(rank: Rank) -> None:
     assert rank.start(launcher=launcher).wait() == (-9, None, False)
 
 
-def test_rank_sends_heartbeats_before_its_program_starts(rank: Rank) -> None:
-    """The import of torch takes seconds, during which the rank must not appear lost."""
+def test_rank_sends_heartbeats_although_its_program_does_not_start_them(rank: Rank) -> None:
+    """They start before the program, because its import of torch takes seconds, during which the rank must not appear lost."""
     rank.start("signal.pause()")
     wait_until(lambda: rank.state.alive_s is not None)
-    assert rank.receiver.states()[0].alive_s is None, "no other rank may have sent a heartbeat"
+    assert rank.receiver.states()[0].alive_s is None, "the heartbeats must be those of rank 3, not of rank 0"
     os.kill(rank.pid, signal.SIGKILL)
     rank.wait()
 
@@ -270,8 +280,8 @@ def test_sigterm_ends_a_stopped_rank(rank: Rank) -> None:
 
 def test_guard_waits_for_a_rank_that_handles_sigterm(rank: Rank) -> None:
     exit_on_sigterm = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
-    # The program sleeps in a loop and closes its file: a signal just before signal.pause(), or during the warning about an
-    # unclosed file, would not end the program.
+    # The program does not call signal.pause(), because a signal that arrives just before this call would not end it. It closes
+    # its file, because Python ignores a SystemExit that is raised during the warning about an unclosed file.
     rank.start(
         f"import time; {exit_on_sigterm}; open(sys.argv[1] + '.ready', 'w').close()\nwhile True: time.sleep(0.01)"
     )
@@ -281,7 +291,10 @@ def test_guard_waits_for_a_rank_that_handles_sigterm(rank: Rank) -> None:
 
 
 def with_child(statements: str) -> str:
-    """Return a program that starts a child, waits for its process id, and then runs `statements`. The child ignores SIGTERM."""
+    """Return a program that forks a child and then runs `statements`.
+
+    The child first ignores SIGTERM and writes its process id to a file, for which the program waits.
+    """
     return (
         "child = os.fork()\n"
         "if not child:\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
@@ -319,6 +332,7 @@ def test_rank_ends_when_its_supervisor_ends(rank: Rank, monkeypatch: pytest.Monk
 def test_rank_in_the_process_group_of_its_guard_ends_when_its_supervisor_ends(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The rank's program moves to the guard's process group, so the guard must kill the rank itself, not only a group."""
     supervisor = fork(lambda: signal.pause())
     monkeypatch.setenv(SUPERVISOR, process_identity(supervisor))
     rank.start("os.setpgid(0, os.getppid()) if os.getpgid(os.getppid()) == os.getppid() else None; signal.pause()")
@@ -329,7 +343,10 @@ def test_rank_in_the_process_group_of_its_guard_ends_when_its_supervisor_ends(
 
 
 def test_rank_ends_at_once_when_its_launcher_ends(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`rank.guard` is the id of the launcher, which forks the guard. The guard polls so rarely that no poll can end the rank."""
+    """Here `rank.guard` is the process id of the launcher, which forks the guard.
+
+    The guard polls so rarely that the test fails if the guard notices the end of the launcher only at a poll.
+    """
     monkeypatch.setattr(guard, "POLL_S", 10 * TIMEOUT_S)
 
     def launcher() -> int:
@@ -365,7 +382,7 @@ def test_guard_works_without_a_heartbeat_directory(rank: Rank, monkeypatch: pyte
     assert not rank.receiver.read()
 
 
-def test_rank_is_zero_if_the_launcher_sets_no_rank(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_number_is_zero_if_the_launcher_sets_none(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK")
     rank.start("sys.exit(2)")
     assert wait_for_exit(rank.guard) == 2
@@ -374,7 +391,7 @@ def test_rank_is_zero_if_the_launcher_sets_no_rank(rank: Rank, monkeypatch: pyte
     assert rank.receiver.states()[0].exit_code == 2
 
 
-# ---- a launcher under its guard ----
+# ---- a launcher, which is started with `--supervisor` ----
 
 
 def test_launcher_ends_when_its_supervisor_ends(tmp_path: Path) -> None:
@@ -401,7 +418,9 @@ def test_launcher_ends_when_its_supervisor_ends(tmp_path: Path) -> None:
 def test_launcher_does_not_start_after_the_end_of_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", "1", "true"])
     if os.getpid() == 1:
-        pytest.skip("process 1 is this process, so it is not a supervisor that has ended")
+        pytest.skip(
+            "this process is process 1, so process 1 is the parent of the launcher, and not a supervisor that has ended"
+        )
     assert wait_for_exit(fork(guard.main)) == guard.ORPHANED
     monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", str(os.getpid()), "sh", "-c", "exit 6"])
     assert wait_for_exit(fork(guard.main)) == 6

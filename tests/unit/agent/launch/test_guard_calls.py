@@ -1,4 +1,7 @@
-"""The calls of the guard to the operating system, in order, with fakes: nothing is forked, killed or closed."""
+"""The calls of the guard to the operating system, in order, with fakes: nothing is forked, killed or closed.
+
+The guard is the parent process of a rank, and reports to the supervisor how the rank ended.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class ExitedError(BaseException):
 
 
 class Calls(list[Any]):
-    """The calls of the replaced functions: name and arguments of each."""
+    """The calls of the replaced functions: name, positional arguments, and a dictionary of the keyword arguments, if any."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         super().__init__()
@@ -77,7 +80,7 @@ class FullStream(io.StringIO):
 def test_rank_runs_its_module_and_exits(
     calls: Calls, monkeypatch: pytest.MonkeyPatch, end: BaseException | None, code: int, text: str
 ) -> None:
-    """`end`: what the module raises; None: it returns. `text`: last text on standard error."""
+    """`end`: what the module raises; None: it returns. `text`: how the output on standard error ends."""
     errors = io.StringIO()
     monkeypatch.setattr(sys, "argv", ["guard.py", "program", "--one"])
     monkeypatch.setattr(sys, "stdout", FullStream())
@@ -149,7 +152,7 @@ def test_only_selected_descriptors_above_standard_error_are_closed(
     monkeypatch.setattr(guard, "Path", lambda _: entries)
 
     def fstat(number: int) -> Any:
-        if number == 5:  # the descriptor of the listing itself is closed by now
+        if number == 5:  # the descriptor with which the directory was listed is closed by now
             raise OSError(errno.EBADF, "Bad file descriptor")
         return SimpleNamespace(st_mode=stat.S_IFIFO if number == 4 else stat.S_IFSOCK)
 
@@ -225,7 +228,9 @@ def test_guard_prepares_its_process_and_then_forks_the_rank(
 
 
 TERM, CHILD, NOTHING = SimpleNamespace(si_signo=signal.SIGTERM), SimpleNamespace(si_signo=signal.SIGCHLD), None
+"""Results of a wait for a signal: SIGTERM, SIGCHLD, or no signal within POLL_S."""
 FORWARDED = [("kill", 55, signal.SIGTERM), ("kill", 55, signal.SIGCONT)]
+"""Calls by which the guard forwards SIGTERM to the rank, process 55."""
 
 
 @pytest.mark.parametrize(
@@ -238,10 +243,17 @@ FORWARDED = [("kill", 55, signal.SIGTERM), ("kill", 55, signal.SIGCONT)]
         ([CHILD, CHILD], [1], [], [("_kill", 55)], True),
         ([NOTHING, CHILD], [9], [False], [("_kill", 55)], True),
     ],
-    ids=["rank ends", "rank ends after a check", "SIGTERM", "SIGTERM twice", "launcher ended", "supervisor ended"],
+    ids=[
+        "rank ends before a check",
+        "rank ends after a check",
+        "SIGTERM",
+        "SIGTERM twice",
+        "launcher ended",
+        "supervisor ended",
+    ],
 )
 @pytest.mark.parametrize("supervisor", [None, "4711 7"])
-def test_guard_forwards_signals_and_kills_the_rank_of_a_lost_launcher(
+def test_guard_forwards_signals_and_kills_the_rank_if_launcher_or_supervisor_has_ended(
     calls: Calls,
     monkeypatch: pytest.MonkeyPatch,
     received: list[Any],
@@ -251,9 +263,15 @@ def test_guard_forwards_signals_and_kills_the_rank_of_a_lost_launcher(
     by_launcher: bool,
     supervisor: str | None,
 ) -> None:
-    """Process 9 is the launcher. The rank, process 55, ends with exit code 7 after the last of the received signals.
+    """Process 9 is the launcher. The rank, process 55, ends with exit code 7 during the last wait for a signal.
 
-    `parents`: the guard's parent, at each check; `alive`: whether the supervisor is alive, at each check.
+    After each earlier wait, the guard checks its parent, and then the supervisor if the parent is still the launcher.
+
+    `received`: result of each wait.
+    `parents`: process id of the guard's parent, at each check of it.
+    `alive`: whether the supervisor is alive, at each check of it.
+    `expected`: calls before the guard reports the end of the rank.
+    `by_launcher`: the reported `terminated_by_launcher`.
     """
     pending, supervisors = list(received), list[str]()
 

@@ -1,4 +1,7 @@
-"""The parts of the guard, tested in forked processes: what a rank inherits, how a program ends, and how the guard ends."""
+"""The functions of the guard in forked processes: what a rank inherits, how its program ends, and how the guard ends.
+
+The guard is the parent process of a rank, and reports to the supervisor how the rank ended.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tests.unit.agent.launch.test_guard import fork, wait_for_exit, wait_until
 
 
 def exit_code(function: Callable[[], int | None]) -> int:
-    """Call the function in a fork; return its exit code, negative for a signal."""
+    """Call the function in a fork; return the exit code of the fork, negative for a signal."""
     return wait_for_exit(fork(function))
 
 
@@ -39,7 +42,7 @@ def test_guard_ends_by_the_signal_that_ended_the_rank_even_if_the_guard_ignores_
     assert exit_code(end) == -number
 
 
-def test_guard_returns_128_plus_the_signal_if_that_signal_ends_no_process() -> None:
+def test_guard_returns_128_plus_the_signal_number_if_that_signal_ends_no_process() -> None:
     assert exit_code(lambda: guard._end_like(-signal.SIGCHLD)) == 128 + signal.SIGCHLD
 
 
@@ -56,7 +59,7 @@ def test_guard_dumps_no_core(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_open(number: int) -> bool:
-    """Return whether this file descriptor of the process is open."""
+    """Return whether this file descriptor is open in the calling process."""
     try:
         os.fstat(number)
     except OSError:
@@ -64,14 +67,14 @@ def is_open(number: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("everything", [False, True])
+@pytest.mark.parametrize("everything", [False, True], ids=["sockets selected", "everything selected"])
 def test_selected_descriptors_are_closed_except_standard_input_output_and_error(everything: bool) -> None:
     def close() -> int:
         first, second = socket.socketpair()
         read, write = os.pipe()
         guard._close_fds((lambda mode: True) if everything else stat.S_ISSOCK)
-        found = [is_open(number) for number in (0, 1, 2, first.fileno(), second.fileno(), read, write)]
-        return int(found != [True, True, True, False, False, not everything, not everything])
+        are_open = [is_open(number) for number in (0, 1, 2, first.fileno(), second.fileno(), read, write)]
+        return int(are_open != [True, True, True, False, False, not everything, not everything])
 
     assert exit_code(close) == 0
 
@@ -101,19 +104,20 @@ PROGRAM = """
     import os, sys, signal
     fds = sorted(int(name) for name in os.listdir("/proc/self/fd"))
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    leads = os.getpgid(0) == os.getpid()
+    leads_group = os.getpgid(0) == os.getpid()
     name = open("/proc/self/comm").read().strip()
     with open({path!r}, "w") as file:
-        print(__name__, sys.argv[1:], len(fds) <= 5, signal.SIGTERM in blocked, leads, name, file=file)
+        print(__name__, sys.argv[1:], len(fds) <= 5, signal.SIGTERM in blocked, leads_group, name, file=file)
     {statements}
 """
-"""Program of a rank. It writes how it was started to a file, and then runs the statements."""
+"""Program of a rank. It writes to a file: its module name, its arguments, whether at most five file descriptors are open, whether
+SIGTERM is blocked, whether it leads its process group, and its process name. Then it runs the statements."""
 
 
 def run_as_rank(tmp_path: Path, statements: str) -> tuple[int, str, str]:
-    """Run PROGRAM as a rank in a fork; return its exit code modulo 256, what it wrote about itself, and its standard error."""
+    """Run PROGRAM as a rank in a fork; return its exit code modulo 256, what it wrote to its file, and its standard error."""
     (tmp_path / "ranked.py").write_text(
-        textwrap.dedent(PROGRAM).format(path=str(tmp_path / "found"), statements=statements)
+        textwrap.dedent(PROGRAM).format(path=str(tmp_path / "description"), statements=statements)
     )
     error = tmp_path / "stderr"
 
@@ -124,25 +128,25 @@ def run_as_rank(tmp_path: Path, statements: str) -> tuple[int, str, str]:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256
 
     def become() -> None:
-        held = [socket.socket() for _ in range(4)]
+        inherited = [socket.socket() for _ in range(4)]
         os.dup2(os.open(error, os.O_WRONLY | os.O_CREAT), 2)
         signal.pthread_sigmask(signal.SIG_BLOCK, guard.WATCHED)
         sys.path.insert(0, str(tmp_path))
         sys.argv = ["guard.py", "ranked", "--one", "2"]
-        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 the rank closes all other files
+        sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115 the rank must not close its standard error
         os.environ.pop(HEARTBEAT_DIRECTORY, None)
         os.environ["RANK"] = "3"
-        assert held
+        assert inherited
         guard._become_rank(os.getppid())
 
     code = exit_code(start)
-    found = tmp_path / "found"
-    return code, found.read_text().strip() if found.exists() else "", error.read_text()
+    description = tmp_path / "description"
+    return code, description.read_text().strip() if description.exists() else "", error.read_text()
 
 
 def test_program_of_a_rank_is_the_main_module_with_its_arguments_and_without_inherited_state(tmp_path: Path) -> None:
-    code, found, _ = run_as_rank(tmp_path, "pass")
-    assert (code, found) == (0, "__main__ ['--one', '2'] True False True rank 3")
+    code, description, _ = run_as_rank(tmp_path, "pass")
+    assert (code, description) == (0, "__main__ ['--one', '2'] True False True rank 3")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +160,7 @@ def test_program_of_a_rank_is_the_main_module_with_its_arguments_and_without_inh
         ("os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL, ""),
     ],
 )
-def test_rank_exits_with_the_code_of_its_program_and_prints_its_message(
+def test_rank_exits_with_the_code_of_its_program_and_prints_the_message_of_its_exception(
     tmp_path: Path, statements: str, code: int, text: str
 ) -> None:
     ended, _, error = run_as_rank(tmp_path, statements)
@@ -166,13 +170,15 @@ def test_rank_exits_with_the_code_of_its_program_and_prints_its_message(
         assert "Traceback" not in error
 
 
-def test_rank_without_its_guard_does_not_start() -> None:
+def test_rank_whose_guard_has_ended_does_not_start() -> None:
     assert exit_code(lambda: guard._die_with_parent(os.getppid() + 1)) == guard.ORPHANED
     assert exit_code(lambda: guard._die_with_parent(os.getppid())) == 0
 
 
 @pytest.mark.parametrize(("rank", "name"), [("7", "rank 7"), (None, "rank 0")])
-def test_process_name_has_the_number_of_the_rank(monkeypatch: pytest.MonkeyPatch, rank: str | None, name: str) -> None:
+def test_name_of_a_rank_has_its_number_with_default_zero(
+    monkeypatch: pytest.MonkeyPatch, rank: str | None, name: str
+) -> None:
     if rank is None:
         monkeypatch.delenv("RANK", raising=False)
     else:

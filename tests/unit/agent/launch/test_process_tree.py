@@ -15,7 +15,10 @@ from tests.gangs import FakeClock, FakeProc
 
 
 class FakeProcesses:
-    """Processes in a fake /proc, and the signals sent to them. SIGKILL ends every process, SIGTERM all but `ignoring_sigterm`."""
+    """Processes in a fake /proc, and the signals sent to them. Both SIGTERM and SIGKILL end a process.
+
+    Only SIGKILL ends those in `ignoring_sigterm`.
+    """
 
     def __init__(self, root: Path) -> None:
         self.proc, self.root = FakeProc(root), root
@@ -84,7 +87,7 @@ def test_tree_gets_sigterm_and_then_sigkill(processes: FakeProcesses, monkeypatc
         processes.put(pid, parent)
     processes.ignoring_sigterm = {11}
     tree = ProcessTree(10)
-    processes.put(13, 12)  # started since the last scan
+    processes.put(13, 12)  # started after the scan by the constructor of ProcessTree
     tree.end()
     sent = {pid: [number for to, number in processes.sent if to == pid] for pid in (10, 11, 12, 13)}
     assert sent == {
@@ -117,7 +120,7 @@ def test_only_processes_that_remain_after_the_grace_period_are_killed(
     ProcessTree(10).end(4.5)
     killed = [pid for pid, number in processes.sent if number == signal.SIGKILL]
     assert sorted(killed) == [11, 12]
-    assert len(waits) == 5, "`end` must wait only during the grace period of 4.5 s after SIGTERM"
+    assert len(waits) == 5, "`end` must wait 5 times 1 s: until 4.5 s after SIGTERM, and not after SIGKILL"
 
 
 def test_end_does_not_wait_for_processes_that_have_ended(
@@ -164,7 +167,10 @@ def test_process_that_never_ran_has_an_empty_tree(processes: FakeProcesses) -> N
 def test_default_wait_after_sigterm_is_as_long_as_the_wait_after_sigkill(
     processes: FakeProcesses, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, grace_s: float | None, polls: int
 ) -> None:
-    """Process 10 belongs to another user: it survives both signals."""
+    """Process 10 belongs to another user, so it gets neither signal. The limit of the wait after SIGKILL is 4 s (GRACE_S).
+
+    `polls`: number of waits of 1 s in total, four of them after SIGKILL.
+    """
     monkeypatch.setattr(process_tree, "GRACE_S", 4.0)
     processes.put(10, 1)
     events: list[object] = []

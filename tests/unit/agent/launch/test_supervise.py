@@ -1,4 +1,7 @@
-"""The supervisor always writes a record and ends all processes. It refuses unsafe directories and GPUs that are in use."""
+"""The supervisor, the process that runs a launch on a host, always writes a record and ends all processes of the launch.
+
+Before the launch, unsafe run directories and GPUs that are in use are refused.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from tests.launches import launch_program
 
 @pytest.fixture
 def run(tmp_path: Path) -> HostRun:
-    """Return the run of host h1 in a rehearsal."""
+    """Return the run of host h1 in a rehearsal, which uses CPUs in place of GPUs."""
     plan = builders.plan(profile="rehearsal")
     return HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
 
@@ -64,7 +67,7 @@ for rank in ranks:
     (work / f"rank{rank}.json").write_text(json.dumps({"rank": rank, "observations": [result], "software": {"torch": "2"}}))
     (work / f"rank{rank}.state.json").write_text(json.dumps({"phase": phase, "exit_code": code}))
 """
-"""Code that writes results and states of the ranks in `ranks`, with `phase` and `code` as the state."""
+"""Code that writes a result file and a state file for each rank in `ranks`. The state has `phase` and the exit code `code`."""
 
 
 def test_record_has_the_results_of_every_rank(run: HostRun) -> None:
@@ -80,7 +83,7 @@ def test_record_has_the_results_of_every_rank(run: HostRun) -> None:
 def aborts(monkeypatch: pytest.MonkeyPatch) -> list[GangMonitor]:
     """Return a list to which each call of `announce_abort` adds its monitor.
 
-    The supervisor calls it when it ends the ranks of this host itself.
+    The supervisor calls `announce_abort` when it ends the ranks of this host without a culprit, for example at the deadline.
     """
     aborts: list[GangMonitor] = []
     monkeypatch.setattr(GangMonitor, "announce_abort", lambda monitor: aborts.append(monitor))
@@ -123,13 +126,13 @@ os.kill(stopped.pid, signal.SIGSTOP)
 (work / "pids").write_text(f"{child.pid} {stopped.pid}")
 time.sleep(600)
 """
-"""Code that starts two children that ignore SIGTERM: one in a session of its own, and one that is stopped."""
+"""Code that starts two children, which both ignore SIGTERM. One has a session of its own, and the other is stopped (SIGSTOP)."""
 
 
 def test_deadline_ends_all_processes_and_keeps_the_results(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, aborts: list[GangMonitor]
 ) -> None:
-    """The processes include a child in another session that ignores SIGTERM, and a stopped child."""
+    """The processes include the two children of STUBBORN."""
     monkeypatch.setattr(process_tree, "GRACE_S", 0.5)
     program = "ranks, phase, code = (0, 1), 'collective all_reduce', None" + WRITE_RESULTS + textwrap.dedent(STUBBORN)
     record = launch(run, program, deadline_s=3.0)
@@ -175,7 +178,7 @@ if os.environ["RANK"] == "1":
     os.kill(os.getpid(), signal.SIGNAL)
 time.sleep(60)
 """
-"""Program of each rank. After 1 s, rank 1 sends the signal SIGNAL (to be replaced) to itself."""
+"""Program of each rank. The test replaces SIGNAL by the name of a signal, which rank 1 sends to itself after 1 s."""
 
 
 @pytest.mark.parametrize(
@@ -203,7 +206,7 @@ def test_rank_that_blocks_the_other_ranks_is_the_culprit(
 
 
 def test_blocked_driver_does_not_delay_the_supervisor(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot may take its whole deadline, but the end of the ranks is noticed at once."""
+    """A collector blocks for up to 20 s in a snapshot, but the launch ends soon after its ranks."""
     monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.1)
     monkeypatch.setattr(launch_thread, "GRACE_S", 0.2)
     ended = threading.Event()
@@ -244,7 +247,7 @@ def test_plan_of_another_run_is_refused(run: HostRun) -> None:
         HostRun.begin(run.directory, "h1", json.dumps(other))
 
 
-def test_unknown_host_gets_a_suggestion(run: HostRun) -> None:
+def test_error_for_an_unknown_host_suggests_a_similar_host(run: HostRun) -> None:
     with pytest.raises(documents.DocumentError, match=r"host h11 is not in the plan of run r1 \(did you mean h1\?\)"):
         HostRun(run.directory, "h11")
 
@@ -270,7 +273,10 @@ BUSY = ("gpu.1.ComputeRunningProcesses=4711", "ProcessName.4711=/usr/bin/python3
 
 
 def bench(tmp_path: Path, *lines: str, share: bool, **environment: str) -> Record:
-    """Return the record after `rackproof bench` on a host with fake GPUs, which NVML lists and CUDA does not."""
+    """Return the record after `rackproof bench` on a host with fake GPUs, which NVML lists and CUDA does not.
+
+    `lines`: lines added to the scenario of the fake NVML. `share`: whether GPUs may be in use by other processes.
+    """
     library, scenario = nvml.build(tmp_path / "library"), nvml.write(tmp_path / "now", "healthy-h200x4", *lines)
     plan = builders.plan("h1", rackproof_share_gpus=share, rackproof_gang="none")
     stage = replace(plan.stage("benchmark"), benchmarks={"gemm": {"size": 64, "seconds": 0.02}}, deadline_s=60.0)
@@ -322,7 +328,10 @@ def test_busy_gpu_that_may_be_shared_does_not_prevent_the_launch(tmp_path: Path)
 
 
 def test_busy_gpu_outside_the_plan_does_not_prevent_the_launch(tmp_path: Path) -> None:
-    """The launcher starts: its log has the message of a fake torch, whose import ends the launcher at once."""
+    """GPU 3, which is not in the plan, is busy.
+
+    The launcher starts: its log has the message of a fake torch, whose import ends the launcher at once.
+    """
     (tmp_path / "fake").mkdir()
     (tmp_path / "fake" / "torch.py").write_text("raise SystemExit('fake torch')")
     record = bench(

@@ -1,4 +1,7 @@
-"""The parts of the supervisor: kept snapshots, outcomes, results and logs, the gang monitor, whole launches."""
+"""The parts of the supervisor: kept snapshots, outcomes, results and logs, the gang monitor, whole launches.
+
+The supervisor is the process that runs a launch on a host. A gang is the hosts of one multi-node launch.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,7 @@ from tests.unit.agent.sampling.test_oom import Tree
 def snapshot(at: int, watts: Any = 0.0, alarm: str = "", absent: str = "") -> Snapshot:
     """Return the snapshot taken at second `at`, with the power of GPU 0.
 
-    `alarm`: the active throttle reason of GPU 0; `absent`: why its clock was not read.
+    `alarm`: the active throttle reason of GPU 0; `absent`: why the clock of GPU 0 was not read. Empty: none.
     """
     throttle = {f"gpu=0,reason={name}": name == alarm for name in ("power_cap", "hw_slowdown", "sw_thermal")}
     return Snapshot(
@@ -91,7 +94,7 @@ def selected_seconds(*snapshots: Snapshot) -> list[int]:
     return [int(taken.at[-3:-1]) for taken in selector.selected()]
 
 
-def test_snapshot_with_the_highest_power_is_kept() -> None:
+def test_only_the_snapshot_with_the_highest_power_is_kept() -> None:
     assert selected_seconds() == []
     assert selected_seconds(snapshot(1)) == [1]
     assert selected_seconds(snapshot(1, 300.0), snapshot(2, 700.0), snapshot(3, 400)) == [2]
@@ -107,7 +110,9 @@ def test_snapshot_with_the_highest_power_is_kept() -> None:
         ("", "unsupported: not on this host", False),
     ],
 )
-def test_snapshot_with_an_alarm_is_kept(alarm: str, absent: str, is_kept: bool) -> None:
+def test_snapshot_with_an_alarm_is_kept_although_another_has_a_higher_power(
+    alarm: str, absent: str, is_kept: bool
+) -> None:
     snapshots = snapshot(1, 100.0, alarm, absent), snapshot(2, 700.0)
     assert selected_seconds(*snapshots) == ([1, 2] if is_kept else [2])
     assert selected_seconds(*reversed(snapshots)) == ([1, 2] if is_kept else [2]), (
@@ -115,20 +120,20 @@ def test_snapshot_with_an_alarm_is_kept(alarm: str, absent: str, is_kept: bool) 
     )
 
 
-def test_lasting_alarm_is_kept_in_its_first_snapshot_only() -> None:
+def test_only_the_first_snapshot_of_a_lasting_alarm_is_kept() -> None:
     alarms = [snapshot(number, 500.0 - number, "hw_slowdown") for number in range(5)]
     assert selected_seconds(*alarms) == [0]
     assert selected_seconds(*alarms, snapshot(9, 700.0)) == [0, 9]
 
 
 def test_new_alarm_is_kept_after_any_number_of_snapshots_with_another_alarm() -> None:
-    constant = [snapshot(number, 500.0, absent=f"error: attempt {number} failed") for number in range(20)]
-    later = snapshot(30, 400.0, "sw_thermal", "error: the driver failed")
-    assert selected_seconds(*constant, later, *constant) == [19, 30], (
-        "snapshot 19 must be kept: it is the last snapshot with the highest power"
+    same_alarm = [snapshot(number, 500.0, absent=f"error: attempt {number} failed") for number in range(20)]
+    two_alarms = snapshot(30, 400.0, "sw_thermal", "error: the driver failed")
+    assert selected_seconds(*same_alarm, two_alarms, *same_alarm) == [19, 30], (
+        "snapshot 19 must be kept: it is the last one with the highest power; snapshot 0 must not: 30 shows its alarm too"
     )
-    assert selected_seconds(*constant, snapshot(31, 400.0, "sw_thermal"), later) == [0, 19, 31]
-    assert selected_seconds(snapshot(1, 9, "hw_slowdown"), later, snapshot(40, 700.0)) == [1, 30, 40]
+    assert selected_seconds(*same_alarm, snapshot(31, 400.0, "sw_thermal"), two_alarms) == [0, 19, 31]
+    assert selected_seconds(snapshot(1, 9, "hw_slowdown"), two_alarms, snapshot(40, 700.0)) == [1, 30, 40]
 
 
 def test_number_of_snapshots_with_alarms_is_limited() -> None:
@@ -143,7 +148,7 @@ def test_number_of_snapshots_with_alarms_is_limited() -> None:
 
 
 def rank(number: int, exit_code: int | None, phase: str = "gemm bf16") -> Rank:
-    """Return a rank as the record has it."""
+    """Return a rank as it is in the record."""
     return Rank(rank=number, local_rank=number, phase=phase, exit_code=exit_code, log_tail="")
 
 
@@ -162,9 +167,10 @@ def rank(number: int, exit_code: int | None, phase: str = "gemm bf16") -> Rank:
         ),
     ],
 )
-def test_outcome_lists_every_rank_that_failed(
+def test_reason_lists_every_rank_that_failed_or_had_not_ended_at_the_deadline(
     exit_code: int | None, ranks: list[Rank], outcome: str, reason: str
 ) -> None:
+    """`exit_code`: exit code of the launcher; None: the supervisor ended the launcher at the deadline of 9 s."""
     oom_text = "; a process of this launch was killed by the out-of-memory killer" if reason else ""
     for oom_kill, expected in (("", reason), ("killed by the out-of-memory killer", reason + oom_text)):
         end = RanksEnd(exit_code=exit_code, culprit=None, states={}, oom_kill=oom_kill, any_rank_started=True)
@@ -190,9 +196,10 @@ LAST_STATE = RankState(rank=0, scope="gpu=0", phase="stress", exit_code=-9)
         ({"phase": "x" * 600, "exit_code": 0}, LAST_STATE, "x" * 512, 0),
     ],
 )
-def test_end_of_a_rank_comes_from_its_state_file_or_else_from_its_guard(
+def test_end_of_a_rank_comes_from_its_state_file_or_else_from_its_last_observed_state(
     tmp_path: Path, state: Any, last_state: RankState, phase: str, exit_code: int | None
 ) -> None:
+    """`state`: content of the state file; None: no file. `last_state`: the state that the supervisor observed last."""
     if state is not None:
         (tmp_path / "rank5.state.json").write_text(json.dumps(state))
     (tmp_path / "rank5.log").write_text("bye")
@@ -223,7 +230,7 @@ def test_benchmark_starts_when_its_first_rank_starts(tmp_path: Path) -> None:
 
 
 def rank_result(number: int, **fields: Any) -> dict[str, Any]:
-    """Return the result file of a rank, with one observation; `fields` replace its fields."""
+    """Return the content of a rank's result file, with one observation; `fields` replace top-level fields of the file."""
     values = {
         "name": "gemm.throughput",
         "scope": f"cpu={number}",
@@ -277,10 +284,10 @@ def test_oldest_archived_attempt_of_the_stage_is_removed(tmp_path: Path) -> None
     work, logs = tmp_path / "gang", tmp_path / "logs"
     work.mkdir()
     archive_logs(work, logs)
-    assert not logs.exists(), "no directory may be created without a previous attempt"
+    assert not logs.exists(), "the log directory must not be created if no previous attempt left files"
     for number in range(8):
         (logs / f"gang.{number}").mkdir(parents=True)
-        os.utime(logs / f"gang.{number}", (0, 100 - number))  # the last name is the oldest
+        os.utime(logs / f"gang.{number}", (0, 100 - number))  # gang.7 is the oldest
     (logs / "benchmark.1").mkdir()
     os.utime(logs / "benchmark.1", (0, 0))
     (logs / "gang.file").write_text("")
@@ -326,7 +333,7 @@ def receiver(tmp_path: Path) -> Iterator[HeartbeatReceiver]:
 
 @pytest.fixture
 def gang_monitor(receiver: HeartbeatReceiver, clock: FakeClock) -> GangMonitor:
-    """Return the monitor of a host without a gang."""
+    """Return the monitor of a host that launches alone, without other hosts."""
     return GangMonitor("h1", receiver, None, 60.0)
 
 
@@ -340,13 +347,16 @@ def test_killed_rank_is_named_after_the_other_ranks_had_time_to_report(
     verdict = gang_monitor.poll(0.0)
     assert verdict is not None
     assert (verdict.kind, verdict.rank, verdict.hosts) == ("rank_ended", 1, ("h1",))
-    assert gang_monitor.poll(0.0) is verdict, "the first verdict must stay"
+    assert gang_monitor.poll(0.0) is verdict, "the verdict must not change"
     clock.now += 1.0
     assert gang_monitor.poll(0.0) is verdict
 
 
 def test_end_of_a_rank_is_judged_at_once(gang_monitor: GangMonitor, tmp_path: Path, clock: FakeClock) -> None:
-    """The monitor does not wait for the end of its interval. The rank ended long ago (`at`), so no other report is awaited."""
+    """A new end is judged before JUDGE_INTERVAL_S has passed since the previous search for a culprit.
+
+    It happened long ago (`at`), so the monitor does not wait for reports of other ranks either.
+    """
     clock.now += 50.0
     assert gang_monitor.poll(0.0) is None
     clock.now += 0.05
@@ -391,6 +401,7 @@ class AdvancingClock(FakeClock):
 
 @pytest.fixture
 def advancing_clock(monkeypatch: pytest.MonkeyPatch) -> AdvancingClock:
+    """Replace `time.monotonic` by the returned clock, and let `select.select` return at once without events."""
     fake = AdvancingClock()
     monkeypatch.setattr(time, "monotonic", fake)
     monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
@@ -415,6 +426,7 @@ def test_monitor_does_not_wait_after_success(
 def test_monitor_waits_for_a_verdict_after_a_failure(
     receiver: HeartbeatReceiver, tmp_path: Path, advancing_clock: AdvancingClock, failure: dict[str, Any]
 ) -> None:
+    """`failure`: `code` is the exit code of the launcher, `exit_code` that of the rank; other fields are in the heartbeat."""
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
     if "failure" in failure:
         send_to_receiver(tmp_path, **failure)
@@ -501,7 +513,11 @@ def test_launcher_that_fails_late_is_named_only_after_a_fatal_or_termination_sig
     exit_code: int,
     is_named: bool,
 ) -> None:
-    """The launcher may have waited for a first host that never started. Probe launches then find the cause."""
+    """The launcher fails later than OWN_FAILURE_S after its start: it may have waited for a first host that never started.
+
+    So no culprit is named, and probes (short launches of parts of the gang) find the cause. No other host can cause SIGKILL
+    or SIGTERM, so after such a signal this host is named.
+    """
     gang_monitor = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     advancing_clock.now += 301.0
     assert gang_monitor._channel
@@ -587,7 +603,9 @@ def test_dump_is_requested_from_each_listening_rank_and_awaited(
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         (tmp_path / "flight.rank0").unlink()
         dump_flight_records(tmp_path, [0])
-        assert sum(waits[3:]) == pytest.approx(flight_recorder.DUMP_S, abs=0.1), "the wait must be limited"
+        assert sum(waits[3:]) == pytest.approx(flight_recorder.DUMP_S, abs=0.1), (
+            "the wait for the file must end after DUMP_S"
+        )
     finally:
         os.close(reader)
     waits.clear()
@@ -635,8 +653,10 @@ def test_ranks_get_the_identity_of_their_supervisor_and_the_path_of_their_dumps(
     assert before <= float(variables[LAUNCHED]) <= time.monotonic()
     assert (work / "cwd").read_text().strip() == str(work)
     assert (work / "stdin").read_text() == ""
-    assert len(set((work / "ids").read_text().split())) == 1, "the program must have its own session"
-    assert variables["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "7", "the value from the environment must have precedence"
+    assert len(set((work / "ids").read_text().split())) == 1, "the program must lead its own session and process group"
+    assert variables["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "7", (
+        "the value in the environment of the command must not be replaced"
+    )
     assert flight_recorder_env(work)["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "1000"
     assert (variables["TORCH_FR_BUFFER_SIZE"], variables["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("1000", "1")
     for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
@@ -671,7 +691,7 @@ def test_observations_of_a_probe_are_only_in_its_launch(run: HostRun) -> None:
 
 
 class MarkerCollector:
-    """A collector whose only metric contains the collector's name."""
+    """A collector with a single metric, whose name ends with the collector's name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -685,9 +705,10 @@ class MarkerCollector:
     [(None, "full"), ([MarkerCollector("fast")], "fast")],
     ids=["the full collectors", "separate fast collectors"],
 )
-def test_fast_collectors_are_read_while_the_ranks_run(
+def test_fast_collectors_are_read_while_the_ranks_run_and_full_collectors_before_and_after(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, fast_collectors: list[MarkerCollector] | None, collector: str
 ) -> None:
+    """`fast_collectors`: None: the full collectors. `collector`: name of the collector that is read while the ranks run."""
     monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.02)
     fast = [MarkerCollector("full")] if fast_collectors is None else fast_collectors
     record = launch(run, "sleep 0.3", [MarkerCollector("full")], fast_collectors=fast)
@@ -710,7 +731,7 @@ def test_fast_collectors_are_read_while_the_ranks_run(
 def test_gpu_launch_has_a_timeline_only_in_the_benchmark_and_gang_stages(
     tmp_path: Path, stage: str, has_timeline: bool
 ) -> None:
-    """There is no NVML here: the timeline gives this as the reason and has no figures."""
+    """There is no NVML here, so a timeline has no figures. It gives the missing NVML as the reason."""
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
     timeline = launch(run, "true", stage=stage).launches[0].timeline
     assert (timeline is not None) == has_timeline
@@ -809,8 +830,8 @@ def test_rank_that_could_not_take_part_is_the_culprit_in_a_gang(run: HostRun) ->
 
 def test_other_errors_are_listed_with_the_unable_ranks(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
-    both = f"echo '{state}' | tee rank0.state.json > rank1.state.json; echo [] > rank1.json"
-    done = launch(run, both, members=("h1", "h2")).launches[0]
+    program = f"echo '{state}' | tee rank0.state.json > rank1.state.json; echo [] > rank1.json"
+    done = launch(run, program, members=("h1", "h2")).launches[0]
     assert done.culprit
     assert done.culprit.text.endswith(
         'rank 0 in phase "readiness check": cannot take part: the device was lost; 1 more rank of this host cannot either'
@@ -825,7 +846,7 @@ def test_deadline_is_reported_despite_an_unable_rank(run: HostRun) -> None:
     assert (done.outcome, done.culprit) == ("deadline", None)
 
 
-def test_launch_of_a_single_host_finishes_without_a_culprit_despite_an_unable_rank(run: HostRun) -> None:
+def test_launch_on_a_single_host_finishes_without_a_culprit_despite_an_unable_rank(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
     done = launch(run, f"echo '{state}' > rank1.state.json").launches[0]
     assert (done.outcome, done.culprit) == ("finished", None)
@@ -858,12 +879,14 @@ with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
 END
 sleep 60
 """
+"""Shell program that sends the dictionary `message` to the heartbeat receiver in its working directory, and then sleeps."""
 
 
 def test_launch_ends_at_once_if_a_culprit_is_named(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.directory / "work").mkdir()
     os.mkfifo(run.directory / "work" / "flight.rank0.pipe")
     reader = os.open(run.directory / "work" / "flight.rank0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    # `launch` creates the work directory itself, so the program moves the pipe there.
     (run.directory / "work").rename(run.directory / "prepared")
     monkeypatch.setattr(process_tree, "GRACE_S", 60.0)
     monkeypatch.setattr(supervise, "CULPRIT_GRACE_S", 0.1)
@@ -875,12 +898,12 @@ def test_launch_ends_at_once_if_a_culprit_is_named(run: HostRun, monkeypatch: py
     assert (done.outcome, done.culprit.kind, done.culprit.rank) == ("failed", "rank_ended", 1)
     assert lines == [f"stage benchmark: {done.culprit.text}; ending all processes of the launch"]
     assert done.reason == done.culprit.text
-    assert os.read(reader, 1) == b"", "no dump may be requested after the end of a rank"
+    assert os.read(reader, 1) == b"", "no dump may be requested if the culprit is a rank that ended"
     os.close(reader)
     assert done.duration_s < 10
 
 
-# ---- with other hosts ----
+# ---- monitors of several hosts ----
 
 
 @pytest.fixture
@@ -897,7 +920,7 @@ def gang(port: int) -> Callable[..., Gang]:
 
 @pytest.fixture
 def monitors(tmp_path: Path, gang: Callable[..., Gang]) -> Iterator[list[GangMonitor]]:
-    """Return the monitors of the two hosts of a gang."""
+    """Yield the monitors of h1 and h2, the hosts of a gang."""
     monitors = []
     for number in (1, 2):
         path = tmp_path / f"h{number}"
@@ -962,7 +985,9 @@ def test_no_culprit_after_a_host_ended_its_own_ranks(
     exiting.join(5)
 
 
-def test_heartbeat_is_received_at_once_despite_other_sockets(monitors: list[GangMonitor], tmp_path: Path) -> None:
+def test_message_of_a_rank_ends_the_wait_for_messages_of_other_hosts(
+    monitors: list[GangMonitor], tmp_path: Path
+) -> None:
     connect(*monitors)
     for _ in range(5):
         monitors[0].poll(0.01)
@@ -989,7 +1014,9 @@ def test_host_sends_its_last_status_and_waits_only_until_it_is_received(
     monitors[0].announce_exit()
     listener.join(5)
     assert second_channel.statuses["h1"].finished
-    assert second_channel.statuses["h1"].ranks[0].exit_code == 0, "the last status must contain the end of the ranks"
+    assert second_channel.statuses["h1"].ranks[0].exit_code == 0, (
+        "the last status must contain the exit code of the rank"
+    )
     assert time.monotonic() - began < monitor.EXIT_ANNOUNCEMENT_S / 2
     assert second_channel.verdict is None
     PeerChannel(gang("h1")).close()  # the port is free for the next launch
@@ -1075,9 +1102,10 @@ def test_monitor_waits_for_a_verdict_until_every_host_has_reported_or_is_lost(
     seconds: float,
     settled: bool,
 ) -> None:
-    """`ages`: age of each other host's status, in seconds; None: an old status of a finished host.
+    """`seconds`: how long the monitor has waited since its launcher ended.
 
-    `seconds`: how long the monitor has waited since its launcher ended.
+    `ages`: age of the newest status of each other host, in seconds; None: the host has finished, and its status is 5 s old.
+    A host that is missing in `ages` has sent no status.
     """
     clock.now = UNSURE_S  # so that an age of UNSURE_S has no rounding error
     channel = PeerChannel(gang(me, 3))

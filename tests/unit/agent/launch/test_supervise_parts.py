@@ -1,4 +1,4 @@
-"""The steps of a supervised launch, each with fakes for its processes: what is called, in which order and with what."""
+"""The functions of `agent.launch.supervise`, with fakes for processes: what they call, in which order, with which arguments."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.gangs import FakeClock
 
 
 def make_spec(work: Path, **fields: Any) -> LaunchSpec:
-    """Return the spec of a launch of two ranks. Its command lists the ranks in descending order."""
+    """Return the spec of a launch of ranks 3 and 2, in this order, so that a test fails if the code does not sort the ranks."""
     return LaunchSpec(
         **{
             "stage": "benchmark",
@@ -49,10 +49,11 @@ def culprit(kind: str = "cut_off", host: str = "h1") -> Culprit:
 
 
 class FakeLaunch:
-    """A fake of a launcher, its process tree and its gang monitor. The launcher exits with code 4 after `polls` polls.
+    """Replaces the launcher, its process tree and its gang monitor.
 
-    `culprits`: number of a poll -> the culprit that this poll returns; `late_culprit`: culprit after the launcher's exit.
-    `events` lists the calls.
+    The launcher exits with code 4 after `polls` polls of the gang monitor. `culprits`: number of a poll, from 1 -> the culprit
+    that it returns. `late_culprit`: the culprit that the gang monitor returns after the launcher's exit. `events`: the calls, in
+    order.
     """
 
     pid, pids = 77, ()
@@ -100,7 +101,10 @@ def run_fake(
     late_culprit: Culprit | None = None,
     **fields: Any,
 ) -> tuple[Any, list[Any]]:
-    """Run a fake launch, with 0.25 s between the readings of the clock; return its result and the calls in order."""
+    """Run a fake launch. Return the launcher's exit code with the culprit, and the calls in order.
+
+    Each reading of the clock advances it by 0.25 s.
+    """
     fake = FakeLaunch(polls, culprits or {}, late_culprit)
     clock = FakeClock()
     clock.now = 0.0
@@ -120,6 +124,7 @@ def run_fake(
 
 
 STARTED = ["launcher.log", 77]
+"""The first calls: start the launcher with this log file; create the process tree of process 77, the launcher."""
 
 
 def test_processes_are_scanned_at_the_first_poll_and_then_at_intervals(
@@ -143,7 +148,7 @@ def test_culprit_after_the_end_of_the_launcher_shortens_the_grace_period(
 @pytest.mark.parametrize(
     ("kind", "has_dumps"), [("cut_off", True), ("rank_silent", True), ("rank_ended", False), (RAISED, False)]
 )
-def test_dumps_are_requested_in_order_of_rank_unless_a_rank_ended_or_raised_an_exception(
+def test_flight_recorder_dumps_are_requested_in_rank_order_unless_a_rank_ended_or_raised_an_exception(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, has_dumps: bool
 ) -> None:
     found = culprit(kind)
@@ -156,7 +161,7 @@ def test_dumps_are_requested_in_order_of_rank_unless_a_rank_ended_or_raised_an_e
     ]
 
 
-def test_deadline_is_announced_to_the_gang_before_the_ranks_are_ended(
+def test_abort_at_the_deadline_is_announced_to_the_gang_before_the_ranks_are_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervise, "PROCESS_SCAN_S", 100.0)
@@ -197,7 +202,8 @@ def test_end_of_the_ranks_is_announced_even_after_an_error(
     assert events == [("h1", receiver, channel, 33.0), "exit"]
 
 
-def test_launcher_starts_under_the_guard_in_its_own_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_starts_under_the_guard_in_a_new_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard process kills the launcher when the supervisor ends."""
     started: list[Any] = []
     monkeypatch.setattr(supervise.subprocess, "Popen", lambda *args, **fields: started.append((args, fields)))
     supervise._start(make_spec(tmp_path), tmp_path / "log")
@@ -213,7 +219,11 @@ def test_launcher_starts_under_the_guard_in_its_own_session(tmp_path: Path, monk
 
 
 class FakeTelemetry:
-    """Telemetry with one observation: its value is the stage, the number of windows and the number of the ranks' observations."""
+    """Telemetry that adds one observation.
+
+    Its value is a text of the stage, the number of time windows and the number of observations by ranks, so that tests can check
+    these arguments.
+    """
 
     def observations(self, windows: Sequence[Any], observations: Sequence[Any], stage: str) -> list[Any]:
         return [builders.observation("gpu.power", f"{stage} {len(windows)} {len(observations)}", unit="W")]
@@ -246,13 +256,16 @@ def ranks_end(**fields: Any) -> RanksEnd:
 def collect_results(
     work: Path, end: RanksEnd, report: Any = pytest.fail, *, telemetry: Any = None, **fields: Any
 ) -> LaunchOutcome:
-    """Collect the results in `work`; `fields` are fields of the launch."""
+    """Return the outcome of a launch whose ranks ended as in `end`, with the results in `work`.
+
+    `fields` replace fields of the launch's spec.
+    """
     return supervise._collect_results(
         make_spec(work, **fields), end, telemetry, report, began="2026-11-21T04:00:00Z", duration_s=1.2345678
     )
 
 
-def test_launch_has_the_ranks_in_order_and_their_results(tmp_path: Path) -> None:
+def test_outcome_has_the_ranks_and_their_results_in_rank_order(tmp_path: Path) -> None:
     for number in (3, 2):
         write_rank(tmp_path, number)
     (tmp_path / "launcher.log").write_text("said")
@@ -290,6 +303,7 @@ def test_launch_has_the_ranks_in_order_and_their_results(tmp_path: Path) -> None
 def test_telemetry_adds_an_observation_and_in_the_benchmark_and_gang_stages_a_timeline(
     tmp_path: Path, stage: str, is_separate: bool, has_timeline: bool
 ) -> None:
+    """`is_separate`: whether the observations are stored in the launch itself, and not with those of the other stages."""
     for number in (3, 2):
         write_rank(tmp_path, number)
     outcome = collect_results(tmp_path, ranks_end(), telemetry=FakeTelemetry(), stage=stage)
@@ -300,7 +314,9 @@ def test_telemetry_adds_an_observation_and_in_the_benchmark_and_gang_stages_a_ti
 
 
 @pytest.mark.parametrize(("members", "is_failed"), [(("h1",), False), (("h1", "h2"), True)])
-def test_unable_rank_is_reported_only_in_a_gang(tmp_path: Path, members: tuple[str, ...], is_failed: bool) -> None:
+def test_rank_that_cannot_join_the_process_group_fails_the_launch_only_if_it_has_several_hosts(
+    tmp_path: Path, members: tuple[str, ...], is_failed: bool
+) -> None:
     write_rank(tmp_path, 2)
     write_rank(tmp_path, 3, unable="no device")
     lines: list[str] = []
@@ -319,7 +335,7 @@ def test_unable_rank_is_reported_only_in_a_gang(tmp_path: Path, members: tuple[s
         ("cut_off", "h1", False, True),
     ],
 )
-def test_only_a_launch_whose_launcher_failed_before_its_ranks_started_has_no_ranks(
+def test_ranks_are_left_out_only_if_the_launcher_of_this_host_failed_before_they_started(
     tmp_path: Path, kind: str, host: str, any_rank_started: bool, has_ranks: bool
 ) -> None:
     found = culprit(kind, host)
@@ -346,7 +362,7 @@ def test_problem_with_the_results_is_part_of_the_reason_and_logs_are_truncated(
 
 
 class FakeSampler:
-    """A sampler whose only snapshot is a tuple with the sampler's arguments."""
+    """A sampler that returns one snapshot: a tuple of "during" and the sampler's arguments."""
 
     def __init__(self, collectors: Sequence[Any], stage: str) -> None:
         self.arguments = collectors, stage
@@ -362,7 +378,7 @@ class FakeSampler:
 
 
 @pytest.mark.parametrize("stage", ["benchmark", PROBE])
-def test_launch_has_snapshots_unless_it_is_a_probe(
+def test_snapshots_are_kept_unless_the_launch_is_a_probe(
     tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     events: list[Any] = []
@@ -409,7 +425,9 @@ def test_launch_has_snapshots_unless_it_is_a_probe(
     assert (outcome.launch.began, outcome.launch.duration_s) == ("now", 2.5)
 
 
-def test_launch_of_one_host_needs_no_channel_and_no_publisher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_of_one_host_needs_no_channel_and_no_publisher_of_rank_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(supervise, "_monitor_ranks", lambda spec, receiver, channel, report: ranks_end())
     outcome = supervise.supervise(make_spec(tmp_path), record_start=lambda *_: None, report=pytest.fail)
     assert [(snapshot.stage, snapshot.phase) for snapshot in outcome.snapshots] == [("benchmark", "after")]

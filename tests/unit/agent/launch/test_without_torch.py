@@ -1,4 +1,4 @@
-"""Stages whose benchmarks need no torch: their launcher, their ranks, and the store of keys that the ranks share."""
+"""Stages whose benchmarks need no torch: their launcher, their ranks, and the key-value store that the ranks share."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ TORCH_FREE = sorted(name for name, benchmark in BENCHMARKS.items() if not benchm
 
 @contextmanager
 def store_server() -> Iterator[int]:
-    """Yield the port of a running store."""
+    """Yield the port of a running key-value store."""
     with listen("127.0.0.1", 0) as listener:
         serving, started = [], threading.Event()
 
@@ -53,11 +53,11 @@ def store_server() -> Iterator[int]:
 
 
 def client(port: int) -> KeyStore:
-    """Return a client that sends the right name."""
+    """Return a client of the store that sends the name of the launch."""
     return KeyStore("127.0.0.1", port, NAME, limit_s=10)
 
 
-def test_ranks_exchange_keys() -> None:
+def test_client_reads_a_value_that_another_client_set() -> None:
     with store_server() as port:
         first, second = client(port), client(port)
         assert not second.check(["a"])
@@ -84,7 +84,7 @@ def test_ranks_exchange_keys() -> None:
         "name not UTF-8",
         "long name",
         "not JSON",
-        "nested lists",
+        "99 opening brackets",
         "empty line",
     ],
 )
@@ -140,6 +140,8 @@ def free_port() -> int:
 def start_hosts(tmp_path: Path, members: Sequence[str], sitecustomize: str) -> list[subprocess.Popen[bytes]]:
     """Start a stage whose only benchmark is `verbs`, with two ranks on each host; return the launcher of each host.
 
+    All hosts are this machine.
+
     `sitecustomize`: code that Python runs at the start of each launcher and rank.
     """
     plan = builders.plan("h1", "h2", profile="rehearsal")
@@ -156,7 +158,9 @@ def start_hosts(tmp_path: Path, members: Sequence[str], sitecustomize: str) -> l
         request = LaunchRequest(stage=benchmark, members=tuple(members), port=port)
         command = launcher_command(plan, plan.host(name), request, gang=gang, work=work, data=work, uuids={})
         secret = json.loads((work / "rendezvous.json").read_text())["name"]
-        assert not any(secret in argument for argument in command.arguments)
+        assert not any(secret in argument for argument in command.arguments), (
+            "every user can see the arguments of a process, so the name of the launch must not be one of them"
+        )
         environment = {**command.environment, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
         with (tmp_path / f"{name}.log").open("wb") as log:
             started.append(subprocess.Popen(command.arguments, env=environment, cwd=work, stdout=log, stderr=log))
@@ -164,6 +168,7 @@ def start_hosts(tmp_path: Path, members: Sequence[str], sitecustomize: str) -> l
 
 
 NO_TORCH = "import sys\nsys.modules['torch'] = None\n"
+"""Code for `sitecustomize`: importing torch raises an exception."""
 RANK_1_FAILS = """
 from agent.benchmarks import rank
 run_to_end = rank.run_to_end
@@ -196,7 +201,9 @@ def test_rank_that_fails_ends_the_launch(tmp_path: Path) -> None:
     (process,) = start_hosts(tmp_path, ("h1",), NO_TORCH + RANK_1_FAILS)
     assert process.wait(timeout=60) == 1
     assert "OSError: broken" in "".join(path.read_text() for path in tmp_path.glob("**/*.log"))
-    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False).stdout
+    assert not subprocess.run(["pgrep", "-f", str(tmp_path)], capture_output=True, check=False).stdout, (
+        "no process of the launch may remain"
+    )
 
 
 SECOND_HOST_HANGS = """

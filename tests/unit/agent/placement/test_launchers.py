@@ -1,6 +1,7 @@
-"""Launches by mpirun, srun and torchrun: a process finds its rank, host and gang (its placement) in environment variables.
+"""Launches by mpirun, srun and torchrun, and plans without an inventory.
 
-Wrong variables are reported before torch is imported.
+mpirun and srun set variables from which a process reads its placement: its rank, its local rank, and the numbers of processes
+and hosts. Wrong variables are reported before torch is imported.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def hydra(rank: int = 0, size: int = 4, local_rank: int = 0, local_size: int = 2
 
 
 def srun(rank: int = 0, size: int = 2, local_rank: int = 0, node: int = 0, **more: str) -> dict[str, str]:
-    """Return the variables that srun sets in a process of a step on h1 and h2, and `more`."""
+    """Return the variables that srun sets in a process of a job step on h1 and h2, and `more`."""
     return {
         "SLURM_JOB_ID": "7",
         "SLURM_PROCID": str(rank),
@@ -146,7 +147,7 @@ def test_wrong_launcher_variables_are_named(launcher: str, variables: dict[str, 
 
 
 def test_single_process_of_another_launcher_is_allowed() -> None:
-    """Examples are a shell in a job of one task, and mpirun -np 1: no other process launches the ranks of this host."""
+    """No second process would also start the ranks. Examples: a shell in a Slurm job of one task, `mpirun -np 1`."""
     variables = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "1"}
     assert detect.detect_placement(TORCHRUN, variables) is None
 
@@ -157,7 +158,7 @@ def test_mpirun_inside_a_slurm_job_decides_the_placement() -> None:
     )
 
 
-def test_placement_is_not_passed_to_children() -> None:
+def test_placement_variables_are_not_passed_to_child_processes() -> None:
     assert without_placement({**open_mpi(), **hydra(), **srun(), "PMIX_RANK": "0", "NCCL_DEBUG": "INFO"}).keys() == {
         "NCCL_DEBUG",
         "SLURM_JOB_ID",
@@ -194,18 +195,19 @@ def test_ranks_get_the_variables_of_torch() -> None:
 
 
 RENDEZVOUS = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
-"""Variables of torch for the rendezvous."""
+"""The variables from which torch reads the address of the rendezvous."""
 WRONG_RANK_VARIABLES = [
     (open_mpi(), "MASTER_ADDR is not set, and mpirun does not report which of the 2 hosts has rank 0"),
     (open_mpi(MASTER_ADDR="a", MASTER_PORT="99999"), "MASTER_PORT is '99999'"),
     (open_mpi(rank=2, local_rank=1, MASTER_ADDR="a"), "mpirun --map-by slot"),
-    ({"RANK": "0"}, "RANK is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"),
-    ({"RANK": "", "WORLD_SIZE": "2"}, "WORLD_SIZE is set but RANK, MASTER_ADDR, MASTER_PORT is not"),
+    ({"RANK": "0"}, "the environment has RANK, but not WORLD_SIZE, MASTER_ADDR, MASTER_PORT"),
+    ({"RANK": "", "WORLD_SIZE": "2"}, "the environment has WORLD_SIZE, but not RANK, MASTER_ADDR, MASTER_PORT"),
     ({"RANK": ""}, "RANK or WORLD_SIZE is empty: start this command with torchrun"),
     ({"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "a", "MASTER_PORT": "99999"}, "MASTER_PORT is '99999'"),
     ({"RANK": "2", "WORLD_SIZE": "2", **RENDEZVOUS}, "RANK is 2 and WORLD_SIZE is 2"),
     ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers started this process"),
 ]
+"""Variables of the process, and a part of the error's message."""
 
 
 @pytest.mark.parametrize(("variables", "message"), WRONG_RANK_VARIABLES)
@@ -216,7 +218,7 @@ def test_wrong_rank_variables_are_named(variables: dict[str, str], message: str)
 
 
 def make_device_nodes(root: Path, count: int) -> Path:
-    """Create the device nodes of this many GPUs below `root`; return `root`."""
+    """Create the device nodes of `count` GPUs below `root`; return `root`."""
     (root / "dev").mkdir()
     for name in [*(f"nvidia{number}" for number in range(count)), "nvidiactl", "nvidia-uvm"]:
         (root / "dev" / name).touch()
@@ -249,7 +251,7 @@ def placement(size: int, local_size: int, **more: Any) -> RankPlacement:
     )
 
 
-def test_host_is_matched_by_its_names(plan: Plan) -> None:
+def test_host_is_found_in_the_plan_by_its_name_or_address(plan: Plan) -> None:
     assert membership.find_host(plan, {"SLURMD_NODENAME": "h2"}) == "h2"
     assert membership.find_host(plan, {"PMIX_HOSTNAME": "h1.example.org"}) == "h1"
     assert membership.find_host(plan, {}, placement(2, 1, host="10.0.0.2")) == "h2"
@@ -271,7 +273,7 @@ def test_number_of_processes_that_differs_from_the_plan_is_refused(plan: Plan, s
 
 
 def test_hosts_that_differ_from_the_plan_are_refused(plan: Plan) -> None:
-    with pytest.raises(PlacementError, match=r"mpirun started h1, h3, but the gang is h1, h2"):
+    with pytest.raises(PlacementError, match=r"mpirun started processes on h1, h3, but the gang is h1, h2"):
         membership.select_members(plan, plan.host("h1"), "", placement(2, 1, hosts=("h1", "h3")))
     with pytest.raises(PlacementError, match="'h9' is not in the plan of run r1"):
         membership.select_members(plan, plan.host("h1"), "h1,h9", None)
@@ -303,12 +305,14 @@ def test_job_with_fewer_gpus_than_ranks_is_refused() -> None:
         ("GPU-8f6d,MIG-1a2b,x,0", ["GPU-8f6d", "MIG-1a2b"]),
     ],
 )
-def test_cuda_ignores_the_first_invalid_device_and_all_after_it(variable: str, devices: list[str]) -> None:
+def test_first_invalid_device_and_all_after_it_are_ignored_as_by_cuda(variable: str, devices: list[str]) -> None:
     assert visible_devices({"CUDA_VISIBLE_DEVICES": variable}) == devices
     assert visible_devices({}) is None
 
 
-def test_ranks_get_nccl_settings_but_no_placement(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_get_nccl_settings_but_no_variables_of_launchers(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in {**open_mpi(), "PET_NODE_RANK": "1", "NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"}.items():
         monkeypatch.setenv(name, value)
     parser = standalone_options()
@@ -434,7 +438,10 @@ def torch_trap(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_program(
     torch_trap: Path, variables: Mapping[str, str], *arguments: str | Path
 ) -> subprocess.CompletedProcess[str]:
-    """Run a Python module with these variables, and without those of mpirun and srun; its torch is the fake one."""
+    """Run `python -m` with `arguments`, with `variables` added to the environment; `import torch` imports the fake torch.
+
+    Variables that mpirun or srun has set for this test process are removed first.
+    """
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMI", "SLURM_"))}
     return subprocess.run(
         [sys.executable, "-m", *arguments],
@@ -460,7 +467,7 @@ def taken_port() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("variables", "message"),
     [
-        ({"RANK": "0"}, "RANK is set but WORLD_SIZE"),
+        ({"RANK": "0"}, "the environment has RANK, but not WORLD_SIZE"),
         (open_mpi(), "MASTER_ADDR is not set"),
         ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers started this process"),
     ],
@@ -522,7 +529,9 @@ def run_launches(torch_trap: Path, *cases: tuple[Mapping[str, str], Sequence[obj
     return [tuple(outcome) for outcome in outcomes]
 
 
-def test_launch_reports_wrong_usage_with_the_documented_exit_code(torch_trap: Path, tmp_path: Path, plan: Plan) -> None:
+def test_launch_prints_one_line_and_exits_with_the_documented_code(
+    torch_trap: Path, tmp_path: Path, plan: Plan
+) -> None:
     (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
     (tmp_path / "file").touch()
     by_mpi = ["--launcher", "mpi", "--plan", tmp_path / "plan.json"]
@@ -556,11 +565,11 @@ def test_launch_reports_wrong_usage_with_the_documented_exit_code(torch_trap: Pa
         assert code == expected_code, output
         assert message in output
         assert output.count("\n") == 1, output
-    assert not (tmp_path / "untouched").exists()
+    assert not (tmp_path / "untouched").exists(), "a process that does not supervise must write nothing"
 
 
 def test_port_in_use_is_recorded_and_launch_exits_with_0(torch_trap: Path, tmp_path: Path, taken_port: int) -> None:
-    """If a process exits with an error, mpirun ends all others. But the supervisors of the other hosts must continue."""
+    """mpirun ends all processes as soon as one exits with an error, but the supervisors of the other hosts must continue."""
     plan = builders.plan(profile="rehearsal")
     plan = replace(plan, hosts=tuple(replace(host, address="127.0.0.1") for host in plan.hosts))
     (tmp_path / "plan.json").write_text(json.dumps(to_json(plan)))
@@ -572,7 +581,7 @@ def test_port_in_use_is_recorded_and_launch_exits_with_0(torch_trap: Path, tmp_p
         "--run-dir",
         tmp_path / "run",
         "--port",
-        taken_port - 1,  # the first host listens for statuses on the port after this one
+        taken_port - 1,  # the first host listens for statuses on the next port, `taken_port`
     ]
     results = ["--results", tmp_path / "results"]
     ((code, output),) = run_launches(torch_trap, (open_mpi(PMIX_HOSTNAME="h1"), [*options, *results]))

@@ -1,4 +1,7 @@
-"""An interrupted run can be resumed and excludes other runs: the lock of a run, the lease of a host, and leftover files."""
+"""An interrupted run can be resumed, and only one run at a time uses a run directory or a host.
+
+On the control node, a lock protects the run directory. On each host, a lease protects the host.
+"""
 
 from __future__ import annotations
 
@@ -40,20 +43,20 @@ def other_process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def make_claim(pid: int, directory: Path, **changes: object) -> Claim:
-    """Return the claim of a process on the run in `directory`."""
+    """Return the claim that identifies a process, and its operator, as the one that executes the run in `directory`."""
     claim = locks.claim(directory.name, directory.parent, pid, "2026-11-21T04:00:00.000000Z")
     return replace(claim, user="alice", host="control1", **changes)  # type: ignore[arg-type]
 
 
 def write_claim(directory: Path, by: Claim) -> None:
-    """Write a claim as the lock of the run in `directory`."""
+    """Lock the run in `directory` with this claim."""
     directory.mkdir(parents=True, exist_ok=True)
     with locks.exclusive(directory / run_directory.LOCK) as file:
         locks.write_line(file, {**vars(by), "running": list(by.running)})
 
 
 def read_journal(directory: Path) -> list[dict[str, object]]:
-    """Return the valid events of the journal."""
+    """Return the events of the run's journal, each of which must be valid."""
     lines = (directory / run_directory.JOURNAL).read_text().splitlines()
     events = [json.loads(line) for line in lines]
     for event in events:
@@ -61,7 +64,7 @@ def read_journal(directory: Path) -> list[dict[str, object]]:
     return events
 
 
-# --- the lock
+# --- the lock of a run directory
 
 
 def test_error_for_a_second_operator_names_the_holder_and_the_remedy(
@@ -105,7 +108,7 @@ def test_holder_is_alive_dead_or_unknown(
     assert make_claim(other_process.pid, tmp_path / "r1", **change).is_running() is is_alive
 
 
-def test_lock_of_an_unknown_holder_needs_take_over(tmp_path: Path) -> None:
+def test_lock_of_a_holder_on_another_machine_needs_take_over(tmp_path: Path) -> None:
     write_claim(tmp_path / "r1", make_claim(1, tmp_path / "r1", machine="another"))
     with pytest.raises(HeldError, match=r"state is unknown.* rackproof_take_over"):
         run_lock.acquire(tmp_path / "r1")
@@ -115,7 +118,7 @@ def test_lock_of_an_unknown_holder_needs_take_over(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"run_id": "r1", "user"', "\0" * 100, "null\n", '{"run_id": "r1"}\n'])
-def test_damaged_lock_blocks_no_run(text: str, tmp_path: Path) -> None:
+def test_damaged_lock_does_not_block_its_run(text: str, tmp_path: Path) -> None:
     (tmp_path / "r1").mkdir()
     (tmp_path / "r1" / run_directory.LOCK).write_text(text)
     assert run_lock.acquire(tmp_path / "r1") == ""
@@ -127,7 +130,7 @@ def test_journal_has_start_resumptions_and_report(tmp_path: Path) -> None:
     (tmp_path / "r1" / "plan.json").write_text("{}")
     run_lock.acquire(tmp_path / "r1")
     with (tmp_path / "r1" / run_directory.JOURNAL).open("a") as file:
-        file.write('{"at": "2026-')  # the writer was killed
+        file.write('{"at": "2026-')  # an incomplete line, as if its writer had been killed
     run_lock.acquire(tmp_path / "r1")
     run_lock.release(tmp_path / "r1", "accepted")
     assert not (tmp_path / "r1" / run_directory.LOCK).exists()
@@ -158,6 +161,7 @@ done = subprocess.run(["/bin/sh", "-c", sys.argv[1]])
 print(done.returncode, flush=True)
 time.sleep(float(sys.argv[2]))
 """
+"""A fake ansible-playbook: it runs a shell command (argument 1), prints its exit code, and sleeps (argument 2, in seconds)."""
 
 
 @pytest.fixture
@@ -173,7 +177,7 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def start_playbook(checkout: Path, seconds: float) -> subprocess.Popen[str]:
-    """Start a fake ansible-playbook, which plans the run through a shell and then sleeps."""
+    """Start the fake ansible-playbook, which plans the run `r1` through a shell and then sleeps for `seconds`."""
     plan = f"{sys.executable} {ROOT / 'rackproof'} plan -i - --run-dir {checkout}/runs/r1 < {checkout}/inventory.json"
     return subprocess.Popen(
         [sys.executable, checkout / "ansible-playbook", plan, str(seconds)],
@@ -202,7 +206,7 @@ def test_second_playbook_of_a_run_is_refused_until_the_first_is_killed(checkout:
     assert [event["what"] for event in read_journal(checkout / "runs" / "r1")] == ["begun", "resumed"]
 
 
-def test_one_of_several_simultaneous_playbooks_gets_the_run(checkout: Path) -> None:
+def test_exactly_one_of_several_simultaneous_playbooks_gets_the_run(checkout: Path) -> None:
     playbooks = [start_playbook(checkout, 600) for _ in range(3)]
     try:
         codes = []
@@ -266,21 +270,21 @@ def test_waiter_for_a_removed_lock_file_locks_the_new_one(tmp_path: Path) -> Non
     assert order == [True]
 
 
-# --- the lease
+# --- the lease of a host
 
 
 def make_plan(run_id: str = "r1") -> Plan:
-    """Return a plan for rehearsals with this run id."""
+    """Return a plan of the profile `rehearsal` with this run id."""
     return replace(builders.plan(profile="rehearsal"), run_id=run_id)
 
 
 def claim_since(state: Path, run_id: str, since: str, **changes: object) -> Claim:
-    """Return the claim of an operator on a run since this time of the day."""
+    """Return the claim of run `run_id`, made at `since` (HH:MM)."""
     return replace(make_claim(1, state / "control" / run_id), since=f"2026-11-21T{since}:00.000000Z", **changes)  # type: ignore[arg-type]
 
 
 def acquire(state: Path, run_id: str, since: str = "04:00", *, take_over: bool = False, **changes: object) -> str:
-    """Acquire this host for a run; return the message about the run that held the host before, empty if there was none."""
+    """Acquire this host for a run; return the message about another run that held it, or an empty text if none did."""
     (state / "runs").mkdir(exist_ok=True)
     return lease.acquire(
         state / "runs" / run_id, make_plan(run_id), claim_since(state, run_id, since, **changes), take_over=take_over
@@ -343,7 +347,7 @@ def test_host_of_a_run_with_the_same_id_and_another_nonce_is_in_use_and_is_not_r
     assert not (tmp_path / "lease.json").exists()
 
 
-def test_stage_does_not_release_a_host_that_was_taken_by_a_run_of_the_same_id(
+def test_stage_does_not_release_a_host_that_was_taken_by_another_run_of_the_same_id(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "wait", lambda *_: "the stage has ended")
@@ -375,13 +379,14 @@ from agent.run import lease
 export.FRESH_S = lease.IDLE_S = 0.1
 sys.exit(rackproof.main(["export", "--for-run", "--port=0", "--sample-hz=0", "--state", sys.argv[1]]))
 """
+"""The exporter of a run, which exits if the last scrape is more than 0.1 s ago (normally 15 minutes) and the run has ended."""
 
 
 def test_exporter_detects_the_end_of_its_run(tmp_path: Path) -> None:
-    """The exporter must notice the end itself: no playbook stops the exporter of a host that left the run."""
+    """The exporter must detect the end itself: no playbook stops it if the control node has crashed."""
     end_of_run = EndOfRun(tmp_path)
     recent_s, long_ago_s = lease.IDLE_S - 1, lease.IDLE_S + 1
-    assert not end_of_run.is_reached(long_ago_s)  # no run yet: the exporter only monitors the host
+    assert not end_of_run.is_reached(long_ago_s)  # no run has held the host yet
     acquire(tmp_path, "r1")
     assert not end_of_run.is_reached(long_ago_s)
     set_lease_age(tmp_path, float(str(read_lease(tmp_path)["lasts_s"])) + 1)
@@ -404,7 +409,7 @@ def test_exporter_exits_after_its_run(tmp_path: Path) -> None:
         assert "run finished" in exporter.stderr.read()
 
 
-def test_control_node_takes_the_host_of_a_run_that_it_knows_to_be_finished(tmp_path: Path) -> None:
+def test_host_is_taken_from_a_run_that_a_newer_claim_does_not_list_as_running(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
     assert "that run is no longer running" in acquire(tmp_path, "r2", "05:00")
 
@@ -413,11 +418,11 @@ def test_control_node_takes_the_host_of_a_run_that_it_knows_to_be_finished(tmp_p
     ("since", "changes"),
     [
         ("05:00", {"running": ("r1",)}),  # the claim lists r1 as running
-        ("03:00", {}),  # the run began after this claim was made, so its state is unknown
-        ("05:00", {"runs": "/elsewhere"}),  # another directory of runs, whose runs are unknown
+        ("03:00", {}),  # r1 began at 04:00, after this claim was made, so the claim could not list it
+        ("05:00", {"runs": "/elsewhere"}),  # the claim lists only runs in /elsewhere, and r1 is in another directory
     ],
 )
-def test_control_node_does_not_take_the_host_of_a_run_that_is_running_or_unknown(
+def test_host_is_not_taken_from_a_run_that_is_or_may_be_running(
     since: str, changes: dict[str, object], tmp_path: Path
 ) -> None:
     acquire(tmp_path, "r1")
@@ -438,7 +443,7 @@ time.sleep(600)
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """Start a supervisor of run r1, which holds the lease of the host."""
+    """Yield a running supervisor of run r1. That run holds the lease of the host."""
     acquire(tmp_path, "r1")
     command = [sys.executable, "-c", SUPERVISOR, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -508,7 +513,7 @@ def test_stop_without_the_option_end_keeps_a_running_stage(
     assert (tmp_path / "lease.json").exists()
 
 
-def test_stop_ends_a_background_process_without_a_lease_entry(
+def test_stop_ends_a_background_process_that_the_lease_does_not_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run_dir = tmp_path / "runs" / "r1"
@@ -555,7 +560,7 @@ def test_process_that_ends_before_it_is_ready_is_an_error(tmp_path: Path) -> Non
 
 
 def start_and_wait(directory: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Let a new process start a Python program in the background and wait until the program is ready; return the new process."""
+    """Run a process that starts `program` in the background and waits until it is ready; return that process, which has ended."""
     start = "from pathlib import Path; from agent.run import background; "
     start += (
         f"print(background.start(['-c', {program!r}], Path({str(directory)!r}), 'exporter', wait_until_ready=True))"
@@ -564,7 +569,7 @@ def start_and_wait(directory: Path, program: str) -> subprocess.CompletedProcess
 
 
 def make_unkillable_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write this process into the process file of the stage `benchmark` in `tmp_path`, and let os.kill do nothing."""
+    """Name this test process as the process of the stage `benchmark` in `tmp_path`, and let os.kill do nothing."""
     (tmp_path / "benchmark.pid").write_text(f"{os.getpid()} {locks.process_start_time(os.getpid())}\n")
     (tmp_path / "benchmark.log").write_text("")
     monkeypatch.setattr(background, "GRACE_S", 0.01)
@@ -615,7 +620,8 @@ def test_repeated_stage_prints_only_the_record_as_json(tmp_path: Path, capsys: p
     assert "it is not measured again" in printed.err
 
 
-def test_poll_does_not_restart_a_stopped_stage(tmp_path: Path) -> None:
+def test_poll_of_a_stopped_soak_does_not_acquire_the_host_again(tmp_path: Path) -> None:
+    """`rackproof soak --looks` polls a soak, and renews the lease with `only_if_held`."""
     acquire(tmp_path, "r1")
     lease.renew(tmp_path / "runs" / "r1", make_plan("r1"), only_if_held=True)
     lease.release(tmp_path, "r1")
@@ -624,7 +630,7 @@ def test_poll_does_not_restart_a_stopped_stage(tmp_path: Path) -> None:
     assert not (tmp_path / "lease.json").exists()
 
 
-def test_poll_of_a_stopped_stage_keeps_the_expired_lease_of_the_next_run(tmp_path: Path) -> None:
+def test_poll_of_a_stopped_soak_keeps_the_expired_lease_of_the_next_run(tmp_path: Path) -> None:
     acquire(tmp_path, "r2")
     path = tmp_path / "lease.json"
     expired = json.loads(path.read_text()) | {"renewed": "2020-01-01T00:00:00Z"}
@@ -639,7 +645,7 @@ def test_stop_without_a_run_directory_ends_no_stage(tmp_path: Path, supervisor: 
     assert supervisor.poll() is None
 
 
-# --- repeated commands on a host
+# --- repeated and simultaneous commands on a host
 
 
 @pytest.fixture
@@ -661,7 +667,7 @@ def run_at_once(*commands: Sequence[str], stdin: str = "") -> list[str]:
 
 
 def test_resumed_run_keeps_its_first_snapshot(tmp_path: Path) -> None:
-    """Counters are compared with the first snapshot.
+    """The counters in later snapshots are compared with those in the first snapshot, so it must not be replaced.
 
     A command of a killed playbook may still run while the next playbook starts the same command.
     """

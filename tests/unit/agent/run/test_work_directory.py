@@ -66,12 +66,13 @@ def test_rank_without_valid_start_times_is_ignored(tmp_path: Path, state: Any) -
     ],
 )  # fmt: skip
 def test_benchmark_runs_until_the_next_one_begins(tmp_path: Path, since: float, running: set[str]) -> None:
+    """`running`: the benchmarks that were running at the time `since` or later."""
     write_state(tmp_path, 0, {"begun": {"b": 20.0, "a": 10.0, "c": 30.0}})
     assert benchmarks_since(tmp_path, [0], since) == running
 
 
 def last_state(**fields: Any) -> RankState:
-    """Return the last state of a rank in the training, as its supervisor observed it."""
+    """Return the last state that the supervisor observed of a rank, whose phase is `training`."""
     return RankState(**{"rank": 0, "scope": "gpu=0", "phase": "training", **fields})
 
 
@@ -94,6 +95,7 @@ def last_state(**fields: Any) -> RankState:
 def test_end_of_a_rank_comes_from_its_state_file_or_else_from_its_last_observed_state(
     tmp_path: Path, state: Any, last: dict[str, Any], phase: str, code: int | None
 ) -> None:
+    """`state`: content of the state file; `last`: fields of the last observed state; `phase` and `code`: the expected end."""
     write_state(tmp_path, 5, state)
     (tmp_path / "rank5.log").write_text("the end\n")
     rank = read_rank_end(tmp_path, 5, 1, last_state(**last))
@@ -113,7 +115,7 @@ def test_ranks_that_could_not_join_are_excluded_with_their_reason(tmp_path: Path
     assert list(read_excluded_ranks(tmp_path, [5, 0, 1, 2, 3, 4, 6]).items()) == [(0, "no device"), (5, "late")]
 
 
-def test_results_are_in_the_order_of_the_ranks_and_missing_results_are_problems(tmp_path: Path) -> None:
+def test_results_are_in_rank_order_and_missing_or_invalid_results_are_problems(tmp_path: Path) -> None:
     def write_result(rank: int) -> None:
         item = {
             "name": "gemm.throughput", "scope": f"gpu={rank}", "stage": "benchmark", "unit": "FLOP/s", "status": "measured",
@@ -140,7 +142,7 @@ def test_tail_is_the_last_bytes_of_a_log(tmp_path: Path, size: int, expected: st
     assert read_tail(path, size) == expected
 
 
-def test_tail_is_limited_readable_and_empty_without_a_log(tmp_path: Path) -> None:
+def test_tail_is_limited_in_size_and_always_decodable_and_empty_without_a_log(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"a" + b"b" * TAIL_BYTES)
     assert read_tail(path) == "b" * TAIL_BYTES

@@ -1,4 +1,4 @@
-"""Detection of OOM kills: kernel counters in both versions of control groups, and the kernel log."""
+"""Detection of out-of-memory kills, from the kernel's counters in both versions of control groups and from the kernel log."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def write(path: Path, text: str) -> None:
 class Tree:
     """The /proc and /sys of a process in the control group `slice/session`.
 
-    `version`: version of the control groups; 0: no group counts kills, only /proc/vmstat does.
+    `version`: 1 or 2, the version of the control groups; 0: no group counts kills, only /proc/vmstat does.
     """
 
     def __init__(self, root: Path, version: int) -> None:
@@ -39,10 +39,11 @@ class Tree:
         self.machine(0)
 
     def machine(self, kills: int) -> None:
+        """Write the counter of the whole machine."""
         write(self.root / "proc/vmstat", f"nr_free_pages 4711\noom_kill {kills}\n")
 
     def group(self, name: str, kills: int = 0, hits: int = 0, limit: int | None = None) -> None:
-        """Write the counters of a group: kills, how often it reached its limit, and the limit in bytes (None: no limit)."""
+        """Write the counters of a group. `hits`: how often it reached its memory limit; `limit`: bytes, None for no limit."""
         if self._version == 1:
             write(self.top / name / "memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
             write(self.top / name / "memory.failcnt", f"{hits}\n")
@@ -102,6 +103,7 @@ LOG = "6,{number},{at},-;Out of memory: Killed process {pid} (python3) total-vm:
 def test_kernel_log_decides_if_no_control_group_counts_kills(
     tmp_path: Path, log: tuple[int, int] | None, message: str
 ) -> None:
+    """`log`: when the kernel logged a kill, in µs since boot, and the killed process; None: the log cannot be read."""
     tree = Tree(tmp_path, version=0)
     memory = OomWatch(tmp_path)
     tree.machine(1)
@@ -128,7 +130,7 @@ def test_parent_group_reports_the_kill_if_its_child_group_is_gone(
     tree = Tree(tmp_path, version=2)
     monkeypatch.setattr(oom, "read_groups", lambda: read_groups(tmp_path))
     oom.save_counters(tmp_path / "bench.memory")
-    assert len(json.loads((tmp_path / "bench.memory").read_text())) == 3
+    assert len(json.loads((tmp_path / "bench.memory").read_text())) == 3, "the group, its parent and the machine"
     assert oom.describe_kill_since_save(tmp_path / "bench.memory") == ""
     tree.group("slice", kills=1, hits=1, limit=500 * MB)
     for path in sorted((tree.top / "slice/session").iterdir()):
@@ -137,7 +139,7 @@ def test_parent_group_reports_the_kill_if_its_child_group_is_gone(
 
 
 read_groups = oom.read_groups
-"""The real function, which the test above replaces by a call with another root."""
+"""The real function. The test above replaces it in `oom` by a call with another root."""
 
 
 def test_rank_state_sent_to_other_hosts_keeps_its_reason() -> None:

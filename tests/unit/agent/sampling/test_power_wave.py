@@ -1,4 +1,4 @@
-"""Measure square waves of known amplitude with a fake power meter that has noise, updates rarely and averages."""
+"""Measure square waves of known amplitude with a fake power meter: its values are noisy, updated rarely and averaged."""
 
 from __future__ import annotations
 
@@ -46,10 +46,11 @@ def meter(
     averaged_s: float = 0.0,
     seed: int = 1,
 ) -> list[PowerValue]:
-    """Return the readings of a power meter, one every `poll_s`, while the power alternates between `high` and `low`.
+    """Return the readings of a power meter, one every `poll_s`, while the power is a square wave with a period of `period_s`.
 
-    The meter has a new value every `update_s`: the mean power over `window_s` seconds that ended `lag_s` seconds earlier.
-    `averaged_s` is the averaging time that the meter reports.
+    The power is `high` in the first half of each period, and `low` in the second half. The meter has a new value every
+    `update_s`: the mean power over `window_s` seconds that ended `lag_s` seconds earlier, plus Gaussian noise whose standard
+    deviation is `noise` (W). `averaged_s` is the averaging time that the meter reports, which may differ from `window_s`.
     """
     numbers = random.Random(seed)  # noqa: S311 - noise of a meter
     readings, shown, updated = [], low, float("-inf")
@@ -81,7 +82,7 @@ def test_amplitude_of_a_noisy_wave_is_measured(
 
 
 @given(period_s=st.sampled_from([0.005, 0.02, 0.06]), update_s=st.sampled_from([0.02, 0.05, 0.1]))
-def test_period_shorter_than_four_values_is_unresolved(period_s: float, update_s: float) -> None:
+def test_period_shorter_than_four_updates_of_the_meter_is_unresolved(period_s: float, update_s: float) -> None:
     readings = meter(period_s, update_s=update_s, periods=round(12 / period_s))
     with pytest.raises(UnresolvedError, match="the shortest period that they resolve is"):
         power_wave(readings, BEGIN, period_s)
@@ -95,7 +96,7 @@ def test_values_averaged_over_a_second_resolve_only_long_periods() -> None:
 
 
 def test_values_in_one_part_of_the_period_are_unresolved() -> None:
-    """First, each period has one reading, always at the same phase; then it has nine readings in its first tenth."""
+    """Case 1: one reading per period, always at the same phase. Case 2: nine readings in the first tenth of each period."""
     readings = [PowerValue(at=BEGIN + number * 0.5, power=100.0 + number % 7) for number in range(40)]
     with pytest.raises(UnresolvedError):
         power_wave(readings, BEGIN, 0.5)
@@ -139,7 +140,7 @@ def test_meter_that_shows_one_value_while_the_load_is_switched_is_stuck(
 @pytest.mark.parametrize("noise", [0.0, 2.0])
 @pytest.mark.parametrize("period_s", [0.005, 0.02, 0.1, 0.5, 2.0, 10.0])
 def test_meter_that_works_is_not_stuck(period_s: float, noise: float) -> None:
-    """This holds even if the meter shows one value on each plateau, or only the mean because it cannot resolve the period."""
+    """A working meter may show a single value on each plateau, or only the mean power if it cannot resolve the period."""
     readings = meter(period_s, noise=noise, update_s=0.1, window_s=0.1, periods=max(2, round(20 / period_s)))
     assert log_of(readings).why_stuck(BEGIN, BEGIN + 20, period_s) == ""
 
@@ -162,7 +163,7 @@ def test_stuck_meter_is_an_error_and_not_unsupported() -> None:
         assert all("the power stayed at" in item.reason for item in observed)
 
 
-def test_slew_is_the_largest_rise_between_two_successive_values() -> None:
+def test_slew_is_the_fastest_rise_between_two_successive_values() -> None:
     wave = power_wave(meter(2.0, noise=0.5, window_s=0.001, update_s=0.1), BEGIN, 2.0)
     assert wave.slew == pytest.approx(600 / 0.1, rel=0.06)
     slow = power_wave(meter(2.0, noise=0.5, window_s=0.4, update_s=0.1), BEGIN, 2.0)
@@ -173,7 +174,7 @@ def test_wave_has_the_shape_of_one_period() -> None:
     wave = power_wave(meter(2.0, noise=0.5), BEGIN, 2.0)
     points = wave.wave.split(" ")
     assert len(points) == WAVE_POINTS
-    assert len(wave.wave) <= 1024  # the limit of a text in a record
+    assert len(wave.wave) <= 1024  # maximum length of a text in a record
     numbers = [int(point) for point in points if point != GAP]
     assert numbers[4:28] == pytest.approx([690] * 24, abs=3)
     assert numbers[36:60] == pytest.approx([90] * 24, abs=3)
@@ -188,7 +189,7 @@ def test_log_has_the_new_values_of_a_window() -> None:
 
 
 def test_full_log_keeps_blocks_of_values_from_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the end of a launch of several days, pulses must still have figures."""
+    """A pulsed load must have figures even at the end of a launch of several days."""
     monkeypatch.setattr(power_wave_module, "MAX_VALUES", 80)
     monkeypatch.setattr(power_wave_module, "BLOCK", 10)
     log = PowerLog()
@@ -217,7 +218,7 @@ PERIOD_MS = 200
 
 
 class PulsedReader:
-    """GPUs whose power follows a square wave with a new value every 20 ms; GPU 1 is lost for the fast readings."""
+    """GPUs 0 and 1, whose power is a square wave with a new value every 20 ms. `read_power` fails for GPU 1."""
 
     def __init__(self, began: float) -> None:
         self._began = began
@@ -234,7 +235,7 @@ class PulsedReader:
 
 
 def window(began: float, end: float, sharing: str, gpu: int = 0, period_ms: int = PERIOD_MS) -> dict[str, object]:
-    """Return the window of a pulsed load; `sharing`: `all_gpus` or `alone`."""
+    """Return the time window of a pulsed load, as a rank requests it. `sharing`: "all_gpus" or "alone"."""
     params = {"period_ms": period_ms, "sharing": sharing, "size": 4096}
     return {"benchmark": "pulse", "scope": f"gpu={gpu}", "begin": began, "end": end, "params": params}
 
@@ -292,7 +293,7 @@ def test_failed_power_reading_counts_only_in_the_load_in_which_it_failed() -> No
     assert "a reading of the power failed: NVML: busy" in observed["pulse.amplitude"].reason
 
 
-def test_number_of_remembered_failures_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_recorded_time_spans_with_failures_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(power_wave_module, "MAX_STRETCHES", 3)
     log = PowerLog()
     for number in range(10):
@@ -300,5 +301,5 @@ def test_number_of_remembered_failures_is_limited(monkeypatch: pytest.MonkeyPatc
     assert log.failure_between(BEGIN + 5, BEGIN + 9) == ""
     assert log.failure_between(BEGIN + 10, BEGIN + 11) == "failure 1"
     assert log.failure_between(BEGIN + 85, BEGIN + 95) == "failure 9", (
-        "a failure beyond the limit must extend the last stretch"
+        "a failure beyond the limit must extend the last time span"
     )

@@ -1,4 +1,4 @@
-"""Test the sample log in launches of hours and days: each window has figures, and the log uses bounded memory."""
+"""The sample log in launches of any length: each time window has figures, and the log uses bounded memory."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def window(benchmark: str, begin: float, end: float) -> dict[str, Any]:
 
 
 def figures(telemetry: Telemetry, *args: Any) -> dict[str, Observation]:
-    """Return the sampled figures of a window, without those for throttle reasons other than HOT."""
+    """Return the sampled figures of `window(*args)`, without those for throttle reasons other than `hw_thermal`."""
     observed = telemetry.observations([window(*args)], [], "benchmark")
     return {item.name: item for item in observed if item.params.get("reason", "sw_thermal") == "hw_thermal"} | {
         item.name: item for item in observed if "reason" not in item.params
@@ -39,7 +39,7 @@ def figures(telemetry: Telemetry, *args: Any) -> dict[str, Observation]:
 
 @pytest.fixture(autouse=True)
 def _small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Limit the logs so that they are full after 20 s."""
+    """Limit the logs so that they are full after 20 s of samples."""
     monkeypatch.setattr(sample_log, "MAX_SAMPLES", 400)
 
 
@@ -59,7 +59,7 @@ def run_launch(begun: dict[str, float], seconds: float, read: Any) -> Telemetry:
 
 
 def test_long_benchmark_that_ended_long_ago_and_short_benchmark_at_the_end_have_figures() -> None:
-    """The stress is followed by ten times as many samples as a log can hold; `straggler` lasts for less than a second."""
+    """After `stress` follow ten times as many samples as a log can hold. `straggler` lasts for less than a second."""
     begun = {"stress": 0.0, "digest": 60.0, "straggler": 260.2, "collective": 261.0}
     telemetry = run_launch(
         begun,
@@ -91,7 +91,7 @@ def test_window_longer_than_a_log_is_covered_from_begin_to_end() -> None:
     assert stress["stress.throttled_share"].value == pytest.approx(0.1, abs=0.02)
 
 
-def test_merged_samples_do_not_all_fall_into_the_same_phase_of_a_pulsed_load() -> None:
+def test_samples_that_are_kept_after_merging_are_not_all_from_the_same_phase_of_a_pulsed_load() -> None:
     telemetry = run_launch({"stress": 0.0}, 200.0, lambda at: sample(690.0 if round(at / PERIOD_S) % 2 else 90.0))
     assert figures(telemetry, "stress", 0.0, 199.9)["stress.power"].value == pytest.approx(390, abs=60)
 

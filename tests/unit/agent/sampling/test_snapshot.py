@@ -34,7 +34,7 @@ class Fake:
 
 
 def load(value: object = 0.5) -> list[Family]:
-    """Return one family with one reading."""
+    """Return one family (readings of one kind) with one reading."""
     return [Family(name="host.load", unit="1", help="Load", readings=[(HOST_LABELS, value)])]  # type: ignore[list-item]
 
 
@@ -53,7 +53,7 @@ def gate() -> Iterator[threading.Event]:
 
 
 def blocked(gate: threading.Event) -> Callable[[], list[Family]]:
-    """Return the function of a collector that waits until the gate is open."""
+    """Return the function of a collector that blocks until `gate` is set."""
 
     def wait_for_gate() -> list[Family]:
         gate.wait()
@@ -215,7 +215,7 @@ def test_scopes_leave_out_the_uuid_and_absent_readings_have_a_reason() -> None:
 
 
 def test_long_texts_are_truncated() -> None:
-    def shouts() -> Iterator[Family]:
+    def fails() -> Iterator[Family]:
         raise OSError("x" * 5000)
         yield
 
@@ -226,11 +226,11 @@ def test_long_texts_are_truncated() -> None:
             Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST_LABELS, absent)]),
         ]
 
-    snapshot, _ = take_snapshot([Fake("loud", shouts), Fake("long", long)], stage="preflight", phase="before")
+    snapshot, _ = take_snapshot([Fake("bad", fails), Fake("long", long)], stage="preflight", phase="before")
     metrics = {metric.name: metric for metric in snapshot.metrics}
     assert metrics["host.load"].values == {"host": "z" * 1024}
     assert metrics["host.uptime"].absent == {"host": ("error: " + "y" * 5000)[:1024]}
-    assert metrics["collector.loud"].absent == {"host": ("error: OSError: " + "x" * 5000)[:1024]}
+    assert metrics["collector.bad"].absent == {"host": ("error: OSError: " + "x" * 5000)[:1024]}
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 
@@ -274,7 +274,7 @@ def test_utc_now_is_valid_in_a_record() -> None:
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 
-# ---- every scenario ----
+# ---- every NVML scenario ----
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from schemas.records import Metric, Snapshot
 
 
 class Counter:
-    """A collector that counts its readings and sets an event at the second one."""
+    """A collector that counts its calls, returns the count, and sets `is_second` at the second call."""
 
     name = "counter"
 
@@ -51,7 +51,7 @@ def test_no_snapshot_is_taken_before_the_first_period_ends() -> None:
 
 
 @pytest.mark.parametrize("error", [None, SystemExit])
-def test_supervisor_waits_for_the_thread_only_after_a_normal_end(
+def test_supervisor_waits_for_the_thread_unless_an_exception_ended_the_launch(
     monkeypatch: pytest.MonkeyPatch, error: type[BaseException] | None
 ) -> None:
     sampler, waits = SnapshotSampler([], "gang"), list[float]()
@@ -61,7 +61,8 @@ def test_supervisor_waits_for_the_thread_only_after_a_normal_end(
     assert waits == ([] if error else [launch_thread.GRACE_S])
 
 
-def test_snapshot_gets_the_blocked_collectors_of_the_sampler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampler_passes_its_dictionary_of_stuck_collectors_to_each_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a collector that blocks in one snapshot is not called again in the next ones."""
     calls: list[Any] = []
 
     def take(collectors: Any, **fields: Any) -> Any:
@@ -85,7 +86,8 @@ def test_snapshot_gets_the_blocked_collectors_of_the_sampler(monkeypatch: pytest
 def snapshot(at: int, watts: Any = 0.0, *alarms: str, **throttled: Any) -> Snapshot:
     """Return a snapshot taken at second `at`, with the power of GPU 0.
 
-    `alarms`: GPUs whose clock could not be read; `throttled`: reason -> whether it throttles GPU 0.
+    `alarms`: any texts; for each, a reading of a GPU's clock failed, which is an alarm, and the text is its GPU index.
+    `throttled`: throttle reason -> whether it is active on GPU 0, which is also an alarm, except for `power_cap`.
     """
     return Snapshot(
         stage="benchmark",
@@ -101,6 +103,7 @@ def snapshot(at: int, watts: Any = 0.0, *alarms: str, **throttled: Any) -> Snaps
                 values={f"gpu=0,reason={reason}": value for reason, value in throttled.items()},
             ),
             Metric(name="gpu.clock", unit="Hz", absent={f"gpu={alarm}": "error: lost" for alarm in alarms}),
+            # Not an alarm: this reading is unsupported and did not fail, although its reason contains the word "error".
             Metric(name="gpu.fan", unit="1", absent={f"gpu={at}": "unsupported: error-free, but without a fan"}),
         ),
     )
@@ -132,6 +135,7 @@ def selected(*snapshots: Snapshot) -> list[int]:
     ],
 )  # fmt: skip
 def test_highest_load_and_every_alarm_are_kept(snapshots: tuple[Snapshot, ...], expected: list[int]) -> None:
+    """`expected`: the seconds at which the kept snapshots were taken. The load is the power."""
     assert selected(*snapshots) == expected
 
 
@@ -139,6 +143,7 @@ def test_highest_load_and_every_alarm_are_kept(snapshots: tuple[Snapshot, ...], 
 def test_at_most_eight_snapshots_with_alarms_are_kept(count: int) -> None:
     alarms = [snapshot(number, 0.0, f"alarm {number}") for number in range(count)]
     assert selected(*alarms, snapshot(30, 9.0)) == [*range(8), 30]
+    # The snapshot of second 20 also shows the alarms of seconds 0 and 1, so the snapshots of these two are no longer needed.
     assert selected(*alarms, snapshot(20, 0.0, "alarm 0", "alarm 1", "more"), snapshot(30, 9.0)) == [
         *range(2, 8),
         20,

@@ -47,10 +47,10 @@ class ManualTelemetry(Telemetry):
 
 
 def gpu_sample(at: float, index: int = 0) -> GpuSample:
-    """Return a sample of a GPU that works in the middle third of each minute, and otherwise idles at 345 MHz and 75 W."""
-    works = 20 <= at % 60 < 40
+    """Return a sample of a GPU that is under load in the middle third of each minute, and otherwise idles at 345 MHz and 75 W."""
+    is_loaded = 20 <= at % 60 < 40
     return GpuSample(
-        690.0 + 7 * (at % 1) + index if works else 75.0, 1.755e9 if works else 3.45e8, 30 + at % 60, 0, 2.6e9
+        690.0 + 7 * (at % 1) + index if is_loaded else 75.0, 1.755e9 if is_loaded else 3.45e8, 30 + at % 60, 0, 2.6e9
     )
 
 
@@ -104,7 +104,7 @@ def record_with_trace(trace: Trace) -> Record:
     return replace(alone, launches=(replace(alone.launches[0], timeline=trace),))
 
 
-# ---- aggregated
+# ---- aggregated into buckets
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_number_of_buckets_is_limited_for_launches_of_any_length(seconds: int, h
 
 
 def test_eight_gpus_add_little_to_a_record() -> None:
-    """The load changes all the time, so that each bucket has a spread and the text of the bucket has the maximum length."""
+    """The load changes with each sample, so each bucket has the longest text: mean, minimum and maximum."""
 
     def varying_sample(at: float) -> GpuSample:
         return GpuSample(500 + 190 * (at * 20 % 2), 1.4e9 + 5.8e8 * (at * 20 % 2), 55 + at * 20 % 2, 0, 2.6e9)
@@ -138,7 +138,7 @@ def test_figures_are_read_from_the_texts_of_a_trace() -> None:
     assert (min(power.low), max(power.high)) == (75, 698)
     assert (min(clock.low), max(clock.high)) == (3.45e8, 1.755e9)
     assert all(low <= mean <= high for low, mean, high in zip(power.low, power.mean, power.high, strict=True))
-    assert len(values) == 6  # clocks that were never throttled have no series
+    assert len(values) == 6  # three of each GPU: a GPU that was never throttled has no series for throttling
 
 
 def test_failed_samples_are_a_gap_with_the_reason() -> None:
@@ -164,6 +164,7 @@ def test_gpu_that_never_answered_has_a_reason_and_no_figures() -> None:
 
 
 def test_thermal_throttling_is_kept_and_power_capping_is_not() -> None:
+    # 0x40: hw_thermal; 0x4: the power limit
     hot = launch_trace(30, gpus=2, gpu1=lambda at: gpu_sample(at)._replace(reasons=0x44 if 10 <= at < 20 else 0x4))
     assert hot.gpus["1"]["held_percent"].split()[9:21] == ["0", *["100"] * 10, "0"]
     assert "held_percent" not in hot.gpus["0"]
@@ -178,10 +179,10 @@ def test_short_launch_has_no_timeline_and_a_silent_driver_is_reported() -> None:
     assert telemetry.trace({"gemm": 1.0}) is None
 
 
-# ---- stored
+# ---- stored in the record
 
 
-def test_record_is_valid_and_both_readers_return_it_unchanged() -> None:
+def test_record_with_a_timeline_is_valid_and_both_decoders_return_the_timeline_unchanged() -> None:
     trace = replace(
         launch_trace(100, gpus=8, gpu3=lambda at: LOST if at > 50 else gpu_sample(at)), began_s={"gemm": 3.2}
     )
@@ -306,7 +307,7 @@ def test_benchmark_that_begins_after_the_end_of_the_trace_has_no_start_time() ->
     assert result.began_s == {"gemm": 0.2}
 
 
-# ---- drawn
+# ---- drawn on the host's page
 
 
 @pytest.fixture
@@ -318,6 +319,7 @@ def test_line_is_interrupted_at_a_gap(plan: Plan) -> None:
     trace = launch_trace(40, gpus=2, gpu1=lambda at: LOST if 10 <= at < 20 else gpu_sample(at))
     [drawn] = launch_traces(with_trace(plan, trace, duration_s=40).hosts[0])
     whole, broken = drawn.gpus
+    # In an SVG path, each uninterrupted part of a line begins with "M".
     assert [spark.line.count("M") for spark in whole.sparks if spark] == [1, 1, 1]
     assert [spark.line.count("M") for spark in broken.sparks if spark] == [2, 2, 2]
     for spark in broken.sparks:
@@ -345,7 +347,7 @@ def test_bucket_between_two_gaps_is_visible(plan: Plan) -> None:
     [drawn] = launch_traces(with_trace(plan, trace, duration_s=50).hosts[0])
     [spark] = [item for item in drawn.gpus[0].sparks if item]
     assert spark.line.count("M") == 3
-    assert {64, 96} <= set(xs(spark.line))
+    assert {64, 96} <= set(xs(spark.line))  # the middle one of five buckets in a plot that is 160 units wide
 
 
 def test_host_page_has_a_sparkline_per_gpu_and_figure(plan: Plan) -> None:
@@ -412,7 +414,7 @@ def test_plots_are_left_out_if_they_would_displace_host_pages(plan: Plan) -> Non
     assert len(json.dumps(page_data, separators=(",", ":"), ensure_ascii=False).encode()) <= room
 
 
-def test_host_without_measurements_has_no_timeline(plan: Plan) -> None:
+def test_report_on_a_host_without_its_measurements_has_no_timeline(plan: Plan) -> None:
     host = replace(with_trace(plan, launch_trace(60)).hosts[0], decision="rejected")
     assert host.launches[0].timeline
     assert all(launch.timeline is None for launch in without_measurements(host).launches)

@@ -1,4 +1,8 @@
-"""Soak: aggregation of rounds into one bounded record, resumption after kills, early ends, and drift from the first hour."""
+"""Test soaks, which repeat rounds of the same benchmarks for hours or days.
+
+The tests cover the timeline, the aggregation of all rounds into a record of bounded size, the resumption of a killed soak, its
+early end, and drift (a rate falls below its level in the first hour).
+"""
 
 from __future__ import annotations
 
@@ -97,19 +101,19 @@ def test_recorder_continues_the_timeline_of_a_killed_process() -> None:
 
 
 def soak_state(timeline: Timeline, **more: Any) -> Soak:
-    """Return a soak with this timeline, after all of its 10 planned hours. `more`: fields to add or replace."""
+    """Return a `Soak` with this timeline that has run for all of its 10 planned hours. `more`: fields to add or replace."""
     return Soak(**{"began": builders.WHEN, "planned_s": 10 * HOUR, "soaked_s": 10 * HOUR, "timeline": timeline, **more})
 
 
 def counter_snapshot(**values: float) -> Snapshot:
-    """Return a snapshot with these readings of GPU 0: `gpu__energy=5` is a reading of `gpu.energy`."""
+    """Return a snapshot with these readings of GPU 0: `gpu__energy=5` sets the reading `gpu.energy` to 5."""
     metrics = [
         Metric(name=name.replace("__", "."), unit="1", values={"gpu=0": value}) for name, value in values.items()
     ]
     return Snapshot(stage=SOAK, phase="during", at=builders.WHEN, duration_s=0.1, metrics=tuple(metrics))
 
 
-def test_only_a_rising_counter_is_an_event() -> None:
+def test_only_increases_of_error_counters_are_events() -> None:
     recorder = Recorder()
     for at, replays in ((0, 7), (10, 7), (20, 9), (30, 9), (40, 10), (5000, 11)):
         recorder.add_counters(at, counter_snapshot(gpu__pcie__replays=replays, gpu__energy=at, gpu__power=at))
@@ -121,8 +125,9 @@ def test_only_a_rising_counter_is_an_event() -> None:
     assert events[0].text == "rose from 7 to 9"
 
 
-def test_only_a_new_xid_is_an_event() -> None:
+def test_only_an_xid_after_the_first_snapshot_is_an_event() -> None:
     def xids(**counts: int) -> Snapshot:
+        """Return a snapshot with these counts of XIDs: `x31=2` means that XID 31 was logged twice."""
         values = {f"pci=0000:1b:00.0,xid={number[1:]}": count for number, count in counts.items()}
         metric = Metric(name="xid.count", unit="1", values=values)
         return Snapshot(stage=SOAK, phase="during", at=builders.WHEN, duration_s=0.1, metrics=(metric,))
@@ -148,7 +153,7 @@ def test_thermal_throttling_is_an_event_and_power_capping_is_not() -> None:
     ]
 
 
-def test_events_beyond_the_limit_are_only_counted() -> None:
+def test_events_beyond_the_maximum_number_are_only_counted() -> None:
     recorder = Recorder()
     for number in range(MAX_EVENTS + 50):
         recorder.add_event(number * 1000.0, "gpu.pcie.replays", "gpu=0")
@@ -159,12 +164,12 @@ def test_events_beyond_the_limit_are_only_counted() -> None:
 
 
 def measurement(value: float, name: str = "stress.throughput", **params: Any) -> Observation:
-    """Return what one round of the soak measured."""
+    """Return one observation of one round of the soak."""
     return builders.observation(name, value, scope="cpu=0", unit="FLOP/s", stage=SOAK, **(params or STRESS))
 
 
 def aggregated(*observations: Observation) -> Observation:
-    """Return the aggregate of rounds with one observation each."""
+    """Return the aggregate of these observations of one figure, one from each round."""
     recorder, aggregates = Recorder(), []
     for number, observation in enumerate(observations, 1):
         aggregates = aggregate_rounds(aggregates, [observation], recorder, at_s=number * 300.0, number=number)
@@ -180,10 +185,10 @@ def test_rates_are_aggregated_to_median_count_and_extremes() -> None:
 
 
 @pytest.mark.parametrize("name", ["stress.throughput", "integrity.tested_share"])
-@pytest.mark.parametrize("lost", [0.4, 0.9])
-def test_samples_include_a_round_that_only_the_record_of_a_killed_process_has(name: str, lost: float) -> None:
-    """The record has the round before the kill; the recorder of the new process does not have it."""
-    aggregates = aggregate_rounds([], [measurement(lost, name)], Recorder(), at_s=300.0, number=1)
+@pytest.mark.parametrize("first", [0.4, 0.9])
+def test_samples_include_a_round_that_is_in_the_record_but_not_in_the_recorder(name: str, first: float) -> None:
+    """A process was killed after it recorded round 1. The next process starts from a checkpoint written before that round."""
+    aggregates = aggregate_rounds([], [measurement(first, name)], Recorder(), at_s=300.0, number=1)
     recorder = Recorder()
     for number, value in enumerate((0.5, 0.51, 0.52), 2):
         aggregates = aggregate_rounds(
@@ -196,7 +201,7 @@ def test_samples_include_a_round_that_only_the_record_of_a_killed_process_has(na
     assert samples.cv > 0
 
 
-def test_observations_that_differ_only_in_their_sizes_are_aggregated_to_one() -> None:
+def test_observations_that_differ_only_in_their_sizes_in_bytes_are_aggregated() -> None:
     observed = [
         measurement(0, "integrity.wrong_words", pattern="random", bytes=size, free_bytes=size)
         for size in (100, 200, 300)
@@ -226,7 +231,7 @@ def test_good_rounds_do_not_hide_a_bad_round(name: str, values: Sequence[Any], e
     assert type(result.value) is type(expected)
 
 
-def test_place_of_the_first_wrong_block_is_kept() -> None:
+def test_position_of_the_first_wrong_block_is_kept() -> None:
     name = "local_storage.wrong_blocks"
     first, second = (measurement(3, name, sharing="together", first_wrong=f"offset {at}") for at in (4096, 8192))
     result = aggregated(
@@ -235,7 +240,8 @@ def test_place_of_the_first_wrong_block_is_kept() -> None:
     assert (result.value, result.params["first_wrong"]) == (6, "offset 4096")
 
 
-def test_earliest_memory_error_of_each_number_is_kept() -> None:
+def test_first_memory_error_with_each_number_is_kept() -> None:
+    """The wrong memory words of each round are numbered from 1 (parameter `number`)."""
     name = "integrity.error"
     rounds = [
         [measurement("0x1", name, pattern="random", number=1, address="0x10", bits="0")],
@@ -253,7 +259,8 @@ def test_earliest_memory_error_of_each_number_is_kept() -> None:
     ]
 
 
-def test_figures_beyond_the_limit_of_series_are_aggregated_to_their_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_without_a_series_is_aggregated_to_its_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The recorder already has MAX_SERIES series, so it keeps no values of this rate from which to compute the median."""
     monkeypatch.setattr(timeline, "MAX_SERIES", 0)
     result = aggregated(*(measurement(value) for value in (10.0, 12.0, 5.0)))
     assert result.value == 9.0
@@ -269,10 +276,10 @@ def test_figures_beyond_the_limit_of_series_are_aggregated_to_their_mean(monkeyp
     values=st.lists(st.floats(1.0, 1e15), min_size=2, max_size=40),
     repetitions=st.integers(1, 30),
 )
-def test_samples_beyond_the_limit_of_series_are_those_of_the_rounds(
+def test_figure_without_a_series_has_one_sample_per_round(
     name: str, precision: float | None, values: list[float], repetitions: int
 ) -> None:
-    """Each round is one sample. The repetitions within the first round (`first`), and their precision, do not count."""
+    """The samples that were taken within the first round (`first`), and their `precision`, are dropped."""
     first = Samples(n=repetitions, min=0.5, p50=values[0], max=2e15, cv=0.1, precision=precision)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(timeline, "MAX_SERIES", 0)
@@ -288,7 +295,7 @@ def test_samples_beyond_the_limit_of_series_are_those_of_the_rounds(
     assert _sample_problem(result.samples, float(result.value or 0), has_rounds=True) == ""
 
 
-def test_changed_digest_is_one_mismatch_and_lists_both_values() -> None:
+def test_change_of_a_digest_counts_as_one_mismatch_and_both_digests_are_kept() -> None:
     recorder, aggregates = Recorder(), []
     for number, digest in enumerate(("aa", "aa", "bb", "aa", "bb"), 1):
         observed = [
@@ -308,7 +315,7 @@ def test_error_in_one_round_is_an_error_of_the_soak() -> None:
 
 @pytest.mark.parametrize("name", ["integrity.wrong_words", "digest.mismatches", "pairs.wrong_elements"])
 @pytest.mark.parametrize(("values", "expected"), [((3, None, 0), 3), ((None, 3, None), 3), ((0, None, 0), None)])
-def test_wrong_results_of_a_round_count_even_if_other_rounds_fail(
+def test_wrong_results_count_even_if_they_could_not_be_counted_in_other_rounds(
     name: str, values: tuple[int | None, ...], expected: int | None
 ) -> None:
     lost = replace(measurement(0, name), status=ERROR, value=None, reason="CUDA error: unspecified launch failure")
@@ -328,7 +335,7 @@ def test_first_last_and_failed_launches_are_kept() -> None:
 
 
 def soak_snapshot(phase: str, second: int, **changes: Any) -> Snapshot:
-    """Return a snapshot of the soak, taken `second` seconds after 04:00; `changes` replace readings."""
+    """Return a snapshot of the soak, taken `second` s after 04:00. `changes`: readings to replace, as in builders.snapshot."""
     snapshot = builders.snapshot(range(1), stage=SOAK, phase=phase, **changes)
     return replace(snapshot, at=f"2026-11-21T04:{second // 60:02}:{second % 60:02}Z")
 
@@ -354,6 +361,7 @@ def test_first_last_and_changed_snapshots_are_kept() -> None:
 def test_snapshots_before_and_after_a_reboot_are_kept() -> None:
     kept: tuple[Snapshot, ...] = ()
     for number in range(300):
+        # The uptime falls only once, at snapshot 100. Its increase after snapshot 200 is not a reboot.
         uptime_s = 50_000.0 + number if number < 100 else 300_000.0 + number if number > 200 else number - 90.0
         snapshot = replace(
             soak_snapshot("before", number), metrics=(Metric(name="host.uptime", unit="s", values={"host": uptime_s}),)
@@ -364,20 +372,20 @@ def test_snapshots_before_and_after_a_reboot_are_kept() -> None:
 
 # ---- running a soak
 
-Round = Callable[[SoakRun, int], Sequence[Observation]]
-"""Function that returns the observations of the round with this number."""
+MeasureRound = Callable[[SoakRun, int], Sequence[Observation]]
+"""Function that returns the observations of a round. Arguments: the soak, the number of the round."""
 
 
 def begin_soak(tmp_path: Path, duration: str = "100s", **variables: Any) -> SoakRun:
-    """Begin a soak run of one host."""
+    """Begin a run with a soak on host h1. `variables`: other inventory variables."""
     inventory = {"rackproof_gang": "none", "rackproof_soak_duration": duration, **variables}
     plan = builders.plan("h1", profile="soak-rehearsal", gpu_count=1, **inventory)
     HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
     return SoakRun(tmp_path / "run", "h1")
 
 
-def run_rounds(run: SoakRun, measure: Round, outcome: str = "finished", step_s: float = 25.0) -> Record:
-    """Soak without torchrun: `measure` returns the observations of a round, which advances the soaked time by `step_s`."""
+def run_rounds(run: SoakRun, measure: MeasureRound, outcome: str = "finished", step_s: float = 25.0) -> Record:
+    """Run the soak without torchrun. `measure` returns the observations of a round. Each round counts as `step_s` seconds."""
 
     def launch(number: int, span: Span) -> Record:
         assert span.began < span.ends
@@ -397,7 +405,7 @@ def measure_good(run: SoakRun, number: int) -> list[Observation]:
     return [measurement(100.0 + number), wrong_products]
 
 
-def test_rounds_repeat_until_the_duration_and_give_one_record(tmp_path: Path) -> None:
+def test_rounds_repeat_for_the_planned_duration_and_give_one_record(tmp_path: Path) -> None:
     run = begin_soak(tmp_path)
     record = run_rounds(run, measure_good)
     assert record.soak
@@ -442,7 +450,7 @@ def test_killed_soak_resumes_and_keeps_measurements_of_the_interrupted_round(tmp
     assert record.soak
     assert (record.soak.began, record.soak.ended_by) == (began, "time")
     assert (record.soak.finished, record.soak.cut) == (4, 1)
-    assert record.soak.soaked_s < soaked_s + 100.0  # the time before the kill counts
+    assert record.soak.soaked_s < soaked_s + 100.0  # the 50 s before the kill count, so fewer than 100 s were added
     series = record.soak.timeline.series[0]
     assert (sum(series.n), min(series.low)) == (5, 7.0)
     assert [event.name for event in record.soak.timeline.events] == ["soak.cut"]
@@ -450,7 +458,7 @@ def test_killed_soak_resumes_and_keeps_measurements_of_the_interrupted_round(tmp
     assert all(observation.status == "measured" for observation in record.observations)
 
 
-def test_killed_host_resumes_from_its_checkpoint_or_if_that_is_damaged_from_its_record(tmp_path: Path) -> None:
+def test_soak_resumes_from_its_checkpoint_or_if_that_is_damaged_from_its_record(tmp_path: Path) -> None:
     run = begin_soak(tmp_path, "10m")
     run.start()
     run._base_s = 100.0
@@ -497,7 +505,7 @@ def test_stop_policy_decides_which_finding_ends_the_soak(
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_fatal_findings_have_the_actions_that_the_page_on_burn_in_lists(action: str) -> None:
-    """A wrong setting does not end a burn-in of days: it can be corrected afterwards."""
+    """The action `configure` is not fatal: a wrong setting can be corrected after a burn-in of days, so it does not end it."""
     page = (ROOT / "docs" / "burnin.md").read_text()
     (sentence,) = (line for line in page.splitlines() if line.startswith("- `fatal` (default)"))
     verdict = Verdict(
@@ -521,7 +529,7 @@ def test_failed_rounds_in_a_row_end_the_soak_until_it_is_reopened(tmp_path: Path
     assert [launch.number for launch in record.launches] == [1, 2, 3, 4, 5]
 
 
-def test_finished_round_with_an_invalid_result_is_failed(tmp_path: Path) -> None:
+def test_finished_round_with_an_invalid_result_counts_as_failed(tmp_path: Path) -> None:
     run = begin_soak(tmp_path, "1h")
     run.start()
     launch = builders.launch(SOAK, ("h1",), "finished", "no result of rank 0: not JSON", devices=2)
@@ -538,7 +546,7 @@ def write_rank_results(run: SoakRun, *observations: Observation) -> Path:
     return work
 
 
-def test_errors_that_the_interruption_caused_do_not_count(tmp_path: Path) -> None:
+def test_errors_that_an_interruption_of_the_round_caused_are_ignored(tmp_path: Path) -> None:
     run = begin_soak(tmp_path, "1h")
     cuda_error = replace(measurement(0.0), status=ERROR, value=None, reason="CUDA error: an illegal memory access")
     sigterm = replace(
@@ -559,7 +567,7 @@ def test_recorded_round_is_counted_once_after_a_kill(tmp_path: Path) -> None:
     wrong_words = measurement(3, "integrity.wrong_words", pattern="random")
     work = write_rank_results(run, wrong_words)
     run.append(observations=[wrong_words], launches=[replace(builders.launch(SOAK, ("h1",), devices=2), number=number)])
-    resumed = SoakRun(run.directory, "h1")  # the former process was killed before it cleared the work directory
+    resumed = SoakRun(run.directory, "h1")  # a process that was killed before it cleared the work directory
     assert resumed.salvage_round(work) == ""
     assert not work.exists()
     assert (resumed.state.finished, resumed.state.cut) == (1, 0)
@@ -591,7 +599,9 @@ def test_live_document_has_the_progress_of_the_soak(tmp_path: Path) -> None:
     documents.validate({**document, "written": 0}, "live", source="live.json")
     stage = next(one for one in document["stages"] if one["name"] == SOAK)
     assert (stage["state"], stage["progress"]) == ("running", pytest.approx(0.25, abs=0.01))
-    assert stage["deadline"] == pytest.approx(time.time() + 450 + 120, abs=5)  # the last round may take 120 s longer
+    assert stage["deadline"] == pytest.approx(
+        time.time() + 450 + 120, abs=5
+    )  # 450 s remain; the last round may take 120 s more
     span = run.span()
     halfway = span.fields(time.time() + span.ends / 2 - time.time() / 2, time.time())
     assert halfway["progress"] == pytest.approx(0.625, abs=0.01)
@@ -669,7 +679,7 @@ DAY = 24 * HOUR
 
 
 def evidence_of_soak(plan: Plan, **changes: Callable[[float], float]) -> dict[str, Any]:
-    """Return the evidence of a soak of 24 hours; `changes`: host and GPU (`h1_3`) -> (time in s -> factor of the rate)."""
+    """Return the evidence of a 24-hour soak. `h1_3=f` multiplies the rate of GPU 3 of h1 by f(seconds since the start)."""
     evidence = builders.evidence(plan)
     for number, host in enumerate(plan.hosts):
         noise = random.Random(number)  # noqa: S311 - reproducible
@@ -701,11 +711,11 @@ def plan() -> Plan:
 
 
 def not_passed(plan: Plan, evidence: Any) -> list[Verdict]:
-    """Return all verdicts on a soak except `pass`."""
+    """Return all verdicts on the evidence except `pass`."""
     return [verdict for verdict in judge(plan, evidence, read_packs([])) if verdict.verdict != "pass"]
 
 
-def test_constant_rates_pass(plan: Plan) -> None:
+def test_constant_rates_pass_and_one_slow_round_is_no_drift(plan: Plan) -> None:
     assert not_passed(plan, evidence_of_soak(plan)) == []
     dip = evidence_of_soak(plan, h1_0=lambda at: 0.5 if 40000 < at < 40400 else 1.0)  # one slow round
     assert [item for item in not_passed(plan, dip) if item.name.startswith("drift.")] == []
@@ -717,7 +727,7 @@ def test_slowing_gpu_fails_with_the_time_of_its_slowdown(plan: Plan) -> None:
     assert [(item.host, item.scope, item.serial, item.verdict) for item in result] == [("h1", "gpu=1", "h1-1", FAIL)]
     assert result[0].reason.startswith("found 0.94")
     since = result[0].reason.split("; from ")[1].split(" on, ")[0]
-    assert "04:03" <= since <= "04:21"  # in a soak of 24 hours, each bucket has 8.5 minutes
+    assert "04:03" <= since <= "04:21"  # 4.2 h is 04:12; in a soak of 24 hours, each time bucket is 8.5 minutes long
     assert result[0].reason.endswith(" % below its level in the first hour")
     assert float(result[0].reason.split(" on, ")[1].split(" %")[0]) == pytest.approx(5.0, abs=0.6)
     assert {(item.host, item.scope) for item in not_passed(plan, evidence)} == {("h1", "gpu=1")}
@@ -731,7 +741,7 @@ def test_temporary_slowdown_is_reported_with_its_end(plan: Plan) -> None:
     assert ends[:2] in ("10", "11")
 
 
-def test_only_a_gpu_that_slows_more_than_the_fleet_fails(plan: Plan) -> None:
+def test_gpu_that_slows_down_fails_only_if_the_fleet_slows_down_less(plan: Plan) -> None:
     def slower_after_12_hours(at: float) -> float:
         return 1.0 if at < 12 * HOUR else 0.985
 
@@ -779,7 +789,7 @@ def test_interrupted_or_short_soak_is_inconclusive(plan: Plan) -> None:
 
 
 def with_h1(evidence: Any, **changes: Any) -> Any:
-    """Return the evidence with a changed record of host h1."""
+    """Return the evidence with these changed fields in the first record of host h1."""
     alone, *rest = evidence["h1"].records
     return {**evidence, "h1": replace(evidence["h1"], records=(replace(alone, **changes), *rest))}
 
@@ -797,11 +807,12 @@ def test_failed_launch_is_inconclusive_even_if_the_soak_counts_no_failed_round(
     ]
 
 
-def test_gpu_with_missing_figures_is_inconclusive(plan: Plan) -> None:
+def test_gpu_whose_rate_is_missing_in_many_rounds_is_inconclusive(plan: Plan) -> None:
     evidence = evidence_of_soak(plan)
     soak = evidence["h1"].records[0].soak
 
     def reasons_if_kept(keep: Callable[[int], bool]) -> list[tuple[str, str, str]]:
+        """Return scope, name and reason of the verdicts if GPU 1 of h1 has only the time buckets for which `keep` is true."""
         series = tuple(one if one.scope != "gpu=1" else keep_buckets(one, keep) for one in soak.timeline.series)
         timeline = replace(soak.timeline, series=series)
         result = not_passed(plan, with_h1(evidence, soak=replace(soak, timeline=timeline)))
@@ -842,7 +853,7 @@ def test_drift_of_a_short_soak_is_not_judged(plan: Plan) -> None:
     )
 
 
-def test_host_without_a_soak_is_inconclusive(plan: Plan) -> None:
+def test_host_without_the_planned_soak_is_inconclusive(plan: Plan) -> None:
     evidence = evidence_of_soak(plan)
     alone, *rest = evidence["h1"].records
     without_soak = replace(alone, soak=None, snapshots=alone.snapshots[:1], observations=(), launches=())
@@ -858,6 +869,7 @@ def test_drift_of_a_long_soak_needs_data_after_the_first_hour() -> None:
         recorder.add_value(at, "stress.throughput", "gpu=0", "FLOP/s", 1.0)
     timeline = recorder.timeline()
     assert rate_course(timeline.series[0], soak_state(timeline)) is None  # no data after the first hour
+    # If 3000 s were planned, the drift is relative to the first tenth of the soak instead of the first hour.
     assert rate_course(timeline.series[0], soak_state(timeline, planned_s=3000.0)) is not None
 
 
@@ -885,7 +897,7 @@ def test_report_without_a_soak_has_no_soak_section() -> None:
     assert "## Soak" not in render_markdown(report)
 
 
-def test_thinned_timeline_keeps_the_extremes() -> None:
+def test_downsampled_timeline_keeps_the_extremes() -> None:
     recorder = Recorder()
     for at in range(0, 86400, 300):
         recorder.add_value(at, "gpu.power", "gpu=0", "W", 1000.0 if at == 43200 else 690.0)
