@@ -82,7 +82,9 @@ def _missing_variables(environment: Mapping[str, str], placement: RankPlacement 
     missing = [name for name in REQUIRED if not environment.get(name)]
     if missing:
         given = ", ".join(name for name in REQUIRED if environment.get(name))
-        problem = f"the environment has {given}, but not {', '.join(missing)}" if given else "RANK or WORLD_SIZE is empty"
+        problem = (
+            f"the environment has {given}, but not {', '.join(missing)}" if given else "RANK or WORLD_SIZE is empty"
+        )
         raise PlacementError(f"{problem}: start this command with torchrun, or set all of {', '.join(REQUIRED)}")
     rank, size = (read_number(environment, name, "torchrun") for name in ("RANK", "WORLD_SIZE"))
     _check_port(environment["MASTER_PORT"])
