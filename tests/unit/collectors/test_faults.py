@@ -137,7 +137,7 @@ def gpu_fault(
 def port_fault(
     name: str, failing: str, *, before: PortChange = no_change, later: PortChange = no_change, labels: str = ""
 ) -> Any:
-    """Return a fault of the InfiniBand port with the next number. `labels` follow `port=1` in the scope of every failed verdict."""
+    """Return a fault of the InfiniBand port with the next number. `labels` follow those of the port in the scopes of failures."""
     hca = links.IB[next(PORT_NUMBERS)]
     port = f"hca={hca},port=1"
     return fault(

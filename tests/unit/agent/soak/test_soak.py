@@ -599,9 +599,8 @@ def test_live_document_has_the_progress_of_the_soak(tmp_path: Path) -> None:
     documents.validate({**document, "written": 0}, "live", source="live.json")
     stage = next(one for one in document["stages"] if one["name"] == SOAK)
     assert (stage["state"], stage["progress"]) == ("running", pytest.approx(0.25, abs=0.01))
-    assert stage["deadline"] == pytest.approx(
-        time.time() + 450 + 120, abs=5
-    )  # 450 s remain; the last round may take 120 s more
+    # 450 s of the soak remain, and its last round may end up to 120 s later.
+    assert stage["deadline"] == pytest.approx(time.time() + 450 + 120, abs=5)
     span = run.span()
     halfway = span.fields(time.time() + span.ends / 2 - time.time() / 2, time.time())
     assert halfway["progress"] == pytest.approx(0.625, abs=0.01)
@@ -688,10 +687,10 @@ def evidence_of_soak(plan: Plan, **changes: Callable[[float], float]) -> dict[st
             for gpu in host.devices:
                 share = changes.get(f"{host.name}_{gpu}", lambda at: 1.0)(at) * noise.gauss(1.0, 0.003)
                 recorder.add_value(at, "stress.throughput", f"gpu={gpu}", "FLOP/s", 6.5e14 * share, {"dtype": "bf16"})
-        alone, *rest = evidence[host.name].records
-        alone = replace(
-            alone,
-            snapshots=tuple(replace(item, stage=SOAK if item.stage == "benchmark" else item.stage) for item in alone.snapshots),
+        record, *rest = evidence[host.name].records
+        record = replace(
+            record,
+            snapshots=tuple(replace(item, stage=SOAK if item.stage == "benchmark" else item.stage) for item in record.snapshots),
             observations=tuple(builders.results(plan, host.name, SOAK)),
             launches=tuple(
                 replace(builders.launch(SOAK, (host.name,), devices=2), number=number) for number in (1, 286, 287, 288)
@@ -701,7 +700,7 @@ def evidence_of_soak(plan: Plan, **changes: Callable[[float], float]) -> dict[st
                 ended_by="time", timeline=recorder.timeline(),
             ),
         )  # fmt: skip
-        evidence[host.name] = replace(evidence[host.name], records=(alone, *rest))
+        evidence[host.name] = replace(evidence[host.name], records=(record, *rest))
     return evidence
 
 
@@ -758,9 +757,9 @@ def test_interrupted_or_short_soak_is_inconclusive(plan: Plan) -> None:
     evidence = evidence_of_soak(plan)
 
     def reasons_with(**changes: Any) -> list[str]:
-        alone = evidence["h1"].records[0]
-        soak = replace(alone.soak, **changes)
-        result = not_passed(plan, with_h1(evidence, soak=soak, launches=alone.launches[: soak.finished]))
+        record = evidence["h1"].records[0]
+        soak = replace(record.soak, **changes)
+        result = not_passed(plan, with_h1(evidence, soak=soak, launches=record.launches[: soak.finished]))
         assert {(item.host, item.name, item.verdict) for item in result} <= {("h1", "stage.soak", INCONCLUSIVE)}
         return [item.reason for item in result]
 
@@ -790,8 +789,8 @@ def test_interrupted_or_short_soak_is_inconclusive(plan: Plan) -> None:
 
 def with_h1(evidence: Any, **changes: Any) -> Any:
     """Return the evidence with these changed fields in the first record of host h1."""
-    alone, *rest = evidence["h1"].records
-    return {**evidence, "h1": replace(evidence["h1"], records=(replace(alone, **changes), *rest))}
+    record, *rest = evidence["h1"].records
+    return {**evidence, "h1": replace(evidence["h1"], records=(replace(record, **changes), *rest))}
 
 
 @pytest.mark.parametrize(("outcome", "reason"), [("failed", "rank 1 crashed"), ("finished", "no result of rank 1")])
@@ -839,12 +838,12 @@ def test_drift_of_a_short_soak_is_not_judged(plan: Plan) -> None:
     short = builders.plan("h1", "h2", profile="soak", gpu_count=2, rackproof_soak_duration="5m")
     evidence = evidence_of_soak(short)
     for name, result in evidence.items():
-        alone, *rest = result.records
+        record, *rest = result.records
         few = Recorder()
         few.add_value(200, "stress.throughput", "gpu=0", "FLOP/s", 6.5e14, {"dtype": "bf16"})
-        soak = replace(alone.soak, planned_s=300.0, soaked_s=310.0, finished=2, timeline=few.timeline())
-        launches = tuple(replace(launch, number=number) for number, launch in enumerate(alone.launches[:2], 1))
-        evidence[name] = replace(result, records=(replace(alone, soak=soak, launches=launches), *rest))
+        soak = replace(record.soak, planned_s=300.0, soaked_s=310.0, finished=2, timeline=few.timeline())
+        launches = tuple(replace(launch, number=number) for number, launch in enumerate(record.launches[:2], 1))
+        evidence[name] = replace(result, records=(replace(record, soak=soak, launches=launches), *rest))
     report = merge(short, evidence, read_packs([]))
     assert report.decision == "accepted"
     assert (
@@ -855,8 +854,8 @@ def test_drift_of_a_short_soak_is_not_judged(plan: Plan) -> None:
 
 def test_host_without_the_planned_soak_is_inconclusive(plan: Plan) -> None:
     evidence = evidence_of_soak(plan)
-    alone, *rest = evidence["h1"].records
-    without_soak = replace(alone, soak=None, snapshots=alone.snapshots[:1], observations=(), launches=())
+    record, *rest = evidence["h1"].records
+    without_soak = replace(record, soak=None, snapshots=record.snapshots[:1], observations=(), launches=())
     evidence["h1"] = replace(evidence["h1"], records=(without_soak, *rest))
     result = not_passed(plan, evidence)
     assert {(item.host, item.name, item.verdict) for item in result} == {("h1", "stage.soak", INCONCLUSIVE)}
