@@ -10,7 +10,7 @@ from fleet.diff.merged import merge_changes
 from fleet.diff.parts import GpuSlot, gpu_changes, gpu_slots, other_parts
 from fleet.diff.versions import changed_versions, version_changes
 from fleet.judge.criteria import Criterion
-from fleet.records.host_state import HostState
+from fleet.records.host_state import Figure, HostState, gpus_by_serial
 from schemas.baselines import (
     CHANGED,
     FIGURES_GONE,
@@ -24,6 +24,7 @@ from schemas.baselines import (
     UNCLEAR,
     VERSION,
     Change,
+    Key,
 )
 
 KINDS_BY_IMPORTANCE = (
@@ -111,7 +112,10 @@ def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
             counts.
     """
     comparison = Comparison()
-    figures_by_serial = {
+    figures_by_serial: dict[str, Mapping[Key, Figure]] = {
+        serial: {} for state in old.values() for serial in gpus_by_serial(state.gpus)
+    }
+    figures_by_serial |= {
         serial: figures for state in old.values() for serial, figures in state.figures.items() if serial
     }
     for host in dict.fromkeys((*new, *old)):

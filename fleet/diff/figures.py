@@ -40,14 +40,15 @@ def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequenc
     with_baseline = [item for item in criteria if item.baseline is not None]
     added = 0
     missing: Counter[str] = Counter()
+    known = {"", *gpus_by_serial(old.gpus), *old.figures}
     installed = {"", *gpus_by_serial(new.gpus)}
     for serial, before in old.figures.items():
         if serial in installed and serial not in new.figures:  # the part is installed, but nothing was measured on it
             missing.update(key[0] for key in before)
     for serial, after in new.figures.items():
+        if serial not in known:
+            continue  # a new part, which `fleet.diff.parts` lists
         before = old.figures.get(serial, {})
-        if serial not in old.figures:
-            continue  # nothing to compare with; `fleet.diff.parts` lists new parts
         added += len(after.keys() - before.keys())
         missing.update(key[0] for key in before.keys() - after.keys())
         for key in after.keys() & before.keys():

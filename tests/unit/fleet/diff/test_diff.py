@@ -285,6 +285,21 @@ def test_unmeasured_figures_are_counted_but_are_not_regressions() -> None:
     assert not any(item.counts for item in listed)
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ({"h1": host()}, {"h1": host(figures=[("S1", figure(1.0))])}),
+        ({"h1": host()}, {"h1": host(figures=[("", figure(1.0, scope="host"))])}),
+        ({"h1": host([]), "h2": host()}, {"h1": host(figures=[("S1", figure(1.0))]), "h2": host([])}),
+    ],
+    ids=["GPU", "host", "GPU that moved"],
+)
+def test_figures_of_a_known_part_without_earlier_figures_are_counted(
+    old: dict[str, HostState], new: dict[str, HostState]
+) -> None:
+    assert [(item.host, item.new) for item in changes(old, new) if item.kind == "figures_new"] == [("h1", 1)]
+
+
 def test_part_without_any_of_its_earlier_figures_is_listed() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
     (change,) = changes({"h1": old}, {"h1": host()})
