@@ -1,12 +1,9 @@
 """Copy records from logs or volumes into the run directory, for runs without a playbook that fetches them.
 
-A collected record that is damaged is rejected. A record is written to `quarantine/` if its run id or nonce is not that of this
-run, if the plan lacks its host, or if the plan has the host in another gang (the hosts of one multi-node launch).
-
-Any other record is written into the run directory. If a record already has its path there, the collected record replaces it in
-three cases: the existing record is invalid or of another run; the collected record extends the existing one (has all of its data,
-and more); or the two are from different attempts (the host began the run twice), and the operator chooses the attempt of the
-collected record.
+A record is accepted if its checksum matches, its run id and nonce are those of this run, and its host is in the plan. It
+replaces an earlier record that the report would reject. It replaces any other earlier record only if it extends that record, or
+if the operator chooses between two attempts of a host. A damaged record is rejected. A record of another run, of an unplanned
+host or of an attempt that the operator did not choose is written to `quarantine/`.
 """
 
 from __future__ import annotations
@@ -123,6 +120,9 @@ class RecordCollector:
             )
             return
         chosen = attempts[0 if self._attempt == FIRST else -1]
+        for attempt in attempts:
+            if attempt is not chosen and attempt[-1] is not existing:
+                self._keep_other_attempt(attempt[-1][1])
         _, item = chosen[-1]
         if existing and item.text == existing[1].text:
             self._result.unchanged.append(path)
@@ -132,6 +132,12 @@ class RecordCollector:
         documents.write_text(self._directory / path, item.text.decode())
         self._result.added.append(path)
         self._journal("added", item, "")
+
+    def _keep_other_attempt(self, item: FramedRecord) -> None:
+        """Write the record of an attempt that the operator did not choose into quarantine, unless it is already there."""
+        if not self._quarantine_path(item).exists():
+            why = f"--attempt {self._attempt} chose another record; kept as {self._write_quarantine(item)}"
+            self._journal("quarantined", item, why)
 
     def _quarantine_existing(self, path: str) -> None:
         """Copy the existing file to quarantine before it is replaced."""
@@ -163,10 +169,13 @@ class RecordCollector:
 
     def _write_quarantine(self, item: FramedRecord) -> str:
         """Write a record into quarantine; return its path in the run directory."""
-        path = self._directory / QUARANTINE / f"{item.sha256[:16]}.json"
+        path = self._quarantine_path(item)
         if not path.exists():
             documents.write_text(path, item.text.decode(errors="replace"))
         return f"{QUARANTINE}/{path.name}"
+
+    def _quarantine_path(self, item: FramedRecord) -> Path:
+        return self._directory / QUARANTINE / f"{item.sha256[:16]}.json"
 
     def _report_problem(self, what: str, item: FramedRecord, why: str) -> None:
         self._result.problems.append(why)

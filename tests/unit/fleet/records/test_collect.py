@@ -333,8 +333,16 @@ def test_operator_chooses_between_two_attempts(attempt: str, began: str, run: Pa
     assert done.returncode == 2
     assert "hosts/h1.json: the host began the run 2 times" in done.stderr
     assert not (run / "hosts" / "h1.json").exists()
-    assert rackproof("collect", run, log, "--attempt", attempt).returncode == 0
-    assert began in json.loads((run / "hosts" / "h1.json").read_text(encoding="utf-8"))["began"]
+    for _ in range(2):
+        assert rackproof("collect", run, log, "--attempt", attempt).returncode == 0
+        assert began in json.loads((run / "hosts" / "h1.json").read_text(encoding="utf-8"))["began"]
+    events = [json.loads(line) for line in (run / "collected.jsonl").read_text(encoding="utf-8").splitlines()]
+    kept = {event["sha256"] for event in events if event["what"] == "quarantined"}
+    assert {path.name for path in (run / "quarantine").iterdir()} == {f"{digest[:16]}.json" for digest in kept}
+    records = [json.loads(path.read_text(encoding="utf-8")) for path in (run / "quarantine").iterdir()]
+    assert sorted(record.get("gang", "") for record in records) == ["", "r1"]
+    assert all(began not in record["began"] for record in records)
+    assert len([event for event in events if event["what"] == "quarantined"]) == len(kept)
 
 
 def test_volume_is_searched_without_following_links(run: Path, plan: Plan, tmp_path: Path) -> None:
