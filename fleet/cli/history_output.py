@@ -21,15 +21,12 @@ from schemas.baselines import REAL
 
 
 def print_answer(options: argparse.Namespace, answer: Answer, notes: Sequence[str]) -> None:
-    """Print the tables of an answer, and its notes.
-
-    CSV has one table and no notes: the first table or, with `--values`, the last, in which `history part` lists every value.
-    """
+    """Print an answer with its notes. CSV has only one table: `values` if the answer has it, else the first."""
     if options.json:
         sections = {section.name: section.rows for section in answer.sections}
         print(json.dumps({"kind": options.kind, **sections, "notes": list(notes)}, indent=1, default=str))
     elif options.csv:
-        main = answer.sections[-1] if options.values else answer.sections[0]
+        main = next((section for section in answer.sections if section.name == "values"), answer.sections[0])
         _print_csv(list(main.columns), [[row.get(name) for name in main.columns] for row in main.rows])
     else:
         mark = "" if options.kind == REAL else f"{options.kind.upper()}: not figures of GPUs\n"

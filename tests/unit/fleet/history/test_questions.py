@@ -85,6 +85,14 @@ def test_each_query_has_json_and_csv_output(store: Path, question: list[str]) ->
     assert ask(store, *question).returncode == 0
 
 
+@pytest.mark.parametrize("question", [["figure", "stress.throughput"], ["lemons"]])
+def test_values_changes_only_the_csv_of_a_part(store: Path, question: list[str]) -> None:
+    assert ask(store, *question, "--csv", "--values").stdout == ask(store, *question, "--csv").stdout
+    header, *rows = ask(store, "part", "h1-0", "--csv", "--values").stdout.splitlines()
+    assert header == "name,settings,stage,within,began,run,driver,value"
+    assert len([row for row in rows if row.startswith("stress.throughput")]) == 2
+
+
 def test_part_has_its_causes_and_values(store: Path) -> None:
     document = json.loads(ask(store, "part", "h1-0", "--json", "--values").stdout)
     assert [cause["run"] for cause in document["causes"]] == ["r2"]
