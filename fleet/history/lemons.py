@@ -91,7 +91,7 @@ def lemons(history: History) -> list[Lemon]:
     )
     if not causes:
         return []
-    measured = _measured(history, _repeated(causes, "serial"), _repeated(causes, "host"))
+    measured = _measured(history, *(_repeated(causes, key) for key in ("serial", "host", "rack")))
     episodes = group_episodes(causes, measured, _rack_hosts(history))
     exposures = _exposures(history)
     found: list[Lemon] = []
@@ -107,16 +107,18 @@ def lemons(history: History) -> list[Lemon]:
 
 
 def _repeated(causes: Iterable[Mapping[str, Any]], key: str) -> set[str]:
-    """Return the serials or hosts (`key`) with failures in several runs. Only for these are the measured runs needed: a part that
-    failed in one run has one episode."""
+    """Return the serials, hosts or racks with failures in several runs. Only their runs need to be known."""
     failing: dict[str, set[str]] = defaultdict(set)
     for item in causes:
         failing[item[key]].add(item["nonce"])
     return {name for name, nonces in failing.items() if name and len(nonces) >= MIN_EPISODES}
 
 
-def _measured(history: History, serials: Iterable[str], hosts: Iterable[str]) -> MeasuredRuns:
-    """Return the runs of each serial and host, each with the benchmarks that it measured on the host and those that failed."""
+def _measured(history: History, serials: Iterable[str], hosts: Iterable[str], racks: Iterable[str]) -> MeasuredRuns:
+    """Return the runs of each serial and host, with the benchmarks that a run measured on the host and those that failed.
+
+    Also return the runs that measured a host of each rack, without the benchmarks: `benchmarks` is 1.
+    """
     rows = history.rows(
         f"""with wanted as (
           select 'serial' as kind, serial as name, began, nonce, host from parts
@@ -131,8 +133,11 @@ def _measured(history: History, serials: Iterable[str], hosts: Iterable[str]) ->
             coalesce(bit_or(bit) filter (failed), 0) as failed
           from tests join bits using (benchmark) where host in (select host from wanted) group by nonce, host
         )
-        select kind, name, began, nonce, benchmarks, failed from wanted join done using (nonce, host)""",
-        {"serials": sorted(serials), "hosts": sorted(hosts)},
+        select kind, name, began, nonce, benchmarks, failed from wanted join done using (nonce, host)
+        union all select distinct 'rack', rack, began, nonce, 1, 0
+        from parts semi join (select nonce, host from tests where measured) using (nonce, host)
+        where part = 'host' and list_contains($racks, rack) and {_DATED}""",
+        {"serials": sorted(serials), "hosts": sorted(hosts), "racks": sorted(racks)},
     )
     result: dict[tuple[str, str], list[Measured]] = defaultdict(list)
     for kind, name, began, nonce, benchmarks, failed in rows:
@@ -285,10 +290,8 @@ def expected(count: int, total: int, exposures: Mapping[int, int], failing: int)
 def _lemon(group: _Group, by_chance: float, measured: MeasuredRuns) -> Lemon:
     causes = sorted((cause for item in group.episodes for cause in item.causes), key=run_of)
     last = causes[-1]
-    hosts = {item.host for item in group.episodes}
-    runs = measured.get(("serial", group.id), ()) if group.kind == "part" else [
-        run for host in hosts for run in measured.get(("host", host), ())
-    ]  # fmt: skip
+    keys = {"part": ("serial", group.id), "rack": ("rack", group.id)}
+    runs = measured.get(keys.get(group.kind, ("host", last["host"])), ())
     return Lemon(
         kind=group.kind,
         id=group.id,

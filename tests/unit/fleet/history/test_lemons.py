@@ -144,6 +144,12 @@ def test_only_the_widest_cause_is_reported(
     assert certain(failures(), chance()) == expected_lemons
 
 
+def test_runs_of_a_rack_include_those_in_which_none_of_its_hosts_failed() -> None:
+    failures = ((number, f"r0-h{host}", "", "") for number, host in [(2, 0), (2, 1), (2, 2), (8, 4), (8, 5), (8, 6)])
+    (rack,) = all_lemons(failures)
+    assert (rack.kind, rack.episodes, rack.runs) == ("rack", 2, RUNS)
+
+
 def test_bad_gpu_in_a_bad_host_is_also_reported() -> None:
     result = certain(of_host(2, 8, 14, 20), of_part(4, 6, 10, 12, 16, slot="gpu=3", serial="r0-h0-3"), chance())
     assert result == {("host", "r0-h0", 4), ("part", "r0-h0-3", 5)} or result == {
