@@ -67,8 +67,7 @@ class Selection:
 def figure_answer(history: History, selection: Selection, value: float | None = None) -> Answer:
     """Return the distribution of a figure.
 
-    If the selected figures agree in settings, stage, unit and `within` (kind of link, peer or adapter; empty for a whole part),
-    also return the distribution by rack, driver and month.
+    If all selected figures have the same settings and stage, also return it by rack, driver and month.
 
     Args:
         history: the history.
@@ -86,13 +85,14 @@ def figure_answer(history: History, selection: Selection, value: float | None = 
         raise _unknown(history, selection)
     within = {"within": "of each"} if any(row["within"] for row in figures) else {}
     head = {"model": "model", "stage": "stage", "settings": "settings", **within}
+    empty = f"no {'accepted ' if selection.accepted_only else ''}host has this figure"
     sections = [Section(name="figures", title=f"{selection.name}, own fleet", rows=figures, columns={**head, **_SPREAD_COLUMNS},
-                        empty="no accepted host has this figure")]  # fmt: skip
-    kinds = {(row["settings"], row["stage"], row["within"], row["unit"]) for row in figures}
+                        empty=empty)]  # fmt: skip
+    kinds = {(row["settings"], row["stage"]) for row in figures}
     if len(kinds) == 1:
-        sections += [_by(source, name) for name in GROUPS]
+        sections += [_by(source, name, within) for name in GROUPS]
     if value is not None:
-        sections.insert(1, _place(source, value))
+        sections.insert(1, _place(source, value, empty))
     if imported:
         head = {"source": "source", "version": "version", "file": "file", "sha256": "SHA-256", "model": "model"}
         place = {"percentile": "percentile of the value"} if value is not None else {}
@@ -139,15 +139,14 @@ class _Source:
         )
 
 
-def _by(source: _Source, name: str) -> Section:
-    rows = source.spread(f"model, {name}", f"model, {name}")
-    return Section(
-        name=f"by_{name}", title=f"By {name}", rows=rows, columns={"model": "model", name: name, **_SPREAD_COLUMNS}
-    )
+def _by(source: _Source, name: str, within: Mapping[str, str]) -> Section:
+    rows = source.spread(f"model, within, {name}", f"model, within, {name}")
+    columns = {"model": "model", **within, name: name, **_SPREAD_COLUMNS}
+    return Section(name=f"by_{name}", title=f"By {name}", rows=rows, columns=columns)
 
 
-def _place(source: _Source, value: float) -> Section:
-    """Return the percentile of the value among the selected figures, by model, driver, stage, settings and `within`.
+def _place(source: _Source, value: float, empty: str) -> Section:
+    """Return where the value lies among the figures of the own fleet, by model, driver, stage and settings.
 
     Groups of fewer than MIN_PARTS parts have no percentile.
     """
@@ -165,9 +164,7 @@ def _place(source: _Source, value: float) -> Section:
     within = {"within": "of each"} if source.has_several else {}
     columns = {"source": "source", "model": "model", "driver": "driver", "stage": "stage", "settings": "settings", **within,
                "value": "value", "percentile": "percentile", "values": "values", "parts": "parts"}  # fmt: skip
-    return Section(
-        name="place", title="Where the value lies", rows=rows, columns=columns, empty="no accepted host has this figure"
-    )
+    return Section(name="place", title="Where the value lies", rows=rows, columns=columns, empty=empty)
 
 
 def _imported(history: History, selection: Selection, value: float | None) -> list[dict[str, Any]]:

@@ -63,6 +63,17 @@ def test_distribution_of_pairs_counts_each_gpu_once_in_each_run(history: History
     ]
 
 
+def test_figure_of_gpus_and_pairs_is_listed_by_rack_separately(history: History) -> None:
+    answer = figure_answer(history, Selection(name=NAME))
+    (by_rack,) = (section for section in answer.sections if section.name == "by_rack")
+    assert [(row["within"], row["rack"], row["median"]) for row in by_rack.rows] == [
+        ("", "r1", 9e11),
+        ("peer=*", "r1", 1e11),
+    ]
+    assert "within" in by_rack.columns
+    assert answer.notes == []
+
+
 def test_percentile_of_a_pair_is_among_pairs_and_counts_each_gpu_once(history: History) -> None:
     def asked(value: float, within: str) -> PeerFigure:
         return PeerFigure(

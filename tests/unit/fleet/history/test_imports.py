@@ -156,6 +156,9 @@ def test_file_is_imported_once_with_its_source_and_count(tmp_path: Path) -> None
     assert {(row["source"], row["version"], row["file"]) for row in imported} == {
         ("nccl-tests", "2.19.6, NCCL 22809", "all_reduce.txt")
     }
+    question = ("history", "figure", "collective.all_reduce.busbw", "--value", "3e11", "--history", store)
+    assert rackproof(*question).stdout.count("  no accepted host has this figure") == 2
+    assert rackproof(*question, "--all").stdout.count("  no host has this figure") == 2
     (file,) = (store / "gpu" / "imported").iterdir()
     file.unlink()
     rackproof("history", "import", path, "--history", store)
