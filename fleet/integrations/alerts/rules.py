@@ -7,6 +7,7 @@ differ only in the value of one label, such as the XID, become one rule.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -273,8 +274,8 @@ def _rule(alert: Alert, group: Sequence[Criterion]) -> Rule:
         raise UsageError(
             f"criterion {first.id}: a Prometheus rule needs a criterion that compares a reading with a fixed value"
         )
-    labels = {name: str(value) for name, value in first.where.items() if name != key}
-    matchers = [f'{name}="{value}"' for name, value in labels.items()]
+    labels = {name: value for name, value in first.where.items() if name != key}
+    matchers = [f"{name}={_quoted(value)}" for name, value in labels.items()]
     if key:
         matchers.append(f'{key}=~"{"|".join(str(criterion.where[key]) for criterion in group)}"')
     return Rule(
@@ -314,8 +315,13 @@ def _text_expression(criterion: Criterion, matchers: Sequence[str]) -> str:
     """
     label = re.sub(r"^(gpu|host)\.", "", criterion.name).replace(".", "_")
     keys = "_".join(READINGS[criterion.name].labels) or "host"
-    mismatch = f'{label}!~"{criterion.value}|"'
-    return f"rackproof_{keys}_info{{{', '.join([*matchers, mismatch])}}}"
+    mismatch = [f"{label}!={_quoted(criterion.value)}", f'{label}!=""']
+    return f"rackproof_{keys}_info{{{', '.join([*matchers, *mismatch])}}}"
+
+
+def _quoted(value: Any) -> str:
+    """Return a value as a string literal of PromQL, whose escapes are those of Go."""
+    return json.dumps(str(value), ensure_ascii=False)
 
 
 def exported(name: str) -> str:

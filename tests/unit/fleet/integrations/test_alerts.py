@@ -178,7 +178,12 @@ def condition(expr: str) -> str:
             "rackproof_gpu_ecc_uncorrectable_sram_aggregate_total > 2",
         ),
         ("row-remap-pending", {"value": True}, "RackproofGpuRemapPending", "rackproof_gpu_remapped_rows_pending != 1"),
-        ("recovery-action", {"value": "x"}, "RackproofGpuRecoveryNeeded", 'rackproof_gpu_info{recovery_action!~"x|"}'),
+        (
+            "recovery-action",
+            {"value": '1.0"\\'},
+            "RackproofGpuRecoveryNeeded",
+            r'rackproof_gpu_info{recovery_action!="1.0\"\\", recovery_action!=""}',
+        ),
     ],
 )
 def test_limit_of_a_site_pack_changes_its_alert(base: str, changes: dict[str, Any], alert: str, expr: str) -> None:
