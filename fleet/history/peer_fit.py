@@ -16,7 +16,7 @@ from typing import Any
 
 from fleet.history.database import History
 from fleet.history.regression import Point, fit_line, weakest_z
-from fleet.history.tables import DAYS, MIN_PEERS
+from fleet.history.tables import DAYS, MIN_PEERS, WITHIN_KIND, within_kind
 
 ITERATIONS = 10
 MIN_FITTED_PEERS = 2
@@ -116,12 +116,12 @@ def _rows(history: History, series: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     table, part, condition = _TABLES[series["level"]]
     peers = _PEERS.get((series["level"], series["reference"]), "true")
     figure = "name = $name and settings = $settings and stage = $stage and model = $model and value > 0 and relative is not null"
-    within = "within = $within" if series["level"] != "gpu" else "regexp_replace(within, '=[^,]*', '=*', 'g') = $kind"
+    within = "within = $within" if series["level"] != "gpu" else f"{WITHIN_KIND} = $kind"
     chosen = f"(select * from {table} where {condition} and {figure} and {within})"
     keys = ("id", "name", "settings", "stage", "model", "within")
     values = {key: series[key] for key in keys}
     if series["level"] == "gpu":
-        values["kind"] = ",".join(f"{label.partition('=')[0]}=*" for label in series["within"].split(",") if label)
+        values["kind"] = within_kind(series["within"])
     label = f"case when b.{part} = $id then $id else b.{part} || ' ' || b.within end"
     return history.rows(
         f"""select b.nonce, b."began", {label}, ln(b.value) from {chosen} a join {chosen} b

@@ -5,16 +5,13 @@ Runs are merged into monthly files when there are many (`store`). Of a merged mo
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.history.database import History
-from fleet.history.tables import WEIGHT, WITHIN_KIND
+from fleet.history.tables import WEIGHT, WITHIN_KIND, within_kind
 
 _GROUP = "name, settings, stage, model, driver, within, is_gpu"
-_NAME_WITHIN = re.compile("=[^,]*")
-"""What WITHIN_KIND replaces by `=*`: the name in each label, such as `=3` in `peer=3`."""
 MIN_PARTS = 3
 """A value that can be compared with fewer parts than this has no percentile."""
 
@@ -97,7 +94,7 @@ def percentiles(history: History, figures: Sequence[PeerFigure]) -> list[Percent
         name: [getattr(figure, name) for figure in figures]
         for name in ("name", "settings", "stage", "model", "driver", "value", "is_gpu")
     }
-    columns["within"] = [_NAME_WITHIN.sub("=*", figure.within) for figure in figures]
+    columns["within"] = [within_kind(figure.within) for figure in figures]
     rows = history.rows(_QUERY, columns)
     by_number = {
         number: Percentile(below=below, values=count, parts=parts, median=median)

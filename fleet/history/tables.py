@@ -10,6 +10,7 @@ If that group is too small as well, `reference` is empty and `relative` is the l
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,11 @@ DAYS = '(epoch("began") / 86400.0 - 18262.0)'
 """SQL expression for the time of a point of a trend: days from 2020-01-01 to the start of the run."""
 
 
+def within_kind(within: str) -> str:
+    """Return the scope below the part without names: `peer=*` for `peer=3`."""
+    return re.sub("=[^,]*", "=*", within)
+
+
 def literal(text: str) -> str:
     """Return a text as an SQL literal."""
     return "'" + text.replace("'", "''") + "'"
@@ -152,8 +158,7 @@ def run_columns(nonce: str, entry: Mapping[str, Any]) -> str:
 
 
 WITHIN_KIND = "regexp_replace(within, '=[^,]*', '=*', 'g')"
-"""SQL expression that replaces each value in `within` (the scope below the part) by `*`: `peer=3` becomes `peer=*`. So figures of
-different links or peers are compared with each other."""
+"""SQL of `within_kind`: figures of all links or peers are peers of each other."""
 _KEY = "name, settings, stage, within_kind, model, driver"
 _RELATIVE = """
 create temp table figures_with_peers as

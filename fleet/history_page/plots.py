@@ -8,6 +8,7 @@ from typing import Any
 
 from fleet.history.database import History
 from fleet.history.driver_effects import DriverEffect
+from fleet.history.tables import within_kind
 from fleet.history.trends import Drift
 from fleet.quantities import quantity
 from fleet.report.charts.line import Frame, Tick
@@ -21,7 +22,7 @@ MIN_RANGE = 0.02
 """Smallest range of the vertical axis, as a share of the median, so that noise does not look like a trend."""
 X_TICKS = 6
 Figure = tuple[str, str, str, str, str]
-"""Name, settings, stage, scope below the part, model."""
+"""Name, settings, stage, kind of scope below the part (`peer=*`), model."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +83,8 @@ def plots(
 
 
 def _of_drift(item: Drift | DriverEffect) -> Figure:
-    return item.name, item.settings, item.stage, item.within, item.model
+    """Return the figure whose host levels are plotted: those of all links or peers together."""
+    return item.name, item.settings, item.stage, within_kind(item.within), item.model
 
 
 def _chosen(history: History, drifting: Sequence[Drift], effects: Sequence[DriverEffect]) -> list[Figure]:
@@ -91,8 +93,7 @@ def _chosen(history: History, drifting: Sequence[Drift], effects: Sequence[Drive
         "order by sum(n) desc, count(distinct id) desc, name, settings desc limit $limit",
         {"limit": MAX_PLOTS},
     )
-    items: list[Drift | DriverEffect] = [*drifting, *effects]
-    noted = [_of_drift(item) for item in items if "peer=" not in item.within]
+    noted = [*map(_of_drift, drifting), *map(_of_drift, effects)]
     measured: list[Figure] = [(name, settings, stage, within, model) for name, settings, stage, within, model in most]
     return list(dict.fromkeys([*noted, *measured]))[:MAX_PLOTS]
 

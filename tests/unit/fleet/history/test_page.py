@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,10 +16,10 @@ from fleet.history.store import add_run
 from fleet.history.trends import drifts
 from fleet.history_page.grid import months_of, new_drivers, rack_rows
 from fleet.history_page.page import render_page
-from fleet.history_page.plots import FRAME, _rack_values, _spreads
+from fleet.history_page.plots import FRAME, _rack_values, _spreads, plots
 from schemas.baselines import SIMULATED
 from tests.accepted import rackproof
-from tests.histories import DRIVERS, FleetHistory, Planted
+from tests.histories import DRIVERS, FIGURES, MODEL, FleetHistory, Planted
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -81,6 +82,26 @@ def test_run_with_a_wrong_date_is_in_no_month(tmp_path: Path) -> None:
     (figure,) = history.rows("select name, settings, stage, within, model from levels where level = 'host' limit 1")
     assert {*_spreads(history, [figure], months)[figure]} == {0, 2, 3}
     assert {*_rack_values(history, figure, "r00", months)} == {0, 2, 3}
+
+
+@pytest.mark.parametrize(("below", "kind"), [("link=3", "link=*"), ("peer=1", "peer=*")])
+def test_drift_of_a_link_or_peer_is_plotted_first_with_the_levels_of_its_kind(
+    below: str, kind: str, tmp_path: Path
+) -> None:
+    name = "host_copy.bandwidth"
+    for rows in FleetHistory(racks=6, hosts=3, gpus=4, months=2).runs():
+        hosts = [
+            replace(
+                host, figures=tuple({**item, "within": below if item["name"] == name else ""} for item in host.figures)
+            )
+            for host in rows.hosts
+        ]
+        add_run(tmp_path, replace(rows, hosts=iter(hosts)))
+    history = History(tmp_path, SIMULATED)
+    drift = Mock(settings=FIGURES[name][0], stage="benchmark", within=below, model=MODEL, level="gpu")
+    drift.name = name
+    first, *_ = plots(history, months_of(history), {}, [drift], [])
+    assert (first.title, first.note) == (f"{name} {FIGURES[name][0]}", f"{MODEL}, benchmark, {kind}")
 
 
 def test_page_has_no_scripts_or_external_resources_and_is_well_formed(text: str) -> None:
