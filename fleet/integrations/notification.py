@@ -104,12 +104,9 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
 def _shown_lines(report: Mapping[str, Any]) -> list[str]:
     """Return the lines about the report.
 
-    These are the first _MAX_CAVEATS lines of the summary, without its lines about checks, criteria and reasons, then one line for
-    each cause, the most urgent first, and last the lines with further hosts ("Failed as well", "Incomplete as well"). At most
-    MAX_LINES of these are returned. If causes are left out, one more line has their number.
-
-    If the report has no causes, return its summary without the lines about checks and criteria. If the lines of the summary have
-    no kinds, as in the oldest reports, return the whole summary. Both are cut to MAX_LINES in the same way.
+    At most _MAX_CAVEATS counts and caveats, and at most MAX_LINES lines in all, are returned. One more line counts the rest. The
+    lines with further hosts ("Failed as well", "Incomplete as well") come last. If the report has no causes, or was written
+    before lines had kinds, return the summary without its lines about checks and criteria.
     """
     texts, lines = list(report["acceptance"]["summary"]), list(report["acceptance"].get("lines", ()))
     causes = [_cause(cause) for cause in report.get("causes", ())]
@@ -125,13 +122,13 @@ def _shown_lines(report: Mapping[str, Any]) -> list[str]:
         for line, text in zip(lines, texts, strict=True)
         if line["kind"] == LineKind.MORE and "hosts" in line.get("values", ())
     ]
-    shown = _first([*caveats[:_MAX_CAVEATS], *causes], MAX_LINES - len(hosts))
+    shown = _first([*caveats[:_MAX_CAVEATS], *causes], MAX_LINES - len(hosts), left_out=len(caveats[_MAX_CAVEATS:]))
     return [*shown, *hosts]
 
 
-def _first(texts: Sequence[str], most: int = MAX_LINES) -> list[str]:
-    """Return the first `most` texts. If there are more, add a line with the number of the others."""
-    more = len(texts) - most
+def _first(texts: Sequence[str], most: int = MAX_LINES, left_out: int = 0) -> list[str]:
+    """Return the first texts, and a line with the number of the others and of the lines already left out, if there are any."""
+    more = len(texts[most:]) + left_out
     return [*texts[:most], *([f"… and {counted(more, 'more line')} in the report"] if more > 0 else [])]
 
 

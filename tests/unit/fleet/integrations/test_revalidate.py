@@ -638,6 +638,15 @@ def test_notification_names_every_failed_host(tmp_path: Path) -> None:
     cause = {"title": "GPU 1 of h1 is slow", "verdict": "fail", "action": "rma"}
     assert shown(cause) == [lines["count"], "FAIL: GPU 1 of h1 is slow; Return the part (RMA)", lines["more"]]
     assert shown(*[cause] * 30)[-2:] == ["… and 20 more lines in the report", lines["more"]]
+    caveats = [f"caveat {number}" for number in range(7)]
+    report["acceptance"] = {**report["acceptance"], "summary": caveats}
+    report["acceptance"]["lines"] = [{"kind": "caveat", "text": text} for text in caveats]
+    assert shown(cause)[4:] == [
+        "caveat 4",
+        "FAIL: GPU 1 of h1 is slow; Return the part (RMA)",
+        "… and 2 more lines in the report",
+    ]
+    assert shown(*[cause] * 30)[-1] == "… and 25 more lines in the report"
 
 
 def test_text_from_hosts_cannot_inject_mail_headers(tmp_path: Path) -> None:
