@@ -20,7 +20,7 @@ from agent.run.record import HostRun
 from schemas.errors import HeldError
 from schemas.probes import probe
 from schemas.records import Record
-from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT, PROBE
+from schemas.stages import BENCHMARK, CELL, GANG, GANG_STAGES, PREFLIGHT, PROBE
 
 
 def start_run(options: argparse.Namespace, placement: RankPlacement | None = None) -> HostRun:
@@ -73,8 +73,8 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
         known = [item.name for item in run.plan.stages] + (
             [f"cell 1 to {len(run.plan.study.cells)}"] if run.plan.study else []
         )
-        return fail(f"{error.args[0]!r} is not in the plan of run {run.plan.run_id}; it has: {', '.join(known)}")
-    gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
+        return fail(f"{error.args[0]} is not in the plan of run {run.plan.run_id}, which has {', '.join(known)}")
+    gang = run.host.gang if stage in GANG_STAGES else ""
     record = run.record(gang)
     if earlier := stages.find_earlier_launch(record.launches, stage, members, number):
         note = f"stage {stage}: launched at {earlier.began}, outcome {earlier.outcome}; it is not measured again"

@@ -26,7 +26,7 @@ from agent.sampling.snapshot import take_snapshot
 from collectors.base import Absent, Collector
 from schemas import documents
 from schemas.records import Gpu, Launch, Record, Snapshot
-from schemas.stages import CELL, GANG, PROBE
+from schemas.stages import CELL, GANG_STAGES
 from schemas.times import utc_now
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def run_launch(run: HostRun, request: LaunchRequest) -> Record:
     from agent.launch.torchrun import LaunchError, launcher_command
 
     stage = request.stage.name
-    gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
+    gang = run.host.gang if stage in GANG_STAGES else ""
     if reason := _reason_not_to_start(run, request):
         return record_not_started(run, gang, request, reason)
     # SystemExit runs the supervisor's `finally` blocks, which end the ranks.

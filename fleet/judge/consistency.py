@@ -21,7 +21,7 @@ from fleet.quantities import counted
 from schemas.catalogue import needs_torch
 from schemas.records import MEASURED, Launch, Record
 from schemas.reports import Verdict, VerdictKind
-from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
+from schemas.stages import BENCHMARK, GANG, GANG_STAGES, PREFLIGHT, SOAK
 from schemas.times import epoch_seconds
 
 DEADLINE_GRACE_S = 120.0
@@ -264,14 +264,11 @@ def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
     must be of this stage.
     """
     for record in records:
-        stages = {stage for stage, items in record.by_stage.items() if any(item.status == MEASURED for item in items)}
-        if (GANG in stages) != bool(record.gang) and stages:
-            whose = f"the launches of gang {record.gang}" if record.gang else "the launches of this host alone"
-            yield "record", "host", f"the record of {whose} has figures of {', '.join(sorted(stages))}", ""
-        read = {snapshot.stage for snapshot in record.snapshots}
-        if (GANG in read) != bool(record.gang) and read and {GANG} & (read | stages):
-            whose = f"the launches of gang {record.gang}" if record.gang else "the launches of this host alone"
-            yield "record", "host", f"the record of {whose} has readings of {', '.join(sorted(read))}", ""
+        whose = f"the launches of gang {record.gang}" if record.gang else "the launches of this host alone"
+        measured = {stage for stage, items in record.by_stage.items() if any(item.status == MEASURED for item in items)}
+        for what, stages in (("figures", measured), ("readings", {snapshot.stage for snapshot in record.snapshots})):
+            if foreign := sorted(stage for stage in stages if (stage in GANG_STAGES) != bool(record.gang)):
+                yield "record", "host", f"the record of {whose} has {what} of {', '.join(foreign)}", ""
     versions = {record.rackproof for record in records}
     if len(versions) > 1:
         yield (

@@ -324,6 +324,10 @@ def test_record_must_have_only_figures_of_its_own_launches() -> None:
     assert problems_of_changed(moved_figures(gang), gang=False) == [
         record_problem("the record of the launches of this host alone has figures of gang")
     ]
+    added = problems_of_changed(
+        lambda record: replace(record, observations=(*record.observations, host.observations[0]))
+    )
+    assert added == [record_problem("the record of the launches of gang r1 has figures of benchmark")]
     absent = replace(gang.observations[0], status=SKIPPED, value=None, reason="no")
     assert problems_of_changed(lambda record: replace(record, observations=(absent,)), gang=False) == []
     measured = gang.observations[1]
@@ -348,6 +352,10 @@ def test_record_must_have_only_readings_of_its_own_launches() -> None:
     assert problems_of_changed(moved_snapshots("gang"), gang=False) == [
         record_problem("the record of the launches of this host alone has readings of gang")
     ]
+    only_preflight = problems_of_changed(
+        lambda record: replace(moved_snapshots("preflight")(record), observations=(), launches=())
+    )
+    assert only_preflight == [record_problem("the record of the launches of gang r1 has readings of preflight")]
     assert problems_of_changed(lambda record: replace(record, snapshots=())) == []
 
 
@@ -371,11 +379,6 @@ def test_checked_figures_are_those_of_the_record_or_of_a_given_list() -> None:
     assert [item.reason for item in contradictions(view)] == expected
     assert [item.reason for item in contradictions(view, [(list(record.observations), None)])] == expected
     assert list(contradictions(view, [])) == []
-
-
-def test_gang_record_without_figures_and_readings_of_the_gang_is_accepted() -> None:
-    """A host whose run ended before its gang launched leaves such a record."""
-    assert problems_of_changed(lambda record: replace(moved_snapshots("benchmark")(record), observations=())) == []
 
 
 def test_record_may_end_long_after_its_last_snapshot_if_a_launch_took_that_long() -> None:
