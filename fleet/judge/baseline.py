@@ -210,6 +210,14 @@ def identity(gpu: Gpu) -> str:
     return gpu.serial.strip() or gpu.uuid.strip()
 
 
+def identity_text(gpu: Gpu) -> str:
+    """Return the identity of a GPU with its kind: `serial 1652…`, `UUID GPU-…`, or `an unknown serial`."""
+    if serial := gpu.serial.strip():
+        return f"serial {serial}"
+    uuid = gpu.uuid.strip()
+    return f"UUID {uuid}" if uuid else "an unknown serial"
+
+
 def comparison_key(observation: Observation, within: str) -> Key:
     """Return the key that two observations must share to be compared. The key of a reading does not contain its stage.
 

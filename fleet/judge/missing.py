@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from fleet.judge.baseline import identity
+from fleet.judge.baseline import identity, identity_text
 from fleet.judge.host_view import HostView
 from fleet.quantities import counted
 from schemas.records import Value
@@ -206,7 +206,7 @@ def _identify(
     if missing:
         absent = _absent_since_acceptance(view, missing, only_on_bus)
         if absent:
-            texts = (f"serial {serial}{f' at PCI {address}' if address else ''}" for serial, address in absent)
+            texts = (f"{gpu}{f' at PCI {address}' if address else ''}" for gpu, address in absent)
             yield f"present when the host was accepted, missing now: {', '.join(texts)}"
         located = sum(bool(address) for _, address in absent)
         empty_slots = slots.describe_empty(view, missing, only_on_bus) if located < missing else ""
@@ -215,21 +215,21 @@ def _identify(
 
 
 def _absent_since_acceptance(view: HostView, missing: int, excluded: Collection[str]) -> list[tuple[str, str]]:
-    """Return serial and address of the GPUs that the host had when it was accepted and that are absent now.
+    """Return identity, as text, and address of the GPUs that the host had when it was accepted and that are absent now.
 
     GPUs at the addresses in `excluded` do not count, because another text names them. The address is empty if another GPU has it
     now. Return an empty list unless exactly `missing` GPUs are absent.
     """
     accepted = view.evidence.baseline
-    layout, serials = _layout(view), {identity(gpu) for gpu in view.evidence.gpus()}
+    layout, present = _layout(view), {identity(gpu) for gpu in view.evidence.gpus()}
     before = [
-        (identity(gpu), pci_address(gpu.pci_bus_id) if gpu.pci_bus_id else "")
+        (gpu, pci_address(gpu.pci_bus_id) if gpu.pci_bus_id else "")
         for gpu in (accepted.host.gpus if accepted and accepted.host else ())
     ]
-    absent = [(serial, at) for serial, at in before if serial and serial not in serials and at not in excluded]
+    absent = [(gpu, at) for gpu, at in before if identity(gpu) and identity(gpu) not in present and at not in excluded]
     if len(absent) != missing:
         return []
-    return [(serial, "" if address in layout else address) for serial, address in absent]
+    return [(identity_text(gpu), "" if address in layout else address) for gpu, address in absent]
 
 
 def _on_bus(view: HostView) -> set[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fleet.judge.baseline import CRITERION, SOURCE, identity
+from fleet.judge.baseline import CRITERION, SOURCE, identity, identity_text
 from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
 from schemas.baselines import PartBaseline
@@ -41,7 +41,7 @@ def judge_presence(view: HostView) -> Iterator[Verdict]:
         if scope in view.host.scopes and identity(gpu) not in accepted.gpus:
             yield _absent(view, scope, _unknown_gpu(gpu, accepted.host))
         elif scope in view.host.scopes and identity(gpu) in without_figures:
-            yield _absent(view, scope, f"the accepted record of serial {identity(gpu)} has {NO_FIGURES}")
+            yield _absent(view, scope, f"the accepted record of {identity_text(gpu)} has {NO_FIGURES}")
 
 
 def _without_figures(view: HostView) -> set[str]:
@@ -65,8 +65,8 @@ def _without_figures(view: HostView) -> set[str]:
 def _unknown_gpu(gpu: Gpu, host: PartBaseline | None) -> str:
     of_slot = [other for other in host.gpus if gpu.pci_bus_id and other.pci_bus_id == gpu.pci_bus_id] if host else []
     before = of_slot[0] if of_slot else None
-    replaced = f": this GPU replaces {identity(before)}" if before and identity(before) != identity(gpu) else ""
-    return f"no accepted record of serial {identity(gpu) or 'unknown'}{replaced}"
+    replaced = f": it replaces {identity(before)}" if before and identity(before) != identity(gpu) else ""
+    return f"no accepted record of {identity_text(gpu)}{replaced}"
 
 
 def _absent(view: HostView, scope: str, why: str) -> Verdict:

@@ -333,7 +333,11 @@ def test_previous_gpu_of_the_slot_is_named() -> None:
     )
     unidentified = replace(builders.gpu("h1", 0), serial="", uuid="")
     assert missing_baselines(HostBaseline(host=HOST), gpus=(unidentified,)) == [
-        ("gpu=0", "no accepted record of serial unknown")
+        ("gpu=0", "no accepted record of an unknown serial")
+    ]
+    without_serial = replace(unidentified, uuid="GPU-1")
+    assert missing_baselines(HostBaseline(host=HOST), gpus=(without_serial,)) == [
+        ("gpu=0", "no accepted record of UUID GPU-1")
     ]
     assert missing_baselines(HostBaseline(host=HOST), gpus=()) == []
     more = (builders.gpu("h1", 0), builders.gpu("h1", 5))  # a GPU outside the plan is reported by another check

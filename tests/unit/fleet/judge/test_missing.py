@@ -313,9 +313,9 @@ def test_missing_slot_is_named_by_module_if_addresses_differ() -> None:
     assert details == {"gpu.count": detail, "gpu.pci_count": detail}
 
 
-def with_accepted_gpus(evidence: Evidence, *slots: int) -> Evidence:
-    """Return the evidence with a baseline that has the GPUs of these slots."""
-    gpus = tuple(builders.gpu("h2", at) for at in slots)
+def with_accepted_gpus(evidence: Evidence, *slots: int, **changes: str) -> Evidence:
+    """Return the evidence with a baseline that has the GPUs of these slots, each with `changes`."""
+    gpus = tuple(replace(builders.gpu("h2", at), **changes) for at in slots)  # type: ignore[arg-type]
     kept = PartBaseline(kind=HOST, part=HOST, id="h2", host="h2", runs=(), figures=(), gpus=gpus)
     return replace(evidence, baseline=HostBaseline(host=kept))
 
@@ -337,6 +337,15 @@ def test_missing_gpu_is_named_by_serial_from_the_accepted_record() -> None:
         "gpu.count": detail,
         "gpu.pci_count": detail,
     }
+
+
+def test_missing_gpu_without_a_serial_is_named_by_uuid() -> None:
+    h2 = change_gpus(host_with_slots("h2", REMAINING), lambda gpu: replace(gpu, serial=""))
+    detail = count_details(findings(h2=with_accepted_gpus(h2, *ALL, serial="")))["gpu.count"]
+    assert (
+        detail
+        == f"present when the host was accepted, missing now: UUID {builders.gpu('h2', 1).uuid} at PCI 0000:01:00.0"
+    )
 
 
 def test_occupied_slot_is_not_reported_as_missing() -> None:
