@@ -176,16 +176,17 @@ def _of_stage(
         chosen = settings("digest", benchmarks["digest"])
         case_s = chosen["seconds"] / (len(chosen["workloads"]) + len(chosen["peer_copies"]))
         for workload in chosen["workloads"]:
+            is_known = (
+                workload == "copy"
+            )  # its right result is known, so the recorded repetitions include the first result
             yield Comparison(
                 **common,
                 benchmark="digest",
                 case=workload,
-                repetitions=rates[workload] * case_s + 1
-                if workload in rates
-                else None,  # + 1: the first result, with which the repetitions are compared
+                repetitions=rates[workload] * case_s + (not is_known) if workload in rates else None,
                 elements=digest_elements(workload, chosen["size"]),
-                always_alone=float(workload == "copy"),
-                always_compared=1.0 if workload == "copy" else 1 - COLLISION,
+                always_alone=float(is_known),
+                always_compared=1.0 if is_known else 1 - COLLISION,
             )
         for copy in chosen["peer_copies"]:
             yield Comparison(

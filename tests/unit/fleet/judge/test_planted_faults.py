@@ -50,6 +50,10 @@ def test_repetitions_are_those_of_the_slowest_gpu_in_proportion_to_the_time_budg
     assert smoke["digest gemm"].repetitions == pytest.approx(251)
     extended = measured("extended", gemm=1000)  # 120 s for 16 workloads and the copies between GPUs
     assert extended["digest gemm"].repetitions == pytest.approx(500 / (2 / 3) * 120 / 17 + 1)
+    both = measured("extended", "extended", gemm=1000, copy=1000)
+    # The right result of `copy` is known, so its recorded repetitions include the first result.
+    difference = (both["digest gemm"].repetitions or 0.0) - (both["digest copy"].repetitions or 0.0)
+    assert difference == pytest.approx(1)
     assert extended["digest sort"].repetitions is None
     assert extended["digest round_trip to each of the other GPUs"].repetitions is None
 
