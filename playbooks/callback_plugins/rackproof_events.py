@@ -334,8 +334,10 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         With `--tags` or `--skip-tags`, tasks with the tag `always` do not count as tasks that ran. If one of them failed,
         the result is empty, because Ansible has already reported the error.
         """
-        chosen = [tag for tag in context.CLIARGS.get("tags") or () if tag != "all"]
-        skipped = list(context.CLIARGS.get("skip_tags") or ())
+        chosen = sorted(
+            {*(context.CLIARGS.get("tags") or ())} - {"all"}
+        )  # sorted, because Ansible keeps the tags as a set
+        skipped = sorted(context.CLIARGS.get("skip_tags") or ())
         given = {"--limit": context.CLIARGS.get("subset"), "--tags": ",".join(chosen), "--skip-tags": ",".join(skipped)}
         options = " ".join(f"{option} {value}" for option, value in given.items() if value)
         if not self._has_run:

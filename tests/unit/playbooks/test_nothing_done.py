@@ -49,7 +49,7 @@ def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts")
         (
             "acceptance",
             ["--skip-tags", "install,configure,run,report"],
-            "no task ran on a host of the group gpu_hosts with --skip-tags ",
+            "no task ran on a host of the group gpu_hosts with --skip-tags configure,install,report,run: correct",
         ),
         ("burnin", ["--start-at-task", "no such task"], "no task ran on a host of the group gpu_hosts: correct"),
     ],
