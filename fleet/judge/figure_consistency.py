@@ -39,10 +39,9 @@ EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", 
 OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
 """Parameters that some observations of a figure may lack."""
 CREDIBLE_RATIO = 20.0
-"""A rate is at most this many times the lower median of the devices of the host; a higher one has a wrong unit or counter.
-Most durations are not compared between devices, because they include waiting: of two healthy GPUs, the faster one waits for the
-other, which hardly waits at all. Figures that follow from each other, such as bandwidth and latency of a collective, must agree
-within this factor too."""
+"""A rate is at most this many times the rate of comparable devices of the host; more is a wrong unit or a wrong counter. Most
+durations are not compared, because they include waiting: of two healthy GPUs, the faster one waits for the other, which hardly
+waits at all. Bandwidths and latency of one collective come from one measurement, and must agree within this factor too."""
 COMPARED_TIMES = ("straggler.compute",)
 """Times that are compared between devices too, because they do not include waiting. A time far below that of the other devices is
 not credible."""
@@ -75,8 +74,8 @@ STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_
 LEAST_FOR_PRECISION = 6
 """Smallest number of samples that gives a 95 % confidence interval of the median."""
 SUFFICIENCY, LOADING_RATE, TRAINING_RATE = "dataloader.sufficiency", "dataloader.throughput", "training.throughput"
-"""The sufficiency of a data loader is the images per second that it prepares for a rank, divided by the images per second with
-which the device of the rank trains. The training rate is that of all ranks together."""
+GROUP_COPY = "group_copy"
+"""Benchmark whose copies between a GPU and others may pass NVLink or not. Which links they pass depends on the pattern."""
 MAX_STRUCTURES = 100
 _NUMBERS, _TEXTS = frozenset({bool, float, int}), frozenset({str})
 
@@ -244,7 +243,10 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
             if most[position] is not None and isinstance(item.value, str)
         ),
         siblings=tuple(
-            group for group in siblings if items[group[0]].unit in RATE_UNITS or items[group[0]].name in COMPARED_TIMES
+            compared
+            for group in siblings
+            if items[group[0]].unit in RATE_UNITS or items[group[0]].name in COMPARED_TIMES
+            for compared in _compared_devices(view, items, group)
         ),
         sampled=tuple(position for position, item in enumerate(items) if item.samples and item.status == MEASURED),
         stated=tuple(_stated_values(items)),
@@ -384,6 +386,24 @@ def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> I
             if key not in outcomes and key in first.params and key in params and params[key] != first.params[key]:
                 yield position, f"{key} is {params[key]}, but it is {first.params[key]} on {first.scope}"
                 break
+
+
+def _compared_devices(view: HostView, items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Yield the positions of figures of the same rate or time on devices of one kind, whose values have the same magnitude.
+
+    Directories are not compared: a disk has a thousandth of the operations per second of an NVMe drive. Pairs of GPUs that NVLink
+    joins are compared with each other, and so are the other pairs: NVLink may be forty times as fast as a copy through the host.
+    """
+    first = Scope.parse(items[group[0]].scope)
+    if "directory" in first.labels:
+        return
+    if first.kind == "peer":
+        by_link: dict[bool, list[int]] = defaultdict(list)
+        for position in group:
+            by_link[bool(view.nvlinks.get(items[position].scope))].append(position)
+        yield from map(tuple, by_link.values())
+    elif _benchmark(items[group[0]]) != GROUP_COPY or len({*map(bool, view.nvlinks.values())}) < 2:
+        yield tuple(group)
 
 
 def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:

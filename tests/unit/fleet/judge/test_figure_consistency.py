@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from fleet.judge.figure_consistency import PartnerStructures, figure_problems, figure_structure
 from fleet.judge.host_view import HostView
 from schemas.plans import Plan
-from schemas.records import SKIPPED, Observation, Samples
+from schemas.records import SKIPPED, Metric, Observation, Samples
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, host_view, one_figure_plan, pack
 
@@ -260,6 +261,40 @@ def test_rate_of_a_device_is_at_most_twenty_times_the_rate_of_the_other_devices(
 ) -> None:
     assert [(scope, reason) for _, scope, reason in problems(*on_gpus(*values))] == expected
     assert problems(*on_gpus(*values), view=host_view(REHEARSAL)) == []
+
+
+BRIDGED = {
+    f"gpu={gpu},peer={peer}": "NV12" if {gpu, peer} == {0, 1} else "SYS" for gpu, peer in permutations(range(3), 2)
+}
+"""Paths between three GPUs of which an NVLink bridge joins the first two."""
+
+
+def test_pairs_of_gpus_are_compared_only_with_pairs_on_paths_of_the_same_kind() -> None:
+    plan = builders.plan("h1", profile="extended", gpu_count=3, rackproof_gang="none")
+    view = host_view(plan, "h1", Metric(name="gpu.peer.link", unit="1", values=BRIDGED))
+    rates = {scope: 5.2e11 if path == "NV12" else 1.5e10 for scope, path in BRIDGED.items()}
+
+    def copies(rates: Mapping[str, float]) -> list[Observation]:
+        common = {"direction": "both_ways", "size_bytes": 1 << 30}
+        return [figure("peer_copy.bandwidth", rate, scope, **common) for scope, rate in rates.items()]
+
+    assert problems(*copies(rates), view=view) == []
+    assert [scope for _, scope, _ in problems(*copies({**rates, "gpu=0,peer=2": 3.1e11}), view=view)] == [
+        "gpu=0,peer=2"
+    ]
+    by_kernel = [
+        figure("group_copy.bandwidth", rate, f"gpu={at}", pattern="by_kernel", access=access, size_bytes=1 << 28)
+        for at, (rate, access) in enumerate([(2.6e11, True), (9e9, False), (9e9, False)])
+    ]
+    assert problems(*by_kernel, view=view) == []
+    assert len(problems(*by_kernel, view=host_view(plan))) == 1
+
+
+def test_directories_are_not_compared_with_each_other() -> None:
+    plan = builders.plan("h1", profile="standard", rackproof_local_storage=["/scratch", "/home"], rackproof_gang="none")
+    rates = {"directory=scratch": 9e5, "directory=home": 180.0}
+    items = [figure("local_storage.iops", rate, at, op="read", sharing="together") for at, rate in rates.items()]
+    assert problems(*items, view=host_view(plan)) == []
 
 
 @pytest.mark.parametrize(
