@@ -115,13 +115,13 @@ def unit_problem(name: str, unit: str) -> str:
 
 def most_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> float:
     """Return the highest possible value of a figure whose unit is right."""
-    most, peak = _bounds_of_figure(item.name, item.unit)[1], _peak(criteria, item)
+    most, peak = _most(item), _peak(criteria, item)
     return min(most, DATASHEET_MULTIPLE * peak) if peak else most
 
 
 def problem_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> str:
     """Return why the value of a figure with the right unit is impossible; empty if it is possible."""
-    most = _bounds_of_figure(item.name, item.unit)[1]
+    most = _most(item)
     return _amount_problem(item.value, 0.0, most, item.unit) or _datasheet_problem(criteria, item)  # type: ignore[arg-type]
 
 
@@ -158,6 +158,14 @@ def _bounds_of_figure(name: str, unit: str) -> tuple[str, float]:
         return f"has the unit {unit}, but this figure is in {output.unit}", 0.0
     most = 1.0 if name.rpartition(".")[2] in SHARES else MOST.get(unit, float("inf"))
     return "", most + ROUNDING
+
+
+def _most(item: Observation) -> float:
+    """Return the highest possible value of a figure. FLOP/s of a launch are the sum over its ranks."""
+    most, ranks = _bounds_of_figure(item.name, item.unit)[1], item.params.get("world_size")
+    output = output_of(item.name)
+    is_sum = item.unit == "FLOP/s" and output is not None and output.scope == "world"
+    return most * ranks if is_sum and isinstance(ranks, int) and ranks > 0 else most
 
 
 def _amount_problem(value: float, least: float, most: float, unit: str) -> str:
