@@ -35,9 +35,11 @@ Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 
 EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", "world_size", "workload", "network")
-"""Parameters that must be equal for the same figure on all devices of a host, because they state what was measured."""
-OPTIONAL_PARAMS = frozenset({"algorithm", "protocol", "places", "moved_bytes", "transport"})
-"""Parameters that some observations of a figure may lack."""
+"""Parameters that are the same for a figure on all devices of a host: what was measured, not how it went."""
+OPTIONAL_PARAMS = frozenset(
+    {"algorithm", "protocol", "places", "moved_bytes", "transport", "directories", "first_wrong", "readers"}
+)
+"""Parameters that only some measurements of a figure have."""
 CREDIBLE_RATIO = 20.0
 """A rate is at most this many times the rate of comparable devices of the host; more is a wrong unit or a wrong counter. Most
 durations are not compared, because they include waiting: of two healthy GPUs, the faster one waits for the other, which hardly
@@ -379,7 +381,8 @@ def _fixed_settings(view: HostView, stage: str, benchmark: str) -> Mapping[str, 
 def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, str]]:
     """Yield each figure of `group` whose EQUAL_PARAMS differ from those of the first figure of the group."""
     first = items[group[0]]
-    outcomes = outcome_params(first.name)
+    benchmark = BENCHMARKS.get(_benchmark(first))
+    outcomes = {*outcome_params(first.name), *(benchmark.adapted if benchmark else ())}
     for position in group[1:]:
         params = items[position].params
         for key in EQUAL_PARAMS:

@@ -6,9 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
+import torch
 
+from agent.benchmarks.memory.host_memory import HostMemory
+from agent.benchmarks.runtime.numa import Node
+from agent.benchmarks.storage import target
 from fleet.judge.figure_consistency import PartnerStructures, figure_problems, figure_structure
 from fleet.judge.host_view import HostView
 from schemas.plans import Plan
@@ -229,10 +234,35 @@ def test_devices_of_a_host_must_be_measured_in_the_same_way(key: str) -> None:
     assert reasons(same[0], replace(other, params={"op": "copy"})) == [lacks]
 
 
-BOTH = "1e+13 and 2.1e+14 FLOP/s of two devices cannot both be right: one is more than 20 times the other"
-TOO_HIGH = (
-    "2.1e+14 FLOP/s is not credible: it is more than 20 times the lower median of the host's devices, 1e+13 FLOP/s"
-)
+def test_numa_nodes_with_unequal_numbers_of_processors_use_unequal_sizes() -> None:
+    nodes = [
+        Node(number=0, cpus=(0, 1), free=1 << 30, cache=1, farthest=1),
+        Node(number=1, cpus=(2,), free=1 << 30, cache=1, farthest=0),
+    ]
+    test = HostMemory(nodes, dict.fromkeys(range(3), torch.zeros(3, 8)), seconds=1.0, timeout_s=1.0)
+    items = [
+        figure("host_memory.bandwidth", 1e11, f"numa={node.number}", placement="local", memory_node=node.number,
+               **test.params("copy", node.cpus, [node]))
+        for node in nodes
+    ]  # fmt: skip
+    assert len({item.params["size_bytes"] for item in items}) == 2
+    assert problems(*items, view=host_view(builders.plan("h1", profile="standard", rackproof_gang="none"))) == []
+
+
+def test_directories_may_differ_in_whether_their_disks_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = {
+        path: {"work": path, "free": 1 << 40, "direct": True, "disks": disks, "pool": path, "filesystem": "xfs"}
+        for path, disks in (("/scratch", ["nvme0n1"]), ("/home", []))
+    }
+    monkeypatch.setattr(target, "run_directory_program", lambda context, commands: answers)
+    targets = target.prepare_targets(Mock(), [*answers])
+    targets[1].about["first_wrong"] = "block 3"
+    items = [
+        figure("local_storage.wrong_blocks", number, each.scope, sharing="together", **each.about)
+        for number, each in enumerate(targets)
+    ]
+    assert items[0].params.keys() != items[1].params.keys()
+    assert problems(*items) == []
 
 
 def on_gpus(*values: Any, name: str = "gemm.throughput") -> list[Observation]:
