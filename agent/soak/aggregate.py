@@ -135,12 +135,14 @@ def _samples(observation: Observation, recorder: Recorder, old: Observation) -> 
         low, high, number = min(low, before), max(high, before), number + 1
         means.append(before)
     mean = statistics.fmean(means)
+    # The mean of a bucket hides how its rounds differ. The extremes show the least standard deviation that all rounds can have.
+    deviation = max(statistics.pstdev(means), (high - low) / math.sqrt(2 * number))
     return Samples(
         n=number,
         min=low,
         p50=statistics.median(means),
         max=high,
-        cv=abs(statistics.pstdev(means) / mean) if mean else 0.0,
+        cv=deviation / abs(mean) if mean else 0.0,
     )
 
 

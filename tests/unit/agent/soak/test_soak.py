@@ -201,7 +201,19 @@ def test_samples_include_a_round_that_is_in_the_record_but_not_in_the_recorder(n
     assert samples.cv > 0
 
 
-def test_observations_that_differ_only_in_their_sizes_in_bytes_are_aggregated() -> None:
+def test_rounds_before_a_long_pause_can_vary_as_much_as_the_samples_state() -> None:
+    """After a pause of days, one bucket has all rounds from before the pause."""
+    recorder, found = Recorder(), []
+    for number, value in enumerate([0.9, 1.1] * 10 + [1.0], 1):
+        new = [builders.observation("gemm.throughput", value, scope="gpu=0", dtype="bf16")]
+        found = aggregate_rounds(found, new, recorder, at_s=432_000.0 if number == 21 else 60.0 * number, number=number)
+    samples = found[0].samples
+    assert samples
+    assert (samples.n, samples.min, samples.max) == (21, 0.9, 1.1)
+    assert _sample_problem(samples, float(found[0].value or 0), has_rounds=True) == ""
+
+
+def test_observations_that_differ_only_in_their_sizes_are_aggregated_to_one() -> None:
     observed = [
         measurement(0, "integrity.wrong_words", pattern="random", bytes=size, free_bytes=size)
         for size in (100, 200, 300)
