@@ -68,9 +68,9 @@ def aggregate_rounds(
         if observation.status == MEASURED and isinstance(value, int | float) and not isinstance(value, bool):
             params = identifying_params(observation)
             recorder.add_value(at_s, observation.name, observation.scope, observation.unit, float(value), params)
-            if old is None and recorder.series(observation.name, observation.scope, params) is None:
-                # The recorder has no room for this series. Replace the samples that were taken within this round by one sample,
-                # because `_samples_with_one_more` will add one value per round.
+            has_series = recorder.series(observation.name, observation.scope, params) is not None
+            if old is None and not has_series and not counts_wrong_results(observation.name):
+                # Drop the samples within this round: `_samples_with_one_more` continues with one value per round.
                 observation = replace(observation, samples=_one_round(float(value)))
         if counts_wrong_results(observation.name) and old is not None and MEASURED in (old.status, observation.status):
             # A count that is not 0 is a fault. It is kept even if the count could not be measured in another round.

@@ -280,6 +280,12 @@ def test_rate_without_a_series_is_aggregated_to_its_mean(monkeypatch: pytest.Mon
     assert (result.samples.n, result.samples.min, result.samples.max) == (3, 5.0, 12.0)
 
 
+def test_sum_of_wrong_results_beyond_the_limit_of_series_has_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timeline, "MAX_SERIES", 0)
+    result = aggregated(*(measurement(value, "stress.wrong_products") for value in (3, 2)))
+    assert (result.value, result.samples) == (5, None)
+
+
 @pytest.mark.parametrize(
     "name", ["stress.throughput", "stress.temperature", "training.loss_ratio", "integrity.tested_share"]
 )
