@@ -394,11 +394,12 @@ def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> I
 def _compared_devices(view: HostView, items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the positions of figures of the same rate or time on devices of one kind, whose values have the same magnitude.
 
-    Directories are not compared: a disk has a thousandth of the operations per second of an NVMe drive. Pairs of GPUs that NVLink
+    Figures of launches are not compared: the same launch is measured with and without NVLink between hosts. Nor are
+    directories: a disk has a thousandth of the operations per second of an NVMe drive. Pairs of GPUs that NVLink
     joins are compared with each other, and so are the other pairs: NVLink may be forty times as fast as a copy through the host.
     """
     first = Scope.parse(items[group[0]].scope)
-    if "directory" in first.labels:
+    if first.is_gang or first.device_kind == "directory":
         return
     if first.kind == "peer":
         by_link: dict[bool, list[int]] = defaultdict(list)

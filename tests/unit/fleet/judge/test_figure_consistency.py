@@ -320,6 +320,12 @@ def test_pairs_of_gpus_are_compared_only_with_pairs_on_paths_of_the_same_kind() 
     assert len(problems(*by_kernel, view=host_view(plan))) == 1
 
 
+def test_launch_with_nvlink_between_hosts_is_not_compared_with_the_launch_without_it() -> None:
+    common = {"scope": "gang=r1", "stage": "gang", "op": "all_reduce", "size_bytes": 1 << 30, "world_size": 4}
+    items = [figure("mnnvl.busbw", rate, mnnvl=mnnvl, **common) for rate, mnnvl in ((9.4e11, True), (4.6e10, False))]
+    assert problems(*items, view=host_view(GANG)) == []
+
+
 def test_directories_are_not_compared_with_each_other() -> None:
     plan = builders.plan("h1", profile="standard", rackproof_local_storage=["/scratch", "/home"], rackproof_gang="none")
     rates = {"directory=scratch": 9e5, "directory=home": 180.0}
