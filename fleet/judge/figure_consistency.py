@@ -395,11 +395,12 @@ def _compared_devices(view: HostView, items: Sequence[Observation], group: Seque
     """Yield the positions of figures of the same rate or time on devices of one kind, whose values have the same magnitude.
 
     Figures of launches are not compared: the same launch is measured with and without NVLink between hosts. Nor are
-    directories: a disk has a thousandth of the operations per second of an NVMe drive. Pairs of GPUs that NVLink
+    directories: a disk has a thousandth of the operations per second of an NVMe drive. Nor are NUMA nodes: a container may use
+    one processor of a node, and all processors of another. Pairs of GPUs that NVLink
     joins are compared with each other, and so are the other pairs: NVLink may be forty times as fast as a copy through the host.
     """
     first = Scope.parse(items[group[0]].scope)
-    if first.is_gang or first.device_kind == "directory":
+    if first.is_gang or first.device_kind in ("directory", "numa"):
         return
     if first.kind == "peer":
         by_link: dict[bool, list[int]] = defaultdict(list)

@@ -234,15 +234,15 @@ def test_devices_of_a_host_must_be_measured_in_the_same_way(key: str) -> None:
     assert reasons(same[0], replace(other, params={"op": "copy"})) == [lacks]
 
 
-def test_numa_nodes_with_unequal_numbers_of_processors_use_unequal_sizes() -> None:
+def test_numa_nodes_with_unequal_numbers_of_processors_have_unequal_sizes_and_rates() -> None:
     nodes = [
-        Node(number=0, cpus=(0, 1), free=1 << 30, cache=1, farthest=1),
-        Node(number=1, cpus=(2,), free=1 << 30, cache=1, farthest=0),
+        Node(number=0, cpus=tuple(range(32)), free=1 << 30, cache=1, farthest=1),
+        Node(number=1, cpus=(32,), free=1 << 30, cache=1, farthest=0),
     ]
-    test = HostMemory(nodes, dict.fromkeys(range(3), torch.zeros(3, 8)), seconds=1.0, timeout_s=1.0)
+    test = HostMemory(nodes, dict.fromkeys(range(33), torch.zeros(3, 8)), seconds=1.0, timeout_s=1.0)
     items = [
-        figure("host_memory.bandwidth", 1e11, f"numa={node.number}", placement="local", memory_node=node.number,
-               **test.params("copy", node.cpus, [node]))
+        figure("host_memory.bandwidth", 1.2e10 * len(node.cpus), f"numa={node.number}", placement="local",
+               memory_node=node.number, **test.params("copy", node.cpus, [node]))
         for node in nodes
     ]  # fmt: skip
     assert len({item.params["size_bytes"] for item in items}) == 2
