@@ -73,7 +73,7 @@ def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: S
         known = [item.name for item in run.plan.stages] + (
             [f"cell 1 to {len(run.plan.study.cells)}"] if run.plan.study else []
         )
-        return fail(f"{error.args[0]} is not in the plan of run {run.plan.run_id}, which has {', '.join(known)}")
+        return fail(f"{error.args[0]!r} is not in the plan of run {run.plan.run_id}; it has: {', '.join(known)}")
     gang = run.host.gang if stage in GANG_STAGES else ""
     record = run.record(gang)
     if earlier := stages.find_earlier_launch(record.launches, stage, members, number):

@@ -67,7 +67,7 @@ class Selection:
 def figure_answer(history: History, selection: Selection, value: float | None = None) -> Answer:
     """Return the distribution of a figure.
 
-    If all selected figures have the same settings and stage, also return it by rack, driver and month.
+    If the selected figures agree in settings, stage and unit, also return the distribution by rack, driver and month.
 
     Args:
         history: the history.

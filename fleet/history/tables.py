@@ -158,7 +158,7 @@ def run_columns(nonce: str, entry: Mapping[str, Any]) -> str:
 
 
 WITHIN_KIND = "regexp_replace(within, '=[^,]*', '=*', 'g')"
-"""SQL of `within_kind`: figures of all links or peers are peers of each other."""
+"""SQL of `within_kind`: the figures of all links of a part, or with all peers, are compared with each other."""
 _KEY = "name, settings, stage, within_kind, model, driver"
 _RELATIVE = """
 create temp table figures_with_peers as

@@ -35,11 +35,11 @@ Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
 
 EQUAL_PARAMS = ("size", "size_bytes", "batch_size", "dtype", "data", "backend", "world_size", "workload", "network")
-"""Parameters that are the same for a figure on all devices of a host: what was measured, not how it went."""
+"""Parameters that must be equal for the same figure on all devices of a host, because they state what was measured."""
 OPTIONAL_PARAMS = frozenset(
     {"algorithm", "protocol", "places", "moved_bytes", "transport", "directories", "first_wrong", "readers"}
 )
-"""Parameters that only some measurements of a figure have."""
+"""Parameters that some observations of a figure may lack."""
 CREDIBLE_RATIO = 20.0
 """A rate is at most this many times the rate of comparable devices of the host; more is a wrong unit or a wrong counter. Most
 durations are not compared, because they include waiting: of two healthy GPUs, the faster one waits for the other, which hardly
@@ -76,6 +76,8 @@ STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_
 LEAST_FOR_PRECISION = 6
 """Smallest number of samples that gives a 95 % confidence interval of the median."""
 SUFFICIENCY, LOADING_RATE, TRAINING_RATE = "dataloader.sufficiency", "dataloader.throughput", "training.throughput"
+"""The sufficiency of a data loader is the images per second that it prepares for a rank, divided by the images per second with
+which the device of the rank trains. The training rate is that of all ranks together."""
 GROUP_COPY = "group_copy"
 """Benchmark whose copies between a GPU and others may pass NVLink or not. Which links they pass depends on the pattern."""
 MAX_STRUCTURES = 100

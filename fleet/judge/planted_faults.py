@@ -176,9 +176,8 @@ def _of_stage(
         chosen = settings("digest", benchmarks["digest"])
         case_s = chosen["seconds"] / (len(chosen["workloads"]) + len(chosen["peer_copies"]))
         for workload in chosen["workloads"]:
-            is_known = (
-                workload == "copy"
-            )  # its right result is known, so the recorded repetitions include the first result
+            is_known = workload == "copy"
+            # If the right result is known, the first result is a repetition. Otherwise the repetitions are compared with it.
             yield Comparison(
                 **common,
                 benchmark="digest",

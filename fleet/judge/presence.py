@@ -65,7 +65,7 @@ def _without_figures(view: HostView) -> set[str]:
 def _unknown_gpu(gpu: Gpu, host: PartBaseline | None) -> str:
     of_slot = [other for other in host.gpus if gpu.pci_bus_id and other.pci_bus_id == gpu.pci_bus_id] if host else []
     before = of_slot[0] if of_slot else None
-    replaced = f": it replaces {identity(before)}" if before and identity(before) != identity(gpu) else ""
+    replaced = f": this GPU replaces {identity(before)}" if before and identity(before) != identity(gpu) else ""
     return f"no accepted record of {identity_text(gpu)}{replaced}"
 
 

@@ -1,9 +1,13 @@
 """Copy records from logs or volumes into the run directory, for runs without a playbook that fetches them.
 
-A record is accepted if its checksum matches, its run id and nonce are those of this run, and its host is in the plan. It
-replaces an earlier record that the report would reject. It replaces any other earlier record only if it extends that record, or
-if the operator chooses between two attempts of a host. A damaged record is rejected. A record of another run, of an unplanned
-host or of an attempt that the operator did not choose is written to `quarantine/`.
+A collected record that is damaged is rejected. A record is written to `quarantine/` if its run id or nonce is not that of this
+run, if the plan lacks its host or has the host in another gang (the hosts of one multi-node launch), or if it is of an attempt
+that the operator did not choose.
+
+Any other record is written into the run directory. If a record already has its path there, the collected record replaces it in
+three cases: the existing record is invalid or of another run; the collected record extends the existing one (has all of its data,
+and more); or the two are from different attempts (the host began the run twice), and the operator chooses the attempt of the
+collected record.
 """
 
 from __future__ import annotations

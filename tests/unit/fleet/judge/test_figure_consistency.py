@@ -265,6 +265,12 @@ def test_directories_may_differ_in_whether_their_disks_are_known(monkeypatch: py
     assert problems(*items) == []
 
 
+BOTH = "1e+13 and 2.1e+14 FLOP/s of two devices cannot both be right: one is more than 20 times the other"
+TOO_HIGH = (
+    "2.1e+14 FLOP/s is not credible: it is more than 20 times the lower median of the host's devices, 1e+13 FLOP/s"
+)
+
+
 def on_gpus(*values: Any, name: str = "gemm.throughput") -> list[Observation]:
     return [figure(name, value, f"gpu={at}") for at, value in enumerate(values)]
 
