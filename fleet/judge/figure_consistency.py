@@ -396,21 +396,31 @@ def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> I
 def _compared_devices(view: HostView, items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield the positions of figures of the same rate or time on devices of one kind, whose values have the same magnitude.
 
-    Figures of launches are not compared: the same launch is measured with and without NVLink between hosts. Nor are
-    directories: a disk has a thousandth of the operations per second of an NVMe drive. Nor are NUMA nodes: a container may use
-    one processor of a node, and all processors of another. Pairs of GPUs that NVLink
-    joins are compared with each other, and so are the other pairs: NVLink may be forty times as fast as a copy through the host.
+    Three kinds are not compared: figures of launches, because the same launch is measured with and without NVLink between hosts;
+    figures of directories, because a disk has a thousandth of the operations per second of an NVMe drive; figures of NUMA nodes,
+    because a container may use one processor of a node and all processors of another. Pairs that NVLink joins are compared only
+    with each other: NVLink may be forty times as fast as another path.
     """
     first = Scope.parse(items[group[0]].scope)
     if first.is_gang or first.device_kind in ("directory", "numa"):
         return
-    if first.kind == "peer":
-        by_link: dict[bool, list[int]] = defaultdict(list)
+    if first.kind == "peer" or "partner" in first.labels:
+        by_path: dict[bool, list[int]] = defaultdict(list)
         for position in group:
-            by_link[bool(view.nvlinks.get(items[position].scope))].append(position)
-        yield from map(tuple, by_link.values())
+            scope = Scope.parse(items[position].scope)
+            joined = (
+                view.nvlinks.get(scope.text) if first.kind == "peer" else _shares_domain(view, scope.get("partner"))
+            )
+            by_path[bool(joined)].append(position)
+        yield from map(tuple, by_path.values())
     elif _benchmark(items[group[0]]) != GROUP_COPY or len({*map(bool, view.nvlinks.values())}) < 2:
         yield tuple(group)
+
+
+def _shares_domain(view: HostView, partner: str) -> bool:
+    """Return whether NVLink may join the host and its partner: they have the same NVLink domain or, if none is known, rack."""
+    other = next((host for host in view.plan.hosts if host.name == partner), view.host)
+    return (other.nvlink_domain or other.rack) == (view.host.nvlink_domain or view.host.rack)
 
 
 def _different_magnitude(items: Sequence[Observation]) -> Iterator[Problem]:

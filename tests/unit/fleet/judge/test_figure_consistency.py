@@ -332,6 +332,21 @@ def test_launch_with_nvlink_between_hosts_is_not_compared_with_the_launch_withou
     assert problems(*items, view=host_view(GANG)) == []
 
 
+def test_pairs_of_hosts_are_compared_only_with_pairs_in_or_only_with_pairs_across_nvlink_domains() -> None:
+    plan = builders.plan("h1", "h2", "h3", "h4", gpu_count=1, rackproof_gang="all")
+    domains = {"h1": "a", "h2": "a", "h3": "b", "h4": "b"}
+    plan = replace(plan, hosts=tuple(replace(host, nvlink_domain=domains[host.name]) for host in plan.hosts))
+
+    def pairs(**rates: float) -> list[Observation]:
+        return [
+            figure("pairs.bandwidth", rate, f"gpu=0,partner={name}", stage="gang", size_bytes=1 << 30)
+            for name, rate in rates.items()
+        ]
+
+    assert problems(*pairs(h2=7e11, h3=2.4e10, h4=2.3e10), view=host_view(plan)) == []
+    assert len(problems(*pairs(h2=7e11, h3=7e11, h4=2.3e10), view=host_view(plan))) == 1
+
+
 def test_directories_are_not_compared_with_each_other() -> None:
     plan = builders.plan("h1", profile="standard", rackproof_local_storage=["/scratch", "/home"], rackproof_gang="none")
     rates = {"directory=scratch": 9e5, "directory=home": 180.0}
