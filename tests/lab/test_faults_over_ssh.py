@@ -244,7 +244,15 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 def is_measuring(lab: Lab, host: str, stage: str, phase: str) -> Callable[[], bool]:
     """Return a function that returns whether a rank of the host is in a phase whose name begins with `phase`."""
     work = lab.host_path(host, f"{STATE}/runs/fire/work/{stage}")
-    return lambda: any(f'"phase": "{phase}' in state.read_text() for state in work.glob("rank*.state.json"))
+
+    def is_in_phase() -> bool:
+        for state in work.glob("rank*.state.json"):
+            with contextlib.suppress(FileNotFoundError):  # the next launch removes the files
+                if f'"phase": "{phase}' in state.read_text():
+                    return True
+        return False
+
+    return is_in_phase
 
 
 @pytest.fixture(scope="module")

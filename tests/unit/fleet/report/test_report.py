@@ -420,8 +420,8 @@ def test_shared_gpus_are_a_caveat(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("library", "verb", "remedy"),
     [
-        ("jinja2", "report", "pip install 'rackproof[control]', in a checkout '.[control]'"),
-        ("pynvml", "doctor", "pip install 'rackproof', in a checkout '.'"),
+        ("jinja2", "report", "pip install 'rackproof[control]' (in a checkout: pip install '.[control]')"),
+        ("pynvml", "doctor", "pip install 'rackproof' (in a checkout: pip install '.')"),
     ],
 )
 def test_error_about_a_missing_library_names_the_remedy(
