@@ -68,7 +68,7 @@ def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
     remedy = f"the datasheet of {pack.name} has {peak.value:g} {criterion.unit} {peak.of}"
     if max(limit, 0.0 if criterion.datasheet else criterion.expected or 0.0) > peak.value:
         floor_is_low = f"the expected value is above the peak; the floor is {ratio:.3g} of the peak"
-        why = f"above the peak: {ratio:.3g} times as high" if limit > peak.value else floor_is_low
+        why = f"above the peak: {ratio:.5g} times as high" if limit > peak.value else floor_is_low
         yield finding_on(criterion, float(limit), f"{why}{mistake}", remedy)
     elif ratio < peak.least and not criterion.datasheet:
         yield finding_on(criterion, float(limit), f"far too low, {ratio:.3g} of the peak{mistake}", remedy)

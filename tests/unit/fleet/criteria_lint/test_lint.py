@@ -62,7 +62,7 @@ def test_floor_must_be_between_a_minimum_share_of_the_peak_and_the_peak(
         return datasheet_findings(rule(name, where=where, value=value))
 
     assert findings(low) == findings(high) == []
-    assert findings(high * 1.001)[0].startswith("above the peak: 1 times as high")
+    assert findings(high * 1.001)[0].startswith("above the peak: 1.001 times as high")
     assert not low > 1 or findings(low * 0.999)[0].startswith("far too low")
     assert datasheet_findings(rule(name, where=where, expected=high * 1.001, fraction=0.9))[0].startswith(
         "the expected value is above the peak"

@@ -110,7 +110,7 @@ def test_ceiling_far_above_the_expectation_is_reported() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"value": 5.0e12}, "above the peak: 1.04 times as high"),
+        ({"value": 5.0e12}, "above the peak: 1.0417 times as high"),
         (
             {"value": None, "expected": 5.0e12, "fraction": 0.9},
             "the expected value is above the peak; the floor is 0.938 of the peak",
