@@ -23,7 +23,10 @@ _TYPES = {
 
 @dataclass(frozen=True, kw_only=True)
 class MemorySlot:
-    """A slot for a memory module, or soldered memory. A text that the firmware does not state is empty, and a number is None."""
+    """A slot for a memory module, or soldered memory.
+
+    A text that the firmware does not state is "". A number that it does not state is None.
+    """
 
     name: str
     """Unique name: the slot's locator in the table, which is also printed on the board. If several slots have the same locator,

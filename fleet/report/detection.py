@@ -147,12 +147,12 @@ def probability_text(share: float) -> str:
 
 
 ASSUMPTIONS = (
-    f"Smallest fault that the criterion finds with a probability of {DETECTION_PROBABILITY:.0%}, as the difference from the mean "
-    "of the healthy parts. A healthy part that was not among those measured fails the criterion with a probability of at most "
-    f"{MAX_FALSE_ALARM:.1%}, unless `false alarms` states a higher one. In brackets: number of parts, then number of values in "
-    "all runs. A normal distribution is assumed, with quantiles of Student's t: the fewer parts were measured, the larger are "
-    f"the stated faults and probabilities. For fewer than {MIN_PARTS} parts no fault is stated (`{TOO_FEW}`, with the number of "
-    "parts). `nothing`: the criterion finds only faults of 100% or more. GPUs of one host count as independent."
+    f"For each criterion: the smallest fault that it finds with a probability of {DETECTION_PROBABILITY:.0%}, as the difference "
+    "from the mean of the healthy parts. In brackets: the number of parts, then the number of their values in all runs. "
+    f"`nothing`: the criterion finds no fault smaller than 100%. `{TOO_FEW}: 2`: only 2 parts were measured; for fewer than "
+    f"{MIN_PARTS}, no fault is stated. `false alarms`: the probability that another healthy part fails, if it is above "
+    f"{MAX_FALSE_ALARM:.1%}. A normal distribution is assumed, with quantiles of Student's t: with few parts, the stated faults "
+    "and probabilities are large. GPUs of one host count as independent."
 )
 
 
@@ -165,7 +165,7 @@ def render_detection(detections: Sequence[Detection]) -> str:
         lines.append(f"{row.criterion}  {row.name}{stage}  {cells}")
     values, failed, most = logic_false_alarms(detections)
     if values:
-        lines += ["", "Found by logic, however much healthy values vary:"]
+        lines += ["", "Found by logic. Each line begins with the values that its criteria fail:"]
         for title, limits in logic_groups(detections).items():
             lines.append(f"- {title}: {', '.join(_with_limit(name, limit) for name, limit in limits.items())}")
         lines.append(f"{failed} of {values} healthy values failed these criteria" + _bound(most))
@@ -178,7 +178,9 @@ def _with_limit(name: str, limit: str) -> str:
 
 def _bound(most: float) -> str:
     return (
-        f" (so with {CONFIDENCE:.0%} confidence, at most {probability_text(most)} of them fail)." if most < 1 else "."
+        f" (so with {CONFIDENCE:.0%} confidence, at most {probability_text(most)} of healthy values fail)."
+        if most < 1
+        else "."
     )
 
 
@@ -189,7 +191,8 @@ def markdown_detection(
     table = [row for row in rows(detections, profiles) if row.profiles]
     models = sorted({model for row in table for model in row.cells})
     lines = [
-        f"{ASSUMPTIONS} If a criterion judges several sizes, data types or collective operations, the cell shows the worst one.",
+        f"{ASSUMPTIONS} If a criterion judges several sizes, data types or collective operations, the cell is for the worst of "
+        "them.",
         "",
         f"| profile | test | criterion | {' | '.join(models)} |",
         f"|---|---|---|{'---|' * len(models)}",
@@ -202,19 +205,21 @@ def markdown_detection(
     values, failed, most = logic_false_alarms(detections)
     lines += [
         "",
-        "**Found by logic**: these criteria fail each of the following values (after an id: its limit, if stated):",
+        "**Found by logic**: these criteria need no statistics. Each line begins with the values that its criteria fail. After "
+        "an id: the limit that a healthy value meets. It is left out if it is a text, or if parts have different limits.",
         "",
     ]
     for title, limits in logic_groups(detections, criteria).items():
         lines.append(f"- {title}: {', '.join(_code(name, limit) for name, limit in limits.items())}")
     lines += [
         "",
-        "For these criteria, no false-alarm rate can be computed from how much healthy values vary. "
-        f"{failed} of {values} healthy values in the runs failed them{_bound(most)}",
-        "A fault is not found if it does not change the value at the moment of the reading: "
-        "a digest (a number computed from the results of some work), for example, shows only faults in that work.",
+        "The false alarms of these criteria were counted: "
+        f"{failed} of {values} healthy values in the runs failed{_bound(most)}",
+        "These criteria find a fault only if it changes the value that is read. For example, a digest (a checksum of the results "
+        "of a computation) shows only faults during that computation.",
         "",
-        "**Nothing is stated** about the following criteria and benchmarks, because the runs lack the necessary values:",
+        "**Nothing is stated** about the following criteria and benchmarks. Each line begins with the reason. In brackets: the "
+        "stage of the benchmark, if it is not `benchmark`.",
         "",
     ]
     shown = {row.criterion for row in table if not row.is_unknown} | {
@@ -223,15 +228,13 @@ def markdown_detection(
     unknown = sorted({item.key.criterion for item in detections} - shown)
     if unknown:
         names = ", ".join(f"`{name}`" for name in unknown)
-        lines.append(
-            f"- criteria that judged fewer than {MIN_PARTS} parts, or only figures with settings that no profile has: {names}"
-        )
+        lines.append(f"- fewer than {MIN_PARTS} parts were measured with the settings of a profile: {names}")
     lines += [
-        f"- benchmarks that no run measured with the settings of profile `{name}`: {', '.join(tests)}"
+        f"- no run measured the benchmark with the settings of profile `{name}`: {', '.join(tests)}"
         for name, tests in unmeasured(detections, profiles).items()
     ]
     for reason, ids in not_judged(criteria, detections).items():
-        lines.append(f"- criteria, because {reason}: {', '.join(f'`{name}`' for name in ids)}")
+        lines.append(f"- {reason}: {', '.join(f'`{name}`' for name in ids)}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""Describe what criteria find by logic: every value beyond the limit, however much healthy values vary.
+"""Describe what criteria find by logic: every value that does not meet the limit, however much healthy values vary.
 
 Also describe why nothing is stated about criteria and benchmarks without values.
 """
@@ -51,7 +51,8 @@ def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] 
 
 EQUAL, INCREASE, PEERS, BEYOND = LOGIC_TITLES = (
     "any value other than the required one, such as a wrong state or a count that is not 0",
-    "any change during the run beyond the limit",
+    "any increase during the run above the limit (with `≥ 0`: any decrease; with `≤ 0 s`: any new event, because the value is "
+    "the time of the newest event)",
     "any value that differs from that of most other parts, if there are other parts to compare with",
     "any value beyond the limit (the value is a count, or it does not vary between healthy parts)",
 )

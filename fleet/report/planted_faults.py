@@ -14,8 +14,9 @@ from fleet.report.formatting import clean
 def render_planted_faults(items: Sequence[Comparison]) -> Iterator[str]:
     """Yield the lines of two tables: how likely a digest misses each pattern of wrong bits, and how likely tests find a fault."""
     yield (
-        "`always`: every repetition has the same wrong bits. p: the probability that an element, or a whole repetition, is "
-        f"wrong. `1 in 10⁶`: p = {RATE:g}. `99 %`: the smallest p at which the fault is found with a probability of {FOUND:.0%}."
+        "`always`: every repetition has the same wrong bits. In the other columns, an element, or a whole repetition, is wrong "
+        f"with a probability p. `1 in 10⁶`: p is {RATE:g}. `99 %`: the smallest p with which the fault is found with a "
+        f"probability of {FOUND:.0%}."
     )
     yield ""
     yield "| pattern of wrong bits | digest stays the same with a probability of at most |"

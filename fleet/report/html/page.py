@@ -46,12 +46,13 @@ from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport
 from schemas.scopes import Scope, pci_address
 
 MAX_BYTES = 2_000_000
-"""Size limit of the file in bytes. Only the file of a very large fleet exceeds it, because some data has one value per host."""
+"""Intended maximum size of the file in bytes: what does not fit is left out. But some data is never left out and has one value
+per host, so the file of a very large fleet is larger."""
 _RESERVE = 20_000
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200
-"""Maximum number of reasons with one action that are visible at once, and maximum number that also includes those that can be
-unfolded. Further reasons are only on the pages of the hosts."""
+"""Under one heading, the first 12 reasons are visible at once, and the next ones, up to the 200th, can be unfolded. Further
+reasons are only on the pages of the hosts."""
 _MAX_FILES = _MAX_REPLACED = 100
 _MAX_GAPS = 12
 _MAX_CHANGES = 200
@@ -65,7 +66,7 @@ _END = "</script>\n"
 
 @dataclass(frozen=True, kw_only=True)
 class ActionGroup:
-    """The reasons under one heading: failures with the same action, those that could not be verified, or waived ones."""
+    """The reasons under one heading: failures with the same action, checks that could not be verified, or waived reasons."""
 
     title: str
     tone: str
@@ -166,7 +167,8 @@ def _slot(reason: Reason, gpus_of: Mapping[str, Sequence[Gpu]]) -> dict[str, Any
 def _action_groups(all_reasons: Sequence[Reason]) -> list[ActionGroup]:
     """Return the failures grouped by action, then a group of what could not be verified, then a group of what is waived.
 
-    The groups are in this order, and the most severe action is first, because `all_reasons` is in the order of the causes.
+    The groups of failures are in the order of `all_reasons`: critical failures come first, and among them those with the most
+    severe action.
     """
     groups: dict[tuple[str, str], list[Reason]] = {}
     for reason in all_reasons:

@@ -18,7 +18,7 @@ MD = "sys/block/md0/md"
 
 
 def readings(root: Path) -> Readings:
-    """Return `name scope` -> the reading."""
+    """Return `NAME SCOPE` (such as `storage.array.works array=md0`) -> value of the reading."""
     (root / "sys/block").mkdir(parents=True, exist_ok=True)
     files = Files(root, cached=True)
     parts = (redundancy.arrays, redundancy.pools, redundancy.paths)
@@ -33,7 +33,7 @@ def write(root: Path, files: Mapping[str, str]) -> Path:
 
 
 def lost(observed: Readings) -> set[str]:
-    """Return the scopes of the members, arrays and paths that do not work, and of the pools that are not ONLINE."""
+    """Return the scopes, such as `array=md0,member=sdb1`, of readings that are False, and of pools that are not ONLINE."""
     return {
         key.split()[1]
         for key, value in observed.items()
@@ -42,7 +42,7 @@ def lost(observed: Readings) -> set[str]:
 
 
 def mdstat(head: str, body: str) -> str:
-    """Return a /proc/mdstat with one array, md0."""
+    """Return a /proc/mdstat with one array, md0: `head` is the text after `md0 :`, `body` the text after the number of blocks."""
     personalities = "Personalities : [raid1] [raid6] [raid5] [raid4] [raid10] [raid0]"
     return f"{personalities}\nmd0 : {head}\n      937160704 {body}\n      \nunused devices: <none>\n"
 
@@ -90,6 +90,11 @@ LOST_MDSTAT = {
     "raid0, broken": ("broken raid0 sda1[0]", "blocks super 1.2 512k chunks", None, {"array=md0"}),
     "inactive array of unknown level": ("inactive sdb1[1](S) sda1[0](S)", "blocks super 1.2", None, {"array=md0"}),
 }  # fmt: skip
+"""Case -> head and body for `mdstat`, number of missing members (None: not checked), and members that are reported as lost.
+
+`slot1` is the empty slot 1 (slots count from 0). `empty1` is an empty slot whose number is unknown, because any of
+the empty slots may be that of the failed or rebuilding member. `array=md0` is the whole array.
+"""
 
 
 @pytest.mark.parametrize(("head", "body"), HEALTHY_MDSTAT.values(), ids=HEALTHY_MDSTAT)
@@ -97,6 +102,7 @@ def test_healthy_array_in_mdstat_has_no_lost_member(tmp_path: Path, head: str, b
     observed = readings(write(tmp_path, {"proc/mdstat": mdstat(head, body)}))
     assert lost(observed) == set()
     assert observed["storage.array.works array=md0"] is True
+    # /proc/mdstat has no counts such as [2/2] for RAID 0 and containers. Their number of missing members is then read from /sys.
     assert observed["storage.array.missing array=md0"] in (0, Absent.error(f"/{MD}/degraded: /sys is not mounted"))
 
 
@@ -124,7 +130,15 @@ def test_member_that_is_being_rebuilt_is_unknown_in_mdstat_and_not_in_sync_in_sy
 def array(
     level: str, members: Mapping[str, str], *, slots: int, degraded: int | None = 0, state: str = "clean"
 ) -> dict[str, str]:
-    """Return path -> content of the files in /sys that describe an array. `members`: name -> `STATE SLOT`."""
+    """Return the files in /sys that describe the array md0: path -> content.
+
+    Args:
+        level: RAID level
+        members: disk -> `STATE SLOT`
+        slots: number of slots (`raid_disks`)
+        degraded: number of missing members; None: the file `degraded` does not exist, as with RAID 0
+        state: state of the array (`array_state`)
+    """
     files = {
         f"{MD}/array_state": state,
         f"{MD}/level": level,
@@ -139,16 +153,16 @@ def array(
     return files
 
 
-TWO = {"sda1": "in_sync 0", "sdb1": "in_sync 1"}
+TWO_IN_SYNC = {"sda1": "in_sync 0", "sdb1": "in_sync 1"}
 HEALTHY_SYSFS = {
-    **{f"state {state}": array("raid1", TWO, slots=2, state=state)
+    **{f"state {state}": array("raid1", TWO_IN_SYNC, slots=2, state=state)
        for state in ("clean", "active", "active-idle", "write-pending", "read-auto", "readonly")},
-    "with a spare": array("raid1", TWO | {"sdc1": "spare none"}, slots=2),
-    "write-mostly": array("raid1", TWO | {"sdb1": "in_sync,write_mostly 1"}, slots=2),
-    "with a journal": array("raid5", TWO | {"sdc1": "in_sync 2", "sdj1": "journal none"}, slots=3),
-    "being reshaped": {**array("raid5", TWO | {"sdc1": "in_sync 2"}, slots=3), f"{MD}/raid_disks": "3 (2)"},
-    "raid0": array("raid0", TWO, slots=2, degraded=None),
-    "volume of a firmware raid": {**array("raid1", TWO, slots=2), f"{MD}/metadata_version": "external:/md127/0"},
+    "with a spare": array("raid1", TWO_IN_SYNC | {"sdc1": "spare none"}, slots=2),
+    "write-mostly": array("raid1", TWO_IN_SYNC | {"sdb1": "in_sync,write_mostly 1"}, slots=2),
+    "with a journal": array("raid5", TWO_IN_SYNC | {"sdc1": "in_sync 2", "sdj1": "journal none"}, slots=3),
+    "being reshaped": {**array("raid5", TWO_IN_SYNC | {"sdc1": "in_sync 2"}, slots=3), f"{MD}/raid_disks": "3 (2)"},
+    "raid0": array("raid0", TWO_IN_SYNC, slots=2, degraded=None),
+    "volume of a firmware raid": {**array("raid1", TWO_IN_SYNC, slots=2), f"{MD}/metadata_version": "external:/md127/0"},
     "container of a firmware raid": {**array("container", {"sda": "spare none"}, slots=0, degraded=None, state="inactive"),
                                      f"{MD}/metadata_version": "external:imsm"},
 }  # fmt: skip
@@ -166,15 +180,17 @@ LOST_SYSFS = {
     "raid10, one member removed, failed member still in its slot": (
         array("raid10", {"sdb1": "in_sync 1", "sdc1": "faulty 2", "sdd1": "in_sync 3"}, slots=4, degraded=2), {"sdc1", "slot0"}),
     "inactive volume of a firmware raid": (
-        {**array("raid1", TWO, slots=2, state="inactive"), f"{MD}/metadata_version": "external:/md127/0"}, {"array=md0"}),
+        {**array("raid1", TWO_IN_SYNC, slots=2, state="inactive"), f"{MD}/metadata_version": "external:/md127/0"}, {"array=md0"}),
     "raid10, active-idle, member failed": (
-        array("raid10", TWO | {"sdc1": "faulty none", "sdd1": "in_sync 3"}, slots=4, degraded=1, state="active-idle"), {"sdc1"}),
+        array("raid10", TWO_IN_SYNC | {"sdc1": "faulty none", "sdd1": "in_sync 3"}, slots=4, degraded=1, state="active-idle"),
+        {"sdc1"}),
     "raid0, member failed": (array("raid0", {"sda1": "in_sync 0", "sdb1": "faulty 1"}, slots=2, degraded=None, state="broken"),
                              {"sdb1", "array=md0"}),
     "raid5, inactive": (array("raid5", {"sda1": "spare none"}, slots=0, degraded=None, state="inactive"), {"array=md0"}),
     "no file with the slot of a member": (
         {f"{MD}/array_state": "active-idle", f"{MD}/degraded": "1", f"{MD}/dev-nvme1n1p2/state": "faulty"}, {"nvme1n1p2"}),
 }  # fmt: skip
+"""Case -> files in /sys, and members that are reported as lost (names as in LOST_MDSTAT)."""
 
 
 @pytest.mark.parametrize("files", HEALTHY_SYSFS.values(), ids=HEALTHY_SYSFS)
@@ -190,7 +206,7 @@ def test_lost_member_in_sysfs_is_named(tmp_path: Path, files: Mapping[str, str],
         assert observed["storage.array.missing array=md0"] == int(files[f"{MD}/degraded"])
 
 
-def test_array_that_only_one_source_reports_as_degraded_is_degraded(tmp_path: Path) -> None:
+def test_array_that_only_one_source_reports_as_degraded_counts_as_degraded(tmp_path: Path) -> None:
     files = {
         "proc/mdstat": mdstat("active raid1 sdb1[1](F) sda1[0]", "blocks super 1.2 [2/1] [U_]"),
         f"{MD}/array_state": "clean",
@@ -212,7 +228,7 @@ def test_state_of_a_zfs_pool_is_reported(tmp_path: Path, state: str) -> None:
 
 
 def nvme(states: Mapping[str, str]) -> dict[str, str]:
-    """Return the files of a disk, nvme-subsys3, with these controllers as its paths: controller -> state."""
+    """Return the files in /sys of the multipath disk `nvme-subsys3`. `states`: controller (a path to the disk) -> state."""
     files = {f"sys/class/nvme/{name}/state": state for name, state in states.items()}
     return files | {f"sys/block/nvme3c{name[4:]}n1/ana_state": "optimized" for name in states}
 
@@ -225,7 +241,8 @@ def nvme(states: Mapping[str, str]) -> dict[str, str]:
         ({"nvme3": "dead", "nvme4": "live"}, {"nvme3"}),
         ({"nvme3": "live", "nvme4": "live", "nvme5": "resetting"}, {"nvme5"}),
         ({"nvme3": "live"}, set()),
-        ({"nvme3": "connecting", "nvme4": "connecting"}, set()),  # no path works: the mount on the disk fails instead
+        # A volume without a working path is not reported, because it may be detached by design.
+        ({"nvme3": "connecting", "nvme4": "connecting"}, set()),
         ({"nvme3": "live", "nvme4": "deleting"}, set()),
         ({"nvme3": "live", "nvme4": "deleting (no IO)"}, set()),
     ],
@@ -244,7 +261,7 @@ def test_lost_nvme_path_is_named(tmp_path: Path, states: Mapping[str, str], path
     assert lost(readings(write(tmp_path, nvme(states)))) == {f"disk=nvme-subsys3,path={path}" for path in paths}
 
 
-def test_path_with_a_state_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+def test_path_whose_state_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     """If the path were left out, the disk would look like one with a single path, which has no redundancy to lose."""
     files = nvme({"nvme3": "live"}) | {"sys/block/nvme3c4n1/ana_state": "optimized"}
     files |= {"sys/block/dm-0/dm/uuid": "mpath-3600508b400105e21", "sys/block/dm-0/dm/name": "mpatha"}
@@ -273,7 +290,7 @@ def test_lost_path_in_a_subsystem_directory_is_named(tmp_path: Path) -> None:
 def test_lost_path_of_the_device_mapper_is_named(tmp_path: Path, state: str) -> None:
     files = {"sys/block/dm-0/dm/uuid": "mpath-3600508b400105e21", "sys/block/dm-0/dm/name": "mpatha"}
     files |= {
-        "sys/block/dm-1/dm/uuid": "LVM-abc",
+        "sys/block/dm-1/dm/uuid": "LVM-abc",  # not multipath, so its disk sdz is not a path
         "sys/block/dm-1/slaves/sdz/x": "",
         "sys/block/sdz/device/state": "offline",
     }
@@ -309,6 +326,11 @@ MEMBERS = {
     "linear, has no members": ("linear", "", set()),
     "raid without a status": ("raid", "", set()),
 }
+"""Case -> type and status line of a device, and its members that do not work.
+
+The members are paths, or legs: a leg holds one copy or stripe of an LVM RAID or mirror. With `resync`, a leg
+that is not yet in sync (`a`) counts as working.
+"""
 
 
 @pytest.mark.parametrize(("kind", "status", "expected"), MEMBERS.values(), ids=MEMBERS)
@@ -317,7 +339,10 @@ def test_status_of_the_device_mapper_names_lost_members(kind: str, status: str, 
 
 
 def answer(*targets: tuple[str, str], flags: int = 0) -> bytes:
-    """Return the answer of the kernel to the ioctl that asks for the status of the targets (struct dm_ioctl)."""
+    """Return what the kernel answers to the ioctl DM_TABLE_STATUS: struct dm_ioctl, then the targets.
+
+    A target is a segment of a device-mapper device. `targets` has the type and the status line of each.
+    """
     body = b""
     for kind, status in targets:
         text = status.encode() + b"\0"
@@ -331,7 +356,7 @@ def test_answer_of_the_device_mapper_is_parsed_if_it_is_complete() -> None:
     targets = [("raid", "raid1 2 AD 8/8 idle 0 0 -"), ("linear", "")]
     assert mapper.parse_targets(answer(*targets)) == targets
     with pytest.raises(OSError, match="longer"):
-        mapper.parse_targets(answer(flags=0x100))
+        mapper.parse_targets(answer(flags=0x100))  # DM_BUFFER_FULL_FLAG
 
 
 def test_full_snapshot_names_lost_member_of_lvm_raid_and_lost_path(tmp_path: Path) -> None:
@@ -360,7 +385,7 @@ def test_full_snapshot_names_lost_member_of_lvm_raid_and_lost_path(tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["rimage", "mimage"])
-def test_legs_of_lvm_raid_are_unknown_without_permission(tmp_path: Path, kind: str) -> None:
+def test_legs_of_lvm_raid_and_mirrors_are_unknown_without_permission(tmp_path: Path, kind: str) -> None:
     names = ("vg-root", f"vg-data_{kind}_0", f"vg-data_{kind}_1", "vg-data_rmeta_0", "vg-data")
     files = {f"sys/block/dm-{number}/dm/name": name for number, name in enumerate(names)}
 

@@ -27,7 +27,7 @@ LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Return the readings of the host by their names, without `software.`."""
+    """Return name of the reading without `software.` -> value."""
     families = list(SoftwareCollector(root, full_snapshot).collect())
     assert all([labels for labels, _ in family.readings] == [HOST_LABELS] for family in families)
     return {family.name.removeprefix("software."): family.readings[0][1] for family in families}
@@ -106,7 +106,7 @@ def test_missing_driver_is_not_a_mismatch(tmp_path: Path, healthy: Readings) -> 
         ({"usr/local/cuda/version.json": "{}"}, {"cuda_toolkit.version"}),
         ({"usr/local/cuda/version.json": "[" * 100_000}, {"cuda_toolkit.version"}),
     ],
-    ids=["driver version", "CUDA version missing", "CUDA file nested too deep"],
+    ids=["driver version invalid", "CUDA version missing", "CUDA file nested too deep"],
 )  # fmt: skip
 def test_invalid_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], names: set[str]
@@ -147,7 +147,7 @@ def test_local_machine_has_no_errors() -> None:
         ("exec sleep 10", "tool --version: no answer within 0.3 s"),
     ],
 )
-def test_program_without_a_version_is_an_error(tmp_path: Path, script: str, reason: str) -> None:
+def test_program_that_reports_no_version_is_an_error(tmp_path: Path, script: str, reason: str) -> None:
     host.write_program(tmp_path / "usr/bin/tool", script)
     assert programs.program_version(tmp_path, "tool", r"version (\S+)", 0.3) == Absent(status="error", reason=reason)
 
@@ -175,7 +175,7 @@ def test_missing_program_is_unsupported(tmp_path: Path) -> None:
         ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.65.06  Release Build\n", "580.65.06", True),
     ],
 )
-def test_version_and_license_of_the_kernel_module_are_read(text: str, version: str, is_open: bool) -> None:
+def test_version_of_the_kernel_module_and_whether_it_is_open_are_read(text: str, version: str, is_open: bool) -> None:
     assert module_version(text) == version
     assert is_open_module(text) is is_open
 
@@ -212,9 +212,9 @@ def test_chain_of_library_links_is_followed_and_a_loop_is_an_error(tmp_path: Pat
     assert readings(root)["driver_library.version"] == host.DRIVER
     intermediate.unlink()
     intermediate.symlink_to("libnvidia-ml.so.1")  # a link to itself
-    lost = readings(root)["driver_library.version"]
-    assert isinstance(lost, Absent)
-    assert (lost.status, "has no version in its name" in lost.reason) == ("error", True)
+    absent = readings(root)["driver_library.version"]
+    assert isinstance(absent, Absent)
+    assert (absent.status, "has no version in its name" in absent.reason) == ("error", True)
 
 
 @pytest.mark.parametrize(

@@ -24,11 +24,12 @@ NVME = "storage.nvme."
 
 
 def log(**fields: int) -> bytes:
-    """Return the health log of a Samsung PM9A3 after a year of use, in which `fields` replace the usual values.
+    """Return the health log of a Samsung PM9A3 after a year of use. `fields` replace its values.
 
-    Among the usual values: 35 °C, 3 % of the endurance used, 12 unsafe shutdowns.
+    Without `fields`, its values are, among others: 35 °C (308 K), 3 % of the endurance used, 12 unsafe shutdowns.
     """
     page = bytearray(512)
+    # Field -> its first byte, its number of bytes, its value.
     values = {"warning": (0, 1, 0), "temperature": (1, 2, 308), "spare": (3, 1, 100), "threshold": (4, 1, 10),
               "used": (5, 1, 3), "read": (32, 16, 81_203_441), "written": (48, 16, 63_000_000), "cycles": (112, 16, 40),
               "hours": (128, 16, 8760), "shutdowns": (144, 16, 12), "media": (160, 16, 0), "entries": (176, 16, 5)}  # fmt: skip
@@ -51,7 +52,7 @@ def readings(
     read_log: Callable[[Path], bytes] = lambda _: log(),
     statvfs: Callable[[Path], os.statvfs_result] = space,
 ) -> Readings:
-    """Return `name scope` -> the reading."""
+    """Return `NAME SCOPE` (such as `storage.disk.online disk=nvme0n1`) -> value of the reading."""
     collector = StorageCollector(root, full_snapshot=True, read_log=read_log, statvfs=statvfs)
     return {
         f"{family.name} {scope(labels)}": value for family in collector.collect() for labels, value in family.readings
@@ -129,7 +130,7 @@ def test_scrape_reads_no_health_log(tmp_path: Path) -> None:
         ({"sys/block/nvme2n1/device/transport": "tcp\n"}, {}),
         ({"sys/block/nvme0c1n1/device/state": "live\n"}, {}),
     ],
-    ids=["dead disk", "degraded array", "file system errors", "read-only root", "network disk", "path of a disk"],
+    ids=["dead disk", "degraded array", "file system errors", "read-only root", "added network disk", "added path to a disk"],
 )  # fmt: skip
 def test_changed_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], change: Readings
@@ -161,11 +162,11 @@ DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f
         "no namespace",
         "dead controller",
         "two namespaces",
-        "one path of a namespace",
-        "other devices than namespaces",
+        "namespace with one path",
+        "only devices that are not namespaces",
         "namespace in the subsystem",
         "NVMe over TCP",
-        "removed controller",
+        "controller being removed",
         "administrative controller",
         "virtual controller",
     ],
@@ -173,6 +174,7 @@ DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f
 def test_namespaces_of_each_built_in_controller_are_counted(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], namespaces: int | None
 ) -> None:
+    # None: the controller is not a built-in one, or is being removed, so it has no reading.
     expected = {} if namespaces is None else {"storage.controller.namespaces disk=nvme5": namespaces}
     assert {name: healthy[f"storage.controller.namespaces disk={name}"] for name in ("nvme0", "nvme1")} == {
         "nvme0": 1,
@@ -255,7 +257,7 @@ def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
     Args:
         tmp_path: the root
         device: path of the disk below /sys/devices; the function also creates the symbolic links that the kernel would create
-        files: path relative to the parent of the disk -> content
+        files: path relative to the directory to which `device` of the disk points -> content; `state` is `live` by default
     """
     root = host.build_tree(tmp_path)
     disk = root / "sys/devices" / device
@@ -271,8 +273,11 @@ def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
 
 
 @pytest.mark.parametrize("options", ["ro - overlay overlay rw", "ro - overlay overlay ro", "rw - overlay overlay ro"])
-def test_read_only_state_is_unsupported_in_a_container_with_a_read_only_root(tmp_path: Path, options: str) -> None:
-    """The root of Rackproof's own DaemonSet is read-only (readOnlyRootFilesystem)."""
+def test_state_of_var_is_unsupported_in_a_container_with_a_read_only_root(tmp_path: Path, options: str) -> None:
+    """`storage.state.read_only` is whether /var is read-only. Here /var has no mount of its own, so the root counts.
+
+    The root is read-only by design in the pods of Rackproof's DaemonSet (`readOnlyRootFilesystem`).
+    """
     files = {"proc/self/mountinfo": f"1 0 0:50 / / {options}\n2 1 259:2 /tmp /tmp rw - xfs /dev/nvme0n1p2 rw\n"}
     state = readings(host.build_tree(tmp_path / "pod", files=files))["storage.state.read_only host"]
     assert isinstance(state, Absent)
@@ -444,9 +449,9 @@ def test_bind_mounted_files_are_not_file_systems(tmp_path: Path) -> None:
     ],
     ids=[
         "root is read-only",
-        "directory has a writable mount",
-        "mount below the directory is read-only",
-        "mount with a similar name is read-only",
+        "/var has a writable mount",
+        "mount below /var is read-only",
+        "/vary, which only begins like /var, is read-only",
         "later mount of the root is read-only",
     ],
 )

@@ -1,4 +1,4 @@
-"""The wiring collector asks lldpd and infiniband-diags for the switch port of each network port."""
+"""The wiring collector asks lldpd and infiniband-diags which switch port each network port of the host is connected to."""
 
 from __future__ import annotations
 
@@ -45,10 +45,11 @@ CAPTURES = {
     "lldpctl-sonic.json": {"ens9np0": SONIC},
     "lldpctl-two.json": {"ens8f0np0": CUMULUS, "ens9np0": SONIC},
 }
+"""File in tests/data/lldp with output of lldpctl -> interface -> neighbor."""
 
 
 def readings(root: Path) -> dict[str, dict[str, Value | Absent]]:
-    """Take a full snapshot; return scope -> name of the reading without its first part -> value."""
+    """Take a full snapshot; return scope -> name of the reading without its first part (`switch_id`) -> value."""
     result: dict[str, dict[str, Value | Absent]] = {}
     for family in WiringCollector(root, full_snapshot=True).collect():
         for labels, value in family.readings:
@@ -74,7 +75,7 @@ def test_every_capture_of_lldpctl_is_tested() -> None:
     assert {path.name for path in LLDP.glob("*.json*")} == CAPTURES.keys()
 
 
-def test_switch_without_a_name_is_identified_by_its_id() -> None:
+def test_port_of_a_switch_without_a_name_is_read() -> None:
     item = wiring.neighbor(NIC, "leaf01", "swp7")
     del item["chassis"][0]["name"]
     (neighbor,) = parse_lldp(wiring.lldp(item)).values()
@@ -93,7 +94,7 @@ def test_switch_without_a_name_is_identified_by_its_id() -> None:
         ("ifalias", "Eth1", "", ("Eth1", "")),
     ],
 )
-def test_port_is_the_name_of_the_interface_if_the_switch_sends_it(
+def test_description_names_the_port_if_the_port_id_is_a_number_or_a_mac_address(
     kind: str, port: str, description: str, expected: tuple[str, str]
 ) -> None:
     item = wiring.neighbor(NIC, "leaf", port, kind=kind, description=description)
@@ -113,10 +114,10 @@ def test_second_switch_on_a_port_is_an_error_and_the_lldp_agent_of_an_adapter_is
     }
 
 
-def test_port_that_the_switch_sends_as_id_and_as_name_is_read_by_its_name() -> None:
+def test_name_of_a_port_is_preferred_to_a_chassis_id_in_its_place() -> None:
     """SONiC sends the chassis ID as the port ID until it has configured LLDP; afterwards it sends the name of the port.
 
-    lldpd on the host then lists two neighbors for one switch port (lldpd/lldpd issue 502).
+    lldpd on the host keeps the old entry for some time, and then lists two neighbors for one switch port (lldpd/lldpd issue 502).
     """
     named = wiring.neighbor(NIC, "leaf01", "Ethernet8")
     chassis_id = named["chassis"][0]["id"][0]["value"]
@@ -147,7 +148,7 @@ HOSTILE = (
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_name_is_one_short_printable_line(text: str, root: Path) -> None:
+def test_hostile_name_becomes_one_short_printable_line(text: str, root: Path) -> None:
     output = root / "hostile.json"
     output.write_text(wiring.lldp(wiring.neighbor(NIC, text, text, description=text)), encoding="utf-8")
     wiring.write_program(root, "lldpctl", f"#!/bin/sh\ncat {output}\n")
@@ -257,12 +258,12 @@ def two_lldp_daemons(directory: Path) -> Iterator[Path]:
 
 
 def wait_until_done(command: list[str], **environment: str) -> None:
-    """Repeat a command until it succeeds because its server answers. After 100 attempts, fail the test."""
+    """Repeat a command until it succeeds, that is, until its server answers. Fail the test after 100 attempts."""
     for _ in range(100):
         if not subprocess.run(command, env={**os.environ, **environment}, capture_output=True, check=False).returncode:
             return
         time.sleep(0.1)
-    raise AssertionError(f"{command[0]} gets no answer")
+    raise AssertionError(f"{' '.join(command)}: failed 100 times")
 
 
 def test_real_lldpd_names_the_switch_port(root: Path) -> None:
@@ -353,7 +354,10 @@ CABLE = re.compile(
 
 
 def test_each_cable_of_a_captured_fabric_is_parsed() -> None:
-    """Each line of the capture is a cable with the node at its far end. The test builds the answer of smpquery from the line."""
+    """CABLE matches a line with the node at the far end of a cable. The test builds the output of smpquery from each such line.
+
+    The capture has two such lines for each of its 7 cables, one for each end.
+    """
     cables = CABLE.findall((FABRICS / "ibnetdiscover-quantum2.txt").read_text())
     assert len(cables) == 14
     for _, kind, digits, port, name in cables:
@@ -395,6 +399,7 @@ def test_name_of_a_managed_switch_is_read_from_its_description(description: str,
         NODE_INFO.format(kind="Switch", guid="0x12", port=1),
         NODE_INFO.format(kind="Switch", guid="0x" + "f" * 16, port=0),
     ],
+    ids=["empty", "garbage", "GUID too short", "port 0"],
 )
 def test_malformed_answer_of_smpquery_is_an_error(answer: str, root: Path) -> None:
     (root / "answer").write_text(answer)
@@ -425,7 +430,10 @@ def test_port_without_a_link_is_not_queried(root: Path) -> None:
 
 @contextmanager
 def simulated_fabric(name: str, directory: Path) -> Iterator[dict[str, str]]:
-    """Run the InfiniBand simulator `ibsim`; yield the environment of programs that use it instead of an adapter."""
+    """Run the InfiniBand simulator `ibsim` with the fabric in the file `name` of FABRICS.
+
+    Yield the environment variables that make a program use the simulator instead of an adapter.
+    """
     (library,) = Path("/usr/lib").glob("*/umad2sim/libumad2sim.so")
     server = f"rackproof-{os.getpid()}"
     environment = {"IBSIM_SOCKNAME": server, "LD_PRELOAD": str(library)}
@@ -472,6 +480,6 @@ def test_real_smpquery_reads_the_switch_ports_of_a_simulated_fabric(
                 f"#!/bin/bash\n{exports}export SIM_HOST={host}-mlx${{2#mlx5_}}\nexec /usr/sbin/smpquery -C ibsim0 ${{@:3}}\n",
             )
             read = readings(root)
-            found = [read[f"hca=mlx5_{number},port=1"] for number in range(2)]
-            assert [(port["switch"], port["switch_port"]) for port in found] == ports
-            assert all(re.fullmatch("0x[0-9a-f]{16}", str(port["switch_id"])) for port in found)
+            neighbors = [read[f"hca=mlx5_{number},port=1"] for number in range(2)]
+            assert [(port["switch"], port["switch_port"]) for port in neighbors] == ports
+            assert all(re.fullmatch("0x[0-9a-f]{16}", str(port["switch_id"])) for port in neighbors)

@@ -37,6 +37,7 @@ def readings(collector: XidCollector) -> dict[str, dict[str, object]]:
 
 
 def read(log: Path, *commands: Sequence[str], full_snapshot: bool = False) -> dict[str, dict[str, object]]:
+    """Return the readings of a collector that reads `log`, and in place of journalctl and dmesg the output of `commands`."""
     return readings(XidCollector(log, full_snapshot, commands))
 
 
@@ -54,7 +55,7 @@ def test_uptime_is_parsed_from_kmsg_dmesg_and_journal() -> None:
     assert kernel_log.uptime(XID_79) == 91827.364554
     assert kernel_log.uptime("[  12.345678] NVRM: Xid (PCI:0000:4c:00.0): 48") == 12.345678
     assert kernel_log.uptime("[91827.364554] gpu-7 kernel: NVRM: Xid (PCI:0000:4c:00.0): 48") == 91827.364554
-    assert kernel_log.uptime("NVRM: Xid (PCI:0000:4c:00.0): 48") > 0
+    assert kernel_log.uptime("NVRM: Xid (PCI:0000:4c:00.0): 48") > 0  # no time: 0 would mean that there was no error
 
 
 @pytest.mark.parametrize(
@@ -101,7 +102,9 @@ def test_xid_lines_are_recognized(line: str, result: tuple[str, str] | None) -> 
         ("xyz, Fatal error", None),
     ],
 )
-def test_only_the_first_line_of_an_sxid_is_parsed_with_its_severity(text: str, result: tuple[str, str] | None) -> None:
+def test_sxid_is_parsed_with_its_severity_and_lines_with_details_are_ignored(
+    text: str, result: tuple[str, str] | None
+) -> None:
     line = f"[131453.740743] nvidia-nvswitch0: SXid (PCI:0000:C1:00.0): {text}"
     assert parse_sxid(*messages(line)) == (result and ("0000:c1:00.0", *result))
 
@@ -133,7 +136,7 @@ def test_errors_are_counted_by_address_and_code() -> None:
 def test_healthy_log_has_no_errors() -> None:
     assert {name: values for name, values in read(LOG_DIRECTORY / "healthy.txt").items() if values} == {
         "xid.last_seen": {"host": 0.0},
-        "xid.log_complete": {"host": False},
+        "xid.log_complete": {"host": False},  # the first record in the file has the sequence number 812
         "sxid.last_seen": {"host": 0.0},
         "kernel.event.last_seen": {f"event={event}": 0.0 for event in EVENTS},
     }
@@ -174,6 +177,7 @@ def test_last_seen_is_the_uptime_of_the_newest_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bytes_before", range(8100, 8200, 9))
 def test_line_across_two_reads_counts_once(tmp_path: Path, bytes_before: int) -> None:
+    """The collector reads a file in blocks of 8192 bytes."""
     log = tmp_path / "kern.log"
     log.write_text("x" * (bytes_before - 1) + "\n" + XID_79)
     assert read(log)["xid.count"] == {"pci=0000:5d:00.0,xid=79": 1}
@@ -281,7 +285,7 @@ def test_full_snapshot_adds_overwritten_records_from_the_journal_once(tmp_path: 
     assert result["xid.log_complete"] == {"host": True}
 
 
-def test_log_with_dates_does_not_show_that_it_reaches_back_to_the_boot(tmp_path: Path) -> None:
+def test_log_with_dates_instead_of_uptimes_counts_as_incomplete(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text("Nov 20 14:03:20 gpu-7 kernel: NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")
     for full_snapshot in (False, True):
@@ -374,14 +378,14 @@ def test_xid_at_a_pci_address_without_a_known_gpu_fails_with_this_address() -> N
     assert not_passed(judged({"pci=0000:5d:00.0,xid=79": 1})) == [("xid-79", FAIL, "pci=0000:5d:00.0,xid=79", "")]
 
 
-def test_harmless_codes_before_the_run_pass() -> None:
+def test_codes_without_a_criterion_pass_if_they_were_logged_before_the_run() -> None:
     codes = ("13", "31", "43", "45", "63", "68", "92", "93", "94", "121", "137", "149", "154", "999")
     counts = {f"pci=0000:01:00.0,xid={code}": 3 for code in codes}
     assert not_passed(judged(counts, observed=(30.0, 30.0))) == []
 
 
 @pytest.mark.parametrize("code", ["13", "43", "63", "999"])
-def test_any_code_during_the_run_fails(code: str) -> None:
+def test_code_without_a_criterion_fails_if_it_is_logged_during_the_run(code: str) -> None:
     verdicts = judged({f"pci=0000:01:00.0,xid={code}": 1}, observed=(0.0, 91827.4))
     assert not_passed(verdicts) == [("xid-during-run", FAIL, "host", "")]
 
@@ -416,7 +420,9 @@ def test_fatal_nvlink_5_xid_fails() -> None:
         ("unknown", "99999", ""),
     ],
 )
-def test_only_fatal_or_listed_switch_errors_fail(fatal: str, code: str, criterion: str) -> None:
+def test_switch_error_fails_only_if_it_is_fatal_or_its_code_has_a_criterion(
+    fatal: str, code: str, criterion: str
+) -> None:
     location = f"pci=0000:c1:00.0,fatal={fatal},sxid={code}"
     expected = [(criterion, FAIL, location, "")] if criterion else []
     assert not_passed(judged({location: 2}, name="sxid.count")) == expected

@@ -51,7 +51,10 @@ def test_copied_paths_exist_and_are_not_ignored() -> None:
 
 @pytest.fixture
 def image(tmp_path: Path) -> dict[str, str]:
-    """Return the environment variables of the image. `rackproof` and `python` in its PATH only print their name and arguments."""
+    """Copy the scripts of the image to a temporary directory; return the environment variables with which to run them.
+
+    `rackproof` and `python` in this PATH only print their name and arguments.
+    """
     directory = tmp_path / "bin"
     directory.mkdir()
     for name in ("rackproof", "python"):

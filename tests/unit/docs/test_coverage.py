@@ -1,4 +1,4 @@
-"""Every observation that docs/coverage.md names exists."""
+"""Every observation (figure of a benchmark, or reading of a collector) that docs/coverage.md names exists."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests import ROOT
 
 INLINE = re.compile(r"`([^`\n]+)`")
 NAME = re.compile(r"[a-z][a-z0-9_]*(?:\.(?:\*|[a-z0-9_]+|\{[a-z0-9_,]+\}))+")
-FILES = (".yaml", ".json", ".md", ".py")
+FILE_SUFFIXES = (".yaml", ".json", ".md", ".py")
 KNOWN = {*READINGS, *(output.name for entry in BENCHMARKS for output in outputs(entry, "gpu"))}
 
 
@@ -29,8 +29,8 @@ def expand(pattern: str) -> list[str]:
 
 
 def named_observations(text: str) -> list[str]:
-    """Return the names of observations that a text has in backticks; a name with `{a,b}` stands for two names."""
-    patterns = (span for span in INLINE.findall(text) if NAME.fullmatch(span) and not span.endswith(FILES))
+    """Return the names of observations that a text has in backticks, each after `expand`."""
+    patterns = (span for span in INLINE.findall(text) if NAME.fullmatch(span) and not span.endswith(FILE_SUFFIXES))
     return [name for pattern in patterns for name in expand(pattern)]
 
 

@@ -1,6 +1,6 @@
-"""The tables of docs/criteria.md show what `rackproof power` prints for the accepted runs of real hardware.
+"""The generated tables of docs/criteria.md show what `rackproof power` prints for the accepted runs in docs/measurements.
 
-The first tables are the output with `--pool --markdown`, the last one is the output with `--planted-faults`.
+The part `detection` is the output with `--pool --markdown`, the part `planted faults` the output with `--planted-faults`.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_table_of_planted_faults_is_current() -> None:
     assert table.strip("\n") == "".join(output).strip("\n"), "run `make golden`"
 
 
-def test_every_criterion_of_the_models_is_in_the_tables(printed: str) -> None:
+def test_every_criterion_of_the_measured_gpu_models_is_in_the_tables(printed: str) -> None:
     packs = {pack.name: pack for pack in read_packs([])}
     models = [name for name in model_packs() if f"| {name} " in printed]
     assert models == ["h100-sxm", "h200-sxm"]

@@ -40,7 +40,7 @@ LINK = re.compile(r"\]\(([^()\s]+(?:\([^()\s]*\))?)\)")
 SOURCE_FOLDERS = "agent|collectors|deploy|docs|fleet|inventory|playbooks|roles|schemas|tests"
 PATH = re.compile(rf"(?:{SOURCE_FOLDERS})/[\w./*-]*\w(?:::\w+)?")
 PATHS_ELSEWHERE = {
-    "CONTRIBUTING.md": {  # files that a reader who follows the guides creates
+    "CONTRIBUTING.md": {  # files that do not exist here: readers create them when they follow the guides
         "collectors/fan.py",
         "tests/unit/test_fan.py",
         "agent/benchmarks/compute/sort.py",
@@ -158,7 +158,8 @@ def script(block: Block) -> str:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a script, each as a list of words."""
+    """Yield the simple commands of a script, each as a list of words. After a redirection, yield `<file>` and the file name."""
+    # In the pages, `<name>` is a placeholder and not a redirection.
     text = re.sub(r"<(\w+)>", r"\1", text).replace("\\\n", " ")
     for line in text.splitlines():
         lexer = shlex.shlex(line, posix=True, punctuation_chars="|&;<>")
@@ -221,7 +222,7 @@ def check_started_command(words: list[str]) -> Iterator[str]:
         return
     rest = words[indexes[0] + 1 :]
     if words[0] == "run" and words[indexes[0]] == "rackproof":
-        # `rackproof` is the name of an image here. Its entry point adds the verb `run`.
+        # `rackproof` is the name of an image here. Its entry point adds the verb `run` if the arguments have no verb.
         rest = rest[1:] if rest[:1] == ["rackproof"] else rest
         rest = ["run", *rest] if not rest or rest[0].startswith("-") else rest
     yield from CHECKS[words[indexes[0]]](rest)
@@ -494,11 +495,11 @@ def sources() -> str:
 def test_messages_in_troubleshooting_exist_in_the_sources(sources: str) -> None:
     """The page has the messages in the first column of its tables. In a message, `…` stands for variable text."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    problems = [
+    messages = [
         text for line in page.splitlines() if line.startswith("| ") for text in INLINE.findall(line.split(" | ")[0])
     ]
-    assert len(problems) > 30
-    for text in problems:
+    assert len(messages) > 30
+    for text in messages:
         pieces = re.split(r"…|, |: ", text) if not text.startswith(MESSAGES_ELSEWHERE) else ()
         assert [piece for piece in pieces if len(piece) > 12 and piece.strip() not in sources] == [], text
 
@@ -509,6 +510,7 @@ def test_readme_is_short() -> None:
 
 def test_readme_shows_what_plan_prints(capsys: pytest.CaptureFixture[str]) -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
+    # In README.md, inventory/rack12 is a copy of inventory/example.
     (shown,) = re.findall(r"^\$ rackproof plan -i inventory/rack12\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     assert main(["plan", "-i", str(ROOT / "inventory" / "example")]) == 0
     without_run_id = [

@@ -17,12 +17,12 @@ from tests.fakes import nvml, whole
 
 PACKAGES = ("agent", "collectors", "fleet", "rackproof", "schemas")
 PYTEST_OPTIONS = ("-q", "-c", os.devnull, "--rootdir", ".", "--basetemp", "pytest-files")
-"""Without a separate base directory, pytest removes directories of older runs before it ends, which can take minutes."""
+"""Without `--basetemp`, pytest removes directories of older runs before it ends, which can take minutes."""
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """Return a copy of the code, with the compiled files of the original."""
+    """Return a copy of the code, including its bytecode files, so that Python need not compile it again."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, tmp_path / package)
     return tmp_path
@@ -47,7 +47,7 @@ CALL_VERBS = (
 
 
 def call_verbs(checkout: Path, *commands: str) -> tuple[str, str]:
-    """Call verbs of rackproof in one process; return the list of their exit codes, and their output with standard error."""
+    """Call verbs of rackproof in one process; return their exit codes as text (`[0, 2]`), and their output and standard error."""
     words = json.dumps([command.split() for command in commands])
     done = run_python(checkout, "-c", CALL_VERBS, words)
     output, _, codes = done.stdout.rstrip().rpartition("\n")
@@ -88,7 +88,10 @@ for phase, speed in (("before", 4200), ("after", 4350)):
 verdicts = judge_snapshots(build_plan("h1", 8, snapshots[0].at), snapshots, gpus, read_packs([]))
 print(len(verdicts) > 1000, [(item.name, item.verdict, item.reason) for item in verdicts if item.verdict != "pass"])
 """
-"""Program that runs in the checkout: judge a healthy host whose fan has another speed in the second of two snapshots."""
+"""Program that runs in the checkout. It judges two snapshots of a healthy host whose fan has another speed in the second.
+
+It prints whether there are more than 1000 verdicts, and the verdicts other than `pass`.
+"""
 
 
 def test_new_collector_is_exported_catalogued_and_judged(checkout: Path) -> None:
@@ -124,7 +127,7 @@ def test_new_collector_is_exported_catalogued_and_judged(checkout: Path) -> None
     assert 'rackproof_fan_speed{chip="hwmon0",fan="fan1"} 4200.0' in page
 
     assert run(checkout, "-c", JUDGE_A_CHANGED_FAN, str(host), **driver) == "True []\n"
-    del readings["fan.speed"]["varies"]
+    del readings["fan.speed"]["varies"]  # then a value that changes during the run is a contradiction
     catalogue.write_text(json.dumps(readings), encoding="utf-8")
     contradiction = "[('fan.speed', 'inconclusive', 'changed during the run: 4200, then 4350')]"
     assert run(checkout, "-c", JUDGE_A_CHANGED_FAN, str(host), **driver) == f"True {contradiction}\n"
@@ -136,8 +139,10 @@ def test_new_benchmark_runs_and_is_planned(checkout: Path) -> None:
     add_entry(checkout / "schemas/benchmarks/hardware.py", entry)
     output = run(checkout, "-m", "agent.benchmarks", "--only", "sort")
     assert re.search(r"^cpu=0 +sort\.rate +\d.* 1/s .*size=65536$", output, re.MULTILINE), output
-    expected = "from schemas.catalogue import expand; print([item.name for item in expand('benchmark', 'sort', {})])"
-    assert run(checkout, "-c", expected) == "['sort.rate', 'benchmark.duration']\n"
+    list_figures = (
+        "from schemas.catalogue import expand; print([item.name for item in expand('benchmark', 'sort', {})])"
+    )
+    assert run(checkout, "-c", list_figures) == "['sort.rate', 'benchmark.duration']\n"
 
 
 def test_new_report_format_is_written_and_verified(checkout: Path) -> None:
@@ -180,7 +185,7 @@ def test_new_verb_is_in_the_command(checkout: Path) -> None:
 
 
 def test_new_criterion_fails_for_its_fault(checkout: Path) -> None:
-    """The guides for a criterion and for its fault are tested together, because a criterion without a fault fails a test."""
+    """test_faults.py requires a fault for each criterion on readings, so the guides for both are tested together."""
     for name in ("tests", "docs"):
         shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("images", "measurements"))
     pack = checkout / "fleet/judge/packs/gpu-health.yml"

@@ -1,4 +1,4 @@
-"""The files and functions that the developer tools list by name exist."""
+"""The files and functions that tests/mutate.py and tests/conftest.py list by name exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""The list of advisories is built from checkouts of CSAF bulletins and OSV documents."""
+"""Test `rackproof criteria versions --rebuild`, which builds the list of published vulnerabilities (advisories).
+
+Its sources are two git checkouts: NVIDIA's security bulletins (CSAF documents), and the vulnerabilities of Go modules (OSV
+documents).
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ Fixes = dict[str, dict[str, str]]
 
 
 def bulletin(product: str, fixes: Fixes, *, score: float = 7.8, date: str = "2026-05-21") -> dict[str, Any]:
-    """Return a CSAF bulletin on one product."""
+    """Return a CSAF bulletin on one product, released on `date`. Each of its vulnerabilities has the CVSS score `score`."""
     versions = {(platform, fixed) for by_platform in fixes.values() for platform, fixed in by_platform.items()}
     branches = [
         {
@@ -60,7 +64,10 @@ def bulletin(product: str, fixes: Fixes, *, score: float = 7.8, date: str = "202
 
 
 def ranges(advisories: list[tuple[str, Advisory]]) -> list[tuple[str, tuple[str, ...], list[tuple[str, str, str]]]]:
-    """Return product, CVEs and ranges of affected versions (line, first, fixed) of each advisory."""
+    """Return the product, the CVEs and the ranges of affected versions of each advisory.
+
+    A range is (branch, first affected version, first version with the fix).
+    """
     return [(key, item.cves, [(each.line, each.first, each.fixed) for each in item.ranges]) for key, item in advisories]
 
 
@@ -68,8 +75,12 @@ R535, R580, R595 = "Linux(R535)", "Linux(R580)", "Linux(R595)"
 
 
 def test_a_driver_bulletin_has_a_range_for_each_branch() -> None:
-    everywhere = {R580: "580.159.03", R535: "535.309.01", R595: "595.71.05", "Windows(R580)": "582.53"}
-    document = bulletin("Tesla", {"CVE-2026-1": everywhere, "CVE-2026-2": everywhere})
+    """The range of a branch also contains the versions between this branch and the branch before it in the bulletin.
+
+    For example, the range of R580 begins at 536, after the last listed branch R535.
+    """
+    fixes = {R580: "580.159.03", R535: "535.309.01", R595: "595.71.05", "Windows(R580)": "582.53"}
+    document = bulletin("Tesla", {"CVE-2026-1": fixes, "CVE-2026-2": fixes})
     found = list(bulletin_advisories(document, Path("2026/5821/5821.json")))
     branches = [("R535", "0", "535.309.01"), ("R580", "536", "580.159.03"), ("R595", "581", "595.71.05")]
     assert ranges(found) == [("driver", ("CVE-2026-1", "CVE-2026-2"), branches)]
@@ -96,9 +107,10 @@ def test_cve_without_a_fix_for_a_branch_does_not_affect_the_branch() -> None:
         ("Hopper HGX 8-GPU", "HMC", "1.6.0 and later", ("hgx_firmware", "Hopper HGX 8-GPU, HMC", "1.6.0")),
     ],
 )
-def test_bulletin_on_firmware_or_container_toolkit_has_the_range_of_that_product(
+def test_bulletin_on_firmware_or_the_container_toolkit_is_read(
     product: str, platform: str, fixed: str, expected: tuple[str, str, str]
 ) -> None:
+    """`expected`: the key of the product in `PRODUCTS`, the branch, and the first version with the fix."""
     document = bulletin(product, {"CVE-2026-1": {platform: fixed}})
     (found,) = ranges(list(bulletin_advisories(document, Path("2026/1/1.json"))))
     assert (found[0], *found[2][0][::2]) == expected
@@ -113,7 +125,7 @@ def test_bulletins_on_unknown_products_are_ignored(product: str) -> None:
 
 
 def vulnerability(module: str, *events: dict[str, str], **fields: Any) -> dict[str, Any]:
-    """Return an OSV document on one Go module."""
+    """Return an OSV document on one Go module; `events` are where its affected version ranges begin and end."""
     return {
         "id": "GO-2026-1",
         "aliases": ["CVE-2026-1", "GHSA-aaaa-bbbb-cccc"],
@@ -137,9 +149,10 @@ FIXED = ({"introduced": "0"}, {"fixed": "1.2.8"}, {"introduced": "1.3.0-rc.1"}, 
         (vulnerability(RUNC, *FIXED, withdrawn="2026-07-01T00:00:00Z"), []),
         (vulnerability("github.com/docker/docker", *FIXED), []),
     ],
-    ids=["runc", "second major version", "no fix", "withdrawn", "module that is not a known product"],
+    ids=["runc", "module of major version 2", "no fix", "withdrawn", "module of no known product"],
 )
 def test_an_osv_document_has_a_range_for_each_fix(document: dict[str, Any], expected: list[Any]) -> None:
+    """`expected`: each product with its ranges, as (first affected version, first version with the fix)."""
     found = document_advisories(document, Path("GO-2026-1.json"))
     assert [(key, [(each.first, each.fixed) for each in item.ranges]) for key, item in found] == expected
 
@@ -156,7 +169,7 @@ def git(directory: Path, *arguments: str) -> None:
 
 
 def checkout(directory: Path, url: str, files: dict[str, Any]) -> Path:
-    """Create a git checkout with these files."""
+    """Create a git checkout with these files and the remote `url`. `files`: path -> text, or a document to write as JSON."""
     for name, content in files.items():
         path = directory / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,7 +183,10 @@ def checkout(directory: Path, url: str, files: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def checkouts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """Return a checkout of bulletins and one of OSV documents. In each, only one file is an advisory that is recent enough."""
+    """Return a checkout of bulletins and one of OSV documents.
+
+    In each, only one file belongs in the list. The others are from before 2023 (`SINCE`) or are no advisories.
+    """
     driver = bulletin("Tesla", {"CVE-2026-9": {R580: "580.159.03"}})
     old = bulletin("Tesla", {"CVE-2022-9": {R535: "535.1.1"}}, date="2022-01-01")
     bulletins = {"2026/5821/5821.json": driver, "2026/5821/CVE-2026-9.json": "{", "2022/5312/5312.json": old}
@@ -198,7 +214,7 @@ def test_the_list_is_built_from_two_checkouts(checkouts: tuple[Path, Path], caps
         "https://github.com/NVIDIA/product-security",
         "https://github.com/golang/vulndb",
     ]
-    # The OSV document has the date 0001-01-01, which means no date. The date of the commit is used.
+    # The OSV document has the date 0001-01-01, which means no date. The date of the commit that added the document is used.
     assert built.date == runc.date == built.sources[0]["date"]
 
 
@@ -210,9 +226,9 @@ def test_the_list_is_built_from_two_checkouts(checkouts: tuple[Path, Path], caps
         ({"2026/1/1.json": "[]"}, "not readable as advisories"),
         ({"2026/1/1.json": {"document": {}}}, "not readable as advisories"),
     ],
-    ids=["no JSON file", "damaged JSON", "list", "bulletin without a product tree"],
+    ids=["no JSON file", "damaged JSON", "JSON list", "bulletin without a product tree"],
 )
-def test_a_directory_without_advisories_is_refused(
+def test_a_checkout_without_advisories_or_with_an_invalid_one_is_refused(
     checkouts: tuple[Path, Path], tmp_path: Path, files: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(UsageError, match=problem):
@@ -230,7 +246,7 @@ def test_vulnerability_without_any_date_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [FileNotFoundError("git"), subprocess.TimeoutExpired("git", 60)])
-def test_error_states_that_git_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+def test_git_that_does_not_run_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(subprocess, "run", Mock(side_effect=error))
     with pytest.raises(UsageError, match="git does not run"):
         rebuild_git(tmp_path, "log")

@@ -1,4 +1,8 @@
-"""Test baselines: how a run becomes a baseline, which levels and limits its figures give, and how later runs are judged."""
+"""Test baselines: the figures of accepted runs, with which later runs of the same hosts and GPUs are compared.
+
+The level of a figure is a robust median over the accepted runs of one part. Its noise is the standard deviation of a
+new measurement around the level. The limit for later runs follows from level and noise.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +35,11 @@ COPY = {"op": "copy"}
 PACKS = read_packs(())
 
 
-# The level of several runs
+# The level of a figure over several runs
 
 
 def test_outlier_among_twenty_values_is_ignored() -> None:
-    """The method of SuperBench would make the outlier, 10 000, the baseline."""
+    """The outlier is 10 000. The method of SuperBench, another tool that validates GPU hosts, would make it the baseline."""
     result = robust_level([401.0] * 19 + [10_000.0])
     assert (result.value, result.sigma, result.n, result.left_out) == (401.0, 0.0, 19, 1)
 
@@ -74,15 +78,18 @@ def test_level_of_no_values_or_of_a_value_that_is_not_finite_is_an_error(values:
         robust_level(values)
 
 
-# Precision of samples
+# Precision of a median: its relative standard error, from the samples of one run
 
 
 def sample_statistics(p50: float, cv: float, n: int = 25, recorded: float | None = None) -> Samples:
-    """Return the statistics of `n` samples; `recorded` is the precision in the record."""
+    """Return the statistics of `n` samples with the median `p50` and the coefficient of variation `cv`.
+
+    `recorded`: half the 95 % confidence interval of the median, divided by the median; None if the record does not have it.
+    """
     return Samples(n=n, min=p50 * 0.9, p50=p50, max=p50 * 1.1, cv=cv, precision=recorded)
 
 
-def test_recorded_precision_takes_precedence_over_a_precision_computed_from_the_scatter() -> None:
+def test_recorded_precision_takes_precedence_over_a_precision_computed_from_the_coefficient_of_variation() -> None:
     assert precision(sample_statistics(100.0, 0.5, recorded=0.0196)) == pytest.approx(0.01)
     assert precision(sample_statistics(100.0, 0.1)) == pytest.approx(1.2533 * 0.1 / 5)
 
@@ -91,6 +98,7 @@ def test_recorded_precision_takes_precedence_over_a_precision_computed_from_the_
 
 
 def criterion(operator: str = "ge", **options: float) -> Criterion:
+    """Return a criterion that compares memory bandwidth with the baseline; `options` are those of `vs_baseline`."""
     return Criterion(
         id="c",
         name="memory.bandwidth",
@@ -103,6 +111,7 @@ def criterion(operator: str = "ge", **options: float) -> Criterion:
 
 
 def level(sigma: float | None = None, runs: int = 4) -> Level:
+    """Return a level of 100 B/s from this number of runs. Between runs, its relative standard deviation is `sigma`."""
     return Level(
         name="memory.bandwidth", unit="B/s", value=100.0, sigma=sigma, values={str(i): 100.0 for i in range(runs)}
     )
@@ -112,7 +121,7 @@ def level(sigma: float | None = None, runs: int = 4) -> Level:
     ("operator", "fraction", "sigma", "expected"),
     [
         ("ge", 0.98, None, 98.0),
-        ("ge", 0.98, 0.001, 98.0),  # the noise is smaller than the allowed loss
+        ("ge", 0.98, 0.001, 98.0),  # four times the noise is less than the allowed loss of 2 %
         ("ge", 0.98, 0.01, 100 * (1 - 4 * 0.01 * (1 + 1 / 4) ** 0.5)),
         ("le", 1.02, 0.01, 100 * (1 + 4 * 0.01 * (1 + 1 / 4) ** 0.5)),
         ("le", 1.10, 0.01, 110.0),
@@ -121,39 +130,40 @@ def level(sigma: float | None = None, runs: int = 4) -> Level:
 def test_limit_is_at_least_four_times_the_noise_away_from_the_level(
     operator: str, fraction: float, sigma: float | None, expected: float
 ) -> None:
+    """The noise of a new run, around a level from four runs, is `sigma` times the square root of 1 + 1/4."""
     result = limit(criterion(operator, fraction=fraction), level(sigma))
     assert result is not None
     assert result[0] == pytest.approx(expected)
 
 
-def test_noisy_runs_give_no_limit() -> None:
+def test_level_with_too_much_noise_gives_no_limit() -> None:
     assert limit(criterion(fraction=0.98), level(0.10)) is None
 
 
-def test_limit_in_sigmas_needs_a_known_noise() -> None:
+def test_limit_that_depends_only_on_the_noise_needs_a_known_noise() -> None:
     result = limit(criterion(fraction=1.0, sigmas=6.0), level(0.01))
     assert result is not None
     assert result[0] == pytest.approx(100 * (1 - 6 * 0.01 * (1 + 1 / 4) ** 0.5))
     assert limit(criterion(fraction=1.0, sigmas=6.0), level()) is None
 
 
-def test_limit_of_a_count_is_its_level_plus_the_allowed_change() -> None:
+def test_limit_with_an_allowed_change_is_the_level_plus_the_change_whatever_the_noise() -> None:
     result = limit(criterion("le", change=2.0), level(0.5))
     assert result is not None
     assert result[0] == 102.0
 
 
-def test_noise_combines_runs_and_samples() -> None:
+def test_noise_combines_scatter_between_runs_with_precision_within_a_run() -> None:
     assert noise(level(None)) == 0.0
     assert noise(replace(level(0.02), precision=0.03)) == pytest.approx((0.02**2 * 1.25 + 0.03**2) ** 0.5)
 
 
-# Accepting a run
+# Accepting a run, which adds it to the baseline
 
 
 @pytest.fixture
 def base(tmp_path: Path) -> Path:
-    """Accept a run; return the directory of its baseline."""
+    """Accept a run of h1 and h2, which have two GPUs each; return the directory of the baseline."""
     run = run_directory(tmp_path / "runs" / "good")
     assert call("report", run) == 0
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base", "--by", "Ada", "--why", "hand-over") == 0
@@ -172,7 +182,9 @@ def test_accepted_run_is_stored_by_host_name_and_gpu_serial_with_its_origin(base
     assert (copy["value"], copy["values"]) == (4.27e12, {"good": 4.27e12})
 
 
-def test_rejected_run_cannot_become_a_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_run_without_a_report_or_with_a_rejection_cannot_become_a_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     run = run_directory(tmp_path / "bad", change=slowed("memory.bandwidth", 0.5, **COPY))
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
     assert "run `rackproof report" in capsys.readouterr().err
@@ -217,7 +229,7 @@ def test_symlinked_report_is_refused(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "report.json: Too many levels of symbolic links" in capsys.readouterr().err
 
 
-def test_waived_run_is_accepted_with_its_waivers(tmp_path: Path) -> None:
+def test_run_with_waived_failures_can_be_added_only_with_its_waivers(tmp_path: Path) -> None:
     run = run_directory(tmp_path / "r1", change=slowed("memory.bandwidth", 0.974, **COPY))
     waivers = tmp_path / "w.yml"
     waivers.write_text(
@@ -229,13 +241,13 @@ def test_waived_run_is_accepted_with_its_waivers(tmp_path: Path) -> None:
     )
     assert call("report", run, "--waivers", waivers) == 0
     base = tmp_path / "base"
-    assert call("baseline", "accept", run, "--baseline", base) == 2  # without waivers the run is not accepted
+    assert call("baseline", "accept", run, "--baseline", base) == 2  # without the waivers the run is rejected
     assert call("baseline", "accept", run, "--baseline", base, "--waivers", waivers) == 0
     (entry,) = documents.read(base / "gpus" / "h1-0.json", "baseline")["runs"]
     assert entry["status"] == "PASS WITH WAIVERS"
     assert any("hbm-copy on h1" in text and "waived by Ada" in text for text in entry["waivers"])
     (other,) = documents.read(base / "gpus" / "h2-0.json", "baseline")["runs"]
-    assert "waivers" not in other
+    assert "waivers" not in other  # no waiver is for a GPU of h2
 
 
 @pytest.mark.parametrize("kind", ["rehearsal", "simulated"])
@@ -257,7 +269,7 @@ def test_baseline_of_another_kind_is_refused(base: Path, tmp_path: Path) -> None
 
 
 def accept_runs(base: Path, runs: Path, shares: list[float]) -> None:
-    """Accept one run for each share, in which GPU 0 of h1 has this share of the normal copy bandwidth."""
+    """Accept one run for each share. In this run, the copy bandwidth of GPU 0 of h1 is the normal one times the share."""
     for number, share in enumerate(shares):
         run = run_directory(runs / f"run{number}", change=slowed("memory.bandwidth", share, **COPY))
         assert call("report", run) == 0
@@ -271,23 +283,25 @@ def copy_level(base: Path) -> dict[str, object]:
     return result
 
 
-def test_several_runs_give_level_and_noise(tmp_path: Path) -> None:
+def test_level_and_noise_follow_from_all_accepted_runs(tmp_path: Path) -> None:
     accept_runs(tmp_path / "base", tmp_path / "runs", [1.0, 1.001, 0.999])
     stored_level = copy_level(tmp_path / "base")
     assert stored_level["value"] == pytest.approx(4.27e12)
+    # 0.8862 corrects the bias of a standard deviation of three values.
     assert stored_level["sigma"] == pytest.approx(0.001 / 0.8862, rel=1e-3)
     again = tmp_path / "runs" / "run1"
     # A run that is accepted twice counts once.
     assert call("baseline", "accept", again, "--baseline", tmp_path / "base") == 0
     assert set(copy_level(tmp_path / "base")["values"]) == {"run0", "run1", "run2"}  # type: ignore[call-overload]
+    # With `--replace`, only the newly accepted run counts.
     assert call("baseline", "accept", again, "--baseline", tmp_path / "base", "--replace") == 0
     assert set(copy_level(tmp_path / "base")["values"]) == {"run1"}  # type: ignore[call-overload]
 
 
-def test_replacing_with_several_runs_replaces_the_parts_of_each_run(
+def test_accepting_several_runs_with_replace_replaces_the_earlier_run_of_each_part(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`base` has a run of h1 and h2. Two runs of h1 and one run of h2 replace this run."""
+    """The baseline `base` has one run, of h1 and h2. The runs a and c of h1, and b of h2, replace it."""
     runs = [
         run_directory(tmp_path / name, hosts=hosts) for name, hosts in (("a", ["h1"]), ("b", ["h2"]), ("c", ["h1"]))
     ]
@@ -321,7 +335,7 @@ def test_baseline_list_and_show_print_the_parts(base: Path, capsys: pytest.Captu
     assert "did you mean h1-" in capsys.readouterr().err
 
 
-def test_show_names_the_kind_of_an_existing_baseline(
+def test_show_suggests_the_kind_of_which_the_host_has_a_baseline(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_directory(
@@ -384,7 +398,7 @@ def test_slow_part_fails_even_if_its_samples_are_noisy(base: Path, tmp_path: Pat
     assert [item.criterion for item in verdicts if item.criterion.startswith("baseline")] == ["baseline-stress"]
 
 
-def test_replacement_part_is_inconclusive_and_names_the_old_part(base: Path, tmp_path: Path) -> None:
+def test_verdict_on_a_replaced_gpu_is_inconclusive_and_names_the_old_gpu(base: Path, tmp_path: Path) -> None:
     verdicts = judge_with_baseline(base, tmp_path / "after", swapped("h2", 1, "S-NEW"))
     assert [(item.host, item.scope, item.verdict, item.criterion) for item in verdicts] == [
         ("h2", "gpu=1", INCONCLUSIVE, "baseline")
@@ -392,7 +406,7 @@ def test_replacement_part_is_inconclusive_and_names_the_old_part(base: Path, tmp
     assert "no accepted record of serial S-NEW: this GPU replaces h2-1" in verdicts[0].reason
 
 
-def test_host_without_baseline_is_inconclusive(base: Path, tmp_path: Path) -> None:
+def test_verdict_on_a_host_without_baseline_is_inconclusive(base: Path, tmp_path: Path) -> None:
     (base / "hosts" / "h2.json").unlink()
     verdicts = judge_with_baseline(base, tmp_path / "after")
     assert {(item.host, item.verdict, item.criterion) for item in verdicts} == {("h2", INCONCLUSIVE, "baseline")}
@@ -403,6 +417,7 @@ def test_host_without_baseline_is_inconclusive(base: Path, tmp_path: Path) -> No
 def test_run_is_inconclusive_if_its_baseline_snapshot_was_changed_later(name: str, base: Path, tmp_path: Path) -> None:
     judge_with_baseline(base, tmp_path / "after")
     path = tmp_path / "after" / "baseline" / name
+    # The first replacement changes the level of a GPU, the second only the spaces in the JSON. Both change the checksum.
     path.write_text(path.read_text().replace("4270000000000.0", "1.0").replace('"kind": "gpu"', '"kind":  "gpu"'))
     run = load(tmp_path / "after")
     verdicts = [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
@@ -493,7 +508,7 @@ def test_hostile_serial_is_stored_compared_and_shown_safely(tmp_path: Path, caps
     assert not {"\x1b", "\u202e"} & set(listed + output)
 
 
-# Real records
+# Records from real GPUs
 
 
 MEASURED_RUNS = ROOT / "docs" / "measurements"

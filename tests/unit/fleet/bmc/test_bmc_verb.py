@@ -1,4 +1,7 @@
-"""Test `rackproof bmc` with sushy-tools (simulated BMCs): readings of the run, verdicts in the report, no stored credentials."""
+"""Test `rackproof bmc`, which reads the BMCs of a run's hosts: stored readings, verdicts in the report, no stored credentials.
+
+The BMCs are simulated, by sushy-tools or by the server in `tests.fakes.bmc`.
+"""
 
 from __future__ import annotations
 
@@ -26,6 +29,7 @@ from tests.fakes import bmc
 from tests.fakes.bmc import SEL
 
 CANARIES = (bmc.USER, bmc.PASSWORD)
+"""Credentials that must be in no file of the run, no output, and neither the arguments nor the environment of a process."""
 
 
 @pytest.fixture
@@ -55,7 +59,7 @@ def plan_of(directory: Path) -> Plan:
 
 @contextmanager
 def sushy(directory: Path, certificate: Path) -> Iterator[int]:
-    """Serve the mock-up in `directory` with sushy-tools; yield the TCP port."""
+    """Serve the Redfish resources in `directory` (one JSON file each) over HTTPS with sushy-tools; yield the TCP port."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     program = Path(sys.executable).with_name("sushy-static")
@@ -77,7 +81,7 @@ def sushy(directory: Path, certificate: Path) -> Iterator[int]:
 
 
 def bmc_variables(port: int, certificate: Path) -> str:
-    """Return the inventory variables of the BMC of h1, as JSON."""
+    """Return the inventory variables of the BMC of h1, as the JSON that `rackproof bmc` reads from its standard input."""
     fields = {"address": f"127.0.0.1:{port}", "user": bmc.USER, "password": bmc.PASSWORD, "ca": str(certificate)}
     return json.dumps({"h1": {f"rackproof_bmc_{name}": value for name, value in fields.items()}})
 
@@ -135,25 +139,26 @@ def snapshot(stage: str, phase: str, *, readable: bool) -> Snapshot:
     return Snapshot(stage=stage, phase=phase, at=utc_now(), duration_s=1.0, metrics=metrics)
 
 
-def test_resumed_run_replaces_only_failed_readings(run: Path) -> None:
+def test_successful_reading_replaces_only_failed_readings_of_the_same_stage_and_phase(run: Path) -> None:
+    """The first reading in the stage `preflight` fails and the second succeeds. The run is then resumed."""
     plan = plan_of(run)
-    first_attempt = [("preflight", "before", False), ("preflight", "before", True), ("benchmark", "after", True)]
-    for stage, phase, readable in [*first_attempt, ("preflight", "before", True), ("benchmark", "after", False)]:
+    before_resume = [("preflight", "before", False), ("preflight", "before", True), ("benchmark", "after", True)]
+    for stage, phase, readable in [*before_resume, ("preflight", "before", True), ("benchmark", "after", False)]:
         record = add_snapshot(run, plan, "h1", snapshot(stage, phase, readable=readable))
     assert [(item.stage, is_readable(item)) for item in record.snapshots] == [
         ("preflight", True), ("benchmark", True), ("preflight", True), ("benchmark", False),
     ]  # fmt: skip
     assert read_record(run, plan, "h1") == record
     assert read_record(run, replace(plan, nonce="f" * 32), "h1") is None
-    assert marks(record) == {}
-    assert marks(None) is None
+    assert marks(record) == {}  # the BMC was read, but has no event log
+    assert marks(None) is None  # the BMC has never been read
 
 
-def test_record_of_a_bmc_is_quarantined_if_it_is_invalid(run: Path) -> None:
+def test_invalid_and_unplanned_records_of_bmcs_are_listed_as_quarantined(run: Path) -> None:
     path = run / "bmcs" / "h1.json"
     path.parent.mkdir()
     path.write_text("{")
-    path.with_name("h9.json").symlink_to(path)
+    path.with_name("h9.json").symlink_to(path)  # the plan has no host h9
     assert accepted.call("report", run) == 2
     report = accepted.report_of(run)
     assert {item["path"] for item in report["quarantined"]} == {"bmcs/h1.json", "bmcs/h9.json"}

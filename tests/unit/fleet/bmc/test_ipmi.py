@@ -1,4 +1,7 @@
-"""Read BMCs by IPMI: from the simulator of OpenIPMI, and from sensors, log entries and errors in the form of pyghmi."""
+"""Test reading BMCs by IPMI.
+
+The data come from OpenIPMI's simulator, or are sensors, log entries and exceptions like those of the IPMI client pyghmi.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ from tests.unit.fleet.bmc.test_bmc_verb import run  # noqa: F401 - a fixture
 
 
 def read_bmc(directory: Path, port: int, stage: str, phase: str, password: str = PASSWORD[:16]) -> str:
-    """Run `rackproof bmc` in a process of its own; return its standard output, then its standard error."""
+    """Run `rackproof bmc` in a process of its own; return its standard output followed by its standard error.
+
+    The simulator accepts the first 16 characters of PASSWORD.
+    """
     account = {"address": f"127.0.0.1:{port}", "protocol": "ipmi", "user": USER, "password": password}
     text = json.dumps({"h1": {f"rackproof_bmc_{name}": value for name, value in account.items()}})
     command = [sys.executable, ROOT / "rackproof", "bmc", directory, "--stage", stage, "--phase", phase]
@@ -33,7 +39,7 @@ def read_bmc(directory: Path, port: int, stage: str, phase: str, password: str =
 
 
 def metrics_of(directory: Path, number: int) -> dict[str, Any]:
-    """Return name -> metric of one snapshot of the BMC of h1."""
+    """Return name -> metric, of snapshot `number` (from 0) in the record of the BMC of h1."""
     record = json.loads((directory / "bmcs" / "h1.json").read_text())
     return {metric["name"]: metric for metric in record["snapshots"][number]["metrics"]}
 
@@ -76,7 +82,7 @@ def test_wrong_password_is_refused(tmp_path: Path, run: Path) -> None:  # noqa: 
         ("Unable to transmit to specified address", "no answer by IPMI"),
     ],
 )  # fmt: skip
-def test_error_names_the_cause(text: str | None, expected: str) -> None:
+def test_exception_of_pyghmi_becomes_an_error_that_names_the_cause(text: str | None, expected: str) -> None:
     with pytest.raises(BmcError, match=expected), ipmi_reading._named_errors():
         raise IpmiException(text)
 
@@ -90,10 +96,13 @@ def test_bmc_without_a_route_is_not_reachable() -> None:
     ("bits", "alarm"),
     [(0, "none"), (1, "none"), (2, "91 °C: hot"), (3, "91 °C: hot"), (7, "91 °C: hot"), (None, None), (8, None)],
 )
-def test_sensor_beyond_its_critical_limit_has_an_alarm_and_unknown_health_is_absent(
+def test_sensor_beyond_its_critical_limit_has_an_alarm_and_unknown_health_gives_no_value(
     bits: int | None, alarm: str | None
 ) -> None:
-    """pyghmi adds a number for each limit that a sensor exceeds: 1 for the warning limit, and 2 for the critical limit."""
+    """pyghmi adds a number for each limit that a sensor exceeds: 1 (warning), 2 (critical) and 4 (non-recoverable).
+
+    `bits` is the sum. pyghmi does not define 8.
+    """
     readings = Readings()
     sensor = {"unavailable": False, "value": 91.0, "units": "°C", "states": ["hot"], "type": "Temperature"}
     ipmi_reading._read_sensors(readings, [SimpleNamespace(name="CPU1", health=bits, **sensor)], float("inf"))
@@ -103,6 +112,7 @@ def test_sensor_beyond_its_critical_limit_has_an_alarm_and_unknown_health_is_abs
 
 
 def event(number: int, **changed: Any) -> dict[str, Any]:
+    """Return entry `number` of an event log, as pyghmi returns it."""
     fields = {
         "record_id": number,
         "timestamp": "2026-11-03T04:05:06",
@@ -114,7 +124,10 @@ def event(number: int, **changed: Any) -> dict[str, Any]:
 
 
 def read_log(events: list[dict[str, Any]], mark: str) -> Readings:
-    """Read a log with these events; `mark` is the newest entry at the previous reading, or `none` if the log was empty."""
+    """Read a log with these events.
+
+    `mark`: ID and time of the newest entry at the previous reading, or the text `none` if the log was empty then.
+    """
     readings = Readings()
     command: Any = SimpleNamespace(get_event_log=lambda: iter(events))
     ipmi_reading._read_log(readings, command, {"log=SEL": mark}, float("inf"))
@@ -124,8 +137,9 @@ def read_log(events: list[dict[str, Any]], mark: str) -> Readings:
 def test_new_entries_of_a_long_log_and_of_a_cleared_log_are_counted() -> None:
     events = [event(number) for number in range(1, 1001)]
     metrics = {item.name: item for item in read_log(events, "none").metrics()}
-    assert metrics["bmc.log.new_entries"].values == {"log=SEL": 201}
+    assert metrics["bmc.log.new_entries"].values == {"log=SEL": 201}  # 201 means: more than 200 (MAX_NEW)
     assert len(metrics["bmc.event.severity"].values) == 200
+    # The log was cleared since the previous reading: it does not have the entry 977 any more.
     metrics = {item.name: item for item in read_log(events[:2], "977 2026-11-01T00:00:00").metrics()}
     assert metrics["bmc.log.new_entries"].values == {"log=SEL": 2}
 
@@ -140,6 +154,7 @@ def test_event_that_ends_a_condition_is_ok_and_an_unknown_severity_is_an_error()
 
 @pytest.mark.parametrize("timecode", [1_780_000_000, 75, 0xFFFFFFFF, None])
 def test_event_has_the_same_mark_when_it_is_read_again(timecode: int | None) -> None:
+    """The mark (ID and time) must not use `timestamp`: pyghmi may compute another second for it in each reading."""
     event = {"record_id": 7, "timecode": timecode, "component": "Fan 1", "event": "Low", "severity": 2}
     marks = {_entry({**event, "timestamp": f"2026-11-03T04:05:0{second}"}).mark for second in (6, 7)}
     assert len(marks) == 1

@@ -1,4 +1,8 @@
-"""Read BMCs by Redfish: the documents of several vendors, and services with invalid answers."""
+"""Test reading BMCs by Redfish: resources in the forms of several vendors, and services that fail or answer wrongly.
+
+In the old schema, a chassis has the resources `Power` and `Thermal`; in the new schema, it has `PowerSubsystem`,
+`ThermalSubsystem` and `Sensors`. The mark of an event log is ID and time of its newest entry at the previous reading.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +27,7 @@ from tests.fakes import bmc
 from tests.fakes.bmc import SEL, V1, Resources, Service
 
 LOG = "log=1.SEL"
+"""Scope of the event log `SEL` of system `1`."""
 
 
 @pytest.fixture(scope="module")
@@ -34,13 +39,13 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(
     certificate: Path, resources: Resources | None = None, answer: bmc.Answer | None = None
 ) -> Iterator[Service]:
-    """Run the Redfish service of a BMC with these resources; `answer` may answer a request in their place."""
+    """Run the Redfish service of a BMC with these resources; `answer` is called first and may answer the request itself."""
     with bmc.serve(Service(resources or bmc.old_schema(), answer), certificate) as served:
         yield served
 
 
 def read(target: BmcTarget, marks: Marks | None = None, deadline_s: float = 20.0) -> dict[str, Metric]:
-    """Return name -> metric of one BMC. `marks`: log -> its newest entry at the previous reading; None: the first reading."""
+    """Read one BMC; return name -> metric. `marks`: scope of an event log -> its mark; None for the first reading of the BMC."""
     ((_, metrics, _),) = read_all([(target, marks)], deadline_s=deadline_s)
     return {metric.name: metric for metric in metrics}
 
@@ -51,7 +56,7 @@ def values(metrics: dict[str, Metric], name: str) -> dict[str, Any]:
 
 
 def reason(metrics: dict[str, Metric]) -> str:
-    """Return why the BMC could not be read. In this case bmc.readable must be the only metric."""
+    """Return why the BMC could not be read. `bmc.readable` must then be the only metric."""
     assert [*metrics] == ["bmc.readable"]
     (text,) = metrics["bmc.readable"].absent.values()
     return text
@@ -80,7 +85,7 @@ def test_old_schema_is_read_in_full(certificate: Path) -> None:
 
 
 def test_new_schema_is_read_in_full(certificate: Path) -> None:
-    """The tray has no power supply of its own. Its HealthRollup is bad only because of an old log entry and must not count."""
+    """The tray has no power supply. Its `HealthRollup` is `Critical`, as after an old log entry, and must not count."""
     with service(certificate, bmc.new_schema()) as served:
         metrics = read(served.target(certificate))
     assert values(metrics, "power_supply.fitted") == {"host": 0}
@@ -99,18 +104,21 @@ CONDITION = {"Conditions": [{"Message": "CPU_0 Firmware: EC_STRAP_MISMATCH"}, "g
 
 
 def supply(number: int, **changed: Any) -> Change:
+    """Return a change of properties of the power supply at position `number`, counted from 0."""
     return lambda resources: resources[POWER]["PowerSupplies"][number].update(changed)
 
 
 def fan(**changed: Any) -> Change:
+    """Return a change of properties of the first fan, FAN9."""
     return lambda resources: resources[THERMAL]["Fans"][0].update(changed)
 
 
-PSU, CPU = "psu=Power_Supply_Bay_2", "part=system.1"
+PSU, SYSTEM = "psu=Power_Supply_Bay_2", "part=system.1"
 LOSS, NO_LINE = "has the status LossOfInput", {"LineInputStatus": "LossOfInput"}
 NO_INPUT = {"Status": bmc.CRITICAL, "LineInputVoltage": 0, "PowerOutputWatts": 0}
 OFFLINE, UNUSABLE = {"State": "UnavailableOffline"}, "it is present, but cannot be used (UnavailableOffline)"
-"""State of a supply whose cord is unplugged (mrlhansen/idrac_exporter issue 105, ibm-openbmc/bmcweb pull request 262)."""
+"""OFFLINE: state of a power supply whose cord is unplugged (mrlhansen/idrac_exporter issue 105, ibm-openbmc/bmcweb pull request
+262). UNUSABLE: how the reading describes this state."""
 WARNING = {"State": "Enabled", "Health": "Non-Critical"}
 HOSTILE_NAME = "\x1b[31mFan/../9\n"
 
@@ -139,16 +147,19 @@ def strap_mismatch(resources: Resources) -> None:
         (supply(1, Status=bmc.CRITICAL | OFFLINE), "power_supply.health", PSU, f"Critical: {UNUSABLE}"),
         (supply(1, Status=bmc.CRITICAL | OFFLINE), "power_supply.fitted", "host", 3),
         (supply(1, Status=OFFLINE, **NO_LINE), "power_supply.health", PSU, f"Critical: its line input {LOSS}"),
+        # A power supply in this state that reports neither bad health nor a lost input is a spare, which does not count.
         (supply(1, Status=OFFLINE), "power_supply.fitted", "host", 2),
         (fan(Status=bmc.CRITICAL | OFFLINE), "fan.health", "fan=FAN9", f"Critical: {UNUSABLE}"),
         (fan(Reading=0), "fan.health", "fan=FAN9", "Critical: its speed 0 is below its critical limit 420"),
         (fan(Status=bmc.CRITICAL, Name=HOSTILE_NAME), "fan.health", "fan=31mFan_.._9", "Critical"),
         (hot, "sensor.alarm", "sensor=CPU1_Temp", "101, above its critical limit 99"),
         (low_voltage, "sensor.alarm", "sensor=12V", "9.5, below its critical limit 10.8"),
-        (strap_mismatch, "part.health", CPU, "Critical: CPU_0 Firmware: EC_STRAP_MISMATCH"),
+        (strap_mismatch, "part.health", SYSTEM, "Critical: CPU_0 Firmware: EC_STRAP_MISMATCH"),
     ],
 )  # fmt: skip
-def test_fault_is_read(certificate: Path, change: Change, name: str, scope: str, expected: Any) -> None:
+def test_change_of_a_part_gives_the_expected_reading(
+    certificate: Path, change: Change, name: str, scope: str, expected: Any
+) -> None:
     resources = bmc.old_schema()
     change(resources)
     with service(certificate, resources) as served:
@@ -164,7 +175,11 @@ def test_fault_is_read(certificate: Path, change: Change, name: str, scope: str,
                                     "Backup_BMC", "Staged_BIOS", "bmc_standby", "HGX_FW_ERoT_Rollback", "Golden_BIOS")),
     ],
 )  # fmt: skip
-def test_firmware_that_is_not_installed_is_ignored(certificate: Path, component: str, expected: str) -> None:
+def test_version_is_read_only_of_firmware_that_runs(certificate: Path, component: str, expected: str) -> None:
+    """Images that are stored but do not run have no reading: earlier versions, updates not yet installed, backups.
+
+    `expected`: scope of the reading, without the version that Dell includes in the ID; empty: no reading.
+    """
     resources = bmc.old_schema()
     resources[f"{V1}/UpdateService/FirmwareInventory/BMC"] |= {"Id": component, "Version": "2.10.2"}
     with service(certificate, resources) as served:
@@ -172,7 +187,7 @@ def test_firmware_that_is_not_installed_is_ignored(certificate: Path, component:
     assert values(metrics, "firmware.version") == ({expected: "2.10.2"} if expected else {})
 
 
-def test_leak_is_critical_although_the_state_of_the_detector_is_not_enabled(certificate: Path) -> None:
+def test_leak_is_critical_although_the_detector_has_the_state_degraded(certificate: Path) -> None:
     resources = bmc.new_schema()
     resources[DETECTOR] |= {"DetectorState": "Critical", "Status": {"State": "Degraded", "Health": "Critical"}}
     with service(certificate, resources) as served:
@@ -202,7 +217,7 @@ def test_unknown_health_of_all_power_supplies_is_an_error(certificate: Path, sta
 def test_health_of_power_supplies_is_unsupported_if_the_bmc_reports_it_for_none(certificate: Path) -> None:
     """BMCs of ASUS, Gigabyte and Cisco do not report this health (bb-Ricardo/check_redfish issues 154, 53, 12).
 
-    A supply without input still fails.
+    A supply that reports the loss of its input is critical all the same. The missing health of the others is then an error.
     """
     resources = bmc.old_schema()
     supplies = resources[POWER]["PowerSupplies"]
@@ -235,7 +250,10 @@ def log_of(entries: list[dict[str, Any]], *, page_size: int = 0) -> Resources:
 
 
 def new_entries(certificate: Path, resources: Resources, mark: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Return the messages of the log entries that are newer than the entry `mark`, and the requests for entries."""
+    """Read a log whose mark names the entry `mark`.
+
+    Return scope -> message of each newer entry, and the HTTP requests for entries of the log.
+    """
     with service(certificate, resources) as served:
         metrics = read(served.target(certificate), {LOG: f"{mark['Id']} {mark['Created']}"})
         requests = [request for request in served.requests if "Entries" in request]
@@ -246,8 +264,9 @@ def new_entries(certificate: Path, resources: Resources, mark: dict[str, Any]) -
 @pytest.mark.parametrize("newest_first", [False, True])
 @pytest.mark.parametrize("page_size", [0, 10, 1000])
 def test_only_new_entries_of_a_log_are_read(certificate: Path, newest_first: bool, page_size: int) -> None:
-    """A log of 100 000 entries is read from its end, whatever the order in which the service lists it."""
+    """The newest entries are read first, whether the service lists them first or last. Few requests are enough for a long log."""
     number = 100_000 if page_size == 1000 else 25
+    # The times begin again after 80 000 entries; the IDs are unique.
     entries = [bmc.entry(item % 80_000, f"event {item}", Id=str(item)) for item in range(1, number + 1)]
     mark = entries[-4]
     listed = [*reversed(entries)] if newest_first else entries
@@ -257,6 +276,7 @@ def test_only_new_entries_of_a_log_are_read(certificate: Path, newest_first: boo
 
 
 def test_long_log_of_a_service_that_ignores_skip_is_an_error(certificate: Path) -> None:
+    """The service returns its first page whatever `$skip` (the number of entries to skip) is."""
     first = {
         "@odata.id": SEL,
         "Members@odata.count": 100_000,
@@ -271,7 +291,7 @@ def test_long_log_of_a_service_that_ignores_skip_is_an_error(certificate: Path) 
 
 
 def test_new_entries_on_many_small_pages_are_read_without_skip(certificate: Path) -> None:
-    """The service ignores $skip and lists ten entries on a page, the oldest first."""
+    """The service ignores `$skip` and lists ten entries on a page, the oldest first."""
     entries = [bmc.entry(number, f"event {number}") for number in range(1, 101)]
     pages = {
         f"{SEL}/{start}" if start else SEL: {
@@ -289,13 +309,13 @@ def test_new_entries_on_many_small_pages_are_read_without_skip(certificate: Path
 @pytest.mark.parametrize("newest_first", [False, True])
 def test_new_entries_are_read_although_the_clock_of_the_bmc_was_set_back(certificate: Path, newest_first: bool) -> None:
     entries = [bmc.entry(number, f"event {number}") for number in range(5, 12)]
-    late = bmc.entry(12, "event 12", Created="2026-11-02T00:00:00Z")
-    listed = [late, *reversed(entries)] if newest_first else [*entries, late]
+    last = bmc.entry(12, "event 12", Created="2026-11-02T00:00:00Z")
+    listed = [last, *reversed(entries)] if newest_first else [*entries, last]
     found, _ = new_entries(certificate, log_of(listed), entries[-2])
     assert [text.partition(" ")[2] for text in found.values()] == ["event 12", "event 11"]
 
 
-def test_log_that_lost_the_entry_of_the_mark_is_an_error_if_all_its_entries_are_older(certificate: Path) -> None:
+def test_log_without_the_entry_of_the_mark_is_an_error_if_all_its_entries_are_older(certificate: Path) -> None:
     resources = log_of([bmc.entry(number) for number in range(1, 4)])
     with service(certificate, resources) as served:
         new = read(served.target(certificate), {LOG: "9 2026-11-04T00:00:00Z"})["bmc.log.new_entries"]
@@ -304,26 +324,30 @@ def test_log_that_lost_the_entry_of_the_mark_is_an_error_if_all_its_entries_are_
 
 
 @pytest.mark.parametrize(
-    ("times", "found"),
+    ("times", "expected"),
     [
-        ("2 3 5 6", [8, 7]),  # the log dropped the entry of the mark, which was written in second 4
-        ("2 5 3 6", None),  # the clock was set back and corrected again: an error
+        ("2 3 5 6", [8, 7]),
+        ("2 5 3 6", None),  # not in order: the clock was set back, and corrected later
     ],
 )
-def test_entries_that_the_clock_of_the_bmc_put_before_the_mark_are_not_lost(
-    certificate: Path, times: str, found: list[int] | None
+def test_log_without_the_entry_of_the_mark_is_read_by_time_if_its_times_are_in_order(
+    certificate: Path, times: str, expected: list[int] | None
 ) -> None:
+    """The log has dropped the entry that the mark names, which was written in second 4.
+
+    `times`: the seconds in which the entries 5 to 8 were written. `expected`: numbers of the new entries; None: an error.
+    """
     entries = [
         bmc.entry(number, f"event {number}", Created=f"2026-11-04T00:00:0{second}Z")
         for number, second in zip(range(5, 9), times.split(), strict=True)
     ]
     with service(certificate, log_of(entries)) as served:
         metrics = read(served.target(certificate), {LOG: "6.5 2026-11-04T00:00:04Z"})
-    if found is None:
+    if expected is None:
         assert "the clock of the BMC was set back" in metrics["bmc.log.new_entries"].absent[LOG]
     else:
         messages = metrics["bmc.event.message"].values.values()
-        assert sorted(str(text).rpartition(" ")[2] for text in messages) == sorted(map(str, found))
+        assert sorted(str(text).rpartition(" ")[2] for text in messages) == sorted(map(str, expected))
 
 
 def test_entry_with_a_higher_number_but_an_earlier_time_than_the_mark_is_an_error(certificate: Path) -> None:
@@ -354,7 +378,7 @@ def test_entries_of_a_cleared_log_are_new(certificate: Path) -> None:
 
 
 def test_entry_that_ends_a_condition_is_ok_and_a_missing_severity_is_an_error(certificate: Path) -> None:
-    """The entries for the start and the end of a condition (Assert, Deassert) have the same text."""
+    """The entries for the start and the end of a condition (`EntryCode` is `Assert` or `Deassert`) have the same text."""
     entries = [
         bmc.entry(1),
         bmc.entry(2, "AC lost", "Critical", EntryCode="Assert"),
@@ -377,6 +401,8 @@ def test_entry_that_ends_a_condition_is_ok_and_a_missing_severity_is_an_error(ce
 
 
 def status(code: int, document: Any = None, **headers: str) -> bmc.Answer:
+    """Return a function that answers every request with this HTTP status code, document and headers."""
+
     def answer(request: BaseHTTPRequestHandler) -> bool:
         request.reply(code, document if document is not None else {}, **headers)  # type: ignore[attr-defined]
         return True
@@ -385,6 +411,7 @@ def status(code: int, document: Any = None, **headers: str) -> bmc.Answer:
 
 
 def only_at(path: str, answer: bmc.Answer) -> bmc.Answer:
+    """Return a function that answers requests for `path` with `answer`, and leaves other requests to the service."""
     return lambda request: request.path.rstrip("/") == path and answer(request)
 
 
@@ -449,20 +476,20 @@ def test_wrong_password_is_tried_once(certificate: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("named", "remedy"),
+    ("name_in_certificate", "remedy"),
     [
         ("other.example", "set rackproof_bmc_address to a name that is in the certificate"),
         ("127.0.0.2", "set rackproof_bmc_address to a name that is in the certificate"),
-        ("127.0.0.1", "set rackproof_bmc_ca"),
+        ("127.0.0.1", "set rackproof_bmc_ca"),  # the right name, but another authority
     ],
 )
 def test_certificate_of_another_name_or_authority_is_refused(
-    certificate: Path, tmp_path: Path, named: str, remedy: str
+    certificate: Path, tmp_path: Path, name_in_certificate: str, remedy: str
 ) -> None:
     """Without this check, any server at this address would receive the password."""
-    other = bmc.make_certificate(tmp_path, named)
+    other = bmc.make_certificate(tmp_path, name_in_certificate)
     with service(other) as served:
-        metrics = read(served.target(certificate if named == "127.0.0.1" else other))
+        metrics = read(served.target(certificate if name_in_certificate == "127.0.0.1" else other))
         assert served.requests == []
     assert reason(metrics).startswith("error: certificate not accepted: ")
     assert reason(metrics).endswith(remedy)
@@ -528,7 +555,7 @@ def test_collection_with_too_many_members_is_an_error(certificate: Path, monkeyp
         assert "/Systems has more than 3 members" in reason(read(served.target(certificate)))
 
 
-def test_parts_beyond_the_limit_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_parts_than_can_be_read_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.bmc.readings.MAX_SCOPES", 2)
     readings = Readings()
     for number in range(3):
@@ -555,13 +582,14 @@ def test_names_and_texts_of_a_bmc_are_sanitized() -> None:
     assert len(clean_text(hostile)) <= 300
 
 
-def test_text_of_a_target_has_no_credentials() -> None:
+def test_repr_of_a_target_and_text_of_an_error_have_no_credentials() -> None:
     target = BmcTarget(host="h", address="a", user=bmc.USER, password=bmc.PASSWORD)
     assert "canary" not in repr(target)
     assert client._describe(ValueError(bmc.PASSWORD)) == "no valid answer (ValueError)"
 
 
 def sensor(**properties: Any) -> Readings:
+    """Return the readings of one sensor, by default of the temperature at the air inlet."""
     readings = Readings()
     _read_sensor(readings, {"Name": "Inlet Temp", "PhysicalContext": "Intake", "ReadingCelsius": 24, **properties})
     return readings
@@ -574,9 +602,9 @@ def metric(readings: Readings, name: str) -> Metric:
 @pytest.mark.parametrize(
     "limits",
     [(0, 0), (None, 0), (10, 10), (10, 5)],
-    ids=["both 0", "lower missing, upper 0", "equal", "lower above upper"],
+    ids=["both 0", "lower missing, upper 0", "both equal", "lower above upper"],
 )
-def test_unset_limits_raise_no_alarm(limits: tuple[int | None, int]) -> None:
+def test_sensor_without_usable_limits_has_no_alarm_reading(limits: tuple[int | None, int]) -> None:
     readings = sensor(LowerThresholdCritical=limits[0], UpperThresholdCritical=limits[1])
     assert metric(readings, "sensor.alarm").values == {}
 

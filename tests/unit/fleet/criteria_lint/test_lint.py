@@ -1,4 +1,7 @@
-"""Boundary conditions of the criteria lint: both sides of each limit, and each entry of its tables."""
+"""Test the criteria lint, which finds wrong limits in criteria packs: both sides of its thresholds, and entries of its tables.
+
+A floor is a lower limit. The catalogue is the list of the observations of all benchmarks (`schemas/catalogue.py`).
+"""
 
 from __future__ import annotations
 
@@ -21,10 +24,11 @@ SHEET = {
     "power": {"value": 700, "source": "x"}, "pcie": {"generation": 5, "width": 16, "bandwidth": 100.0, "source": "x"},
     "nvlink": {"links": 18, "bandwidth": 800.0, "source": "x"},
 }  # fmt: skip
+"""Datasheet of a GPU model, with round numbers. The bandwidth of `pcie` is that of one direction, of `nvlink` that of both."""
 
 
 def rule(name: str = "memory.bandwidth", **changes: Any) -> Criterion:
-    """Return a criterion on `name`, with `changes` to its fields."""
+    """Return a criterion on the observation `name`, with `changes` to its fields."""
     fields = {
         "id": "c",
         "name": name,
@@ -38,7 +42,7 @@ def rule(name: str = "memory.bandwidth", **changes: Any) -> Criterion:
 
 
 def datasheet_findings(criterion: Criterion, **sheet: Any) -> list[str]:
-    """Return what contradicts the datasheet in a criterion; `sheet` replaces parts of SHEET."""
+    """Return the findings of the comparison of a criterion with the datasheet SHEET; `sheet` replaces parts of SHEET."""
     pack = Pack(name="mine", gpu_names=("X",), criteria=(criterion,), datasheet={**SHEET, **sheet})
     return [item.why for item in check_physics(criterion, pack)]
 
@@ -58,6 +62,8 @@ def datasheet_findings(criterion: Criterion, **sheet: Any) -> list[str]:
 def test_floor_must_be_between_a_minimum_share_of_the_peak_and_the_peak(
     name: str, where: Any, low: float, high: float
 ) -> None:
+    """`low`: the lowest permitted floor (0.001 if every floor is high enough). `high`: the peak."""
+
     def findings(value: float) -> list[str]:
         return datasheet_findings(rule(name, where=where, value=value))
 
@@ -82,13 +88,14 @@ def test_figures_missing_in_the_datasheet_are_not_compared(part: str) -> None:
     names = ("memory.bandwidth", "stress.power", "gemm.throughput", "host_copy.bandwidth", "peer_copy.bandwidth",
              "collective.all_reduce.busbw")  # fmt: skip
     findings = {name: datasheet_findings(rule(name, value=1e9), **{part: {}}) for name in names}
-    # Part of the datasheet -> index in `names` of the figure that it limits; nvlink also limits the collective.
-    limited = {"flops": 2, "memory_bandwidth": 0, "power": 1, "pcie": 3, "nvlink": 4}
-    unlimited = {names[limited[part]], *(names[5:] if part == "nvlink" else ())}
-    assert {name for name, result in findings.items() if not result} == unlimited
+    # Part of the datasheet -> index in `names` of the figure whose peak it contains. `nvlink` has the peak of names[5] too.
+    compared = {"flops": 2, "memory_bandwidth": 0, "power": 1, "pcie": 3, "nvlink": 4}
+    not_compared = {names[compared[part]], *(names[5:] if part == "nvlink" else ())}
+    assert {name for name, result in findings.items() if not result} == not_compared
 
 
-def test_fabric_and_precisions_missing_in_the_datasheet_have_no_peak() -> None:
+def test_figures_without_a_peak_in_the_datasheet_are_not_compared() -> None:
+    """The datasheet has neither the rate of the fabric, which limits a gang (a launch over several hosts), nor that of FP4."""
     assert datasheet_findings(rule("collective.all_reduce.busbw", value=1e9, stage="gang")) == []
     assert datasheet_findings(rule("gemm.throughput", value=1e9, where={"dtype": "fp4"})) == []
     assert datasheet_findings(rule("digest.value", value=1e9)) == []
@@ -104,7 +111,8 @@ def test_fabric_and_precisions_missing_in_the_datasheet_have_no_peak() -> None:
         (1e-12, "tera-units"),
     ],
 )  # fmt: skip
-def test_unit_mistake_is_named(ratio: float, mistake: str) -> None:
+def test_probable_mistake_behind_a_wrong_floor_is_named(ratio: float, mistake: str) -> None:
+    """`ratio`: the floor divided by the peak. `mistake`: a part of the finding; empty: the finding names no mistake."""
     (finding,) = datasheet_findings(rule(value=1000.0 * ratio))
     assert (mistake in finding) if mistake else ("looks like" not in finding)
 
@@ -112,7 +120,8 @@ def test_unit_mistake_is_named(ratio: float, mistake: str) -> None:
 @pytest.mark.parametrize(
     ("name", "number"), [("gpu.pcie.generation", 5), ("gpu.pcie.width", 16), ("gpu.nvlink.active_links", 18)]
 )
-def test_limit_of_links_must_equal_the_datasheet(name: str, number: int) -> None:
+def test_required_generation_width_or_number_of_links_must_equal_the_datasheet(name: str, number: int) -> None:
+    """Only limits with the operators `eq` and `ge` are compared with the datasheet."""
     for operator in ("eq", "ge"):
         assert datasheet_findings(rule(name, value=number, operator=operator)) == []
         assert datasheet_findings(rule(name, value=number - 1, operator=operator))[0].startswith("under the part's")
@@ -124,7 +133,7 @@ def test_limit_of_links_must_equal_the_datasheet(name: str, number: int) -> None
 
 
 def plausibility_findings(name: str, **changes: Any) -> list[str]:
-    """Return what is implausible in a criterion with these changes."""
+    """Return the findings of the plausibility check on a criterion on the observation `name`, with `changes` to its fields."""
     return [item.why for item in check_plausibility(rule(name, **{"unit": "1", **changes}))]
 
 
@@ -162,7 +171,8 @@ def plausibility_findings(name: str, **changes: Any) -> list[str]:
         ("x.latency", {"expected": 2.0, "fraction": 0.5, "operator": "le"}, ""),
     ],
 )
-def test_limit_that_cannot_be_intended_is_a_finding(name: str, changes: Any, why: str) -> None:
+def test_limit_with_which_no_fault_can_be_found_is_a_finding(name: str, changes: Any, why: str) -> None:
+    """`why`: a part of the first finding; empty: there is no finding."""
     result = plausibility_findings(name, **changes)
     assert bool(result) is bool(why)
     assert not why or why in result[0]
@@ -174,7 +184,10 @@ def test_floor_of_a_precision_that_the_datasheet_lacks_has_no_finding(dtype: Any
 
 
 def findings(*, criteria: Any = None, **changes: Any) -> list[str]:
-    """Return the findings of the lint on these criteria; without them, on one criterion for memory.bandwidth with `changes`."""
+    """Return the findings of the lint on these criteria; without them, on one criterion.
+
+    This criterion is on memory.bandwidth, unless `changes` contain another `name`. The other `changes` replace its fields.
+    """
     name = changes.pop("name", "memory.bandwidth")
     rules = criteria or (rule(name, **{"scope": "gpu", "value": 600.0, **changes}),)
     return [str(item) for item in lint(Pack(name="mine", gpu_names=(), criteria=tuple(rules)))]
@@ -301,13 +314,19 @@ def findings(*, criteria: Any = None, **changes: Any) -> list[str]:
         ({"value": 600.0, "fraction": 0.1}, ""),
     ],
 )
-def test_limit_must_match_the_catalogue_and_be_plausible(changes: Any, why: str) -> None:
+def test_criterion_must_match_the_catalogue_and_have_a_plausible_limit(changes: Any, why: str) -> None:
+    """`why`: a part of the first finding; empty: there is no finding."""
     result = findings(**changes)
     assert bool(result) is bool(why), result
     assert not why or why in result[0]
 
 
-def test_model_pack_must_judge_each_figure_or_list_it_as_unknown() -> None:
+def test_model_pack_must_judge_each_important_figure_or_list_it_as_unknown() -> None:
+    """A pack with `gpu_names` is the pack of a GPU model. The 9 important figures are those in `MUST_JUDGE`.
+
+    A limit relative to other parts or earlier runs, or in the stage `gang`, is not enough.
+    """
+
     def pack_findings(**changes: Any) -> list[str]:
         return [
             item.why
@@ -339,7 +358,7 @@ def test_same_finding_is_listed_once() -> None:
 
 
 def parameter_findings(name: str, **where: Any) -> list[str]:
-    """Return the findings on a criterion with these parameters, each as `VALUE: PROBLEM; REMEDY`."""
+    """Return the findings on a criterion with the parameters `where`, each as `VALUE: PROBLEM; REMEDY`."""
     return [
         text.split(": ", 2)[2] for text in findings(name=name, where=where, value=None, fleet_fraction=0.9, scope="")
     ]
@@ -380,6 +399,10 @@ def parameter_findings(name: str, **where: Any) -> list[str]:
     ],
 )
 def test_unknown_parameters_and_values_of_an_observation_are_findings(name: str, where: Any, why: str) -> None:
+    """`why`: a part of the first finding; empty: there is no finding.
+
+    Findings on unit and operator are ignored, because all these criteria have the unit B/s and the operator `ge`.
+    """
     result = [text for text in parameter_findings(name, **where) if "unit" not in text and "better" not in text]
     assert bool(result) is bool(why), result
     assert not why or why in result[0]
@@ -389,12 +412,18 @@ def test_observation_that_the_catalogue_lacks_accepts_any_parameter() -> None:
     assert list(check_parameters(rule("launch.torch", where={"any": "x"}), [])) == []
 
 
-NOT_FOR_CRITERIA = ("samples_per_second", "devices")
-"""Parameters that observations in records have, but that a criterion must not use in `where`."""
+NOT_ALWAYS_KNOWN = ("samples_per_second", "devices")
+"""Parameters that the test below ignores, because the lint does not know them for some observations that have them.
+
+For example, recorded observations `stress.throughput` have `devices`, but the lint reports it as "no such parameter".
+"""
 
 
 def test_criterion_may_use_every_parameter_and_label_of_a_recorded_observation() -> None:
-    """The observations are those of the runs in docs/measurements. Three values of each parameter are tried, and 0 and 1."""
+    """The observations are those of the runs in docs/measurements.
+
+    Of each parameter, up to three values are tried, and in addition 0 and 1 if they occur.
+    """
     where: dict[tuple[str, str], set[Value]] = {}
     for path in (ROOT / "docs" / "measurements").glob("*/hosts/*.json"):
         for item in json.loads(path.read_text(encoding="utf-8"))["observations"]:
@@ -408,6 +437,6 @@ def test_criterion_may_use_every_parameter_and_label_of_a_recorded_observation()
         for (name, key), values in where.items()
         for value in values
         for text in parameter_findings(name, **{key: value})
-        if key not in NOT_FOR_CRITERIA and (key in text or "no such" in text or "powers of two" in text)
+        if key not in NOT_ALWAYS_KNOWN and (key in text or "no such" in text or "powers of two" in text)
     }
     assert not wrong

@@ -1,4 +1,8 @@
-"""Every verdict that does not pass belongs to one cause. A cause names the faulty part and includes the effects of the fault."""
+"""Test the diagnosis: every verdict that does not pass belongs to exactly one cause.
+
+A cause names the faulty part, and also contains the verdicts on the effects of the fault. The list of problems (`PROBLEMS`) has
+the faults that the diagnosis knows; causes come before their effects in it.
+"""
 
 from __future__ import annotations
 
@@ -24,6 +28,7 @@ from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, KINDS, PASS, Cause, Ver
 from schemas.waivers import Waiver
 
 GANGS = {"r1": ("a", "b", "c")}
+"""Gang (hosts that launch together) -> its hosts."""
 NAMES = (
     "record",
     "xid.count",
@@ -76,7 +81,7 @@ def test_all_consequences_of_a_lost_gpu_are_one_cause() -> None:
     assert len(cause.verdicts) == len(verdicts)
 
 
-def test_heat_explains_only_slow_figures_of_its_gpu() -> None:
+def test_hot_gpu_explains_only_its_own_slow_figures() -> None:
     slow = {"value": 8.0, "limit": 10.0, "operator": "ge", "unit": "FLOP/s"}
     verdicts = [
         failed("stress.throughput", "gpu=1", params={"dtype": "bf16"}, **slow),
@@ -152,9 +157,9 @@ def test_parts_with_the_same_serial_are_named_together() -> None:
     assert cause.title == "2 parts (GPU 6 of a, GPU 6 of b): each has the serial S1, which must be unique"
 
 
-def test_missing_ordered_part_is_not_called_a_duplicate() -> None:
-    absent = failed("gpu.serial", "host", kind=VerdictKind.IDENTITY, value="S9", limit=None)
-    (cause,) = diagnose([replace(absent, criterion="manifest")], {})
+def test_ordered_part_that_is_on_no_host_is_not_called_a_duplicate() -> None:
+    not_found = failed("gpu.serial", "host", kind=VerdictKind.IDENTITY, value="S9", limit=None)
+    (cause,) = diagnose([replace(not_found, criterion="manifest")], {})
     assert cause.title == "a differs from the manifest: serial S9"
 
 
@@ -196,7 +201,7 @@ def test_wrong_copies_to_the_host_name_every_part_that_may_be_at_fault(name: str
 
 
 @pytest.mark.parametrize("name", ["digest.wrong_peer_copies", "peer_copy.wrong_bytes", "pairs.wrong_elements"])
-def test_gpu_with_wrong_transfers_is_not_returned_before_the_links_are_inspected(name: str) -> None:
+def test_gpu_with_wrong_transfers_is_not_sent_to_the_vendor_before_its_links_are_inspected(name: str) -> None:
     scope = "gpu=1,partner=b" if name.startswith("pairs") else "gpu=1,peer=6"
     (cause,) = diagnose([failed(name, scope)], {})
     assert cause.problem in ("wrong-peer-copies", "wrong-messages")
@@ -263,7 +268,7 @@ def test_port_whose_only_partner_is_down_is_not_a_separate_cause() -> None:
     ]
     down, other = diagnose(verdicts, GANGS)
     assert (down.problem, down.hosts, down.verdicts) == ("port-down", ("b",), (0, 1))
-    assert other.hosts == ("c",), "the port of a is not down"
+    assert other.hosts == ("c",), "the port of a, the partner of c, is not down"
 
 
 @pytest.mark.parametrize(
@@ -387,7 +392,7 @@ def test_host_that_another_host_stopped_is_not_the_cause() -> None:
     ]
     stopped, other = diagnose(verdicts, GANGS)
     assert (stopped.problem, stopped.hosts, stopped.verdicts) == ("stopped-launch", ("a",), (1, 0))
-    assert other.hosts == ("z",), "z belongs to another gang"
+    assert other.hosts == ("z",), "z is not in the gang of a"
 
 
 def test_waived_failure_does_not_explain_an_unwaived_failure() -> None:
@@ -399,7 +404,7 @@ def test_waived_failure_does_not_explain_an_unwaived_failure() -> None:
     assert (open_cause.problem, open_cause.waiver, waived.waiver) == ("slow-compute", None, WAIVER)
 
 
-def test_hosts_of_the_inventory_on_one_machine_have_one_cause_that_names_no_part() -> None:
+def test_several_hosts_of_the_inventory_that_are_one_machine_have_one_cause_that_names_no_part() -> None:
     def slow(
         host: str, name: str, scope: str, machine: str = "a, b and c", value: float = 5.0, **fields: Any
     ) -> Verdict:
@@ -478,7 +483,10 @@ def test_every_verdict_has_one_cause_in_any_order(verdicts: list[Verdict], rng: 
 
 
 def test_causes_do_not_depend_on_the_order_of_verdicts_that_differ_only_in_value() -> None:
-    """The two verdicts on c are one cause, and the verdict with a value is its first. The verdict on a is a separate cause."""
+    """The two verdicts on c are one cause, and its first verdict is the one with a value. The verdict on a is a separate cause.
+
+    If the verdict without a value were first, the cause would have the same content as the cause on a, and both would be joined.
+    """
     verdicts = [
         replace(failed("record", scope), host=host, kind=VerdictKind.PEERS, value=value, limit=None, reason="one")
         for host, scope, value in (("c", "gpu=1", None), ("c", "gpu=1", True), ("a", "host", None))
@@ -501,8 +509,8 @@ def test_every_action_has_a_text_and_handling_refers_to_existing_problems() -> N
     (lost,) = diagnose([failed("xid.count", "gpu=1,xid=79", action="reboot")], {})
     assert "Drain the host" in handling(lost).now
     assert "reseat the GPU" in handling(lost).if_it_returns
-    open_cause = replace(lost, verdict=INCONCLUSIVE)
-    assert handling(open_cause) == handling(replace(open_cause, problem="x"))
+    inconclusive = replace(lost, verdict=INCONCLUSIVE)
+    assert handling(inconclusive) == handling(replace(inconclusive, problem="x"))
     assert handling(replace(lost, problem="x", action="none")) == ("", "")
 
 
@@ -559,7 +567,7 @@ def test_adapter_that_is_slow_on_its_own_is_not_explained_by_its_slow_host() -> 
     ]
 
 
-def test_dark_lane_explains_errors_of_its_port_and_slow_collectives() -> None:
+def test_lane_without_received_light_explains_errors_of_its_port_and_slow_collectives() -> None:
     port = "hca=mlx5_2,port=1"
     verdicts = [
         failed("port.symbol_errors", port, action="reseat"),
@@ -630,7 +638,9 @@ def test_heat_is_reported_with_the_temperature_under_load_and_its_duration() -> 
         ("shared_storage.wrong_bytes", {}, "2 wrong bytes"),
     ],
 )
-def test_title_locates_wrong_data_if_the_record_has_the_place(name: str, params: dict[str, Any], text: str) -> None:
+def test_title_says_where_the_wrong_data_are_if_the_record_states_it(
+    name: str, params: dict[str, Any], text: str
+) -> None:
     (cause,) = diagnose([failed(name, "directory=scratch", value=2, params=params)], {})
     assert cause.title.endswith(text)
 

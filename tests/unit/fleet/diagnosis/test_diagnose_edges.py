@@ -1,4 +1,7 @@
-"""Boundary cases of the diagnosis: which verdicts a cause explains, and how causes are joined, ordered and named."""
+"""Test boundary cases of the diagnosis: which verdicts a cause explains, and how causes are joined, ordered and named.
+
+The list of problems (`PROBLEMS`) has the faults that the diagnosis knows; causes come before their effects in it.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +46,7 @@ def follower(host: str = "b", *, of: tuple[str, str] = ("a", "gpu=1"), **fields:
 
 
 DEAD_LINK = failed("xid.count", "gpu=1,xid=149")
+"""The failure of GPU 1 of host a, which has a dead NVLink."""
 
 
 def test_followers_of_a_dead_link_belong_to_its_cause() -> None:
@@ -59,7 +63,7 @@ def test_followers_of_a_dead_link_belong_to_its_cause() -> None:
     ],
     ids=["root on another GPU", "root on another host", "waived", "without a root"],
 )
-def test_follower_of_another_part_or_with_a_waiver_has_a_separate_cause(other: Verdict) -> None:
+def test_failure_with_another_root_without_a_root_or_with_a_waiver_has_a_separate_cause(other: Verdict) -> None:
     assert len(summaries(DEAD_LINK, other)) == 2
 
 
@@ -73,8 +77,8 @@ def test_verdicts_that_a_follower_explains_belong_to_the_cause_of_its_root() -> 
     assert summaries(DEAD_LINK, follower(), stopped) == [("gpu-error", "a", "gpu=1", 3)]
 
 
-def test_followers_of_a_gpu_that_also_fell_off_the_bus_belong_to_its_cause() -> None:
-    """If a GPU fell off the bus, all its XIDs belong to this problem, so the GPU has no separate cause `gpu-error`."""
+def test_followers_of_a_gpu_that_also_fell_off_the_bus_belong_to_the_cause_gpu_fell_off_bus() -> None:
+    """All XIDs of such a GPU belong to the problem `gpu-fell-off-bus`, so the GPU has no separate cause `gpu-error`."""
     fell = failed("xid.count", "gpu=1,xid=79")
     assert summaries(fell, DEAD_LINK, follower(), follower("c")) == [("gpu-fell-off-bus", "a", "gpu=1", 4)]
 
@@ -86,13 +90,14 @@ def test_follower_without_a_waiver_belongs_to_the_error_without_a_waiver() -> No
     assert summaries(waived, DEAD_LINK, follower()) == expected
 
 
-def test_followers_belong_only_to_the_problem_gpu_error() -> None:
+def test_followers_do_not_belong_to_an_nvlink_problem_of_their_root() -> None:
     nvlink = failed("gpu.nvlink.missing_links")
     assert len(summaries(nvlink, follower())) == 2
     assert ("gpu-error", "a", "gpu=1", 2) in summaries(nvlink, DEAD_LINK, follower())
 
 
 def passed(name: str, scope: str = "gpu=1", value: float = 62.0, host: str = "a") -> Verdict:
+    """Return a passing verdict on a temperature of `value` °C."""
     return replace(
         failed(name, scope, host, value=value, limit=90.0, operator="le", unit="Cel"), verdict=PASS, severity=""
     )
@@ -108,20 +113,22 @@ def passed(name: str, scope: str = "gpu=1", value: float = 62.0, host: str = "a"
     ],
     ids=["under load", "other GPU", "other host", "not under load"],
 )
-def test_temperature_under_load_is_evidence_of_heat_even_if_it_passes(temperature: Verdict, is_named: bool) -> None:
+def test_title_of_a_hot_gpu_states_its_temperature_under_load_even_if_it_passes(
+    temperature: Verdict, is_named: bool
+) -> None:
     hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
     (cause,) = causes(hot, temperature)
     assert ("62" in cause.title) is is_named
 
 
-def test_temperature_is_evidence_of_heat_even_if_the_gpu_has_another_problem() -> None:
+def test_only_the_title_of_the_problem_hot_states_the_temperature_if_the_gpu_has_two_problems() -> None:
     hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
     version = failed("gpu.vbios_version", kind=VerdictKind.PEERS, value="1", limit="2")
     found = causes(hot, version, passed("stress.temperature"))
     assert {cause.problem: "62" in cause.title for cause in found} == {"hot": True, "differs": False}
 
 
-def test_temperature_is_no_evidence_of_other_problems() -> None:
+def test_title_of_another_problem_does_not_state_the_temperature() -> None:
     (cause,) = causes(failed("gpu.nvlink.missing_links"), passed("stress.temperature"))
     assert "62" not in cause.title
 
@@ -135,7 +142,7 @@ def test_inconclusive_verdicts_with_the_same_reason_are_one_cause_that_names_the
     assert len(summaries(same[0], replace(same[1], kind=VerdictKind.ERROR))) == 2
 
 
-def test_failures_of_one_reading_on_two_parts_are_two_causes() -> None:
+def test_failures_of_one_reading_are_one_cause_for_each_part() -> None:
     two = [failed("site.thing", f"gpu={at}") for at in range(2)]
     assert summaries(*two) == [("site.thing", "a", "gpu=0", 1), ("site.thing", "a", "gpu=1", 1)]
     assert summaries(two[0], replace(two[0], criterion="other")) == [("site.thing", "a", "gpu=0", 2)]
@@ -151,7 +158,9 @@ def test_failures_of_one_reading_on_two_parts_are_two_causes() -> None:
     ],
     ids=["hosts", "parts", "gangs", "gangs without values"],
 )
-def test_hosts_share_a_cause_only_for_whole_hosts_or_gangs_with_values(fields: dict[str, Any], count: int) -> None:
+def test_two_hosts_share_a_cause_only_if_whole_hosts_or_gangs_with_values_fail(
+    fields: dict[str, Any], count: int
+) -> None:
     assert len(summaries(*[failed("site.figure", host=host, **fields) for host in "ab"])) == count
 
 
@@ -165,6 +174,7 @@ def test_hosts_share_a_cause_only_with_the_same_waiver_and_criterion() -> None:
 
 
 def peers(host: str, value: Any = "1", limit: Any = "2", **fields: Any) -> Verdict:
+    """Return the failure of a host whose version `value` differs from the version `limit` of most hosts."""
     return failed("site.version", "host", host, kind=VerdictKind.PEERS, value=value, limit=limit, **fields)
 
 
@@ -184,14 +194,15 @@ def test_hosts_that_differ_in_the_same_way_share_a_cause() -> None:
         (failed("x.y", "host", kind=VerdictKind.SUSPECT, params={LINK_PARAM: "a - b"}), {"params": {LINK_PARAM: "a - c"}}),
         (failed("x.y", "host", kind=VerdictKind.SHARED_MACHINE, user="a and b"), {"user": "a and c"}),
     ],
-    ids=["readings", "paths", "machines"],
+    ids=["other reading", "other path", "other machine"],
 )  # fmt: skip
 def test_one_host_may_have_several_problems_of_one_kind(first: Verdict, changes: dict[str, Any]) -> None:
+    """A second verdict with another value has the same cause as the first. With these changes, it has a separate cause."""
     assert len(summaries(first, replace(first, value=2))) == 1
     assert len(summaries(first, replace(first, **changes))) == 2
 
 
-def test_missing_readings_of_a_problem_belong_to_the_cause_of_its_failed_readings() -> None:
+def test_missing_reading_belongs_to_the_failed_reading_of_the_same_problem_and_part() -> None:
     wrong = failed("gpu.ecc.uncorrected")
     assert len(summaries(wrong, missing("gpu.ecc.corrected", "gpu=1"))) == 1
     assert len(summaries(wrong, missing("gpu.ecc.corrected", "gpu=0"))) == 2
@@ -220,6 +231,10 @@ def test_fault_that_stops_measurements_explains_only_missing_measurements() -> N
     ],
 )
 def test_slow_adapter_explains_no_pairs_that_are_attributed_to_the_gang(suspect: str, scope: str, count: int) -> None:
+    """`suspect`: scope of the slow part. `scope`: scope of a failure that is attributed to the gang; with `partner`, a pair.
+
+    A pair that a slow adapter slows down would be attributed to the adapter, not to the gang.
+    """
     slow = failed("pairs.bandwidth", suspect, kind=VerdictKind.SUSPECT, stage="gang", **SLOW)
     pair = failed("pairs.latency", scope, part="gang=r1", stage="gang")
     assert len(summaries(slow, pair)) == count
@@ -235,8 +250,8 @@ def test_hosts_with_swapped_cables_share_a_cause_that_names_both_hosts_in_order(
     assert len(summaries(swapped[0], replace(swapped[1], detail="swap others"))) == 2
 
 
-def test_problem_of_a_port_other_than_a_wrong_cable_names_the_cable() -> None:
-    """The title of a wrong cable already names both ends."""
+def test_problem_of_a_port_names_the_cable_unless_the_problem_is_a_wrong_cable() -> None:
+    """The title of a wrong cable already names both ends. `site.thing` is no reading of a port."""
     verdicts = [failed(name, "nic=eth1", value="x") for name in ("network.switch_id", "network.carrier", "site.thing")]
     cables = {(cause.problem, cause.parts[0].cable) for verdict in verdicts
               for cause in diagnose([verdict], {}, {("a", "nic=eth1"): "leaf0 swp3"})}  # fmt: skip
@@ -268,7 +283,7 @@ def test_title_names_up_to_four_hosts(hosts: str, subject: str) -> None:
     assert cause.title.startswith(subject)
 
 
-def test_title_names_two_parts_or_the_rail_or_switch() -> None:
+def test_title_names_both_parts_or_the_rail_or_switch_that_they_share() -> None:
     parts = [replace(peers(host), scope="gpu=1") for host in "ab"]
     assert causes(*parts)[0].title.startswith("2 parts (GPU 1 of a, GPU 1 of b): each ")
     assert causes(peers("a"), parts[1])[0].title.startswith("2 parts (a, GPU 1 of b): each ")
@@ -280,21 +295,21 @@ def test_title_names_two_parts_or_the_rail_or_switch() -> None:
 
 
 def order(*verdicts: Verdict) -> list[int]:
-    """Return the position of the leading verdict of each cause, in the order of the causes."""
+    """Return the position in `verdicts` of the first (most important) verdict of each cause, in the order of the causes."""
     return [cause.verdicts[0] for cause in causes(*verdicts)]
 
 
-def test_causes_are_ordered_by_waiver_verdict_severity_action_and_confidence() -> None:
-    critical = failed("site.a", "gpu=0", action="reseat")
-    urgent = failed("site.b", "gpu=1", action="rma")
+def test_causes_are_ordered_by_waiver_verdict_severity_and_action() -> None:
+    reseat = failed("site.a", "gpu=0", action="reseat")
+    rma = failed("site.b", "gpu=1", action="rma")
     warning = failed("site.c", "gpu=2", action="monitor")
-    unknown = failed("site.d", "gpu=3", action="dance", severity="critical")
+    unknown_action = failed("site.d", "gpu=3", action="dance", severity="critical")
     waived = failed("site.e", "gpu=4", action="rma", waiver=WAIVER)
-    unclear = missing("site.f", "gpu=5")
-    assert order(unclear, waived, unknown, warning, critical, urgent) == [5, 4, 2, 3, 0, 1]
+    inconclusive = missing("site.f", "gpu=5")
+    assert order(inconclusive, waived, unknown_action, warning, reseat, rma) == [5, 4, 2, 3, 0, 1]
 
 
-def test_leading_verdict_of_a_cause_is_the_most_urgent_verdict() -> None:
+def test_first_verdict_of_a_cause_is_the_most_important() -> None:
     same = [
         failed("site.a", "gpu=0", action="monitor"),
         failed("site.a", "gpu=0", action="rma", value=2),
@@ -302,21 +317,23 @@ def test_leading_verdict_of_a_cause_is_the_most_urgent_verdict() -> None:
     ]
     (cause,) = causes(*same)
     assert (cause.verdicts, cause.action, cause.severity) == ((1, 2, 0), "rma", "critical")
+    # A verdict whose scope names the faulty part comes before a verdict on another scope that is attributed to this part.
     of_part = failed("site.a", "gpu=1", part="gpu=0", action="rma")
     assert causes(of_part, same[1])[0].verdicts == (1, 0)
     assert causes(replace(of_part, scope="gpu=0", part="gpu=1"), replace(same[1], scope="gpu=1"))[0].verdicts == (1, 0)
-    far = [failed("site.a", "gpu=0", value=value, limit=10.0, operator="ge") for value in (9.0, 5.0)]
-    assert causes(*far)[0].verdicts == (1, 0)
+    # The value that is farther from its limit comes first.
+    values = [failed("site.a", "gpu=0", value=value, limit=10.0, operator="ge") for value in (9.0, 5.0)]
+    assert causes(*values)[0].verdicts == (1, 0)
 
 
-def test_failure_leads_a_cause_with_inconclusive_verdicts_of_the_same_part() -> None:
+def test_failure_is_the_first_verdict_of_a_cause_that_also_has_an_inconclusive_verdict() -> None:
     slow = failed("pairs.bandwidth", "host", kind=VerdictKind.SUSPECT)
     unclear = missing("gang.time", kind=VerdictKind.SUSPECT)
     (cause,) = causes(unclear, slow)
     assert (cause.verdicts, cause.verdict) == ((1, 0), FAIL)
 
 
-def test_failing_host_leads_a_cause_with_inconclusive_hosts() -> None:
+def test_failing_host_is_the_first_host_of_a_cause_that_also_has_an_inconclusive_host() -> None:
     fields: dict[str, Any] = {"kind": VerdictKind.PEERS, "criterion": "x", "reason": "two versions"}
     unclear = replace(missing("site.version"), **fields)
     wrong = replace(failed("site.version", "host", "b", value=None, action="rma"), **fields)
@@ -330,7 +347,7 @@ def test_failing_host_leads_a_cause_with_inconclusive_hosts() -> None:
     )
 
 
-def test_unnamed_problem_is_certain_if_a_reading_failed_and_unknown_if_it_is_missing() -> None:
+def test_cause_without_a_known_problem_is_certain_if_a_reading_failed_and_unknown_if_it_is_missing() -> None:
     assert [causes(item)[0].confidence for item in (failed("site.x"), missing("site.x"))] == ["certain", "unknown"]
 
 
@@ -415,9 +432,17 @@ def test_slow_figure_of_a_gang_belongs_to_the_fault_of_one_of_its_hosts() -> Non
         [replace(IN_GANG, kind=VerdictKind.SUSPECT)],
         [IN_GANG, failed("pairs.bandwidth", "gpu=0,partner=c", "b", part="gang=r1", stage="gang", **SLOW)],
     ],
-    ids=["waived", "another gang", "another figure", "of the host alone", "suspect", "slow pairs too"],
+    ids=[
+        "waived",
+        "host outside the gang",
+        "figure of no collective",
+        "of the host alone",
+        "suspect",
+        "slow pairs too",
+    ],
 )
 def test_other_slow_figures_do_not_belong_to_the_fault_of_another_host(others: list[Verdict]) -> None:
+    """The fault is that NVLinks of host a are down. Unlike the failure in the test above, `others` do not follow from it."""
     assert len(summaries(NVLINK, *others)) == 2
 
 
@@ -428,7 +453,7 @@ def test_wrong_result_of_a_gang_has_a_separate_cause() -> None:
     assert {name for name, *_ in summaries(slow, wrong)} == {"slow-network", "wrong-results"}
 
 
-def test_finding_on_a_whole_gang_explains_no_finding_of_another_host() -> None:
+def test_problem_of_a_whole_gang_explains_no_verdict_of_another_host() -> None:
     transport = failed("collective.transport", "gang=r1", "a", value="SHM", limit="IB", stage="gang")
     assert len(summaries(transport, replace(transport, host="b"))) == 2
     assert len(summaries(replace(transport, scope="host"), replace(transport, host="b"))) == 2, (
@@ -451,7 +476,8 @@ def test_slow_figure_of_a_gang_belongs_to_the_first_fault_in_the_list_of_problem
     }  # fmt: skip
 
 
-def test_fault_of_another_gang_or_with_another_waiver_explains_nothing() -> None:
+def test_fault_explains_missing_results_of_another_host_only_in_its_gang_and_with_its_waiver() -> None:
+    """It does not explain missing results of stages in which each host runs alone, such as `benchmark`."""
     stopped = missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED)
     fell = failed("xid.count", "gpu=1,xid=79")
     assert len(summaries(fell, stopped)) == 1

@@ -1,4 +1,4 @@
-"""Test `rackproof diff`: parts, versions, and figures that changed by more than their noise."""
+"""Test `rackproof diff`: it lists changed parts, changed versions, and figures (measured values) beyond their noise."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def gpu(serial: str, index: int = 0) -> Gpu:
 def figure(
     value: float, *, name: str = "memory.bandwidth", scope: str = "gpu=0", sigma: float | None = None, runs: int = 1
 ) -> Figure:
-    """Return a figure of the part at `scope`, with a level from `runs` equal runs and the noise `sigma`."""
+    """Return a figure that `runs` runs measured at `scope`, all with the same value.
+
+    `sigma`: scatter between the runs as a fraction of the value; None: unknown.
+    """
     within = scope.partition(",")[2] if scope.startswith("gpu=") else scope.replace("host", "")
     values = {f"r{number}": value for number in range(runs)}
     level = Level(
@@ -66,7 +69,7 @@ def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]]
 
     Args:
         serials: serial of the GPU in each slot, or "" for an empty slot.
-        figures: pairs of a GPU's serial (or "" for the host) and a figure.
+        figures: pairs: serial of the GPU that was measured (or "" if the host was measured), and the figure.
     """
     values: dict[str, dict[object, Figure]] = {}
     for serial, measured in figures:
@@ -109,7 +112,7 @@ def changes(old: dict[str, HostState], new: dict[str, HostState]) -> tuple[Chang
         "added",
         "exchanged within a host",
         "exchanged between hosts",
-        "moved from h2 to h1, and new GPU in h2",
+        "GPU of h2 moved to h1, and h2 has a new GPU",
     ],
 )
 def test_gpus_are_compared_by_slot_and_serial(
@@ -119,8 +122,8 @@ def test_gpus_are_compared_by_slot_and_serial(
     assert listed_changes(before, {name: host(serials) for name, serials in new.items()}) == expected
 
 
-def test_gpu_with_a_higher_index_than_a_missing_gpu_is_unchanged() -> None:
-    """The NVML index of GPU C changes, but its slot does not."""
+def test_gpu_whose_index_changes_because_another_gpu_is_missing_is_unchanged() -> None:
+    """GPU B is missing, so the NVML index of GPU C changes from 2 to 1. Its slot (the PCI address) stays the same."""
     old = host(["A", "B", "C"])
     new = replace(old, gpus=(gpu("A", 0), replace(gpu("C", 2), index=1)))
     assert listed_changes({"h1": old}, {"h1": new}) == [("gone", "h1", "gpu=1")]
@@ -157,7 +160,7 @@ def test_disks_are_compared_by_serial(
     assert [kind for kind, _, _ in listed_changes({"h1": host(parts=old)}, {"h1": host(parts=new)})] == expected
 
 
-def test_host_without_a_record_on_one_side_is_gone_or_new() -> None:
+def test_host_with_a_record_in_only_one_of_the_two_runs_is_gone_or_new() -> None:
     lost = {"h1": HostState(has_record=False), "h3": host(["C"])}
     assert listed_changes({"h1": host(["A"]), "h2": host(["B"])}, lost) == [
         ("gone", "h1", "host"),
@@ -191,9 +194,11 @@ def test_versions_of_all_parts_of_a_host_are_compared_together() -> None:
         (figure(100.0), figure(97.5), ["regressed"]),
         (figure(100.0), figure(102.5), ["improved"]),
         (figure(100.0, sigma=0.001, runs=4), figure(97.5), ["regressed"]),
-        (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),  # the noise is 4.5 %: 4 sigma, enlarged for so few runs
+        # The limit is 4.5 %: 4 × 1 % × √(1 + 1/4), because the earlier level is itself only the median of 4 runs.
+        (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),
         (figure(100.0, sigma=0.010, runs=4), figure(95.0), ["regressed"]),
-        (figure(100.0, sigma=0.100, runs=4), figure(50.0), ["unclear"]),  # the noise is too large to decide
+        # The noise is so large that not even a loss of 50 % is clear.
+        (figure(100.0, sigma=0.100, runs=4), figure(50.0), ["unclear"]),
         (figure(100.0, name="host_copy.bandwidth"), figure(85.0, name="host_copy.bandwidth"), []),
         (figure(100.0, name="host_copy.bandwidth"), figure(60.0, name="host_copy.bandwidth"), ["changed"]),
         (figure(16.0, name="gpu.pcie.width"), figure(8.0, name="gpu.pcie.width"), ["regressed"]),
@@ -208,8 +213,8 @@ def test_versions_of_all_parts_of_a_host_are_compared_together() -> None:
         "loss beyond 2 %",
         "gain beyond 2 %",
         "loss beyond 2 % with little noise",
-        "loss within 4 sigma",
-        "loss beyond 4 sigma",
+        "loss within 4 times the noise",
+        "loss beyond 4 times the noise",
         "noise too large",
         "no criterion, small loss",
         "no criterion, large loss",
@@ -225,7 +230,7 @@ def test_figure_is_listed_only_if_it_changed_by_more_than_its_noise(
 
 
 @pytest.mark.parametrize(("operator", "kind"), [("ge", "regressed"), ("le", "improved"), ("eq", "changed")])
-def test_operator_of_the_criterion_gives_the_direction_if_the_unit_does_not(operator: str, kind: str) -> None:
+def test_operator_of_the_criterion_decides_whether_less_is_worse_if_the_unit_does_not(operator: str, kind: str) -> None:
     before, after = (
         replace(item, level=replace(item.level, unit="W", name="stress.power"))
         for item in (figure(700.0), figure(500.0))
@@ -300,7 +305,7 @@ def test_figures_of_a_known_part_without_earlier_figures_are_counted(
     assert [(item.host, item.new) for item in changes(old, new) if item.kind == "figures_new"] == [("h1", 1)]
 
 
-def test_part_without_any_of_its_earlier_figures_is_listed() -> None:
+def test_gpu_on_which_no_earlier_figure_was_measured_again_is_listed() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
     (change,) = changes({"h1": old}, {"h1": host()})
     assert (change.kind, change.old, change.is_unreported) == ("figures_gone", 2, True)
@@ -308,7 +313,10 @@ def test_part_without_any_of_its_earlier_figures_is_listed() -> None:
 
 
 def pairs(slow: str = "", share: float = 0.1) -> dict[str, HostState]:
-    """Return three hosts with the bandwidths of their pairs and their gang: 1.0, or `share` if host `slow` takes part."""
+    """Return three hosts with the bandwidths of each pair of hosts and of their gang (the hosts of one multi-node launch).
+
+    Every bandwidth is 1.0. If `slow` names a host, the bandwidths of its pairs and of the gang are `share`.
+    """
     names = ("h1", "h2", "h3")
     return {
         name: host(
@@ -340,7 +348,9 @@ def test_slow_host_is_listed_and_its_partners_are_not() -> None:
 @pytest.mark.parametrize(
     ("name", "unit", "worse", "worst"), [("busbw", "B/s", 80.0, 40.0), ("latency", "s", 150.0, 300.0)]
 )
-def test_regression_of_a_gang_is_listed_with_its_worst_value(name: str, unit: str, worse: float, worst: float) -> None:
+def test_regression_of_a_gang_is_listed_once_with_its_worst_value(
+    name: str, unit: str, worse: float, worst: float
+) -> None:
     name = f"collective.all_reduce.{name}"
 
     def hosts(**values: float) -> dict[str, HostState]:
@@ -357,7 +367,9 @@ def test_regression_of_a_gang_is_listed_with_its_worst_value(name: str, unit: st
 
 
 @pytest.mark.parametrize(("name", "unit", "worst"), [("bandwidth", "B/s", 0.5), ("latency", "s", 3.0)])
-def test_regression_of_pairs_is_listed_with_its_worst_value(name: str, unit: str, worst: float) -> None:
+def test_regression_of_all_pairs_of_a_host_is_listed_once_with_the_worst_value(
+    name: str, unit: str, worst: float
+) -> None:
     name = f"pairs.{name}"
 
     def hosts(to_h1: float, to_h3: float) -> dict[str, HostState]:
@@ -381,6 +393,7 @@ def test_several_runs_are_merged_into_median_and_spread() -> None:
             state.figures["S1"][key] = replace(measured, level=level)  # type: ignore[index]
     (merged,) = merge_states(runs).figures["S1"].values()
     assert merged.level.value == 100.0
+    # The standard deviation is 1 % of the median. 0.8862 corrects its bias for three values (STDEV_BIAS).
     assert merged.level.sigma == pytest.approx(0.01 / 0.8862)
     assert merge_states([HostState(has_record=False)]).has_record is False
 
@@ -431,9 +444,9 @@ def test_diff_exits_2_if_figures_were_not_measured(tmp_path: Path, capsys: pytes
 
 
 def report_against_baseline(tmp_path: Path, pattern: str, **fields: Any) -> tuple[int, dict[str, Any]]:
-    """Return exit code and report of a run that is compared with a baseline of equal figures.
+    """Return exit code and report of a run that is compared with the baseline of an earlier run with the same figures.
 
-    `fields` replaces the same fields in those files of the baseline whose paths match `pattern`.
+    Before that, `fields` (field -> new value) are changed in every file of the baseline that matches the glob `pattern`.
     """
     base = tmp_path / "base"
     good = run_directory(tmp_path / "good")
@@ -448,13 +461,13 @@ def report_against_baseline(tmp_path: Path, pattern: str, **fields: Any) -> tupl
 
 
 def test_report_states_how_many_figures_were_compared(tmp_path: Path) -> None:
-    code, report = report_against_baseline(tmp_path, "gpus/none.json")
+    code, report = report_against_baseline(tmp_path, "gpus/none.json")  # matches no file: the baseline is unchanged
     (line,) = [line for line in report["acceptance"]["summary"] if line.startswith("Against the accepted records")]
     assert line.endswith(": 52 of 52 figures compared, nothing regressed, same parts")
     assert (code, report["decision"]) == (0, "accepted")
 
 
-def test_page_of_one_host_has_its_changes(tmp_path: Path) -> None:
+def test_page_of_one_host_has_only_the_changes_of_that_host(tmp_path: Path) -> None:
     good = run_directory(tmp_path / "good")
     assert (call("report", good), call("baseline", "accept", good, "--baseline", tmp_path / "base")) == (0, 0)
     after = tmp_path / "after"
@@ -468,7 +481,7 @@ def test_page_of_one_host_has_its_changes(tmp_path: Path) -> None:
         assert any(change.counts for change in page.changes) == (name == "h1")
 
 
-def test_baseline_without_figures_is_inconclusive(tmp_path: Path) -> None:
+def test_every_gpu_is_inconclusive_if_the_baseline_has_no_figures(tmp_path: Path) -> None:
     code, report = report_against_baseline(tmp_path, "gpus/*.json", figures=[])
     (line,) = [line for line in report["acceptance"]["summary"] if line.startswith("Against the accepted records")]
     assert line.endswith(": 0 of 52 figures compared, no earlier figures")
@@ -480,7 +493,7 @@ def test_baseline_without_figures_is_inconclusive(tmp_path: Path) -> None:
     assert not_passed[0]["reason"].startswith("the accepted record of serial h1-0 has none of the figures")
 
 
-def test_one_part_without_baseline_figures_is_inconclusive(tmp_path: Path) -> None:
+def test_only_the_gpu_without_baseline_figures_is_inconclusive(tmp_path: Path) -> None:
     code, report = report_against_baseline(tmp_path, "gpus/h2-1.json", figures=[])
     not_passed = [item for item in report["verdicts"] if item["verdict"] != "pass"]
     assert (code, [(item["host"], item["scope"]) for item in not_passed]) == (2, [("h2", "gpu=1")])
@@ -493,18 +506,20 @@ def test_run_with_skipped_benchmarks_is_not_accepted_as_baseline(
         BenchmarkChoice(stage="benchmark", benchmark=name, chosen=name != "gemm", cost_s=1, why="")
         for name in ("memory", "gemm")
     ]
-    run = run_directory(tmp_path / "part", choice=BudgetSelection(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
+    run = run_directory(tmp_path / "r1", choice=BudgetSelection(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
     assert call("report", run) == 0
     capsys.readouterr()
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
     assert (
-        "run part skipped tests of the profile smoke because of rackproof_budget_s: gemm (benchmark)"
+        "run r1 skipped tests of the profile smoke because of rackproof_budget_s: gemm (benchmark)"
         in capsys.readouterr().err
     )
     assert not (tmp_path / "base").exists()
 
 
-def test_noise_comes_from_several_earlier_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_change_within_the_scatter_of_several_earlier_runs_is_no_regression(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     earlier = [
         run_directory(tmp_path / f"run{number}", change=slowed("memory.bandwidth", share, op="copy"))
         for number, share in enumerate((1.0, 1.02, 0.98))
@@ -517,7 +532,7 @@ def test_noise_comes_from_several_earlier_runs(tmp_path: Path, capsys: pytest.Ca
     assert "is given twice" in capsys.readouterr().err
 
 
-def test_runs_without_common_figures_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_diff_of_runs_that_cannot_be_compared_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = run_directory(tmp_path / "a", hosts=["h1"]), run_directory(tmp_path / "b", hosts=["h9"])
     assert call("diff", first, second) == 2
     assert "no host, part and figure in common" in capsys.readouterr().err

@@ -1,4 +1,4 @@
-"""The history of a simulated fleet, created once for all tests of this directory."""
+"""The history (a database of runs) of a simulated fleet, created once for all tests of this directory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from tests.histories import FleetHistory, Planted
 
 @pytest.fixture(scope="session")
 def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Planted, Path]:
-    """Return the planted faults and the directory of the history. All runs except the last two are merged."""
+    """Return the faults that the simulation planted, and the directory of the history.
+
+    The history has 20 monthly runs. All except the last two are merged into monthly files.
+    """
     directory = tmp_path_factory.mktemp("history")
     simulated = FleetHistory(racks=7, hosts=4, gpus=4, months=20, seed=1)
     for number, rows in enumerate(simulated.runs()):

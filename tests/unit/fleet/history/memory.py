@@ -1,4 +1,4 @@
-"""A history in memory, for tests that fill its tables. It is faster than a history in files."""
+"""A history (a database of runs) in memory, for tests that fill its tables. It is faster than a history in files."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from fleet.history import tables
 from fleet.history.database import History
 
 Level = tuple[str, str, float, str, float, str]
-"""Level (`host` or `rack`), id, days since 2024-01-01, driver, natural logarithm, reference.
+"""A row of the table `levels`: level (`host` or `rack`), id, days since 2024-01-01, driver, ln(figure / VALUE), reference.
 
-If the reference is "", the logarithm is that of figure / VALUE. Otherwise, for example with the reference `run`, it is that of
-figure / reference.
+The reference names the group of the peers, such as `run` for all racks of the run. The median of these peers is VALUE. If the
+reference is "", there are no peers.
 """
 VALUE = 7e14
+"""FLOP/s."""
 
 
 class MemoryHistory:
@@ -48,7 +49,7 @@ class MemoryHistory:
 
 
 def memory_history(levels: Iterable[Level]) -> History:
-    """Return a history of one figure, gemm.throughput, with one value for each of `levels`."""
+    """Return a history of one figure (measured value), gemm.throughput, with `levels` as the rows of its table `levels`."""
     history = MemoryHistory()
     for table in ("figures", "levels"):
         columns = ", ".join(f'"{name}" {kind}' for name, kind in tables.COLUMNS[table].items())

@@ -1,4 +1,4 @@
-"""A run with an implausible date has a note and is marked in the history, whether the clock was fast, slow or reset."""
+"""A run with an implausible date gets a note and is marked in the history, whether a clock was ahead or behind."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ def index_of(*entries: dict[str, Any]) -> Index:
 
 
 ADDED = [entry(f"2026-0{month}-01 00:00:00", added=f"2026-0{month}-02 00:00:00") for month in range(1, 6)]
+"""Five runs, one a month, each of which was added to the history one day after it began."""
 
 
 @pytest.mark.parametrize(
@@ -43,7 +44,7 @@ ADDED = [entry(f"2026-0{month}-01 00:00:00", added=f"2026-0{month}-02 00:00:00")
         ("2025-01-01 00:00:00", "2026-05-30 00:00:00", NOW, "by the clock of the control node, and ended at"),
         ("2026-05-30 00:00:00", "2026-05-01 00:00:00", NOW, "by the clock of the control node, and ended at"),
         ("2025-01-01 00:00:00", "", "2025-01-01 01:00:00", "most days on which runs were added are later"),
-        # The clock is wrong now, but was right when the run began.
+        # The clock is behind now, but the run began so long before (more than LONGEST_RUN_S) that its date may be right.
         ("2024-03-01 00:00:00", "", "2025-01-01 01:00:00", ""),
     ],
 )
@@ -60,14 +61,14 @@ def test_wrong_clock_of_one_host_does_not_make_the_date_implausible() -> None:
     assert "ended at 2099" in clock_fault("f" * 32, run, (wrong, wrong, right), None, NOW)
 
 
-def test_run_added_with_a_fast_clock_does_not_affect_other_runs() -> None:
+def test_run_that_was_added_while_the_clock_was_ahead_does_not_affect_other_runs() -> None:
     ahead = entry("2099-01-01 00:00:00", added="2099-01-01 01:00:00")
     index = index_of(*ADDED, ahead)
     assert clock_fault("f" * 32, entry("2026-06-01 00:00:00"), (), index, NOW) == ""
     assert clock_notes(index, NOW) == ["1 run began after the present time: a clock was or is wrong: 2099-01-01"]
 
 
-def test_runs_imported_with_a_fast_clock_do_not_affect_other_runs() -> None:
+def test_runs_that_were_imported_while_the_clock_was_ahead_do_not_affect_other_runs() -> None:
     imported = [entry(f"2026-0{month}-01 00:00:00", added="2030-01-01 00:00:00") for month in range(1, 6)]
     assert clock_fault("f" * 32, entry("2026-05-30 00:00:00"), (), index_of(*imported), NOW) == ""
 

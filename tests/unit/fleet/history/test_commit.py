@@ -36,7 +36,7 @@ def entry(number: int) -> dict[str, Any]:
 
 
 def add(directory: Path, number: int) -> None:
-    """Add the run `rNUMBER` to the index of a history."""
+    """Add a run with the name `r<number>` to the index of a history."""
 
     def apply(index: Index) -> None:
         index.runs[f"{number:032x}"] = entry(number)
@@ -66,7 +66,7 @@ def test_writer_that_was_overtaken_by_another_loses_no_run(tmp_path: Path) -> No
 
     def slow(index: Index) -> None:
         index.runs[f"{1:032x}"] = entry(1)
-        if not attempts:
+        if not attempts:  # during the first attempt, two other writers commit
             attempts.append(1)
             add(tmp_path, 2)
             add(tmp_path, 3)
@@ -110,7 +110,10 @@ def test_directory_that_another_writer_removes_during_a_change_is_no_error(
 def test_first_index_may_be_committed_while_another_writer_looks_for_an_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second writer finds no index. After that, the first writer commits its index and adds its files."""
+    """The writer of r1 finds no index. Then the writer of r0 commits the first index and adds files.
+
+    The writer of r1 finds these files, but must not report that their index is lost.
+    """
     table = tmp_path / REAL / "figures"
     found = commit.read_index
 
@@ -145,7 +148,7 @@ def test_writer_with_an_outdated_index_does_not_commit(tmp_path: Path, monkeypat
     for number in range(3):
         add(tmp_path, number)
     with pytest.raises(commit.IndexChangedError), writer(tmp_path, REAL) as index:
-        index.generation = 0
+        index.generation = 0  # as if this writer had read an index from before the three runs were added
     assert names(tmp_path) == {"r0", "r1", "r2"}
     assert not (tmp_path / REAL / "index-1").exists()
 
@@ -183,10 +186,10 @@ def test_directories_of_killed_writers_are_removed_after_a_day(tmp_path: Path) -
         (".new-old", 2 * commit.STALE_S),
         (".merge-old", 2 * commit.STALE_S),
         (".new-now", 0),
-        ("old", 9e9),
+        ("old", 1e9),  # its name is not that of a temporary directory, so it may belong to another program
     ):
         (place / name / "figures").mkdir(parents=True)
-        time = (place / "lock").stat().st_mtime - min(age, 1e9)
+        time = (place / "lock").stat().st_mtime - age
         os.utime(place / name, (time, time))
     add(tmp_path, 1)
     assert {path.name for path in place.iterdir() if path.is_dir()} == {".new-now", "old", "index-2"}

@@ -22,7 +22,15 @@ Effect = Callable[[float, bool], float]
 
 
 def history_of(days: list[float], changed_on: float, shared: Effect, *, run_sigma: float, seed: int) -> History:
-    """Return a history of runs of all hosts. Each host has its own level and little noise; `run_sigma` is the scatter of runs."""
+    """Return a history of runs of all hosts. Each host has its own level and little noise.
+
+    Args:
+        days: when the runs began.
+        changed_on: the day from which all hosts have the new driver.
+        shared: effect that all hosts have in common.
+        run_sigma: standard deviation, from run to run, of a noise in ln(figure) that all hosts of a run share.
+        seed: seed of the random numbers.
+    """
     generator = random.Random(seed)  # noqa: S311
     levels = [generator.gauss(0, 0.02) for _ in range(HOSTS)]
     rows = []
@@ -36,7 +44,7 @@ def history_of(days: list[float], changed_on: float, shared: Effect, *, run_sigm
     return memory_history(rows)
 
 
-def found(
+def effects_of(
     days: list[float], changed_on: float, shared: Effect, *, run_sigma: float = 0.003, seed: int = 0
 ) -> list[DriverEffect]:
     return driver_effects(history_of(days, changed_on, shared, run_sigma=run_sigma, seed=seed))
@@ -51,7 +59,7 @@ def step(_: float, is_new: bool) -> float:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_step_of_a_driver_is_found_with_its_interval(seed: int) -> None:
-    (effect,) = found(WEEKS, 70, step, seed=seed)
+    (effect,) = effects_of(WEEKS, 70, step, seed=seed)
     assert effect.error
     assert (effect.finding, effect.hosts, effect.weeks_old, effect.weeks_new) == (CLEAR, HOSTS, 10, 10)
     assert 0.002 < effect.error < 0.012
@@ -61,11 +69,11 @@ def test_step_of_a_driver_is_found_with_its_interval(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_scatter_between_runs_is_not_attributed_to_a_driver(seed: int) -> None:
     """The 40 hosts are not 40 independent samples: all change together from run to run."""
-    assert found(WEEKS, 70, lambda *_: 0.0, run_sigma=0.02, seed=seed) == []
+    assert effects_of(WEEKS, 70, lambda *_: 0.0, run_sigma=0.02, seed=seed) == []
 
 
 def test_slow_drift_of_the_fleet_is_not_attributed_to_a_driver() -> None:
-    assert found(WEEKS, 70, lambda day, _: -0.05 * day / 140, run_sigma=0.001) == []
+    assert effects_of(WEEKS, 70, lambda day, _: -0.05 * day / 140, run_sigma=0.001) == []
 
 
 @pytest.mark.parametrize(
@@ -73,13 +81,13 @@ def test_slow_drift_of_the_fleet_is_not_attributed_to_a_driver() -> None:
     [
         [0, 7, 70, 77],
         [0, 7, 14, 70, 77],
-        # 40 racks, each with two runs: one on day 0, before the change of the driver, and one on day 70, after it
+        # 40 runs on day 0 and, after the change of the driver, 40 on day 70. The runs of a week count as one value.
         [0.01 * number for number in range(40)] + [70 + 0.01 * number for number in range(40)],
     ],
     ids=["two weeks of each driver", "three weeks of the old and two of the new driver", "one day of each driver"],
 )
 def test_effect_in_few_weeks_cannot_be_separated_from_the_date(days: list[float]) -> None:
-    (effect,) = found(days, 70, step)
+    (effect,) = effects_of(days, 70, step)
     assert (effect.finding, effect.error) == (CONFOUNDED, None)
     assert effect.change == pytest.approx(0.02, abs=0.01)
 
@@ -87,16 +95,16 @@ def test_effect_in_few_weeks_cannot_be_separated_from_the_date(days: list[float]
 def test_interval_of_a_step_contains_the_step_as_often_as_stated() -> None:
     """With three weeks for each driver, the fit has three degrees of freedom: ±1.96 standard errors would be too narrow."""
     generator = random.Random(5)  # noqa: S311
-    inside = alarms = 0
+    inside = false_alarms = 0
     for _ in range(2000):
         values = [(float(week), week > 2, 0.01 * (week > 2) + generator.gauss(0, 0.003)) for week in range(6)]
         fitted = fit_step(values)
         assert fitted
         change, error, freedom = fitted
         inside += abs(change - 0.01) < t_quantile(1.96, freedom) * error
-        alarms += normal_deviate((change - 0.01) / error, freedom) > 3
+        false_alarms += normal_deviate((change - 0.01) / error, freedom) > 3
     assert inside / 2000 == pytest.approx(0.95, abs=0.015)
-    assert alarms / 2000 < 0.006
+    assert false_alarms / 2000 < 0.006  # 0.0027 is expected for 3 standard deviations
 
 
 def test_quantiles_of_student_t_match_published_tables() -> None:
@@ -114,4 +122,4 @@ def test_significance_of_a_drift_is_computed_without_the_point_that_raises_it_mo
     assert weakest_z(drift, -1.0) > 5
     eras = [("old" if day < 300 else "new", day, value + 0.5 * (day >= 300)) for _, day, value in drift]
     assert weakest_z(eras, -1.0) > 3, "a change of the level between two drivers must not hide the drift"
-    assert weakest_z(months[:3], 1.0) == 0
+    assert weakest_z(months[:3], 1.0) == 0, "three points are too few"

@@ -38,6 +38,7 @@ def host_rows(name: str) -> HostRows:
 
 @pytest.fixture(params=["single runs", "merged"])
 def history(request: pytest.FixtureRequest, tmp_path: Path) -> History:
+    """Return a history of two runs of all hosts: with files for each run, or merged into one monthly file for each table."""
     for day in (1, 2):
         entry: dict[str, Any] = {
             "run": f"r{day}", "began": f"2026-11-0{day} 00:00:00", "ended": f"2026-11-0{day} 01:00:00", "profile": "",
@@ -54,8 +55,8 @@ def history(request: pytest.FixtureRequest, tmp_path: Path) -> History:
 
 def test_distribution_of_pairs_counts_each_gpu_once_in_each_run(history: History) -> None:
     sections = {section.name: section.rows for section in figure_answer(history, Selection(name=NAME), 1.5e11).sections}
-    alone, pairs = sections["figures"]
-    assert [(row["within"], row["values"], row["parts"]) for row in (alone, pairs)] == [("", 16, 8), ("peer=*", 16, 8)]
+    whole, pairs = sections["figures"]  # 16 values: 8 GPUs in 2 runs
+    assert [(row["within"], row["values"], row["parts"]) for row in (whole, pairs)] == [("", 16, 8), ("peer=*", 16, 8)]
     assert (pairs["least"], pairs["p05"], pairs["p95"], pairs["most"]) == (1e11, 1e11, 2e11, 2e11)
     assert [(row["within"], row["percentile"], row["values"]) for row in sections["place"]] == [
         ("", 0.0, 16),

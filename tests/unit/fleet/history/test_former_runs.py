@@ -1,4 +1,7 @@
-"""A report with a history shows percentiles, earlier values and causes seen before. A history changes no decision."""
+"""A report that is compared with a history (a database of former runs) shows percentiles, earlier values and causes seen before.
+
+The comparison changes no decision.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ HOST_DATA = re.compile(r'<script type="application/json" id="data">(.*?)</script
 
 
 def run_at(directory: Path, name: str, *changes: Change, **over: Any) -> Path:
-    """Write a run that was created on the day that DATES has for `name`, with the changes applied to each record."""
+    """Write the run `name`, created on its day in DATES, with the changes applied to each record."""
 
     def change(record: Record) -> Record:
         for each in changes:
@@ -48,9 +51,10 @@ def run_at(directory: Path, name: str, *changes: Change, **over: Any) -> Path:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a directory with a history `h` of the runs r1 to r4, and with the run `r5`, which is not in the history.
+    """Return a directory with the runs `r1` to `r5`, one a day, and `h`, the history of all of them except r5.
 
-    GPU 0 of h1 has half of its throughput in r2, r4 and r5, and loses 0.2 % of its memory bandwidth each day.
+    GPU 0 of h1 has only half of its stress.throughput in r2, r4 and r5, so h1 is rejected in these runs. The memory.bandwidth of
+    this GPU decreases from run to run by 0.2 % of its value in r1.
     """
     directory = tmp_path_factory.mktemp("former")
     for number, name in enumerate(DATES):
@@ -65,13 +69,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def judged(runs: Path) -> tuple[Run, FleetReport]:
-    """Return the last run and its report without a history."""
+    """Return the run r5, and its report without a comparison with the history."""
     return judge_run(runs / "r5", [])
 
 
 @pytest.fixture(scope="module")
 def report(runs: Path, judged: tuple[Run, FleetReport]) -> FleetReport:
-    """Return the report of the last run with the history."""
+    """Return the report of r5 with the comparison with the history."""
     run, plain = judged
     report, problem = with_history(runs / "h", run.plan, plain)
     assert problem == ""
@@ -79,14 +83,14 @@ def report(runs: Path, judged: tuple[Run, FleetReport]) -> FleetReport:
 
 
 def figure(section: RunHistory, name: str, part: str = "gpu=0", host: str = "h1") -> tuple[Any, Any]:
-    """Return a figure and its entry for one part."""
+    """Return the comparison of the figure `name`, and its entry for one part of a host."""
     (compared_figure,) = (item for item in section.figures if item.name == name)
     (entry,) = (item for item in compared_figure.parts if (item.host, item.part) == (host, part))
     return compared_figure, entry
 
 
 def test_history_changes_no_decision_verdict_or_cause(runs: Path, tmp_path: Path) -> None:
-    """Only the section `history` of the report differs. Without a store at the path of `--history`, the section is absent."""
+    """Only the section `history` of the report differs. It is absent if the directory given with `--history` does not exist."""
     run, store = tmp_path / "r5", tmp_path / "h"
     shutil.copytree(runs / "r5", run)
     shutil.copytree(runs / "h", store)
@@ -121,7 +125,7 @@ def test_each_accepted_part_counts_once_with_its_newest_value(report: FleetRepor
     assert section.runs == 4
     bandwidth, own = figure(section, "memory.bandwidth")
     assert (bandwidth.accepted, bandwidth.model) == (4, "NVIDIA H200")
-    # The newest accepted value of this GPU is from r3 (-0.4 %). Its value in r5 (-0.8 %) is below the newest of every GPU.
+    # The newest accepted value of this GPU is from r3 (-0.4 %). Its value in r5 (-0.8 %) is below all newest accepted values.
     assert own.percentile == 0.0
     assert figure(section, "memory.bandwidth", host="h2")[1].percentile == 62.5
     assert [value / own.values[0] for value in own.values] == pytest.approx([1, 0.998, 0.996, 0.994, 0.992], abs=1e-5)
@@ -146,7 +150,7 @@ def test_cause_was_seen_before_on_the_same_part(report: FleetReport) -> None:
 def test_figures_of_gpus_and_hosts_are_compared_over_20_months(
     fleet: tuple[Planted, Path], judged: tuple[Run, FleetReport]
 ) -> None:
-    """A figure is compared with the newest accepted value of each part. Of several message sizes the largest is compared."""
+    """A figure is compared with the newest accepted value of each part. Only the largest message size is compared."""
     history, driver = History(fleet[1], SIMULATED), DRIVERS[2]
     newest = history.rows(
         "select serial, arg_max(value, began) from figures where name = 'memory.bandwidth' and driver = $driver and accepted "
@@ -293,7 +297,7 @@ def test_comparisons_are_the_first_to_be_omitted_if_the_page_is_too_large(
     assert data["pages"].keys() == plain["pages"].keys()
 
 
-def test_page_of_one_host_has_the_comparison(runs: Path, tmp_path: Path) -> None:
+def test_json_report_of_one_host_has_only_the_comparisons_of_that_host(runs: Path, tmp_path: Path) -> None:
     run = tmp_path / "r5"
     shutil.copytree(runs / "r5", run)
     done = rackproof("report", run, "--host", "h1", "--json", "--history", runs / "h")
@@ -326,7 +330,7 @@ def test_figures_and_causes_need_only_three_queries(
 @pytest.mark.parametrize("section", [RunHistory(runs=-1), RunHistory(runs=0, figures=(FigureHistory(
     name="x", stage="", params={}, unit="", model="", driver="", accepted=3, median=math.nan, parts=()),))],
     ids=["negative number of runs", "median that is not a number"])  # fmt: skip
-def test_comparison_that_the_schema_refuses_is_omitted_with_a_warning(
+def test_invalid_comparison_is_omitted_with_a_warning(
     runs: Path, monkeypatch: pytest.MonkeyPatch, section: RunHistory
 ) -> None:
     run, report = judge_run(runs / "r5", [])

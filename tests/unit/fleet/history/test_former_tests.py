@@ -1,4 +1,7 @@
-"""A time budget selects the same benchmarks from the fleet's history as from the directories of the same runs."""
+"""A time budget leads to the same selection of benchmarks, whether earlier runs are read from the history or from directories.
+
+The history is a database of the runs of a fleet.
+"""
 
 from __future__ import annotations
 
@@ -32,12 +35,16 @@ from tests.accepted import Done, nonce, rackproof
 
 HOSTS = ("h1", "h2", "h3")
 RUNS = MAX_RUNS + 2
+"""More runs than are read from directories."""
 NOW = "2026-11-21T04:00:00Z"
 FIGURES = ("gemm.throughput", "memory.bandwidth", "stress.throughput", "collective.all_reduce.busbw")
 
 
 def generated_run(directory: Path, name: str, day: int, draw: random.Random) -> Path:
-    """Write a run with random durations, in which figures of some hosts are bad or missing. Add it to the history `../h`."""
+    """Write a run with random durations, in which figures of some hosts are bad or missing. Add it to the history.
+
+    The history is the directory `h` beside `directory`.
+    """
     plan = builders.plan(*HOSTS, profile=draw.choice(("revalidate", "smoke")))
     plan = replace(plan, run_id=name, nonce=nonce(name), created=f"2026-10-{day:02}T04:00:00Z")
     run = directory / name
@@ -76,8 +83,11 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def without_plans(runs: Sequence[PastRun]) -> list[PastRun]:
-    """Return the runs, oldest first, without the fields that only estimates of durations use."""
+def comparable(runs: Sequence[PastRun]) -> list[PastRun]:
+    """Return the runs, oldest first, without `settings` and `devices`, which the history does not have.
+
+    The selection of tests does not use these fields.
+    """
     plain = [replace(run, settings={}, devices=0) for run in runs]
     return sorted(plain, key=lambda run: run.began)
 
@@ -95,7 +105,7 @@ def test_history_and_directories_give_the_same_runs_and_selection(
     read = [*history(fleet / "runs", hosts, rehearsal=False)]
     stored, warning = former_tests(tmp_path / "h", hosts, rehearsal=False)
     assert warning == ""
-    assert without_plans(stored) == without_plans(read)
+    assert comparable(stored) == comparable(read)
     assert len(stored) == (0 if hosts == {"elsewhere"} else 4)
     stages = {name: [*stage["benchmarks"]] for name, stage in read_profile("revalidate")["stages"].items()}
     for budget_s in (30, 60, 120, 300, 3000):
@@ -108,6 +118,7 @@ def test_history_and_directories_give_the_same_runs_and_selection(
 
 def test_generated_runs_have_findings_gaps_and_gangs(fleet: Path) -> None:
     runs, _ = former_tests(fleet / "h", HOSTS, rehearsal=False)
+    # Some tests were measured on all three hosts, others on only two.
     assert {count for run in runs for count in run.measured.values()} >= {2, 3}
     assert {key[0] for run in runs for key in run.findings} == {BENCHMARK, "gang"}
     assert {key[0] for run in runs for key in run.cost_s} == {BENCHMARK, "gang"}
@@ -143,11 +154,13 @@ def test_all_runs_count_for_findings_but_only_the_newest_runs_count_for_costs(tm
     choice = select_tests({BENCHMARK: ["gemm", "memory"]}, runs, budget_s=999, profile="revalidate", now=NOW)
     gemm, memory = sorted(choice.items, key=lambda item: item.benchmark)
     assert gemm.why.startswith(f"1 finding in {RUNS} measurements")
-    assert gemm.cost_s == RUNS - (MAX_COSTS + 1) / 2
+    assert gemm.cost_s == RUNS - (MAX_COSTS + 1) / 2, (
+        "median of the newest MAX_COSTS durations; that of run n is n seconds"
+    )
     assert (memory.cost_s, "1 measurement, last run 81 days ago" in memory.why) == (7.0, True)
 
 
-# The plan
+# The command `rackproof plan`
 
 
 @pytest.mark.parametrize(("stderr", "message"), [("", "run r1"), ("warning: history", "run r1\nwarning: history")])
@@ -184,6 +197,10 @@ def one_run(fleet: Path, tmp_path: Path) -> Path:
 
 
 def test_inventory_or_option_names_the_history(fleet: Path, one_run: Path) -> None:
+    """The history in the inventory is used instead of the earlier runs beside `--run-dir`.
+
+    `--history`, which may be a history or a directory of runs, is used instead of both.
+    """
     assert (is_history(fleet / "h"), is_history(one_run)) == (True, False)
     store, new = str(fleet / "h"), ("--run-dir", one_run / "new")
     assert "by the history of 4 earlier runs" in selection_line(plan_of(rackproof_history=store))
@@ -192,7 +209,7 @@ def test_inventory_or_option_names_the_history(fleet: Path, one_run: Path) -> No
     assert "by the history of 4 earlier runs" in selection_line(plan_of(*new, rackproof_history=store))
 
 
-@pytest.mark.parametrize("fault", ["no history yet", "no duckdb", "damaged index", "cut off"])
+@pytest.mark.parametrize("fault", ["no history yet", "no duckdb", "damaged index", "truncated files"])
 def test_runs_are_read_from_their_directories_if_no_history_is_readable(
     fleet: Path, one_run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
@@ -203,11 +220,15 @@ def test_runs_are_read_from_their_directories_if_no_history_is_readable(
         monkeypatch.setitem(sys.modules, "duckdb", None)
     if fault == "damaged index":
         (store / REAL / "index.json").write_text("{")
-    for path in (store / REAL / "tests").glob("*.parquet") if fault == "cut off" else ():
+    for path in (store / REAL / "tests").glob("*.parquet") if fault == "truncated files" else ():
         path.write_bytes(path.read_bytes()[:-20])
     done = plan_of("--run-dir", one_run / "new", rackproof_history=str(store))
     assert "by the history of 1 earlier run " in selection_line(done)
     assert done.stderr.count("\n") == (0 if fault == "no history yet" else 1)
-    reason = {"no duckdb": "duckdb is not installed", "damaged index": "index.json", "cut off": "it was cut off"}
+    reason = {
+        "no duckdb": "duckdb is not installed",
+        "damaged index": "index.json",
+        "truncated files": "it was cut off",
+    }
     assert reason.get(fault, "") in done.stderr
     assert not done.stderr or done.stderr.startswith("warning: ")

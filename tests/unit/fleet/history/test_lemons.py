@@ -1,4 +1,4 @@
-"""A rack, host, slot or part that fails repeatedly is reported, but not the parts that fail only because of it.
+"""A lemon (a rack, host, slot or part that fails repeatedly) is reported, but not the parts that fail only because of it.
 
 For example, a host that fails repeatedly is reported, and its GPUs are not.
 """
@@ -18,7 +18,7 @@ from tests.unit.fleet.history.memory import MemoryHistory
 
 RACKS, HOSTS, GPUS, RUNS = 8, 4, 8, 24
 Failures = Iterator[tuple[int, str, str, str]]
-"""Run, host, slot and serial."""
+"""Number of the run, host, slot and serial of each failure. The slot is empty if the host itself failed."""
 
 
 def history_of(
@@ -68,15 +68,15 @@ def _key(number: int, host: str) -> tuple[datetime, str, str, str]:
     return datetime(2024, 1, 1) + timedelta(days=30 * min(number, RUNS), hours=number), str(number), host, host[:2]
 
 
-def all_lemons(*failures: Failures, **options: Any) -> list[Lemon]:
+def repeated_failures(*failures: Failures, **options: Any) -> list[Lemon]:
     """Return every rack, host, slot and part that failed repeatedly, even if perhaps by chance."""
     rows = iter([item for each in failures for item in each])
     return lemons(history_of(rows, **options))
 
 
-def certain(*failures: Failures, **options: Any) -> set[tuple[str, str, int]]:
+def lemon_ids(*failures: Failures, **options: Any) -> set[tuple[str, str, int]]:
     """Return kind, id and number of separate failures of each lemon."""
-    return {(item.kind, item.id, item.episodes) for item in all_lemons(*failures, **options) if item.is_lemon}
+    return {(item.kind, item.id, item.episodes) for item in repeated_failures(*failures, **options) if item.is_lemon}
 
 
 def chance() -> Failures:
@@ -138,20 +138,21 @@ def of_rack(*numbers: int) -> Failures:
          "new GPUs in one slot", "new GPUs that fail twice in one slot", "each GPU of a host once", "GPU in changing hosts",
          "rack", "one failure in many runs", "one failure in one run", "no failures"],
 )  # fmt: skip
-def test_only_the_widest_cause_is_reported(
+def test_rack_host_slot_or_part_that_explains_the_failures_is_the_only_lemon(
     failures: Callable[[], Failures], expected_lemons: set[tuple[str, str, int]]
 ) -> None:
-    assert certain(failures(), chance()) == expected_lemons
+    assert lemon_ids(failures(), chance()) == expected_lemons
 
 
 def test_runs_of_a_rack_include_those_in_which_none_of_its_hosts_failed() -> None:
     failures = ((number, f"r0-h{host}", "", "") for number, host in [(2, 0), (2, 1), (2, 2), (8, 4), (8, 5), (8, 6)])
-    (rack,) = all_lemons(failures)
+    (rack,) = repeated_failures(failures)
     assert (rack.kind, rack.episodes, rack.runs) == ("rack", 2, RUNS)
 
 
 def test_bad_gpu_in_a_bad_host_is_also_reported() -> None:
-    result = certain(of_host(2, 8, 14, 20), of_part(4, 6, 10, 12, 16, slot="gpu=3", serial="r0-h0-3"), chance())
+    # The host may count the failures of its GPU 3 as one more failure.
+    result = lemon_ids(of_host(2, 8, 14, 20), of_part(4, 6, 10, 12, 16, slot="gpu=3", serial="r0-h0-3"), chance())
     assert result == {("host", "r0-h0", 4), ("part", "r0-h0-3", 5)} or result == {
         ("host", "r0-h0", 5),
         ("part", "r0-h0-3", 5),
@@ -165,10 +166,10 @@ def test_failures_of_the_whole_fleet_are_not_attributed_to_racks() -> None:
         for rack in range(RACKS)
         for host in range(HOSTS)
     ]
-    assert certain(iter(everywhere)) == set()
+    assert lemon_ids(iter(everywhere)) == set()
 
 
-def test_rack_with_many_runs_is_not_reported_for_its_number_of_failures() -> None:
+def test_rack_with_many_runs_is_no_lemon_only_because_it_has_more_failures() -> None:
     """Eight failures in its 1000 additional runs are a lower rate than the three failures that each rack has in 24 runs."""
     usual = [
         (number, f"r{rack}-h{rack % 4}", "gpu=1", f"x-{number}-{rack}")
@@ -176,14 +177,14 @@ def test_rack_with_many_runs_is_not_reported_for_its_number_of_failures() -> Non
         for rack in range(RACKS)
     ]
     of_busy_rack = [(RUNS + 111 * at, f"r0-h{at % 4}", "gpu=1", f"r0-h{at % 4}-1") for at in range(8)]
-    assert certain(iter(usual), iter(of_busy_rack), busy_rack="0") == set()
+    assert lemon_ids(iter(usual), iter(of_busy_rack), busy_rack="0") == set()
 
 
 def test_run_with_a_wrong_date_is_ignored() -> None:
-    assert [item.episodes for item in all_lemons(of_part(2, 8, 14, 20), wrong=(0, 8))] == [3]
+    assert [item.episodes for item in repeated_failures(of_part(2, 8, 14, 20), wrong=(0, 8))] == [3]
 
 
-def test_runs_with_a_wrong_date_do_not_count_as_exposures() -> None:
+def test_runs_with_a_wrong_date_do_not_count_as_runs_of_the_parts() -> None:
     exposures = _exposures(history_of(iter(()), wrong=(0, 8)))
     assert exposures == {
         ("part", "gpu"): {RUNS - 2: RACKS * HOSTS * GPUS},
@@ -196,17 +197,17 @@ def test_runs_with_a_wrong_date_do_not_count_as_exposures() -> None:
 def test_run_without_the_failed_benchmark_does_not_end_a_failure() -> None:
     """A GPU with a broken link fails in each complete run. The runs in between do not measure the link."""
     short = tuple(number for number in range(RUNS) if number % 4)
-    assert all_lemons(of_part(0, 4, 8, 12, 16, 20), short=short) == []
-    assert [item.episodes for item in all_lemons(of_part(0, 4, 12, 20), short=short)] == [3]
+    assert repeated_failures(of_part(0, 4, 8, 12, 16, 20), short=short) == []
+    assert [item.episodes for item in repeated_failures(of_part(0, 4, 12, 20), short=short)] == [3]
 
 
 def test_failures_with_and_without_the_serial_are_those_of_one_gpu() -> None:
-    (item,) = all_lemons(of_part(2, 8), of_part(2, 8, serial=""))
+    (item,) = repeated_failures(of_part(2, 8), of_part(2, 8, serial=""))
     assert (item.kind, item.episodes) == ("part", 2)
 
 
 def test_expected_number_of_repeated_failures_matches_a_simulation() -> None:
-    """The simulation distributes 30 failures at random over 300 parts in a year, and counts the parts with two or more."""
+    """The simulation distributes 30 failures at random over 300 parts, and counts the parts with two or more failures."""
     generator = random.Random(4)  # noqa: S311
     parts, total, trials = 300, 30, 200
     hits = 0

@@ -1,4 +1,7 @@
-"""The metrics show the state of each host in its newest run, in whatever order runs were imported. promtool accepts them."""
+"""`rackproof history metrics` counts each host by its newest run, even if older runs are imported later.
+
+promtool accepts the output.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ Series = dict[tuple[str, ...], float]
 
 
 def slow(record: Record) -> Record:
-    """Return the record. If it is of h1, halve the memory bandwidth of GPU 0, which is then too low for its model."""
+    """Halve the memory bandwidth of GPU 0 of h1, which is then too low for its model. Return other records unchanged."""
     if record.host != "h1":
         return record
     return replace(record, observations=tuple(
@@ -25,7 +28,7 @@ def slow(record: Record) -> Record:
 
 
 def metrics(history: Path, *options: str) -> tuple[dict[str, Series], str]:
-    """Return the metrics (name without prefix -> label values in the order of the label names -> value) and their text."""
+    """Return the metrics (name without prefix -> label values, sorted by label name -> value) and their text."""
     done = rackproof("history", "metrics", "--history", history, *options)
     assert (done.returncode, done.stderr) == (0, "")
     families = {
@@ -38,7 +41,10 @@ def metrics(history: Path, *options: str) -> tuple[dict[str, Series], str]:
 
 
 def test_state_is_that_of_the_newest_run_of_each_host(tmp_path: Path) -> None:
-    """Run r2 rejects h1, and run r3 tests only h2. The oldest run, r1, accepts both hosts and is imported last."""
+    """Run r2 rejects h1, and run r3 tests only h2. The oldest run, r1, accepts both hosts and is imported last.
+
+    The rack of both hosts is also called r1: in the expected labels, `r1` is the rack and `r3` the run.
+    """
     history = tmp_path / "history"
     runs = [
         run_directory(tmp_path / "r2", created="2026-10-02T00:00:00Z", change=slow),

@@ -1,4 +1,7 @@
-"""The HTML page of the history lists all drifts and lemons, has no scripts or external resources, and escapes text of hosts."""
+"""The HTML page of the history lists all drifts and lemons (racks, hosts, slots and parts that fail repeatedly).
+
+It has no scripts or external resources, and escapes text that comes from hosts.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 class Page(HTMLParser):
-    """Collects the tags and attributes of a page."""
+    """Collects the tags and attributes of a page, and checks that each end tag matches the open tag."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -70,7 +73,7 @@ def test_page_shows_every_drift_lemon_and_month_and_has_a_row_for_each_rack(
 
 
 def test_run_with_a_wrong_date_is_in_no_month(tmp_path: Path) -> None:
-    """According to the clocks of its hosts, the second of four monthly runs ended ten months after it began."""
+    """By the clocks of its hosts, the second of four monthly runs ended nine months after it began, so its date is wrong."""
     for month, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=4, months=4).runs()):
         late = {**rows.entry, "ended": "2024-12-01 00:00:00"}
         add_run(tmp_path, replace(rows, entry=late) if month == 1 else rows)
@@ -85,7 +88,7 @@ def test_run_with_a_wrong_date_is_in_no_month(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("below", "kind"), [("link=3", "link=*"), ("peer=1", "peer=*")])
-def test_drift_of_a_link_or_peer_is_plotted_first_with_the_levels_of_its_kind(
+def test_drift_of_one_link_or_peer_is_plotted_first_as_the_figure_of_all_links_or_peers(
     below: str, kind: str, tmp_path: Path
 ) -> None:
     name = "host_copy.bandwidth"

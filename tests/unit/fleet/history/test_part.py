@@ -31,7 +31,7 @@ def sections(answer: Answer) -> Rows:
     return {section.name: section.rows for section in answer.sections}
 
 
-def test_chassis_is_found_by_its_serial_under_each_name(tmp_path: Path) -> None:
+def test_renamed_host_is_found_by_its_chassis_serial_under_both_names(tmp_path: Path) -> None:
     def rename(number: int, host: HostRows) -> HostRows:
         def renamed(rows: Sequence[Row]) -> tuple[Row, ...]:
             return tuple({**row, "host": "new"} if row["host"] == HOST and number == 2 else row for row in rows)
@@ -48,7 +48,7 @@ def test_chassis_is_found_by_its_serial_under_each_name(tmp_path: Path) -> None:
     assert {row["runs"] for row in by_name["figures"]} == {2}
 
 
-def test_one_serial_in_two_slots_of_a_host_has_one_place(tmp_path: Path) -> None:
+def test_serial_that_two_slots_of_a_host_share_has_one_place(tmp_path: Path) -> None:
     """The two ports of an adapter have one serial, and so have the two interfaces of a bond."""
 
     def bond(_: int, host: HostRows) -> HostRows:

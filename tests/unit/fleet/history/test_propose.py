@@ -1,4 +1,7 @@
-"""Proposed limits have the stated false-alarm rate and power, bad parts do not widen them, and their pack passes the lint."""
+"""Proposed limits have the stated rate of false alarms, and find slowdowns with the stated probability (power).
+
+Bad parts do not widen the limits. The criteria pack with the limits passes the lint.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ from tests.accepted import rackproof
 MODEL = "NVIDIA H200"
 HOSTS, RUNS = 40, 4
 LEVEL, PART_SIGMA, RUN_SIGMA = 7.0e14, 0.01, 0.004
+"""Average gemm.throughput in FLOP/s, and its relative standard deviations from GPU to GPU and from run to run."""
 LATENCY = 2e-5
+"""Average all-reduce latency in seconds."""
 
 
 def runs(bad_share: float, seed: int) -> Iterator[RunRows]:
@@ -85,7 +90,10 @@ def floors(history: History, **options: float) -> dict[str, Floor]:
 
 @pytest.mark.parametrize(("count", "factor"), [(20, 3.295), (50, 2.862), (100, 2.684)])
 def test_tolerance_factor_matches_published_tables(count: int, factor: float) -> None:
-    """One-sided, 99 % of the population with 95 % confidence: table A.7 of NBS Handbook 91."""
+    """The tables are for a one-sided limit that 99 % of the population meet, with 95 % confidence.
+
+    Source: NBS Handbook 91, table A.7.
+    """
     assert tolerance_factor(count, 0.99) == pytest.approx(factor, rel=0.02)
 
 
@@ -98,7 +106,7 @@ def test_floor_fits_the_healthy_parts_even_if_40_percent_are_bad(tmp_path: Path,
     assert 0.6 * sigma < floor.sigma / floor.centre < 1.7 * sigma
     below = (LEVEL - floor.limit) / (LEVEL * sigma)
     assert 2.5 < below < 7, (
-        "the limit must be about 3.1 sigma below the level, because 0.1 % of the healthy parts are lower"
+        "0.1 % of healthy parts are lower than level - 3.1 sigma; the limit has a margin for errors of the estimates"
     )
     assert floor.limit < LEVEL * (1 - 2.5 * sigma)
     assert floor.finds < 0.12
@@ -109,6 +117,7 @@ def test_floor_has_the_stated_power_and_rate_of_false_alarms(healthy: Path) -> N
     generator = random.Random(7)  # noqa: S311
 
     def failing(factor: float) -> float:
+        """Return the share of measurements below the limit, if all GPUs have `factor` times their usual throughput."""
         values = (
             factor * LEVEL * generator.gauss(1, PART_SIGMA) * generator.gauss(1, RUN_SIGMA) for _ in range(20_000)
         )

@@ -53,7 +53,9 @@ def ask(store: Path, *arguments: str) -> Done:
         "nonsense",
     ],
 )
-def test_sql_can_neither_write_nor_read_another_file(store: Path, tmp_path: Path, query: str) -> None:
+def test_sql_that_writes_or_reads_a_file_by_its_path_or_is_invalid_is_refused(
+    store: Path, tmp_path: Path, query: str
+) -> None:
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
     done = ask(store, "sql", query.format(out=tmp_path / "out", store=store / "gpu"))
     assert (done.returncode, done.stdout) == (64, ""), query
@@ -86,7 +88,7 @@ def test_each_query_has_json_and_csv_output(store: Path, question: list[str]) ->
 
 
 @pytest.mark.parametrize("question", [["figure", "stress.throughput"], ["lemons"]])
-def test_values_changes_only_the_csv_of_a_part(store: Path, question: list[str]) -> None:
+def test_option_values_changes_only_the_csv_of_a_part(store: Path, question: list[str]) -> None:
     assert ask(store, *question, "--csv", "--values").stdout == ask(store, *question, "--csv").stdout
     header, *rows = ask(store, "part", "h1-0", "--csv", "--values").stdout.splitlines()
     assert header == "name,settings,stage,within,began,run,driver,value"
@@ -154,7 +156,7 @@ def test_columns_with_the_same_name_keep_their_values(store: Path) -> None:
 @pytest.mark.parametrize(
     "question", [["part", "h1-0"], ["figure", "stress.throughput"], ["sql", "select 1"], ["page", "{out}"], ["metrics"]]
 )
-def test_queries_note_a_wrong_clock(store: Path, tmp_path: Path, question: list[str]) -> None:
+def test_each_answer_has_a_note_on_the_run_with_a_wrong_date(store: Path, tmp_path: Path, question: list[str]) -> None:
     copy = tmp_path / "h"
     shutil.copytree(store, copy)
     run = run_directory(tmp_path / "r0", created="1970-01-01T00:10:00Z")

@@ -1,6 +1,6 @@
 """A run counts once, however often it is added. Real runs, rehearsals and simulations are kept apart.
 
-Damage, locks and missing packages neither stop a report nor change a decision.
+Damaged files, locks and missing packages neither stop a report nor change a decision.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ Judged = tuple[Run, FleetReport]
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Judged]:
-    """Return two judged runs. Judging them once saves each test of the store the time."""
+    """Return the runs r1 and r2 with their reports, judged once for all tests to save time."""
     directory = tmp_path_factory.mktemp("runs")
     created = {"r1": "2026-10-01T00:00:00Z", "r2": "2026-11-01T00:00:00Z"}
     return {name: judge_run(run_directory(directory / name, created=time), []) for name, time in created.items()}
@@ -90,22 +90,22 @@ def test_run_is_added_with_its_figures_parts_and_decision(tmp_path: Path) -> Non
     assert value == pytest.approx(3.5e14)
 
 
-def test_run_counts_once_after_a_second_import_from_a_copy_and_after_merging(tmp_path: Path) -> None:
+def test_run_counts_once_if_it_is_imported_again_from_another_directory_or_after_merging(tmp_path: Path) -> None:
     store = tmp_path / "h"
     run = run_directory(tmp_path / "r1", change=slowed("stress.throughput", 0.5))
     import_runs(store, run)
     first, written = counts(store), files(store)
-    copy = tmp_path / "copy"
-    (tmp_path / "r1").rename(copy)
-    import_runs(store, copy)
+    moved = tmp_path / "moved"
+    (tmp_path / "r1").rename(moved)
+    import_runs(store, moved)
     assert counts(store) == first
-    assert not set(written) & set(files(store)), "the files of the earlier judgement must be removed"
+    assert not set(written) & set(files(store)), "the files of the first import must be removed"
     assert merge_runs(store, REAL) == 1
-    import_runs(store, copy)
+    import_runs(store, moved)
     assert counts(store) == first
 
 
-def test_merging_changes_no_answer(tmp_path: Path, judged: dict[str, Judged]) -> None:
+def test_merging_changes_no_result_of_a_query(tmp_path: Path, judged: dict[str, Judged]) -> None:
     store = tmp_path / "h"
     add(store, *judged.values())
     query = ("select level, id, name, settings, sum(n), round(sum(syy), 6) from series group by all order by all",
@@ -169,6 +169,7 @@ def test_damaged_file_is_named_and_left_out(
     )
     damage(file)
     query = "select distinct run from figures where value > 0"
+    # `rows` is for queries of Rackproof itself, `select` for those of the operator.
     for_product, for_operator = History(store), History(store)
     assert for_product.rows(query) == for_operator.select(query)[1] == [("r2",)]
     for history in (for_product, for_operator):
@@ -206,10 +207,10 @@ def test_index_that_is_damaged_or_of_another_version_is_refused(
 
 
 NEWER: dict[str, Callable[[dict[str, Any]], object]] = {
-    "table": lambda index: index["files"][0].update(table="forecasts"),
-    "key of the index": lambda index: index.update(forecasts={}),
-    "key of a file": lambda index: index["files"][0].update(rows=3),
-    "key of a run": lambda index: index["runs"][nonce("r1")].update(site="x"),
+    "unknown table": lambda index: index["files"][0].update(table="forecasts"),
+    "unknown key of the index": lambda index: index.update(forecasts={}),
+    "unknown key of a file": lambda index: index["files"][0].update(rows=3),
+    "unknown key of a run": lambda index: index["runs"][nonce("r1")].update(site="x"),
 }
 
 
@@ -479,7 +480,10 @@ def test_month_with_a_damaged_file_is_merged_without_it(tmp_path: Path, judged: 
 
 
 def drop_column(history: Path, table: str, column: str, chosen: Sequence[int]) -> None:
-    """Rewrite the files of a table at the positions `chosen` without a column that older versions of Rackproof did not write."""
+    """Rewrite some files of a table without `column`, as older versions of Rackproof wrote them.
+
+    `chosen`: positions of these files among the files of the table, in the order of the index.
+    """
     place = home(history, REAL)
     with writer(history, REAL) as index:
         files = [item for item in index.files if item.table == table]

@@ -1,4 +1,4 @@
-"""A drift is reported only if no single run causes it, even if each rack is measured in separate runs."""
+"""A rack that drifts is found even if each rack is measured in separate runs. A change in only one run is no drift."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import pytest
 from fleet.history.trends import drifts
 from tests.unit.fleet.history.memory import Level, memory_history
 
-MONTHS, FAR = 16, 900.0
+MONTHS = 16
+FAR = 900.0
+"""Days since the first run. The regular runs end about 450 days earlier."""
 
 
 def racks(count: int, *, per_year: float = 0.0, odd: float = 0.0, reference: str = "") -> list[Level]:
@@ -18,7 +20,7 @@ def racks(count: int, *, per_year: float = 0.0, odd: float = 0.0, reference: str
     Args:
         per_year: drift of rack 0: change of the logarithm of its figure in a year.
         odd: change of the logarithm in one additional run of rack 0, on day FAR; 0: there is no such run.
-        reference: `run`: each figure is relative to peers of its run, which this history does not have; "": not relative.
+        reference: `run`: as if each figure had been divided by the median of other racks in its run; "": not divided.
     """
     generator = random.Random(7)  # noqa: S311
     rows: list[Level] = []

@@ -1,6 +1,7 @@
-"""Test the alerts: rule file and runbook match the table of alerts and the packs, and each rule fires only on its fault.
+"""Test the alerts for Prometheus. Rackproof generates the rule file and the runbook from two sources.
 
-UPDATE_GOLDEN=1 rewrites rule file and runbook.
+These are the table of alerts (`fleet/integrations/alerts/table.yml`) and the criteria packs, the files that define the limits.
+If UPDATE_GOLDEN=1 is set, the tests rewrite the rule file and the runbook.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ CRITERIA = criteria_of(SHIPPED)
 ALERTS = [alert for group in read_table() for alert in group.alerts]
 ALL_RULES = [rule for alert in ALERTS for rule in rules_of(alert, CRITERIA)]
 MINUTES = 75
-"""Time after which the alerts of the cases are checked."""
+"""Number of minutes after which the alerts of each case in cases.yml are checked."""
 METRIC = re.compile(r"(?<![\w:])rackproof_[a-z0-9_]+")
 
 
@@ -104,7 +105,7 @@ def test_every_alert_has_severity_action_and_annotations() -> None:
             assert "<" not in "".join(entry["annotations"].values()), "a placeholder was not replaced"
 
 
-def test_every_rule_without_a_criterion_has_a_source() -> None:
+def test_every_rule_without_a_criterion_states_the_source_of_its_limit() -> None:
     assert [rule.alert.alert for rule in ALL_RULES if not rule.criteria and not rule.alert.source] == []
 
 
@@ -136,7 +137,7 @@ def test_only_rules_without_a_criterion_have_a_duration() -> None:
 
 
 @pytest.mark.parametrize("name", ["xid.count", "xid.fatal", "sxid.count"])
-def test_every_fatal_code_of_the_packs_has_a_rule_with_its_action(name: str) -> None:
+def test_every_xid_and_sxid_criterion_of_the_packs_has_a_rule_with_its_action(name: str) -> None:
     wanted = {(item.id, item.action) for item in CRITERIA.values() if item.name == name}
     covered = {(item.id, rule.action) for rule in ALL_RULES for item in rule.criteria if item.name == name}
     assert covered == wanted != set()
@@ -146,13 +147,13 @@ def test_every_fatal_code_of_the_packs_has_a_rule_with_its_action(name: str) -> 
 
 
 def pack(base: str, **changes: Any) -> Pack:
-    """Return a site pack that changes one criterion of the shipped packs."""
+    """Return a site pack (criteria that a site adds) with one criterion: the shipped criterion with the id `base`, changed."""
     criterion: Criterion = replace(CRITERIA[base], **changes)
     return Pack(name="mine", gpu_names=(), criteria=(criterion,))
 
 
 def expressions(*packs: Pack) -> dict[tuple[str, str], str]:
-    """Return (alert, criterion id or "") -> condition of the rule that the shipped packs and these packs give."""
+    """Return (alert, id of its criterion or "") -> condition of its rule, generated from the shipped packs and `packs`."""
     rules = entries(rule_file([*SHIPPED, *packs]))
     return {
         (entry["alert"], entry["labels"].get("criterion", "")): condition(entry["expr"])
@@ -162,7 +163,7 @@ def expressions(*packs: Pack) -> dict[tuple[str, str], str]:
 
 
 def condition(expr: str) -> str:
-    """Return the condition of a rule without the join that adds the labels of the part."""
+    """Return the condition of a rule without the join that adds the labels of the faulty part, such as its serial."""
     joined = re.fullmatch(r"\((.*)\)\n  \* on .*\nor \(\1\)\n  unless on .*", expr, re.DOTALL)
     return joined[1] if joined else expr
 
@@ -192,7 +193,7 @@ def test_limit_of_a_site_pack_changes_its_alert(base: str, changes: dict[str, An
     assert with_site_pack[(alert, base)] == expr
 
 
-def test_drift_and_outlier_alerts_use_the_fractions_of_the_fleet_criteria() -> None:
+def test_drift_and_outlier_alerts_use_the_fleet_fraction_of_the_criterion() -> None:
     before, after = expressions(), expressions(pack("stress-vs-fleet", fleet_fraction=0.875))
     changed = {key for key in before if before[key] != after[key]}
     assert changed == {("RackproofThroughputDrift", ""), ("RackproofFleetOutlier", "")}
@@ -204,17 +205,17 @@ def test_drift_and_outlier_alerts_use_the_fractions_of_the_fleet_criteria() -> N
     ("base", "changes"),
     [("row-remap-pending", {"value": None, "fleet_fraction": 0.9}), ("stress-vs-fleet", {"fleet_fraction": None})],
 )
-def test_limit_that_cannot_be_a_rule_is_reported(base: str, changes: dict[str, Any]) -> None:
+def test_criterion_for_which_no_rule_can_be_generated_is_reported(base: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=base):
         rule_file([*SHIPPED, pack(base, **changes)])
 
 
-def test_alert_of_an_unknown_criterion_is_reported() -> None:
+def test_alert_whose_criterion_is_in_no_pack_is_reported() -> None:
     with pytest.raises(UsageError, match="no pack has the criterion"):
         rule_file([Pack(name="none", gpu_names=(), criteria=())])
 
 
-# ---- names ----
+# ---- names of metrics ----
 
 
 SCRAPE = """
@@ -229,13 +230,13 @@ sys.stdout.buffer.write(generate_latest(registry(build_collectors(identity=True,
 
 @pytest.fixture(scope="module")
 def scraped(scraped_text: str) -> set[str]:
-    """Return the metric names in a scrape of a complete GPU host."""
+    """Return the names of the metrics in `scraped_text`."""
     return set(re.findall(r"^(rackproof_\w+)", scraped_text, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
 def scraped_text(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Return the metrics page of a complete GPU host, without the readings that only full snapshots have."""
+    """Return the metrics page of the exporter on a fake host with eight H100, without the metrics of a run."""
     directory = tmp_path_factory.mktemp("host")
     root = whole.build_host(directory / "root")
     gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]
@@ -249,7 +250,7 @@ def scraped_text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_rules_use_only_exported_metrics(scraped: set[str]) -> None:
-    """Metrics that other GPU models or drivers export are allowed too."""
+    """Metrics are also allowed if only GPU models or drivers other than those of the fake host export them."""
     other_models = {exported(kind[0]) for kind in reading_kinds(full_snapshot=False)}
     used = {name for rule in ALL_RULES for name in METRIC.findall(rule.expr)}
     used |= {name for group in read_table() for expr in (group.record or {}).values() for name in METRIC.findall(expr)}
@@ -262,7 +263,7 @@ def test_rules_use_only_exported_metrics(scraped: set[str]) -> None:
 
 
 def name_of(rule: Rule) -> str:
-    """Return the name of a rule: the alert, and the pattern of its criterion ids."""
+    """Return the name of an alert and, if the rule has criteria, their id or its template: `xid-{{ $labels.xid }}`."""
     return f"{rule.alert.alert} {rule.criterion}".strip()
 
 
@@ -282,7 +283,10 @@ def test_every_rule_has_series_on_which_it_fires_and_series_on_which_it_is_quiet
 
 
 def series(case: str, number: int, values: Mapping[str, str]) -> Iterator[dict[str, str]]:
-    """Yield the series of a case. Their host is `h{number}` unless the case names another host."""
+    """Yield the series of a case in the form that promtool reads.
+
+    `values`: selector of a series -> its values. The label `host` is `h{number}` unless the selector has another value.
+    """
     target = {"host": f"h{number}", "instance": f"h{number}:9836", "job": "rackproof", "rack": "r1", "run_id": "r"}
     for selector, numbers in values.items():
         name, _, matchers = selector.partition("{")
@@ -328,7 +332,10 @@ def firing(minute: int, *hosts: str) -> dict[str, Any]:
 
 
 def test_missing_gpu_count_fires_only_while_the_host_is_up(tmp_path: Path) -> None:
-    """h0 is up, but its count disappears. The target h1 disappears, as after a run. On h2 a new run changes the labels."""
+    """Three hosts: h0 is up, but the series `rackproof_gpus` disappears. The target h1 disappears, as at the end of a run.
+
+    On h2 a new run begins, so the label `run_id` changes.
+    """
     count_missing = {"rackproof_gpus": "8x5 _x30", "up": "1x35"}
     target_missing = {"rackproof_gpus": "8x5 _x30", "up": "1x5 stale _x30"}
     next_run = {
@@ -348,8 +355,8 @@ def test_missing_gpu_count_fires_only_while_the_host_is_up(tmp_path: Path) -> No
 def test_alerts_resolve_when_the_fault_ends(tmp_path: Path) -> None:
     faults = (
         {'rackproof_gpu_throttle_active{gpu="0", reason="hw_thermal"}': "0x9 1x9 0x100"},
-        {'rackproof_gpu_nvlink_replays_total{gpu="0", link="0"}': "0x9 1x110"},  # resolves an hour after the increment
-        {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x10 1x9 stale _x100"},  # ends with a reboot
+        {'rackproof_gpu_nvlink_replays_total{gpu="0", link="0"}': "0x9 1x110"},  # the alert fires for an hour
+        {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x10 1x9 stale _x100"},  # a reboot ends the series
         {"up": "1x9 0x9 1x100"},
     )
     inputs = [line for number, values in enumerate(faults) for line in series("", number, values)]
@@ -358,7 +365,7 @@ def test_alerts_resolve_when_the_fault_ends(tmp_path: Path) -> None:
     )
 
 
-def test_drift_is_measured_from_the_start_of_each_run(tmp_path: Path) -> None:
+def test_drift_alert_compares_only_rates_of_the_same_run(tmp_path: Path) -> None:
     values = {
         "rackproof_run_started_timestamp_seconds": "1x80 4800x120",
         'rackproof_benchmark_flop_per_second{stage="soak", benchmark="stress", gpu="0"}': "100x80 80x120",
@@ -395,7 +402,14 @@ def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
 
 
 def check_alerts(tmp_path: Path, values: Mapping[str, str], minutes: int | Sequence[int], *wanted: str) -> None:
-    """Check that after `minutes` minutes exactly the parts of h0 with the labels `wanted` have firing alerts."""
+    """Check for which parts of the host h0 alerts fire.
+
+    Args:
+        tmp_path: directory for the input of promtool.
+        values: selector of a series -> its values.
+        minutes: time of the check in minutes, or several such times.
+        wanted: the labels of each part for which an alert must fire; no other alert may fire.
+    """
     checks = [
         {
             "expr": 'group by (host, gpu, pci, hca, nic, disk, serial, slot, model) (ALERTS{alertstate="firing"})',
@@ -413,13 +427,13 @@ def test_alert_of_a_gpu_has_its_slot_and_serial(tmp_path: Path) -> None:
     check_alerts(tmp_path, info | fault, 10, 'gpu="2", serial="S2", slot="0000:5d:00.0"')
 
 
-def test_alert_of_a_pci_address_has_the_gpu_and_its_serial(tmp_path: Path) -> None:
+def test_alert_with_a_pci_address_has_the_index_and_serial_of_the_gpu(tmp_path: Path) -> None:
     info = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x20"}
     fault = {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "1x20"}
     check_alerts(tmp_path, info | fault, 10, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
 
 
-def test_lost_gpu_keeps_its_serial_until_another_gpu_replaces_it(tmp_path: Path) -> None:
+def test_alert_of_a_lost_gpu_keeps_its_serial_until_another_gpu_replaces_it(tmp_path: Path) -> None:
     lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x200"}
     fault = {'rackproof_xid_errors{pci="0000:5d:00.0", xid="79"}': "_x5 1x200"}
     check_alerts(tmp_path, lost | fault, (20, 150), 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
@@ -427,7 +441,7 @@ def test_lost_gpu_keeps_its_serial_until_another_gpu_replaces_it(tmp_path: Path)
     check_alerts(tmp_path, lost | replaced | fault, 20, 'gpu="2", pci="0000:5d:00.0", serial="S9", slot="0000:5d:00.0"')
 
 
-def test_lost_gpu_keeps_its_serial_when_a_new_run_changes_the_labels_of_its_host(tmp_path: Path) -> None:
+def test_alert_of_a_lost_gpu_keeps_its_serial_when_a_new_run_changes_the_labels_of_its_host(tmp_path: Path) -> None:
     lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40", "up": "1x9 stale _x40"}
     next_run = {
         'up{run_id="s"}': "_x11 1x40",
@@ -436,13 +450,13 @@ def test_lost_gpu_keeps_its_serial_when_a_new_run_changes_the_labels_of_its_host
     check_alerts(tmp_path, lost | next_run, 30, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
 
 
-def test_identity_series_of_a_part_ends_when_its_target_disappears(tmp_path: Path) -> None:
+def test_recorded_identity_of_a_part_ends_when_the_scrape_target_disappears(tmp_path: Path) -> None:
     values = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40", "up": "1x9 stale _x40"}
     check = {"expr": "count by (host) (rackproof:part:gpu)", "eval_time": "20m", "exp_samples": []}
     play(tmp_path, list(series("", 0, values)), promql_expr_test=[check])
 
 
-def test_missing_gpus_are_named_by_slot_and_serial(tmp_path: Path) -> None:
+def test_alert_of_a_missing_gpu_has_its_slot_and_serial(tmp_path: Path) -> None:
     count = {"rackproof_gpus": "2x5 1x40", GPU_INFO % ("3", "0000:9b:00.0", "S3"): "1x40"}
     lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40"}
     check_alerts(tmp_path, count | lost, 20, 'gpu="2", pci="0000:5d:00.0", serial="S2", slot="0000:5d:00.0"')
@@ -468,7 +482,7 @@ def test_alert_fires_if_the_identity_of_its_part_is_unknown(tmp_path: Path) -> N
     check_alerts(tmp_path, {'rackproof_gpu_remapped_rows_failed{gpu="2"}': "1x20"}, 10, 'gpu="2"')
 
 
-def test_alert_of_an_adapter_has_its_guid_and_address(tmp_path: Path) -> None:
+def test_alert_of_an_hca_has_its_node_guid_and_pci_address(tmp_path: Path) -> None:
     identity = 'infiniband_hca_node_guid="b8ce:f603", infiniband_hca_pci_address="0000:18:00.0"'
     values = {
         f'rackproof_hca_info{{hca="mlx5_0", {identity}}}': "1x40",
@@ -477,7 +491,7 @@ def test_alert_of_an_adapter_has_its_guid_and_address(tmp_path: Path) -> None:
     check_alerts(tmp_path, values, 20, 'hca="mlx5_0", serial="b8ce:f603", slot="0000:18:00.0"')
 
 
-def test_alert_of_a_nic_has_its_address_and_slot(tmp_path: Path) -> None:
+def test_alert_of_a_nic_has_its_mac_and_pci_address(tmp_path: Path) -> None:
     identity = 'network_address="b8:3f:d2:00:00:a2", network_pci_address="0000:1a:00.0"'
     info = {f'rackproof_nic_info{{nic="eth0", {identity}}}': "1x40", 'rackproof_nic_info{nic="eth1"}': "1x40"}
     wanted = 'nic="eth0", serial="b8:3f:d2:00:00:a2", slot="0000:1a:00.0"'

@@ -1,4 +1,8 @@
-"""Test revalidation: draining and resuming hosts by the scheduler, records of hosts in use, notifications, and the command."""
+"""Test revalidation: an accepted fleet is measured again, except hosts that are in use, such as by a job of Slurm.
+
+The tests cover draining and resuming nodes in the scheduler, the records of hosts in use, the notification about the run, and
+the command `rackproof revalidate`.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +72,7 @@ esac
 
 
 class FakeScheduler:
-    """A run directory, and a fake scheduler of two nodes that answers from files."""
+    """A run directory, and a fake scheduler with the nodes n1 and n2, which reads its answers from files."""
 
     def __init__(self, path: Path, kind: str, program: str) -> None:
         self.run = path / "runs" / "r1"
@@ -80,7 +84,7 @@ class FakeScheduler:
         self.put(**{"cordon-n1": "", "cordon-n2": "", "mark-n1": "", "mark-n2": ""})
 
     def put(self, **files: str) -> None:
-        """Write the files (name -> text) that determine the answers of the program."""
+        """Write files, name -> text, from which the fake scheduler reads its answers."""
         for name, text in files.items():
             (self.path / name).write_text(f"{text}\n")
 
@@ -90,11 +94,11 @@ class FakeScheduler:
         )
 
     def end(self) -> None:
-        """Remove drained.json, so that no background process waits for the end of this process."""
+        """Remove drained.json: this ends the background process of Rackproof, which would otherwise wait until pytest exits."""
         (self.run / DRAINED).unlink(missing_ok=True)
 
     def changes(self) -> list[str]:
-        """Return the logged commands that change something, without the program name."""
+        """Return the logged commands that change a node, without their first word (`scontrol` or `kubectl`)."""
         text = (self.path / "log").read_text() if (self.path / "log").exists() else ""
         return [
             line.partition(" ")[2]
@@ -238,7 +242,7 @@ def test_node_that_an_administrator_drained_during_the_run_stays_drained(slurm: 
     assert not (slurm.run / DRAINED).exists()
 
 
-def test_host_that_cannot_be_drained_is_skipped_with_the_reason(slurm: FakeScheduler) -> None:
+def test_reason_why_a_node_cannot_be_drained_is_returned(slurm: FakeScheduler) -> None:
     slurm.put(denied="")
     assert (
         slurm.drain_or_ask()["h1"]
@@ -382,7 +386,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Host:
-    """A host of a run, with two fake GPUs."""
+    """The host h1 of a run. It has four fake GPUs, of which the plan has GPUs 0 and 1."""
 
     def __init__(self, path: Path, library: Path, **variables: Any) -> None:
         self.plan = builders.plan("h1", "h2", profile="revalidate", **variables)
@@ -394,9 +398,9 @@ class Host:
         """Run `rackproof busy` on h1.
 
         Args:
-            lines: changes to the state of the fake GPUs
-            because: why the host is in use according to the scheduler; empty: not in use
-            claim: text of the lock.json of the run, which identifies the operator; empty: the run has no lock.json
+            lines: changes to the state of the fake GPUs, in the format of `tests/fakes/nvml/scenarios`
+            because: why the scheduler reports the host as in use; empty: it does not
+            claim: text of lock.json of this run, which identifies the process that executes it; empty: `busy` identifies itself
         """
         scenario = nvml.write(self.path / "nvml.conf", "healthy-h200x4", *lines)
         command = [*RACKPROOF, "busy", f"--plan={self.path / 'plan.json'}", f"--run-dir={self.run}", "--host=h1"]
@@ -413,7 +417,7 @@ class Host:
         return dict(documents.read(self.run / "record.json", "record"))
 
 
-def test_host_with_a_gpu_process_is_probed_and_skipped(tmp_path: Path, library: Path) -> None:
+def test_host_with_a_gpu_process_is_inspected_but_not_measured(tmp_path: Path, library: Path) -> None:
     host = Host(tmp_path, library)
     done = host.busy("gpu.1.ComputeRunningProcesses=4711")
     assert done.returncode == 1, done.stderr
@@ -462,9 +466,14 @@ def test_record_states_how_many_reasons_it_omits(tmp_path: Path, library: Path) 
         (("gpu.0.ComputeRunningProcesses=4711",), {"rackproof_share_gpus": True}, "", 0),
         ((), {}, "Slurm job 1 of alice", 1),
     ],
-    ids=["processes cannot be read", "MIG", "inventory shares GPUs", "scheduler job"],
+    ids=[
+        "GPU processes cannot be listed",
+        "MIG mode is on",
+        "inventory allows other processes on the GPUs",
+        "scheduler job",
+    ],
 )
-def test_host_is_busy_only_if_its_gpus_are_in_use_or_their_use_is_unknown(
+def test_host_is_in_use_if_it_has_a_job_or_may_have_a_gpu_process_that_is_not_allowed(
     tmp_path: Path, library: Path, lines: tuple[str, ...], variables: dict[str, Any], because: str, code: int
 ) -> None:
     done = Host(tmp_path, library, **variables).busy(*lines, because=because)
@@ -484,8 +493,8 @@ def test_host_held_by_another_run_is_in_use(tmp_path: Path, library: Path) -> No
         "--host=h1",
     ]
     subprocess.run(begin, env={**os.environ, **nvml.environment(library, scenario)}, check=True, capture_output=True)
-    claim_of_another_run = claim("r1", Path("/elsewhere"), os.getpid(), "2026-11-21T04:00:00.000000Z")
-    done = host.busy(claim=json.dumps({**vars(claim_of_another_run), "running": []}))
+    claim_of_this_run = claim("r1", Path("/elsewhere"), os.getpid(), "2026-11-21T04:00:00.000000Z")
+    done = host.busy(claim=json.dumps({**vars(claim_of_this_run), "running": []}))
     assert done.returncode == 1, done.stderr
     assert done.stdout.startswith("held by run r0 of ")
 
@@ -508,7 +517,7 @@ def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: An
 
 
 def skip_h2(plan: Plan, directory: Path) -> None:
-    """Replace the record of h2 by the record of a host that was in use and therefore not measured."""
+    """Replace the record of h2 by that of a host that was not measured because it was in use. Remove its gang records."""
     planned = plan.host("h2")
     observations = [
         {
@@ -530,7 +539,7 @@ def skip_h2(plan: Plan, directory: Path) -> None:
         path.unlink()
 
 
-def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) -> None:
+def test_run_with_a_host_in_use_is_incomplete_and_its_notification_has_the_state_busy(tmp_path: Path) -> None:
     report, plan = judged(tmp_path, skip_h2, rackproof_gang="none", rackproof_reason="replaced GPU 3")
     coverage = {host["name"]: host["coverage"] for host in report["hosts"]}
     assert coverage["h2"]["skipped"] == coverage["h2"]["expected"] > 0
@@ -548,7 +557,9 @@ def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) 
     assert simulated["text"].startswith("SIMULATED incomplete: run r1")
 
 
-def test_state_is_busy_although_partners_of_a_host_in_use_lack_gang_records(tmp_path: Path) -> None:
+def test_state_is_busy_even_if_no_host_of_the_gang_has_a_gang_record(tmp_path: Path) -> None:
+    """A gang is the hosts of one multi-node launch. One of them, h2, is in use."""
+
     def without_gang_records(plan: Plan, directory: Path) -> None:
         skip_h2(plan, directory)
         for path in directory.glob("gangs/*/*.json"):
@@ -568,7 +579,7 @@ def test_run_with_a_missing_record_is_incomplete_not_busy(tmp_path: Path) -> Non
     assert state(report, plan) == ("incomplete", {"h2": "job 4711"})
 
 
-def test_host_in_use_with_another_error_is_not_busy(tmp_path: Path) -> None:
+def test_run_is_incomplete_not_busy_if_the_host_in_use_also_has_an_error(tmp_path: Path) -> None:
     def with_one_error(plan: Plan, directory: Path) -> None:
         skip_h2(plan, directory)
         path = directory / "hosts" / "h2.json"
@@ -598,9 +609,7 @@ def test_host_locked_by_another_run_is_in_use(tmp_path: Path) -> None:
     assert state(report, plan) == ("busy", {"h3": "rackproof: this host is held by run r0 of alice on control1"})
 
 
-def test_notification_is_printed_only_for_requested_decisions(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_notification_is_printed_only_for_requested_states(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, _ = judged(tmp_path, lambda plan, directory: None)
     documents.write(tmp_path / "report.json", report)
 
@@ -617,7 +626,7 @@ def test_notification_is_printed_only_for_requested_decisions(
 
 
 def test_notification_names_every_failed_host(tmp_path: Path) -> None:
-    """The text also names failed hosts without a cause. For an older report without causes, the text has the reasons."""
+    """The text lists the causes, and then the other failed hosts. If the report has no causes, the text has its reasons."""
     report, plan = judged(tmp_path, lambda plan, directory: None)
     lines = {
         "count": "Hosts: 0 of 3 accepted",
@@ -717,22 +726,24 @@ with (here / "inventories").open("a") as log:
     print(sys.argv[sys.argv.index("-i") + 1], file=log)
 run = pathlib.Path(values["rackproof_runs_directory"]) / values["rackproof_run_id"]
 if sys.argv[-1].endswith("revalidate.yml"):
-    shutil.copytree(here / "made", run, dirs_exist_ok=True)
+    shutil.copytree(here / "playbook_files", run, dirs_exist_ok=True)
     os.utime(run / "report.json")
 (run / "notified.json").write_text('{"sent": true, "drained": []}')
 """
-"""Fake ansible-playbook: logs the playbook, the run ID and the inventory.
+"""Fake ansible-playbook. It logs the playbook, the run id and the inventory, and writes `notified.json`.
 
-If the playbook is revalidate.yml, also copies the files in `made`, a directory beside this program, to the run directory.
+If the playbook is revalidate.yml, it also copies the files in `playbook_files`, a directory beside this program, to the run
+directory.
 """
 
 
 class ScheduledRevalidation:
-    """Runs `rackproof revalidate` with a fake playbook that copies the files in `made` into the run directory."""
+    """Runs `rackproof revalidate` with a fake ansible-playbook, which copies `playbook_files` to the run directory."""
 
     def __init__(self, path: Path) -> None:
-        self.runs, self.made, self._played = path / "runs", path / "bin" / "made", path / "bin" / "played"
-        self.made.mkdir(parents=True)
+        self.runs, self._played = path / "runs", path / "bin" / "played"
+        self.playbook_files = path / "bin" / "playbook_files"
+        self.playbook_files.mkdir(parents=True)
         (path / "bin" / "ansible-playbook").write_text(f"#!{sys.executable}{ANSIBLE}")
         (path / "bin" / "ansible-playbook").chmod(0o755)
 
@@ -751,8 +762,8 @@ def scheduled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ScheduledReval
     scheduled = ScheduledRevalidation(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setattr("fleet.integrations.scheduler.BACKOFF_S", (0.1, 2.0), raising=False)
-    report, _ = judged(scheduled.made, lambda plan, directory: None)
-    documents.write(scheduled.made / "report.json", report)
+    report, _ = judged(scheduled.playbook_files, lambda plan, directory: None)
+    documents.write(scheduled.playbook_files / "report.json", report)
     return scheduled
 
 
@@ -801,13 +812,15 @@ def test_inventory_path_is_relative_to_the_current_directory(
 
 def test_incomplete_second_run_of_a_day_is_resumed(scheduled: ScheduledRevalidation) -> None:
     assert scheduled.start() == 0
-    report = json.loads((scheduled.made / "report.json").read_text())
+    report = json.loads((scheduled.playbook_files / "report.json").read_text())
     documents.write(scheduled.runs / "r-1-0000" / "report.json", {**report, "decision": "incomplete"})
-    documents.write(scheduled.runs / "r-1-0000" / "plan.json", json.loads((scheduled.made / "plan.json").read_text()))
+    documents.write(
+        scheduled.runs / "r-1-0000" / "plan.json", json.loads((scheduled.playbook_files / "plan.json").read_text())
+    )
     assert scheduled.start() == 0
     assert scheduled.played() == ["revalidate r-1", "revalidate r-1-0000"]
     scheduled.start()
-    # The run r-1-0000 is accepted now, so the third start gave its run another ID.
+    # The run r-1-0000 is accepted now, so the third start began a run with another id.
     assert scheduled.played().count("revalidate r-1-0000") == 1
 
 
@@ -815,7 +828,7 @@ def test_incomplete_second_run_of_a_day_is_resumed(scheduled: ScheduledRevalidat
 def test_name_leaves_room_for_the_time_of_day(
     scheduled: ScheduledRevalidation, length: int, code: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run id has at most 64 characters; here the date `-1` and the time of day, such as `-1405`, are added."""
+    """A run id has at most 64 characters: `--name`, the date (here `-1`) and possibly the time of day, such as `-1405`."""
     name = "r" * length
     assert main(["revalidate", "-i", "x,", f"--runs={scheduled.runs}", f"--name={name}", "--date=1"]) == code
     if code:
@@ -825,8 +838,8 @@ def test_name_leaves_room_for_the_time_of_day(
 
 
 def test_incomplete_run_is_resumed(scheduled: ScheduledRevalidation) -> None:
-    report = json.loads((scheduled.made / "report.json").read_text())
-    documents.write(scheduled.made / "report.json", {**report, "decision": "incomplete"})
+    report = json.loads((scheduled.playbook_files / "report.json").read_text())
+    documents.write(scheduled.playbook_files / "report.json", {**report, "decision": "incomplete"})
     assert (scheduled.start(), scheduled.start()) == (2, 2)
     assert scheduled.played() == ["revalidate r-1"] * 2
 
@@ -841,7 +854,7 @@ def test_nodes_that_cannot_be_resumed_give_exit_code_2_and_a_notification(
         "by": {"pid": os.getpid(), "start_time": "0"},
         "nodes": {"h1": "n1"},
     }
-    documents.write(scheduled.made / DRAINED, drained_file)
+    documents.write(scheduled.playbook_files / DRAINED, drained_file)
     assert scheduled.start() == 2
     assert scheduled.played() == ["revalidate r-1", "notify r-1"]
     output = capsys.readouterr().err
@@ -860,7 +873,7 @@ def test_nodes_that_are_resumed_on_retry_are_not_reported(
 ) -> None:
     words, nodes = [str(slurm.path / "program")], {"h1": "n1", "h2": "n2"}
     drained_file = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "start_time": "0"}, "nodes": nodes}
-    documents.write(scheduled.made / DRAINED, drained_file)
+    documents.write(scheduled.playbook_files / DRAINED, drained_file)
     for node in ("n1", "n2"):
         slurm.put(**{f"state-{node}": "IDLE+DRAIN", f"reason-{node}": "rackproof:r-1"})
     slurm.put(denied="")

@@ -1,4 +1,4 @@
-"""Build one-figure plans, evidence, readings and criteria, so small that judging them takes milliseconds."""
+"""Build plans with one figure for each GPU, evidence, readings and criteria, so small that judging them takes milliseconds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SNAPSHOTS = (("preflight", "before"), ("benchmark", "before"), ("benchmark", "af
 
 
 def one_figure_plan(*hosts: str, gpu_count: int = 1, **variables: Any) -> Plan:
-    """Return a plan that expects one figure per GPU: `memory.bandwidth` of a copy."""
+    """Return a plan that expects one figure for each GPU: `memory.bandwidth` with `op` "copy"."""
     plan = builders.plan(
         *(hosts or ("h1",)), profile="smoke", gpu_count=gpu_count, **{"rackproof_gang": "none", **variables}
     )
@@ -34,7 +34,7 @@ def host_evidence(plan: Plan, host: str = "h1", *metrics: Metric, **fields: Any)
     Args:
         plan: the plan of the run.
         host: name of the host.
-        metrics: readings, the same in every snapshot.
+        metrics: readings. Every snapshot has the same ones.
         fields: fields of the record to replace.
     """
     devices = range(len(plan.host(host).devices))
@@ -64,7 +64,7 @@ def host_view(plan: Plan, host: str = "h1", *metrics: Metric, packs: Sequence[Pa
 
 
 def criterion(name: str = "gpu.thing", **fields: Any) -> Criterion:
-    """Return a criterion that requires a reading of each GPU to be 1; `fields` replaces fields."""
+    """Return a criterion that requires the reading `name` of each GPU to be 1. `fields` replaces fields of the criterion."""
     default = {
         "id": "c", "name": name, "operator": "eq", "unit": "1", "action": "reseat", "source": "a test's own", "scope": "gpu",
         "value": None if fields.keys() & {"expected", "variable", "fleet_fraction", "fleet_deviations"} else 1,
@@ -73,12 +73,12 @@ def criterion(name: str = "gpu.thing", **fields: Any) -> Criterion:
 
 
 def pack(*criteria: Criterion, chosen: bool = False, **fields: Any) -> Pack:
-    """Return a pack of these criteria for the H200; `chosen`: the operator selected it. `fields` replaces fields."""
+    """Return a pack (list of criteria) for the H200. `chosen`: the operator selected it. `fields` replaces fields of the pack."""
     return Pack(**{"name": "h200-sxm", "gpu_names": ("NVIDIA H200",), "criteria": criteria, "chosen": chosen, **fields})
 
 
 def reading(value: Any = None, *, name: str = "gpu.thing", scope: str = "gpu=0", absent: str = "") -> Metric:
-    """Return a metric with one value, or with the reason why it has none."""
+    """Return a metric with this value in one scope, or with the reason `absent` why it has no value there."""
     return Metric(
         name=name,
         unit="s" if name.startswith("collector.") else "1",
@@ -93,10 +93,9 @@ def benchmark_launch(outcome: str, reason: str = "") -> Launch:
 
 
 FAILED = Verdict(host="h1", scope="gpu=1", serial="s1", name="a.b", verdict=FAIL, criterion="c", reason="bad")
-"""A failed verdict."""
 
 
 def waiver(**fields: Any) -> Waiver:
-    """Return a waiver of criterion `c` on h1 until 2026-11-21; `fields` replaces fields."""
+    """Return a waiver of criterion `c` on h1 until 2026-11-21. `fields` replaces fields of the waiver."""
     default = {"criterion": "c", "who": "me", "why": "known", "until": "2026-11-21", "host": "h1"}
     return Waiver(**{**default, **fields})

@@ -1,4 +1,7 @@
-"""The kind of an inconclusive verdict is the status of the observation, or `in_use` if another job uses the host."""
+"""The verdict on an observation that was not measured has the kind `in_use` if another job uses the host.
+
+Otherwise its kind is the status of the observation.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions are compared with published fixes within their branch."""
+"""A version of a driver, program or firmware is compared with the published fixes of its branch."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ FIRMWARE = (advisory(6, ("0", "35.8002"), ("36", "39.8002"), ("40", "43.8002"), 
         ("39.8002", "40"),
     ],
 )
-def test_versions_are_ordered_by_their_numbers(older: str, newer: str) -> None:
+def test_versions_are_ordered_by_their_numbers_and_pre_releases_come_before_releases(older: str, newer: str) -> None:
     assert version_key(older) < version_key(newer)
 
 
@@ -97,8 +97,8 @@ def test_a_version_needs_the_fixes_of_its_branch(
 @pytest.mark.parametrize(
     ("product", "version"),
     [
-        ("nic_firmware", "229.2.48.0"),  # Broadcom
-        ("nic_firmware", "14.32.1010"),  # ConnectX-4 Lx has firmware versions of its own
+        ("nic_firmware", "229.2.48.0"),  # firmware of a Broadcom adapter
+        ("nic_firmware", "14.32.1010"),  # ConnectX-4 Lx: its firmware versions are not those of the newer adapters
         ("driver", "580.95.05-grid"),
         ("driver", ""),
         ("runc", "unknown"),
@@ -111,11 +111,11 @@ def test_a_version_needs_the_fixes_of_its_branch(
 )
 def test_text_that_is_not_a_version_of_the_product_is_not_compared(product: str, version: str) -> None:
     assert not is_comparable(PRODUCTS[product], version)
-    everything = advisory(1, ("0", "9999"))
-    assert missing_fixes(PRODUCTS[product], [everything], version) is None
+    of_all_versions = advisory(1, ("0", "9999"))
+    assert missing_fixes(PRODUCTS[product], [of_all_versions], version) is None
 
 
-def test_the_text_names_version_fix_worst_vulnerability_and_newest_advisory() -> None:
+def test_text_of_missing_fixes_names_version_and_fix_and_worst_vulnerability_and_newest_advisory() -> None:
     fixes = missing_fixes(PRODUCTS["driver"], DRIVER, "580.95.05")
     assert fixes
     assert fixes.score == 8.8
@@ -125,20 +125,20 @@ def test_the_text_names_version_fix_worst_vulnerability_and_newest_advisory() ->
     )
 
 
-def test_the_text_on_a_single_vulnerability_does_not_count_others() -> None:
+def test_text_on_a_single_vulnerability_does_not_count_further_ones() -> None:
     assert str(missing_fixes(PRODUCTS["runc"], RUNC[:1], "1.1.12")) == (
         "update runc 1.1.12 to 1.3.6 or later: CVE-2026-7000 (severity not stated); NVIDIA 7 of 2026-07-01"
     )
 
 
-def test_a_vulnerability_without_a_stated_severity_counts_as_the_most_severe() -> None:
+def test_score_of_missing_fixes_is_the_highest_if_an_advisory_states_no_score() -> None:
     fixes = missing_fixes(PRODUCTS["runc"], RUNC, "1.1.12")
     assert fixes
     assert fixes.score == 10.0
     assert [item.severity for item in fixes.advisories] == ["critical", ""]
 
 
-def test_advisories_of_one_severity_are_in_the_order_of_their_scores_and_those_without_a_score_are_last() -> None:
+def test_advisories_of_one_severity_are_ordered_by_score_the_highest_first_and_those_without_a_score_last() -> None:
     scores = (None, 0.5, 3.1, None)
     known = [advisory(at, ("0", "600"), severity="low", score=score) for at, score in enumerate(scores, 1)]
     fixes = missing_fixes(PRODUCTS["driver"], known, "580.95.05")
@@ -157,7 +157,7 @@ def test_advisories_of_one_severity_are_in_the_order_of_their_scores_and_those_w
         ("", False),
     ],
 )
-def test_packages_of_a_distribution_are_not_compared(package: str, expected: bool) -> None:
+def test_runc_is_compared_only_if_no_package_or_a_package_of_the_vendor_owns_it(package: str, expected: bool) -> None:
     assert is_vendor_version(PRODUCTS["runc"], package) == expected
     assert is_vendor_version(PRODUCTS["driver"], package)
 
@@ -168,7 +168,7 @@ def test_version_and_package_of_each_product_are_readings() -> None:
     assert advisories.UNOWNED == container_versions.UNOWNED
 
 
-def test_shipped_list_is_complete() -> None:
+def test_shipped_advisories_are_complete_and_do_not_affect_the_newest_fixes() -> None:
     shipped = shipped_advisories()
     assert re.fullmatch(r"20\d\d-\d\d-\d\d", shipped.date)
     assert shipped.date == min(source["date"] for source in shipped.sources)
@@ -183,18 +183,18 @@ def test_shipped_list_is_complete() -> None:
             assert item.url.startswith("https://"), item
             assert item.ranges, item
             assert all(version_key(each.first) < version_key(each.fixed) for each in item.ranges), item
-        # No advisory affects the versions that the newest bulletin of a vendor recommends.
+        # No advisory may affect the versions that the newest bulletin names as fixed.
         if PRODUCTS[key].reading and key in ("driver", "container_toolkit", "nic_firmware"):
             for newest in items[0].ranges:
                 assert not any(item.range_of(newest.fixed) for item in items), (key, newest)
 
 
 @pytest.mark.parametrize(
-    ("then", "age"),
+    ("now", "age"),
     [
         ("2026-08-18T00:00:00Z", 0), ("2026-08-18T23:59:59Z", 0), ("2026-08-19T00:00:00Z", 1),
         ("2026-11-26T00:00:00Z", 100), ("2026-11-27T17:00:00Z", 101),
     ],
 )  # fmt: skip
-def test_age_is_counted_in_days(then: str, age: int) -> None:
-    assert advisories.Advisories(date="2026-08-18", products={}).age_days(then) == age
+def test_age_of_the_advisories_is_counted_in_whole_days(now: str, age: int) -> None:
+    assert advisories.Advisories(date="2026-08-18", products={}).age_days(now) == age

@@ -1,6 +1,6 @@
-"""No altered run is accepted unless the change is allowed.
+"""A run that was altered after its measurement is accepted only if the change is allowed (`Alteration.reason_allowed`).
 
-The first test makes 1 960 alterations of simulated runs and of runs on real GPUs. Together, they reach every field of the schema.
+The first test makes 1 960 alterations of simulated runs and of runs on real GPUs. They include every operation of `KINDS`.
 `make alter` makes a million alterations.
 """
 
@@ -15,8 +15,8 @@ from tests import ROOT, alterations
 from tests.alterations import DUPLICATE, NEGATE, REMOVE, SCALE, SHIFT, SWAP, UNIT
 
 COUNTS = {"one GPU": 1500, "two hosts": 300, "three hosts": 40, "h200x1": 80, "h200x2": 40}
-"""Run -> number of alterations. The first run is small and judged ten times faster than the others, so it gets most of the
-alterations: enough to apply each operation to each field of the schema at least once."""
+"""Run -> number of alterations. The first run is small and is judged ten times faster than the others, so most alterations are of
+this run."""
 KINDS = {
     "identity of a GPU": {REMOVE, DUPLICATE, SWAP},
     "identity of the record": {REMOVE, SWAP},
@@ -34,15 +34,17 @@ KINDS = {
     "version": {REMOVE, DUPLICATE},
     "time": {REMOVE, SHIFT},
 }
-"""Part of the evidence -> the operations that the alterations must include."""
+"""Part of the evidence -> the operations that the alterations of this part must include."""
 
 
-def test_no_altered_run_is_accepted(tmp_path: Path, record_property: pytest.RecordProperty) -> None:
+def test_no_altered_run_is_accepted_unless_the_change_is_allowed(
+    tmp_path: Path, record_property: pytest.RecordProperty
+) -> None:
     counts, failures = alterations.Counts(), []
     for name, count in COUNTS.items():
         is_simulated = name in alterations.SIMULATED
-        kept = ROOT / "docs" / "measurements" / name
-        run = alterations.simulated_run(name, tmp_path) if is_simulated else kept
+        measured = ROOT / "docs" / "measurements" / name
+        run = alterations.simulated_run(name, tmp_path) if is_simulated else measured
         more, found = alterations.alter(run, count, seed=2)
         counts += more
         failures += found
@@ -54,7 +56,7 @@ def test_no_altered_run_is_accepted(tmp_path: Path, record_property: pytest.Reco
 
 
 def test_removed_or_altered_figure_of_a_port_is_detected(tmp_path: Path) -> None:
-    """The plan lists no figures of RDMA ports: they follow from the readings of the ports and from the launch."""
+    """The plan lists no figures of RDMA ports. Which figures a port must have follows from its readings and from the launch."""
     run = alterations.simulated_run("RDMA ports", tmp_path)
     counts, failures = alterations.alter(run, 50, seed=1, kind_prefix="observations/verbs.")
     assert not failures, "\n".join(failures[:20])
@@ -62,7 +64,7 @@ def test_removed_or_altered_figure_of_a_port_is_detected(tmp_path: Path) -> None
 
 
 def test_every_field_of_the_record_schema_is_altered() -> None:
-    """A field that is added to the schema is altered, although this module does not name it."""
+    """A field that is added to the schema is altered too, although `tests.alterations` does not name it."""
     schema = {"properties": {"added": {"type": "object", "additionalProperties": {"type": "number"}}}}
     found = {
         each.kind: [*alterations.operations(each)] for each in alterations.elements({"added": {"gpu=0": 4}}, schema)
@@ -74,8 +76,8 @@ def test_every_field_of_the_record_schema_is_altered() -> None:
     assert named == part("record")["properties"].keys()
 
 
-def test_alteration_that_no_check_finds_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """If the two checks that detect another unit of a reading are disabled, the altered run is accepted, and this is reported."""
+def test_altered_run_that_is_accepted_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The two checks that detect a changed unit of a reading are disabled, so a run with such a change is accepted."""
     run = alterations.simulated_run("one GPU", tmp_path)
     monkeypatch.setattr("fleet.judge.consistency.impossible_readings", lambda snapshot, **_: ())
     monkeypatch.setattr("fleet.judge.consistency.reading_problems", lambda record: ())

@@ -1,4 +1,8 @@
-"""Test baselines: robust levels, noise, figures and parts, limits, and missing baselines."""
+"""Test limits from baselines: robust levels, noise, figures and parts, limits, and missing baselines.
+
+A baseline has the accepted records of hosts and GPUs. An accepted record has a level for each figure: its robust median over the
+accepted runs.
+"""
 
 from __future__ import annotations
 
@@ -42,6 +46,7 @@ WIDTH = "gpu.pcie.width"
 
 
 def level(value: float = 100.0, *, runs: int = 1, unit: str = "B/s", **over: Any) -> Level:
+    """Return an accepted level that each of `runs` runs reached; `over` replaces fields."""
     fields = {
         "name": "memory.bandwidth",
         "unit": unit,
@@ -65,12 +70,12 @@ def baseline_criterion(operator: str = "ge", name: str = "memory.bandwidth", **l
     [
         ([3.0], 3.0, 1), ([1.0, 3.0], 2.0, 2), ([1.0, 2.0, 900.0], 2.0, 3), ([1.0, 2.0, 3.0, 900.0], 2.5, 4),
         ([100.0, 100.0, 100.0, 100.0, 900.0], 100.0, 4),
-        # The sigma is 0 here. A value within 1 % of the level is nevertheless kept; a value farther away is left out.
+        # More than half of the values are equal, so the sigma is 0. Nevertheless, values within 1 % of them are no outliers.
         ([100.0] * 5 + [101.0], 100.0, 6), ([100.0] * 5 + [99.0], 100.0, 6), ([100.0] * 5 + [101.1], 100.0, 5),
         ([-100.0] * 5 + [-101.0], -100.0, 6),
-        # The level is in the narrowest interval with more than half of the values: here in the larger of two clusters.
+        # The narrowest interval with more than half of the values gives the middle: of two clusters, it is in the larger one.
         ([1.0, 1.0, 1.0, 5.0, 5.0], 1.0, 3), ([1.0, 1.0, 5.0, 5.0, 5.0], 5.0, 3), ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 5),
-        # Values within five sigmas are kept. The sigma of the middle half is 2 / 1.349, so the limits are 101 ± 7.41.
+        # The narrowest interval is 100 to 102. Its width is 1.349 sigmas, so values within 5 sigmas are those in 101 ± 7.41.
         ([100.0, 101.0, 102.0, 108.4, 93.6], 101.0, 5), ([100.0, 101.0, 102.0, 108.5, 93.5], 101.0, 3),
     ],
 )  # fmt: skip
@@ -90,13 +95,13 @@ def test_no_values_and_values_that_are_not_finite_have_no_level(values: list[flo
 
 def test_sigma_of_few_values_is_corrected_for_sample_size() -> None:
     assert small_sample_sigma([]) == small_sample_sigma([3.0]) == 0.0
-    for count, share in ((2, 0.7979), (3, 0.8862), (4, 0.9213), (5, 0.94), (6, 1.0), (20, 1.0)):
+    for count, bias in ((2, 0.7979), (3, 0.8862), (4, 0.9213), (5, 0.94), (6, 1.0), (20, 1.0)):
         values = [float(at % 2) + at / 100 for at in range(count)]
-        assert small_sample_sigma(values) == pytest.approx(statistics.stdev(values) / share)
+        assert small_sample_sigma(values) == pytest.approx(statistics.stdev(values) / bias)
 
 
 def sample_statistics(n: int, cv: float = 0.1, recorded: float | None = None) -> Samples:
-    """Return the statistics of `n` samples; `recorded`: the precision in the record, or None if the record has none."""
+    """Return the statistics of `n` samples. `recorded`: `Samples.precision`, or None if the record has none."""
     return Samples(n=n, min=1.0, p50=1.0, max=1.0, cv=cv, precision=recorded)
 
 
@@ -131,7 +136,7 @@ def test_level_has_a_sigma_from_three_runs_on() -> None:
     assert level_of_runs(10.0, 10.0, 10.0, 10.0, 90.0).left_out == 1
 
 
-def test_noise_is_the_scatter_of_a_new_measurement_around_the_level() -> None:
+def test_noise_is_the_relative_standard_deviation_of_a_new_measurement_around_the_level() -> None:
     assert noise(level()) == 0.0
     assert noise(level(runs=4, sigma=0.02)) == pytest.approx(0.02 * math.sqrt(1.25))
     assert noise(level(runs=6, left_out=2, sigma=0.02)) == pytest.approx(0.02 * math.sqrt(1.25))
@@ -141,7 +146,7 @@ def test_noise_is_the_scatter_of_a_new_measurement_around_the_level() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "unit", "way"),
+    ("name", "unit", "expected"),
     [
         (WIDTH, "1", 1), ("gpu.retired_pages.count", "1", -1), ("memory.bandwidth", "B/s", 1),
         ("training.accuracy", "1", 1), ("transformer.mfu", "1", 1), ("collective.all_reduce.latency", "s", -1),
@@ -149,8 +154,9 @@ def test_noise_is_the_scatter_of_a_new_measurement_around_the_level() -> None:
         ("collective.all_reduce.algbw", "B/s", 1), ("x.temperature", "1", -1),
     ],
 )  # fmt: skip
-def test_direction_of_improvement_follows_from_name_and_unit(name: str, unit: str, way: int) -> None:
-    assert direction(name, unit) == way
+def test_direction_of_improvement_follows_from_name_and_unit(name: str, unit: str, expected: int) -> None:
+    """1: more is better; -1: less is better; 0: neither."""
+    assert direction(name, unit) == expected
 
 
 def measure(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Observation:
@@ -172,12 +178,14 @@ def measure(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Ob
         (measure("gpu.power.draw", unit="W", params={"phase": "before"}), False), (measure(WIDTH, unit="1"), False),
     ],
 )  # fmt: skip
-def test_baseline_figures_are_finite_measured_numbers(observation: Observation, expected: bool) -> None:
+def test_baseline_includes_only_finite_measured_numbers_of_certain_names_and_units(
+    observation: Observation, expected: bool
+) -> None:
     assert is_baseline_figure(observation) is expected
 
 
 GPUS = {f"gpu={index}": builders.gpu("h1", index) for index in range(2)}
-NAMELESS = replace(GPUS["gpu=1"], serial=" ", uuid=" ")
+UNIDENTIFIED = replace(GPUS["gpu=1"], serial=" ", uuid=" ")
 
 
 @pytest.mark.parametrize(
@@ -188,21 +196,21 @@ NAMELESS = replace(GPUS["gpu=1"], serial=" ", uuid=" ")
         ("nic=eth0", "", "nic=eth0"), ("gpu=7", "", "gpu=7"), ("gang=r1", "", "gang=r1"),
     ],
 )  # fmt: skip
-def test_scope_is_split_into_part_and_rest(scope: str, part: str, within: str) -> None:
+def test_scope_is_split_into_identity_of_the_gpu_and_rest(scope: str, part: str, within: str) -> None:
     assert part_of_scope(GPUS, scope) == (part, within)
 
 
-def test_part_is_identified_by_serial_or_uuid() -> None:
+def test_gpu_is_identified_by_serial_or_uuid() -> None:
     gpu = GPUS["gpu=0"]
     assert identity(gpu) == "h1-0"
     assert identity(replace(gpu, serial="  ")) == "GPU-h1-0"
     assert identity(replace(gpu, serial=" S ")) == "S"
-    assert identity(NAMELESS) == ""
-    assert part_of_scope({"gpu=1": NAMELESS}, "gpu=1") == ("", "gpu=1")
-    assert part_of_scope({**GPUS, "gpu=1": NAMELESS}, "gpu=0,peer=1") == ("h1-0", "peer=")
+    assert identity(UNIDENTIFIED) == ""
+    assert part_of_scope({"gpu=1": UNIDENTIFIED}, "gpu=1") == ("", "gpu=1")
+    assert part_of_scope({**GPUS, "gpu=1": UNIDENTIFIED}, "gpu=0,peer=1") == ("h1-0", "peer=")
 
 
-def test_comparison_key_has_name_stage_and_settings() -> None:
+def test_comparison_key_has_name_and_stage_and_rest_of_the_scope_and_settings() -> None:
     reported = measure(params={"op": "copy", "dtype": "x", "transport": "P2P", "size_bytes": 8})
     assert comparison_key(reported, "link=1") == (
         "memory.bandwidth", "benchmark", "link=1", (("dtype", "x"), ("op", "copy"), ("size_bytes", 8))
@@ -220,7 +228,7 @@ def test_comparison_key_has_name_stage_and_settings() -> None:
         ({"fraction": 0.9}, level(), 90.0), ({"fraction": 1.0}, level(precision=0.01, runs=1), 96.0),
         ({"fraction": 0.95, "sigmas": 2}, level(precision=0.03), 94.0),
         ({"fraction": 0.95, "sigmas": 1}, level(precision=0.03), 95.0),
-        # There is no limit if the noise is larger than a quarter of the level and larger than the loss that `fraction` allows.
+        # There is no limit if `sigmas` times the noise exceeds a quarter of the level and the loss that `fraction` allows.
         ({"fraction": 0.9, "sigmas": 1}, level(precision=0.25), 75.0),
         ({"fraction": 0.9, "sigmas": 1}, level(precision=0.251), None),
         ({"fraction": 0.5, "sigmas": 1}, level(precision=0.5), 50.0),
@@ -297,7 +305,10 @@ def test_accepted_figure_is_found_by_part_and_settings() -> None:
 def missing_baselines(
     baseline: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN, **changes: Any
 ) -> list[tuple[str, str]]:
-    """Return scope and reason of each missing baseline in the evidence of h1, with `changes` to its record."""
+    """Return scope and reason (without the remedy) of each verdict on a missing accepted record.
+
+    `changes` replaces fields of the record of h1.
+    """
     view = HostView(plan, plan.hosts[0], replace(host_evidence(plan, **changes), baseline=baseline), [pack(*criteria)])
     reported = list(judge_presence(view))
     assert all(item.verdict == INCONCLUSIVE and item.criterion == item.name == "baseline" for item in reported)
@@ -307,7 +318,7 @@ def missing_baselines(
     return [(item.scope, item.reason.removesuffix(remedy)) for item in reported]
 
 
-def test_parts_without_a_baseline_are_listed() -> None:
+def test_parts_without_an_accepted_record_are_listed() -> None:
     whole = HostBaseline(host=HOST, gpus={"h1-0": GPU})
     assert missing_baselines(whole, COMPARED) == []
     assert missing_baselines(None, plan=replace(PLAN, baseline=None)) == []
@@ -329,7 +340,7 @@ def test_previous_gpu_of_the_slot_is_named() -> None:
         gpus=(replace(builders.gpu("h1", 0), pci_bus_id=""),),
     )
     assert without_address == [("gpu=0", "no accepted record of serial h1-0")], (
-        "two GPUs without an address must not count as GPUs of the same slot"
+        "two GPUs without a PCI address must not count as GPUs of the same slot"
     )
     unidentified = replace(builders.gpu("h1", 0), serial="", uuid="")
     assert missing_baselines(HostBaseline(host=HOST), gpus=(unidentified,)) == [
@@ -340,7 +351,7 @@ def test_previous_gpu_of_the_slot_is_named() -> None:
         ("gpu=0", "no accepted record of UUID GPU-1")
     ]
     assert missing_baselines(HostBaseline(host=HOST), gpus=()) == []
-    more = (builders.gpu("h1", 0), builders.gpu("h1", 5))  # a GPU outside the plan is reported by another check
+    more = (builders.gpu("h1", 0), builders.gpu("h1", 5))  # another check reports a GPU that is not in the plan
     assert missing_baselines(HostBaseline(host=HOST, gpus={"h1-0": GPU}), gpus=more) == []
     cpus = replace(PLAN, hosts=(replace(PLAN.hosts[0], device="cpu"),))
     assert missing_baselines(HostBaseline(host=HOST), plan=cpus) == []
@@ -350,7 +361,7 @@ def test_accepted_record_without_a_comparable_figure_is_reported() -> None:
     without_figures = HostBaseline(host=HOST, gpus={"h1-0": part_baseline("gpu", "h1-0")})
     text = "has none of the figures that are compared in this run"
     assert missing_baselines(without_figures, COMPARED) == [("gpu=0", f"the accepted record of serial h1-0 {text}")]
-    # A figure counts if it was measured and a criterion compares it. One such figure in both records is enough.
+    # Only measured figures that a criterion compares count. One that is in this run and in the accepted record is enough.
     assert missing_baselines(without_figures) == []
     assert missing_baselines(without_figures, replace(COMPARED, baseline=None, value=1)) == []
     assert missing_baselines(without_figures, replace(COMPARED, scope="host")) == []

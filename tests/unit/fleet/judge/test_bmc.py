@@ -1,4 +1,7 @@
-"""Test verdicts on the readings of BMCs: missing readings, failed parts, and a host that reports other serials than its BMC."""
+"""Test verdicts on the readings of BMCs: missing readings, failed parts, and serials that differ between a host and its BMC.
+
+The control node reads each BMC several times during a run, at MOMENTS in these tests, and stores the readings in its record.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +28,7 @@ from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_fig
 HOSTS = ("h1", "h2", "h3")
 PLAN = builders.plan(*HOSTS, rackproof_gang="none", rackproof_bmc_address="bmc")
 MOMENTS = (("preflight", "before"), ("benchmark", "during"), ("benchmark", "after"))
+"""Stage and phase of each snapshot of a BMC."""
 LOG = "log=1.SEL"
 PACKS = (replace(read_pack("h200-sxm"), criteria=read_pack("bmc").criteria),)
 PSUS = "redundancy=PS_Redundancy"
@@ -36,7 +40,7 @@ def healthy(host: str) -> Readings:
     readings.add("bmc.readable", (), True)
     for number in (1, 2):
         readings.add("bmc.power_supply.health", (f"PSU{number}",), "OK")
-        # The BMC lists the GPUs in the reverse order of the host.
+        # The BMC numbers the GPUs in the reverse order of the host.
         readings.add("bmc.gpu.serial", (f"GPU{number}",), f"{host}-{2 - number}")
     readings.add("bmc.power_supply.fitted", (), 2)
     readings.add("bmc.power_redundancy.health", ("PS_Redundancy",), "OK")
@@ -52,6 +56,7 @@ def healthy(host: str) -> Readings:
 
 
 def with_value(metrics: tuple[Metric, ...], name: str, scope: str, value: Any) -> tuple[Metric, ...]:
+    """Return the readings with another value of the reading `bmc.{name}` in this scope."""
     return tuple(
         replace(item, values={**item.values, scope: value}, absent={}) if item.name == f"bmc.{name}" else item
         for item in metrics
@@ -66,7 +71,7 @@ def with_event(metrics: tuple[Metric, ...], severity: str, text: str) -> tuple[M
 
 
 def bmc_record(host: str, *snapshots: tuple[Metric, ...]) -> Record:
-    """Return a record with readings at each of MOMENTS: first `snapshots`, then healthy readings."""
+    """Return the record of the host's BMC. Its snapshots have the readings `snapshots`, and healthy readings at later MOMENTS."""
     readings = [*snapshots, *[healthy(host).metrics()] * (len(MOMENTS) - len(snapshots))]
     taken = tuple(
         Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{number}Z", duration_s=1.0, metrics=metrics)
@@ -77,12 +82,13 @@ def bmc_record(host: str, *snapshots: tuple[Metric, ...]) -> Record:
 
 
 def fleet(**changed: Record | None) -> dict[str, Evidence]:
-    """Return a healthy fleet; `changed`: host -> the record of its BMC, or None for no record."""
+    """Return the evidence of a healthy fleet. `changed`: host -> the record of its BMC, or None for no record."""
     evidence = builders.evidence(PLAN)
     return {host: replace(item, bmc=changed.get(host, bmc_record(host))) for host, item in evidence.items()}
 
 
 def findings(evidence: dict[str, Evidence], plan: Plan = PLAN) -> list[Verdict]:
+    """Return the verdicts other than passes."""
     return [verdict for verdict in judge(plan, evidence, PACKS) if verdict.verdict != PASS]
 
 
@@ -95,7 +101,7 @@ def decision(evidence: dict[str, Evidence]) -> str:
 
 
 def test_bmc_that_was_first_read_after_a_launch_is_inconclusive() -> None:
-    """If the record of a BMC is lost before a run is resumed, a new record begins, in which earlier log entries are not new."""
+    """If the record of a BMC is lost and the run is resumed, a new record begins. Earlier log entries do not count as new."""
     record = bmc_record("h2")
     late = tuple(replace(item, at=item.at.replace("T04", "T05")) for item in record.snapshots)
     record = replace(record, began=late[0].at, ended=late[-1].at, snapshots=late)
@@ -154,7 +160,7 @@ def test_health_that_the_bmc_no_longer_states_is_inconclusive(name: str, scope: 
         ("firmware.version", "component=BMC", "1.1", "component BMC of h2 has BMC firmware version 1.1, most have 1.2"),
     ],
 )  # fmt: skip
-def test_bad_reading_names_the_part(name: str, scope: str, value: Any, title: str) -> None:
+def test_cause_of_a_bad_reading_names_the_part(name: str, scope: str, value: Any, title: str) -> None:
     (cause,) = causes(
         fleet(h2=bmc_record("h2", *[with_value(healthy("h2").metrics(), name, scope, value)] * len(MOMENTS)))
     )
@@ -200,7 +206,9 @@ def test_gpu_whose_serial_the_bmc_does_not_report_is_named(gpus: int) -> None:
         ("S1X", "chassis", "S1X", [PASS]), ("S1X", "chassis", "C2X", []),
     ],
 )  # fmt: skip
-def test_serial_of_the_host_is_compared(host_serial: str, kind: str, reported: str, verdicts: list[str]) -> None:
+def test_serial_of_the_host_is_compared_with_those_of_system_and_chassis(
+    host_serial: str, kind: str, reported: str, verdicts: list[str]
+) -> None:
     metrics = with_value(healthy("h1").metrics(), f"{kind}.serial", f"{kind}=1", reported)
     evidence = fleet(h1=bmc_record("h1", *[metrics] * len(MOMENTS)))
     record = evidence["h1"].records[0]
@@ -221,7 +229,7 @@ def serial_verdicts(metrics: tuple[Metric, ...]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("second", "expected"), [(None, {"gpu=1": PASS}), ("H1-0", {"gpu=0": PASS, "gpu=1": PASS})])
-def test_only_gpus_that_the_bmc_reports_are_judged_and_letter_case_is_ignored(
+def test_only_gpu_serials_that_the_bmc_reports_are_judged_and_letter_case_is_ignored(
     second: str | None, expected: dict[str, str]
 ) -> None:
     metrics = tuple(
@@ -235,7 +243,7 @@ def test_only_gpus_that_the_bmc_reports_are_judged_and_letter_case_is_ignored(
 
 @pytest.mark.parametrize("reported", ["1650422000001", "0000000000000", "", "To Be Filled By O.E.M."])
 def test_serials_of_another_form_are_not_compared(reported: str) -> None:
-    """A BMC may report the serial of the board instead of that of the module: a healthy GPU must not fail for this."""
+    """A BMC may report the serial of the board instead of that of the GPU module. A healthy GPU must not fail for this."""
     metrics = tuple(
         replace(item, values=dict.fromkeys(item.values, reported)) if item.name == "bmc.gpu.serial" else item
         for item in healthy("h1").metrics()
@@ -284,7 +292,10 @@ EVENT, FITTED = f"{LOG},entry=8", "bmc.power_supply.fitted"
 def bmc_verdicts(
     *snapshots: tuple[Metric, ...], serials: Sequence[str] = (), gpus: Sequence[Gpu] = ()
 ) -> list[Verdict]:
-    """Return the verdicts on a BMC with these readings; `serials`: the system serial that the host reads in each snapshot."""
+    """Return the verdicts on a BMC with these readings.
+
+    `serials`: the serial of the system that the host reads in each of its snapshots; empty if the host could not read it.
+    """
     evidence = host_evidence(SMALL, "h1", gpus=tuple(gpus))
     (record,) = evidence.records
     name = "host.system.serial"
@@ -297,9 +308,9 @@ def bmc_verdicts(
 
 
 def with_entries(number: int, *, new: Any, texts: int | None = None) -> tuple[Metric, ...]:
-    """Return the readings of a log in which the BMC states `new` new entries.
+    """Return readings in which the BMC states that its event log has `new` new entries.
 
-    The BMC lists the severities of `number` entries, and the texts of `texts` entries (None: as many texts as severities).
+    The BMC lists the severities of `number` new entries, and the texts of `texts` new entries (None: `number`).
     """
     metrics = with_value(healthy("h1").metrics(), "log.new_entries", LOG, new)
     of_entries = {
@@ -312,7 +323,7 @@ def with_entries(number: int, *, new: Any, texts: int | None = None) -> tuple[Me
 
 
 def with_absent(metrics: tuple[Metric, ...], name: str, *scopes: str) -> tuple[Metric, ...]:
-    """Return the readings, in which the reading `name` has the reason "error: lost" instead of a value in these scopes."""
+    """Return the readings. In these scopes, `bmc.{name}` has the reason "error: lost" for the absence of its value."""
     why = dict.fromkeys(scopes, "error: lost")
     return tuple(replace(item, absent=why) if item.name == f"bmc.{name}" else item for item in metrics)
 
@@ -335,12 +346,12 @@ NO_TEXT = ("bmc.event.message", "host", "an entry of an event log has no text")
         (with_entries(199, new=201), [("bmc.log.new_entries", LOG, "is 201, but 199 new entries are listed")]),
         (with_value(healthy("h1").metrics(), "power_supply.fitted", "host", 3),
          [(FITTED, "host", "is 3, but 2 power supplies were read")]),
-        # A supply whose health was not read counts as fitted.
+        # A power supply whose health has no value, but a reason for its absence, counts as read.
         (with_value(with_absent(healthy("h1").metrics(), "power_supply.health", "psu=PSU3", "host"),
                     "power_supply.fitted", "host", 3), []),
     ],
 )  # fmt: skip
-def test_entries_and_power_supplies_must_be_as_many_as_the_bmc_states(
+def test_listed_log_entries_and_power_supplies_must_be_as_many_as_the_bmc_states(
     last: tuple[Metric, ...], problems: list[tuple[str, str, str]]
 ) -> None:
     shown = [(item.name, item.scope, item.reason) for item in bmc_verdicts(last, last, last)]
@@ -374,7 +385,9 @@ NEEDED = (
     ],
     ids=["unreadable", "not stated", "no value", "wrong unit", "wrong scope", *(f"no {name}" for name in NEEDED)],
 )  # fmt: skip
-def test_wrong_reading_of_a_readable_bmc_is_named(change: Any, problems: list[tuple[str, str, str]]) -> None:
+def test_missing_or_wrong_reading_is_named_unless_the_bmc_could_not_be_read(
+    change: Any, problems: list[tuple[str, str, str]]
+) -> None:
     metrics = tuple(change(healthy("h1").metrics()))
     shown = [(item.name, item.scope, item.reason) for item in bmc_verdicts(metrics, metrics, metrics)]
     assert shown[: len(problems)] == problems
@@ -387,7 +400,7 @@ def test_missing_readings_of_a_bmc_are_in_the_order_of_their_names() -> None:
     assert names == sorted({*NAMES} - {"bmc.readable"}) * len(MOMENTS)
 
 
-def test_part_that_only_some_snapshots_have_is_named_unless_it_is_a_log_entry() -> None:
+def test_scope_that_only_some_snapshots_have_is_named_unless_it_is_a_log_entry() -> None:
     metrics = healthy("h1").metrics()
     second_fan = with_value(metrics, "fan.health", "fan=FAN2", "OK")
     assert bmc_verdicts(with_entries(1, new=1), metrics, metrics) == []
@@ -407,7 +420,7 @@ def test_bmc_without_a_record_is_one_inconclusive_verdict(problem: str) -> None:
     assert verdict.reason == (problem or "the BMC was not read")
 
 
-def test_only_absolute_criteria_of_the_bmc_judge_a_host_without_a_record() -> None:
+def test_host_without_a_record_is_judged_only_by_criteria_on_its_bmc_that_compare_no_hosts() -> None:
     plan = one_figure_plan("h1", rackproof_bmc_address="bmc")
     rules = (
         criterion("bmc.readable", id="readable", scope="host", value=True),
@@ -522,7 +535,7 @@ def test_lost_redundancy_is_attributed_to_the_first_part_that_failed(verdict: di
     ("serials", "reported", "expected"),
     [
         (("A-1", "A-2"), ("A-2", "a-1"), {"gpu=0": PASS, "gpu=1": PASS}),
-        # A BMC that reports fewer serials of this form than the host has GPUs may not report every GPU.
+        # The BMC may not report every GPU if it reports fewer serials of a form (length, only digits or not) than the host has.
         (("A-1", "A-2"), ("A-1",), {"gpu=0": PASS}),
         (("A-1", "A-2"), ("A-1", "A-3"), {"gpu=0": PASS, "gpu=1": FAIL}),
         (("A-1", "A-2"), ("A-1", "A-33"), {"gpu=0": PASS}), (("123", "124"), ("123", "A-3"), {"gpu=0": PASS}),
@@ -530,7 +543,7 @@ def test_lost_redundancy_is_attributed_to_the_first_part_that_failed(verdict: di
         (("A-1", ""), ("A-1",), {"gpu=0": PASS}), (("000", "A-2"), ("000", "A-3"), {"gpu=1": FAIL}),
     ],
 )  # fmt: skip
-def test_gpu_whose_serial_the_bmc_lacks_fails_only_if_the_bmc_reports_enough_serials_of_that_form(
+def test_gpu_whose_serial_the_bmc_does_not_report_fails_only_if_the_bmc_reports_enough_serials_of_that_form(
     serials: Sequence[str], reported: Sequence[str], expected: dict[str, str]
 ) -> None:
     values = {f"processor=GPU{at}": serial for at, serial in enumerate(reported)}
@@ -542,7 +555,7 @@ def test_gpu_whose_serial_the_bmc_lacks_fails_only_if_the_bmc_reports_enough_ser
     assert {item.scope: item.verdict for item in verdicts} == expected
 
 
-def test_failed_serial_lists_at_most_eight_serials_that_the_bmc_reports() -> None:
+def test_failed_verdict_on_a_serial_lists_at_most_eight_serials_that_the_bmc_reports() -> None:
     values = {f"processor=GPU{at}": f"A-{at}" for at in range(9)}
     metrics = tuple(
         replace(item, values=values) if item.name == "bmc.gpu.serial" else item for item in healthy("h1").metrics()
@@ -551,7 +564,7 @@ def test_failed_serial_lists_at_most_eight_serials_that_the_bmc_reports() -> Non
     assert verdict.limit == "A-0, A-1, A-2, A-3, A-4, A-5, A-6, A-7"
 
 
-def test_serial_that_changes_during_the_run_is_inconclusive() -> None:
+def test_serial_that_the_bmc_reports_and_that_changes_during_the_run_is_inconclusive() -> None:
     first, last = (with_value(healthy("h1").metrics(), "system.serial", "system=1", text) for text in ("S1X", "S2X"))
     (verdict,) = bmc_verdicts(first, first, last)
     assert (verdict.name, verdict.scope, verdict.stage) == ("bmc.system.serial", "system=1", "benchmark")
@@ -569,7 +582,7 @@ def test_last_serial_that_the_host_could_read_is_compared_with_the_serial_of_sys
     ("reported", "verdict", "limit", "action", "severity"),
     [("S2X", PASS, "S2X", "none", ""), ("S9X", FAIL, "S9X", "inspect_hardware", "critical")],
 )
-def test_last_serial_of_the_host_is_compared_and_only_a_failure_is_explained(
+def test_last_serial_of_the_host_is_compared_and_only_a_failure_has_a_detail_and_an_action(
     reported: str, verdict: str, limit: str, action: str, severity: str
 ) -> None:
     metrics = with_value(healthy("h1").metrics(), "system.serial", "system=1", reported)
@@ -586,7 +599,7 @@ def test_last_serial_of_the_host_is_compared_and_only_a_failure_is_explained(
         assert judged.detail == ("" if verdict == PASS else judged.reason)
 
 
-def test_failed_serial_lists_only_serials_that_no_gpu_of_the_host_has() -> None:
+def test_failed_verdict_on_a_serial_lists_only_serials_that_no_gpu_of_the_host_has() -> None:
     metrics = with_value(healthy("h1").metrics(), "gpu.serial", "processor=GPU1", "h9-9")
     verdicts = bmc_verdicts(metrics, metrics, metrics, gpus=[builders.gpu("h1", index) for index in (0, 1)])
     assert [(item.scope, item.serial, item.verdict, item.limit) for item in verdicts] == [
@@ -611,7 +624,10 @@ def test_repeated_characters_and_placeholders_are_no_serial(text: str, expected:
 
 
 def altered_records() -> Iterator[tuple[str, Record]]:
-    """Yield the name of a change and a changed record of a healthy BMC: one element is removed, duplicated, moved or changed."""
+    """Yield pairs: the name of a change, and the record of a healthy BMC with this change.
+
+    A change removes, duplicates, moves or alters one element.
+    """
     record = bmc_record(
         "h1", healthy("h1").metrics(), healthy("h1").metrics(), with_event(healthy("h1").metrics(), "OK", "on")
     )

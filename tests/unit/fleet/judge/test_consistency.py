@@ -1,7 +1,4 @@
-"""Evidence that is incomplete or contradicts itself is not accepted, and the contradiction is named.
-
-Each case makes one change to healthy evidence.
-"""
+"""Evidence that is incomplete or contradicts itself is not accepted, and the contradiction is named."""
 
 from __future__ import annotations
 
@@ -122,7 +119,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_launches(lambda items: (replace(items[0], began="2026-12-24T00:00:00Z"), *items)),
         "is outside",
     ),
-    "no snapshot of the beginning": (
+    "no snapshot before preflight": (
         keep_snapshots(lambda item: item.stage != "preflight"),
         "no snapshot of the beginning of the run",
     ),
@@ -179,7 +176,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_figures(lambda item: replace(item, params={}), "collective.transport"),
         "it does not state how many ranks measured it",
     ),
-    "peer access, although the copies state that they had none": (
+    "peer access True, although the copies state that it is False": (
         change_figures(lambda item: replace(item, params={**item.params, "access": False}), "peer_copy.bandwidth"),
         "it is True, but other figures of the benchmark state False",
     ),
@@ -236,7 +233,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_figures(lambda item: with_params(item, numa=None), "host_copy.bandwidth"),
         "its parameter numa is None, expected local, remote or unknown",
     ),
-    "only copies with memory of another NUMA node": (
+    "no copies with memory of the GPU's own NUMA node": (
         change_figures(lambda item: with_params(item, numa="remote"), "host_copy.bandwidth"),
         "but the record has no such copy for the GPU's own node",
     ),
@@ -245,10 +242,11 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         "the record ends before it begins",
     ),
 }
+"""Case -> a change of the healthy host record of h2, and a part of the reason that must be reported for it."""
 
 
 def evidence(change: Change = lambda record: record) -> dict[str, Evidence]:
-    """Return healthy evidence in which the host record of h2 is changed."""
+    """Return healthy evidence in which `change` is applied to the host record of h2."""
     values = builders.evidence(PLAN)
     first, *others = values["h2"].records
     return {**values, "h2": replace(values["h2"], records=(change(first), *others))}
@@ -265,6 +263,7 @@ def replaced_volume(record: Record) -> Record:
 HARMLESS: dict[str, Change] = {
     "volume replaced by another volume": replaced_volume,
 }
+"""Case -> a change of the healthy host record of h2 that is no contradiction."""
 
 
 @pytest.mark.parametrize("kind", HARMLESS)
@@ -273,7 +272,7 @@ def test_harmless_change_is_no_contradiction(kind: str) -> None:
     assert [item.reason for item in verdicts if item.kind == VerdictKind.CONTRADICTORY] == []
 
 
-def test_memory_that_fits_into_the_cache_may_be_faster_than_the_datasheet() -> None:
+def test_bandwidth_over_bytes_that_fit_into_the_cache_may_exceed_the_datasheet_of_the_memory() -> None:
     small = 1 << 26
     planned = PLAN.stage("benchmark").benchmarks
     plan = builders.with_benchmarks(PLAN, benchmark={**planned, "memory": {**planned["memory"], "size_bytes": small}})
@@ -294,12 +293,12 @@ STATED_SETTINGS = [
     for key in sorted({each for output in benchmark.outputs for each in parameters(output, benchmark)})
     if key in benchmark.settings
 ]
-"""Pairs of a benchmark and one of its settings, for the settings that its figures state."""
+"""Each benchmark with each of its settings that its figures state as a parameter."""
 
 
 @pytest.mark.parametrize(("name", "key"), STATED_SETTINGS)
 def test_figure_states_the_setting_of_the_plan_unless_the_benchmark_adapts_it(name: str, key: str) -> None:
-    """For example, a benchmark reduces the number of layers on a small GPU, and raises the learning rate with more ranks."""
+    """An example of adaptation: a benchmark reduces the number of layers on a small GPU."""
     named = {"rackproof_local_storage": ["/data"], "rackproof_shared_storage": ["/shared"]}
     plans = (builders.plan("h1", "h2", profile=profile, **named) for profile in ("standard", "extended"))
     plan = next(plan for plan in plans if any(name in stage.benchmarks for stage in plan.stages))
@@ -319,7 +318,7 @@ def test_figure_states_the_setting_of_the_plan_unless_the_benchmark_adapts_it(na
 
 @pytest.mark.parametrize(("parameter", "contradictory"), [("size_bytes", False), ("size", True)])
 def test_only_the_message_size_may_differ_between_pairs(parameter: str, contradictory: bool) -> None:
-    """A slow pair is measured with smaller messages."""
+    """Slow pairs of hosts are measured with smaller messages (`size_bytes`)."""
 
     def resized(item: Observation) -> Observation:
         return replace(item, params={**item.params, parameter: 1 << (21 + item.scope.startswith("gpu=0"))})
@@ -332,7 +331,9 @@ def test_only_the_message_size_may_differ_between_pairs(parameter: str, contradi
     assert any(f"{parameter} is" in reason for reason in reasons) is contradictory
 
 
-def test_emulated_fp64_may_be_as_fast_as_fp32() -> None:
+def test_rate_of_fp64_products_is_credible_up_to_three_times_the_rate_in_the_datasheet() -> None:
+    """The datasheet of the H200 states 6.7e13 FLOP/s for fp64, and the same for fp32, which may emulate fp64."""
+
     def evidence_of_fp64(value: float) -> dict[str, Evidence]:
         figure = builders.observation("gemm.throughput", value, scope="gpu=0", dtype="fp64", size=8192)
         return evidence(lambda record: replace(record, observations=(*record.observations, figure)))
@@ -350,22 +351,22 @@ def without_ranks(item: Observation) -> Observation:
 
 
 def times(factor: float) -> Callable[[Observation], Observation]:
-    """Return a function that multiplies a figure of the first GPU, or of the host, by a factor."""
+    """Return a function that multiplies a figure by `factor` if its scope is the first GPU or the host."""
     return lambda item: replace(item, value=item.value * factor) if item.scope in ("gpu=0", "host") else item  # type: ignore[operator]
 
 
 FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], str]] = {
-    "more replicas than ranks": (
+    "more replicas than half of the ranks": (
         "model_parallel.step_time",
         lambda item: replace(item, params={**item.params, "replicas": 1000}),
         "world_size is 2, replicas is 1000, left_out is 0: world_size must be 2 * replicas + left_out",
     ),
-    "ranks that all lack a replica": (
+    "two ranks of one host without a replica": (
         "model_parallel.step_time",
         lambda item: replace(item, params={**item.params, "replicas": 0, "left_out": 2}),
         "left_out at most the number of hosts",
     ),
-    "replicas without the number of ranks that have none": (
+    "replicas without `left_out` (number of ranks without a replica)": (
         "model_parallel.step_time",
         lambda item: replace(item, params={key: value for key, value in item.params.items() if key != "left_out"}),
         "must all be integers",
@@ -375,23 +376,26 @@ FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], 
         without_ranks,
         "it does not state how many ranks measured it",
     ),
-    "data loader far more sufficient than its rate": (
+    "sufficiency of the data loader 1000 times too high": (
         "dataloader.sufficiency",
         times(1000),
         "the measured rates give about",
     ),
-    "slowdown far below 1": (
+    "slowdown below 0.5": (
         "overlap.slowdown",
         times(1 / 1000),
         "both operations together took less than half the time",
     ),
-    "data loader far less sufficient than its rate": ("dataloader.sufficiency", times(1 / 1000), ""),
+    "sufficiency of the data loader 1000 times too low": ("dataloader.sufficiency", times(1 / 1000), ""),
 }
-"""Case -> figure, change, text of the contradiction. The text is empty if the changed figure is not a contradiction."""
+"""Case -> the name of a figure, a change of this figure, and a part of the reason; empty if the change is no contradiction.
+
+`dataloader.sufficiency` is the rate at which the loader prepares images, divided by the rate at which the GPU trains on them.
+"""
 
 
 @pytest.mark.parametrize("kind", FIGURES_OF_TWO_GPUS)
-def test_figure_that_contradicts_other_figures_is_named(kind: str) -> None:
+def test_figure_that_contradicts_itself_or_other_figures_is_named(kind: str) -> None:
     name, change, reason = FIGURES_OF_TWO_GPUS[kind]
     run = load(ROOT / "docs" / "measurements" / "h200x2")
     (host,) = run.evidence
@@ -417,8 +421,8 @@ def test_moved_bytes_may_differ_from_the_size_by_less_than_one_element_per_rank(
     assert bool(reasons) is not is_possible
 
 
-def test_rank_that_computes_far_longer_is_not_a_contradiction() -> None:
-    """A GPU cannot be 20 times faster than other GPUs of its kind, but it can be far slower."""
+def test_only_a_far_shorter_computing_time_of_one_gpu_is_not_credible() -> None:
+    """A GPU cannot be more than 20 times as fast as the other GPUs of its host, but it can be far slower."""
     plan = builders.plan("h1", "h2", gpu_count=4)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
 
@@ -431,10 +435,11 @@ def test_rank_that_computes_far_longer_is_not_a_contradiction() -> None:
 
     assert contradicted(0.014 * 100) == []
     assert contradicted(0.014 / 100) == ["gpu=0"]
-    assert contradicted(0.0) == ["gpu=0", "gpu=0"]  # the second problem: 0 is below the lowest credible value
+    assert contradicted(0.0) == ["gpu=0", "gpu=0"]  # the second problem: 0 is below 1e-6 s, the lowest credible value
 
 
-def test_times_of_half_of_the_gpus_are_credible_if_the_other_half_is_slow() -> None:
+def test_computing_times_are_credible_if_half_of_four_gpus_are_slow_but_not_if_one_of_two_is() -> None:
+    """With two devices that differ by more than a factor of 20, it is unknown which of the two times is wrong."""
     plan = builders.plan("h1", "h2", gpu_count=4)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
     items = [
@@ -451,9 +456,10 @@ def test_times_of_half_of_the_gpus_are_credible_if_the_other_half_is_slow() -> N
     ("max_steps", "epochs", "is_possible"),
     [(0, 20, True), (0, 0.2, False), (10, 0.2, True), (10, 200, False), (10, "0.2", False), (10, 0, False)],
 )
-def test_training_that_ends_after_some_steps_has_fewer_epochs(
+def test_training_with_a_limit_on_its_steps_may_have_fewer_epochs_than_planned(
     max_steps: int, epochs: float | str, is_possible: bool
 ) -> None:
+    """The plan has 20 epochs. If `max_steps` is 0, the number of steps has no limit."""
     plan = builders.plan("h1", "h2")
     planned = plan.stage("benchmark").benchmarks
     plan = builders.with_benchmarks(plan, benchmark={**planned, "fashion_mnist": {"max_steps": max_steps}})
@@ -463,8 +469,11 @@ def test_training_that_ends_after_some_steps_has_fewer_epochs(
     assert bool(reasons) is not is_possible
 
 
-def test_larger_batches_of_the_training_allow_a_higher_sufficiency_of_the_loader() -> None:
-    """Images per second of a training with a batch of 2048 do not contradict the sufficiency for a batch of 8."""
+def test_sufficiency_of_the_loader_may_be_higher_if_the_training_had_larger_batches() -> None:
+    """The sufficiency 0.94 is more than 20 times 1500 / 34e3, the ratio of the rates of loading and training.
+
+    If the loader has batches of 8 and the training batches of 2048, this is credible: small batches train more slowly.
+    """
     plan = builders.plan("h1", "h2", gpu_count=1)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
 
@@ -502,10 +511,11 @@ INCREDIBLE: dict[str, tuple[Metric, str]] = {
         "",
     ),
 }
+"""Case -> a reading, and the reason why it is impossible; empty if it is possible."""
 
 
 @pytest.mark.parametrize("kind", INCREDIBLE)
-def test_impossible_amount_of_a_reading_is_named(kind: str) -> None:
+def test_impossible_unit_or_value_of_a_reading_is_named(kind: str) -> None:
     metric, reason = INCREDIBLE[kind]
     taken = Snapshot(stage="benchmark", phase="during", at=builders.WHEN, duration_s=0.1, metrics=(metric,))
     assert [problem[2] for problem in impossible_readings(taken)] == ([reason] if reason else [])
@@ -536,8 +546,9 @@ SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {
         "is too low: 5 samples between",
     ),
     "median sample in another unit": (lambda item: with_samples(item, p50=item.value / 1e3), "is not between"),  # type: ignore[operator]
-    "value that no round had": (lambda item: replace(item, value=item.value * 1e3), "is not between"),  # type: ignore[operator]
+    "value outside the samples of all rounds": (lambda item: replace(item, value=item.value * 1e3), "is not between"),  # type: ignore[operator]
 }
+"""Case -> a change of each `stress.throughput` of a soak, and a part of the reason that must be reported for it."""
 
 
 def with_samples(item: Observation, **fields: float) -> Observation:
@@ -546,7 +557,7 @@ def with_samples(item: Observation, **fields: float) -> Observation:
 
 
 @pytest.mark.parametrize("kind", SOAK_FIGURES)
-def test_figure_of_a_soak_that_contradicts_its_rounds_is_named(kind: str) -> None:
+def test_figure_of_a_soak_with_a_wrong_unit_or_value_or_samples_or_that_is_duplicate_is_named(kind: str) -> None:
     change, reason = SOAK_FIGURES[kind]
     run = load(MEASURED_RUNS / "h200x4-burnin")
     measured = run.evidence["h200x4"]
@@ -579,15 +590,17 @@ def test_contradiction_is_named_and_never_accepted(kind: str) -> None:
 
 MEASURED_RUNS = ROOT / "docs" / "measurements"
 ROW = re.compile(r"^\| \[`(\S+)`\]\(\S+\) \|.*\| (\w+) \| (.*)\|$", re.MULTILINE)
-"""A row of the table of kept runs in docs/measurements/README.md: run, decision, failures."""
+"""A row of the table of runs in docs/measurements/README.md. Groups: the run, its decision, and its failures."""
 KEPT_RUNS = {
     run: (decision, failures) for run, decision, failures in ROW.findall((MEASURED_RUNS / "README.md").read_text())
 }
+"""Run -> its decision and failures according to the table."""
 HEADLINES = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
+"""Decision -> how the headline of the report states it."""
 CONTRADICTORY_READINGS = {
     "h200x4-burnin": {f"gpu.nvlink.{counter}" for counter in ("crc_errors", "recoveries")},
 }
-"""Run -> readings that some of its snapshots lack, because NVML reported them as not supported for a moment."""
+"""Run -> readings with a contradiction: some snapshots lack them, because NVML reported them as not supported for a moment."""
 
 
 def test_table_lists_every_run_of_real_hardware() -> None:
@@ -622,7 +635,7 @@ def test_simulated_fleet_has_no_contradiction(tmp_path: Path, profile: str) -> N
 @pytest.mark.parametrize("op", ["all_reduce", "broadcast", "send_recv", "all_to_all"])
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_bandwidth_over_nvlink_is_credible_at_every_message_size(size: int, op: str, world_size: int) -> None:
-    """At some message sizes, only the criterion for PCIe applies. NVLink may exceed the rate of PCIe in the datasheet."""
+    """At some message sizes, only the criterion for PCIe applies. A rate over NVLink, which is higher, must be credible too."""
     plan = builders.plan("h1", gpu_count=world_size, rackproof_gang="none")
     (view,) = host_views(plan, builders.evidence(plan), read_packs([]))
     params = {"size_bytes": size, "world_size": world_size, "dtype": "fp32"}
@@ -655,7 +668,7 @@ def test_bandwidth_over_nvlink_is_credible_at_every_message_size(size: int, op: 
         ),
     ],
 )
-def test_numa_node_of_copied_memory_may_be_unknown_only_if_the_host_does_not_report_it(
+def test_numa_node_of_copied_memory_may_be_unknown_only_if_the_host_has_several_and_does_not_report_the_gpus_node(
     readings: dict[str, dict[str, Value]], reason: str
 ) -> None:
     def change(record: Record) -> Record:

@@ -1,4 +1,7 @@
-"""Passes of hosts that share a layout (the same observations) are counted without evaluating the criteria on each host."""
+"""Passes (verdicts `pass`) of hosts that share a layout are counted without evaluating the criteria on each host.
+
+Hosts share a layout if their benchmark observations differ only in their values.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,12 @@ from tests.unit.fleet.judge.test_passes import H5, NAMES, PLAN, RULES, fleet, he
 
 
 def counted(**changed: Callable[[Record], Record]) -> tuple[dict[str, Remaining], dict[str, int], dict[str, int]]:
-    """Return host -> what is left to judge, host -> number of evaluations, and host -> number of passes."""
+    """Return three mappings: host -> what was left to evaluate; number of evaluated criteria; number of passes.
+
+    The first two are of `PassCounter`. The third is the number of passes if every criterion is evaluated.
+
+    `changed`: host -> function that changes its record.
+    """
     packs = [pack(*RULES)]
     views = host_views(PLAN, fleet(**changed), packs)
     stats = gather(Planned(PLAN), views)
@@ -57,14 +65,14 @@ def test_only_the_first_of_equal_hosts_is_evaluated() -> None:
         assert figures[0][1] is (remaining[NAMES[0]].figures() or [])[0][1]
 
 
-def test_layouts_are_numbered_from_one() -> None:
+def test_layouts_are_numbered_from_one_and_0_means_no_layout() -> None:
     remaining, *_ = counted()
     assert {item.layout_number for item in remaining.values()} == {1}
     assert Remaining(criteria=[]).layout_number == 0
     assert Remaining(criteria=[]).figures() is None
 
 
-def test_irregular_host_is_evaluated_in_full() -> None:
+def test_host_with_a_failed_launch_is_evaluated_in_full() -> None:
     def failed(record: Record) -> Record:
         return replace(record, launches=tuple(replace(item, outcome="failed", reason="no") for item in record.launches))
 
@@ -74,7 +82,7 @@ def test_irregular_host_is_evaluated_in_full() -> None:
     assert remaining["h6"].criteria == []
 
 
-def test_host_with_a_fault_keeps_its_other_passes() -> None:
+def test_host_with_a_slow_figure_keeps_its_other_passes() -> None:
     def slow(record: Record) -> Record:
         (first, *rest) = record.observations
         return replace(record, observations=(replace(first, value=1e12), *rest))

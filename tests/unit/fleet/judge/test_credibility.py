@@ -83,7 +83,7 @@ def test_reading_must_be_within_the_bounds_of_its_unit(name: str, unit: str, val
         ("gpu.temperature", "K", [300], True), ("bmc.outlet.temperature", "Cel", [40], True),
     ],
 )  # fmt: skip
-def test_reading_is_doubtful_if_its_unit_source_or_one_of_its_values_may_be_impossible(
+def test_reading_is_doubtful_if_it_has_a_wrong_unit_or_a_wrong_source_or_an_impossible_value(
     name: str, unit: str, values: list[Any], expected: bool
 ) -> None:
     metric = Metric(name=name, unit=unit, values={f"gpu={at}": value for at, value in enumerate(values)})
@@ -99,7 +99,8 @@ def test_bmc_reading_is_doubtful_in_a_host_record_and_host_reading_is_doubtful_i
 def test_only_the_given_doubtful_readings_are_checked() -> None:
     power, temperature = reading("gpu.power", "W", -1), reading("gpu.temperature", "Cel", -1)
     shot = Snapshot(stage="gang", phase="after", at="", duration_s=0.1, metrics=(power, temperature, power))
-    twice = "gpu.power"  # the first problem: the snapshot has this reading twice, which is always checked
+    # The snapshot has `gpu.power` twice. This duplicate is the first problem, and is reported whatever `doubtful` has.
+    twice = "gpu.power"
     for doubtful, names in (
         (None, [twice, "gpu.power", "gpu.temperature", "gpu.power"]),
         ({id(power)}, [twice, "gpu.power", "gpu.power"]),
@@ -147,7 +148,7 @@ def test_bmc_and_host_report_only_their_own_readings() -> None:
 
 
 def compared(id: str, name: str, unit: str, expected: float, datasheet: str = "", **fields: Any) -> Criterion:
-    """Return a criterion whose floor is half of `expected`, the value that the datasheet states for `datasheet`."""
+    """Return a criterion whose floor is half of `expected`: the value of the figure `datasheet` in the datasheet."""
     return criterion(
         name, id=id, unit=unit, operator="ge", expected=expected, fraction=0.5, datasheet=datasheet, **fields
     )

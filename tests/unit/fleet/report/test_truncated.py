@@ -119,7 +119,7 @@ def check_tables(run: Path, broken: str) -> None:
     (missing,) = [row for row in rows if row["name"] == "record"]
     assert (missing["verdict"], missing["status"]) == ("inconclusive", "missing")
     assert {row["verdict"] for row in rows if row["name"] != "record"} == {""}
-    assert len(rows) > 1, "the observations of the complete gang record must remain"
+    assert len(rows) > 1, "the host's second record, of the gang's launches, is complete: its observations must remain"
     if (run / "observations.parquet").exists():
         table = importlib.import_module("pyarrow.parquet").read_table(run / "observations.parquet").to_pylist()
         verdicts = {row["verdict"] for row in table if row["host"] == broken}
@@ -151,6 +151,7 @@ def test_gpu_passes_only_if_record_and_stages_are_complete(
     def judged(scope: str, verdict: str, name: str = "gpu.temperature") -> Verdict:
         return Verdict(host="h1", scope=scope, name=name, verdict=verdict, criterion="c", reason="")
 
+    # GPU 2 has no verdict. It passes only if the report leaves out passes, and if record and stages are complete.
     verdicts = [judged("gpu=0", FAIL), judged("gpu=1", PASS), judged("host", verdict, name)]
     states = [item.state for item in gpu_states(host, verdicts, passes_left_out=passes_left_out)]
     assert states == [FAIL, state, state if passes_left_out else INCONCLUSIVE]

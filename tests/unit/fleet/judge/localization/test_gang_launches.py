@@ -1,4 +1,8 @@
-"""Test the localisation of faults in small gangs: suspects from pair measurements, the launches of probes, and the verdicts."""
+"""Test the localisation of faults in a gang (the hosts of one multi-node launch).
+
+Slow parts are suspected from measurements between pairs of hosts. If a launch fails and the culprit is unknown, probes (launches
+of some of the hosts) find the host or link at fault. The judge turns both results into verdicts.
+"""
 
 from __future__ import annotations
 
@@ -59,16 +63,17 @@ def matrix(
 ) -> list[Pair]:
     """Return each pair of the hosts a, b, c … once for each rail. A pair is as fast as its slowest part.
 
-    A part is a host ("a"), a host's end on a rail (("a", 1)), a rail (1), a link ("ab") or a link on a rail (("ab", 1)).
+    On rail 1, GPU 1 of a host, with its NIC, exchanges data with GPU 1 of the other host. A part is a host ("a"), a GPU with its
+    NIC (("a", 1)), a rail (1), the link between two hosts ("ab"), or that link on one rail (("ab", 1)).
 
     Args:
         size: number of hosts.
         rails: number of rails.
         shares: slow part -> its bandwidth as a share of the normal one.
         latencies: slow part -> its latency as a multiple of the normal one.
-        failed: part -> why its pairs failed.
-        unmeasured: parts whose pairs were not measured.
-        gbps: host -> rate of its ports in Gbit/s, if it is not 400.
+        failed: part -> why the measurement of every pair with this part failed.
+        unmeasured: parts. No pair with such a part was measured.
+        gbps: host -> line rate of its ports in Gbit/s; the default is 400.
     """
     names = string.ascii_lowercase[:size]
     result = []
@@ -100,9 +105,9 @@ def slow_links(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
 
 
 def slow_except(fast: str, share: float) -> dict[Any, float]:
-    """Return link -> share of the normal bandwidth, for the slow links between the hosts in `fast`.
+    """Return link -> share of the normal bandwidth, for all links between the hosts in `fast` except the links listed there.
 
-    Every link between these hosts is slow, except the links that `fast` lists: "ab cd" lists a - b and c - d.
+    "ab cd" lists the links a - b and c - d. The other links between a, b, c and d get `share`.
     """
     names = sorted(fast.replace(" ", ""))
     return {a + b: share for a, b in itertools.combinations(names, 2) if a + b not in fast.split()}
@@ -120,7 +125,7 @@ def scattered(size: int) -> dict[Any, float]:
 
 
 def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
-    """Return all fields of each suspect."""
+    """Return the fields of each suspect as a tuple. Numbers are rounded, and the names of its hosts are joined to one text."""
     return [
         (
             item.kind, item.where, round(item.confidence, 3), item.evidence, "".join(item.hosts), item.rails, item.quantity,
@@ -130,8 +135,9 @@ def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-# On each rail, a host is judged by its best pair, or by its second best pair if it has eight partners or more. Cases such as
-# "the best of seven pairs of a host counts" check which pair decides.
+# On each rail, a host is judged by its best pair, or by its second best pair if it has eight partners or more. This pair "counts"
+# in the names of the cases. If it is slow, the evidence is "at most 50 %". If it is fast, but at least three of the pairs of the
+# host, and at least half of them, are slow, the evidence is "about 50 %".
 CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "all parts are normal": (matrix(4), {}),
     "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
@@ -190,7 +196,7 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     ),
     "all pairs failed": (matrix(4, failed={0: "gone", 1: "gone"}), {}),
     "the best of seven pairs of a host counts": (matrix(8, 1, slow_links("b", "cdefgh")), {}),
-    "the best of eight pairs of a host does not count": (matrix(9, 1, slow_links("b", "cdefghi")), {}),
+    "the best of eight pairs of a host is ignored": (matrix(9, 1, slow_links("b", "cdefghi")), {}),
     "the second best of eight pairs of a host counts": (matrix(9, 1, slow_links("b", "defghi")), {}),
     "rails differ in speed, and one NIC is slow": (matrix(5, 4, {0: 0.9, 1: 0.95, 2: 0.97, ("b", 3): 0.8}), {}),
     "a rail is slow, and each host is fastest with one partner":
@@ -201,8 +207,8 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "a NIC is slow with half of its partners, and another host is slow": (matrix(8, 1, {**slow_links("b", "cde"), "h": 0.5}), {}),
     "two NICs are slow with several partners and with each other":
         (matrix(7, 1, {**slow_links("b", "efg"), **slow_links("e", "cd")}), {}),
-    "a host is the fastest on a slow rail": (matrix(10, 2, slow_rail_1(0.688)), {}),
-    "a host is barely the fastest on a slow rail": (matrix(10, 2, slow_rail_1(0.65)), {}),
+    "a rail is slow, but one host is too fast on it to count as slow": (matrix(10, 2, slow_rail_1(0.688)), {}),
+    "a rail is slow, and the fastest host on it still counts as slow": (matrix(10, 2, slow_rail_1(0.65)), {}),
     "a host is slow on one rail, and with most partners on another":
         (matrix(7, 2, {("b", 0): 0.5, **dict.fromkeys([("bc", 1), ("bd", 1), ("be", 1), ("bf", 1)], 0.5)}), {}),
     "pairs scatter, and a host is slow with all partners": (matrix(8, 1, {**scattered(8), "h": 0.8}), {}),
@@ -543,7 +549,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "the best of eight pairs of a host does not count": [
+    "the best of eight pairs of a host is ignored": [
         (
             "host", "b", 0.8,
             "bandwidth of b with 7 of 8 healthy hosts is at most 50 % of the typical value on its only rail: the "
@@ -631,14 +637,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "e", (), "bandwidth", 75.0, 100.0, 88.0,
         ),
     ],
-    "a host is the fastest on a slow rail": [
+    "a rail is slow, but one host is too fast on it to count as slow": [
         (
             "rail", "rail 1", 0.833,
             "bandwidth on rail 1 is 50 % of that of the other rails, on 9 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a host is barely the fastest on a slow rail": [
+    "a rail is slow, and the fastest host on it still counts as slow": [
         (
             "rail", "rail 1", 0.917,
             "bandwidth on rail 1 is 50 % of that of the other rails, on 10 of 10 hosts",
@@ -721,7 +727,7 @@ def test_slow_parts_are_suspected_with_their_evidence(case: str) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_figure_of_a_suspect_is_beyond_its_limit(case: str) -> None:
+def test_measured_value_of_a_suspect_is_beyond_its_limit(case: str) -> None:
     pairs, options = CASES[case]
     for suspect in find_suspects(pairs, **options):
         if suspect.measured is not None and suspect.limit is not None and suspect.typical is not None:
@@ -752,7 +758,7 @@ def test_upper_median_spread_and_rule_of_succession_are_computed() -> None:
     assert [rule_of_succession(*counts) for counts in ((0, 0), (8, 8), (1, 4))] == [0.5, 0.9, pytest.approx(1 / 3)]
 
 
-# Which hosts to launch next
+# Bisection: which groups of hosts to launch next
 
 
 PAIRS = ["".join(pair) for pair in itertools.combinations("abcdef", 2)]
@@ -765,10 +771,13 @@ def run_bisection(
     max_hosts: int = 0,
     failing_group: int | None = None,
 ) -> tuple[ProbeConclusion, int]:
-    """Return the conclusion of the planner and the number of launches.
+    """Launch the groups that `Bisection` requests until it has a conclusion. Return the conclusion and the number of launches.
 
-    A group fails if it has a bad host, both ends of a bad link, or more than `max_hosts` hosts (0: no maximum). The groups of all
-    launches are counted from 0. Group number `failing_group` fails once by chance, even if all its hosts and links are good.
+    A launch starts several groups of hosts at the same time. A group fails if it has a host in `bad`, both hosts of a link in
+    `links` ("ab"), or more than `max_hosts` hosts (0: no maximum).
+
+    Group number `failing_group` also fails, by chance: the groups of all launches are counted from 0 in the order of launch. If
+    its hosts are launched together again, the group has another number.
     """
     names = list("abcdefghijklmnop"[:size])
 
@@ -819,8 +828,8 @@ def test_bisection_finds_the_bad_link_at_every_position(size: int) -> None:
         assert set(result.good) == set("abcdefghijklmnop"[:size])
 
 
-def test_known_and_inferred_outcomes_are_not_launched_again() -> None:
-    """Inferred: a subset of a working group works, and a superset of a failing group fails."""
+def test_groups_with_a_known_or_inferred_outcome_are_not_launched_again() -> None:
+    """Two outcomes are inferred: a subset of a working group works, and a superset of a failing group fails."""
     names = list("abcdef")
     groups = Bisection(names).next_launches([])
     assert isinstance(groups, list)
@@ -886,20 +895,20 @@ def test_bisection_finds_a_bad_host_and_a_bad_link_of_one_gang() -> None:
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("bad", ["", "b"])
 def test_group_that_fails_by_chance_makes_no_healthy_host_suspect(size: int, bad: str) -> None:
-    """A group that failed by chance works when it is launched again."""
+    """One group fails by chance. If it has no bad host, it works when it is launched again."""
     for failing_group in range(12):
         result, _ = run_bisection(size, bad, failing_group=failing_group)
         named = [item.where for item in result.suspects if item.kind != "fabric"]
         assert named == list(bad) or (size == 3 and not named), "with three hosts, the search may name no host"
 
 
-# The outcome of a gang's launches
+# The outcome of each launch of a gang, combined from the records of its hosts
 
 NAMES = ("h1", "h2", "h3", "h4")
 
 
 def gang_plan(*names: str) -> Plan:
-    """Return a plan of one gang that expects only the bandwidth of its pairs."""
+    """Return a plan of one gang. The only measurement that it expects is `pairs.bandwidth` of each pair of hosts."""
     plan = builders.plan(*(names or NAMES), profile="smoke", gpu_count=1)
     kept = [item for item in plan.expected if item.stage == "gang" and item.name == "pairs.bandwidth"]
     return replace(plan, expected=tuple(kept))
@@ -948,7 +957,10 @@ def attempts_of(records: Mapping[str, Record]) -> list[Attempt]:
 
 
 def attempt_of(*launches: Launch, observations: Sequence[Observation] = ()) -> Attempt:
-    """Return the last attempt; h1 recorded the first of these launches, h2 the second, and so on."""
+    """Return the last attempt: a launch or probe, combined from the records of its hosts.
+
+    h1 recorded the first of `launches`, h2 the second, and so on. Each host also recorded `observations`.
+    """
     return attempts_of(
         {name: record(name, each, observations=observations) for name, each in zip(NAMES, launches, strict=False)}
     )[-1]
@@ -958,6 +970,7 @@ DONE = [
     builders.observation(DURATION.name, 1.0, unit="s", stage="gang", benchmark=name)
     for name in ("collective", "pairs", "training", "straggler")
 ]
+"""Observations of a host that completed all joint benchmarks."""
 
 
 def test_attempt_combines_the_records_of_its_hosts() -> None:
@@ -1045,9 +1058,10 @@ def test_host_that_completed_the_launch_is_no_culprit_even_if_another_host_names
 def lost_contact_attempt(size: int, states: Mapping[str, str]) -> Attempt:
     """Return a launch in which hosts lose contact.
 
-    `states`: host -> "dead" (it leaves no record), "cut" (its link is down, but it leaves a record) or "" (healthy). Every
-    supervisor reports the culprit that the first reachable watcher has found. If it reaches no watcher, it reports the culprit
-    that it has found itself.
+    `states`: host -> "dead" (it leaves no record), "cut" (its link is down, but it leaves a record) or "" (healthy).
+
+    The watchers are the first two hosts, to which all hosts send their status. Every host records the culprit that the first
+    watcher it can reach has determined. If a host reaches no watcher, it records the culprit that it has determined itself.
     """
     members = tuple(f"h{number}" for number in range(1, size + 1))
     verdicts: dict[str, Culprit | None] = {}
@@ -1069,7 +1083,7 @@ def lost_contact_attempt(size: int, states: Mapping[str, str]) -> Attempt:
 
 @pytest.mark.parametrize("size", [3, 4, 6])
 def test_lost_contact_makes_no_healthy_host_a_certain_culprit(size: int) -> None:
-    """Every combination of healthy, dead and cut-off hosts is tried. In some, both watchers or all hosts are lost."""
+    """Every combination of healthy, dead and cut-off hosts is tried, also those in which both watchers or all hosts are lost."""
     for combination in itertools.product(("", "cut", "dead"), repeat=size):
         states = {f"h{number}": state for number, state in enumerate(combination, 1)}
         attempt = lost_contact_attempt(size, states)
@@ -1083,13 +1097,13 @@ def test_lost_contact_makes_no_healthy_host_a_certain_culprit(size: int) -> None
 
 
 @pytest.mark.parametrize(("size", "certain"), [(3, []), (4, []), (5, ["h1", "h2"]), (8, ["h1", "h2"])])
-def test_survivors_name_both_watchers_if_both_are_lost(size: int, certain: list[str]) -> None:
+def test_remaining_hosts_name_both_watchers_if_both_are_lost(size: int, certain: list[str]) -> None:
     states = {f"h{number}": "dead" if number <= 2 else "" for number in range(1, size + 1)}
     attempt = lost_contact_attempt(size, states)
     assert [*attempt.culprits()] == ["h1", "h2"]
     assert [host for host in attempt.culprits() if attempt.is_certain(host)] == certain
     assert len({launch.culprit for launch in attempt.launches.values()}) == 1, (
-        "every survivor must record the same culprit"
+        "every remaining host must record the same culprit"
     )
 
 
@@ -1097,13 +1111,13 @@ def test_probes_search_for_the_fault_if_no_host_can_reach_another() -> None:
     assert is_stuck(lost_contact_attempt(6, {f"h{number}": "cut" for number in range(1, 7)}))
 
 
-def test_watchers_that_finished_are_no_culprits_if_a_host_is_cut_off_later() -> None:
+def test_watchers_that_finished_are_no_culprits_even_if_a_host_that_lost_contact_names_them() -> None:
     reports = [launch(), launch(), launch(outcome="failed", culprit=culprit("cut_off", "h1", "h2")), launch()]
     assert is_stuck(attempt_of(*reports))
 
 
-def test_survivors_that_each_name_themselves_are_no_culprits() -> None:
-    """Records of version 1.0: a host that lost both watchers named itself."""
+def test_hosts_that_each_name_only_themselves_as_cut_off_are_no_culprits() -> None:
+    """In records of version 1.0, a host that lost contact with both watchers names itself."""
     reports = {name: record(name, launch(outcome="failed", culprit=culprit("cut_off", name))) for name in NAMES[2:]}
     (attempt,) = attempts_of(reports)
     assert attempt.culprits() == {}
@@ -1120,7 +1134,7 @@ def test_host_that_started_no_rank_is_the_only_culprit() -> None:
 
 
 def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
-    """The other hosts finish without measurements. Whether the fault is on this host is not certain."""
+    """h2 has such a rank, and the other hosts finish without measurements. It is not certain that the fault is on h2."""
     finished, failed = launch(), launch(outcome="failed", culprit=culprit("rank_unable", "h2"))
     result = attempt_of(finished, failed, finished)
     assert [*result.culprits()] == ["h2"]
@@ -1167,7 +1181,7 @@ def test_measurements_are_attributed_to_their_launch() -> None:
 
 
 def probe(number: int, *groups: tuple[str, bool]) -> list[Launch]:
-    """Return the launches of one round of probes. Each of `groups` has the digits of its hosts, and whether it works."""
+    """Return the probes of one round, one for each of `groups`: digits of its hosts ("12": h1 and h2), and whether it works."""
     return [
         launch(number, [f"h{at}" for at in group], "finished" if worked else "failed", stage="probe")
         for group, worked in groups
@@ -1205,7 +1219,7 @@ def test_probes_after_a_stuck_launch_find_the_bad_host() -> None:
     assert len(rounds) <= 4
     assert [(item.kind, item.where) for item in ended.suspects] == [("host", "h4")]
     assert hosts_to_exclude(ended) == {"h4": "h4 fails with each of 2 hosts that work without it"}
-    # Probes after a second launch count for the second launch, but not for the first.
+    # Probes that follow a second stuck launch explain that launch, not the first one.
     later = [[replace(item, number=item.number + 10) for item in launches] for launches in rounds]
     result = attempts_with_probes(*later, after=[launch(5, outcome="failed")])
     (first, second) = [each for each in result if each.stage == "gang"]
@@ -1256,7 +1270,7 @@ def test_hosts_of_a_healthy_gang_pass() -> None:
     )
 
 
-def test_host_that_is_slow_with_every_partner_fails_alone() -> None:
+def test_host_that_is_slow_with_every_partner_is_the_only_one_that_fails() -> None:
     verdicts = localise_verdicts(
         {name: record(name, launch(), observations=speeds(name, 0.5, ["h2"])) for name in NAMES}
     )
@@ -1298,7 +1312,7 @@ def test_host_that_stopped_a_launch_is_named(named: Culprit, expected: Any) -> N
     verdicts = localise_verdicts({name: record(name, stopped) for name in NAMES})
     assert summaries(verdicts) == expected
     assert all(item.reason == named.text and item.stage == "gang" for item in verdicts)
-    # A host that worked in a later launch has no verdict on a fault.
+    # A host that worked in a later launch does not get the verdict `gang.fault`.
     later = {name: record(name, stopped, launch(1), observations=speeds(name)) for name in NAMES}
     assert [item for item in localise_verdicts(later) if item.name == "gang.fault"] == []
     without = tuple(name for name in NAMES if name not in named.hosts)
@@ -1359,12 +1373,12 @@ def test_host_found_by_probes_fails_and_unfinished_search_has_no_verdict() -> No
     assert {(item.scope, item.verdict, item.action) for item in result} == {("gang=r1", INCONCLUSIVE, "none")}
     assert sorted(item.host for item in result) == [*NAMES]
     assert localise_verdicts({name: record(name, stuck) for name in NAMES}) == []
-    # Both hosts of a bad link get a verdict, even if one of them works in a later launch without the other.
+    # Both hosts of a bad link get the verdict `gang.fault`, even if one of them works in a later launch without the other.
     for result in (after("", "13"), after("", "13", launch(20, ["h1", "h2", "h4"]))):
         assert summaries(result) == [(name, "gang=r1", "gang.fault", FAIL) for name in ("h1", "h3")]
         assert result[0].reason.startswith("suspect link h")
         assert result[0].basis == "policy"
-    # A host that works in a later launch has no verdict on a fault.
+    # A bad host that works in a later launch does not get this verdict.
     assert after("4", "", launch(20, NAMES)) == []
     assert summaries(after("4", "", launch(20, NAMES[:3]))) == [("h4", "host", "gang.fault", FAIL)]
 
@@ -1410,9 +1424,9 @@ def test_two_hosts_that_cannot_launch_are_inconclusive() -> None:
 
 
 def plan_of_racks(names: str = "abcd", rails: int = 2, **over: Any) -> Plan:
-    """Return the plan of a gang of the hosts a, b, c …: a capital in `names` puts its host into rack r2, the others are in r1.
+    """Return the plan of one gang. "abC" are the hosts a and b in rack r1, and host c in rack r2.
 
-    `over` replaces fields of every host.
+    `rails`: number of GPUs of each host. `over` replaces fields of every host.
     """
     plan = builders.plan(*names.lower(), profile="smoke", gpu_count=rails)
     hosts = [
@@ -1423,6 +1437,7 @@ def plan_of_racks(names: str = "abcd", rails: int = 2, **over: Any) -> Plan:
 
 
 def as_rehearsal(plan: Plan) -> Plan:
+    """Return the plan of a rehearsal: a run on CPUs, in which all hosts may be the same machine."""
     return replace(plan, rehearsal=True, hosts=tuple(replace(host, device="cpu") for host in plan.hosts))
 
 
@@ -1449,8 +1464,8 @@ def pair_verdicts(
 
     Args:
         plan: the plan of the gang.
-        observations: host -> its observations, or the pairs, which both of their hosts observe.
-        earlier: verdicts of the criteria.
+        observations: host -> its observations; or pairs, each of which both of its hosts observe.
+        earlier: other verdicts, such as those on GPUs and collectives.
         launches: host -> its launches. The default is one launch of all hosts.
     """
     observed = observations if isinstance(observations, Mapping) else {
@@ -1516,7 +1531,7 @@ def test_healthy_hosts_pass_in_bandwidth_and_latency() -> None:
 
 
 def test_host_that_passes_beyond_the_limit_is_not_called_normal() -> None:
-    """Rail 1 is slow by design and not reported. Host a was measured on that rail only."""
+    """A rail at 76 % of the normal speed may be slow by design, so it is not reported. Host a was measured on this rail only."""
     pairs = matrix(4, 3, shares={1: 0.76}, unmeasured=[("a", 0), ("a", 2)])
     first, *_ = pair_verdicts(plan_of_racks("abcd", 3), pairs)
     assert (first.host, first.verdict, first.value, first.limit) == ("a", PASS, 76, None)
@@ -1602,15 +1617,17 @@ def test_fabric_fails_if_only_the_collective_is_slow(before: Verdict, slow: bool
 
 
 @pytest.mark.parametrize(
-    ("pairs", "alone", "together"),
+    ("pairs", "verdict_if_collective_is_normal", "verdict_if_collective_is_slow"),
     [
-        (matrix(4, 3, {1: 0.8}), "", FAIL), (matrix(4, 3, {1: 0.75}), "", FAIL),  # by design, rails may differ by up to 25 %
+        (matrix(4, 3, {1: 0.8}), "", FAIL), (matrix(4, 3, {1: 0.75}), "", FAIL),  # 25 % slower may be by design
         (matrix(4, 3, {1: 0.74}), INCONCLUSIVE, FAIL), (matrix(4, 3, latencies={1: 4.0}), INCONCLUSIVE, FAIL),
         (matrix(4, 3, failed={1: "gone"}), INCONCLUSIVE, FAIL),
     ],
 )  # fmt: skip
-def test_slow_rail_fails_all_hosts_if_the_collective_is_slow(pairs: Sequence[Pair], alone: str, together: str) -> None:
-    for before, verdict in (((), alone), ((SLOW,), together)):
+def test_slow_rail_fails_all_hosts_if_the_collective_is_slow(
+    pairs: Sequence[Pair], verdict_if_collective_is_normal: str, verdict_if_collective_is_slow: str
+) -> None:
+    for before, verdict in (((), verdict_if_collective_is_normal), ((SLOW,), verdict_if_collective_is_slow)):
         verdicts = pair_verdicts(plan_of_racks(rails=3), pairs, *before)
         assert [(host, what) for host, _, _, what in not_passed(verdicts)] == (
             [(name, verdict) for name in "abcd"] if verdict else []
@@ -1633,7 +1650,8 @@ def test_pairs_across_racks_are_compared_with_each_other() -> None:
         ("f", FAIL),
         ("g", FAIL),
     }
-    # A host that is alone in its rack passes without a limit.
+    # Host e is alone in its rack, and its pairs are as fast as other pairs across racks, so it passes. The verdict has no limit,
+    # because e would miss the limit, which follows from the median of all pairs.
     verdicts = pair_verdicts(plan_of_racks("abcdE"), matrix(5, shares={"e": 0.5}))
     assert not_passed(verdicts) == []
     assert next((item.value, item.limit, item.operator) for item in verdicts if item.host == "e") == (50, None, "")
@@ -1648,12 +1666,12 @@ def test_pairs_with_a_slower_port_are_compared_with_each_other() -> None:
 
 
 def twice_as_fast(two: str, pairs: Sequence[Pair]) -> list[Pair]:
-    """Return the pairs, with the pair `two` twice as fast as the others."""
+    """Return the pairs. The pair of the hosts `two` ("ab") has twice the normal bandwidth."""
     return [replace(pair, bandwidth=2 * RATE) if pair.a + pair.b == two else pair for pair in pairs]
 
 
 def test_pair_within_a_rack_must_not_be_slower_than_pairs_across_racks() -> None:
-    """Hosts a and b share their rack, or their faster ports, with no third host."""
+    """Only a and b are in their rack, or only they have faster ports: no third host shows how fast their pair should be."""
     slow = matrix(4, shares={"ab": 0.3})
     faster = plan_of_racks(fabric_gbps=400.0)
     hosts = tuple(replace(host, fabric_gbps=800.0) if host.name in "ab" else host for host in faster.hosts)
@@ -1674,7 +1692,7 @@ def test_pair_within_a_rack_must_not_be_slower_than_pairs_across_racks() -> None
         )
 
 
-def test_minimum_speed_is_that_of_the_fastest_comparable_kind() -> None:
+def test_minimum_speed_of_a_pair_is_the_highest_typical_speed_that_it_must_reach() -> None:
     within, across = PairKind(gbps=400.0), PairKind(across=True, gbps=400.0)
     assert within.must_match_speed_of(across)
     assert not across.must_match_speed_of(within)
@@ -1701,7 +1719,10 @@ def test_pairs_without_comparable_pairs_get_no_verdict() -> None:
 
 
 def test_speed_of_a_pair_combines_both_ends() -> None:
-    """On GPU hosts, it is the mean of both ends. In a rehearsal, it is the slower end: the other may have filled a buffer."""
+    """On GPU hosts, it is the mean of the values from both ends. In a rehearsal, it is the value of the slower end.
+
+    The faster end may have measured how fast it filled a socket buffer.
+    """
 
     def figures_of_a(plan: Plan, device: str) -> list[Any]:
         values = {name: pair_observations(name, matrix(3, 1), device) for name in "abc"}
@@ -1715,7 +1736,7 @@ def test_speed_of_a_pair_combines_both_ends() -> None:
     assert figures_of_a(as_rehearsal(plan_of_racks("abc", 1)), "cpu") == [96, 1.5]
 
 
-def test_best_pair_of_processes_counts_for_a_link_in_rehearsal() -> None:
+def test_best_rail_counts_for_two_hosts_in_a_rehearsal() -> None:
     pairs = [replace(pair, bandwidth=90.0 if pair.rail else 1.0) for pair in matrix(4, 2)]
     verdicts = pair_verdicts(as_rehearsal(plan_of_racks()), pairs)
     assert [(item.host, item.value) for item in verdicts if item.unit == "B/s"] == [(name, 90) for name in "abcd"]
@@ -1733,12 +1754,12 @@ def test_best_pair_of_processes_counts_for_a_link_in_rehearsal() -> None:
 def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], failing: str) -> None:
     size = len({host for pair in pairs for host in (pair.a, pair.b)})
     alone = failed_verdict("b", "gemm.throughput", "cpu=0", "benchmark")
-    for before in ((), (alone,)):  # a failure of a CPU in tests without other hosts is no evidence
+    for before in ((), (alone,)):  # that a CPU failed a test without other hosts changes nothing
         verdicts = not_passed(pair_verdicts(as_rehearsal(plan_of_racks("abcde"[:size], 1)), pairs, *before))
         assert [(host, verdict) for host, _, _, verdict in verdicts] == [(name, FAIL) for name in failing]
 
 
-def test_invalid_speed_fails_its_pair_and_speed_of_an_unplanned_scope_is_ignored() -> None:
+def test_pair_with_an_invalid_speed_fails_and_speeds_of_unplanned_scopes_are_ignored() -> None:
     def verdicts_on_speed(value: Any, **over: Any) -> list[Verdict]:
         values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
         for host, other in ("ab", "ba"):
@@ -1788,7 +1809,7 @@ def test_failed_pairs_with_the_culprit_do_not_make_its_partners_suspect() -> Non
         verdicts = pair_verdicts(plan_of_racks(rails=1), pairs, launches=dict.fromkeys("abcd", stopped))
         link = [(name, "gang=r1", "bandwidth", FAIL) for name in lost] if link_fails else []
         assert not_passed(verdicts) == [("b", "host", "gang.fault", FAIL), *link]
-        # Measurements with the culprit before it was lost count.
+        # Measurements that the culprit made before it was lost count.
         (verdict,) = [item for item in verdicts if item.host == "b" and item.name == "pairs.bandwidth"]
         assert verdict.value == pytest.approx(97.5 if lost == "ab" else 100)
 

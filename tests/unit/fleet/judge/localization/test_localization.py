@@ -1,4 +1,9 @@
-"""Localization in simulated fleets: precision and recall of suspects, number of probe launches, and verdicts."""
+"""Find slow and failed parts of simulated fleets: precision and recall of the suspects, number of probe launches, verdicts.
+
+The suspects follow from the pair matrix: the measurements between every two hosts, on each rail (position of a GPU in its host).
+If a launch of all hosts fails, probe launches of some of the hosts find the bad hosts and links. A gang has the hosts of one
+multi-node launch.
+"""
 
 from __future__ import annotations
 
@@ -30,17 +35,20 @@ from schemas.reports import Verdict
 from tests import builders
 
 NOISE = 0.03
+"""Standard deviation of a measurement, as a share of its true value."""
 RATE, TIME = 48e9, 6e-6
+"""Bandwidth (B/s) and latency (s) of a healthy pair."""
 SIZES = (3, 4, 8, 16, 64, 512, 4096)
-"""Numbers of hosts. Fleets of two hosts have separate tests, because no measurement shows which of two hosts is slow."""
+"""Sizes of fleets, in hosts. Fleets of two hosts have separate tests, because no measurement shows which of two hosts is slow."""
 
 
 @dataclass
 class Fleet:
-    """A simulated fleet. `rounds` of the tournament are measured (0: all). A pair is as fast as its slowest part.
+    """A simulated fleet. A pair is as fast as its slowest part.
 
-    `hosts`, `nics`, `links` and `bad_rails` map slow parts to their share of the healthy bandwidth. `delays` maps hosts to the
-    seconds that they add to a latency.
+    `size` is the number of hosts, `rails` the number of GPUs (or RDMA ports) of each host. Of the round-robin schedule of pairs
+    (`schemas.tournament`), `rounds` rounds are measured; 0: all. `hosts`, `nics`, `links` and `bad_rails` map slow parts to their
+    share of the healthy bandwidth. `delays` maps hosts to the seconds that they add to the latency of their pairs.
     """
 
     size: int
@@ -59,7 +67,7 @@ class Fleet:
         return [f"h{number}" for number in range(self.size)]
 
     def pairs(self) -> list[Pair]:
-        """Return the measurements of one launch."""
+        """Return the measured pairs of one launch."""
         draw = random.Random(f"{self.seed}/noise")  # noqa: S311
         noise = self.noise
         result = []
@@ -108,7 +116,7 @@ PARTS = ("host", "nic", "rail", "link", "delay")
 def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int) -> Fleet:
     """Return a fleet with `count` bad parts of one kind (`part`, one of `PARTS`).
 
-    A host with a "delay" answers late; other bad parts have 25 to 70 % of the healthy bandwidth.
+    If `part` is "delay", hosts have a higher latency. Other bad parts have 25 to 70 % of the healthy bandwidth.
     """
     draw = random.Random(f"{size}/{part}/{count}/{seed}")  # noqa: S311
     fleet = Fleet(size, rails, seed, rounds)
@@ -126,16 +134,16 @@ def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int)
     elif part == "rail":
         fleet.bad_rails = {rail: share() for rail in draw.sample(range(rails), count)}
     else:
-        played = [frozenset(pair) for pairs in tournament.tournament(fleet.names, rounds) for pair in pairs]
-        fleet.links = {link: share() for link in draw.sample(played, count)}
+        measured = [frozenset(pair) for pairs in tournament.tournament(fleet.names, rounds) for pair in pairs]
+        fleet.links = {link: share() for link in draw.sample(measured, count)}
     return fleet
 
 
-def possible(size: int, part: str, rails: int) -> int:
-    """Return how many parts of a kind may be bad at once and still be found, at most 5.
+def most_bad_parts(size: int, part: str, rails: int) -> int:
+    """Return the largest number of bad parts of one kind, up to 5, with which all of them can still be found.
 
-    These are fewer than half of the hosts, one NIC in fewer than half of the hosts, at most half of the rails, or so few links
-    that no host seems bad.
+    Fewer than half of the hosts may be bad, have a bad NIC or have a higher latency. At most half of the rails may be bad, and at
+    most a sixth of the links: with more bad links, hosts seem bad. One bad link is always allowed.
     """
     limit = {"rail": rails // 2, "link": max(1, size * (size - 1) // 12)}.get(part, (size - 1) // 2)
     return min(5, limit)
@@ -164,7 +172,7 @@ class Score:
 
 
 def trials(size: int) -> tuple[int, int, int]:
-    """Return how many fleets to simulate for each case, and how many rails and tournament rounds (0: all) they have."""
+    """Return how many fleets of `size` hosts a test simulates for each case, and their `Fleet.rails` and `Fleet.rounds`."""
     return {64: (1, 4, 0), 512: (1, 2, 16), 4096: (1, 2, 16)}.get(size, (5, 4, 0))
 
 
@@ -173,7 +181,7 @@ def test_up_to_five_bad_parts_are_found_with_precision_and_recall_of_at_least_95
     number, rails, rounds = trials(size)
     for part in PARTS if size < 4096 else ("host", "nic", "link"):
         score = Score()
-        most = possible(size, part, rails)
+        most = most_bad_parts(size, part, rails)
         counts = [*range(1, most + 1)] if size < 512 else [*{1, most}] if size < 4096 else [most]
         for count, seed in itertools.product(counts, range(number)):
             fleet = broken(size, part, count, seed, rails, rounds)
@@ -245,14 +253,17 @@ def only(suspects: Sequence[Suspect]) -> Suspect:
     return suspects[0]
 
 
-def test_host_with_one_rail_is_suspected_with_its_gpu_or_nic() -> None:
+def test_evidence_on_a_slow_host_with_one_rail_names_its_gpu_and_nic_as_possible_causes() -> None:
     suspect = only(find_suspects(Fleet(8, 1, hosts={"h3": 0.5}).pairs()))
     assert (suspect.kind, suspect.hosts) == ("host", ("h3",))
     assert "its GPU or NIC" in suspect.evidence
 
 
-def test_slow_host_is_found_despite_scattered_pairs() -> None:
-    """Measured in GB/s over sockets: each of four H200 of one machine acted as a host, and another process used the GPU of h2."""
+def test_slow_host_is_found_although_the_bandwidths_of_healthy_pairs_differ() -> None:
+    """The bandwidths (GB/s) were measured over sockets between four H200 of one machine, each of which acted as a host.
+
+    Another process used the GPU of h2.
+    """
     measured = {"01": 2.52, "02": 2.27, "03": 2.84, "12": 2.35, "13": 2.77, "23": 2.34}
     pairs = [Pair(a=f"h{a}", b=f"h{b}", rail=0, bandwidth=rate * 1e9) for (a, b), rate in measured.items()]
     result = only(find_suspects(pairs))
@@ -262,6 +273,7 @@ def test_slow_host_is_found_despite_scattered_pairs() -> None:
 
 @pytest.mark.parametrize("rails", [1, 4])
 def test_gpu_that_failed_alone_is_suspected_instead_of_its_nic(rails: int) -> None:
+    """A GPU failed alone if it failed a test that involves no other host."""
     fleet = Fleet(8, rails, nics={("h5", rails - 1): 0.4})
     suspect = only(find_suspects(fleet.pairs(), failed_alone={("h5", rails - 1), ("h1", 0)}))
     assert (suspect.kind, suspect.hosts, suspect.rails) == ("gpu", ("h5",), (rails - 1,))
@@ -286,7 +298,7 @@ def test_no_host_is_called_normal_if_no_pair_could_be_compared() -> None:
     assert suspect.evidence == "the collective over all 4 hosts is slow, and no pair of hosts could be compared"
 
 
-def test_link_of_two_hosts_is_suspected_with_confidence_one_half() -> None:
+def test_link_between_the_only_two_hosts_is_suspected_with_confidence_one_half() -> None:
     assert find_suspects(Fleet(2).pairs()) == []
     assert find_suspects([]) == []
     failed = [Pair(a="h0", b="h1", rail=rail, failed="connection closed") for rail in (0, 1)]
@@ -297,7 +309,7 @@ def test_link_of_two_hosts_is_suspected_with_confidence_one_half() -> None:
 
 
 def with_failures(pairs: Iterable[Pair], fails: Callable[[Pair], bool]) -> list[Pair]:
-    """Return the pairs; those for which `fails` is true have failed."""
+    """Return the pairs. Each pair for which `fails` returns True has a failure instead of measurements."""
     return [
         replace(pair, bandwidth=None, latency=None, failed="timed out after 30 s") if fails(pair) else pair
         for pair in pairs
@@ -313,7 +325,7 @@ def test_failed_pairs_count_as_slow() -> None:
     assert "timed out after 30 s" in suspect.evidence
 
 
-def test_link_is_suspected_if_its_pair_failed_in_the_first_round() -> None:
+def test_link_of_a_failed_pair_is_suspected_if_each_host_was_measured_with_only_one_partner() -> None:
     first = set(tournament.tournament(Fleet(4).names)[0])
     pairs = [pair for pair in Fleet(4, 2).pairs() if (pair.a, pair.b) in first]
     suspect = only(find_suspects(with_failures(pairs, lambda pair: "h0" in (pair.a, pair.b))))
@@ -330,7 +342,7 @@ def test_nic_that_is_slow_with_most_partners_is_one_suspect() -> None:
     ]
     suspect = only(find_suspects(pairs))
     assert (suspect.kind, suspect.where) == ("nic", "h1 rail 1")
-    assert suspect.confidence == pytest.approx(9 / 17)  # slow with 8 of 15 partners
+    assert suspect.confidence == pytest.approx(9 / 17)  # (8 + 1) / (15 + 2): slow with 8 of 15 partners
 
 
 def test_fabric_is_suspected_if_slow_pairs_have_no_common_part() -> None:
@@ -343,7 +355,7 @@ def test_fabric_is_suspected_if_slow_pairs_have_no_common_part() -> None:
 
 
 def test_pairs_are_compared_with_pairs_of_their_kind() -> None:
-    """The link between two racks is slow, and no host is bad."""
+    """Pairs of hosts in different racks have half the bandwidth, so they are of another kind (`PairKind`). No host is bad."""
     far = {"h14", "h15"}
     pairs = [
         replace(pair, bandwidth=(pair.bandwidth or 0) * 0.5, kind=PairKind(across=True))
@@ -364,9 +376,10 @@ Faults = tuple[set[str], list[frozenset[str]]]
 
 
 def run_search(size: int, faults: Faults, together: int = 0) -> ProbeConclusion:
-    """Run the launches that the planner requests until it returns a conclusion.
+    """Simulate the launches that `Bisection` plans for `size` hosts until it returns a conclusion.
 
-    Every group of at least `together` hosts fails, even if no host or link in it is bad; 0 disables this.
+    A group with a bad host or a bad link fails. A group of at least `together` hosts also fails, even if no host or link in it is
+    bad; 0 disables this.
     """
     bad, links = faults
     planner, history = Bisection([f"h{number}" for number in range(size)]), []
@@ -441,22 +454,22 @@ def test_link_or_fabric_is_suspected_if_failures_cannot_be_attributed() -> None:
     assert [(item.kind, item.hosts, item.confidence) for item in both.suspects] == [("link", ("h0", "h1"), 0.5)]
     none = run_search(5, ({"h0", "h1", "h2", "h3"}, []))
     assert [(item.kind, none.good) for item in none.suspects] == [("fabric", ())]
-    many = run_search(16, (set(), []), together=5)  # groups of five or more hosts fail, pairs do not
+    many = run_search(16, (set(), []), together=5)  # groups of five or more hosts fail, smaller groups do not
     assert [item.kind for item in many.suspects] == ["fabric"]
     assert len(many.good) == 16
 
 
-def test_planner_is_deterministic_and_requests_missing_groups() -> None:
+def test_planner_is_deterministic_and_plans_again_the_groups_without_an_outcome() -> None:
     planner = Bisection(["a", "b", "c", "d"])
     first = planner.next_launches([])
     assert first == planner.next_launches([])
     assert isinstance(first, list)
-    half = [[GroupOutcome(hosts=tuple(first[0]), worked=True)]]
-    assert planner.next_launches(half) == first[1:]
+    outcome_of_one_group = [[GroupOutcome(hosts=tuple(first[0]), worked=True)]]
+    assert planner.next_launches(outcome_of_one_group) == first[1:]
 
 
 @pytest.mark.parametrize("count", [*range(12), 33])
-def test_tournament_has_every_pair_once_and_every_host_once_per_round(count: int) -> None:
+def test_tournament_has_every_pair_once_and_every_host_at_most_once_per_round(count: int) -> None:
     hosts = [f"h{number}" for number in range(count)]
     rounds = tournament.tournament(hosts)
     assert len(rounds) == (0 if count < 2 else count - 1 + count % 2)
@@ -484,9 +497,9 @@ def test_partial_tournament_gives_all_hosts_equally_many_partners_and_connects_t
 def views(
     plan: Plan, fleet: Fleet, *, both_ends: bool = True, fails: Callable[[Pair], bool] = lambda pair: False
 ) -> list[HostView]:
-    """Return the views of the hosts of a plan, with the pair measurements of the fleet.
+    """Return the judge's view of each host of a plan, with the pair measurements of the fleet.
 
-    `both_ends`: whether both hosts of a pair report it, not only the first; `fails`: returns whether a pair failed.
+    `both_ends`: whether both hosts of a pair report its measurements, not only the first. `fails`: returns whether a pair failed.
     """
     values: dict[str, list[Observation]] = {host: [] for host in fleet.names}
     for pair in fleet.pairs():
@@ -507,7 +520,7 @@ def views(
 
 
 def record(plan: Plan, host: PlannedHost, *observations: Observation) -> Record:
-    """Return a gang record with these observations; without observations, the host record."""
+    """Return the record of a gang launch on a host, with these observations; without any, the record of the host alone."""
     return Record(
         run_id=plan.run_id,
         nonce=plan.nonce,
@@ -559,7 +572,7 @@ def test_slow_nic_fails_but_not_its_gpu_or_another_host() -> None:
     assert verdict.value < verdict.limit
 
 
-def test_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
+def test_gpu_is_the_suspect_for_its_slow_pairs_if_a_verdict_on_the_gpu_alone_fails() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
     plan = plan_of(fleet)
     alone = Verdict(
@@ -574,7 +587,7 @@ def test_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
     )
     (verdict,) = (item for item in judge_gangs(views(plan, fleet), [alone]) if item.verdict == "fail")
     assert "suspect GPU h2 rail 1" in verdict.reason
-    attributed = replace(alone, scope="gpu=1,peer=0", part="gpu=0")  # the pair is attributed to the other GPU
+    attributed = replace(alone, scope="gpu=1,peer=0", part="gpu=0")  # the cause of this failure is GPU 0, not GPU 1
     (verdict,) = (item for item in judge_gangs(views(plan, fleet), [attributed]) if item.verdict == "fail")
     assert "suspect NIC h2 rail 1" in verdict.reason
 
@@ -594,15 +607,18 @@ def test_failed_pair_fails_both_ends_if_both_work_with_other_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ends", "expected"), [(("h0",), set()), (("h0", "h1"), {("h0", "gang=r1"), ("h1", "gang=r1")})]
+    ("reporting_failure", "expected"), [(("h0",), set()), (("h0", "h1"), {("h0", "gang=r1"), ("h1", "gang=r1")})]
 )
-def test_pair_is_a_failed_link_only_if_neither_end_measured_it(
-    ends: tuple[str, ...], expected: set[tuple[str, str]]
+def test_link_of_a_pair_fails_only_if_neither_end_measured_the_pair(
+    reporting_failure: tuple[str, ...], expected: set[tuple[str, str]]
 ) -> None:
     fleet = Fleet(4, 2)
     measured = views(plan_of(fleet), fleet)
     lost = views(plan_of(fleet), fleet, fails=lambda pair: {pair.a, pair.b} == {"h0", "h1"})
-    mixed = [failed if failed.host.name in ends else healthy for healthy, failed in zip(measured, lost, strict=True)]
+    mixed = [
+        failed if failed.host.name in reporting_failure else healthy
+        for healthy, failed in zip(measured, lost, strict=True)
+    ]
     assert named_parts(judge_gangs(mixed, []), "fail") == expected
 
 
@@ -638,7 +654,7 @@ def test_slow_collective_with_normal_pairs_fails_the_fabric_on_every_host() -> N
     assert all("suspect fabric" in item.reason for item in verdicts)
 
 
-def test_measurement_by_one_end_is_enough_and_missing_pairs_do_not_pass() -> None:
+def test_measurement_by_one_end_is_enough_and_hosts_without_pairs_get_no_verdict() -> None:
     fleet = Fleet(4, 2, hosts={"h2": 0.5})
     plan = plan_of(fleet)
     assert named_parts(judge_gangs(views(plan, fleet, both_ends=False), []), "fail") == {("h2", "host")}
@@ -647,6 +663,7 @@ def test_measurement_by_one_end_is_enough_and_missing_pairs_do_not_pass() -> Non
 
 
 def test_rehearsal_reports_only_gross_faults_of_whole_hosts() -> None:
+    """In a rehearsal (a run on CPUs), only a host below a quarter of the typical bandwidth fails, and no NIC."""
     for share, expected in ((0.4, set()), (0.1, {("h2", "host")})):
         fleet = Fleet(4, 2, hosts={"h2": share}, nics={("h1", 1): 0.05})
         result = judge_gangs(views(plan_of(fleet, "rehearsal"), fleet), [])
@@ -654,7 +671,7 @@ def test_rehearsal_reports_only_gross_faults_of_whole_hosts() -> None:
 
 
 def test_slower_end_of_a_pair_counts_in_rehearsal() -> None:
-    """A slow host may count data as sent that are still in its socket buffer, so its own measurements look fast."""
+    """A slow host may report a bandwidth that is too high, because it counts data in its socket buffer as sent."""
     fleet = Fleet(4, 1, hosts={"h2": 0.1})
     host_views = views(plan_of(fleet, "rehearsal"), fleet)
     (slow,) = (view for view in host_views if view.host.name == "h2")

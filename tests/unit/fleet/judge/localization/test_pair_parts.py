@@ -1,4 +1,8 @@
-"""A failure on a pair of hosts or on a port is attributed to the suspect that contains the device, never to a healthy GPU."""
+"""Failed verdicts on pairs of hosts, and on RDMA ports, get the part at fault (`Verdict.part`).
+
+A slow pair is attributed to a suspect, or to the gang (the hosts of one multi-node launch), but not to a GPU that may be healthy.
+A slow port is attributed to its rail or switch if this fails too.
+"""
 
 from __future__ import annotations
 
@@ -14,16 +18,18 @@ from tests import builders
 from tests.unit.fleet.judge.small_fleet import host_view
 
 PLAN = builders.plan("h1", "h2", gpu_count=2)
-ALONE = builders.plan("h1", "h2", gpu_count=2, rackproof_gang="none")
+WITHOUT_GANG = builders.plan("h1", "h2", gpu_count=2, rackproof_gang="none")
 (GANG,) = PLAN.gangs()
 
 
 def verdict(**fields: Any) -> Verdict:
+    """Return a verdict with these fields; the default is a failure of the pair of GPU 1 of h1 with h2."""
     default = {"host": "h1", "verdict": FAIL, "criterion": "c", "reason": "slow", "serial": "h1-1"}
     return Verdict(**{**default, "scope": "gpu=1,partner=h2", "name": "pairs.bandwidth", **fields})
 
 
 def suspect(scope: str = "gpu=1", **fields: Any) -> Verdict:
+    """Return a verdict on a suspect of the pair matrix on h1."""
     return verdict(**{"scope": scope, "serial": "nic-7", **fields})
 
 
@@ -35,7 +41,7 @@ def attributed(failure: Verdict, *suspects: Verdict, plan: Any = PLAN) -> tuple[
 
 
 @pytest.mark.parametrize(
-    ("other", "part"),
+    ("candidate", "part"),
     [
         (suspect("gpu=1"), "gpu=1"),
         (suspect("host"), "host"),
@@ -44,12 +50,12 @@ def attributed(failure: Verdict, *suspects: Verdict, plan: Any = PLAN) -> tuple[
     ],
     ids=["device", "host", "rail", "inconclusive suspect"],
 )
-def test_slow_pair_is_attributed_to_the_suspect_that_includes_its_rail(other: Verdict, part: str) -> None:
-    assert attributed(verdict(), other) == (part, "nic-7")
+def test_slow_pair_is_attributed_to_the_suspect_that_includes_its_rail(candidate: Verdict, part: str) -> None:
+    assert attributed(verdict(), candidate) == (part, "nic-7")
 
 
 @pytest.mark.parametrize(
-    "other",
+    "candidate",
     [
         suspect("gpu=0"),
         suspect("gpu=0", part="rail=0"),
@@ -58,18 +64,18 @@ def test_slow_pair_is_attributed_to_the_suspect_that_includes_its_rail(other: Ve
         suspect("gpu=1", name="ports.bandwidth"),
         suspect("gpu=1", host="h2"),
     ],
-    ids=["other device", "other rail", "switch", "passed", "not of the pair matrix", "other host"],
+    ids=["other device", "other rail", "switch", "passed", "not a suspect for pairs of GPUs", "other host"],
 )
-def test_slow_pair_without_a_suspect_is_attributed_to_the_gang(other: Verdict) -> None:
-    assert attributed(verdict(), other) == (f"gang={GANG}", "")
+def test_slow_pair_without_a_suspect_that_includes_its_rail_is_attributed_to_the_gang(candidate: Verdict) -> None:
+    assert attributed(verdict(), candidate) == (f"gang={GANG}", "")
 
 
-def test_pair_of_a_device_that_is_not_planned_has_no_rail() -> None:
+def test_slow_pair_of_a_gpu_outside_the_plan_is_attributed_to_the_gang() -> None:
     assert attributed(verdict(scope="gpu=7,partner=h2"), suspect("gpu=0", part="rail=1")) == (f"gang={GANG}", "")
 
 
 def test_slow_pair_of_a_host_without_a_gang_is_attributed_to_the_host() -> None:
-    assert attributed(verdict(), plan=ALONE) == ("host", "")
+    assert attributed(verdict(), plan=WITHOUT_GANG) == ("host", "")
 
 
 @pytest.mark.parametrize(
@@ -81,13 +87,14 @@ def test_slow_pair_of_a_host_without_a_gang_is_attributed_to_the_host() -> None:
         verdict(scope="gpu=1"),
         verdict(part="gpu=0"),
     ],
-    ids=["passed", "wrong data", "not of a pair", "no partner", "has a part already"],
+    ids=["passed", "wrong data", "figure not of pairs of hosts", "scope without a partner", "already has a part"],
 )
-def test_verdict_that_is_not_attributed_keeps_its_part_and_serial(other: Verdict) -> None:
+def test_verdict_other_than_on_a_slow_pair_keeps_its_part_and_serial(other: Verdict) -> None:
     assert attributed(other, suspect()) == (other.part, other.serial)
 
 
 PORT = verdict(name=BEST, scope="port=mlx5_0:1", part="own")
+"""A failed verdict on a port that is slow even with its best partner."""
 
 
 @pytest.mark.parametrize("part", ["rail=0", "switch=s1"])
@@ -98,7 +105,7 @@ def test_port_that_is_slow_with_every_partner_is_attributed_to_its_rail_or_switc
 @pytest.mark.parametrize(
     "changes",
     [{"part": "gpu=0"}, {"verdict": INCONCLUSIVE}, {"scope": "port=mlx5_1:1"}, {"host": "h2"}],
-    ids=["part of the host", "inconclusive", "other port", "other host"],
+    ids=["neither rail nor switch", "inconclusive", "other port", "other host"],
 )
-def test_port_keeps_its_part_without_a_failed_shared_part(changes: dict[str, str]) -> None:
+def test_port_keeps_its_part_unless_a_rail_or_switch_fails_in_its_scope(changes: dict[str, str]) -> None:
     assert attributed(PORT, replace(suspect("port=mlx5_0:1", part="rail=0"), **changes)) == (PORT.part, PORT.serial)

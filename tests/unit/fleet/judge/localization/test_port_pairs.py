@@ -1,4 +1,8 @@
-"""Slow RDMA ports, cables and switches are located without NCCL. Verdicts on ports and on pairs of GPUs refer to each other."""
+"""Slow RDMA ports, cables and switches are found by measurements without NCCL.
+
+Two layers are measured between the hosts of a gang (the hosts of one multi-node launch): NCCL between pairs of GPUs, and RDMA
+between pairs of ports. Failed and inconclusive verdicts on one layer state what the other layer shows.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +25,9 @@ from schemas.reports import Verdict
 from tests.unit.fleet.judge.localization.test_localization import Fleet, Score, broken, named_parts, plan_of, views
 
 RATE = 5e10
+"""Data rate of a port in B/s."""
+HEALTHY = 48e9
+"""Bandwidth of a healthy pair of a `Fleet` in B/s."""
 Sent = Callable[[str, str, int], float]
 """Sender, receiver and rail -> share of the healthy bandwidth."""
 
@@ -43,15 +50,15 @@ def port_figures(host: str, partner: str, rail: int, share: float, **params: Any
 
 
 def with_ports(plan: Plan, nccl: Fleet, ports: Sequence[Pair], sent: Sent = lambda *_: 1.0) -> list[HostView]:
-    """Return the views of the hosts of a fleet, with its pairs of GPUs (`nccl`) and these pairs of ports.
+    """Return the judge's view of each host, with the measured pairs of GPUs of `nccl` and the measured pairs of ports in `ports`.
 
-    `sent`: the share of the bandwidth of a pair of ports that is reached in one direction.
+    `sent` returns by what a pair's bandwidth is multiplied in one direction.
     """
     both = views(plan, nccl)
     figures: dict[str, list[Observation]] = {host: [] for host in nccl.names}
     for pair in ports:
         for host, other in ((pair.a, pair.b), (pair.b, pair.a)):
-            share = (pair.bandwidth or 0) / 48e9 * sent(host, other, pair.rail)
+            share = (pair.bandwidth or 0) / HEALTHY * sent(host, other, pair.rail)
             figures[host] += port_figures(host, other, pair.rail, share)
     return [_with_figures(plan, view, figures[view.host.name]) for view in both]
 
@@ -63,7 +70,7 @@ def _with_figures(plan: Plan, view: HostView, figures: Sequence[Observation]) ->
 
 
 def of_layer(verdicts: Sequence[Verdict], benchmark: str) -> list[Verdict]:
-    """Return the verdicts on the figures of a benchmark: `pairs` (NCCL, between GPUs) or `verbs` (between ports)."""
+    """Return the verdicts on the figures of `benchmark`: `pairs` (NCCL, between GPUs) or `verbs` (between ports)."""
     return [item for item in verdicts if item.name.startswith(f"{benchmark}.")]
 
 
@@ -108,7 +115,7 @@ def test_slow_nccl_with_normal_ports_is_not_attributed_to_the_fabric() -> None:
     assert gpu.detail.endswith("the cause is NCCL or the path of the GPU, not the fabric")
 
 
-def test_detail_of_a_slow_port_states_that_nccl_does_not_use_it() -> None:
+def test_detail_of_a_slow_port_states_that_normal_nccl_uses_another_port_or_path() -> None:
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
     assert {item.verdict for item in of_layer(verdicts, "pairs")} == {"pass"}
@@ -116,7 +123,7 @@ def test_detail_of_a_slow_port_states_that_nccl_does_not_use_it() -> None:
     assert port.detail.endswith("NCCL is normal on this host (pairs.bandwidth): it uses another port or another path")
 
 
-def test_nccl_and_ports_without_a_verdict_on_the_host_are_not_called_normal() -> None:
+def test_layer_without_a_verdict_on_the_host_is_not_called_normal() -> None:
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
     (slow,) = (item for item in verdicts if item.verdict != "pass")
@@ -125,8 +132,7 @@ def test_nccl_and_ports_without_a_verdict_on_the_host_are_not_called_normal() ->
     assert localization_verdicts._seen_by_ports(slow, others, ["h2"]) == ""
 
 
-def test_no_note_is_added_to_a_pass_or_to_a_host_that_the_other_layer_did_not_measure() -> None:
-    """The two layers are NCCL between GPUs, and RDMA between ports."""
+def test_no_note_is_added_to_a_pass_or_if_the_other_layer_did_not_measure_the_host() -> None:
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
     slow = next(item for item in verdicts if item.verdict != "pass")
@@ -149,7 +155,7 @@ def test_no_note_is_added_to_a_pass_or_to_a_host_that_the_other_layer_did_not_me
         ("gpu=1", ["host"], "nic=rail1"),
     ],
 )
-def test_nccl_verdict_on_a_rail_names_a_slow_rail_or_switch_and_on_a_nic_also_a_slow_port(
+def test_nccl_verdict_on_the_gang_is_attributed_to_the_only_slow_rail_or_switch_and_on_a_nic_also_to_a_port(
     scope: str, slow: list[str], part: str
 ) -> None:
     def verdict(of_scope: str, of_part: str, result: str = "fail") -> Verdict:
@@ -185,9 +191,11 @@ def test_port_that_is_slow_in_one_direction_is_found(is_sender: bool) -> None:
     assert named_parts(verdicts, "inconclusive") == set()
 
 
-@pytest.mark.parametrize("skips", [0, 1], ids=["one test of each pair", "a failed test of a pair and a skipped one"])
+@pytest.mark.parametrize(
+    "skips", [0, 1], ids=["one failed test of each pair", "a failed and a skipped test of each pair"]
+)
 def test_port_whose_pairs_all_fail_is_named(skips: int) -> None:
-    """The profile `extended` tests each pair alone, then all rails together. It skips a rail that failed alone."""
+    """The profile `extended` tests the rails of two hosts one by one, then all at once. The second test skips a failed rail."""
     fleet = Fleet(4, 2)
 
     def sent(host: str, other: str, rail: int) -> float:
@@ -202,7 +210,7 @@ def test_port_whose_pairs_all_fail_is_named(skips: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_pair_passes_if_one_end_reports_errors_and_the_other_end_measured_it(size: int) -> None:
+def test_hosts_of_a_pair_pass_if_one_end_reports_errors_and_the_other_end_measured_the_pair(size: int) -> None:
     fleet = Fleet(size, 2)
 
     def sent(host: str, other: str, _: int) -> float:
@@ -222,7 +230,7 @@ def test_no_port_fails_if_one_end_reports_errors_with_half_of_its_partners() -> 
     assert {item.verdict for item in of_layer(verdicts, "verbs")} == {"pass"}
 
 
-def test_port_that_reports_errors_with_most_partners_is_named() -> None:
+def test_port_that_reports_errors_with_every_partner_is_named() -> None:
     fleet = Fleet(4, 2)
 
     def sent(host: str, _: str, rail: int) -> float:
@@ -233,7 +241,7 @@ def test_port_that_reports_errors_with_most_partners_is_named() -> None:
     assert named_parts(verdicts, "inconclusive") == set()
 
 
-def test_slow_cable_between_two_hosts_is_inconclusive_on_both() -> None:
+def test_slow_cable_between_the_only_two_hosts_is_inconclusive_on_both() -> None:
     fleet = Fleet(2, 2)
     verdicts = judge_gangs(
         with_ports(plan_of(fleet), fleet, fleet.pairs(), lambda host, other, rail: 0.5 if rail else 1.0), []
@@ -244,7 +252,7 @@ def test_slow_cable_between_two_hosts_is_inconclusive_on_both() -> None:
     }
 
 
-def test_figures_of_other_operations_and_directions_are_ignored() -> None:
+def test_figures_of_other_operations_and_directions_or_of_gpu_memory_are_ignored() -> None:
     fleet = Fleet(4, 1)
     plan = plan_of(fleet)
     healthy = with_ports(plan, fleet, fleet.pairs())
@@ -257,7 +265,7 @@ def test_figures_of_other_operations_and_directions_are_ignored() -> None:
     assert judge_gangs(others, []) == judge_gangs(healthy, [])
 
 
-def test_figures_without_a_valid_partner_rail_or_port_are_ignored() -> None:
+def test_figures_with_an_invalid_partner_or_rail_or_port_are_ignored() -> None:
     fleet = Fleet(4, 1)
     plan = plan_of(fleet)
     healthy = with_ports(plan, fleet, fleet.pairs())
@@ -286,9 +294,10 @@ SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
         4, {"h4/1": 0.5, "h5/1": 0.5, "h6/1": 0.5}, {("nic", f"h{n} rail 1") for n in (4, 5, 6)},
     ),
 }  # fmt: skip
-"""Which switches are slow -> number of hosts at each leaf switch; slow part -> its share of the bandwidth; expected suspects.
+"""Case -> three values: the number of hosts at each leaf switch, the slow parts, and the expected suspects.
 
-A slow part is a switch (`s1r2`: the second switch of rail 2), a host (`h5`) or a NIC (`h5/2`: on rail 2).
+The slow parts map a part to its share of the healthy bandwidth. A part is a switch (`s1r2`: the second switch of rail 2), a host
+(`h5`) or a NIC (`h5/2`: the NIC of h5 on rail 2).
 """
 
 
@@ -321,10 +330,10 @@ def test_slow_rails_are_found_even_if_all_are_slow_when_the_rate_of_the_ports_is
 
 @pytest.mark.parametrize(("limit", "share"), [(0.8, 0.8), (0.3, 0.3), (None, 0.0)])
 @pytest.mark.parametrize("name", ["verbs.best_ratio", "verbs.rate_ratio"])
-def test_lowest_rate_of_a_healthy_port_is_the_limit_of_the_criterion_on_this_rate(
+def test_least_share_of_its_rate_that_a_healthy_port_reaches_is_the_limit_of_the_criterion(
     name: str, limit: float | None, share: float
 ) -> None:
-    """A site may replace or remove the criterion. Without the criterion, no rate is too low."""
+    """A site may replace or remove the criterion. Without the criterion, the share is 0."""
     pack = read_pack("verbs")
     others = tuple(item for item in pack.criteria if item.name != name)
     criterion = next(item for item in pack.criteria if item.name == name)
@@ -345,8 +354,8 @@ def found(verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
     return parts
 
 
-def test_one_to_five_faults_of_sixteen_hosts_with_eight_rails_are_found() -> None:
-    """The faulty parts are ports, links, hosts, or at most three rails. Precision and recall must be at least 95 %."""
+def test_one_to_five_faulty_parts_among_sixteen_hosts_with_eight_rails_are_found() -> None:
+    """All faulty parts are of one kind: ports, links, hosts or at most three rails. Precision and recall are at least 95 %."""
     for part in ("nic", "link", "rail", "host"):
         score, most = Score(), 3 if part == "rail" else 5
         for count, seed in itertools.product(range(1, most + 1), range(2)):

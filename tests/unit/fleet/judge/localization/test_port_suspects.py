@@ -1,4 +1,4 @@
-"""The verdict on a suspected port also uses the name of its switch, its rate, and its bandwidth in loopback."""
+"""The verdict on a suspected RDMA port depends also on the port's switch, data rate, and bandwidth in loopback (with itself)."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from tests.unit.fleet.judge.localization.test_port_pairs import RATE, of_layer, 
 from tests.unit.fleet.judge.small_fleet import criterion, pack
 
 SLOW = 0.5
+"""Bandwidth of a slow pair of ports, as a share of the normal bandwidth."""
 
 
 def port(rail: int) -> str:
@@ -27,7 +28,7 @@ def port(rail: int) -> str:
 
 
 def floors(best: Any = 0.8, alone: Any = 0.9) -> Pack:
-    """Return a pack that requires of each port a share of its rate: `best` with its best partner, `alone` in loopback."""
+    """Return criteria that require each port to reach a share of its rate: `best` with its best partner, `alone` in loopback."""
     rules = (("best", "verbs.best_ratio", best), ("alone", "verbs.rate_ratio", alone))
     return pack(
         *[criterion(name, id=id, operator="ge", value=value, scope="") for id, name, value in rules], chosen=True
@@ -52,17 +53,17 @@ def judged(
     verdicts: Sequence[Verdict] = (),
     packs: Sequence[Pack] = (floors(),),
 ) -> list[Verdict]:
-    """Return the verdicts on ports that are not passes.
+    """Return the failed and inconclusive verdicts on ports.
 
     Args:
-        slow: returns whether a pair of ports has only half of the normal bandwidth.
+        slow: returns whether a pair of ports is slow (`SLOW`).
         size: number of hosts.
         rails: number of ports of each host.
         of_h2: further figures of h2.
         rates: rail -> rate of its ports in B/s, which all hosts report.
-        switches: returns ID and name of the switch, given the number of a host and a rail.
+        switches: returns ID and name of the switch of a port, given the number of the host and the rail.
         is_roce: whether the switch is a reading of the port's network interface, and not of the port itself.
-        verdicts: verdicts of the criteria.
+        verdicts: the verdicts of all criteria.
         packs: the criteria.
     """
     fleet = Fleet(size, rails, noise=0.001)
@@ -124,18 +125,18 @@ def test_loopback_separates_a_slow_cable_from_a_slow_port(figures: list[Observat
         assert note in verdict.reason
         assert note in verdict.detail
     else:
-        assert "with itself" not in verdict.reason
+        assert "in loopback" not in verdict.reason
 
 
 @pytest.mark.parametrize("packs", [[], [floors(alone=None)], [floors(alone=0.0)]])
-def test_loopback_without_a_limit_is_not_mentioned(packs: list[Pack]) -> None:
+def test_bandwidth_in_loopback_without_a_limit_is_not_mentioned(packs: list[Pack]) -> None:
     (verdict,) = judged(at_h2, of_h2=[alone(0.95)], packs=packs)
-    assert "with itself" not in verdict.reason
+    assert "in loopback" not in verdict.reason
     assert verdict.reason.startswith("suspect NIC h2 rail 1")
 
 
 def leaf(number: int, rail: int) -> tuple[str, str]:
-    """Return ID and name of the leaf switch of a host on a rail. Four hosts share a switch."""
+    """Return ID and name of the leaf switch of a host on a rail. Four hosts share a leaf switch."""
     return f"00{number // 4}{rail}", f"leaf{number // 4}-{rail}"
 
 
@@ -145,7 +146,7 @@ def at_leaf(pair: Pair) -> bool:
 
 
 def best(host: str, rail: int, verdict: str = FAIL) -> Verdict:
-    """Return a verdict on what a port reaches with its best partner, as a share of its rate."""
+    """Return a verdict on the share of its rate that a port reaches with its best partner."""
     return Verdict(
         host=host,
         scope=port(rail),
@@ -170,20 +171,22 @@ def test_slow_switch_has_a_verdict_in_the_scope_of_each_of_its_ports(is_roce: bo
 
 
 @pytest.mark.parametrize(
-    ("given", "part", "note"),
+    ("given", "part", "names_switch"),
     [
         (("a b/1", ""), "switch=a_b_1", False),
         (("leaf", "leaf"), "switch=leaf", False),
         (("x" * 70, "leaf"), f"switch={'x' * 64}", True),
     ],
 )
-def test_id_of_a_switch_is_written_as_a_scope(given: tuple[str, str], part: str, note: bool) -> None:
+def test_id_of_a_switch_is_converted_to_a_valid_scope(given: tuple[str, str], part: str, names_switch: bool) -> None:
+    """`given` is ID and name of the switch. The reason has the name if it differs from the ID."""
+
     def named(number: int, rail: int) -> tuple[str, str]:
         return given if (number // 4, rail) == (1, 1) else leaf(number, rail)
 
     found = judged(at_leaf, size=12, switches=named)
     assert {item.part for item in found} == {part}
-    assert any("the switch is" in item.reason for item in found) is note
+    assert any("the switch is" in item.reason for item in found) is names_switch
 
 
 def test_no_switch_is_suspected_if_the_switches_of_the_ports_are_unknown() -> None:
@@ -192,8 +195,8 @@ def test_no_switch_is_suspected_if_the_switches_of_the_ports_are_unknown() -> No
 
 
 def test_port_does_not_get_the_switch_of_another_port() -> None:
-    fleet = judged(at_leaf, size=12, switches=lambda number, rail: leaf(number, rail) if rail == 0 else ("", ""))
-    assert not any(item.part.startswith("switch") for item in fleet)
+    found = judged(at_leaf, size=12, switches=lambda number, rail: leaf(number, rail) if rail == 0 else ("", ""))
+    assert not any(item.part.startswith("switch") for item in found)
 
 
 def on_rail(pair: Pair) -> bool:
@@ -201,7 +204,7 @@ def on_rail(pair: Pair) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("given", "verdict"),
+    ("of_criteria", "verdict"),
     [
         ([], INCONCLUSIVE),
         ([best("h1", 1)], FAIL),
@@ -210,10 +213,10 @@ def on_rail(pair: Pair) -> bool:
         ([replace(best("h1", 1), name="verbs.rate_ratio")], INCONCLUSIVE),
     ],
 )
-def test_rail_fails_only_if_one_of_its_ports_is_also_too_slow_for_its_own_rate(
-    given: list[Verdict], verdict: str
+def test_rail_fails_only_if_one_of_its_ports_is_also_too_slow_for_the_rate_of_the_port(
+    of_criteria: list[Verdict], verdict: str
 ) -> None:
-    found = judged(on_rail, size=6, rails=4, verdicts=given)
+    found = judged(on_rail, size=6, rails=4, verdicts=of_criteria)
     assert {(item.scope, item.part) for item in found} <= {(port(1), "rail=1")}
     assert {item.verdict for item in found} <= {verdict}
     if verdict == FAIL:
@@ -244,7 +247,7 @@ def test_slow_rails_are_found_even_if_most_are_slow_when_rate_and_limit_of_their
     )
 
 
-def test_least_share_is_the_highest_lower_limit_of_the_criteria() -> None:
+def test_least_share_is_the_highest_of_the_lower_limits_in_the_criteria() -> None:
     rules = (
         criterion("verbs.best_ratio", id="a", operator="ge", value=0.7, scope=""),
         criterion("verbs.best_ratio", id="b", operator="ge", value=0.8, scope=""),
