@@ -260,8 +260,7 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
 def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
     """Check that the records of a host have results of the right stages, and the same versions of Rackproof and other software.
 
-    Only the record of a gang may have figures or readings of the stage `gang`. If the record of a gang has figures, some of them
-    must be of this stage.
+    The record of a gang has figures and readings only of GANG_STAGES, and other records have none of these stages.
     """
     for record in records:
         whose = f"the launches of gang {record.gang}" if record.gang else "the launches of this host alone"

@@ -405,13 +405,14 @@ def _compared_devices(view: HostView, items: Sequence[Observation], group: Seque
     if first.is_gang or first.device_kind in ("directory", "numa"):
         return
     if first.kind == "peer" or "partner" in first.labels:
-        by_path: dict[bool, list[int]] = defaultdict(list)
+        by_path: dict[bool | None, list[int]] = defaultdict(list)
         for position in group:
             scope = Scope.parse(items[position].scope)
             joined = (
                 view.nvlinks.get(scope.text) if first.kind == "peer" else _shares_domain(view, scope.get("partner"))
             )
-            by_path[bool(joined)].append(position)
+            by_path[None if joined is None else bool(joined)].append(position)
+        by_path.pop(None, None)  # the path of these pairs was not read
         yield from map(tuple, by_path.values())
     elif _benchmark(items[group[0]]) != GROUP_COPY or len({*map(bool, view.nvlinks.values())}) < 2:
         yield tuple(group)

@@ -15,12 +15,8 @@ CHUNK = 1 << 24
 file, a chunk is the part of a buffer that belongs to one rank.)"""
 PERIOD = 251
 """The pattern (see `pattern`) repeats the integers 0 to 250."""
-TERMS = 61
-"""In a reduction, each rank adds its rank modulo TERMS to the pattern (reduce_scatter: also the chunk's number modulo TERMS).
-
-With these small terms, all sums over up to 45 000 ranks are below 2^24, so fp32 represents them exactly, in whatever order NCCL
-adds.
-"""
+EXACT = 1 << 24
+"""fp32 represents all integers below this one exactly, so a sum below it does not depend on the order in which NCCL adds."""
 
 Call = Callable[[torch.Tensor, torch.Tensor], object]
 
@@ -48,14 +44,20 @@ _all_gather: Callable[..., object] = getattr(dist, "all_gather_single", dist.all
 _reduce_scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
 
 
-def _term(rank: int) -> int:
-    return rank % TERMS
+def _term(rank: int, n: int) -> int:
+    """Return what a rank adds to the pattern in a reduction of `n` ranks: its number, modulo `_terms(n)`."""
+    return rank % _terms(n)
+
+
+def _terms(n: int) -> int:
+    """Return how many different terms `n` ranks may have, so that all sums are below EXACT. It is at least `n` up to 2 800 ranks."""
+    return max(1, (EXACT // n - PERIOD) // 2)
 
 
 def _sum_of_terms(n: int) -> int:
     """Return the sum of the terms of the ranks 0 to n - 1."""
-    rounds, rest = divmod(n, TERMS)
-    return rounds * (TERMS * (TERMS - 1) // 2) + rest * (rest - 1) // 2
+    rounds, rest = divmod(n, _terms(n))
+    return rounds * (_terms(n) * (_terms(n) - 1) // 2) + rest * (rest - 1) // 2
 
 
 def _ring(send: torch.Tensor, receive: torch.Tensor) -> None:
@@ -95,7 +97,7 @@ def _hypercube(send: torch.Tensor, receive: torch.Tensor) -> None:
 
 OPERATIONS = {
     "all_reduce": Operation(
-        sent=lambda r, chunk, n: _term(r),
+        sent=lambda r, chunk, n: _term(r, n),
         received=lambda r, chunk, n: (n, _sum_of_terms(n)),
         run=lambda send, receive: dist.all_reduce(receive),
     ),
@@ -107,8 +109,8 @@ OPERATIONS = {
     ),
     "reduce_scatter": Operation(
         sends_chunks=True,
-        sent=lambda r, chunk, n: _term(r) + _term(chunk),
-        received=lambda r, chunk, n: (n, _sum_of_terms(n) + n * _term(r)),
+        sent=lambda r, chunk, n: _term(r, n) + _term(chunk, n),
+        received=lambda r, chunk, n: (n, _sum_of_terms(n) + n * _term(r, n)),
         run=lambda send, receive: _reduce_scatter(receive, send),
     ),
     "broadcast": Operation(
@@ -118,7 +120,7 @@ OPERATIONS = {
     ),
     "reduce": Operation(
         root_only=True,
-        sent=lambda r, chunk, n: _term(r),
+        sent=lambda r, chunk, n: _term(r, n),
         received=lambda r, chunk, n: (n, _sum_of_terms(n)),
         run=lambda send, receive: dist.reduce(receive, dst=0),
     ),

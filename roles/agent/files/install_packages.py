@@ -25,10 +25,10 @@ SOURCES = (
 )
 # As in pip, a later file overrides an earlier one. PIP_CONFIG_FILE excludes the files of the user, and /dev/null all files.
 given_file = os.environ.get("PIP_CONFIG_FILE", "")
-directories = os.environ.get("XDG_CONFIG_DIRS", "/etc/xdg").split(os.pathsep)
+directories = (os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)
 files = [*(f"{directory}/pip/pip.conf" for directory in directories), "/etc/pip.conf"]
 if not os.path.exists(given_file):
-    files += ["~/.pip/pip.conf", os.environ.get("XDG_CONFIG_HOME", "~/.config") + "/pip/pip.conf"]
+    files += ["~/.pip/pip.conf", (os.environ.get("XDG_CONFIG_HOME") or "~/.config") + "/pip/pip.conf"]
 if given_file == os.devnull:
     files = []
 settings = configparser.RawConfigParser()

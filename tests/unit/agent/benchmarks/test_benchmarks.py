@@ -315,6 +315,12 @@ def test_expected_elements_of_a_reduction_are_the_sums_of_the_sent_ones(op: str,
 
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce", "reduce_scatter"])
+def test_ranks_send_different_elements_in_a_reduction_of_up_to_2600_ranks(op: str) -> None:
+    """Otherwise a reduction that adds one rank twice and another never would not be wrong."""
+    assert len({OPERATIONS[op].sent(rank, 0, 2600) for rank in range(2600)}) == 2600
+
+
+@pytest.mark.parametrize("op", ["all_reduce", "reduce", "reduce_scatter"])
 def test_sums_of_45_000_ranks_are_integers_that_fp32_represents_exactly(op: str) -> None:
     """Otherwise the sum would depend on the order in which NCCL adds."""
     world_size = 45_000
