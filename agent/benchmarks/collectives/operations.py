@@ -50,7 +50,7 @@ def _term(rank: int, n: int) -> int:
 
 
 def _terms(n: int) -> int:
-    """Return how many different terms `n` ranks may have, so that all sums are below EXACT. It is at least `n` up to 2 800 ranks."""
+    """Return how many different terms `n` ranks may have, so that all sums are below EXACT: at least `n` up to 2 800 ranks."""
     return max(1, (EXACT // n - PERIOD) // 2)
 
 
