@@ -1,6 +1,7 @@
 """Return the limits of criteria, as numbers or as PromQL, for panels. A criterion has a limit; a pack is a file of criteria.
 
-The PromQL has the limits of the packs and the series of the alert rules.
+The series and label matchers in the PromQL are those of the alert rules (`fleet/integrations/alerts/table.yml`). The limits in
+it are those of the criteria.
 """
 
 from __future__ import annotations

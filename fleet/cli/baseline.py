@@ -30,12 +30,15 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add baseline to the command."""
     parser = verbs.add_parser(
         "baseline",
-        help="store the figures of hosts and GPUs from accepted runs: add an accepted run, show one part, list all parts",
+        help="store the figures of hosts and GPUs from runs with the decision `accepted`, and print the stored figures",
         epilog="examples: rackproof baseline accept runs/20261121T040000Z --why 'hand-over of rack 12'; "
         "rackproof baseline list; rackproof baseline show r12-h03; rackproof baseline show 1652826070058 --json",
     )
     parser.add_argument(
-        "what", choices=["accept", "show", "list"], help="add an accepted run, show one part, or list all"
+        "what",
+        choices=["accept", "show", "list"],
+        help="accept: add runs to the baselines of their hosts and GPUs (rackproof report must have given each run the decision "
+        "`accepted`); show: print the baseline of one host or GPU; list: print one line for each baseline",
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help="accept: run directories; show: a host or a serial")
     parser.add_argument(
@@ -44,7 +47,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default=baseline_store.DEFAULT,
         help="directory of the baselines (default: %(default)s)",
     )
-    parser.add_argument("--by", help="accept: person who accepts the run (default: the user name)")
+    parser.add_argument(
+        "--by", help="accept: name of the person who adds the run to the baselines (default: the user name)"
+    )
     parser.add_argument("--why", default="", help="accept: reason, such as the hand-over of a rack")
     parser.add_argument(
         "--replace",
@@ -61,7 +66,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--kind",
         choices=[REAL, REHEARSAL, SIMULATED],
         default=REAL,
-        help="show, list: kind of the accepted runs; gpu: runs that test GPUs (default: %(default)s)",
+        help="show, list: print baselines of this kind. `gpu`: from runs on GPUs; `rehearsal`: from rehearsals, which run on "
+        "CPUs; `simulated`: from runs that rackproof simulate wrote (default: %(default)s)",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(call=call)
@@ -76,7 +82,7 @@ def call(options: argparse.Namespace) -> int:
 
 def _accept(options: argparse.Namespace) -> int:
     if not options.names:
-        raise UsageError("baseline accept: give the directory of an accepted run")
+        raise UsageError("baseline accept: give the directory of a run whose report has the decision `accepted`")
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     by = Approval(who=_one_line(options.by or user_name(), 200), at=now, why=_one_line(options.why, 1000))
     accepted: dict[PartKey, PartBaseline] = {}
@@ -125,7 +131,12 @@ def _accepted(run: Run, baselines: Sequence[PartBaseline], directory: Path) -> s
     ]
     lines += [f"accepted with a waiver: {clean(text)}" for text in waived]
     lines += (
-        [f"ignored as outliers among the runs of their part: {counted(outliers, 'measurement')}"] if outliers else []
+        [
+            f"outliers ignored: {counted(outliers, 'value')} (far from the values of the same figure in other accepted runs of "
+            "the same host or GPU)"
+        ]
+        if outliers
+        else []
     )
     return "\n".join(lines)
 

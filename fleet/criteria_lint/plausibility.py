@@ -40,7 +40,7 @@ def check_plausibility(criterion: Criterion) -> Iterator[Finding]:
             "write the latency in seconds",
         )
     elif last in MUST_BE_TRUE and limit is False:
-        yield finding_on(criterion, limit, "this requires the fault", "write true")
+        yield finding_on(criterion, limit, "only a faulty part meets this limit", "write true")
 
 
 def _check_error_count(criterion: Criterion) -> Iterator[Finding]:

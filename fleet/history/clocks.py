@@ -91,7 +91,7 @@ def clock_notes(index: Index, now: str) -> list[str]:
             f"{counted(len(later), 'run')} began after the present time: a clock was or is wrong: {_names(index, later)}"
         )
     if wrong:
-        notes.append(f"{counted(len(wrong), 'run')} with a wrong date, in no trend: {_names(index, wrong)}")
+        notes.append(f"{counted(len(wrong), 'run')} with a wrong date, left out of all trends: {_names(index, wrong)}")
     times = sorted((time, nonce) for nonce, time in began.items() if nonce not in wrong)
     if len(times) > 2 and times[1][0] - times[0][0] > ALONE_S:
         notes.append(

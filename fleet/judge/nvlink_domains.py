@@ -1,8 +1,8 @@
 """NVLink domains of several hosts (GB200 NVL72): what each host reports, and which host breaks the connections of IMEX.
 
-IMEX is the daemon by which the hosts of a domain share GPU memory. Each daemon reports its connections to all others, so all
-hosts of a domain report their broken connection to a faulty host. The failure is attributed to the host that has the most broken
-connections.
+IMEX is the daemon by which the hosts of a domain share GPU memory. Each daemon reports the state of its connection to every other
+daemon of the domain. So if one host is faulty, each of the other hosts reports a broken connection to it. The failure is
+attributed to the host that has the most broken connections.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class NvlinkDomains:
             self._culprits.clear()
 
     def update(self, other: NvlinkDomains) -> None:
-        """Add the members in the object of other hosts."""
+        """Add the members that `other` contains: further hosts of the same run, with their domains."""
         for name, members in other._members.items():
             self._members.setdefault(name, {}).update(members)
         self._culprits.clear()
@@ -74,7 +74,10 @@ class NvlinkDomains:
         return any(uuid != NO_DOMAIN for member in self._members.get(domain, {}).values() for uuid, _ in member.cliques)
 
     def cliques(self, domain: str, hosts: Iterable[str]) -> set[tuple[Value, Value]]:
-        """Return the pairs of cluster UUID and clique ID of these hosts. A host without any counts as being in no domain."""
+        """Return the pairs of cluster UUID and clique ID of these hosts.
+
+        If a host has no such pair, the result contains the pair `(NO_DOMAIN, None)` for it.
+        """
         members = self._members.get(domain, {})
         nothing = frozenset({(NO_DOMAIN, None)})
         return {pair for host in hosts for pair in (members[host].cliques if host in members else nothing) or nothing}
@@ -140,8 +143,10 @@ def _attribute(members: Collection[DomainMember]) -> dict[str, dict[str, str]]:
     """Return address of the host at fault -> address of the other end -> state of the broken connection.
 
     First, all broken connections of a host whose daemon does not work are attributed to that host. Then the connections that
-    remain are attributed to the host with the most of them, and so on until none remains. If a connection is the only one that
-    remains of both its hosts, it is attributed to both. But if one of the two is not in the run, it is attributed to that one.
+    remain are attributed to the host with the most of them, and so on until none remains.
+
+    If neither end of a connection has another remaining connection, the connection is attributed to both ends. There is one
+    exception: if the address of one end is not that of any of `members`, the connection is attributed only to this unknown end.
     """
     states: dict[Edge, str] = {}
     not_ready = []

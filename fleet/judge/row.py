@@ -1,4 +1,4 @@
-"""One row of a tally: the numbers of verdicts of one criterion on one figure or reading.
+"""One row of a tally: how many verdicts of one criterion on one figure or reading are `pass`, `fail` or `inconclusive`.
 
 A row keeps counts, values and the worst parts. It grows with the fleet only if the values are texts that differ from host to
 host. Up to MAX_EXACT different numbers are kept exactly. If there are more, they are rounded to about one part in ten thousand.
@@ -96,7 +96,7 @@ class TallyRow:
     def add_passes(
         self, values: Sequence[float], positions: Sequence[int], hosts: Sequence[str], scopes: Iterable[str]
     ) -> None:
-        """Count one pass for each of these hosts, as `add_pass` does. `values` has the number of each host."""
+        """Count one pass for each of these hosts, as `add_pass` does. `values` has one value for each host, in the same order."""
         worst = min(values) if self.higher_is_better else -max(values)
         if worst <= self.threshold:
             for value, position, host, scope in zip(values, positions, hosts, scopes, strict=False):
@@ -254,7 +254,10 @@ def _order(entry: Entry) -> tuple[int, float, int, str]:
 
 
 def _as_int_if_whole(value: float) -> float:
-    """Return a whole number as an int: for a Counter 1 and 1.0 are equal, but JSON writes them differently."""
+    """Return a whole number as an int, so that the JSON of a report does not depend on the order in which values are counted.
+
+    For a Counter, 1 and 1.0 are the same key, and it keeps the one that was added first. But JSON writes them differently.
+    """
     return int(value) if float(value).is_integer() and abs(value) < 1 << 53 else float(value)
 
 

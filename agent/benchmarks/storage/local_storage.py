@@ -30,7 +30,10 @@ FILE = "data"
 MARGIN_S = 20.0
 """Seconds that a pass may take longer than its time limit in fio before it is abandoned."""
 SLOWEST_READ = 0.1
-"""The comparison may take the time limit of the sequential write divided by this number, plus MARGIN_S. Then it is abandoned."""
+"""The final comparison of all blocks with their checksums may run at this fraction of the speed of the sequential write.
+
+The comparison is abandoned after `seconds / SLOWEST_READ + MARGIN_S` seconds. The setting `seconds` is the time limit of the
+sequential write."""
 NO_FIO = (
     "fio is not installed: set rackproof_install_fio to true, or install the package fio (RHEL: also fio-engine-libaio)"
 )

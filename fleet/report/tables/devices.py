@@ -81,7 +81,11 @@ def _values(report: FleetReport) -> tuple[dict[FigureKey, list[_Value]], Counter
 
 
 def _is_missing(key: FigureKey, verdict: Verdict) -> bool:
-    """Return whether the verdict on a missing figure is about `key`. A verdict has only the parameters that the plan states."""
+    """Return whether `verdict`, which has the kind MISSING, is about the figure `key`.
+
+    If a planned figure was not measured, `verdict.params` has only the parameters that the plan states. `key.params` is from a
+    measurement on another device, and may have further ones.
+    """
     same = (key.name, key.stage) == (verdict.name, verdict.stage)
     return same and verdict.params.items() <= key.params.items()
 

@@ -37,7 +37,10 @@ def readings(collector: XidCollector) -> dict[str, dict[str, object]]:
 
 
 def read(log: Path, *commands: Sequence[str], full_snapshot: bool = False) -> dict[str, dict[str, object]]:
-    """Return the readings of a collector that reads `log`, and in place of journalctl and dmesg the output of `commands`."""
+    """Return the readings of an XidCollector that reads the file `log`.
+
+    For a full snapshot, it may also run `commands`, which replace journalctl and dmesg.
+    """
     return readings(XidCollector(log, full_snapshot, commands))
 
 
@@ -55,7 +58,8 @@ def test_uptime_is_parsed_from_kmsg_dmesg_and_journal() -> None:
     assert kernel_log.uptime(XID_79) == 91827.364554
     assert kernel_log.uptime("[  12.345678] NVRM: Xid (PCI:0000:4c:00.0): 48") == 12.345678
     assert kernel_log.uptime("[91827.364554] gpu-7 kernel: NVRM: Xid (PCI:0000:4c:00.0): 48") == 91827.364554
-    assert kernel_log.uptime("NVRM: Xid (PCI:0000:4c:00.0): 48") > 0  # no time: 0 would mean that there was no error
+    # This line has no time. `uptime` must not return 0, which would mean that no error has ever occurred.
+    assert kernel_log.uptime("NVRM: Xid (PCI:0000:4c:00.0): 48") > 0
 
 
 @pytest.mark.parametrize(
@@ -294,7 +298,8 @@ def test_log_with_dates_instead_of_uptimes_counts_as_incomplete(tmp_path: Path) 
         assert result["xid.log_complete"] == {"host": False}
 
 
-def test_scrape_starts_no_process(tmp_path: Path) -> None:
+def test_collector_starts_no_process_unless_the_snapshot_is_full(tmp_path: Path) -> None:
+    """When Prometheus scrapes the exporter, the collector runs without `full_snapshot` and must be fast."""
     log, trace = tmp_path / "kmsg", tmp_path / "started"
     log.write_text(LATER_LINE)
     assert read(log, ("touch", str(trace)))["xid.log_complete"] == {"host": False}
@@ -338,7 +343,8 @@ def judged(
 
     Args:
         counts: scope -> number of errors, the same in all three snapshots
-        observed: `xid.last_seen` in the first two snapshots, and in the last one; a text is the reason why the reading is absent
+        observed: two values of `xid.last_seen`: the first is in snapshots 1 and 2, the second is in snapshot 3. A number is the
+            reading in s. A text is the reason why the reading is absent
         name: name of the reading with the counts
     """
     plan = builders.plan(profile="smoke")

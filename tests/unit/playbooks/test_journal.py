@@ -27,7 +27,7 @@ def playbook_of_plays(directory: Path, run_dir: Path, *plays: dict[str, Any]) ->
 
 
 def measuring_play(task: dict[str, Any], name: str = "Measure") -> dict[str, Any]:
-    """Return a play with this task, which has the tag of the plays that measure."""
+    """Return a play with this task. The play has the tag `run`, as the plays that measure have in Rackproof's playbooks."""
     return {"name": name, "hosts": "gpu_hosts", "gather_facts": False, "tags": ["run"], "tasks": [task]}
 
 

@@ -57,17 +57,21 @@ def test_checkout_does_not_inject_facts_as_variables() -> None:
     assert "\ninject_facts_as_vars = False\n" in (ROOT / "ansible.cfg").read_text(encoding="utf-8")
 
 
-def test_largest_record_that_is_fetched_is_the_largest_that_is_read() -> None:
+def test_size_limit_of_fetching_a_record_equals_the_size_limit_of_reading_it() -> None:
+    """The action plugin `fetch_record` repeats the number MAX_BYTES of `schemas/documents.py`."""
     action = (ROOT / "playbooks" / "action_plugins" / "fetch_record.py").read_text(encoding="utf-8")
     assert f"\nMAX_BYTES = {MAX_BYTES:_}\n" in action
 
 
 ROLES = yaml.safe_load((ROOT / "roles" / "plan" / "tasks" / "bind.yml").read_text(encoding="utf-8"))[0]["loop"]
-"""Roles whose variables the role `plan` sets as facts. The result of a module on a host cannot replace these facts."""
+"""Roles whose `tasks/bind.yml` the role `plan` runs. This file sets the variables of its role as facts with `set_fact`.
+
+A module on a host can return facts of the same names, but they do not replace facts of `set_fact`.
+"""
 
 
-def test_every_role_with_defaults_sets_its_variables_as_facts() -> None:
-    """Only the role `schedule` sets none, because it connects to no host."""
+def test_every_role_with_defaults_except_schedule_sets_its_variables_as_facts() -> None:
+    """The role `schedule` runs only on the control node, so no other host can return facts to it."""
     roles = {path.parts[-3] for path in (ROOT / "roles").glob("*/defaults/main.yml")}
     assert roles - set(ROLES) == {"schedule"}
 

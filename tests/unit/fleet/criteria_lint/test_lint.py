@@ -1,5 +1,6 @@
-"""Test the criteria lint, which finds wrong limits in criteria packs: both sides of its thresholds, and entries of its tables.
+"""Test the criteria lint, which finds wrong limits in criteria packs.
 
+For a threshold of the lint, the tests use a value on each side of it. For a table of the lint, they use some of its entries.
 A floor is a lower limit. The catalogue is the list of the observations of all benchmarks (`schemas/catalogue.py`).
 """
 
@@ -62,7 +63,10 @@ def datasheet_findings(criterion: Criterion, **sheet: Any) -> list[str]:
 def test_floor_must_be_between_a_minimum_share_of_the_peak_and_the_peak(
     name: str, where: Any, low: float, high: float
 ) -> None:
-    """`low`: the lowest permitted floor (0.001 if every floor is high enough). `high`: the peak."""
+    """`low`: the lowest permitted floor. If the lint has no minimum for this figure, `low` is 0.001, a very low floor.
+
+    `high`: the peak.
+    """
 
     def findings(value: float) -> list[str]:
         return datasheet_findings(rule(name, where=where, value=value))
@@ -162,7 +166,7 @@ def plausibility_findings(name: str, **changes: Any) -> list[str]:
         ("x.tested_share", {"value": 0.89}, "not tested"),
         ("x.tested_share", {"value": 0.1, "origin": "rehearsal"}, ""),
         ("x.tested_share", {}, ""),
-        ("x.access", {"operator": "eq", "value": False}, "requires the fault"),
+        ("x.access", {"operator": "eq", "value": False}, "only a faulty part meets this limit"),
         ("x.access", {"operator": "eq", "value": True}, ""),
         ("x.access", {"operator": "ge", "value": False}, ""),
         ("x.latency", {"value": "text"}, ""),
@@ -171,7 +175,9 @@ def plausibility_findings(name: str, **changes: Any) -> list[str]:
         ("x.latency", {"expected": 2.0, "fraction": 0.5, "operator": "le"}, ""),
     ],
 )
-def test_limit_with_which_no_fault_can_be_found_is_a_finding(name: str, changes: Any, why: str) -> None:
+def test_operator_or_limit_that_cannot_separate_healthy_from_faulty_parts_is_a_finding(
+    name: str, changes: Any, why: str
+) -> None:
     """`why`: a part of the first finding; empty: there is no finding."""
     result = plausibility_findings(name, **changes)
     assert bool(result) is bool(why)
@@ -358,7 +364,10 @@ def test_same_finding_is_listed_once() -> None:
 
 
 def parameter_findings(name: str, **where: Any) -> list[str]:
-    """Return the findings on a criterion with the parameters `where`, each as `VALUE: PROBLEM; REMEDY`."""
+    """Return the findings on a criterion with the parameters `where`, each as `VALUE: PROBLEM; REMEDY`.
+
+    VALUE is what is wrong in `where`: the name of a parameter, or its value.
+    """
     return [
         text.split(": ", 2)[2] for text in findings(name=name, where=where, value=None, fleet_fraction=0.9, scope="")
     ]

@@ -53,9 +53,10 @@ def ask(store: Path, *arguments: str) -> Done:
         "nonsense",
     ],
 )
-def test_sql_that_writes_or_reads_a_file_by_its_path_or_is_invalid_is_refused(
-    store: Path, tmp_path: Path, query: str
-) -> None:
+def test_sql_other_than_one_query_of_the_history_is_refused(store: Path, tmp_path: Path, query: str) -> None:
+    """Four kinds of SQL are refused: statements other than queries, queries that read a file by its path, several statements at
+    once, and invalid SQL.
+    """
     before = {path: path.stat().st_mtime_ns for path in store.rglob("*")}
     done = ask(store, "sql", query.format(out=tmp_path / "out", store=store / "gpu"))
     assert (done.returncode, done.stdout) == (64, ""), query
@@ -88,14 +89,15 @@ def test_each_query_has_json_and_csv_output(store: Path, question: list[str]) ->
 
 
 @pytest.mark.parametrize("question", [["figure", "stress.throughput"], ["lemons"]])
-def test_option_values_changes_only_the_csv_of_a_part(store: Path, question: list[str]) -> None:
+def test_only_the_subcommand_part_uses_the_option_named_values(store: Path, question: list[str]) -> None:
+    """`--values` adds all values to the CSV of `rackproof history part`. It does not change the CSV of other subcommands."""
     assert ask(store, *question, "--csv", "--values").stdout == ask(store, *question, "--csv").stdout
     header, *rows = ask(store, "part", "h1-0", "--csv", "--values").stdout.splitlines()
     assert header == "name,settings,stage,within,began,run,driver,value"
     assert len([row for row in rows if row.startswith("stress.throughput")]) == 2
 
 
-def test_part_has_its_causes_and_values(store: Path) -> None:
+def test_history_of_a_part_has_the_causes_of_its_failures_and_its_values(store: Path) -> None:
     document = json.loads(ask(store, "part", "h1-0", "--json", "--values").stdout)
     assert [cause["run"] for cause in document["causes"]] == ["r2"]
     assert [place["runs"] for place in document["places"]] == [2]
@@ -163,4 +165,4 @@ def test_each_answer_has_a_note_on_the_run_with_a_wrong_date(store: Path, tmp_pa
     add_run(copy, run_rows(*judge_run(run, [])))
     done = ask(copy, *[word.format(out=tmp_path / "page.html") for word in question])
     assert done.returncode == 0
-    assert "1 run with a wrong date, in no trend: r0" in done.stdout + done.stderr
+    assert "1 run with a wrong date, left out of all trends: r0" in done.stdout + done.stderr

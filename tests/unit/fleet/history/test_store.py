@@ -307,7 +307,8 @@ def test_run_from_the_future_is_reported_and_left_out_of_trends(tmp_path: Path) 
     assert "a clock is wrong: the run began at 2099-01-01" in done.stderr
     assert History(tmp_path / "h").rows("select count(*) from series") == [(0,)]
     assert (
-        "1 run with a wrong date, in no trend: r1" in rackproof("history", "racks", "--history", tmp_path / "h").stdout
+        "1 run with a wrong date, left out of all trends: r1"
+        in rackproof("history", "racks", "--history", tmp_path / "h").stdout
     )
 
 

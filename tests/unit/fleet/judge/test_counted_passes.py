@@ -22,9 +22,13 @@ from tests.unit.fleet.judge.test_passes import H5, NAMES, PLAN, RULES, fleet, he
 
 
 def counted(**changed: Callable[[Record], Record]) -> tuple[dict[str, Remaining], dict[str, int], dict[str, int]]:
-    """Return three mappings: host -> what was left to evaluate; number of evaluated criteria; number of passes.
+    """Count the passes of every host with `PassCounter`. Return three mappings; the keys of each are the names of the hosts.
 
-    The first two are of `PassCounter`. The third is the number of passes if every criterion is evaluated.
+    The values of the mappings are:
+
+    1. the result of `PassCounter`: the passes that it counted, and what it left to evaluate
+    2. how many evaluations of a criterion on this host `PassCounter` needed
+    3. the expected number of passes, found without `PassCounter` by evaluating every criterion on the host
 
     `changed`: host -> function that changes its record.
     """
@@ -82,10 +86,11 @@ def test_host_with_a_failed_launch_is_evaluated_in_full() -> None:
     assert remaining["h6"].criteria == []
 
 
-def test_host_with_a_slow_figure_keeps_its_other_passes() -> None:
+def test_host_with_a_bandwidth_below_the_floor_keeps_its_other_passes() -> None:
     def slow(record: Record) -> Record:
-        (first, *rest) = record.observations
-        return replace(record, observations=(replace(first, value=1e12), *rest))
+        (bandwidth, *rest) = record.observations
+        # 1e12 B/s is too slow: the criterion `floor` requires 4e12 B/s.
+        return replace(record, observations=(replace(bandwidth, value=1e12), *rest))
 
     remaining, _, passes = counted(h5=slow)
     assert {item.id for item in remaining[H5].criteria} >= {"floor"}

@@ -296,7 +296,7 @@ HIGHER, LOWER = "higher is better", "lower is better"
         ({**WRONG, "value": None, "fleet_fraction": 1.0, "operator": "le"}, "must be 0, whatever other parts have"),
         ({"name": "digest.mismatches", "unit": "1", "where": {}, "value": 1, "operator": "le"}, "must be 0"),
         ({"name": "checkpoint.identical", "unit": "1", "scope": "", "where": {}, "value": False, "operator": "eq"},
-         "this requires the fault"),
+         "only a faulty part meets this limit"),
         ({"value": math.inf, "operator": "ge"}, "inf: not a finite number"),
         ({"value": math.nan}, "not a finite number"),
         ({"value": None, "expected": math.inf, "fraction": 0.9}, "not a finite number"),

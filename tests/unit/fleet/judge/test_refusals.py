@@ -1,4 +1,8 @@
-"""A basic reading that the driver refuses is missing evidence, unless another verdict reports it or the refusal was transient."""
+"""If the driver refuses a basic reading of a GPU, the host gets an inconclusive verdict: evidence is missing.
+
+There is no such verdict if another verdict reports the problem, or if a later snapshot has a value for the reading. Basic
+readings are those in `BASIC` (fleet/judge/refusals.py), such as temperature and power.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +62,7 @@ REFUSED = [(POWER, "gpu=0", "the driver refuses it: Unknown Error")]
         "not a basic reading",
     ],
 )
-def test_basic_reading_that_the_last_snapshot_refuses_is_inconclusive(
+def test_basic_reading_that_the_driver_refuses_in_the_last_snapshot_is_inconclusive(
     snapshots: list[Metric], expected: list[tuple[str, str, str]]
 ) -> None:
     assert refused(*snapshots) == expected
@@ -90,7 +94,7 @@ def test_refusal_is_reported_if_the_gpu_needs_recovery_only_in_an_earlier_snapsh
     assert len(list(refused_readings(host_view(PLAN, snapshots=(first, last))))) == 1
 
 
-def test_refusal_by_a_gpu_without_any_measurement_is_not_reported() -> None:
+def test_refusal_by_a_gpu_without_any_reading_or_benchmark_result_is_not_reported() -> None:
     lost = Metric(name=POWER, unit="W", values={"gpu=1": 90.0}, absent={"gpu=0": "error: GPU is lost"})
     shots = (Snapshot(stage="preflight", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(lost,)),)
     assert list(refused_readings(host_view(PLAN, snapshots=shots, observations=()))) == []
@@ -120,7 +124,8 @@ def test_refusal_of_a_reading_that_a_shipped_criterion_judges_is_not_reported(
     assert refused(metric(), packs=(shipped,)) == (REFUSED if is_reported else [])
 
 
-def test_refusal_is_reported_even_if_a_criterion_of_the_operator_judges_the_reading() -> None:
+def test_refusal_is_reported_even_if_a_criterion_that_the_site_wrote_judges_the_reading() -> None:
+    """A criterion on the reading makes this verdict unnecessary only if Rackproof ships the criterion."""
     own = criterion(POWER, origin="site")
     assert refused(metric(), packs=(pack(), pack(own, name="site", chosen=True))) == REFUSED
 
@@ -130,4 +135,5 @@ def test_refusal_is_reported_even_if_a_criterion_of_the_operator_judges_the_read
     [("gpu.power", True), ("gpu.clock.lowered", True), ("gpu.power_limit_lowered", True), ("gpu.uuid", False)],
 )
 def test_refusal_of_basic_and_derived_readings_may_be_transient(name: str, expected: bool) -> None:
+    """A derived reading states whether one reading is below another, such as the power limit below its default."""
     assert may_be_transient(name) is expected
