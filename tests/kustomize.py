@@ -48,7 +48,9 @@ def _documents(path: Path) -> list[Resource]:
 
 def _patch(resources: list[Resource], patch: dict[str, Any]) -> None:
     target = patch["target"]
-    targets = [r for r in resources if (r["kind"], r["metadata"]["name"]) == (target["kind"], target["name"])]
+    targets = [
+        r for r in resources if r["kind"] == target["kind"] and target.get("name") in (None, r["metadata"]["name"])
+    ]
     assert targets, f"no resource matches the target of a patch: {target}"
     for resource in targets:
         for step in yaml.safe_load(patch["patch"]):

@@ -7,9 +7,11 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tarfile
 from collections.abc import Iterator
 from functools import cache
@@ -35,7 +37,8 @@ from tests.builders import NONCE, WHEN
 from tests.kustomize import Resource, render
 
 MANIFESTS = ROOT / "deploy" / "kubernetes"
-OVERLAYS = sorted(path.parent.name for path in MANIFESTS.glob("*/kustomization.yaml") if path.parent.name != "results")
+COMPONENTS = {"results", "kernel-log"}
+OVERLAYS = sorted({path.parent.name for path in MANIFESTS.glob("*/kustomization.yaml")} - COMPONENTS)
 VERSION = "1.33"
 """Kubernetes version of the schemas: the first in which `backoffLimitPerIndex` of the job in many-hosts is stable."""
 CORE = ("v1", "batch/v1", "apps/v1", "rbac.authorization.k8s.io/v1")
@@ -202,18 +205,54 @@ def test_renderer_of_the_tests_agrees_with_kubectl(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("template", POD_TEMPLATES)
-def test_pods_have_no_privileges(template: Resource) -> None:
+def test_pods_have_no_privileges_except_for_the_kernel_log(template: Resource, request: pytest.FixtureRequest) -> None:
+    reads_log = "kernel-log" in request.node.callspec.id
     pod = template["spec"]
     security = pod["securityContext"]
-    assert (security["runAsNonRoot"], security["runAsUser"]) == (True, 10001)
+    assert (security["runAsNonRoot"], security["runAsUser"]) == ((False, 0) if reads_log else (True, 10001))
     assert security["seccompProfile"] == {"type": "RuntimeDefault"}
     assert pod["automountServiceAccountToken"] is False
     assert not any(pod.get(key) for key in ("hostPID", "hostIPC"))
     for container in pod["containers"]:
         container_security = container["securityContext"]
         assert container_security["allowPrivilegeEscalation"] is False
-        assert container_security["capabilities"] == {"drop": ["ALL"]}
+        assert container_security["capabilities"] == {"drop": ["ALL"]} | ({"add": ["SYSLOG"]} if reads_log else {})
         assert not container_security.get("privileged")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give a process the capability SYSLOG")
+@pytest.mark.parametrize(("overlay", "read"), [("one-host", False), ("one-host-kernel-log", True)])
+def test_only_pods_with_syslog_can_read_the_kernel_log(overlay: str, read: bool, tmp_path: Path) -> None:
+    """As in a container, the process has no /dev/kmsg and no journal. It has the user and the capabilities of the manifest."""
+    ((_, template),) = templates(of_kind(overlay, "Job")[0])
+    user = template["spec"]["securityContext"]["runAsUser"]
+    (container,) = template["spec"]["containers"]
+    kept = [f"+{name.lower()}" for name in container["securityContext"]["capabilities"].get("add", ())]
+    code = (
+        "from pathlib import Path; from collectors.kernel_log import read_log; "
+        f"print(len(read_log(Path({str(tmp_path)!r}, 'kmsg'), [['dmesg']]).lines) > 0)"
+    )
+    done = subprocess.run(
+        [
+            *("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev && exec "$@"', "sh"),
+            *(
+                "setpriv",
+                f"--reuid={user}",
+                "--regid=0",
+                "--clear-groups",
+                f"--bounding-set={','.join(['-all', *kept])}",
+            ),
+            *("--inh-caps=-all", "--no-new-privs", sys.executable, "-c", code),
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if read:
+        assert (done.stdout, done.stderr) == ("True\n", "")
+    elif Path("/proc/sys/kernel/dmesg_restrict").read_text(encoding="utf-8").strip() == "1":  # 0: every user may read the log
+        assert "dmesg returned the kernel log" in done.stderr
 
 
 @pytest.mark.parametrize("template", POD_TEMPLATES)
