@@ -206,7 +206,9 @@ def _check_type(criterion: Criterion) -> Iterator[Finding]:
     value, name = criterion.value, criterion.name
     if isinstance(value, str | bool) and criterion.operator != "eq":
         kind = "text" if isinstance(value, str) else "true and false"
-        yield finding_on(criterion, value, f"{kind} cannot be compared by {criterion.operator}", "use eq, or a number")
+        yield finding_on(
+            criterion, value, f"{kind} cannot be compared by `{criterion.operator}`", "use `eq`, or a number"
+        )
         return
     number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     if name in TRUTHS and not isinstance(value, bool):
@@ -222,7 +224,7 @@ def _check_type(criterion: Criterion) -> Iterator[Finding]:
 def _check_distance(criterion: Criterion) -> Iterator[Finding]:
     """Check that the operator and the fraction of a limit relative to fleet or baseline can find faults."""
     if (criterion.fleet_deviations or criterion.baseline) and criterion.operator == "eq":
-        yield finding_on(criterion, "eq", "no two measurements are equal", "use ge or le")
+        yield finding_on(criterion, "eq", "no two measurements are equal", "use `ge` or `le`")
     fraction = criterion.baseline.fraction if criterion.baseline and criterion.baseline.change is None else 1.0
     if (criterion.operator in FLOORS and fraction > 1) or (criterion.operator in CEILINGS and fraction < 1):
         yield finding_on(

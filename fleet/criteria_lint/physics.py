@@ -87,7 +87,7 @@ def check_share_of_datasheet(criterion: Criterion) -> Iterator[Finding]:
     if figure == "flops" and not isinstance(criterion.where.get("dtype"), str):
         yield finding_on(criterion, figure, "the datasheet has a figure for each precision", "add `dtype` to `where`")
     if criterion.operator not in FLOORS:
-        yield finding_on(criterion, criterion.operator, "a datasheet states the most that a part can reach", "use ge")
+        yield finding_on(criterion, criterion.operator, "a datasheet states the most that a part can reach", "use `ge`")
     # `vs_datasheet` compares with the rate of one direction of a link. Both directions together can reach twice this rate.
     most = 2.0 if criterion.where.get("direction") == "both_ways" else 1.0
     if not LEAST_OF_DATASHEET <= criterion.fraction <= most:
@@ -119,7 +119,8 @@ def _check_links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
         if nominal is None or not criterion.matches_name(name) or not isinstance(value, int | float):
             continue
         if criterion.operator in ("eq", "ge") and value != nominal:
-            why = f"{'under' if value < nominal else 'over'} the part's {key}"
+            what = "number of NVLinks" if part == "nvlink" else f"PCIe {key}"
+            why = f"{'lower' if value < nominal else 'higher'} than the part's {what}"
             yield finding_on(criterion, value, why, f"the datasheet of {pack.name} has {nominal}")
 
 

@@ -23,11 +23,11 @@ def check_plausibility(criterion: Criterion) -> Iterator[Finding]:
     if isinstance(limit, str) or (isinstance(limit, bool) and criterion.operator != "eq"):
         return  # the type check reports it
     if (criterion.unit in RATE_UNITS or last in HIGHER_IS_BETTER) and criterion.operator in CEILINGS:
-        yield finding_on(criterion, criterion.operator, "higher is better: this accepts slow parts", "use ge")
+        yield finding_on(criterion, criterion.operator, "higher is better: this accepts slow parts", "use `ge`")
     elif criterion.unit in RATE_UNITS and criterion.operator == "eq" and not isinstance(limit, bool):
-        yield finding_on(criterion, criterion.operator, "no two measurements give the same rate", "use ge")
+        yield finding_on(criterion, criterion.operator, "no two measurements give the same rate", "use `ge`")
     elif last in LOWER_IS_BETTER | MUST_BE_ZERO and criterion.operator in FLOORS:
-        yield finding_on(criterion, criterion.operator, "lower is better: this accepts bad parts", "use le")
+        yield finding_on(criterion, criterion.operator, "lower is better: this accepts bad parts", "use `le`")
     elif last in MUST_BE_ZERO:
         yield from _check_error_count(criterion)
     elif last == "tested_share" and _is_below(limit, LEAST_TESTED) and criterion.origin != REHEARSAL:
@@ -53,7 +53,7 @@ def _check_error_count(criterion: Criterion) -> Iterator[Finding]:
     elif isinstance(limit, int | float) and not isinstance(limit, bool):
         most = 1 if criterion.operator == "lt" else 0
         if limit > most:
-            yield finding_on(criterion, limit, "an error count must be 0", "write eq and 0")
+            yield finding_on(criterion, limit, "an error count must be 0", "write `eq` and 0")
 
 
 def _is_below(limit: Value, least: float) -> bool:

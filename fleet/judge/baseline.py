@@ -282,7 +282,8 @@ def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
     if rule is None:
         raise ValueError(f"criterion {criterion.id} compares with no baseline")
     if rule.change is not None:
-        return level.value + rule.change, _explain_limit(level, f"the accepted level {rule.change:+g}")
+        text = f"the accepted level {'minus' if rule.change < 0 else 'plus'} {quantity(abs(rule.change), level.unit)}"
+        return level.value + rule.change, _explain_limit(level, text)
     margin = rule.sigmas * noise(level)
     is_noise_unknown = rule.fraction == 1 and not margin and level.unit != "1"
     if margin > max(MAX_NOISE_MARGIN, abs(1 - rule.fraction)) or is_noise_unknown:

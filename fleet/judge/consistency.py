@@ -125,7 +125,7 @@ def _contradictions_of_launch(view: HostView, launch: Launch) -> Iterator[str]:
         codes = ", ".join(f"rank {rank.rank} with {_code(rank.exit_code)}" for rank in failed[:3])
         yield f"the launch finished, but {len(failed)} of its ranks failed: {codes}"
     if sorted(rank.local_rank for rank in launch.ranks) != list(range(len(launch.ranks))):
-        yield "the local ranks of the launch are not numbered from 0"
+        yield "the local ranks of the launch are not consecutive numbers from 0"
     ranks = sorted(rank.rank for rank in launch.ranks)
     if ranks and ranks != list(range(ranks[0], ranks[0] + len(ranks))):
         yield "the ranks of the launch are not consecutive numbers"
@@ -252,7 +252,7 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
             yield (
                 f"stage.{name}",
                 "host",
-                f"the record has {count} snapshots {phase} the stage with the time {at}",
+                f"{count} snapshots {phase} the stage have the same time {at}",
                 name,
             )
 
@@ -267,7 +267,8 @@ def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
         measured = {stage for stage, items in record.by_stage.items() if any(item.status == MEASURED for item in items)}
         for what, stages in (("figures", measured), ("readings", {snapshot.stage for snapshot in record.snapshots})):
             if foreign := sorted(stage for stage in stages if (stage in GANG_STAGES) != bool(record.gang)):
-                yield "record", "host", f"the record of {whose} has {what} of {', '.join(foreign)}", ""
+                stage_names = f"the stage{'' if len(foreign) == 1 else 's'} {', '.join(foreign)}"
+                yield "record", "host", f"the record of {whose} has {what} of {stage_names}", ""
     versions = {record.rackproof for record in records}
     if len(versions) > 1:
         yield (

@@ -119,11 +119,12 @@ def _wrong_alarms(readings: Mapping[str, Metric]) -> Iterator[tuple[str, str, st
                 possible = _sides(float(power), float(low), float(high))  # type: ignore[arg-type]
                 side = _value(readings, name, lane)
                 if side not in possible:
-                    stated = "not read" if side is None else f"is {side}"
+                    stated = "not read" if side is None else f'is "{side}"'
                     yield (
                         name,
                         lane,
-                        f"{stated}, but {power:g} W and the limits {low:g} W to {high:g} W mean {possible[0]}",
+                        f"{stated}, but the power is {power:g} W and the limits are {low:g} W to {high:g} W, "
+                        f'so it must be "{possible[0]}"',
                     )
 
 

@@ -134,8 +134,9 @@ def _in_host(part: Part, location: LocatedPart, in_its_slot: bool) -> Verdict:
     if ":" in part.slot and not any(":" in slot for slot in location.slots):
         reason = f"ordered for {_ordered(part)}, found in that host; the slot of {location.scope} was not reported"
         return _verdict(part, INCONCLUSIVE, reason, scope=location.scope)
-    slots = ", ".join(sorted(location.slots, key=lambda slot: (":" not in slot, slot)))
-    return _verdict(part, FAIL, f"ordered for {_ordered(part)}, found in slot {slots}", scope=location.scope)
+    names = sorted(location.slots, key=lambda slot: (":" not in slot, slot))
+    slot = f"{names[0]} (also named {', '.join(names[1:])})" if len(names) > 1 else "".join(names)
+    return _verdict(part, FAIL, f"ordered for {_ordered(part)}, found in slot {slot}", scope=location.scope)
 
 
 def _ordered(part: Part) -> str:

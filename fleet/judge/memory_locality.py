@@ -35,7 +35,7 @@ def locality_problems(view: HostView) -> Iterator[Problem]:
         if isinstance(devices, int) and devices > len(view.host.devices):
             reason = f"copies of {devices} GPUs at once, but {len(view.host.devices)} GPUs of the host are under test"
         elif numa not in (LOCAL, REMOTE, UNKNOWN):
-            reason = f"its parameter numa is {numa}, expected {LOCAL}, {REMOTE} or {UNKNOWN}"
+            reason = f"its parameter `numa` is {numa}, expected `{LOCAL}`, `{REMOTE}` or `{UNKNOWN}`"
         elif numa == REMOTE and _copy(item) not in local:
             reason = "the copy uses memory of another NUMA node, but the record has no such copy for the GPU's own node"
         elif numa == UNKNOWN and isinstance(node, int) and node >= 0:

@@ -222,7 +222,8 @@ def _missing(
     names = ", ".join(dict.fromkeys(figure.name for figure in missing))
     reason = f"no figure and no reason for its absence, although the launch finished: {names}"
     if not items and not Scope.parse(scope).get("partner") and missing[0].name != BEST:
-        reason = "the port is active, but has neither a figure nor a reason why it was not measured"
+        what = "the port is active or tested in another stage"
+        reason = f"{what}, but has neither a figure nor a reason why it was not measured"
     yield view.inconclusive(missing[0].name, scope, reason, stage, missing[0].params if items else None)
 
 

@@ -181,7 +181,8 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     """
     finished = sum(launch.succeeded for launch in launches)
     if finished > soak.finished:
-        yield f"the record has launches of {counted(finished, 'finished round')}, but by its count {soak.finished} finished"
+        stated = counted(soak.finished, "round")
+        yield f"the record has launches of {counted(finished, 'finished round')}, but states that only {stated} finished"
     if len(launches) < min(soak.finished, KEPT_ROUNDS):
         kept = f"{len(launches)} launch{'' if len(launches) == 1 else 'es'}"
         yield f"{counted(soak.finished, 'round')} finished, but the record has only {kept}"

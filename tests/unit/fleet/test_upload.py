@@ -139,7 +139,7 @@ def test_only_changed_and_new_files_are_uploaded_again_and_nothing_is_deleted(
     assert (again["uploaded"], again["size_bytes"]) == ([], 0)
     assert sorted(again["unchanged"]) == sorted(first)
     text = (run / "report.md").read_text()
-    (run / "report.md").write_text(text.replace("a", "b", 1))  # the same size
+    (run / "report.md").write_text(text.replace("a", "b", 1))  # the size of the file stays the same
     (run / "junit.xml").unlink()
     (run / "rma").mkdir()
     (run / "rma" / "part.json").write_text("{}")
@@ -289,7 +289,10 @@ def test_missing_package_is_reported_with_the_remedy(run: Path, monkeypatch: pyt
 
 
 def test_object_with_the_same_size_but_another_checksum_is_replaced(run: Path, store: Any, server: str) -> None:
-    """With SSE-KMS or SSE-C, ETags are not MD5 checksums, so every file is uploaded again."""
+    """The test server sets the ETag of an object to its MD5 checksum.
+
+    A store with SSE-KMS or SSE-C does not, so every upload to it sends all files again.
+    """
     plan = (run / "plan.json").read_bytes()
     store.put_object(Bucket=BUCKET, Key="site-a/2026/r1/plan.json", Body=b"x" * len(plan))
     uploaded(run, server)

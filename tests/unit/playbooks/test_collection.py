@@ -1,4 +1,7 @@
-"""Rackproof as an Ansible collection: built, installed into an empty directory, and used for the rehearsal of a hostile host."""
+"""Test Rackproof as an Ansible collection: it is built, installed into an empty directory, and used for a rehearsal.
+
+A rehearsal is a run on CPUs instead of GPUs. Its host is hostile: it adds facts to the result of every Ansible module.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +31,14 @@ from tests.unit.playbooks.test_trust_boundary import hostile_python
 
 ENVIRONMENT = ROOT / "deploy" / "awx" / "execution-environment.yml"
 CANARIES = (bmc.USER.encode(), bmc.PASSWORD.encode())
-"""User name and password for the BMC. Only the inventory may contain them: no output and no other file."""
+"""User name and password of the simulated BMC (the management controller of a host). The inventory file contains them. No other
+file and no output may contain them."""
 
 
 def run(
     *words: str | Path, cwd: Path, environment: Mapping[str, str] | None = None, timeout_s: float = 300
 ) -> subprocess.CompletedProcess[str]:
+    """Run a program of the virtual environment in which the tests run."""
     program = Path(sys.executable).parent / words[0]
     variables = {**os.environ, "PWD": str(cwd), **(environment or {})}
     return subprocess.run(
@@ -96,7 +101,10 @@ def test_collection_contains_only_what_a_control_node_needs(archive: Path) -> No
 
 
 def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -> None:
-    """Ansible Galaxy runs the importer on each upload. This test omits ansible-lint, which `make lint-ansible` runs."""
+    """Ansible Galaxy runs the importer on each upload.
+
+    The test turns off the checks with ansible-doc, ansible-lint and flake8. `make lint-ansible` runs ansible-lint.
+    """
     settings = "[galaxy-importer]\nRUN_ANSIBLE_DOC = False\nRUN_ANSIBLE_LINT = False\nRUN_FLAKE8 = False\n"
     (tmp_path / "importer.cfg").write_text(settings)
     done = run(
@@ -123,7 +131,7 @@ def test_galaxy_yml_and_execution_environment_have_the_version_of_rackproof() ->
     assert set(re.findall(r"rackproof-rackproof-([\w.]+)\.tar\.gz", environment)) == {VERSION}
 
 
-def test_collection_and_package_require_the_same_minimum_of_ansible_core() -> None:
+def test_collection_and_package_require_the_same_minimum_version_of_ansible_core() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     lowest = next(item for item in extras["control"] if item.startswith("ansible-core")).split(",")[0]
     runtime = yaml.safe_load((ROOT / "meta" / "runtime.yml").read_text(encoding="utf-8"))
@@ -131,13 +139,16 @@ def test_collection_and_package_require_the_same_minimum_of_ansible_core() -> No
 
 
 def test_requirements_of_the_collection_equal_the_requirements_of_the_package() -> None:
-    """Dependencies that only hosts need are left out. So is ansible-core: the execution environment chooses its version."""
+    """meta/requirements.txt lists the Python packages for a control node. Two kinds of requirements of the package are not in it.
+
+    They are bcrypt and nvidia-ml-py, which only GPU hosts need, and ansible-core, whose version the execution environment sets.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     of_the_package = {*project["dependencies"], *project["optional-dependencies"]["control"]}
     lines = (ROOT / "meta" / "requirements.txt").read_text(encoding="utf-8").splitlines()
-    elsewhere = ("ansible-core", "bcrypt", "nvidia-ml-py")
+    left_out = ("ansible-core", "bcrypt", "nvidia-ml-py")
     assert {line for line in lines if not line.startswith("#")} == {
-        item for item in of_the_package if not item.startswith(elsewhere)
+        item for item in of_the_package if not item.startswith(left_out)
     }
 
 
@@ -149,7 +160,7 @@ def wheel(directory: Path, to: Path) -> Path:
 
 
 def test_wheel_built_from_the_collection_equals_the_wheel_built_from_the_checkout(site: Path, tmp_path: Path) -> None:
-    """A host with one of the wheels does not need an installation of the other."""
+    """Because the wheels are equal, a change from the checkout to the collection does not install the agent on hosts again."""
     collection_wheel, checkout_wheel = wheel(installed(site), tmp_path / "there"), wheel(ROOT, tmp_path / "here")
     assert zipfile.ZipFile(collection_wheel).namelist() == zipfile.ZipFile(checkout_wheel).namelist()
     assert collection_wheel.read_bytes() == checkout_wheel.read_bytes()
@@ -157,7 +168,7 @@ def test_wheel_built_from_the_collection_equals_the_wheel_built_from_the_checkou
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """A finished rehearsal by the playbook of the collection. Its only host adds facts to every module result."""
+    """A finished rehearsal with the playbook `acceptance` of the collection. Its only host adds facts to every module result."""
 
     site: Path
     inventory: Path
@@ -166,7 +177,7 @@ class Rehearsal:
 
     @property
     def bait(self) -> Path:
-        """The directory to which the facts point. Nothing may be written or removed there."""
+        """The directory with `file`, whose path is the value of every added fact. Nothing may be written or removed there."""
         return self.site / "bait"
 
     @property
@@ -176,10 +187,10 @@ class Rehearsal:
 
 @pytest.fixture(scope="module")
 def rehearsal(site: Path) -> Rehearsal:
-    """Run the playbook `acceptance` on the inventory of the rehearsal without its second host, with `profile_without_figures`.
+    """Run the playbook `acceptance` on the first of the two hosts in inventory/local/rehearsal.yml, with a BMC.
 
-    The host has a BMC. Facts become variables, as by default in Ansible, although the `ansible.cfg` of the collection turns
-    this off. A fact cache keeps the facts.
+    The profile is `profile_without_figures`. ANSIBLE_INJECT_FACT_VARS makes every fact a variable. This is the default of
+    Ansible, which the `ansible.cfg` of the collection turns off. The fact cache of Ansible keeps the facts after the run.
     """
     (site / "bait").mkdir()
     (site / "bait" / "file").write_text("kept", encoding="utf-8")
@@ -221,7 +232,7 @@ def rehearsal(site: Path) -> Rehearsal:
 def accept(
     site: Path, inventory: Path, name: str, environment: Mapping[str, str], *options: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run the playbook `acceptance` of the collection in a run of that name."""
+    """Run the playbook `acceptance` of the collection. `name`: the ID of the run."""
     variables = ("-e", json.dumps({"rackproof_run_id": name}))
     command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", *variables, *options)
     return run(*command, cwd=site, environment=environment)
@@ -242,9 +253,10 @@ def test_acceptance_playbook_of_the_collection_writes_a_report(rehearsal: Rehear
 
 
 def test_facts_of_a_hostile_host_replace_no_variable(rehearsal: Rehearsal) -> None:
-    """The credentials for the host's BMC are sent to no other address. They are in no output, and in no file but the inventory.
+    """The BMC is read twice, at its address in the inventory. Its credentials are only in the inventory file.
 
-    tests/lab/test_hostile_host.py tests the checkout, in which facts do not become variables, over SSH with more facts.
+    tests/lab/test_hostile_host.py tests hostile hosts over SSH, with the checkout, whose `ansible.cfg` applies: facts do not
+    become variables there.
     """
     output = rehearsal.done.stdout + rehearsal.done.stderr
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in output, output[-4000:]
@@ -259,7 +271,7 @@ def test_facts_of_a_hostile_host_replace_no_variable(rehearsal: Rehearsal) -> No
 
 
 def test_cached_fact_with_the_name_of_a_variable_is_refused(rehearsal: Rehearsal) -> None:
-    """A fact cache keeps what a hostile host returned in an earlier run."""
+    """The fact cache still has the facts that the hostile host returned in the run `r1`."""
     done = accept(rehearsal.site, rehearsal.inventory, "r2", rehearsal.environment)
     message = " ".join((done.stdout + done.stderr).split())
     assert "the fact cache of local1 has" in message, message[-4000:]
@@ -268,7 +280,10 @@ def test_cached_fact_with_the_name_of_a_variable_is_refused(rehearsal: Rehearsal
 
 
 def test_callback_plugin_is_loaded_with_the_settings_of_ansible_runner(site: Path) -> None:
-    """AWX and ansible-navigator use ansible-runner. The ansible.cfg of the collection does not apply there."""
+    """AWX and ansible-navigator use ansible-runner, which sets its own directory of callback plugins.
+
+    The `ansible.cfg` of the collection does not apply there, so an empty file replaces it in this test.
+    """
     (site / "runners").mkdir()
     (site / "empty.cfg").touch()
     environment = {
@@ -298,7 +313,7 @@ def test_ansible_builder_accepts_the_execution_environment(site: Path, archive: 
     assert (context / "_build" / "collection" / archive.name).is_file()
     done = run("ansible-builder", "introspect", site / "collections", cwd=site)
     requirements = yaml.safe_load(done.stdout.partition("---")[2])
-    # PyYAML comes with ansible-core, and ansible-builder leaves it out.
+    # ansible-builder leaves out PyYAML, because ansible-core requires it.
     assert {re.split(r"[>=]", line)[0] for line in requirements["python"]} == {
         *(
             "jsonschema",

@@ -1,4 +1,7 @@
-"""Test that playbooks accept templates, variables of other software and a host named localhost, but no misspelt variables."""
+"""Test which inventories the playbooks accept: those with templates, variables of other software, or a host named localhost.
+
+An inventory with a misspelt variable of Rackproof is refused.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 def run_drivers_playbook(
     tmp_path: Path, hosts: dict[str, Any], *options: str, **variables: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Run drivers.yml for the run `r1`. No host needs a driver, so the playbook only checks the inventory and writes the plan."""
+    """Run drivers.yml for the run `r1`.
+
+    No host has `nvidia_driver_state: installed`, so the playbook only checks the inventory and writes the plan.
+    """
     common = {
         "rackproof_profile": "rehearsal",
         "rackproof_gang": "none",
@@ -32,7 +38,7 @@ def run_drivers_playbook(
     inventory.write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": common}}))
     command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / "drivers.yml", *options]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")}
-    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # this shell halves the time of local modules
+    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # with this shell, local modules run in half the time
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -65,7 +71,7 @@ def test_localhost_templates_and_variables_of_other_software_are_accepted(tmp_pa
 
 
 def test_misspelt_variable_is_refused(tmp_path: Path) -> None:
-    """The playbook passes only the name of this variable to `rackproof plan`, not its value."""
+    """The playbook passes the values of known variables to `rackproof plan`, but of this variable only the name."""
     done = run_drivers_playbook(tmp_path, {"a": None}, rackprof_rack="x")
     assert done.returncode == 2
     assert "unknown variable rackprof_rack (did you mean" in " ".join(done.stdout.split() + done.stderr.split())

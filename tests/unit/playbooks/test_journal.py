@@ -1,4 +1,7 @@
-"""The callback plugin ends a run for which Ansible has no host left."""
+"""Test that the callback plugin ends a run if every host failed before the last play, which Ansible then does not run.
+
+The plugin then runs the verb of `rackproof` that the last play would have run, and stops the Prometheus of the run.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ FAIL: dict[str, Any] = {"ansible.builtin.command": {"argv": ["false"]}}
 
 
 def playbook_of_plays(directory: Path, run_dir: Path, *plays: dict[str, Any]) -> list[str]:
-    """Return the command of a playbook that sets the facts of its run, and then has these plays."""
+    """Write a playbook that sets the facts of its run and then has these plays. Return the command that runs it."""
     command = playbook_of_tasks(directory, run_dir)
     (begin, _) = yaml.safe_load((directory / "play.yml").read_text())
     targets = directory / f"{run_dir.name}.json"
@@ -27,14 +30,14 @@ def playbook_of_plays(directory: Path, run_dir: Path, *plays: dict[str, Any]) ->
 
 
 def measuring_play(task: dict[str, Any], name: str = "Measure") -> dict[str, Any]:
-    """Return a play with this task. The play has the tag `run`, as the plays that measure have in Rackproof's playbooks."""
+    """Return a play with this task. It has the tag `run`, like the plays of Rackproof's playbooks that measure."""
     return {"name": name, "hosts": "gpu_hosts", "gather_facts": False, "tags": ["run"], "tasks": [task]}
 
 
 def report_play(command: str = "report") -> dict[str, Any]:
-    """Return the last play of a run, which here only prints a message.
+    """Return a last play of a run. Unlike the real one, it only prints a message.
 
-    `command`: the command of `rackproof` that the plugin runs if every host has failed before this play.
+    `command`: the verb of `rackproof` that the plugin runs if every host has failed before this play.
     """
     task = {"ansible.builtin.debug": {"msg": "reported by the play"}}
     variables = {"_rackproof_last_command": command}
@@ -44,12 +47,12 @@ def report_play(command: str = "report") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("plays", "command", "evidence"),
     [(("h1 or h2",), "report", "INCOMPLETE"), (("h1", "h2"), "scaling", "is not a scaling study")],
-    ids=["in one play", "one after the other"],
+    ids=["both in one play", "each in its own play"],
 )
-def test_run_is_ended_if_every_host_failed(
+def test_plugin_ends_the_run_if_every_host_failed(
     tmp_path: Path, run_dir: Path, plays: tuple[str, ...], command: str, evidence: str
 ) -> None:
-    """The plugin runs the last command of the run, and stops the monitoring."""
+    """The plugin runs `rackproof report` or `rackproof scaling`, stops the Prometheus of the run, and removes its targets."""
     failing = [
         measuring_play({**FAIL, "when": f"inventory_hostname in '{hosts}'"}, f"Measure {hosts}") for hosts in plays
     ]
@@ -63,7 +66,7 @@ def test_run_is_ended_if_every_host_failed(
         assert json.loads((run_dir / "report.json").read_text())["decision"] == "incomplete", done.stdout
 
 
-def test_plugin_writes_no_report_if_the_last_play_of_the_run_took_place(tmp_path: Path, run_dir: Path) -> None:
+def test_plugin_writes_no_report_if_the_last_play_ran(tmp_path: Path, run_dir: Path) -> None:
     """The last play of this test only prints a message, so only the plugin could write a report.json."""
     done = play(
         playbook_of_plays(
@@ -75,7 +78,9 @@ def test_plugin_writes_no_report_if_the_last_play_of_the_run_took_place(tmp_path
     assert not (run_dir / "report.json").exists()
 
 
-def test_check_mode_stops_no_monitoring_and_writes_no_report_and_no_progress(tmp_path: Path, run_dir: Path) -> None:
+def test_plugin_stops_no_prometheus_and_writes_no_report_and_no_progress_in_check_mode(
+    tmp_path: Path, run_dir: Path
+) -> None:
     command = [*playbook_of_plays(tmp_path, run_dir, measuring_play(FAIL), report_play()), "--check"]
     with prometheus(run_dir) as server:
         done = play(command, tmp_path, RACKPROOF_HEARTBEAT="1")
@@ -90,7 +95,7 @@ def test_check_mode_stops_no_monitoring_and_writes_no_report_and_no_progress(tmp
     ("task", "option"),
     [(FAIL, "--tags=untagged,run"), ({"ansible.builtin.debug": {"msg": "measured"}}, "--skip-tags=report")],
 )
-def test_playbook_that_is_limited_to_some_tags_stops_no_monitoring_and_writes_no_report(
+def test_plugin_stops_no_prometheus_and_writes_no_report_if_only_some_tags_are_run(
     tmp_path: Path, run_dir: Path, task: dict[str, Any], option: str
 ) -> None:
     last = report_play() | ({"tags": ["report"]} if "skip" in option else {})

@@ -1,6 +1,7 @@
-"""A playbook that did nothing exits with 64, because the operator would take the exit code 0 for an acceptance.
+"""Test that a playbook that ran no task on any host exits with 64. The operator could take exit code 0 for an acceptance.
 
-test_inventory_forms runs a playbook that did something, and tests/unit/roles/test_roles.py lists the tasks of a playbook.
+The exit code remains 0 for a playbook that ran tasks (test_inventory_forms) and with `--list-tasks`
+(tests/unit/roles/test_roles.py).
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 
 
 def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts") -> subprocess.CompletedProcess[str]:
-    """Run a playbook on an inventory with the host h1 in `group`, and the hosts w1 and localhost in another group."""
+    """Run a playbook on an inventory with the host h1 in `group`, and the hosts w1 and localhost in the group `web`."""
     local = {
         "ansible_connection": "local",
         "ansible_python_interpreter": sys.executable,
@@ -36,7 +37,7 @@ def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts")
     inventory.write_text(yaml.safe_dump(groups))
     command = [ANSIBLE, "-i", inventory, ROOT / "playbooks" / f"{playbook}.yml", *options]
     environment = {**os.environ, "ANSIBLE_NOCOLOR": "1", "ANSIBLE_HOME": str(tmp_path / "ansible")}
-    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # with it, local modules run in half the time
+    environment["ANSIBLE_EXECUTABLE"] = str(CONTROL_SHELL)  # with this shell, local modules run in half the time
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -54,7 +55,7 @@ def play(tmp_path: Path, playbook: str, *options: str, group: str = "gpu_hosts")
         ("burnin", ["--start-at-task", "no such task"], "no task ran on a host of the group gpu_hosts: correct"),
     ],
 )
-def test_playbook_that_did_nothing_ends_with_64(
+def test_playbook_that_did_nothing_exits_with_64(
     tmp_path: Path, playbook: str, options: list[str], message: str
 ) -> None:
     done = play(tmp_path, playbook, *options)
@@ -62,11 +63,13 @@ def test_playbook_that_did_nothing_ends_with_64(
     assert message in " ".join((done.stdout + done.stderr).split())
 
 
-def test_inventory_without_the_group_ends_with_64(tmp_path: Path) -> None:
+def test_inventory_without_the_group_gpu_hosts_exits_with_64(tmp_path: Path) -> None:
     assert play(tmp_path, "acceptance", group="gpus").returncode == 64
 
 
-def test_old_ansible_is_refused_before_anything_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_ansible_is_refused_before_the_run_directory_is_created(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import ansible.release; ansible.release.__version__ = '2.18.9'\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     done = play(tmp_path, "acceptance")
@@ -77,9 +80,10 @@ def test_old_ansible_is_refused_before_anything_is_done(tmp_path: Path, monkeypa
     assert not (tmp_path / "runs").exists()
 
 
-def test_removal_of_a_schedule_that_does_not_exist_needs_no_root(tmp_path: Path) -> None:
-    nowhere = {"_schedule_units": str(tmp_path), "_schedule_crontabs": str(tmp_path), "_schedule_become": True}
-    options = ["-e", json.dumps({**nowhere, "ansible_become_user": "nobody", "ansible_become_exe": "/nonexistent"})]
+def test_removal_of_a_schedule_needs_root_only_if_the_schedule_exists(tmp_path: Path) -> None:
+    """The program that would change to root does not exist (`/nonexistent`), so every task that needs root fails."""
+    directories = {"_schedule_units": str(tmp_path), "_schedule_crontabs": str(tmp_path), "_schedule_become": True}
+    options = ["-e", json.dumps({**directories, "ansible_become_user": "nobody", "ansible_become_exe": "/nonexistent"})]
     done = play(tmp_path, "schedule", "-e", "rackproof_schedule_state=absent", *options)
     assert done.returncode == 0, done.stdout + done.stderr
     (tmp_path / "rackproof-revalidate-hosts").touch()
@@ -89,14 +93,14 @@ def test_removal_of_a_schedule_that_does_not_exist_needs_no_root(tmp_path: Path)
 
 
 def check_refusal(done: subprocess.CompletedProcess[str], runs: Path) -> None:
-    """Check that a playbook refused to judge the run `r1`, and created nothing."""
+    """Check that a playbook refused to judge the run `r1`, and did not create `runs`, the directory of all runs."""
     assert done.returncode == 2, done.stdout + done.stderr
     assert f"there is no run {runs}/r1 to judge" in " ".join(done.stdout.split())
     assert not runs.exists()
 
 
 def test_report_on_a_run_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    """tests/lab/test_resume.py runs this playbook on a run that exists."""
+    """tests/lab/test_roles.py runs report.yml for a run that exists."""
     check_refusal(play(tmp_path, "report", "-e", "rackproof_run_id=r1"), tmp_path / "runs")
 
 

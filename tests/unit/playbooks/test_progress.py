@@ -1,4 +1,7 @@
-"""Progress and failures that the callback plugin records while a real ansible-playbook runs; its hosts are all this machine."""
+"""Test what the callback plugin records about progress and failures while a real ansible-playbook runs.
+
+All hosts of the playbook are this machine.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +26,13 @@ from tests.lab.lab import CONTROL_PYTHON
 
 PLUGINS = ROOT / "playbooks" / "callback_plugins"
 WAIT = {"ansible.builtin.command": {"argv": ["sleep", "0.2"]}, "vars": {"_rackproof_waits_for": "benchmark"}}
+"""A task that waits for the end of the stage `benchmark`, according to its variable."""
 
 
 def playbook_of_tasks(
     directory: Path, run_dir: Path, *tasks: dict[str, Any], hosts: Sequence[str] = ("h1", "h2")
 ) -> list[str]:
-    """Write a playbook that sets its run directory as a fact and runs these tasks on local hosts. Return its command."""
+    """Write a playbook that sets the fact with the run directory and runs these tasks. Return the command that runs it."""
     set_facts = {"ansible.builtin.set_fact": {"_rackproof_run_dir": str(run_dir)}, "run_once": True}
     plays = [
         {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "tasks": [set_facts]},
@@ -43,6 +47,7 @@ def playbook_of_tasks(
 
 
 def play(command: list[str], directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the command in `directory` with the callback plugin."""
     config = {"ANSIBLE_CALLBACK_PLUGINS": str(PLUGINS), "ANSIBLE_NOCOLOR": "1"}
     config |= {"ANSIBLE_PYTHON_INTERPRETER": str(CONTROL_PYTHON), "ANSIBLE_LOCALHOST_WARNING": "false"}
     return subprocess.run(
@@ -57,7 +62,7 @@ def play(command: list[str], directory: Path, **environment: str) -> subprocess.
 
 
 def create_run_directory(directory: Path) -> Path:
-    """Return a run directory with a plan of two hosts."""
+    """Create and return the directory of a run whose plan has two hosts."""
     path = directory / "runs" / "r1"
     documents.write(path / "plan.json", json.loads(json.dumps(to_json(builders.plan("h1", "h2")))))
     return path
@@ -70,7 +75,7 @@ def run_dir(tmp_path: Path) -> Path:
 
 @contextlib.contextmanager
 def prometheus(run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Start a process in place of the Prometheus of the run."""
+    """Start a process that stands in for the Prometheus of the run, and yield it."""
     (run_dir / "metrics").mkdir()
     with subprocess.Popen(["sleep", "60"]) as server:
         (run_dir / "metrics" / "prometheus.pid").write_text(f"{server.pid} {process_start_time(server.pid)}\n")
@@ -81,7 +86,7 @@ def prometheus(run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def probe(directory: Path, boot_ids: Mapping[str, object]) -> dict[str, Any]:
-    """Return a task in place of the probe of the preflight checks. It prints the boot ID of each host."""
+    """Return a task that stands in for the probe of the role `preflight`. It prints the boot ID of its host, as JSON."""
     for host, boot_id in boot_ids.items():
         (directory / host).write_text(json.dumps({"boot_id": boot_id}))
     command = {"argv": ["cat", f"{directory}/{{{{ inventory_hostname }}}}"]}
@@ -90,23 +95,27 @@ def probe(directory: Path, boot_ids: Mapping[str, object]) -> dict[str, Any]:
 
 SAME_MACHINE = "are the same machine"
 CUT_OFF = '{"at": "20'
+"""The incomplete line that a killed playbook left in progress.jsonl."""
 ERROR_OF_PIP = "ERROR: No matching distribution found for bcrypt<6,>=4.1"
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the plugin recorded during a command with two playbooks. All hosts pass the first; each host fails in the second."""
+    """What the plugin recorded while one ansible-playbook command ran two playbooks.
+
+    No host fails in the first playbook. Each host fails at a different task of the second.
+    """
 
     done: subprocess.CompletedProcess[str]
     lines: list[str]
-    """Lines of progress.jsonl. The first two are from an earlier attempt, which was killed while it wrote the second line."""
+    """Lines of progress.jsonl. The first two are from an earlier command, which was killed while it wrote the second line."""
     failures: dict[str, dict[str, Any]]
     """Host -> its failure in events.jsonl."""
     is_monitored: bool
     """Whether, after the command, the Prometheus of the run still ran and the file with its targets still existed."""
 
     def progress(self) -> list[dict[str, Any]]:
-        """Return the events of this attempt, from progress.jsonl."""
+        """Return the events of this command, from progress.jsonl."""
         document = [json.loads(line) for line in self.lines[2:]]
         for event in document:
             documents.validate(event, "progress", source="progress.jsonl")
@@ -115,7 +124,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Run the two playbooks in the directory of a run whose earlier attempt was killed. The run is a rehearsal."""
+    """Run the two playbooks for a rehearsal (a run on CPUs), of which an earlier command was killed."""
     directory = tmp_path_factory.mktemp("recorded")
     run_dir, targets, hosts = create_run_directory(directory), directory / "targets.json", ("h1", "h2", "h3")
     (run_dir / "progress.jsonl").write_text(f'{{"at": "2026-11-21T04:00:00Z", "what": "end"}}\n{CUT_OFF}')
@@ -129,12 +138,13 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         probe(directory, dict.fromkeys(hosts, "A")),
         {"name": "Wait", **WAIT, "changed_when": False},
         {"name": "Skip", **false, "when": "inventory_hostname == 'h4'"},
-        {"name": "Excuse", **false, "ignore_errors": True},
+        {"name": "Fail and ignore it", **false, "ignore_errors": True},
         hosts=hosts,
     )
     warnings = f"WARNING: Retrying (Retry(total=4)) after connection broken by {'x' * 400}\n" * 5
     (directory / "stderr").write_text(f"{warnings}{ERROR_OF_PIP}\n")
     pip = {"ansible.builtin.shell": f"cat {directory / 'stderr'} >&2; exit 1"}
+    # The agent exits with 75 if the host is leased to another run.
     leased = {"ansible.builtin.command": {"argv": ["sh", "-c", "exit 75", "rackproof"]}}
     failing = (("Take the lease", "h2", leased), ("pip", "h3", pip))
     tasks = [{"name": name, **task, "when": f"inventory_hostname == '{host}'"} for name, host, task in failing]
@@ -158,7 +168,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     )
 
 
-def test_events_record_the_state_of_each_host_and_the_end_of_a_wait(recorded: Recorded) -> None:
+def test_events_record_the_outcome_of_each_task_on_each_host(recorded: Recorded) -> None:
     assert recorded.done.returncode == 2, recorded.done.stdout + recorded.done.stderr
     document = recorded.progress()
     brief = [(event["what"], event.get("host", event.get("task", ""))) for event in document]
@@ -176,11 +186,11 @@ def test_events_record_the_state_of_each_host_and_the_end_of_a_wait(recorded: Re
         elif what not in ("start", "began"):
             results.append((what, name))
     assert sorted(of_task["Skip"]) == [("skipped", host) for host in hosts]
-    assert sorted(of_task["Excuse"]) == [("ok", host) for host in hosts]
+    assert sorted(of_task["Fail and ignore it"]) == [("ok", host) for host in hosts]
     assert sorted(of_task["Take the lease"]) == [("failed", "h2"), ("skipped", "h1"), ("skipped", "h3")]
 
 
-def test_failures_of_every_playbook_of_a_command_are_recorded(recorded: Recorded) -> None:
+def test_progress_and_failures_of_the_second_playbook_are_recorded(recorded: Recorded) -> None:
     assert recorded.failures.keys() == {"h1", "h2", "h3"}
     document = recorded.progress()
     assert [event["what"] for event in document].count("start") == 2
@@ -188,26 +198,26 @@ def test_failures_of_every_playbook_of_a_command_are_recorded(recorded: Recorded
 
 
 def test_failure_has_the_name_of_the_task_without_its_role(recorded: Recorded) -> None:
-    """The event also names the play, which says where the host failed."""
+    """The event names the play instead, in its key `play`."""
     assert recorded.failures["h1"]["task"] == "Check the host"
     assert recorded.failures["h1"]["play"] == "Preflight"
 
 
-def test_error_after_many_warnings_of_pip_is_recorded(recorded: Recorded) -> None:
+def test_error_of_pip_is_recorded_without_the_warnings_before_it(recorded: Recorded) -> None:
     assert recorded.failures["h3"]["message"] == ERROR_OF_PIP
 
 
-def test_host_that_is_leased_to_another_run_is_marked_as_in_use(recorded: Recorded) -> None:
+def test_failure_of_a_host_that_is_leased_to_another_run_has_the_key_in_use(recorded: Recorded) -> None:
     assert {host: event.get("in_use") for host, event in recorded.failures.items() if "in_use" in event} == {"h2": True}
 
 
-def test_events_after_a_killed_attempt_start_on_a_new_line(recorded: Recorded) -> None:
+def test_events_after_an_incomplete_line_start_on_a_new_line(recorded: Recorded) -> None:
     assert recorded.lines[1] == CUT_OFF
     assert json.loads(recorded.lines[2])["what"] == "start"
 
 
-def test_playbook_that_does_not_end_the_run_leaves_its_monitoring_running(recorded: Recorded) -> None:
-    """deploy.yml starts a Prometheus and does not end the run, so this Prometheus must keep running."""
+def test_prometheus_keeps_running_if_the_playbook_has_no_last_play_of_a_run(recorded: Recorded) -> None:
+    """deploy.yml is such a playbook. It starts the Prometheus of a run, which must keep running."""
     assert recorded.is_monitored
 
 
@@ -248,9 +258,7 @@ def test_error_in_progress_reporting_does_not_fail_the_playbook(broken: str, tmp
         (run_dir / "progress.jsonl").symlink_to(tmp_path / "elsewhere")
     where = tmp_path / "nowhere" / "r1" if broken == "no run directory" else run_dir
     environment = {"RACKPROOF_HEARTBEAT": "1"}
-    if (
-        broken == "no heartbeat program"
-    ):  # a copy of the plugin outside the checkout does not find the program that it starts
+    if broken == "no heartbeat program":  # a copy of the plugin outside the checkout does not find `rackproof`
         environment["ANSIBLE_CALLBACK_PLUGINS"] = str(tmp_path / "plugins")
         (tmp_path / "plugins").mkdir()
         (tmp_path / "plugins" / "rackproof_events.py").write_text((PLUGINS / "rackproof_events.py").read_text())

@@ -43,7 +43,7 @@ def variables_of_the_playbooks() -> set[str]:
 
 
 def hostile_python(directory: Path, value: str) -> Path:
-    """Write a program that replaces Python and adds each variable, with this value, as a fact to every module result."""
+    """Write HOSTILE_PYTHON and its facts: one named after each variable, with this value. Return the path of the program."""
     facts = dict.fromkeys(sorted(variables_of_the_playbooks()), value)
     assert len(facts) > 100
     (directory / "facts.json").write_text(json.dumps(facts), encoding="utf-8")
@@ -64,9 +64,9 @@ def test_size_limit_of_fetching_a_record_equals_the_size_limit_of_reading_it() -
 
 
 ROLES = yaml.safe_load((ROOT / "roles" / "plan" / "tasks" / "bind.yml").read_text(encoding="utf-8"))[0]["loop"]
-"""Roles whose `tasks/bind.yml` the role `plan` runs. This file sets the variables of its role as facts with `set_fact`.
+"""Roles whose `tasks/bind.yml` the role `plan` runs. Each of these files sets the variables of its role as facts with `set_fact`.
 
-A module on a host can return facts of the same names, but they do not replace facts of `set_fact`.
+A module on a host can return facts with the same names, but they do not replace facts that `set_fact` has set.
 """
 
 
@@ -77,7 +77,7 @@ def test_every_role_with_defaults_except_schedule_sets_its_variables_as_facts() 
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_every_default_is_set_as_a_fact(role: str) -> None:
+def test_every_default_of_a_role_is_set_as_a_fact(role: str) -> None:
     defaults = yaml.safe_load((ROOT / "roles" / role / "defaults" / "main.yml").read_text(encoding="utf-8"))
     (task,) = yaml.safe_load((ROOT / "roles" / role / "tasks" / "bind.yml").read_text(encoding="utf-8"))
     facts = task["ansible.builtin.set_fact"]

@@ -1,4 +1,4 @@
-"""Test common mistakes: the error is one line with the wrong value and the remedy."""
+"""Test common mistakes of an operator: the error message is one line with the wrong value and the remedy."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CallVerb = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def call_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CallVerb:
-    """Return a function that runs the command and returns its exit code and its only line of output."""
+    """Return a function that runs `rackproof` and returns its exit code and the only line that it prints, on standard error."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty.json").touch()
@@ -136,6 +136,7 @@ def test_values_that_look_like_options_are_accepted(
     monkeypatch.chdir(tmp_path)
     assert main(["simulate", "r1", "--gang=none", "--hosts", "1", "--gpus", "1", "--seed", "-1"]) == 0
     assert "SIMULATED run r1" in capsys.readouterr().out
+    # The only error is the value of --date. The options after `--` are for ansible-playbook.
     assert main(["revalidate", "-ix,", "--date", "/", "--", "--limit", "h1"]) == 64
     assert "only letters, digits" in capsys.readouterr().err
 
@@ -151,6 +152,7 @@ def test_directory_without_a_plan_gives_the_same_error_in_every_verb(
 
 
 def test_similar_run_directories_are_suggested(call_verb: CallVerb, run: Path) -> None:
+    """A run whose name contains control characters for the terminal is not suggested."""
     assert call_verb("report", f"{run}x")[1].endswith(f"which has a plan.json (did you mean {run.name}?)\n")
     forged = run.with_name("x\x1b[31m\nFAKE: accepted")
     forged.mkdir()
@@ -159,7 +161,7 @@ def test_similar_run_directories_are_suggested(call_verb: CallVerb, run: Path) -
 
 
 @pytest.mark.parametrize("verb", ["bench", "launch", "soak", "wait --host h1 --stage gang", "emit-record"])
-def test_host_verbs_report_a_directory_without_a_plan(call_verb: CallVerb, verb: str) -> None:
+def test_verbs_that_run_on_hosts_report_a_directory_without_a_plan(call_verb: CallVerb, verb: str) -> None:
     name, *options = verb.split()
     code, output = call_verb(name, "--run-dir", "empty", *options)
     assert (code, NO_RUN in output) == (2, True)
@@ -206,7 +208,9 @@ def test_missing_criteria_or_waiver_file_is_reported(call_verb: CallVerb, run: P
         ("source: ours", "'ours' is too short: give 8 characters or more"),
     ],
 )
-def test_pack_error_suggests_the_nearest_word(call_verb: CallVerb, tmp_path: Path, line: str, message: str) -> None:
+def test_error_in_a_criteria_pack_is_reported_with_the_remedy(
+    call_verb: CallVerb, tmp_path: Path, line: str, message: str
+) -> None:
     valid = {"id": "mine", "name": "gemm.throughput", "operator": "ge", "value": 1, "unit": "FLOP/s", "action": "rma",
              "source": "ours, for a test"}  # fmt: skip
     key, _, value = line.partition(": ")
@@ -216,7 +220,7 @@ def test_pack_error_suggests_the_nearest_word(call_verb: CallVerb, tmp_path: Pat
     assert (code, message in output) == (64, True), output
 
 
-def test_value_in_capitals_suggests_the_right_spelling(call_verb: CallVerb, tmp_path: Path) -> None:
+def test_right_spelling_is_suggested_for_a_value_in_capitals(call_verb: CallVerb, tmp_path: Path) -> None:
     host = {"ansible_host": "10.0.0.1", "rackproof_gpu_count": 1, "rackproof_gpu_model": "H200-SXM"}
     listing = {"_meta": {"hostvars": {"h1": host}}, "gpu_hosts": {"hosts": ["h1"]}}
     (tmp_path / "hosts.json").write_text(json.dumps(listing))
@@ -232,7 +236,7 @@ def test_gangs_rejects_a_host_outside_the_plan(call_verb: CallVerb, run: Path) -
 
 
 @pytest.mark.parametrize("text", ["", "no key\n"])
-def test_file_that_is_no_ssh_key_is_reported_with_the_remedy(
+def test_key_file_without_an_ssh_key_is_reported_with_the_remedy(
     call_verb: CallVerb, reported_run: Path, text: str
 ) -> None:
     (reported_run.parent / "key").write_text(text)
@@ -259,7 +263,7 @@ def test_full_disk_is_reported_with_the_file_and_the_remedy(
 
 @pytest.fixture
 def playbook() -> Iterator[subprocess.Popen[bytes]]:
-    """Yield a running process that stands for another ansible-playbook."""
+    """Yield a running process that stands in for the ansible-playbook of a run."""
     with subprocess.Popen(["sleep", "600"]) as process:
         yield process
         process.kill()
@@ -267,7 +271,7 @@ def playbook() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def run_in_progress(reported_run: Path, playbook: subprocess.Popen[bytes]) -> Path:
-    """Return the directory of a run with a report, locked by the process `playbook`."""
+    """Return the directory of a run that has a report and is locked by the process `playbook`."""
     by = locks.claim("r1", reported_run.parent, playbook.pid, "2026-11-21T04:00:00.000000Z")
     (reported_run / run_directory.LOCK).write_text(json.dumps({**asdict(by), "running": []}) + "\n")
     return reported_run

@@ -1,4 +1,4 @@
-"""Test `rackproof run`, which measures and judges one machine without Ansible, and its checks before the measurement."""
+"""Test `rackproof run`, which measures and judges one machine without Ansible, and its checks before the first measurement."""
 
 from __future__ import annotations
 
@@ -53,11 +53,14 @@ TINY = {
 
 
 WHERE = "import agent, rackproof, schemas; print({agent.__file__, rackproof.__file__, schemas.__file__})"
-"""Program of a child process of the command: it prints where it finds the packages."""
+"""Python program of a child process of the command. It prints the paths of three packages of Rackproof."""
 
 
 def package_locations(directory: Path, **variables: str) -> str:
-    """Return where the command and a process that it starts find the packages. `directory` is first in the import path."""
+    """Return the path from which the command imports `schemas`, and the three paths that its child process prints (WHERE).
+
+    `directory` is the first entry of `sys.path` of the command.
+    """
     program = (
         f"import sys, subprocess; sys.path[0] = sys.argv[1]; import rackproof, schemas;"
         f"print(schemas.__file__, flush=True); subprocess.run([sys.executable, '-c', {WHERE!r}], check=True)"
@@ -97,7 +100,7 @@ def run(directory: Path, *arguments: str | Path, **variables: str) -> subprocess
     )
 
 
-# --- the complete command
+# --- the whole command
 
 
 def test_rehearsal_is_measured_once_and_judged_each_time(tmp_path: Path) -> None:
@@ -112,7 +115,7 @@ def test_rehearsal_is_measured_once_and_judged_each_time(tmp_path: Path) -> None
     assert [(host["name"], host["decision"]) for host in report["hosts"]] == [("me", "accepted")]
     record = documents.read(tmp_path / "here/r1/hosts/me.json", "record")
     observed = {observation["name"] for observation in record["observations"]}
-    assert "overlap.hidden_share" in observed, "a single host must run the gang benchmarks"
+    assert "overlap.hidden_share" in observed, "the only host must run the benchmarks of the stage gang, too"
     assert not any(name.startswith("pairs") for name in observed)
     assert [snapshot["phase"] for snapshot in record["snapshots"]][:2] == ["before", "before"]
     again = run(tmp_path, *options, "--json")
@@ -132,7 +135,7 @@ def test_machine_without_gpus_is_reported_and_a_rehearsal_suggested(tmp_path: Pa
     assert "there is no NVIDIA GPU on this machine's PCI bus" in done.stderr
     assert "`rackproof run --profile rehearsal` tries every stage on CPUs" in done.stderr
     assert done.stderr.count("\n") == 1
-    assert not (tmp_path / "runs").exists(), "no run may be started"
+    assert not (tmp_path / "runs").exists(), "the directory of runs must not be created"
 
 
 @pytest.mark.parametrize(
@@ -160,7 +163,7 @@ def test_wrong_usage_is_reported(
     assert message in capsys.readouterr().err
 
 
-def test_start_by_mpirun_with_several_processes_is_rejected(
+def test_several_processes_started_by_mpirun_are_rejected(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     from rackproof.main import main
@@ -177,7 +180,10 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
-    """The driver lists four GPUs, two of which are hidden, torch is a CPU build, and the run directory cannot be written."""
+    """torch is a build without CUDA, and the run directory cannot be created.
+
+    The driver lists four GPUs, of which CUDA_VISIBLE_DEVICES hides two.
+    """
     (tmp_path / "file").touch()
     present = nvml.environment(library, nvml.scenario("healthy-h200x4"))
     done = run(tmp_path, "--gpus", "4", "--run-dir", tmp_path / "file" / "r1", CUDA_VISIBLE_DEVICES="0,1", **present)
@@ -190,7 +196,7 @@ def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("visible", ["", "-1"])
-def test_option_devices_is_not_advised_if_all_gpus_are_hidden(visible: str) -> None:
+def test_option_devices_is_not_suggested_if_all_gpus_are_hidden(visible: str) -> None:
     (problem,) = readiness._hidden_gpus([0, 1], {"CUDA_VISIBLE_DEVICES": visible})
     assert problem == f"CUDA_VISIBLE_DEVICES={visible} hides GPU 0, 1: unset the variable"
 
@@ -216,7 +222,7 @@ def test_different_gpu_counts_of_bus_and_driver_are_reported() -> None:
     assert "the driver reports 1" in gpus(8, 1, given=2).disagreement()
 
 
-def test_unresponsive_gpus_are_reported_with_the_cause() -> None:
+def test_reason_is_reported_if_no_gpu_can_be_measured() -> None:
     assert readiness.reason_without_gpus(gpus(8, 8)) == ""
     assert "8 NVIDIA GPUs are present but the driver reports none (Driver Not Loaded)" in readiness.reason_without_gpus(
         gpus(8, DRIVER_NOT_LOADED)
@@ -249,7 +255,7 @@ def test_device_nodes_are_counted_only_in_a_container(tmp_path: Path) -> None:
 
 @pytest.fixture
 def ready_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory in place of the root of the file system, for a machine without problems and with a fake torch."""
+    """Return a directory that stands in for `/` on a machine without problems, whose fake torch is built for CUDA 12.8."""
     (tmp_path / "dev/shm").mkdir(parents=True)
     write_torch(tmp_path, "cuda: Optional[str] = '12.8'")
     spec = importlib.util.spec_from_file_location("torch", tmp_path / "torch/__init__.py")
@@ -336,9 +342,9 @@ def planned(tmp_path: Path, profile: str = "standard", gpu_count: int = 4, **cho
 
 def test_requested_or_all_devices_are_planned(tmp_path: Path) -> None:
     assert planned(tmp_path, gpus=8).hosts[0].devices == tuple(range(8)), (
-        "all requested GPUs must be planned, so that missing ones are reported"
+        "all 8 requested GPUs must be planned, so that the report lists the 4 missing ones"
     )
-    assert not planned(tmp_path, gpus=8).hosts[0].count_found
+    assert not planned(tmp_path, gpus=8).hosts[0].count_found  # true only if the operator gave no number of GPUs
     host = planned(tmp_path).hosts[0]
     assert (host.devices, host.count_found) == ((0, 1, 2, 3), True)
     assert planned(tmp_path, devices="1,3").hosts[0].devices == (1, 3)
@@ -383,14 +389,14 @@ def test_report_says_that_no_gpu_count_was_given() -> None:
 
 
 def test_machine_leased_to_a_playbook_run_is_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two runs on one machine would disturb each other."""
+    """A lease is the exclusive use of a machine by one run: two runs at the same time would slow each other down."""
     from agent.run import lease
     from rackproof.main import main
 
     state = tmp_path / "state"
     (state / "runs").mkdir(parents=True)
-    other = builders.plan("h1", profile="rehearsal", rackproof_gang="none")
-    lease.acquire(state / "runs" / "r1", other, lease.load_claim(None, "r1", state / "runs" / "r1"))
+    playbook_plan = builders.plan("h1", profile="rehearsal", rackproof_gang="none")
+    lease.acquire(state / "runs" / "r1", playbook_plan, lease.load_claim(None, "r1", state / "runs" / "r1"))
     monkeypatch.setattr(lease, "STATE", state)
     assert main(["run", "--profile", "rehearsal", "--run-dir", str(tmp_path / "mine")]) == lease.HELD
     assert not (tmp_path / "mine/plan.json").exists()

@@ -1,4 +1,7 @@
-"""The scripts that create the agent's environment and install packages into it, even if pip.conf sets another target."""
+"""Test the scripts of the role `agent` that create its virtual environment and install packages into it.
+
+The packages must be installed there even if pip.conf sets another target directory.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ PYTHON_VERSION = ".".join(map(str, sys.version_info[:3]))
 
 
 def create_environment(prefix: Path, home: Path | str, version: str) -> Path:
-    """Create the files of an agent environment, with the Python `version` of the directory `home`."""
+    """Create files like those of an agent's virtual environment that was made with the Python of this version in `home`."""
     for name in ("bin/pip", "bin/rackproof", "lib/python3.9/torch.pth", "wheels/rackproof-1-py3-none-any.whl"):
         (prefix / name).parent.mkdir(parents=True, exist_ok=True)
         (prefix / name).touch()
@@ -29,13 +32,14 @@ def create_environment(prefix: Path, home: Path | str, version: str) -> Path:
 
 
 def make_environment(prefix: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run make_environment.py, which prints `created` if it creates a virtual environment in `prefix`."""
     command = [sys.executable, ROOT / "roles/agent/files/make_environment.py", prefix]
     return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return an environment that the script created in place of an environment with another Python."""
+    """Return a virtual environment that make_environment.py created in place of one with another Python."""
     prefix = create_environment(tmp_path_factory.mktemp("agent") / "rackproof", "/opt/another/bin", PYTHON_VERSION)
     assert make_environment(prefix).stdout == "created\n"
     return prefix
@@ -63,7 +67,7 @@ def test_environment_of_another_python_version_is_replaced(tmp_path: Path, versi
 
 
 @pytest.mark.parametrize("name", ["bin/pip", "pyvenv.cfg"])
-def test_directory_with_foreign_files_is_not_used_for_the_environment(tmp_path: Path, name: str) -> None:
+def test_virtual_environment_of_other_software_is_refused_and_not_changed(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("home = /opt/another/bin\n")
     done = make_environment(tmp_path)
@@ -102,8 +106,10 @@ SETTINGS = (
 
 
 @pytest.mark.parametrize("source", ["file", "variable"])
-def test_settings_for_other_installations_do_not_apply(environment: Path, tmp_path: Path, source: str) -> None:
-    """The settings `no-index` and `find-links`, which say where packages come from, do apply."""
+def test_settings_of_pip_apply_only_if_they_set_the_source_of_packages(
+    environment: Path, tmp_path: Path, source: str
+) -> None:
+    """`no-index` and `find-links` set the source, so they apply. SETTINGS has settings that must not apply."""
     for directory in ("links", "empty"):
         (tmp_path / directory).mkdir()
     wheel(tmp_path / "links", f"needed_{source}")
@@ -121,7 +127,7 @@ def test_settings_for_other_installations_do_not_apply(environment: Path, tmp_pa
 
 
 def install(environment: Path, directory: Path, name: str, **variables: str) -> tuple[int, str]:
-    """Run the script in the virtual environment, and return its exit code and standard error."""
+    """Run install_packages.py with the Python of the virtual environment, and return its exit code and standard error."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
     command = [environment / "bin" / "python", "-I", "-", "--quiet", "--disable-pip-version-check", name]
     with SCRIPT.open() as script:
@@ -149,9 +155,12 @@ def test_broken_configuration_of_pip_is_named_with_the_remedy(tmp_path: Path) ->
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("variable", ["", "pip.conf", os.devnull], ids=["no variable", "a file", "no file"])
-def test_files_have_the_precedence_that_pip_gives_them(tmp_path: Path, variable: str) -> None:
-    """PIP_CONFIG_FILE excludes the files of the user; with /dev/null, pip reads no file."""
+@pytest.mark.parametrize("variable", ["", "pip.conf", os.devnull], ids=["not set", "path of a file", "dev null"])
+def test_configuration_files_have_the_same_precedence_as_in_pip(tmp_path: Path, variable: str) -> None:
+    """If PIP_CONFIG_FILE is the path of a file, pip does not read the files of the user. If it is /dev/null, pip reads no file.
+
+    Each file sets `find-links` to its key in `places`. The fake Python prints the value that would be passed to pip.
+    """
     places = {
         "global": "etc/pip/pip.conf",
         "old user": ".pip/pip.conf",
@@ -164,7 +173,7 @@ def test_files_have_the_precedence_that_pip_gives_them(tmp_path: Path, variable:
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "XDG_"))}
     environment |= {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "etc")}
     if variable:
-        environment["PIP_CONFIG_FILE"] = str(tmp_path / variable)  # an absolute path stays as it is
+        environment["PIP_CONFIG_FILE"] = str(tmp_path / variable)  # this is /dev/null if `variable` is /dev/null
     fake = tmp_path / "python"
     fake.write_text('#!/bin/sh\necho "$PIP_FIND_LINKS"\n')
     fake.chmod(0o755)

@@ -1,4 +1,8 @@
-"""The probe of the role preflight reports names that the host lacks, settings that slow its GPUs, and unusable directories."""
+"""Test the probe of the role `preflight`, a script that checks a host before anything is installed on it.
+
+The probe reports interfaces, addresses and files that the settings name but the host does not have, settings that slow its GPUs,
+and directories that cannot be used.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +25,7 @@ VARIABLE_PREFIXES = ("NCCL_", "GLOO_", "CUDA_LAUNCH", "NVIDIA_TF32")
 
 @pytest.fixture
 def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the probe module on a host with the interfaces bond0 (down), eth0 and lo, and the adapters mlx5_0 and mlx5_10."""
+    """Return the probe as a module, on a host with interfaces bond0 (down), eth0, lo and with RDMA adapters mlx5_0, mlx5_10."""
     spec = importlib.util.spec_from_file_location(
         "preflight_probe", ROOT / "roles" / "preflight" / "files" / "probe.py"
     )
@@ -44,7 +48,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("role", ["preflight", "nvidia_driver", "container_toolkit"])
 def test_probe_can_be_parsed_by_an_old_python(role: str) -> None:
-    """Only then can the probe of `preflight` report that the Python is too old."""
+    """Otherwise the probe of `preflight` would end with a syntax error instead of reporting that the Python is too old."""
     ast.parse((ROOT / "roles" / role / "files/probe.py").read_text(), feature_version=(3, 6))
 
 
@@ -85,7 +89,7 @@ def test_unusable_interface_or_address_is_a_problem(
 
 
 @pytest.mark.parametrize("address", ["", "127.0.0.1", "0.0.0.0", "localhost", "198.51.100.7", "nowhere.invalid"])
-def test_exporter_address_that_the_host_lacks_is_a_problem(probe: ModuleType, address: str) -> None:
+def test_exporter_address_has_the_same_problems_as_the_fabric_address(probe: ModuleType, address: str) -> None:
     problems = list(probe.network_problems(Namespace(interface="", address="", exporter_address=address)))
     fabric = network(probe, address=address)
     assert problems == [text.replace("rackproof_fabric_address", "rackproof_exporter_listen") for text in fabric]
@@ -130,7 +134,7 @@ def test_exporter_address_that_the_host_lacks_is_a_problem(probe: ModuleType, ad
         ({"NCCL_TOPO_FILE": "/etc/passwd"}, ""),
     ],
 )
-@pytest.mark.parametrize("source", ["rackproof_environment", "the environment of this host", "a file of NCCL"])
+@pytest.mark.parametrize("source", ["rackproof_environment", "the environment of this host", "nccl.conf"])
 def test_variable_of_the_ranks_that_selects_no_device_or_names_a_missing_file_is_a_problem(
     probe: ModuleType,
     tmp_path: Path,
@@ -139,10 +143,11 @@ def test_variable_of_the_ranks_that_selects_no_device_or_names_a_missing_file_is
     problem: str,
     source: str,
 ) -> None:
+    """In an expected problem, SOURCE stands for the place in which the variable is set."""
     given: dict[str, Any] = {}
     if source == "rackproof_environment":
         given = variables
-    elif source == "a file of NCCL":
+    elif source == "nccl.conf":
         source = str(tmp_path / "nccl.conf")
         text = "".join(f"{name} = {value} # a comment\n" for name, value in variables.items())
         (tmp_path / "nccl.conf").write_text(f"# a comment\n\n{text}")
@@ -185,7 +190,7 @@ def test_variable_that_slows_healthy_gpus_is_a_problem_unless_the_inventory_sets
     ("value", "problem"),
     [("mlx5", "NCCL_IB_HCA is mlx5 in rackproof_environment, but this host has no adapter: "), ("^mlx5", "")],
 )
-def test_host_without_adapters_can_exclude_adapters_but_not_name_them(
+def test_nccl_ib_hca_may_exclude_adapters_but_not_select_them_if_the_host_has_none(
     probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, problem: str
 ) -> None:
     monkeypatch.setattr(probe, "INFINIBAND", str(tmp_path / "absent"))
@@ -194,7 +199,7 @@ def test_host_without_adapters_can_exclude_adapters_but_not_name_them(
     assert "".join(problems).startswith(problem)
 
 
-def directories(probe: ModuleType, tmp_path: Path, **options: Any) -> list[str]:
+def directory_problems(probe: ModuleType, tmp_path: Path, **options: Any) -> list[str]:
     values = {
         "prefix": f"{tmp_path}/opt",
         "state": f"{tmp_path}/state",
@@ -208,16 +213,16 @@ def directories(probe: ModuleType, tmp_path: Path, **options: Any) -> list[str]:
 def test_unusable_directories_of_the_agent_are_problems(
     probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert directories(probe, tmp_path) == []
+    assert directory_problems(probe, tmp_path) == []
     (tmp_path / "file").write_text("")
-    assert directories(probe, tmp_path, prefix=f"{tmp_path}/file") == [
+    assert directory_problems(probe, tmp_path, prefix=f"{tmp_path}/file") == [
         f"{tmp_path}/file is not a directory: correct rackproof_prefix"
     ]
-    (problem,) = directories(probe, tmp_path, free_bytes=1 << 62, prefix=f"{tmp_path}/state")[:1]
+    (problem,) = directory_problems(probe, tmp_path, free_bytes=1 << 62, prefix=f"{tmp_path}/state")[:1]
     assert "are required: free up space, or lower rackproof_minimum_free_bytes" in problem
     mount = Namespace(f_files=10, f_favail=9, f_flag=os.ST_NOEXEC, f_bavail=1, f_frsize=1)
     monkeypatch.setattr(probe.os, "statvfs", lambda _: mount)
-    few, noexec = directories(probe, tmp_path)[2:]
+    few, noexec = directory_problems(probe, tmp_path)[2:]  # the first two problems are those of rackproof_prefix
     assert (
         few
         == f"{tmp_path}/state has 9 free inodes, and 5000 are required: remove files, or set rackproof_state_directory"
@@ -228,7 +233,7 @@ def test_unusable_directories_of_the_agent_are_problems(
     monkeypatch.setattr(
         probe.os, "statvfs", lambda _: Namespace(f_files=0, f_favail=0, f_flag=0, f_bavail=1, f_frsize=1)
     )
-    assert directories(probe, tmp_path) == [], (
+    assert directory_problems(probe, tmp_path) == [], (
         "a file system that reports no number of inodes, such as btrfs, must be accepted"
     )
 
@@ -237,7 +242,7 @@ def test_full_temporary_directory_is_a_problem(
     probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probe.tempfile, "TemporaryFile", lambda: open("/dev/full", "wb"))  # noqa: PTH123, SIM115
-    (problem,) = directories(probe, tmp_path)
+    (problem,) = directory_problems(probe, tmp_path)
     assert problem.startswith(
         "no temporary file can be written ([Errno 28] No space left on device): free up space in /tmp"
     )

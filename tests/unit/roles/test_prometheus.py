@@ -1,4 +1,4 @@
-"""The program that starts and stops the Prometheus of a run, with shell commands in place of Prometheus."""
+"""Test the program that starts and stops the Prometheus of a run. Shell commands stand in for Prometheus."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ READY = "Server is ready to receive web requests"
 
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
-    """Yield the module with a short deadline for stopping; then kill the processes that it started."""
+    """Yield the program as a module that waits only 0.2 s after each signal; after the test, kill the processes it started."""
     spec = importlib.util.spec_from_file_location("run_prometheus", SCRIPT)
     assert spec
     assert spec.loader
@@ -47,7 +47,7 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
 
 @pytest.fixture
 def server(script: ModuleType, tmp_path: Path) -> int:
-    """Return the process id of a server that ignores SIGTERM."""
+    """Start a server that ignores SIGTERM, and return its process id."""
     command = ["sh", "-c", f"trap '' TERM; echo '{READY}'; while :; do sleep 60; done"]
     assert script.main("start", str(tmp_path), *command) == 0
     return int(script.running_pid(tmp_path))
@@ -56,7 +56,7 @@ def server(script: ModuleType, tmp_path: Path) -> int:
 def test_server_that_ignores_sigterm_is_killed(
     script: ModuleType, server: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert script.main("start", str(tmp_path), "another") == 0
+    assert script.main("start", str(tmp_path), "another") == 0  # the server is running, so `another` is not started
     assert script.main("stop", str(tmp_path)) == 0
     outcomes = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert outcomes == [{"pid": server, "started": False}, {"pid": server, "stopped": True}]

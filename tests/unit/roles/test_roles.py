@@ -23,9 +23,9 @@ from tests.lab.lab import CONTROL_PYTHON, CONTROL_SHELL
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 SCHEMA: dict[str, Any] = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text())["properties"]
 OUR_VARIABLE = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
-"""Prefixes of Rackproof's variables."""
+"""Matches the prefixes of the variables that an inventory may set."""
 TYPES = {"str": "string", "int": "integer", "float": "number", "list": "array", "dict": "object"}
-"""Type in argument_specs.yml -> type in the schema. Not compared: `bool`, which may be text, and `raw`, which is any type."""
+"""Type in argument_specs.yml -> type in the schema. The types `bool` and `raw` (any type) are not compared."""
 
 LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
 
@@ -44,7 +44,11 @@ def role_vars(role: str) -> dict[str, Any]:
 
 
 def options(role: str) -> dict[str, dict[str, Any]]:
-    """Return the argument spec of each variable. Ansible checks the spec `main` before it runs tasks/main.yml."""
+    """Return name -> argument spec of each variable of a role.
+
+    The specs are in the entry `main`, which Ansible checks before it runs tasks/main.yml, or in the entry `inventory` if the role
+    has no tasks/main.yml.
+    """
     entry = "main" if (ROOT / "roles" / role / "tasks" / "main.yml").exists() else "inventory"
     specs = read_role_file(role, "meta/argument_specs.yml")
     role_options: dict[str, dict[str, Any]] = specs["argument_specs"][entry]["options"] if specs else {}
@@ -79,7 +83,7 @@ def test_argument_specs_equal_the_inventory_schema_in_type_and_description(role:
 
 
 def test_default_that_no_inventory_can_set_is_set_by_a_playbook() -> None:
-    """A constant belongs in vars/main.yml, not in defaults/main.yml."""
+    """A default that is set neither by an inventory nor by a playbook is a constant, which belongs in vars/main.yml."""
     playbooks = "".join(path.read_text() for path in (ROOT / "playbooks").glob("*.yml"))
     internal = {name: role for role in ROLES for name in defaults(role) if not OUR_VARIABLE.match(name)}
     for name, role in internal.items():
@@ -93,7 +97,7 @@ def test_internal_variables_start_with_an_underscore_and_the_name_of_the_role(ro
     assert [name for name in role_vars(role) if not name.startswith(prefix)] == []
 
 
-def test_every_default_is_a_variable_that_the_schema_allows() -> None:
+def test_schema_of_the_inventory_allows_every_default() -> None:
     for role in ROLES:
         role_defaults = inventory_defaults(role)
         assert set(role_defaults) <= set(SCHEMA), role
@@ -154,7 +158,7 @@ def test_tag_report_runs_no_measurement() -> None:
 DRIVERS = role_vars("nvidia_driver")["_nvidia_driver_table"]
 
 
-def test_drivers_playbook_has_the_default_batch_size_of_the_role() -> None:
+def test_default_of_serial_in_the_drivers_playbook_equals_the_default_of_the_role() -> None:
     plays = yaml.safe_load((ROOT / "playbooks" / "drivers.yml").read_text())
     serial = [play["serial"] for play in plays if "serial" in play]
     assert len(serial) == 2
@@ -162,7 +166,7 @@ def test_drivers_playbook_has_the_default_batch_size_of_the_role() -> None:
 
 
 @pytest.mark.parametrize("role", ["nvidia_driver", "container_toolkit"])
-def test_install_and_main_of_a_role_have_the_same_argument_specs(role: str) -> None:
+def test_tasks_files_install_and_main_have_the_same_argument_specs(role: str) -> None:
     specs = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]
     assert specs["install"]["options"] == specs["main"]["options"]
 
@@ -204,7 +208,10 @@ def probe() -> Any:
 def test_port_owner_is_identified_if_it_closes_a_file_during_the_search(
     probe: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise Rackproof's own supervisor would count as a foreign process, and the preflight would fail."""
+    """The owner of a port is the process that listens on it.
+
+    If it were not identified, an agent that is running would count as another program, and the preflight would fail.
+    """
     readlink = os.readlink
     closed_files = iter([True])
 
@@ -230,7 +237,10 @@ def test_port_of_another_users_process_is_in_use(probe: Any, monkeypatch: pytest
 
 
 def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
-    """Each poll takes its full duration although the connection is refused at once."""
+    """A soak (benchmarks that are repeated for hours) is polled, and a poll of an unreachable host fails at once.
+
+    So the playbook must wait for the duration of a poll after each of them.
+    """
     (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
     hosts = {"h1": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
@@ -252,7 +262,9 @@ def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
 def state_directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Run tasks of the role `agent` on three local hosts. Return the parent of their state directories, and the output.
 
-    The agent is removed from `marked` and `unmarked`. The installation refuses `shared`, because this directory has other files.
+    A host has the same name as its state directory. The agent is removed from `marked` and `unmarked`. The installation on
+    `shared` fails, because its state directory has a directory of other software. The mark is the file that identifies a state
+    directory of Rackproof.
     """
     directory = tmp_path_factory.mktemp("agent")
     for name in ("marked", "unmarked"):
@@ -285,7 +297,9 @@ def state_directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, s
     return directory, done.stdout
 
 
-def test_state_directory_is_emptied_only_if_it_has_the_mark(state_directories: tuple[Path, str]) -> None:
+def test_files_of_the_agent_are_removed_only_if_the_state_directory_has_the_mark(
+    state_directories: tuple[Path, str],
+) -> None:
     directory, _ = state_directories
     assert {path.name for path in (directory / "marked").iterdir()} == {"foreign"}
     assert {path.name for path in (directory / "unmarked").iterdir()} == {"runs", "data", "foreign"}
@@ -341,7 +355,7 @@ def rendered_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_plays(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run the plays on the hosts of `directory`/hosts.yml, with the roles and action plugins of the checkout.
 
-    The playbook is in `directory`/playbooks, because roles find the checkout next to the directory of the playbook.
+    The playbook is in `directory`/playbooks, because roles expect the files of the checkout in the parent of its directory.
     """
     (directory / "playbooks").mkdir()
     (directory / "playbooks" / "play.yml").write_text(yaml.safe_dump(list(plays)))
@@ -351,10 +365,10 @@ def run_plays(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedPr
         "ANSIBLE_LOCALHOST_WARNING": "false",
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_ACTION_PLUGINS": str(ROOT / "playbooks" / "action_plugins"),
-        # As in the ansible.cfg of the checkout; test_collection runs roles with Ansible's default.
+        # The next setting is the one in the ansible.cfg of the checkout. test_collection runs roles with Ansible's default.
         "ANSIBLE_INJECT_FACT_VARS": "False",
         "ANSIBLE_PIPELINING": "True",
-        "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # with it, local modules run in half the time
+        "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # with this shell, local modules run in half the time
     }
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
 
@@ -370,7 +384,7 @@ def test_exporter_is_started_with_the_compatibility_options_of_the_inventory(
     unit = (rendered_templates / "rackproof-exporter.service").read_text()
     (command,) = re.findall(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)
     assert command.endswith(" --compat=1.0 --compat=dcgm")
-    # The exporter accepts these options: of this command line it rejects only the port, which is invalid on purpose.
+    # The exporter accepts all options of the unit: the only error is the port, an invalid one that the test adds.
     assert main([*command.split(), "--port", "70000"]) == 64
     assert "not a port" in capsys.readouterr().err
 
@@ -394,7 +408,7 @@ COMMANDS = {"judge": "report", "scaling": "scaling"}
 
 @pytest.fixture(scope="module")
 def failed_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """Run each command with a `rackproof` that writes no report and exits with 2 or 74.
+    """Run each tasks file of COMMANDS with a fake `rackproof` that writes no report and exits with 2 or 74.
 
     Return the directory of the plays, and play -> output. A play is named after its tasks file and its exit code: `judge-2`.
     """
@@ -426,7 +440,7 @@ def failed_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict
 def test_command_that_writes_no_report_fails_the_role(
     failed_reports: tuple[Path, dict[str, str]], tasks_file: str, code: int
 ) -> None:
-    """The role must not announce an incomplete fleet, which also has exit code 2, nor copy metrics of an earlier run."""
+    """An incomplete fleet also has exit code 2, but the role must not report one here, nor copy the metrics of an earlier run."""
     directory, output = failed_reports
     name = f"{tasks_file}-{code}"
     assert f"rackproof: {name}: {COMMANDS[tasks_file]}: No space left on device" in output[name]

@@ -1,4 +1,4 @@
-"""Documents: invalid JSON and schema errors are refused, and files are written atomically."""
+"""Test `schemas.documents`: it refuses invalid JSON and documents that do not match their schema, and writes files atomically."""
 
 from __future__ import annotations
 
@@ -130,8 +130,8 @@ def test_links_pipes_and_directories_are_not_read(tmp_path: Path) -> None:
 def test_file_that_grows_is_read_to_one_byte_beyond_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "grows"
     path.write_bytes(b"x" * 100)
-    earlier = os.stat_result((0o100644, 0, 0, 1, 0, 0, 7, 0, 0, 0))
-    monkeypatch.setattr(os, "fstat", lambda descriptor: earlier)
+    status_before = os.stat_result((0o100644, 0, 0, 1, 0, 0, 7, 0, 0, 0))  # a regular file of 7 bytes
+    monkeypatch.setattr(os, "fstat", lambda descriptor: status_before)
     assert documents.read_bytes(path) == b"x" * 100
     assert documents.read_bytes(path, max_bytes=50) == b"x" * 51
 
@@ -182,14 +182,15 @@ def test_similar_names_are_suggested(word: str, suggested: str) -> None:
 
 
 def test_suggestions_can_be_limited_to_names_with_the_same_letters() -> None:
+    """The letters are those before the first digit: `h` of h2000 and of h200-sxm, but `gh` of gh200."""
     assert documents.nearest("h2000", ["gh200", "baseline"]) == " (did you mean gh200?)"
     assert documents.nearest("h2000", ["gh200", "baseline"], same_letters=True) == ""
     assert documents.nearest("h2000", ["gh200", "h200-sxm"], same_letters=True) == " (did you mean h200-sxm?)"
 
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout", "/dev/new"])
-def test_device_file_is_not_replaced(path: str) -> None:
-    """Only the check is called: for root, who may run the tests, the replacement itself would succeed."""
+def test_no_file_in_dev_is_written(path: str) -> None:
+    """The test calls only the check. A call of `write_text` without a working check would replace /dev/null if root ran it."""
     with pytest.raises(OSError, match="not a regular file"):
         documents.refuse_special(Path(path))
 

@@ -1,4 +1,4 @@
-"""Methods of a plan: rates of fabrics, scopes of figures, and the hosts from which a figure is expected."""
+"""Test the methods of a plan: rates of fabrics, and the figures (results of benchmarks) and scopes that a host must have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PLAN = builders.plan("h1", "h2", "h3", gpu_count=2)
 
 
 def with_rates(*gbps: float, gpus: Sequence[int] = (2, 2, 2)) -> Plan:
-    """Return PLAN with these port rates in Gb/s and these numbers of GPUs, one of each for every host in turn."""
+    """Return PLAN with a port rate in Gb/s (0: unknown) and a number of GPUs for each host, in the order of the hosts."""
     hosts = tuple(
         replace(host, fabric_gbps=rate, devices=tuple(range(count)))
         for host, rate, count in zip(PLAN.hosts, gbps, gpus, strict=True)
@@ -45,12 +45,13 @@ def with_rates(*gbps: float, gpus: Sequence[int] = (2, 2, 2)) -> Plan:
 def test_lowest_known_rate_of_the_members_limits_all_members(
     gbps: Sequence[float], members: tuple[str, ...], port: float, fabric: float
 ) -> None:
+    """Return values are in B/s: 400 Gb/s are 50e9 B/s. The fabric of a host has one port for each of its two GPUs."""
     plan = with_rates(*gbps)
     assert plan.slowest_port(plan.hosts[0], members) == port
     assert plan.slowest_fabric(plan.hosts[0], members) == fabric
 
 
-def test_host_without_a_gang_has_its_own_rate() -> None:
+def test_rate_of_a_host_without_a_gang_is_not_limited_by_other_hosts() -> None:
     alone = replace(PLAN, hosts=tuple(replace(host, gang="", fabric_gbps=400.0) for host in PLAN.hosts))
     assert alone.slowest_port(alone.hosts[0], ("h1", "h2")) == 50e9
     assert alone.slowest_fabric(alone.hosts[0], ("h1", "h2")) == 100e9
@@ -62,7 +63,8 @@ def test_host_with_fewer_gpus_slows_the_fabric_even_if_all_ports_are_equally_fas
     assert plan.slowest_port(plan.hosts[0], ("h1", "h2")) == 50e9
 
 
-def test_number_of_ranks_counts_the_devices_of_each_given_host_of_the_plan_once() -> None:
+def test_number_of_ranks_is_the_number_of_devices_of_the_given_hosts() -> None:
+    """A host that is given twice counts once. A host that is not in the plan does not count."""
     plan = with_rates(0, 0, 0, gpus=(4, 2, 1))
     assert plan.ranks(("h1", "h3")) == 5
     assert plan.ranks(("h1", "h1", "unknown")) == 4
@@ -96,6 +98,7 @@ def test_scopes_of_a_figure_on_a_host(item: Expectation, scopes: tuple[str, ...]
 
 
 def test_pairs_of_hosts_use_the_rails_that_all_of_them_have() -> None:
+    """A rail is the GPUs with the same index on all hosts of a gang. h3 has only GPU 0. A host without a gang has no pairs."""
     plan = with_rates(0, 0, 0, gpus=(4, 2, 1))
     found = plan.scopes_of(plan.hosts[0], expected("pairs.bandwidth", "peers", "gang"))
     assert {scope.split(",")[0] for scope in found} == {"gpu=0"}
@@ -103,7 +106,7 @@ def test_pairs_of_hosts_use_the_rails_that_all_of_them_have() -> None:
     assert plan.scopes_of(alone, expected("pairs.bandwidth", "peers", "gang")) == ()
 
 
-def test_with_fewer_rounds_of_pairs_a_host_has_fewer_partners() -> None:
+def test_host_has_one_partner_if_the_benchmark_pairs_has_one_round() -> None:
     stages = tuple(
         replace(stage, benchmarks={**stage.benchmarks, "pairs": {"rounds": 1}}) if stage.name == "gang" else stage
         for stage in PLAN.stages
@@ -119,7 +122,7 @@ def test_fewer_figures_are_expected_of_a_host_without_a_gang_or_with_one_gpu() -
     assert {item.stage for item in PLAN.expected_of(alone)} == {"benchmark"}
     assert not any(item.peers for item in PLAN.expected_of(single) if item.stage != "gang")
     assert any(item.peers for item in everything if item.stage != "gang")
-    assert PLAN.expected_of(PLAN.hosts[1]) is everything
+    assert PLAN.expected_of(PLAN.hosts[1]) is everything  # from a cache: both hosts have a gang and two GPUs
 
 
 @pytest.mark.parametrize(
@@ -146,7 +149,7 @@ def test_plan_of_some_hosts_has_these_hosts_in_the_given_order_and_no_manifest()
 
 def test_host_and_stage_are_found_by_name_and_an_unknown_name_raises_key_error() -> None:
     twice = replace(PLAN, hosts=(*PLAN.hosts, replace(PLAN.hosts[0], rack="other")))
-    assert twice.host("h1").rack == "r1"
+    assert twice.host("h1").rack == "r1"  # of two hosts with the same name, the first one is returned
     with pytest.raises(KeyError):
         PLAN.host("h9")
     assert PLAN.stage("gang").name == "gang"
@@ -166,7 +169,7 @@ def test_host_has_separate_directories_of_local_and_shared_storage() -> None:
     assert host.directories("shared_storage") == ("/b", "/c")
 
 
-FULL = replace(
+FULL = replace(  # a plan with the parts that PLAN does not have
     builders.plan("h1", "h2", gpu_count=2, rackproof_local_storage=["/a"], rackproof_shared_storage=["/b", "/c"]),
     manifest=(Part(host="h1", kind="gpu", serial="s1"),),
     waivers=(Waiver(criterion="c", who="me", why="known", until="2026-12-01", host="h1"),),
@@ -187,6 +190,7 @@ def test_plan_is_unchanged_after_it_was_written_and_read() -> None:
 
 
 def test_cell_of_a_study_has_its_gpus_and_settings() -> None:
+    """A cell is one combination of settings of a scaling study. Cells are numbered from 1."""
     cell = FULL.of_cell(1)
     assert [host.devices for host in cell.hosts] == [(0,), (0,)]
     assert [(stage.name, stage.cpus) for stage in cell.stages] == [("cell", 3)]

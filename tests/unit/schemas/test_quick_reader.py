@@ -1,4 +1,7 @@
-"""The fast record reader accepts only what jsonschema accepts; tallies do not depend on the order of their verdicts."""
+"""Test the fast reader of records (`schemas.quick`), and tallies (counts of verdicts, `fleet.judge.tally`).
+
+The reader accepts only records that jsonschema accepts. A tally does not depend on the order of its verdicts.
+"""
 
 from __future__ import annotations
 
@@ -71,11 +74,11 @@ INSERTS = (
     *("null", "true", "1e999", "NaN", "18446744073709551616", "-0", "1.0", '"value": 1,', '"status": "measured",'),
     *('"x": {"y": {"z": []}},', '"host": "h2",', "measured", "error: \\u001c", "error: \\u0085", "5e-324", "0123"),
 )
-"""Texts to insert at random places of a record."""
+"""Texts that a test inserts at random positions of a record."""
 
 
 def read_with_jsonschema(text: bytes) -> Record | None:
-    """Return the record as read with jsonschema; None if it is refused."""
+    """Return the record in `text`, validated with jsonschema; None if the text is not a valid record."""
     try:
         document = documents.parse(text, source="x")
         documents.validator("record").validate(document)
@@ -85,7 +88,7 @@ def read_with_jsonschema(text: bytes) -> Record | None:
 
 
 def is_accepted(text: bytes) -> bool:
-    """Return whether the product's reader accepts the text as a record."""
+    """Return whether `documents.checked`, whose decision counts if the fast reader returns None, accepts the text as a record."""
     with contextlib.suppress(ValueError):
         return bool(record_from_json(documents.checked(text, "record", source="x")))
     return False
@@ -99,7 +102,7 @@ def test_records_of_version_1_are_read() -> None:
     assert records[1] == replace(records[0], schema="rackproof.record/2")
 
 
-@pytest.mark.skipif(not quick.available(), reason="the libraries of the control node are not installed")
+@pytest.mark.skipif(not quick.available(), reason="msgspec or jsonschema-rs is not installed")
 @settings(max_examples=500, deadline=None)
 @given(st.integers(0, 2**32))
 def test_reader_accepts_nothing_that_jsonschema_refuses(seed: int) -> None:
@@ -125,10 +128,10 @@ def test_reader_accepts_nothing_that_jsonschema_refuses(seed: int) -> None:
     assert is_accepted(raw) == (expected is not None)
 
 
-@pytest.mark.skipif(not quick.available(), reason="the libraries of the control node are not installed")
+@pytest.mark.skipif(not quick.available(), reason="msgspec or jsonschema-rs is not installed")
 def test_reader_reads_valid_records_and_reuses_equal_metrics() -> None:
     reader = quick.Reader()
-    with_digits = SHORT.replace(json.loads(SHORT)["nonce"], "7" * 32)  # a string of 32 digits is not a number
+    with_digits = SHORT.replace(json.loads(SHORT)["nonce"], "7" * 32)  # a nonce of 32 digits is text, not a number
     assert with_digits != SHORT
     for text in (TEXT, SHORT, with_digits):
         result = reader.record(text.encode())
@@ -142,7 +145,7 @@ def test_reader_reads_valid_records_and_reuses_equal_metrics() -> None:
     )
 
 
-@pytest.mark.skipif(not quick.available(), reason="the libraries of the control node are not installed")
+@pytest.mark.skipif(not quick.available(), reason="msgspec or jsonschema-rs is not installed")
 @pytest.mark.parametrize(
     ("old", "new"),
     [

@@ -1,7 +1,7 @@
-"""schemas/readings.json and docs/checks.md are current. With UPDATE_GOLDEN=1 in the environment, the tests regenerate both files.
+"""Test that schemas/readings.json and docs/checks.md are current. With UPDATE_GOLDEN=1 in the environment, generate both files.
 
 readings.json lists the readings of a simulated host that has every kind of device. checks.md lists the criteria of the pack
-`common`, with the packs that it includes.
+`common` and of the packs that it includes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DOCS = ROOT / "docs" / "checks.md"
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the readings of a simulated host that has every kind of device, and errors in its kernel log."""
+    """Yield the expected text of readings.json: of a simulated host with every kind of device, and errors in its kernel log."""
     with links.memory_directory() as folder:
         root = whole.build_host(folder)
         gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]

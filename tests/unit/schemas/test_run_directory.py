@@ -1,4 +1,4 @@
-"""Run directory: paths of records, discovery of runs, and a check that no other code builds such paths."""
+"""Test the paths of records in a run directory, the search for runs, and that no other module builds paths of a run directory."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from tests import ROOT, builders
 
 
 def test_records_of_host_and_gang_have_separate_paths() -> None:
+    """A host has a second record for the launches with its gang (the hosts of one multi-node launch)."""
     assert record_name("h1") == "hosts/h1.json"
     assert record_name("h1", "rack12") == "gangs/rack12/h1.json"
     assert RunDirectory(Path("r1")).record("h1", "rack12") == Path("r1/gangs/rack12/h1.json")

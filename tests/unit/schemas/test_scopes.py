@@ -1,4 +1,7 @@
-"""Test `Scope`, the only code that splits scope strings, and `pci_address`, which returns an address in the form of sysfs."""
+"""Test `Scope`, a parsed scope (the part of a host that was observed), and `pci_address`.
+
+No other code splits the strings of scopes. `pci_address` returns a PCI address in the form of sysfs.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ def test_scope_has_kind_device_and_part(
 
 
 def test_labels_are_read_by_kind() -> None:
+    """`gpu=0` is a label of kind `gpu`. The part is what can be replaced: a GPU or a DIMM."""
     scope = Scope.parse("gpu=0,link=3")
     assert scope.labels == {"gpu": "0", "link": "3"}
     assert (scope.get("link"), scope.get("peer")) == ("3", "")
@@ -45,7 +49,7 @@ def test_same_text_is_parsed_to_the_same_object() -> None:
     assert Scope.parse("gpu=0,link=3") is Scope.parse("gpu=0,link=3")
 
 
-def test_scope_contains_itself_and_its_parts() -> None:
+def test_scope_contains_itself_and_narrower_scopes() -> None:
     gpu = Scope.parse("gpu=1")
     assert gpu.contains("gpu=1")
     assert gpu.contains("gpu=1,link=0")
@@ -58,13 +62,13 @@ def test_device_of_a_scope_can_be_replaced() -> None:
     assert Scope.parse("pci=0000:1b:00.0").on("gpu=3") == "gpu=3"
 
 
-def test_only_a_whole_gpu_or_process_is_one_device() -> None:
+def test_only_a_whole_gpu_or_process_of_a_rehearsal_is_one_device() -> None:
     assert Scope.parse("gpu=0").is_one_device
     assert Scope.parse("cpu=0").is_one_device
     assert not any(Scope.parse(text).is_one_device for text in ("gpu=0,link=1", "host", "hca=0", "gpu=x"))
 
 
-def test_repeated_label_is_reported() -> None:
+def test_repeated_kind_of_label_is_detected() -> None:
     assert Scope.parse("gpu=0,gpu=1").has_repeated_kind
     assert not any(Scope.parse(text).has_repeated_kind for text in ("host", "gpu=0", "gpu=0,link=1"))
 
@@ -83,7 +87,7 @@ def test_no_other_code_splits_scopes() -> None:
     assert matches == []
 
 
-def test_label_is_removed_from_a_scope() -> None:
+def test_last_label_is_removed_if_it_has_the_kind_and_is_not_the_only_label() -> None:
     assert Scope.parse("hca=a,port=1,lane=3").without("lane") == "hca=a,port=1"
     assert Scope.parse("hca=a,port=1").without("lane") == "hca=a,port=1"
     assert Scope.parse("lane=3").without("lane") == "lane=3"

@@ -128,8 +128,12 @@ def test_required_generation_width_or_number_of_links_must_equal_the_datasheet(n
     """Only limits with the operators `eq` and `ge` are compared with the datasheet."""
     for operator in ("eq", "ge"):
         assert datasheet_findings(rule(name, value=number, operator=operator)) == []
-        assert datasheet_findings(rule(name, value=number - 1, operator=operator))[0].startswith("under the part's")
-        assert datasheet_findings(rule(name, value=number + 1, operator=operator))[0].startswith("over the part's")
+        assert datasheet_findings(rule(name, value=number - 1, operator=operator))[0].startswith(
+            "lower than the part's"
+        )
+        assert datasheet_findings(rule(name, value=number + 1, operator=operator))[0].startswith(
+            "higher than the part's"
+        )
     assert datasheet_findings(rule(name, value=number - 1, operator="le")) == []
     assert datasheet_findings(rule(name, value="x", operator="eq")) == []
     assert datasheet_findings(rule(name, value=1), pcie={}, nvlink={}) == []
@@ -237,8 +241,8 @@ def findings(*, criteria: Any = None, **changes: Any) -> list[str]:
         ({"name": "collective.*.busbw", "scope": "host"}, ""),
         ({"name": "collective.all_reduce.busbw", "scope": "gang"}, ""),
         ({"name": "benchmark.duration", "scope": "host", "unit": "s", "operator": "le"}, ""),
-        ({"value": True, "operator": "ge"}, "true and false cannot be compared by ge"),
-        ({"value": "x"}, "text cannot be compared by ge"),
+        ({"value": True, "operator": "ge"}, "true and false cannot be compared by `ge`"),
+        ({"value": "x"}, "text cannot be compared by `ge`"),
         ({"value": "x", "operator": "eq"}, "the observation is a number"),
         ({"value": float("inf")}, "not a finite number"),
         (

@@ -23,6 +23,7 @@ from schemas.readings import READINGS
 
 
 def advisory(number: int, *ranges: tuple[str, str], severity: str = "high", score: float | None = 8.8) -> Advisory:
+    """Return an advisory. `ranges`: pairs of the first affected version and the version with the fix."""
     return Advisory(
         id=f"NVIDIA {number}",
         url=f"https://example.com/{number}",
@@ -80,6 +81,7 @@ def test_versions_are_ordered_by_their_numbers_and_pre_releases_come_before_rele
         ("runc", RUNC, "1.4.0-rc.1", "1.4.0-rc.3"),
         ("runc", RUNC, "1.4.1", "1.4.3"),
         ("runc", RUNC, "1.4.3", None),
+        # The first number of a firmware version identifies the adapter model. FIRMWARE has only the numbers after it.
         ("nic_firmware", FIRMWARE, "28.43.1014", "28.43.8002"),
         ("nic_firmware", FIRMWARE, "28.41.1000", "28.43.8002"),
         ("nic_firmware", FIRMWARE, "22.35.8002", None),
@@ -131,7 +133,7 @@ def test_text_on_a_single_vulnerability_does_not_count_further_ones() -> None:
     )
 
 
-def test_score_of_missing_fixes_is_the_highest_if_an_advisory_states_no_score() -> None:
+def test_score_of_missing_fixes_is_10_if_an_advisory_states_no_score() -> None:
     fixes = missing_fixes(PRODUCTS["runc"], RUNC, "1.1.12")
     assert fixes
     assert fixes.score == 10.0

@@ -40,7 +40,7 @@ from schemas.reports import INCONCLUSIVE
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan, pack, reading
 
-PLAN = replace(one_figure_plan(), baseline=PlannedBaseline(directory="kept", digest="0" * 64))
+PLAN = replace(one_figure_plan(), baseline=PlannedBaseline(directory="/srv/baseline", digest="0" * 64))
 RUN = Run(run_id="r0", nonce="f" * 32, report="0" * 64, status="PASS", at=builders.WHEN, by="me")
 WIDTH = "gpu.pcie.width"
 
@@ -228,7 +228,7 @@ def test_comparison_key_has_name_and_stage_and_rest_of_the_scope_and_settings() 
         ({"fraction": 0.9}, level(), 90.0), ({"fraction": 1.0}, level(precision=0.01, runs=1), 96.0),
         ({"fraction": 0.95, "sigmas": 2}, level(precision=0.03), 94.0),
         ({"fraction": 0.95, "sigmas": 1}, level(precision=0.03), 95.0),
-        # There is no limit if `sigmas` times the noise exceeds a quarter of the level and the loss that `fraction` allows.
+        # There is no limit if `sigmas` times the noise is more than a quarter of the level and more than 1 - `fraction`.
         ({"fraction": 0.9, "sigmas": 1}, level(precision=0.25), 75.0),
         ({"fraction": 0.9, "sigmas": 1}, level(precision=0.251), None),
         ({"fraction": 0.5, "sigmas": 1}, level(precision=0.5), 50.0),
@@ -258,7 +258,7 @@ def test_limit_of_a_criterion_without_a_baseline_is_an_error() -> None:
         ({"fraction": 0.9}, level(unit="1", runs=3), "90 % of the accepted level; this level is 100 (median of 3 accepted runs)"),
         ({"fraction": 0.9}, level(runs=4, left_out=1),
          "90 % of the accepted level; this level is 0.1 kB/s (median of 4 accepted runs without 1 outlier)"),
-        ({"change": 2.0}, level(), "the accepted level +2; this level is 0.1 kB/s (one accepted run)"),
+        ({"change": 2.0}, level(), "the accepted level plus 2 B/s; this level is 0.1 kB/s (one accepted run)"),
         ({"fraction": 0.98, "sigmas": 2}, level(precision=0.02),
          "96 % of the accepted level, because 2 sigma of its noise are more than 2 %; this level is 0.1 kB/s (one accepted run)"),
     ],
@@ -324,14 +324,19 @@ def test_parts_without_an_accepted_record_are_listed() -> None:
     assert missing_baselines(None, plan=replace(PLAN, baseline=None)) == []
     assert missing_baselines(None) == [("host", "the baseline was not read")]
     assert missing_baselines(replace(whole, problem="cut off")) == [("host", "cut off")]
-    assert missing_baselines(replace(whole, host=None), COMPARED) == [("host", "no accepted record of host h1 in kept")]
-    no_host = [("host", "no accepted record of host h1 in kept"), ("gpu=0", "no accepted record of serial h1-0")]
+    assert missing_baselines(replace(whole, host=None), COMPARED) == [
+        ("host", "no accepted record of host h1 in /srv/baseline")
+    ]
+    no_host = [
+        ("host", "no accepted record of host h1 in /srv/baseline"),
+        ("gpu=0", "no accepted record of serial h1-0"),
+    ]
     assert missing_baselines(HostBaseline()) == no_host
 
 
 def test_previous_gpu_of_the_slot_is_named() -> None:
-    old = replace(builders.gpu("h1", 0), serial="old")
-    for gpus, expected_text in (((old,), ": this GPU replaces old"), ((replace(old, pci_bus_id="else"),), ""),
+    old = replace(builders.gpu("h1", 0), serial="S-OLD")
+    for gpus, expected_text in (((old,), ": this GPU replaces S-OLD"), ((replace(old, pci_bus_id="else"),), ""),
                        ((builders.gpu("h1", 0),), "")):  # fmt: skip
         result = missing_baselines(HostBaseline(host=replace(HOST, gpus=gpus)))
         assert result == [("gpu=0", f"no accepted record of serial h1-0{expected_text}")]
@@ -361,7 +366,7 @@ def test_accepted_record_without_a_comparable_figure_is_reported() -> None:
     without_figures = HostBaseline(host=HOST, gpus={"h1-0": part_baseline("gpu", "h1-0")})
     text = "has none of the figures that are compared in this run"
     assert missing_baselines(without_figures, COMPARED) == [("gpu=0", f"the accepted record of serial h1-0 {text}")]
-    # Only measured figures that a criterion compares count. One that is in this run and in the accepted record is enough.
+    # Only measured figures that a criterion compares count. One in both this run and the accepted record is enough.
     assert missing_baselines(without_figures) == []
     assert missing_baselines(without_figures, replace(COMPARED, baseline=None, value=1)) == []
     assert missing_baselines(without_figures, replace(COMPARED, scope="host")) == []

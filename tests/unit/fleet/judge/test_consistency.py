@@ -231,7 +231,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "copies without the NUMA node of the memory": (
         change_figures(lambda item: with_params(item, numa=None), "host_copy.bandwidth"),
-        "its parameter numa is None, expected local, remote or unknown",
+        "its parameter `numa` is None, expected `local`, `remote` or `unknown`",
     ),
     "no copies with memory of the GPU's own NUMA node": (
         change_figures(lambda item: with_params(item, numa="remote"), "host_copy.bandwidth"),

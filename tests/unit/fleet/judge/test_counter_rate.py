@@ -1,4 +1,4 @@
-"""Rates of counters: the readings that decide a rate, the time over which a counter has counted, and the text on this time."""
+"""Test the hourly rates of counters: the readings that decide a rate, the hours over which a counter counted, and their text."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ from schemas.records import Metric, Snapshot, Value
 from tests.unit.fleet.judge.small_fleet import criterion, host_view, one_figure_plan
 
 PORT = "hca=mlx5_0,port=1"
-ERRORS, RESETS = "port.symbol_errors", "network.carrier_changes"
+ERRORS, CARRIER_CHANGES = "port.symbol_errors", "network.carrier_changes"
 PLAN = one_figure_plan("h1")
 HOUR = 3600.0
 Readings = Mapping[str, Value]
-"""Name -> value, or `status: reason`. The scope is the port, or the host for the uptime."""
+"""Name of a reading -> its value, or a text such as `error: lost` (status and reason) if it has no value."""
 
 
 def metric(name: str, value: Value) -> Metric:
+    """Return a reading with one scope: the host for the uptime, PORT for every other reading."""
     scope = "host" if name == UPTIME else PORT
     is_absent = isinstance(value, str) and ": " in value
     return Metric(
@@ -66,7 +67,7 @@ def view_of(*snapshots: tuple[str, str, Readings]) -> HostView:
         ((5, 5), (UPTIME,), False, (ERRORS,)),
     ],
 )
-def test_uptime_and_counter_age_decide_only_the_rate_of_a_counter_above_0(
+def test_uptime_and_counter_age_are_deciding_readings_only_for_a_rate_of_a_counter_above_0(
     counts: tuple[Value, Value], bases: tuple[str, ...], per_hour: bool, expected: tuple[str, ...]
 ) -> None:
     ages = dict.fromkeys(bases, 1.0)
@@ -81,12 +82,13 @@ def test_uptime_and_counter_age_decide_only_the_rate_of_a_counter_above_0(
     [
         (ERRORS, {COUNTER_AGE: 48 * HOUR, UPTIME: 100 * HOUR}, 48.0),
         (ERRORS, {UPTIME: 100 * HOUR}, 100.0),
-        (ERRORS, {COUNTER_AGE: 0.0, UPTIME: 100 * HOUR}, 24.0),
+        (ERRORS, {COUNTER_AGE: 0.0, UPTIME: 100 * HOUR}, 24.0),  # the result is never below 24 hours
         (ERRORS, {COUNTER_AGE: "unsupported: no such counter", UPTIME: 100 * HOUR}, 100.0),
         (ERRORS, {COUNTER_AGE: "long", UPTIME: 100 * HOUR}, 100.0),
         (ERRORS, {UPTIME: 60}, 24.0),
         (ERRORS, {}, None),
-        (RESETS, {COUNTER_AGE: 48 * HOUR, UPTIME: 100 * HOUR}, 100.0),
+        # The counter age of a port applies only to counters whose names begin with `port.`.
+        (CARRIER_CHANGES, {COUNTER_AGE: 48 * HOUR, UPTIME: 100 * HOUR}, 100.0),
     ],
 )
 def test_counter_is_assumed_to_count_since_it_was_cleared_or_else_since_the_host_started(
@@ -106,23 +108,25 @@ def test_hours_before_a_reading_come_from_the_snapshot_of_the_reading() -> None:
     ("uptimes", "hours"),
     [
         ([1, 4], 3.0),
-        ([1, 1.0001], 1 / 12),
+        ([1, 1.0001], 1 / 12),  # the result is never below five minutes
         ([None, 1], None),
         ([1, None], None),
         ([1, None, 4], 3.0),
         ([0, 1], 1.0),
-        ([90, 92, 0.5, 3], 5.0),  # a reboot between the second and the third snapshot, which are an hour apart
-        (
-            [90, 92, 91.9, 93],
-            4.1,
-        ),  # a clock that was set back has put the second and the third snapshot in the wrong order
+        # The host rebooted between the second and the third snapshot. Of the hour between them, the uptime 0.5 h counts.
+        ([90, 92, 0.5, 3], 5.0),
+        # The clock was set back, so the second and the third snapshot are in the wrong order. The hour between them counts.
+        ([90, 92, 91.9, 93], 4.1),
         ([90, 92, 93, 95], 5.0),
     ],
 )
 def test_hours_of_a_run_are_the_time_during_which_the_host_was_up(
     uptimes: list[float | None], hours: float | None
 ) -> None:
-    """Several snapshots may have the same stage and phase, for example those of an interrupted soak."""
+    """The snapshots are an hour apart. All but the first have the same stage and phase, as in a soak that was interrupted.
+
+    `uptimes`: the uptime in each snapshot, in hours; None: the snapshot lacks it.
+    """
     phases = ["before", *["after"] * (len(uptimes) - 1)]
     view = view_of(*(
         ("soak", phase, {ERRORS: 5} if uptime is None else {ERRORS: 5, UPTIME: uptime * HOUR})
@@ -132,24 +136,25 @@ def test_hours_of_a_run_are_the_time_during_which_the_host_was_up(
 
 
 @pytest.mark.parametrize(
-    ("uptimes", "bad", "hours"),
+    ("uptimes", "position", "hours"),
     [
-        *(([90.0, 91.0, 92.0], bad, 2.0) for bad in range(3)),
+        *(([90.0, 91.0, 92.0], position, 2.0) for position in range(3)),
         ([90.0, 1.0, 2.0], 0, None),
         ([90.0, 1.0, 2.0], 1, None),
         ([90.0, 1.0, 2.0], 2, 2.0),
     ],
 )
 def test_invalid_date_of_a_snapshot_matters_only_next_to_a_reboot(
-    uptimes: list[float], bad: int, hours: float | None
+    uptimes: list[float], position: int, hours: float | None
 ) -> None:
+    """`position`: which of the three snapshots has a date that does not exist. The host reboots if the uptime falls."""
     readings: list[tuple[str, str, Readings]] = [
         ("soak", phase, {ERRORS: 5, UPTIME: uptime * HOUR})
         for phase, uptime in zip(("before", "during", "after"), uptimes, strict=True)
     ]
     view = view_of(*readings)
     snapshots = list(view.evidence.snapshots())
-    snapshots[bad] = replace(snapshots[bad], at="2026-02-30T00:00:00Z")
+    snapshots[position] = replace(snapshots[position], at="2026-02-30T00:00:00Z")
     damaged = host_view(PLAN, snapshots=tuple(snapshots))
     assert [item.at for item in damaged.evidence.snapshots()].count("2026-02-30T00:00:00Z") == 1
     assert hours_of_run(damaged) == hours

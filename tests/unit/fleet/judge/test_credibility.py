@@ -1,4 +1,4 @@
-"""Impossible values are reported: wrong units, wrong signs, and values outside the bounds of a unit, reading or figure."""
+"""Impossible readings and figures are reported: a wrong unit, sign or source, or a value outside the bounds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def problems(*metrics: Metric, is_bmc: bool = False) -> list[tuple[str, str, str
 
 
 def reading(name: str, unit: str, value: Any, scope: str = "gpu=0") -> Metric:
-    """Return a reading with this value, and with None for one more GPU."""
+    """Return a reading that has this value in `scope`, and the value None for GPU 9."""
     return Metric(name=name, unit=unit, values={scope: value, "gpu=9": None})
 
 
@@ -59,13 +59,16 @@ BOUNDS: list[tuple[str, str, Any, str]] = [
     ("network.mtu", "B", 65537, HIGH.format(65537, "B", 65536)),
     ("collector.duration", "s", 1.5, ""),
     ("collector.duration", "s", -1, "-1 s is not credible: it cannot be negative"),
-    ("site.altitude", "m", -1, ""),  # a reading that is not in the catalogue
+    ("site.altitude", "m", -1, ""),  # a reading that is not in READINGS
 ]
 
 
 @pytest.mark.parametrize(("name", "unit", "value", "reason"), BOUNDS)
-def test_reading_must_be_within_the_bounds_of_its_unit(name: str, unit: str, value: Any, reason: str) -> None:
+def test_reading_must_be_within_its_own_bounds_or_those_of_its_unit(
+    name: str, unit: str, value: Any, reason: str
+) -> None:
     assert problems(reading(name, unit, value)) == ([(name, "gpu=0", reason, "benchmark")] if reason else [])
+    # `problem_of` does not check for whole numbers, and takes a name that is not in READINGS for the name of a figure.
     if name in READINGS and "whole" not in reason and type(value) is not bool:
         item = Observation(name=name, scope="gpu=0", stage="benchmark", unit=unit, status="measured", value=value)
         assert problem_of({}, item) == reason
@@ -99,7 +102,7 @@ def test_bmc_reading_is_doubtful_in_a_host_record_and_host_reading_is_doubtful_i
 def test_only_the_given_doubtful_readings_are_checked() -> None:
     power, temperature = reading("gpu.power", "W", -1), reading("gpu.temperature", "Cel", -1)
     shot = Snapshot(stage="gang", phase="after", at="", duration_s=0.1, metrics=(power, temperature, power))
-    # The snapshot has `gpu.power` twice. This duplicate is the first problem, and is reported whatever `doubtful` has.
+    # The snapshot has `gpu.power` twice. This duplicate is the first problem. It is reported whatever `doubtful` contains.
     twice = "gpu.power"
     for doubtful, names in (
         (None, [twice, "gpu.power", "gpu.temperature", "gpu.power"]),
@@ -110,7 +113,7 @@ def test_only_the_given_doubtful_readings_are_checked() -> None:
         assert [name for name, *_ in impossible_readings(shot, doubtful=doubtful)] == names
 
 
-def test_exactly_the_impossible_values_of_a_reading_are_named() -> None:
+def test_only_the_scopes_with_an_impossible_value_are_named() -> None:
     counts = {"gpu=0": 1.5, "gpu=1": 2.0, "gpu=2": 3, "gpu=3": "none", "gpu=4": 0.5}
     assert [scope for _, scope, *_ in problems(Metric(name="gpu.pcie.replays", unit="1", values=counts))] == [
         "gpu=0",
@@ -124,7 +127,7 @@ def test_exactly_the_impossible_values_of_a_reading_are_named() -> None:
     ("name", "unit", "right"),
     [("gpu.power", "mW", "W"), ("collector.duration", "ms", "s")],
 )
-def test_wrong_unit_of_a_reading_is_named_once(name: str, unit: str, right: str) -> None:
+def test_wrong_unit_is_reported_once_for_all_values_of_a_reading(name: str, unit: str, right: str) -> None:
     reason = f"has the unit {unit}, but this reading is in {right}"
     assert problems(reading(name, unit, -1.5)) == [(name, "host", reason, "benchmark")]
 
@@ -137,7 +140,7 @@ def test_reading_that_a_snapshot_has_twice_is_named() -> None:
     assert problems(once, twice) == []
 
 
-def test_bmc_and_host_report_only_their_own_readings() -> None:
+def test_reading_in_the_record_of_the_wrong_source_is_reported() -> None:
     of_bmc, of_host = reading("bmc.outlet.temperature", "Cel", 40), reading("gpu.power", "W", 300)
     host, bmc = problems(of_bmc, of_host), problems(of_bmc, of_host, is_bmc=True)
     only = "the record of the host has this reading, but only the control node reads the BMC"
@@ -148,7 +151,10 @@ def test_bmc_and_host_report_only_their_own_readings() -> None:
 
 
 def compared(id: str, name: str, unit: str, expected: float, datasheet: str = "", **fields: Any) -> Criterion:
-    """Return a criterion whose floor is half of `expected`: the value of the figure `datasheet` in the datasheet."""
+    """Return a criterion whose floor is 0.5 times `expected`.
+
+    `datasheet` names the figure of the datasheet from which `expected` is; empty: `expected` is not from the datasheet.
+    """
     return criterion(
         name, id=id, unit=unit, operator="ge", expected=expected, fraction=0.5, datasheet=datasheet, **fields
     )
@@ -179,19 +185,21 @@ def over(value: float, unit: str, peak: float) -> str:
     [
         (figure("gemm.throughput", 3e15, dtype="bf16"), ""),
         (figure("gemm.throughput", 3.1e15, dtype="bf16"), over(3.1e15, "FLOP/s", 1e15)),
-        (figure("gemm.throughput", 3.1e15, dtype="fp8"), ""),
+        (figure("gemm.throughput", 3.1e15, dtype="fp8"), ""),  # COMPARED has no datasheet figure for fp8
         (figure("gemm.throughput", 2e14, dtype="fp32"), over(2e14, "FLOP/s", 5e13)),
+        # The rate of fp64 may reach that of fp32, by which it may be emulated.
         (figure("gemm.throughput", 1.4e14, dtype="fp64"), ""),
         (figure("gemm.throughput", 2e14, dtype="fp64"), over(2e14, "FLOP/s", 5e13)),
         (figure("gemm.throughput", 2e18, dtype="fp8"), HIGH.format(2e18, "FLOP/s", 1e18)),
         (figure("gemm.throughput", 2e18, dtype="fp8", world_size=4096), HIGH.format(2e18, "FLOP/s", 1e18)),
+        # `transformer.flops` is the sum over all ranks, so its highest possible value is world_size * 1e18 FLOP/s.
         (figure("transformer.flops", 1.8e18, "gang=all", world_size=4096), ""),
         (figure("transformer.flops", 3e18, "gang=all", world_size=2), HIGH.format(3e18, "FLOP/s", 2e18)),
         (figure("gemm.throughput", -1.0, dtype="fp8"), "-1 FLOP/s is not credible: it cannot be negative"),
         (figure("peer_copy.bandwidth", 1.2e12, "gpu=0,peer=1"), ""),
         (figure("peer_copy.bandwidth", 1.3e12, "gpu=0,peer=1"), over(1.3e12, "B/s", 4e11)),
         (figure("memory.bandwidth", 1.3e13, size_bytes=1 << 28), over(1.3e13, "B/s", 4e12)),
-        (figure("memory.bandwidth", 1.3e13, size_bytes=(1 << 28) - 1), ""),
+        (figure("memory.bandwidth", 1.3e13, size_bytes=(1 << 28) - 1), ""),  # so few bytes may be in the cache
         (figure("memory.bandwidth", 1.3e13), over(1.3e13, "B/s", 4e12)),
         (figure("variants.throughput", 1e6), ""),
         (figure("integrity.tested_share", 1.0), ""),
@@ -200,14 +208,16 @@ def over(value: float, unit: str, peak: float) -> str:
         (figure("stress.temperature", 1.0), ""),
     ],
 )
-def test_figure_must_not_be_far_above_the_datasheet(item: Observation, reason: str) -> None:
+def test_figure_must_be_within_its_bounds_and_at_most_three_times_its_datasheet_rate(
+    item: Observation, reason: str
+) -> None:
     assert problem_of_figure(CRITERIA, item) == reason
     assert problem_of(CRITERIA, item) == reason
     assert (isinstance(item.value, float) and 0 <= item.value <= most_of_figure(CRITERIA, item)) is not bool(reason)
 
 
 @pytest.mark.parametrize("value", ["fast", True])
-def test_value_that_is_no_number_is_not_compared_with_the_datasheet(value: Any) -> None:
+def test_unit_and_amount_of_a_value_that_is_not_a_number_are_not_checked(value: Any) -> None:
     assert problem_of(CRITERIA, figure("gemm.throughput", value, unit="GFLOP/s")) == ""
 
 

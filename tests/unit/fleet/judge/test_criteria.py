@@ -1,4 +1,4 @@
-"""Test criteria packs, and the lint that compares their limits with datasheets and the catalogue."""
+"""Test criteria packs, and the lint that compares them with datasheets and with the catalogue of observations."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def criterion(**changes: Any) -> Criterion:
 
 
 def lint_changed(**changes: Any) -> list[str]:
-    """Return the lint findings on one criterion of a pack for the H200."""
-    pack = Pack(name="mine", gpu_names=(), criteria=(criterion(**changes),), datasheet=H200.datasheet)
+    """Return the lint findings on a pack that has the datasheet of the H200 and one criterion, with these changed fields."""
+    pack = Pack(name="my-pack", gpu_names=(), criteria=(criterion(**changes),), datasheet=H200.datasheet)
     return [str(item) for item in lint(pack)]
 
 
@@ -53,23 +53,23 @@ def test_plausible_limit_has_no_finding() -> None:
 
 
 def test_dcgm_floor_in_wrong_unit_is_reported() -> None:
-    """nvvs/diag-skus.yaml.in of NVIDIA/DCGM has the floor 2 333 MB/s, but its comment computes 3 110 GB/s x 0.75."""
+    """nvvs/diag-skus.yaml.in of NVIDIA/DCGM has a floor of 2333 MB/s. Its comment gives 3110 GB/s x 0.75, which is 2333 GB/s."""
     (finding,) = lint_changed(value=2.333e9)
     assert (
-        "mine: c: 2.333e+09: far too low, 0.000486 of the peak, which looks like a figure a thousand times too"
+        "my-pack: c: 2.333e+09: far too low, 0.000486 of the peak, which looks like a figure a thousand times too"
         in finding
     )
-    assert "the datasheet of mine has 4.8e+12 B/s" in finding
+    assert "the datasheet of my-pack has 4.8e+12 B/s" in finding
     assert "not the unit of the observation; use B/s" in lint_changed(value=2333.0, unit="MB/s")[0]
 
 
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("gpu.pcie.generation", 3, "3: under the part's generation; the datasheet of mine has 5"),
-        ("gpu.pcie.generation", 6, "over the part's generation"),
-        ("gpu.pcie.width", 8, "under the part's width"),
-        ("gpu.nvlink.active_links", 12, "under the part's links; the datasheet of mine has 18"),
+        ("gpu.pcie.generation", 3, "3: lower than the part's PCIe generation; the datasheet of my-pack has 5"),
+        ("gpu.pcie.generation", 6, "higher than the part's PCIe generation"),
+        ("gpu.pcie.width", 8, "lower than the part's PCIe width"),
+        ("gpu.nvlink.active_links", 12, "lower than the part's number of NVLinks; the datasheet of my-pack has 18"),
     ],
 )
 @pytest.mark.parametrize("operator", ["eq", "ge"])
@@ -93,14 +93,14 @@ def test_pcie_gen3_floor_on_a_gen5_part_is_reported() -> None:
         {"value": None, "variable": "fabric_bytes_per_second", "fraction": 0.60},
     ],
 )
-def test_floor_far_below_the_expectation_is_reported(limit: dict[str, Any]) -> None:
+def test_floor_far_below_the_expected_value_is_reported(limit: dict[str, Any]) -> None:
     assert any(
         "0.6: floor 40 % below the expected value; keep within 25 % of the expected value" in finding
         for finding in lint_changed(**limit)
     )
 
 
-def test_ceiling_far_above_the_expectation_is_reported() -> None:
+def test_ceiling_far_above_the_expected_value_is_reported() -> None:
     latency = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}, "value": None, "operator": "le"}
     assert "ceiling 40 % above the expected value" in lint_changed(**latency, fleet_fraction=1.4)[0]
     assert "half of the healthy parts would fail" in lint_changed(**latency, fleet_fraction=0.95)[0]
@@ -180,10 +180,10 @@ def test_plausible_floor_is_accepted(changes: dict[str, Any]) -> None:
         ({"stage": "preflight"}, "not observed in this stage; use benchmark or gang"),
         ({"name": "gpu.power", "unit": "W", "where": {}, "stage": "before"}, "not observed in this stage"),
         ({"unit": "GB/s"}, "not the unit of the observation; use B/s"),
-        ({"value": "4e12"}, "text cannot be compared by ge"),
+        ({"value": "4e12"}, "text cannot be compared by `ge`"),
         (
             {"name": "gpu.ecc.enabled", "unit": "1", "where": {}, "value": True},
-            "true and false cannot be compared by ge",
+            "true and false cannot be compared by `ge`",
         ),
         (
             {"name": "gpu.power", "unit": "W", "where": {}, "value": "high", "operator": "eq"},
@@ -241,7 +241,9 @@ COPY = {"name": "host_copy.bandwidth", "value": 4.8e10}
          {"dtype": "bf16"}, "no such dtype"),
     ],
 )  # fmt: skip
-def test_unknown_parameter_is_reported(changes: dict[str, Any], where: dict[str, Any], why: str) -> None:
+def test_unknown_parameter_or_impossible_value_is_reported(
+    changes: dict[str, Any], where: dict[str, Any], why: str
+) -> None:
     (finding,) = lint_changed(**changes, where=where)
     assert why in finding
 
@@ -258,7 +260,7 @@ def test_unknown_parameter_is_reported(changes: dict[str, Any], where: dict[str,
 def test_known_parameter_is_accepted(
     changes: dict[str, Any], where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet.criteria_lint.lint.COLLECTED", COLLECTED | {"fan"})  # a custom collector
+    monkeypatch.setattr("fleet.criteria_lint.lint.COLLECTED", COLLECTED | {"fan"})  # a collector that a site added
     assert lint_changed(**changes, where=where) == []
 
 
@@ -290,7 +292,7 @@ HIGHER, LOWER = "higher is better", "lower is better"
         ({"name": "overlap.slowdown", "unit": "1", "scope": "", "where": {}, "value": 1.2}, LOWER),
         ({"name": "checkpoint.save_time", "unit": "s", "scope": "", "where": {}, "value": 9.0, "operator": "gt"}, LOWER),
         ({**WRONG, "value": 0}, LOWER),
-        ({**WRONG, "value": 3, "operator": "le"}, "3: an error count must be 0; write eq and 0"),
+        ({**WRONG, "value": 3, "operator": "le"}, "3: an error count must be 0; write `eq` and 0"),
         ({**WRONG, "value": 2, "operator": "lt"}, "an error count must be 0"),
         ({**WRONG, "value": 1, "operator": "eq"}, "an error count must be 0"),
         ({**WRONG, "value": None, "fleet_fraction": 1.0, "operator": "le"}, "must be 0, whatever other parts have"),
@@ -323,7 +325,7 @@ def test_limit_that_just_excludes_faulty_parts_is_accepted(changes: dict[str, An
 
 @pytest.mark.parametrize("name", [name for name in shipped_packs() if read_pack(name).gpu_names])
 def test_each_dtype_of_the_standard_profile_is_in_the_datasheet_or_listed_as_lacking_or_unknown(name: str) -> None:
-    """Each dtype is in the datasheet of the pack or in `lacks`, never in both; figures in `unknown` may leave dtypes out."""
+    """A dtype is in the datasheet of the pack or in `lacks`, never in both. If `unknown` has the figure, it may be in neither."""
     pack = read_pack(name)
     planned = {"gemm": set(), "stress": set()}
     for stage in read_profile("standard")["stages"].values():
@@ -372,7 +374,7 @@ def test_pack_that_includes_itself_is_refused(tmp_path: Path, length: int) -> No
         read_pack(str(paths[0]))
 
 
-def test_model_pack_without_a_datasheet_or_with_unlisted_figures_is_reported() -> None:
+def test_model_pack_must_have_a_datasheet_and_judge_certain_figures_or_list_them_as_unknown() -> None:
     bare = Pack(name="e100", gpu_names=("NVIDIA E100",), criteria=(), unknown={"stress.powr": "not measured"})
     findings = [str(item) for item in lint(bare)]
     assert "e100: (pack): NVIDIA E100: a GPU model without a datasheet cannot be checked" in findings[1]
@@ -386,7 +388,7 @@ def test_figure_that_is_only_compared_with_the_fleet_does_not_count_as_judged() 
     assert any("gpu.pcie.width: neither judged nor listed as unknown" in item for item in findings)
 
 
-def test_only_versions_may_be_compared_for_equality() -> None:
+def test_only_versions_may_be_required_to_be_equal_on_all_parts_of_the_fleet() -> None:
     same: dict[str, Any] = {"value": None, "same_as_fleet": True, "operator": "eq", "where": {}}
     assert lint_changed(**same, name="gpu.vbios_version", unit="1") == []
     assert lint_changed(**same, name="launch.nccl", scope="host", unit="1") == []
@@ -395,6 +397,7 @@ def test_only_versions_may_be_compared_for_equality() -> None:
 
 
 def test_packs_of_models_and_of_rehearsals_have_the_correctness_criteria() -> None:
+    """A rehearsal does not judge speed: it requires each rate only to be above 0."""
     expected = {item.id for item in read_pack("correctness").criteria}
     for name in ("rehearsal", "common", "h200-sxm", "t4"):
         assert expected <= {item.id for item in read_pack(name).criteria}
@@ -409,7 +412,8 @@ def test_throttling_by_the_power_cap_is_not_judged() -> None:
     assert judged == {"hw_thermal", "sw_thermal", "hw_power_brake"}
 
 
-def test_h200_floors_follow_measurements() -> None:
+def test_h200_floors_follow_measurements_or_the_datasheet() -> None:
+    """The floors are shares of rates that were measured on H200, except `stress-power`: 0.95 of the 700 W of the datasheet."""
     floors = {item.id: (item.expected or math.nan) * item.fraction for item in H200.criteria}
     assert floors["stress-bf16"] == pytest.approx(0.92 * 6.58e14)
     assert floors["stress-power"] == pytest.approx(665)
@@ -430,7 +434,7 @@ SHARE_OF_DATASHEET: dict[str, Any] = {"value": None, "datasheet": "memory_bandwi
         ),
         ({"fraction": 0.04}, "far too low, 0.04 of the datasheet's memory_bandwidth"),
         ({"datasheet": "power"}, "power: the datasheet has this figure in W, not in B/s"),
-        ({"operator": "le"}, "a datasheet states the most that a part can reach; use ge"),
+        ({"operator": "le"}, "a datasheet states the most that a part can reach; use `ge`"),
         (
             {"name": "gemm.throughput", "unit": "FLOP/s", "where": {}, "datasheet": "flops"},
             "the datasheet has a figure for each precision; add `dtype` to `where`",
@@ -441,7 +445,7 @@ SHARE_OF_DATASHEET: dict[str, Any] = {"value": None, "datasheet": "memory_bandwi
         ),
     ],
 )
-def test_wrong_share_of_the_datasheet_is_reported(changes: dict[str, Any], why: str) -> None:
+def test_implausible_limit_as_a_share_of_the_datasheet_is_reported(changes: dict[str, Any], why: str) -> None:
     assert any(why in text for text in lint_changed(**{**SHARE_OF_DATASHEET, **changes}))
 
 
@@ -454,7 +458,7 @@ def test_wrong_share_of_the_datasheet_is_reported(changes: dict[str, Any], why: 
         {"name": "collective.*.busbw", "scope": "host", "where": {"size_bytes": {"ge": 1000}}, "datasheet": "nvlink"},
     ],
 )
-def test_share_of_the_datasheet_is_accepted(changes: dict[str, Any]) -> None:
+def test_plausible_limit_as_a_share_of_the_datasheet_is_accepted(changes: dict[str, Any]) -> None:
     assert lint_changed(**{**SHARE_OF_DATASHEET, **changes}) == []
 
 
@@ -475,7 +479,7 @@ def test_bounds_that_never_match_are_reported(where: dict[str, Any], why: str) -
     assert why in finding
 
 
-def test_derived_floor_of_the_fabric_may_be_far_below_its_rate() -> None:
+def test_floor_with_basis_model_may_be_far_below_the_rate_of_the_fabric() -> None:
     floor: dict[str, Any] = {"value": None, "variable": "fabric_bytes_per_second", "fraction": 0.6}
     assert lint_changed(**BUSBW | floor | {"fleet_fraction": None, "basis": "model"}, where={}) == []
     assert (

@@ -68,7 +68,10 @@ def pairs_of(*bad: int, gpus: int = 8) -> Pairs:
 
 
 def attributed_parts(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Return scope of a pair -> the peer GPU to which its failure is attributed, for each failure that is attributed."""
+    """Return scope of a failed pair -> its second GPU, for each pair whose failure is attributed to the second GPU.
+
+    A pair whose first GPU is the cause keeps its verdict, because its scope begins with this GPU.
+    """
     return {verdict.scope: verdict.part for verdict in with_culprits(host_view(gpus), verdicts) if verdict.part}
 
 
@@ -79,10 +82,12 @@ def attributed_parts(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
         (8, pairs_of(2, 5), {2, 5}),
         (8, pairs_of(1, 2, 3), {1, 2, 3}),
         (4, pairs_of(0, gpus=4), {0}),
-        (8, {(0, 6), (1, 6), (2, 6), (3, 6)}, {6}),  # one direction only; four of seven are more than half
+        (8, {(0, 6), (1, 6), (2, 6), (3, 6)}, {6}),  # GPU 6 fails with four of seven others, each in one direction
     ],
 )
-def test_pairs_are_attributed_to_the_gpu_that_fails_with_most_others(gpus: int, failing: Pairs, bad: set[int]) -> None:
+def test_failed_pairs_are_attributed_to_gpus_that_fail_with_most_of_the_others(
+    gpus: int, failing: Pairs, bad: set[int]
+) -> None:
     expected = {f"gpu={a},peer={b}": f"gpu={b}" for a, b in failing if b in bad and a not in bad}
     assert expected
     assert attributed_parts(gpus, pair_verdicts(gpus, failing)) == expected
@@ -91,17 +96,18 @@ def test_pairs_are_attributed_to_the_gpu_that_fails_with_most_others(gpus: int, 
 @pytest.mark.parametrize(
     ("gpus", "failing"),
     [
-        (2, {(0, 1), (1, 0)}),  # two GPUs: either may be the cause
-        (4, pairs_of(0, 1, gpus=4)),  # half of the GPUs
+        (2, {(0, 1), (1, 0)}),  # the host has two GPUs, and either may be the cause
+        (4, pairs_of(0, 1, gpus=4)),  # half of the GPUs fail with all others
         # If GPU 1 is the only one of its socket, the link between the sockets may be the cause.
         (3, pairs_of(1, gpus=3)),
-        (3, pairs_of(0, 1, 2, gpus=3)),  # all GPUs
-        # every pair between three GPUs and the other five
+        (3, pairs_of(0, 1, 2, gpus=3)),  # all GPUs fail with all others
+        # Every pair between three GPUs and the other five fails.
         (8, {(a, b) for a, b in permutations(range(8), 2) if (a < 3) != (b < 3)}),
+        # All eight GPUs fail with more than half of the others.
         (8, {(a, b) for a, b in pairs_of(0) | {(a, b) for a in (1, 2, 3) for b in (4, 5, 6, 7)}}),
-        (8, {(0, 6), (6, 0)}),  # one link
-        (8, {(0, 6), (1, 6), (2, 6)}),  # three of seven pairs
-        (8, {(0, 1), (2, 3), (4, 5), (6, 7)}),
+        (8, {(0, 6), (6, 0)}),  # one pair, in both directions
+        (8, {(0, 6), (1, 6), (2, 6)}),  # GPU 6 fails with three of seven others
+        (8, {(0, 1), (2, 3), (4, 5), (6, 7)}),  # each GPU fails with one other
     ],
 )
 def test_pairs_are_not_attributed_without_a_clear_culprit(gpus: int, failing: Pairs) -> None:
@@ -116,7 +122,8 @@ def test_unknown_pairs_count_neither_for_nor_against_a_gpu() -> None:
         assert set(attributed_parts(8, verdicts).values()) == attributed
 
 
-def test_gpu_index_outside_the_host_is_ignored() -> None:
+def test_pairs_with_an_invalid_scope_are_ignored() -> None:
+    """GPU 6 fails with three of seven others. A fourth failed pair would make it the cause."""
     strange = [
         replace(item, scope=scope)
         for scope in ("gpu=88,peer=6", "gpu=06,peer=6", "gpu=6,peer=6")
@@ -178,9 +185,9 @@ def xid_count_verdict(scope: str) -> Verdict:
             "gpu=3",
         ),  # XID 45 on all GPUs only shows that the ranks were terminated
         ({"gpu=1,xid=31": 4}, {"gpu=1,xid=31": 4, "gpu=3,xid=79": 1}, "gpu=3"),  # XID 31 was logged before the run
-        ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 1}, ""),
+        ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 1}, ""),  # no XID is new
         ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": 1}, ""),  # either GPU may be the cause
-        ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": "x"}, "gpu=3"),  # not a number
+        ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": "x"}, "gpu=3"),  # a count that is not a number is ignored
         ({}, {"gpu=1,xid=31": 1}, ""),  # no GPU has a failed XID criterion
         ({}, {"gpu=9,xid=79": 1}, ""),  # the host has no such GPU
         ({}, {"gpu=3,xid=79": 1, "pci=0000:05:00.0,sxid=20034": 1}, ""),  # the NVSwitch may be the cause
@@ -221,7 +228,10 @@ def test_judge_attributes_slow_pairs() -> None:
 
 @pytest.mark.parametrize(("scope", "serial", "covered"), [("gpu=6", "", 14), ("gpu=0", "", 1), ("", "h1-6", 7)])
 def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, covered: int) -> None:
-    """gpu=6 has 14 failed pairs: seven have its scope, and seven have the scopes of other GPUs but are attributed to it."""
+    """GPU 6 has 14 failed pairs. In seven, such as `gpu=0,peer=6`, it is the second GPU: they are attributed to it.
+
+    Only the attributed verdicts have its serial h1-6. The others keep the serial s6, which `pair_verdicts` made up.
+    """
     waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
     failed = [item for item in pair_verdicts(8, pairs_of(6)) if item.verdict == FAIL]
     verdicts = [WaiverMatcher([waiver], "2026-11-21").apply(item) for item in with_culprits(host_view(8), [*failed])]
@@ -229,7 +239,7 @@ def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, c
 
 
 def test_rma_document_lists_attributed_pairs(tmp_path: Path) -> None:
-    """The sibling figures of a finding are those of pairs without this part."""
+    """`siblings_summary` of each finding is over the 42 ordered pairs of the other seven GPUs, which are all above the limit."""
     assert (
         main(
             ["simulate", str(tmp_path / "r1"), "--hosts", "2", "--profile", "smoke", "--fault", "nvlink_down:r01-h01:6"]

@@ -1,4 +1,4 @@
-"""A snapshot cannot leave out a reading that must exist because another reading exists."""
+"""A snapshot that lacks a reading is reported if another reading of the snapshot shows that the reading must exist."""
 
 from __future__ import annotations
 
@@ -111,13 +111,13 @@ ALARM, REASON = "optics.rx_power.alarm", "unsupported: hidden"
     ("readings", "expected"),
     [
         (module(), []), (software(), []), (bond(), []), ({}, []),
-        # A collector always reports some readings together.
+        # Some readings must be in the snapshot if a certain other reading is in it (TOGETHER).
         (without(software(), MATCHES), [(MATCHES, HOST)]),
         (software() | {MATCHES: Metric(name=MATCHES, unit="1")}, [(MATCHES, HOST)] * 2),
         (without(software(), MATCHES, "software.driver_library.version"), []),
         (CONTAINER, [("container.toolkit.present", HOST)]),
         ({"collector.container": Metric(name="collector.container", unit="s", absent={HOST: REASON})}, []),
-        # A reading that is derived from other readings must have a value, unless one of the other readings is 0 or missing.
+        # A reading that is derived from other readings must have a value, unless one of the others is 0, false or missing.
         (software() | {MATCHES: Metric(name=MATCHES, unit="1", absent={HOST: REASON})}, [(MATCHES, HOST)]),
         (software() | {MANAGER: Metric(name=MANAGER, unit="1", absent={HOST: REASON}),
                        "fabric.nvswitch.probed": _metric("fabric.nvswitch.probed", {HOST: 0})}, []),
@@ -129,14 +129,14 @@ ALARM, REASON = "optics.rx_power.alarm", "unsupported: hidden"
         ({"network.bond.slave_count": _metric("network.bond.slave_count", {"nic=bond0": 0})}, []),
         ({"network.bond.slave_count": _metric("network.bond.slave_count", {"nic=bond0": 1, "nic=bond1": 1}),
           MEMBER: _metric(MEMBER, {"nic=bond0,member=eth0": True, "nic=bond1,member=eth1": True})}, []),
-        # A host with an Ethernet interface needs readings of its modules.
+        # A host with an Ethernet interface needs readings of its optical modules.
         (INTERFACE, [(MODULE, HOST)]), (without(INTERFACE, "network.mtu"), []),
         (INTERFACE | {"network.mtu": Metric(name="network.mtu", unit="B")}, []),
         (without(module(), "optics.bias"), [("optics.bias", PORT)]),
         (module() | {"optics.bias": Metric(name="optics.bias", unit="A", absent={PORT: REASON})}, []),
-        # An alarm is not checked if the module does not report one of the limits of this alarm.
+        # An alarm is not checked if the module does not report both limits of the alarm, the low and the high one.
         (without(module(), f"{ALARM}_low") | {ALARM: _metric(ALARM, {LANE: "?"})}, []),
-        # A reason in place of the kind of a module does not excuse the other readings of the module.
+        # All readings of a module are required even if its type (MODULE) has no value, but a reason for its absence.
         ({MODULE: Metric(name=MODULE, unit="1", absent={PORT: REASON})}, [(name, PORT) for name in OF_MODULES]),
     ],
 )  # fmt: skip
@@ -150,7 +150,7 @@ def test_missing_reading_is_a_problem_if_another_reading_requires_it(
     ("power", "sides"),
     [
         (0.9e-4, ["low"]), (1.1e-4, ["none"]), (1e-3, ["none"]), (2.9e-3, ["none"]), (3.1e-3, ["high"]),
-        # Power and limit are known to six digits: near a limit, two alarms are possible.
+        # The record has power and limits rounded to six digits. So near a limit, two values of the alarm are accepted.
         (1e-4, ["low", "none"]), (1.000005e-4, ["low", "none"]), (0.999995e-4, ["low", "none"]), (1.00002e-4, ["none"]),
         (3e-3, ["none", "high"]), (3.000015e-3, ["none", "high"]), (3.00006e-3, ["high"]),
     ],
@@ -166,15 +166,15 @@ def test_alarm_must_name_the_side_of_the_limits_on_which_the_power_is(power: flo
     assert (name, LANE) in problems(module() | quantity | {name: _metric(name, {})})
 
 
-@pytest.mark.parametrize(("power", "mean"), [(5e-3, "high"), (3e-3, "none"), (1e-4, "none"), (1e-5, "low")])
-def test_wrong_alarm_states_the_power_and_the_limits(power: float, mean: str) -> None:
+@pytest.mark.parametrize(("power", "expected"), [(5e-3, "high"), (3e-3, "none"), (1e-4, "none"), (1e-5, "low")])
+def test_wrong_alarm_states_the_power_and_the_limits(power: float, expected: str) -> None:
     name = "optics.tx_power.alarm"
     readings = module() | {
         "optics.tx_power": _metric("optics.tx_power", {LANE: power}),
         name: _metric(name, {LANE: "?"}),
     }
     taken = Snapshot(stage="gang", phase="after", at=builders.WHEN, duration_s=0.1, metrics=tuple(readings.values()))
-    text = f"is ?, but {power:g} W and the limits 0.0001 W to 0.003 W mean {mean}"
+    text = f'is "?", but the power is {power:g} W and the limits are 0.0001 W to 0.003 W, so it must be "{expected}"'
     assert (name, LANE, text, "gang") in list(derived_problems(taken, readings))
 
 
@@ -215,6 +215,7 @@ def test_derived_reading_of_the_host_cannot_be_hidden(name: str) -> None:
     ],
 )
 def test_leaving_out_all_readings_of_a_collector_is_detected(shown: dict[str, dict[str, Value]], name: str) -> None:
+    """`name`: a reading that must be reported as missing, because the snapshot has the readings `shown`."""
     units = {"network.mtu": "B", **{each: "s" for each in shown if each.startswith("collector.")}}
     readings = {each: _metric(each, values, units.get(each, "")) for each, values in shown.items()}
     assert (name, HOST) in judged(readings)[1]
@@ -222,6 +223,7 @@ def test_leaving_out_all_readings_of_a_collector_is_detected(shown: dict[str, di
         each: replace(metric, values={}, absent=dict.fromkeys(metric.values, "error: x"))
         for each, metric in readings.items()
     }
+    # A collector that failed, so that its duration has no value, need not report any reading.
     if any(each.startswith("collector.") for each in shown):
         assert (name, HOST) not in judged(failed)[1]
 
@@ -249,11 +251,12 @@ def test_alarm_follows_from_the_power_and_its_limits(quantity: str, level: str) 
     dark = {f"optics.{quantity}": _metric(f"optics.{quantity}", {LANE: 1e-5})}
     decision, shown = judged(readings | dark)
     assert (decision, (name, LANE) in shown) == (INCOMPLETE, True)
+    # At the limit itself, both `low` and `none` are accepted, because the power is rounded.
     limit = {f"optics.{quantity}": _metric(f"optics.{quantity}", {LANE: LIMITS[f"{level}_low"]})}
     assert (name, LANE) not in judged(readings | limit)[1]
 
 
-def test_module_that_does_not_report_limits_has_no_alarms() -> None:
+def test_module_that_does_not_report_limits_need_not_report_alarms() -> None:
     readings = module()
     names = [name for name in readings if ".alarm" in name or ".warning" in name]
     assert judged(readings | {name: unsupported(readings[name]) for name in names}) == (ACCEPTED, set())

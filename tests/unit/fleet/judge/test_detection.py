@@ -1,4 +1,8 @@
-"""Test which faults a criterion detects: of figures that vary, with a probability; of counts and states, always (by logic)."""
+"""Test which faults a criterion detects.
+
+For a figure that varies, this is the smallest fault that is found with a probability of 99 %. For a count or a state it is any
+value beyond the limit, whatever the spread of the healthy values. The latter is called "found by logic" (LOGIC).
+"""
 
 from __future__ import annotations
 
@@ -37,11 +41,14 @@ PACKS = read_packs([])
 Change = Callable[[int, Observation], Observation]
 
 
-def runs(change: Change = lambda number, item: item, count: int = 3, gpus: int = 4, first: str = "h") -> list[Run]:
-    """Return runs, each of a different healthy host; `change` is applied to every figure, with the number of its run."""
+def runs(change: Change = lambda number, item: item, count: int = 3, gpus: int = 4, prefix: str = "h") -> list[Run]:
+    """Return `count` runs of one healthy host each: the host of run 1 is h1 (`prefix` and number).
+
+    `change(number, figure)` returns the figure to use in the run with this number.
+    """
     result: list[Run] = []
     for number in range(count):
-        plan = builders.plan(f"{first}{number}", gpu_count=gpus, profile="standard", rackproof_gang="none")
+        plan = builders.plan(f"{prefix}{number}", gpu_count=gpus, profile="standard", rackproof_gang="none")
         plan = replace(plan, run_id=f"r{number}", nonce=f"{number:032x}")
         evidence = builders.evidence(plan)
         for host in evidence:
@@ -63,7 +70,7 @@ def of(detections: Sequence[Detection], criterion: str, **params: Any) -> Detect
 
 
 def spread(name: str, base: float, sigma: float, **params: Any) -> Change:
-    """Return a change that draws the values of a figure from a normal distribution with the mean `base`."""
+    """Return a change that draws the values of a figure from a normal distribution with mean `base` and deviation `sigma`."""
     draw = random.Random(7)  # noqa: S311 - not used for security
 
     def change(number: int, item: Observation) -> Observation:
@@ -114,9 +121,10 @@ def test_probability_stays_between_0_and_1(freedom: float) -> None:
 def test_stated_fault_is_found_and_false_alarms_are_not_more_frequent_than_stated(
     parts: int, repeats: int, operator: str
 ) -> None:
-    """The sigma is 1 % between parts and 0.5 % between the runs of a part. The limit is 5 % from the mean.
+    """The limit is 1. The mean of healthy values is 1.05 for a floor (`ge`) and 0.95 for a ceiling (`le`).
 
-    Over many samples, 1 % of the parts with the stated fault pass.
+    The standard deviation is 0.01 between parts, and 0.005 between the runs of a part. Of many parts that have exactly the stated
+    fault, 1 % must pass.
     """
     draw = random.Random(parts)  # noqa: S311 - not used for security
     sign = 1 if operator == "ge" else -1
@@ -156,6 +164,7 @@ def test_smallest_fault_that_a_criterion_finds_follows_from_the_spread_of_its_fi
     item = of(found, "hbm-copy", op="copy")
     assert (item.kind, item.parts, item.values, item.failed, item.key.model) == (RELATIVE, 12, 12, 0, "h200-sxm")
     floor = float(item.limit)  # type: ignore[arg-type]
+    # 2.72 is the 0.99 quantile of Student's t distribution with 11 degrees of freedom, for 12 parts.
     assert item.fault == pytest.approx((4.4e12 - floor + 2.72 * 2e10) / 4.4e12, rel=0.2)
     assert item.is_reliable
     assert json.loads(item.key.settings)["ops"] == ["copy", "read", "write", "triad"]
@@ -207,7 +216,9 @@ def test_high_false_alarm_rate_is_stated_in_the_cell_of_the_table() -> None:
         ("row-remap-uncorrectable", "any value beyond", "< 512"),
     ],
 )
-def test_counts_and_states_are_found_by_logic(criterion: str, title: str, limit: str, healthy: list[Detection]) -> None:
+def test_any_wrong_count_or_state_is_found_by_logic(
+    criterion: str, title: str, limit: str, healthy: list[Detection]
+) -> None:
     found = healthy
     assert all(item.kind == LOGIC for item in found if item.key.criterion == criterion)
     (group,) = [limits for name, limits in logic_groups(found).items() if name.startswith(title)]
@@ -215,7 +226,7 @@ def test_counts_and_states_are_found_by_logic(criterion: str, title: str, limit:
 
 
 def test_limit_that_depends_on_the_host_is_not_printed() -> None:
-    pooled = [*runs(count=1, gpus=2), *runs(count=1, gpus=4, first="other")]
+    pooled = [*runs(count=1, gpus=2), *runs(count=1, gpus=4, prefix="other")]
     pooled[1] = (replace(pooled[1][0], nonce="e" * 32), pooled[1][1])
     (group,) = [limits for limits in logic_groups(detection(pooled, PACKS)).values() if "gpu-count" in limits]
     assert group["gpu-count"] == ""
@@ -223,9 +234,10 @@ def test_limit_that_depends_on_the_host_is_not_printed() -> None:
 
 def test_false_alarms_of_logic_are_bounded_by_the_number_of_values(healthy: list[Detection]) -> None:
     found = healthy
-    values, failed, most = logic_false_alarms(found)
+    values, failed, upper_limit = logic_false_alarms(found)
     assert (values, failed) == (sum(item.values for item in found if item.kind == LOGIC), 0)
-    assert (1 - most) ** values == pytest.approx(0.05)
+    # If the share of healthy values that fail were at the upper limit, all `values` would pass with a probability of only 5 %.
+    assert (1 - upper_limit) ** values == pytest.approx(0.05)
     assert logic_false_alarms([replace(item, failed=1) for item in found])[2] == 1.0
     assert f"0 of {values} healthy values failed" in render_detection(found)
 
@@ -247,7 +259,7 @@ def criterion(**over: Any) -> Criterion:
         ({"name": "drift.stress.throughput", "value": 0.97, "unit": "1"}, "no soak gave a drift"),
     ],
 )
-def test_criterion_without_values_has_a_reason(over: Any, why: str) -> None:
+def test_reason_why_a_criterion_judged_no_value_is_stated(over: Any, why: str) -> None:
     ((reason, ids),) = not_judged([criterion(**over)], []).items()
     assert reason.startswith(why)
     assert ids == ["mine"]
@@ -262,13 +274,14 @@ def test_criterion_without_values_has_a_reason(over: Any, why: str) -> None:
         {"name": "a.count", "operator": "le", "value": 8, "unit": "1"},
     ],
 )
-def test_counts_and_versions_without_values_are_found_by_logic(over: Any) -> None:
+def test_definition_of_a_criterion_on_a_count_or_version_shows_that_it_finds_faults_by_logic(over: Any) -> None:
     assert not_judged([criterion(**over)], []) == {}
     ((_, limits),) = logic_groups([], [criterion(**over)]).items()
     assert list(limits) == ["mine"]
 
 
 def test_benchmark_with_other_settings_is_not_measured_for_the_profile(healthy: list[Detection]) -> None:
+    """`profiles`: profile -> its possible settings. It is enough if a run measured the benchmark with one of them."""
     key = GateKey(
         model="m",
         stage="benchmark",

@@ -1,4 +1,4 @@
-"""Gates (a gate is a criterion on one figure of one model): which values count, and how small a fault each gate finds."""
+"""Test gates: which values they count, and the faults they detect. A gate is one criterion on one figure of one GPU model."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_gate_names_its_figure_settings_and_model() -> None:
     assert (dict(key.params), '"size_bytes"' in key.settings) == ({"op": "copy"}, True)
 
 
-def test_reading_has_no_stage_parameters_or_settings() -> None:
+def test_gate_on_a_reading_has_no_stage_or_parameters_or_settings() -> None:
     plan = one_figure_plan("h1")
     evidence = {"h1": host_evidence(plan, "h1", reading(1))}
     found = of([(plan, evidence)], criterion())
@@ -91,7 +91,7 @@ def test_temperature_is_compared_in_degrees() -> None:
     chosen = rule(name="stress.temperature", unit="Cel", operator="le", value=90.0)
     found = of([run(60.5, 61, 63, name="stress.temperature", unit="Cel")], chosen)
     assert (found.kind, found.unit, found.operator) == (ABSOLUTE, "Cel", "le")
-    # The three values have the mean 61.5 and the standard deviation 1.3229, which grows by sqrt(4/3) for a further part.
+    # The three values have the mean 61.5 and the standard deviation 1.3229, which is multiplied by sqrt(4/3) for a further part.
     # 6.965 is the 0.99 quantile of Student's t distribution with 2 degrees of freedom.
     assert found.fault == pytest.approx(90 - 61.5 + 6.965 * 1.3229 * (4 / 3) ** 0.5, rel=1e-3)
 
@@ -120,7 +120,7 @@ def test_one_gpu_in_two_runs_is_one_part_with_two_values() -> None:
 
 
 def test_relative_fault_is_a_share_of_the_mean() -> None:
-    """The parts are at 1.10, 1.11 and 1.12 of the floor.
+    """The values are 1.10, 1.11 and 1.12 times the floor.
 
     Their mean is 1.11, and the standard deviation for a further part is 0.01 · sqrt(4/3) = 0.011547. 6.965 is the 0.99 quantile
     of Student's t distribution with 2 degrees of freedom.
@@ -157,7 +157,7 @@ def test_only_verdicts_that_compare_a_value_are_counted() -> None:
     assert {item.key.criterion for item in detection([(plan, evidence)], [pack(rule(), criterion())])} == {"floor"}
 
 
-def test_model_is_the_pack_that_covers_the_gpus() -> None:
+def test_model_of_a_gate_is_the_pack_that_names_the_gpu_model() -> None:
     site = pack(rule(), name="site", gpu_names=(), chosen=True)
     models = {
         item.key.model
@@ -177,7 +177,10 @@ def test_settings_are_sorted_by_name() -> None:
 
 
 def test_gpu_that_moves_to_another_slot_is_the_same_part() -> None:
-    """Two GPUs exchange their slots between the runs, and only the GPU with index 0 has a figure."""
+    """Two GPUs exchange their slots after the first of three runs. Only the GPU in slot 0 has a figure.
+
+    So one GPU is measured in the first run, and the other GPU in the next two runs.
+    """
     plan = one_figure_plan("h1", gpu_count=2)
     first, second = (builders.gpu("h1", index) for index in range(2))
     swapped = (replace(second, index=0), replace(first, index=1))
@@ -189,7 +192,7 @@ def test_gpu_that_moves_to_another_slot_is_the_same_part() -> None:
     assert (of(runs).parts, of(runs).values) == (2, 3)
     unknown = tuple(replace(gpu, serial="") for gpu in (first, second))
     without = [(plan, {"h1": host_evidence(plan, "h1", observations=(figure,), gpus=unknown)})] * 2
-    assert of(without).parts == 1
+    assert of(without).parts == 1, "GPUs without serials must be identified by their slots"
 
 
 @pytest.mark.parametrize(
@@ -202,6 +205,7 @@ def test_gpu_that_moves_to_another_slot_is_the_same_part() -> None:
 def test_fault_of_parts_without_a_spread_is_their_distance_from_the_limit(
     level: float, operator: str, fault: float, alarm: float
 ) -> None:
+    """`level`: the value of each of three parts, divided by the limit. `fault`: the distance as a share of the value."""
     assert _fault([[level]] * 3, operator, RELATIVE) == (fault, alarm, 2.0)
 
 
@@ -218,7 +222,7 @@ def test_two_gangs_are_two_parts() -> None:
     assert (of([(plan, evidence)] * 2, chosen).parts, of([(plan, evidence)] * 2, chosen).values) == (2, 4)
 
 
-def test_value_of_a_gang_is_counted_once() -> None:
+def test_value_of_a_gang_that_two_hosts_report_is_counted_once_in_each_run() -> None:
     plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1)
     name = "collective.all_reduce.busbw"
     evidence = {}

@@ -1,6 +1,7 @@
 """Test boundary conditions of digest comparison: peer groups, majorities and verdict texts.
 
-The tests call `judge_digests` directly on plans with one figure. `test_digests.py` tests the judge and the report.
+A digest is one number, computed from all bits of the result of a computation on a GPU. The tests call `judge_digests` directly.
+`test_digests.py` tests the judge and the report.
 """
 
 from __future__ import annotations
@@ -148,6 +149,7 @@ OTHER_MODEL = replace(builders.gpu("h1", 0), name="NVIDIA X")
     ],
 )
 def test_only_gpus_of_the_same_model_and_software_are_compared(odd: HostView, compared: bool) -> None:
+    """`odd`: h1, whose GPU has another digest than those of h2 and h3. It fails if the three digests are compared."""
     verdicts = digest_verdicts(odd, *three_hosts()[1:])
     assert verdicts == ([("h1", "gpu=0", FAIL)] if compared else []) + [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
 

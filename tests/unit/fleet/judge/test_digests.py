@@ -1,5 +1,7 @@
 """Test silent-corruption detection through the judge and the report: a GPU whose digest differs from the majority fails.
 
+A digest is one number, computed from all bits of the result of a computation.
+
 `test_digest_edges.py` tests the boundary conditions of the comparison itself.
 """
 
@@ -27,7 +29,7 @@ WORKLOADS = ("gemm", "reduction", "training_step")
 
 
 def gangless_plan(*hosts: str, gpu_count: int) -> Plan:
-    """Return a plan without gangs, which may have a single host."""
+    """Return a plan without gangs, so that it may have a single host, and with the benchmarks of `with_comparisons`."""
     return with_comparisons(builders.plan(*hosts, gpu_count=gpu_count, rackproof_gang="none"))
 
 
@@ -208,13 +210,16 @@ def test_report_omits_digest_coverage_if_all_digests_are_compared() -> None:
 
 
 def extended_plan(*hosts: str, gpu_count: int) -> Plan:
-    """Return a plan with all workloads."""
+    """Return a plan of the profile `extended`, which computes the digests of all workloads (DIGEST_WORKLOADS)."""
     return with_comparisons(builders.plan(*hosts, gpu_count=gpu_count, profile="extended", rackproof_gang="none"))
 
 
 @pytest.mark.parametrize("workload", DIGEST_WORKLOADS)
 def test_each_workload_is_compared_only_between_equal_gpus(workload: str) -> None:
-    """One GPU with another digest fails; three hosts with another digest and another cuBLAS do not."""
+    """One GPU of six with another digest fails. Three of six have no majority against them: all six are inconclusive.
+
+    If these three hosts also have another version of cuBLAS, they are compared only with each other, and pass.
+    """
     plan = extended_plan("a", "b", "c", "d", "e", "f", gpu_count=1)
     one = evidence_of(plan, {("c", "gpu=0"): BAD}, workload)
     assert [(item.host, item.verdict, item.params["workload"]) for item in findings(plan, one)] == [
@@ -260,7 +265,7 @@ def test_unsupported_number_format_is_inconclusive_only_on_a_gpu_that_supports_i
 @pytest.mark.parametrize("status", [UNSUPPORTED, ERROR])
 @pytest.mark.parametrize("model", ["b200", "b300", "gb200", "gb300", "rtx-pro-6000-server"])
 def test_fp4_on_blackwell_gets_a_verdict_unless_torch_does_not_support_it(model: str, status: str) -> None:
-    """A workload that failed (ERROR) is inconclusive, and one with a wrong result fails."""
+    """A workload that torch does not support (UNSUPPORTED) has no verdict. One that failed (ERROR) is inconclusive."""
     plan = extended_plan("h1", gpu_count=1)
     pack = read_pack(model)
     gpu_name = sorted(pack.gpu_names)[0]

@@ -1,4 +1,8 @@
-"""Verdicts on the hosts of one NVLink domain, each from the readings of a few hosts: membership, IMEX, connections, transport."""
+"""Test the verdicts on the hosts of one NVLink domain, from the readings of a few hosts.
+
+The verdicts are on the membership of each GPU, on IMEX (the NVIDIA daemon by which hosts share GPU memory), on its connections
+between the hosts, and on NCCL's transport.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +28,7 @@ BY_MODEL = one_figure_plan(*HOSTS, rackproof_gang="all")
 """Plan without an NVLink domain in the inventory: the pack states that a rack of this GPU model is one NVLink domain."""
 THREE = HOSTS[:3]
 Readings = Mapping[str, Mapping[str, Value]]
-"""Name -> scope -> value, or `status: reason`."""
+"""Name of a reading -> scope -> its value, or a text such as `error: lost` (status and reason) if it has no value."""
 
 
 def metric(name: str, readings: Mapping[str, Value]) -> Metric:
@@ -137,8 +141,11 @@ BY_RACK = "the GPU model implies that the hosts of rack r1 are one NVLink domain
 def test_gpu_must_report_a_domain(
     plan: Plan, others: str, own: Readings, expected: tuple[str, str, str] | None
 ) -> None:
-    """A GPU without a domain is judged if the inventory or another host names a domain, or if its links end at a switch."""
-    # A temperature is added, because a GPU without any reading would get another verdict.
+    """A GPU that reports no domain is judged in three cases.
+
+    The inventory names the domain of its host, a GPU of any host of the rack reports one, or its NVLinks end at a switch.
+    """
+    # A temperature is added, because a GPU of which no reading has a value is not judged here.
     own = {**own, "gpu.temperature": {"gpu=0": 40}} if any("unsupported" in str(item) for item in own.values()) else own
     verdicts = judged(view("t0", own, plan=plan), view("t1", {CLUSTER: {"gpu=0": others}}, plan=plan))
     of_first = [item for item in verdicts if item.host == "t0" and item.name == CLUSTER]
@@ -190,6 +197,7 @@ def test_last_reason_of_a_gpu_without_a_domain_counts() -> None:
 def test_imex_must_be_ready_if_the_inventory_names_a_domain(
     plan: Plan, states: list[str | None], expected: tuple[str, str, str] | None
 ) -> None:
+    """`states`: the state of IMEX in each snapshot; None: it was not read."""
     snapshots = [{CLUSTER: {"gpu=0": UUID}, **({STATE: {"host": state}} if state else {})} for state in states]
     verdicts = judged(view("t0", *snapshots, plan=plan))
     assert of_name(verdicts, STATE) == ([("t0", *expected)] if expected else [])
@@ -200,7 +208,7 @@ def test_imex_must_be_ready_if_the_inventory_names_a_domain(
             assert item.detail == (item.reason if item.action == "configure" else "")
 
 
-def test_idle_imex_is_judged_if_it_is_ready_on_another_host_of_the_rack() -> None:
+def test_unavailable_imex_fails_if_imex_is_ready_on_another_host_of_the_rack() -> None:
     states = {"t0": "unavailable", "t1": "ready"}
     views = [view(host, {STATE: {"host": state}}, plan=BY_MODEL) for host, state in states.items()]
     assert [(host, verdict) for host, verdict, *_ in of_name(judged(*views), STATE)] == [("t0", FAIL), ("t1", PASS)]
@@ -224,7 +232,7 @@ def test_idle_imex_is_judged_if_it_is_ready_on_another_host_of_the_rack() -> Non
         ),
     ],
 )
-def test_imex_configuration_must_have_all_hosts_of_the_domain_in_the_inventory(
+def test_imex_configuration_must_have_as_many_hosts_as_the_inventory_has_in_the_domain(
     plan: Plan, count: Value, expected: str | None
 ) -> None:
     verdicts = judged(view("t0", {**healthy("t0"), NODES: {"host": count}}, plan=plan))
@@ -263,7 +271,10 @@ def test_connections_of_a_host_without_an_address_are_inconclusive(readings: Rea
 
 
 def connection_verdict(own: Mapping[str, str], *others: HostView, **readings: Any) -> tuple[str, str, str] | None:
-    """Return verdict, action and reason on the connections of t0; `own`: other host -> state."""
+    """Return verdict, action and reason on the connections of t0.
+
+    `own`: other host -> state of the connection as t0 reports it; empty: t0 does not report it. All others are `connected`.
+    """
     states = dict.fromkeys(HOSTS[1:], "connected") | dict(own)
     first = {**healthy("t0"), **connections({other: state for other, state in states.items() if state}), **readings}
     found = of_name(judged(view("t0", first), *others), CONNECTION)
@@ -436,7 +447,7 @@ def test_transport_is_attributed_to_the_host_that_imex_does_not_connect() -> Non
     assert off == [("t1", FAIL, "configure", unused("rackproof_environment sets NCCL_MNNVL_ENABLE=0"))]
 
 
-def test_transport_that_the_inventory_disables_names_the_variable_and_the_value_found() -> None:
+def test_failed_verdict_on_a_transport_that_the_inventory_disables_names_the_variable() -> None:
     one = view("t0", healthy("t0"), plan=ENV_OFF, observations=(transport("NET/IB"),), launches=(LAUNCH,))
     views = [one, *(view(host, healthy(host), plan=ENV_OFF) for host in THREE[1:])]
     (verdict,) = [item for item in judged(*views) if item.name == TRANSPORT]

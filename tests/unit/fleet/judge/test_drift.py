@@ -1,4 +1,7 @@
-"""Test verdicts on soaks, with timelines of a few buckets: drift of rates, start and end of a drift, and incomplete soaks."""
+"""Test verdicts on soaks: the drift of rates, its start and end, and incomplete soaks.
+
+The timelines have only a few buckets. A bucket is a time interval of a soak, for which the record has one mean of each figure.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ HOUR = 3600.0
 def series(
     *means: float, name: str = RATE, scope: str = "gpu=0", unit: str = "FLOP/s", n: Any = 1, **params: Any
 ) -> Series:
-    """Return a series with `n` samples in each bucket."""
+    """Return a series with a bucket for each of `means`. `n`: samples in each bucket; a tuple has a number for each bucket."""
     counts = n if isinstance(n, tuple) else (n,) * len(means)
     return Series(
         name=name, scope=scope, unit=unit, params=params, at=tuple(range(len(means))), n=counts, low=means, mean=means, high=means
@@ -60,6 +63,7 @@ def rate_levels(one: Series, **over: Any) -> list[float] | None:
 
 
 def test_level_is_the_median_of_three_buckets_relative_to_the_start() -> None:
+    """The start of a rate is its mean in the reference period, which is the first bucket here."""
     assert rate_levels(series(100, 90, 80, 70, 60, 50)) == [0.8, 0.7, 0.6]
     assert rate_levels(series(100, 100, 10, 100, 100, 100)) == [1.0, 1.0, 1.0]
     course = rate_course(series(200, 90, 80, 70, 60, 50), soak(width=60.0))
@@ -85,6 +89,7 @@ def test_drift_needs_six_buckets_and_a_positive_start(means: tuple[float, ...], 
 def test_start_of_a_rate_is_its_mean_over_the_first_hour_or_the_first_tenth(
     planned: float, width: float, start: float
 ) -> None:
+    """The shorter of the two periods is used. `planned`: duration of the soak, and `width`: duration of a bucket, in seconds."""
     course = rate_course(series(10, 20, 30, 40, 50, 60, 70, 80), soak(planned=planned, width=width))
     assert course is not None
     assert course.start == start
@@ -95,12 +100,12 @@ def test_start_is_weighted_by_sample_count() -> None:
     course = rate_course(one, soak(one, planned=1200.0))
     assert course is not None
     assert course.start == 12.5
-    # If a figure is first measured late, its start level is averaged from its first bucket on.
+    # If a figure has no bucket in the reference period, its start is the mean of its first bucket.
     late = replace(one, at=tuple(position + 5 for position in one.at))
     course = rate_course(late, soak(late))
     assert course is not None
     assert course.start == 10
-    # Too few buckets after the start give no drift.
+    # No drift is evaluated if fewer than three buckets follow the reference period.
     assert rate_course(one, soak(one, planned=2400.0)) is not None
     assert rate_course(one, soak(one, planned=3000.0)) is None
 
@@ -148,6 +153,7 @@ FALLING = soak(series(*(100, 99, 99, 90, 90, 90), dtype="x"), series(*(100,) * 6
 
 
 def soaked_host(*soaks: Soak | None, plan: Plan = SOAKING, launches: tuple[Launch, ...] = ()) -> HostView:
+    """Return a host with a record for each of `soaks` (None: a record without a soak). The first record has the launches."""
     record = host_evidence(plan, launches=launches).records[0]
     evidence = Evidence(
         records=tuple(replace(record, soak=one, launches=launches if not at else ()) for at, one in enumerate(soaks))
@@ -227,6 +233,7 @@ def test_complete_soak_has_no_finding() -> None:
 @pytest.mark.parametrize(
     ("over", "reasons"),
     [
+        # The plan has 600 s. A soak of 599.9 s is long enough. A duration of 599.8 s is too short, but is shown as 10 min 00 s.
         ({"soaked_s": 599.9}, []), ({"soaked_s": 599.8}, ["ended after 10 min 00 s of 10 min 00 s, without a reason"]),
         ({"ended": "", "soaked_s": 60.0}, ["cut off after 1 min 00 s of 10 min 00 s: resume the run"]),
         ({"reason": "a finding", "soaked_s": 60.0}, ["ended after 1 min 00 s of 10 min 00 s: a finding"]),
@@ -278,14 +285,15 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
     [
         (figures(10, 10), {}, []), (figures(10, 7, n=9), {}, []),
         (figures(10, 6), {}, ["gpu=1"]), (figures(6, 10), {}, ["gpu=0"]),
-        # If rounds are long, a figure may end two rounds before the same figure of other parts, but not earlier.
+        # A figure may end two rounds, or three buckets if that is longer, before the same figure of other parts, but not earlier.
         (figures(10, 6, n=9), {"finished": 2}, []), (figures(10, 6, n=9), {"finished": 5}, []),
         (figures(10, 5, n=9), {"finished": 5}, ["gpu=1"]),
         (figures(20, 1, n=9), {"finished": 1}, []), (figures(20, 1, n=9), {"finished": 2}, ["gpu=1"]),
-        # The figure must be measured in at least nine tenths of the rounds minus one round.
+        # A rate must be measured at least 0.9 * rounds - 1 times: 8 times in the 10 rounds here.
         (figures(8, 8), {}, []), (figures(7, 7), {}, ["gpu=0", "gpu=1"]), (figures(7, 7, unit="W"), {}, []),
         (figures(4, 4, n=2), {}, []), (figures(10, 0), {}, ["gpu=1"]), ((), {}, []),
-        # The series without samples ends at 0 s, the other series at 240 s. Two rounds take 239.5 s, then 240 s.
+        # The series without samples ends at 0 s, the other series at 240 s. Two rounds take 239.5 s in the first case,
+        # and 240 s in the second.
         (figures(4, 0, n=9), {"finished": 1, "soaked_s": 119.75}, ["gpu=1"]),
         (figures(4, 0, n=9), {"finished": 1, "soaked_s": 120.0}, []),
         ((*figures(10), *figures(5, name="memory.bandwidth", n=9)), {}, []),

@@ -108,6 +108,7 @@ def test_two_machines_with_the_same_gpus_are_rejected() -> None:
 
 
 def test_record_is_foreign_only_if_all_gpus_and_adapters_differ() -> None:
+    """A gang record is foreign if another machine than that of the host record wrote it."""
     alone, gang = HEALTHY["h2"].records
     swapped = replace(gang, gpus=(replace(gang.gpus[0], serial="new", uuid="GPU-new"), *gang.gpus[1:]))
     assert with_foreign_records(Evidence(records=(alone, swapped))).foreign == ()
@@ -135,7 +136,7 @@ def part(serial: str, uuid: str | None = None, index: int = 0) -> Gpu:
 
 
 def machine(*serials: str, guid: str = "", mac: str = "") -> Evidence:
-    """Return a host with GPUs of these serials and, if given, an adapter of that GUID and an interface of that address."""
+    """Return a host with GPUs of these serials and, if given, an adapter with that GUID and an interface with that MAC."""
     metrics = [
         Metric(name=name, unit="1", values={scope: value})
         for name, scope, value in ((GUID, "hca=mlx5_0", guid), ("network.address", "nic=eth0", mac))
@@ -222,7 +223,7 @@ def test_gpus_of_one_host_may_share_a_serial_if_their_uuids_differ(gpus: tuple[G
     ("serials", "listed"),
     [("A", "the GPUs A;"), ("ABC", "the GPUs A, B, C;"), ("ABCD", "the GPUs A, B, C and 1 more;")],
 )
-def test_records_of_one_machine_are_inconclusive_and_list_three_gpus(serials: str, listed: str) -> None:
+def test_records_of_one_machine_are_inconclusive_and_at_most_three_gpus_are_listed(serials: str, listed: str) -> None:
     fleet = {"h2": machine(*serials), "h1": machine(*serials)}
     for verdict, host in zip(verdicts(fleet), ("h2", "h1"), strict=True):
         assert (verdict.host, verdict.scope, verdict.name) == (host, "host", "record")

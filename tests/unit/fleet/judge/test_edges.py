@@ -1,6 +1,6 @@
-"""Test boundary conditions of the judge on one-figure plans.
+"""Test edge cases of the judge, mostly with plans that expect one figure of each GPU.
 
-Most tests exist because no other test failed when `make mutate` changed one expression of the judge.
+Most tests exist because no other test failed when the mutation test `make mutate` changed one expression of the judge.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from tests.unit.fleet.judge.small_fleet import (
 
 
 def judge_criteria(plan: Plan, evidence: Evidence | dict[str, Evidence], *criteria: Criterion) -> list[Verdict]:
-    """Return the verdicts of these criteria only. A single Evidence in place of a dict is the evidence of h1."""
+    """Return the verdicts with a pack of only these criteria. `evidence`: host -> its evidence, or the Evidence of h1 alone."""
     reported = evidence if isinstance(evidence, dict) else {"h1": evidence}
     return judge(plan, reported, [pack(*criteria)])
 
@@ -56,7 +56,7 @@ def summarize(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
 
 
 def of_criterion(verdicts: list[Verdict]) -> list[Verdict]:
-    """Return only the verdicts of criterion `c`. Other verdicts report that the plan lacks the stages of the snapshots."""
+    """Return only the verdicts of criterion `c`. Other verdicts report, for example, that a snapshot is missing."""
     return [item for item in verdicts if item.criterion == "c"]
 
 
@@ -123,7 +123,7 @@ def test_verdict_carries_the_criterion_and_the_part() -> None:
         (float("nan"), 1, "W", "found not a finite number, wanted = 1 W"),
     ],
 )
-def test_value_and_limit_are_shown_in_one_readable_unit(value: Value, limit: Value, unit: str, expected: str) -> None:
+def test_value_and_limit_are_shown_in_readable_units(value: Value, limit: Value, unit: str, expected: str) -> None:
     assert describe_comparison(criterion(unit=unit), value, limit) == expected
 
 
@@ -168,7 +168,9 @@ def test_gpu_without_any_observation_is_not_reported_again_by_a_criterion() -> N
     ("fields", "verdict"),
     [({}, INCONCLUSIVE), ({"best_of_run": True}, PASS), ({"optional": True}, INCONCLUSIVE)],
 )
-def test_reading_lost_later_passes_only_for_best_of_run(fields: Any, verdict: str) -> None:
+def test_reading_with_an_error_in_the_last_snapshot_passes_only_if_the_criterion_has_best_of_run(
+    fields: Any, verdict: str
+) -> None:
     plan = one_figure_plan()
     evidence = with_last_metrics(host_evidence(plan, "h1", reading(1)), reading(absent="error: gone"))
     (actual,) = judge_criteria(plan, evidence, criterion(**fields))
@@ -177,7 +179,7 @@ def test_reading_lost_later_passes_only_for_best_of_run(fields: Any, verdict: st
     assert actual.stage == ("benchmark" if verdict == INCONCLUSIVE else "preflight")
 
 
-def test_failure_remains_if_the_reading_is_lost_later() -> None:
+def test_reading_that_failed_once_fails_even_if_it_has_an_error_in_the_last_snapshot() -> None:
     plan = one_figure_plan()
     evidence = with_last_metrics(host_evidence(plan, "h1", reading(2)), reading(absent="error: gone"))
     assert summarize(judge_criteria(plan, evidence, criterion())) == [("gpu=0", "c", FAIL)]
@@ -193,7 +195,7 @@ def test_failure_remains_if_the_reading_is_lost_later() -> None:
         ("error: no", "error: no", True, [INCONCLUSIVE]),
     ],
 )
-def test_unreadable_value_is_inconclusive_unless_optional_and_unsupported(
+def test_reading_without_any_value_is_inconclusive_unless_it_is_optional_and_last_reported_as_unsupported(
     first: str, last: str, optional: bool, verdicts: list[str]
 ) -> None:
     plan = one_figure_plan()
@@ -269,7 +271,7 @@ def test_verdict_shows_the_last_bad_reading_or_for_best_of_run_the_first_good_on
     assert (last.verdict, last.stage) == (PASS, "s3")
 
 
-def test_limit_comes_from_the_inventory_or_the_data_sheet() -> None:
+def test_limit_is_an_inventory_variable_or_a_fraction_of_the_expected_value() -> None:
     plan = one_figure_plan(gpu_count=2)
     (verdict,) = judge_criteria(
         plan, host_evidence(plan, "h1", reading(2, scope="host")), criterion(scope="host", variable="gpu_count")
@@ -324,7 +326,7 @@ def test_required_increase_is_judged_by_the_net_change() -> None:
     ("count", "optional", "verdict"), [(4, False, PASS), (1, False, INCONCLUSIVE), (1, True, None)]
 )
 @pytest.mark.parametrize("name", ["gpu.thing", "memory.thing"])
-def test_fleet_criterion_is_inconclusive_in_a_small_fleet(
+def test_comparison_with_a_small_fleet_is_inconclusive_or_if_optional_gives_no_verdict(
     count: int, optional: bool, verdict: str | None, name: str
 ) -> None:
     hosts = [f"h{number}" for number in range(1, count + 1)]
@@ -374,7 +376,7 @@ WITHIN = "in stage benchmark between its snapshots"
 
 
 @pytest.mark.parametrize(
-    ("values", "total", "at", "stage", "where", "fell"),
+    ("values", "total", "index", "stage", "where", "drop"),
     [
         ((1, 1), 0, 1, "", "0 before stage benchmark", ""),
         ((1, 3), 2, 1, "", "2 before stage benchmark", ""),
@@ -393,7 +395,7 @@ WITHIN = "in stage benchmark between its snapshots"
     ],
 )  # fmt: skip
 def test_counter_increase_is_attributed_to_a_stage(
-    values: tuple[Any, ...], total: float, at: int, stage: str, where: str, fell: str
+    values: tuple[Any, ...], total: float, index: int, stage: str, where: str, drop: str
 ) -> None:
     observed = counter_readings(*values)
     observed_change = change(observed)
@@ -401,9 +403,9 @@ def test_counter_increase_is_attributed_to_a_stage(
         total,
         stage,
         where,
-        fell,
+        drop,
     )
-    assert observed_change.reading == observed[at]
+    assert observed_change.reading == observed[index]
 
 
 @pytest.mark.parametrize(
@@ -444,7 +446,7 @@ def test_non_numeric_counter_fails() -> None:
 
 
 @pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3), ((0, "x", 9), "x")])
-def test_time_of_newest_event_may_fall_without_a_reset(values: tuple[Any, ...], total: Any) -> None:
+def test_time_of_the_newest_event_may_fall_and_does_not_count_as_a_reset(values: tuple[Any, ...], total: Any) -> None:
     observed_change = change(counter_readings(*values, name="xid.last_seen"))
     assert observed_change.total == total
     assert observed_change.drop == ""
@@ -483,7 +485,7 @@ def test_counter_needs_readings_in_the_first_and_in_the_last_snapshot() -> None:
     assert up.detail == "1 in stage benchmark"
 
 
-def test_wildcard_name_matches_each_component() -> None:
+def test_wildcard_stands_for_exactly_one_component_of_a_name() -> None:
     plan = one_figure_plan()
     metrics = (reading(1, name="gpu.one.x"), reading(2, name="gpu.two.x"), reading(3, name="gpu.x"))
     verdicts = judge_criteria(plan, host_evidence(plan, "h1", *metrics), criterion("gpu.*.x"))
@@ -497,7 +499,7 @@ NAME = "gpu.pcie.width"
 
 
 def with_baseline(plan: Plan, evidence: Evidence, *figures: Level) -> tuple[Plan, Evidence]:
-    """Return plan and evidence with a baseline of host and GPU; `figures` are those of the GPU."""
+    """Return plan and evidence with a baseline: accepted records of h1 and its GPU. `figures` are added to the GPU's record."""
     run = Accepted(run_id="r0", nonce="f" * 32, report="0" * 64, status="PASS", at=builders.WHEN, by="me")
     bandwidth = Level(
         name="memory.bandwidth", stage="benchmark", unit="B/s", value=4.2e12, params=dict(plan.expected[0].params)
@@ -539,7 +541,7 @@ def test_figure_missing_in_the_baseline_is_inconclusive_unless_optional() -> Non
     plan = one_figure_plan()
     evidence = with_last_metrics(host_evidence(plan, "h1", reading(16, name=NAME)), reading(8, name=NAME))
     assert baseline_outcomes(plan, evidence) == [
-        (INCONCLUSIVE, 8, None, "its accepted record does not have this figure")
+        (INCONCLUSIVE, 8, None, "the accepted record of the part does not have this figure")
     ]
     assert baseline_outcomes(plan, evidence, optional=True) == []
 
@@ -561,18 +563,18 @@ def test_part_without_a_baseline_is_reported_once() -> None:
     plan = one_figure_plan()
     evidence = host_evidence(plan, "h1", reading(16, name=NAME), gpus=(replace(builders.gpu("h1", 0), serial="new"),))
     assert baseline_outcomes(plan, evidence, width_level(16)) == []
-    with_it, reported = with_baseline(plan, evidence, width_level(16))
+    plan_with_baseline, reported = with_baseline(plan, evidence, width_level(16))
     rule = criterion(NAME, value=None, operator="ge", baseline=VsBaseline(fraction=0.9))
-    assert [(item.scope, item.criterion, item.verdict) for item in judge_criteria(with_it, reported, rule)] == [
-        ("gpu=0", "baseline", INCONCLUSIVE)
-    ]
+    assert [
+        (item.scope, item.criterion, item.verdict) for item in judge_criteria(plan_with_baseline, reported, rule)
+    ] == [("gpu=0", "baseline", INCONCLUSIVE)]
 
 
 # Gangs
 
 
 def gang_plan(*hosts: str) -> Plan:
-    """Return the plan of one gang that expects one all-reduce figure."""
+    """Return a plan of one gang (the hosts of one multi-node launch) that expects one all-reduce figure."""
     plan = builders.plan(*hosts, profile="smoke", gpu_count=1)
     kept = [item for item in plan.expected if item.stage == "gang" and item.name == "collective.all_reduce.busbw"]
     return replace(plan, expected=tuple(kept[:1]))
@@ -806,11 +808,11 @@ def test_empty_stage_reports_the_reason_of_its_last_launch(launches: tuple[Launc
         "host",
         f"nothing was observed; {reason}",
     )
-    finished = launches == (benchmark_launch("finished"),)  # a finished launch has snapshots, and here they are missing
+    finished = launches == (benchmark_launch("finished"),)  # then another verdict reports that no snapshot follows
     assert {item.name for item in more} == ({"stage.benchmark"} if finished else set())
 
 
-def test_partial_stage_reports_what_is_missing() -> None:
+def test_stage_with_readings_but_without_its_figure_has_one_verdict_on_this_figure() -> None:
     plan = one_figure_plan()
     (verdict,) = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=()))
     assert (verdict.name, verdict.scope, verdict.reason) == (
@@ -1077,15 +1079,21 @@ def test_summary_of_an_accepted_simulated_run_states_that_no_gpu_was_tested() ->
 # Fleet figures
 
 
-def fleet_verdicts(values: dict[str, Any], rule: Criterion, parts: int = 1, scope: str = "gpu=0") -> list[Verdict]:
-    """Return the verdicts on hosts with these readings; statistics are merged from `parts` gatherers."""
+def fleet_verdicts(
+    values: dict[str, Any], rule: Criterion, gatherer_count: int = 1, scope: str = "gpu=0"
+) -> list[Verdict]:
+    """Return the verdicts on hosts whose reading `gpu.thing` has these values (host -> value).
+
+    The statistics of the fleet are merged from `gatherer_count` gatherers. The verdicts must be the same as with one gatherer.
+    """
     plan = one_figure_plan(*values)
     evidence = {host: host_evidence(plan, host, reading(value, scope=scope)) for host, value in values.items()}
     packs = [pack(rule)]
-    gatherers = [Gatherer(Planned(plan)) for _ in range(parts)]
+    gatherers = [Gatherer(Planned(plan)) for _ in range(gatherer_count)]
     for at, host in enumerate(plan.hosts):
-        gatherers[at % parts].add(HostView(plan, host, evidence[host.name], packs))
+        gatherers[at % gatherer_count].add(HostView(plan, host, evidence[host.name], packs))
     first, *others = [gatherer.finish() for gatherer in gatherers]
+    # Peers are cached. The merge must discard this cache.
     first.figures.peers(HostView(plan, plan.hosts[0], evidence["h1"], packs), evidence["h1"].observations()[0])
     for other in others:
         first.update(other)
@@ -1094,27 +1102,27 @@ def fleet_verdicts(values: dict[str, Any], rule: Criterion, parts: int = 1, scop
     return verdicts
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_fleet_median_is_the_same_after_merging_parts(parts: int) -> None:
+@pytest.mark.parametrize("gatherer_count", [1, 2, 3])
+def test_fleet_median_does_not_depend_on_the_number_of_gatherers(gatherer_count: int) -> None:
     values = {"h1": 100.0, "h2": 90.0, "h3": 101.0, "h4": 99.0, "h5": 100.0}
-    verdicts = fleet_verdicts(values, criterion(fleet_fraction=0.95, operator="ge"), parts)
+    verdicts = fleet_verdicts(values, criterion(fleet_fraction=0.95, operator="ge"), gatherer_count)
     assert [(item.host, item.verdict, item.limit) for item in verdicts] == [
         (host, PASS if value >= 95 else FAIL, 95.0) for host, value in values.items()
     ]
     assert verdicts[0].detail == "the limit is 95 % of the fleet's median 100 over 5 GPUs"
 
 
-@pytest.mark.parametrize("parts", [1, 2, 3])
-def test_fleet_version_is_the_same_after_merging_parts(parts: int) -> None:
+@pytest.mark.parametrize("gatherer_count", [1, 2, 3])
+def test_most_common_version_does_not_depend_on_the_number_of_gatherers(gatherer_count: int) -> None:
     values = {"h1": "a", "h2": "a", "h3": "b"}
-    verdicts = fleet_verdicts(values, criterion(value=None, same_as_fleet=True, severity="warning"), parts)
+    verdicts = fleet_verdicts(values, criterion(value=None, same_as_fleet=True, severity="warning"), gatherer_count)
     assert [(item.host, item.verdict, item.limit, item.action, item.severity) for item in verdicts] == [
         ("h1", PASS, "a", "none", ""), ("h2", PASS, "a", "none", ""), ("h3", FAIL, "a", "reseat", "warning"),
     ]  # fmt: skip
     assert [item.detail for item in verdicts] == ["as on 2 of 3 GPUs", "as on 2 of 3 GPUs", "2 of 3 GPUs have a"]
 
 
-def test_tie_of_versions_fails_all_and_lists_up_to_four() -> None:
+def test_equally_common_versions_fail_on_all_hosts_and_up_to_four_are_listed() -> None:
     rule = criterion(value=None, same_as_fleet=True)
     verdicts = fleet_verdicts({f"h{at}": f"v{at}" for at in range(1, 5)}, rule)
     assert {(item.verdict, item.limit, item.operator) for item in verdicts} == {(FAIL, None, "")}
@@ -1182,7 +1190,7 @@ def test_gang_figure_counts_once_and_peers_are_grouped_by_position() -> None:
     assert fleet.peers_at(key, "gpu=1,link=7", placed).values == tuple(
         sorted(20.0 - at for at in range(outliers.MIN_PEERS_FOR_DEVIATION))
     )
-    assert fleet.peers_at(key, "gpu=0,link=7", placed) == whole  # too few peers at that position
+    assert fleet.peers_at(key, "gpu=0,link=7", placed) == whole  # the peers at `gpu=0` are too few
     fleet.add_figures(key, "gpu=0", [0.5])
     assert fleet.peers_at(key, "gpu=0").values[0] == 0.5
     assert (whole.model, fleet.peers_at(("", "n", "s", "gpu", (), ""), "gpu=0").model) == ("m", "this kind")
@@ -1240,7 +1248,12 @@ def test_host_with_only_a_gang_record_is_not_compared_by_digest() -> None:
 
 
 def identity_findings(*gpus: dict[str, str], serials: tuple[str, str] | None = None) -> list[tuple[str, str, str]]:
-    """Return the identity findings of a host whose records have these GPU fields (and `gpu.serial` readings)."""
+    """Return the verdicts of `identity-constant` on GPU 0, as name, verdict and reason.
+
+    Args:
+        gpus: for each record of the host, the fields of GPU 0 that are replaced.
+        serials: the reading `gpu.serial` in the first two snapshots and in the last snapshot.
+    """
     plan = one_figure_plan()
     metrics = [(reading(serial, name="gpu.serial"),) for serial in serials or ()]
     evidence = host_evidence(plan)
@@ -1375,7 +1388,7 @@ def test_only_paths_between_two_gpus_count_as_nvlinks() -> None:
         (("", "GPU-1"), ("", "GPU-2"), True), (("", "GPU-1"), ("S1", "GPU-1"), False), (("", ""), ("S1", "GPU-1"), False),
     ],
 )  # fmt: skip
-def test_host_is_renumbered_if_an_index_has_another_serial_or_another_uuid(
+def test_gpus_are_renumbered_if_an_index_has_another_serial_or_another_uuid(
     before: tuple[str, str], after: tuple[str, str], expected: bool
 ) -> None:
     record = builders.records(PLAN_OF_H1, "h1")[0]

@@ -79,7 +79,9 @@ def outcomes(rule: Criterion, *metrics: Metric, plan: Plan = ONE, **fields: Any)
         (criterion("gpu.nvlink.errors"), ONE, True),
     ],
 )
-def test_criterion_applies_if_it_has_a_limit(rule: Criterion, plan: Plan, expected: bool) -> None:
+def test_criterion_needs_a_known_limit_and_with_new_part_a_run_that_accepts_new_parts(
+    rule: Criterion, plan: Plan, expected: bool
+) -> None:
     assert is_applicable(host_view(plan), rule) is expected
     if not expected:
         assert verdicts(rule, host_view(plan, "h1", reading(1), packs=[pack(rule)])) == []
@@ -103,7 +105,9 @@ def test_nvlinks_of_a_lone_gpu_of_a_virtual_machine_are_not_judged(name: str, ex
         (replace(ONE, profile="revalidate"), False),
     ],
 )
-def test_run_accepts_new_parts_if_it_measures_and_no_earlier_record_is_expected(plan: Plan, expected: bool) -> None:
+def test_run_accepts_new_parts_if_it_has_stages_and_no_baseline_and_does_not_revalidate(
+    plan: Plan, expected: bool
+) -> None:
     assert is_acceptance(plan) is expected
 
 
@@ -189,7 +193,7 @@ def test_required_version_may_have_fewer_components_than_the_measured_version() 
         assert (item.verdict, item.limit) == (verdict, limit)
 
 
-def test_comparison_is_described_in_the_unit_of_a_rate() -> None:
+def test_description_of_a_rate_states_that_it_is_per_hour() -> None:
     assert describe_comparison(criterion(per_hour=True, operator="le"), 3.0, 1.0).startswith("found 3")
     assert "h" in describe_comparison(criterion(per_hour=True, operator="le"), 3.0, 1.0).removeprefix("found")
 
@@ -242,7 +246,7 @@ def lost(status: str = ERROR) -> Metric:
         ([lost()] * 3, {"optional": True}, INCONCLUSIVE),
     ],
 )
-def test_reading_that_is_lost_during_the_run_is_inconclusive(
+def test_verdict_on_a_reading_that_some_or_all_snapshots_lack(
     metrics: list[Metric], fields: dict[str, Any], expected: str | None
 ) -> None:
     found = outcomes(criterion(**fields), snapshots=snapshots(*([item] for item in metrics)))
@@ -319,7 +323,10 @@ def test_only_readings_of_the_host_itself_must_be_observed(name: str, must_be_ob
 
 
 def counted(rule: Criterion, *counts: Any, uptime: float | None = 3.6e5) -> Verdict:
-    """Return the verdict on a counter with these values, 5 h apart; `uptime`: seconds since the boot at the first value."""
+    """Return the verdict on a counter that has these values in snapshots 5 h apart.
+
+    `uptime`: seconds since the boot at the first snapshot; None: the host does not report its uptime.
+    """
 
     def of_snapshot(at: int, value: Any) -> list[Metric]:
         up = [] if uptime is None else [reading(uptime + at * 1.8e4, name="host.uptime", scope="host")]

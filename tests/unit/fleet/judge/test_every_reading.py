@@ -1,8 +1,8 @@
-"""Every reading and every figure is judged, or the table of informational readings gives the reason why not.
+"""Every reading (from a collector) and every figure (from a benchmark) is judged, or INFORMATIONAL gives the reason why not.
 
-The cases are generated: each reading of a complete host and each figure of a plan gets a bad value on one part, on one host
-and on all hosts. A criterion must find the bad value, unless all criteria on this reading or figure compare parts and no good
-part is left.
+The cases are generated: each reading of a complete host and each figure of a plan gets a bad value, first on one part, then on
+one host, then on all hosts. A check must find the bad value, unless there are criteria on this reading or figure and none of
+them can find a fault of this extent (`can_find`).
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ MODEL, GPU_NAME = "h100-sxm", "NVIDIA H100 80GB HBM3"
 HOSTS_WITH_FAULT = {"one part": 1, "one host": 1, "all hosts": len(HOSTS)}
 """Extent of a fault -> number of hosts that have it."""
 UNIQUE = ("gpu.serial", "gpu.uuid", "infiniband.hca.node_guid", "network.address")
-"""Readings that identify a part; the bad value is that of a part of another host."""
+"""Readings that identify a part. Their bad value is the identity of a part of another host."""
 PORTS = (
     "infiniband.link_layer", "infiniband.state", "infiniband.phys_state", "infiniband.active", "infiniband.rate",
 )  # fmt: skip
-"""Readings of ports that the criteria on `fabric_ports` judge together."""
+"""Readings of ports. Criteria on `fabric_ports.*`, totals over the ports of a host, judge them too."""
 EVENTS: Mapping[str, tuple[str, Value]] = {
     "xid.count": ("pci=0000:18:00,xid=79", 1),
     "xid.fatal": ("pci=0000:18:00,xid=145", 1),
@@ -363,7 +363,7 @@ STAGES = ("benchmark", "gang")
 
 
 def settings_of(item: Expectation) -> tuple[tuple[str, Value], ...]:
-    """Return the settings that distinguish figures: the kind of work, not the amount."""
+    """Return the parameters that are texts, such as `op`, except `placement`. Numbers, such as message sizes, are left out."""
     return tuple((key, value) for key, value in item.params.items() if isinstance(value, str) and key != "placement")
 
 
@@ -391,7 +391,7 @@ def planned_figures() -> Mapping[tuple[str, tuple[tuple[str, Value], ...]], tupl
 
 
 def figure_evidence(plan: Plan, host: str) -> Evidence:
-    """Return the evidence of a host with the figures that the plan expects, and only the readings that limits depend on."""
+    """Return the evidence of a host with the figures that the plan expects, and only the readings that `only_links` keeps."""
     records = tuple(
         replace(record, snapshots=tuple(only_links(snapshot) for snapshot in record.snapshots))
         for record in builders.records(plan, host)
@@ -400,7 +400,9 @@ def figure_evidence(plan: Plan, host: str) -> Evidence:
 
 
 def only_links(snapshot: Snapshot) -> Snapshot:
-    """Return the snapshot with the NVLinks between GPUs, and with one reading of each GPU, so that no GPU counts as missing."""
+    """Return the snapshot with only two readings: the NVLinks between GPUs, on which limits depend, and the serial of each GPU,
+    without which the GPU would count as missing.
+    """
     metrics = tuple(item for item in snapshot.metrics if item.name in ("gpu.peer.link", "gpu.serial"))
     return replace(snapshot, metrics=metrics)
 
@@ -411,7 +413,9 @@ def in_all_records(evidence: Evidence, change: Any) -> Evidence:
 
 
 def with_details(item: Observation) -> Observation:
-    """Return the figure with the bandwidth of the fabric, or with the parameters of its criterion, so that it passes."""
+    """Return the figure. Two figures are changed so that they pass: `pairs.bandwidth` gets a value that suits ports of 400 Gb/s,
+    and `fashion_mnist.accuracy` gets the parameters by which its criterion selects figures.
+    """
     if item.name == "pairs.bandwidth":
         return replace(item, value=4.0e10)
     if item.name == "fashion_mnist.accuracy":
@@ -437,7 +441,7 @@ def changes(scope: str) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class HealthyFigure:
-    """Hosts with the figures of one name and settings, and the verdicts on them that are not passes."""
+    """Healthy hosts with the figures of one name and settings, and the verdicts on them that are not passes."""
 
     plan: Plan
     criteria: tuple[Criterion, ...]

@@ -176,7 +176,7 @@ EXPECTED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device
         ([measure()], None),
         ([measure(params={"op": "copy"}, stage="gang")], None),
         ([measure(params={"op": "copy"}, scope="gpu=1")], None),
-        # Of the copies of local and of remote memory, the failed copy is found; if no copy failed, the last copy is found.
+        # If figures have different values of `numa`, the one with an error is found; without errors, the last one is found.
         ([measure(params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 1),
         ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 0),
         ([measure(params={"op": "copy", "numa": "local"}), measure(status=ERROR, params={"op": "copy", "numa": "remote"})], 1),
@@ -186,7 +186,7 @@ EXPECTED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device
         ([measure(status=ERROR, params={"op": "copy"}), measure(params={"op": "copy", "numa": "local"})], 1),
     ],
 )  # fmt: skip
-def test_expectation_finds_its_observation(observations: list[Observation], result: int | None) -> None:
+def test_observation_of_an_expectation_is_found(observations: list[Observation], result: int | None) -> None:
     wanted = None if result is None else observations[result]
     assert ObservationLookup(observations).find(EXPECTED, "gpu=0") is wanted
     named = ObservationLookup(ObservationIndex(evidence_with(observations=tuple(observations))))
@@ -198,12 +198,13 @@ def test_settings_of_a_planned_figure_are_its_planned_parameters_and_numa_and_th
     values = {"op": "copy", "size_bytes": 1, "numa": "local", "world_size": 2}
     assert planned.params(measure(params=values)) == {"numa": "local", "op": "copy", "world_size": 2}
     assert list(planned.params(measure(params=values))) == ["numa", "op", "world_size"]
-    # The plan has no such figure, and the catalogue states no settings: all parameters are settings.
+    # Neither the plan, which has `memory.bandwidth` only in the stage `benchmark`, nor the catalogue states which parameters of
+    # the next two figures are settings. So all of them are.
     assert planned.params(measure("memory.other", params=values)) == values
     assert planned.params(measure(params=values, stage="gang")) == values
 
 
-def test_settings_of_a_figure_that_the_plan_does_not_expect_are_those_of_the_catalogue() -> None:
+def test_settings_of_a_figure_that_no_plan_expects_are_those_of_the_catalogue() -> None:
     values = {"dtype": "bf16", "numa": "local", "n": 4096, "number": 3}
     assert Planned(PLAN).params(measure("gemm.wrong_products", params=values)) == {
         "dtype": "bf16",
@@ -211,6 +212,7 @@ def test_settings_of_a_figure_that_the_plan_does_not_expect_are_those_of_the_cat
         "number": 3,
     }
     assert Planned(PLAN).params(measure("peer_copy.wrong_bytes", params=values)) == {"numa": "local", "number": 3}
+    # The catalogue decides only for figures that no plan expects. Other plans expect `gemm.throughput`.
     assert Planned(PLAN).params(measure("gemm.throughput", params=values)) == values
 
 
@@ -241,7 +243,7 @@ def test_operator_packs_are_the_origins_of_criteria_in_chosen_packs_except_names
     assert host_view(host_evidence(PLAN), *packs).operator_packs == {"mine", "base"}
 
 
-def test_gpu_model_lacks_an_observation_if_its_pack_lists_one_of_the_parameters() -> None:
+def test_gpu_model_lacks_an_observation_if_its_pack_lists_the_value_of_one_of_the_parameters() -> None:
     view = host_view(host_evidence(PLAN), pack(lacks={"memory.bandwidth": {"op": ("copy", "read"), "size": (8,)}}))
     for params, lacks in (({"op": "copy"}, True), ({"op": "triad"}, False), ({}, False), ({"size": 8}, True)):
         assert view.lacks(replace(EXPECTED, params=params)) is lacks

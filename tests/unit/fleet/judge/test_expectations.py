@@ -94,7 +94,7 @@ def test_model_of_a_measured_gpu_is_unknown_if_the_record_does_not_list_the_gpu(
         assert found == [("gpu=1", INCONCLUSIVE, "the GPU does not report its name")]
 
 
-def test_model_is_not_judged_on_cpus_or_unmeasured_gpus() -> None:
+def test_gpu_model_is_not_judged_on_cpu_hosts_or_unmeasured_gpus() -> None:
     cpus = on_host(ONE, gpu_model="h200-sxm", device="cpu")
     assert [*gpu_models(host_view(cpus, packs=[pack()]))] == []
     unmeasured = host_view(on_host(ONE, gpu_model="h200-sxm"), packs=[pack()], gpus=(), observations=())
@@ -105,7 +105,7 @@ def test_model_is_not_judged_on_cpus_or_unmeasured_gpus() -> None:
 
 
 def with_readings(name: str, *values: Any, scope: str = "gpu=0", plan: Plan = ONE, **fields: Any) -> HostView:
-    """Return a host that has one snapshot for each of `values` of a reading. None stands for an error."""
+    """Return the view of a host with one snapshot for each value of the reading `name`. None: the reading has an error."""
     snapshots = tuple(
         Snapshot(stage="benchmark", phase="before", at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=(
             reading(value, name=name, scope=scope) if value is not None else reading(name=name, scope=scope, absent="error: x"),
@@ -295,7 +295,7 @@ PAIR, ALL = "pairs.bandwidth", ("h1", "h2", "h3")
 
 
 def expecting(*names: str, plan: Plan = GANGS) -> Plan:
-    """Return the plan with one expectation of each of these observations of the gang."""
+    """Return the plan with only one expectation of each of these observations of the stage `gang`."""
     items = {item.name: item for item in plan.expected if item.stage == "gang" and item.name in names}
     return replace(plan, expected=tuple(items.values()))
 
@@ -438,7 +438,14 @@ def gang_record(
 
 
 def split(*members: Mapping[int, tuple[str, ...]], plan: Plan = GANGS, **fields: Any) -> list[Verdict]:
-    """Return the verdicts on the partition of a gang; `members`: for each host, number -> members of a launch."""
+    """Return the verdicts of `partitioned_gangs`.
+
+    Args:
+        members: for each of the hosts h1, h2 and h3, the launches in its gang record: number of the launch -> its members.
+            A host without launches has no record.
+        plan: the plan of the run.
+        fields: arguments of `gang_record`.
+    """
     evidence = {
         host: gang_record(host, *((number, of_launch, "finished") for number, of_launch in of_host.items()), **fields)
         for host, of_host in zip(ALL, members, strict=False)

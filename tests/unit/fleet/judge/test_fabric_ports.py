@@ -1,4 +1,7 @@
-"""Totals of the network ports of a host: the number of active ports, and the highest sum of the rates of one kind of port."""
+"""Totals of the ports of a host: the number of active InfiniBand and RoCE ports, and the highest total rate of one kind of port.
+
+The kinds are InfiniBand ports, RoCE ports and Ethernet interfaces.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,11 @@ def totals(
     """Return name of a total -> its value, or why it has none. Check that every snapshot has the same totals.
 
     Args:
-        layers: port -> its link layer.
-        rates: port -> its rate in B/s.
-        interfaces: network interface -> its rate.
-        states: `state`, `phys_state` or `active` -> port -> value. Without `states`, every port is active.
+        layers: number of an adapter with one port -> the link layer of the port.
+        rates: number of an adapter -> the rate of its port in B/s.
+        interfaces: scope of a network interface -> its rate in B/s.
+        states: `state`, `phys_state` or `active` -> number of an adapter -> value of its port. Without it, every
+            port is active.
     """
     given = {"link_layer": layers, "rate": rates, **(states or {"active": dict.fromkeys(layers, True)})}
     metrics = [

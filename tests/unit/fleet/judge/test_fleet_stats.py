@@ -14,8 +14,11 @@ from schemas.plans import Part
 from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 
 OF_IDENTITIES = ("duplicates", "slots", "domains", "machines", "link_faults", "support")
+"""Names of the statistics to which `FleetStats.add_identities` adds every host."""
 OF_VALUES = ("figures", "groups", "ranks")
+"""Names of the statistics to which `FleetStats.add_values` adds every host."""
 OF_RECORDS = ("digests", "paths")
+"""Names of the statistics to which only hosts with a host record are added."""
 PLAN = one_figure_plan("h1", "h2")
 
 
@@ -56,7 +59,7 @@ def test_host_is_added_to_every_statistic() -> None:
     assert [links.host for links in stats.links] == ["h1"]
 
 
-def test_host_without_its_own_record_is_not_added_to_digests_and_paths() -> None:
+def test_host_without_a_host_record_is_not_added_to_digests_and_paths() -> None:
     stats, view = recorded(), HostView(PLAN, PLAN.hosts[0], Evidence(), ())
     stats.add_identities(view)
     stats.add_values(view)
@@ -65,7 +68,7 @@ def test_host_without_its_own_record_is_not_added_to_digests_and_paths() -> None
 
 
 @pytest.mark.parametrize("has_manifest", [True, False])
-def test_parts_are_listed_only_for_a_manifest(has_manifest: bool) -> None:
+def test_parts_of_a_host_are_listed_only_if_the_plan_has_a_manifest(has_manifest: bool) -> None:
     plan = replace(PLAN, manifest=(Part(host="h1", kind="gpu", serial="h1-0"),)) if has_manifest else PLAN
     stats = FleetStats(Planned(plan))
     stats.add_identities(host_view(plan))

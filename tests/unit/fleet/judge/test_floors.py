@@ -1,8 +1,8 @@
-"""Test the floors (lower limits) of every GPU model: healthy figures pass on 1 to 16 GPUs, and half of a figure
-fails unless its floor is low.
+"""Test the floors (lower limits) of every GPU model: healthy figures pass on 1 to 16 GPUs, and half of a healthy figure fails.
 
-The healthy figures were measured for Rackproof or published; each row has its source. The tests of all models and GPU counts
-derive healthy figures from the datasheet: `host_rates` multiplies the rates there by the shares that the weakest models reach.
+Half of a figure may pass if its floor is low (WITH_LOW_FLOORS, `_fails_at_half`). The healthy figures were measured for Rackproof
+or published; each row has its source. The tests of all models and GPU counts derive healthy figures from the datasheet:
+`host_rates` multiplies the rates there by the shares that the weakest models reach.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def outcomes(
 
 
 class Published(NamedTuple):
-    """Figures of healthy parts."""
+    """Figures of healthy parts, in FLOP/s or B/s."""
 
     models: Sequence[str]
     name: str
@@ -115,6 +115,7 @@ class Published(NamedTuple):
 
 
 def _gemm(models: str, dtype: str, values: Sequence[float], source: str, name: str = "gemm") -> Published:
+    """Return a row of `gemm.throughput`, or `stress.throughput`; `values` are in TFLOP/s."""
     figures = [value * 1e12 for value in values]
     return Published(models.split(), f"{name}.throughput", {"dtype": dtype}, figures, source)
 
@@ -193,6 +194,7 @@ GPU_FIGURES = (
 
 
 def _memory(models: str, source: str, **rates: float) -> Iterator[Published]:
+    """Yield a row for each operation; `rates` are in GB/s."""
     for op, rate in rates.items():
         yield Published(models.split(), "memory.bandwidth", {"op": op}, (rate * 1e9,), source)
 
@@ -216,6 +218,7 @@ MEMORY_FIGURES = (
 
 
 def _host_copy(models: str, source: str, to_device: Sequence[float], to_host: Sequence[float]) -> Iterator[Published]:
+    """Yield a row for each direction; the rates are in GB/s."""
     for direction, rates in (("host_to_device", to_device), ("device_to_host", to_host)):
         params = {"direction": direction, "sharing": "alone", "numa": "local"}
         yield Published(models.split(), "host_copy.bandwidth", params, [rate * 1e9 for rate in rates], source)
@@ -369,6 +372,7 @@ WITH_LOW_FLOORS = (
 
 
 def linked_figures(row: BetweenGpus, factor: float) -> list[Observation]:
+    """Return the figures of a row, multiplied by `factor`. One parameter is different in each, so that all of them are judged."""
     if row.name == "peer_copy.bandwidth":
         return [
             figure(row.name, value * 1e9 * factor, scope="gpu=0,peer=1", access=True, size_bytes=at + 1, **row.params)
@@ -418,8 +422,8 @@ def host_rates(model: str, count: int, links: int) -> list[Observation]:
     share_of_links = links / sheet["nvlink"]["links"] if links else 0.0
     nvlink = sheet["nvlink"]["bandwidth"] / 2 * share_of_links if links else 0.0
 
-    def rate(name: str, share: float, *, scope: str = "gpu=0", **params: Value) -> Observation:
-        return figure(name, max(share, _expectation_of_the_model(model, name, params)), scope=scope, **params)
+    def rate(name: str, value: float, *, scope: str = "gpu=0", **params: Value) -> Observation:
+        return figure(name, max(value, _expectation_of_the_model(model, name, params)), scope=scope, **params)
 
     figures = []
     for dtype in DTYPE_SHARES.keys() & sheet["flops"].keys():
@@ -502,7 +506,7 @@ def _fails_at_half(item: Observation, links: int) -> bool:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 8, 16])
 @pytest.mark.parametrize("model", MODELS)
-def test_half_of_every_rate_with_a_high_floor_fails(model: str, count: int) -> None:
+def test_half_of_every_rate_fails_unless_its_floor_is_low(model: str, count: int) -> None:
     for path, links in _paths(model, count):
         figures = [item for item in scaled(host_rates(model, count, links), 0.5) if _fails_at_half(item, links)]
         found = outcomes(model, figures, count=count, path=path)
@@ -642,7 +646,10 @@ def test_power_of_a_healthy_a100_passes_and_a_much_lower_power_fails(watts: floa
 
 
 def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
-    """Return evidence of all hosts of a plan, with GPUs of this model: every planned figure, and the rates of `host_rates`."""
+    """Return evidence of all hosts of a plan, with GPUs of this model and every planned figure.
+
+    A figure that `host_rates` has too gets the value from there.
+    """
     sheet = read_pack(model).datasheet
     rates = host_rates(model, count, sheet.get("nvlink", {}).get("links", 0))
     by_name: dict[str, list[Observation]] = {}
@@ -674,7 +681,7 @@ def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
             alike = [
                 rate for rate in by_name.get(item.name, ()) if all(rate.params[key] == item.params[key] for key in keys)
             ]
-            # Other sizes get the slowest rate, so that no message exceeds the rate of the link.
+            # Sizes that `host_rates` does not have get its slowest rate, so that no message exceeds the rate of the link.
             alike = alike or sorted(by_name.get(item.name, ()), key=lambda rate: float(rate.value or 0))[:1]
         return replace(item, value=alike[0].value) if alike else item
 
@@ -732,6 +739,7 @@ DOMAIN_RATES = (
     ("gb200", 8 * GIB, (834.57, 846.82), "coreweave/nccl-tests pull request 43: 72 GPUs"),
     ("gb300", 8 * GIB, (842,), "NVIDIA/aicr: 72 GPUs"),
 )
+"""All-reduce in one NVLink domain of 72 GPUs: model, message size in bytes, bus bandwidths in GB/s, source."""
 
 
 @pytest.mark.parametrize(("model", "size", "rates", "source"), DOMAIN_RATES)

@@ -1,6 +1,8 @@
-"""Hosts of one layout (their benchmarks made the same observations) are added to the statistics together.
+"""Hosts share a layout if their benchmarks made the same observations, whatever their values. They are added to the statistics
+together.
 
-The result must equal the statistics of hosts that are added one by one. Irregular hosts are always added one by one.
+The result must equal the statistics of hosts that are added one by one. Hosts that may not share a layout (`is_regular`) are
+always added one by one.
 """
 
 from __future__ import annotations
@@ -79,7 +81,10 @@ def gathered(
     packs: list[Pack] | None = None,
     evidence: Mapping[str, Evidence] | None = None,
 ) -> list[str]:
-    """Return the hosts that were added one by one. Check the statistics against those of a fleet that is added host by host."""
+    """Add a fleet to a Gatherer. Return the hosts that it added by themselves, without their layout.
+
+    Check that the statistics equal those of a fleet of which every host is added by itself.
+    """
     views = host_views(plan, dict(evidence or fleet(plan)), packs or [pack(*rules)])
     plain = FleetStats(Planned(plan))
     for view in views:
@@ -133,7 +138,7 @@ INFINITE = float("inf")
         ([with_constant_readings(version=None), with_constant_readings(), with_constant_readings()], []),
     ],
 )  # fmt: skip
-def test_host_is_added_by_itself_only_if_a_figure_is_a_boolean_or_its_launch_failed(
+def test_host_is_added_by_itself_only_if_a_figure_is_a_boolean_or_a_launch_failed(
     changes: list[Change], alone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = (FLOOR, FRACTION, CLOCK, VERSION, LINKS, NCCL)
@@ -142,7 +147,7 @@ def test_host_is_added_by_itself_only_if_a_figure_is_a_boolean_or_its_launch_fai
     assert gathered(*rules, evidence=on_hosts(*changes)) == alone
 
 
-def test_values_of_many_hosts_are_added_together(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_are_added_when_those_of_max_pending_hosts_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "MAX_PENDING", 2)
     gatherer, counts = Gatherer(Planned(PLAN)), []
     for view in host_views(PLAN, fleet(PLAN), [pack(FRACTION)]):
@@ -163,6 +168,8 @@ def test_after_the_last_host_the_support_of_readings_is_finished_and_equal_group
 
 
 def test_readings_of_records_that_the_quick_reader_did_not_read_are_counted() -> None:
+    """The quick reader (`schemas.quick`) reads equal readings of several records as one object. These records share none."""
+
     def record(name: str, **changes: Any) -> Evidence:
         return Evidence(records=(with_constant_readings(**changes)(healthy_record(name, PLAN)),))
 
@@ -171,7 +178,10 @@ def test_readings_of_records_that_the_quick_reader_did_not_read_are_counted() ->
 
 
 def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
-    """The quick reader refuses infinite numbers. These records are not read by it, so all hosts may have the same layout."""
+    """The quick reader refuses infinite numbers, and a host that it refuses shares no layout with a host that it reads.
+
+    So here it reads no host, and all hosts share a layout.
+    """
     for odd in (INFINITE, float("nan")):
         changes = {name: with_figure(odd if name == "h2" else SPEED) for name in ALL}
         evidence = {name: Evidence(records=(change(healthy_record(name, PLAN)),)) for name, change in changes.items()}
@@ -250,8 +260,8 @@ def bandwidth(*values: Any, transport: str = "SHM/direct", of_launch: str = "", 
 
     Args:
         values: one value for each repetition of the measurement.
-        transport: the transport that the figure reports.
-        of_launch: the transport that the launch reports.
+        transport: parameter `transport` of the bandwidth; empty: the bandwidth has no such parameter.
+        of_launch: value of the figure `collective.transport`; empty: there is no such figure.
         size: size of the message in bytes.
         over: fields of the observation.
     """
@@ -382,7 +392,10 @@ def test_figures_of_pairs_are_counted_although_each_host_has_different_partners(
 
 
 def test_figures_of_pairs_are_counted_if_the_first_host_has_only_infinite_figures() -> None:
-    """The quick reader refuses infinite numbers. These records are not read by it, so all hosts may have the same layout."""
+    """The quick reader refuses infinite numbers, and a host that it refuses shares no layout with a host that it reads.
+
+    So here it reads no host, and all hosts share a layout.
+    """
 
     def copied(name: str, record: Record) -> Record:
         items = [

@@ -30,7 +30,7 @@ PORT, SECOND_PORT = "hca=a,port=1", "hca=a,port=2"
 
 
 def metric(name: str, readings: dict[str, Value]) -> Metric:
-    """Return a metric; a text `status: reason` is the reason why a scope has no value."""
+    """Return a metric with these readings (scope -> value). A text `status: reason` is the reason why the scope has no value."""
     absent = {scope: str(value) for scope, value in readings.items() if ": " in str(value)}
     values = {scope: value for scope, value in readings.items() if scope not in absent}
     return Metric(name=name, unit="1", values=values, absent=absent)
@@ -90,7 +90,7 @@ def test_adapter_has_its_name_and_its_address_as_slots(name: str, kind: str, add
 
 @pytest.mark.parametrize("serial", ["0000:0000:0000:0000", "", "error: lost"])
 @pytest.mark.parametrize(("name", "scope"), [(GUID, "hca=a"), (MAC, "nic=a")])
-def test_adapter_without_an_identity_is_no_part(name: str, scope: str, serial: str) -> None:
+def test_adapter_without_a_guid_or_mac_address_is_not_a_part(name: str, scope: str, serial: str) -> None:
     assert parts(name, {name: {scope: serial}}) == []
 
 
@@ -151,7 +151,7 @@ def test_port_whose_module_is_not_reported_has_the_reason(why: str, is_error: bo
     assert [part for part in found.parts if part.name == MODULE_SERIAL] == []
 
 
-def test_module_with_a_serial_of_zeros_is_no_part_but_its_port_counts_as_read() -> None:
+def test_module_with_a_serial_of_zeros_is_not_a_part_but_its_port_counts_as_read() -> None:
     found = inventory({MODULE_SERIAL: {PORT: "000"}})
     assert (parts(MODULE_SERIAL, {MODULE_SERIAL: {PORT: "000"}}), found.unread_ports) == ([], ())
 

@@ -1,4 +1,4 @@
-"""The table of readings that no criterion judges is looked up by name and settings."""
+"""INFORMATIONAL, the table of readings and figures that no criterion judges, is looked up by name and settings."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def test_unmeasured_figure_is_inconclusive_with_its_reason(status: str) -> None:
 
 
 def test_missing_benchmark_result_is_reported() -> None:
-    """In each of four passes, one result of every fourth name is removed. The judge reports exactly these results as missing."""
+    """Four times, one result of every fourth figure name is removed. The judge reports exactly these results as missing."""
     plan = builders.plan("h1", "h2", profile="smoke")
     complete = builders.evidence(plan)
     for gang in (False, True):
@@ -569,7 +569,7 @@ def test_fabric_limit_of_a_gang_follows_its_slowest_member() -> None:
     assert limits(without_h1)["h3"] == 6e10
 
 
-def test_chosen_criterion_replaces_the_shipped_criterion_that_it_names() -> None:
+def test_criterion_of_a_chosen_pack_replaces_the_shipped_criterion_that_it_names() -> None:
     plan = builders.plan()
     stricter = replace(
         next(item for pack in PACKS if pack.name == "h200-sxm" for item in pack.criteria if item.id == "gemm-bf16"),
@@ -1025,7 +1025,9 @@ def test_transport_through_host_memory_is_no_cause_on_a_model_without_peer_acces
 
 @pytest.mark.parametrize(("access", "action"), [(True, "configure"), (False, "inspect_hardware")])
 def test_link_is_the_cause_if_nccl_uses_host_memory_and_peer_access_is_missing(access: bool, action: str) -> None:
-    """If all GPUs have peer access, the configuration of NCCL is the cause. Otherwise, the link of the pair without access is."""
+    """If all GPUs have peer access, the configuration of NCCL is the cause. Otherwise, the cause is the link of
+    the pair without access.
+    """
 
     def slow_down(host: str, observation: Observation) -> Observation:
         if observation.name == "collective.all_reduce.busbw":
@@ -1154,7 +1156,7 @@ def test_xid_that_reappears_from_the_journal_is_not_new() -> None:
     assert [item for item in findings(plan, evidence) if item.criterion == "xid-during-run"] == []
 
 
-def test_figure_below_several_floors_does_not_also_fail_by_the_looser_derived_floors() -> None:
+def test_figure_below_several_floors_does_not_also_fail_by_the_lower_floors_with_the_basis_model() -> None:
     plan = builders.plan("h1", gpu_count=4, rackproof_gang="none")
     evidence = builders.evidence(plan)
 
@@ -1194,6 +1196,7 @@ STEPS_OF_SEVERAL_HOSTS = (
     "judge_gangs", "judge_digests", "judge_domains", "silent_pairs", "duplicate_identities", "expectations.partitioned_gangs",
     "expectations.contradictory_members", "separate_launches",
 )  # fmt: skip
+"""Names in `fleet.judge.judge` of the functions that return verdicts without criteria: on one host, and on several hosts."""
 ONE_FIGURE = one_figure_plan("h1")
 
 

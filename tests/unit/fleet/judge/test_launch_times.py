@@ -1,4 +1,7 @@
-"""Test that a host is inconclusive if, by its record, a launch ran at a time at which no other host had this launch."""
+"""A host is inconclusive if the time that it reports for a launch overlaps with that of no other host of the launch.
+
+Times that are at most 300 s apart (`CLOCK_TOLERANCE_S`) count as overlapping. Each launch in these tests takes 1 s.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def moved(text: str, seconds: float) -> str:
 
 
 def named(delays: Sequence[float], number: int = 1, outcome: str = "finished") -> list[str]:
-    """Return the hosts with a verdict. `delays`: seconds that are added to the start of the launch, for each host."""
+    """Return the hosts with a verdict. `delays`: for each host, by how many seconds the start of its launch is moved."""
     plan = builders.plan(*(f"h{index}" for index in range(1, len(delays) + 1)), profile="smoke", gpu_count=1)
     evidence = {}
     for (host, of_host), delay in zip(builders.evidence(plan).items(), delays, strict=True):
@@ -49,11 +52,11 @@ YEARS = 10 * 365 * 86400
         ((0, 302, 0), ["h2"]),
         ((0, 300, 0), []),
         ((0, YEARS), ["h1", "h2"]),
-        ((0, 0, YEARS, YEARS), []),  # two groups of two hosts: either group may be right
-        ((0, 250, 500, 750), []),
+        ((0, 0, YEARS, YEARS), []),  # each host overlaps with another one, so either pair may be right
+        ((0, 250, 500, 750), []),  # each host overlaps with the next one
     ],
 )
-def test_host_is_named_if_no_other_host_had_the_launch_at_that_time(
+def test_host_is_named_if_its_time_of_the_launch_overlaps_with_that_of_no_other_host(
     delays: Sequence[float], expected: list[str]
 ) -> None:
     assert named(delays) == expected
@@ -69,7 +72,7 @@ def test_moved_time_is_valid() -> None:
 
 
 def two_hosts(profile: str = "smoke") -> tuple[Plan, dict[str, Evidence]]:
-    """Return plan and evidence of two hosts whose launches are ten years apart."""
+    """Return the plan and the evidence of two hosts that report the same launch with start times ten years apart."""
     plan = builders.plan("h1", "h2", profile=profile, gpu_count=1)
     evidence = {}
     for (host, of_host), delay in zip(builders.evidence(plan).items(), (0, YEARS), strict=True):

@@ -1,4 +1,8 @@
-"""Hosts share a layout if their observations differ only in values, and if each host is regular (`is_regular`)."""
+"""Hosts share a layout if their benchmark observations differ only in values, and if each host is regular (`is_regular`).
+
+A layout is what the observations of a host have in common with those of other hosts: all except their values. A token is a
+number by which the quick reader of records marks equal readings, and observations of equal kind (`kind_of`); 0 means none.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ def test_figures_of_pairs_are_separate_and_keep_their_order() -> None:
     assert split_pairs([pair]) == ([], [pair])
 
 
-def test_kind_of_an_observation_is_its_token_or_else_all_fields_but_scope_and_value() -> None:
+def test_kind_of_an_observation_is_its_token_or_else_its_name_stage_status_unit_and_parameters() -> None:
     assert kind_of(figure(1.0)) == kind_of(figure(2.0, "gpu=1"))
     different = [
         figure(name="memory.bandwidth"), figure(dtype="bf16"), replace(figure(), unit="1"), replace(figure(), stage="gang"),
@@ -46,7 +50,7 @@ def test_kind_of_an_observation_is_its_token_or_else_all_fields_but_scope_and_va
     assert kind_of(with_token) == 7
 
 
-def test_scopes_of_the_gang_are_written_without_its_name() -> None:
+def test_layout_has_the_scope_of_the_gang_without_the_name_of_the_gang() -> None:
     in_gang, alone = values(), values(plan=PLAN)
     assert in_gang.gang_scope == "gang=r1"
     assert (in_gang.layout_scope("gang=r1"), in_gang.host_scope("gang=")) == ("gang=", "gang=r1")
@@ -81,9 +85,9 @@ PAIRS = pairs_of(host_view(GANG_PLAN))
         "all pairs",
         "a pair is missing",
         "a pair is skipped",
-        "a pair beyond the plan",
-        "a pair measured and failed",
-        "a pair measured and skipped",
+        "a pair that is not planned",
+        "a pair has a measured and a failed figure",
+        "a pair has a measured and a skipped figure",
     ],
 )
 def test_all_planned_pairs_must_be_measured_without_an_error(
@@ -101,7 +105,7 @@ def test_host_without_planned_pairs_lacks_no_pair() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "key"), [((3,), (3,)), ((0,), None), ((3, 4), (3, 4)), ((3, 0), None)])
-def test_key_of_readings_is_their_tokens(tokens: tuple[int, ...], key: tuple[int, ...] | None) -> None:
+def test_key_of_readings_is_their_tokens_if_all_have_one(tokens: tuple[int, ...], key: tuple[int, ...] | None) -> None:
     metrics = [reading(1, name=f"gpu.r{at}") for at in range(len(tokens))]
     for metric, token in zip(metrics, tokens, strict=True):
         vars(metric)["token"] = token
@@ -114,7 +118,7 @@ def test_key_of_readings_is_their_tokens(tokens: tuple[int, ...], key: tuple[int
     assert found == (tuple(token for token in key for _ in range(3)) if key else None)
 
 
-def test_position_of_each_observation_is_its_index() -> None:
+def test_position_of_an_observation_is_the_index_of_its_value_in_the_values_of_the_host() -> None:
     first, second = figure(), figure(2.0, "gpu=1")
     host = values(first, second)
     assert {id(item): at for at, item in enumerate(host.observations)} == host.positions()
@@ -125,13 +129,14 @@ def test_hosts_that_differ_only_in_values_share_a_layout() -> None:
     compiled: list[tuple[HostValues, int]] = []
     cache: LayoutCache[int] = LayoutCache(lambda host, number: compiled.append((host, number)) or number)  # type: ignore[func-returns-value]
     first, second, other = values(figure(1.0)), values(figure(2.0)), values(figure("text"))
+    # A text is another kind of value than a number, so `other` has a layout of its own.
     assert [cache.of_host(host) for host in (first, second, other, second, other)] == [1, 1, 2, 1, 2]
     assert [number for _, number in compiled] == [1, 2]
     cache.clear()
     assert cache.of_host(first) == 3
 
 
-def test_layout_of_the_previous_host_is_found_without_its_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layout_of_the_previous_host_is_found_without_computing_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     cache: LayoutCache[int] = LayoutCache(lambda _, number: number)
     assert cache.of_host(values(figure(1.0))) == 1
     monkeypatch.setattr(HostValues, "key", property(lambda _: pytest.fail("the key takes long to compute")))
@@ -151,7 +156,7 @@ def test_only_whole_and_floating_numbers_are_numbers(items: list[Any], expected:
 
 
 def regular(change: Callable[[Record], Record], plan: Any = GANG_PLAN, gang: bool = True) -> bool:
-    """Return whether h1 is regular after a change of its gang record (`gang`), or of its other record (not `gang`)."""
+    """Return whether h1 is regular after a change of its gang record (if `gang`) or of its host record (otherwise)."""
     records = tuple(change(item) if bool(item.gang) == gang else item for item in builders.records(plan, "h1"))
     return is_regular(HostView(plan, plan.hosts[0], Evidence(records=records), ()))
 
@@ -175,18 +180,18 @@ def launches(**fields: Any) -> Callable[[Record], Record]:
         (lambda record: replace(record, gang="other"), False, False),
     ],
     ids=[
-        "healthy", "failed launch", "launch of one host at its deadline", "launch with a reason",
-        "launch of one host with a reason", "launch without a host", "other order of hosts", "a reading among results",
-        "a version among results", "only gang records",
+        "healthy", "failed launch of the gang", "single-host launch stopped at its deadline", "launch of the gang with a reason",
+        "single-host launch with a reason", "launch of the gang without h2", "other order of hosts", "a reading among results",
+        "a version among results", "no host record, only gang records",
     ],
 )  # fmt: skip
-def test_host_is_regular_if_it_has_a_record_and_every_launch_had_all_hosts_and_succeeded(
+def test_host_is_regular_if_it_has_a_host_record_and_every_launch_had_all_hosts_and_succeeded(
     change: Callable[[Record], Record], gang: bool, expected: bool
 ) -> None:
     assert regular(change, gang=gang) is expected
 
 
-def test_host_with_a_result_in_a_snapshot_is_irregular() -> None:
+def test_host_with_a_benchmark_result_in_a_snapshot_is_irregular() -> None:
     result = reading(1, name="gemm.throughput")
     assert is_regular(host_view(PLAN, "h1", reading(1)))
     assert not is_regular(host_view(PLAN, "h1", reading(1), result))

@@ -1,4 +1,7 @@
-"""Failures caused by XID 145 in an NVLink domain, but no other failures, are attributed to the GPU that reports XID 149 there."""
+"""Failures because of XID 145 are attributed to the GPU of the same NVLink domain that reports XID 149 (dead NVLink).
+
+No other failures are attributed to it.
+"""
 
 from __future__ import annotations
 
@@ -88,7 +91,7 @@ def test_xid_145_of_the_other_gpu_of_the_host_with_the_dead_link_follows_from_th
         ((), False),
     ],
 )
-def test_changed_time_of_the_last_xid_follows_from_a_dead_link_only_if_the_log_has_no_other_cause(
+def test_failure_of_xid_last_seen_follows_from_a_dead_link_only_if_the_log_has_no_xids_but_145_149_and_45(
     codes: tuple[str, ...], follows: bool
 ) -> None:
     log = Metric(
@@ -109,7 +112,7 @@ def test_changed_time_of_the_last_xid_follows_from_a_dead_link_only_if_the_log_h
         Metric(name="xid.fatal", unit="1", values={"gpu=1,xid=145": 1}),
         Metric(name="xid.count", unit="1", values={"gpu=1,xid=149": 1}),
     ],
-    ids=["no XID", "not read", "other XID", "not fatal"],
+    ids=["no XID 149", "log not read", "other XID", "XID 149 counted, but not as fatal"],
 )
 def test_no_gpu_is_named_without_a_fatal_xid_149(dead: Metric) -> None:
     assert attributed(failure(), views(dead)) == failure()
@@ -121,7 +124,7 @@ def test_hosts_of_other_domains_are_not_affected() -> None:
     assert attributed(failure(host="h2"), hosts).params["follows_host"] == "h2"
 
 
-def test_host_names_its_own_dead_link_or_else_the_dead_link_of_the_first_host_by_name() -> None:
+def test_root_is_the_dead_link_of_the_host_itself_or_else_of_the_first_host_by_name() -> None:
     hosts = [
         host_view(ONE_DOMAIN, name, replace(DEAD, values={f"gpu={at},xid=149": 1}))
         for name, at in (("h3", 0), ("h2", 1))

@@ -1,4 +1,7 @@
-"""Links between ports of a host and switches are found in the readings. Names of switches and of ports are compared."""
+"""The switch port to which each network port of a host is cabled is found in the readings of the host.
+
+The names of switches and of their ports in the readings are compared with those that an operator wrote.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,9 @@ def test_names_of_switches_are_equal_regardless_of_case_and_of_a_domain_that_onl
         ("", ()),
     ],
 )
-def test_keys_of_a_switch_are_its_short_name_and_its_normalized_name(name: str, keys: tuple[str, ...]) -> None:
+def test_keys_of_a_switch_are_its_name_without_the_domain_and_its_name_without_separators(
+    name: str, keys: tuple[str, ...]
+) -> None:
     assert switch_keys(name) == keys
 
 
@@ -129,7 +134,7 @@ def test_link_is_found_by_name_or_id_of_the_switch_and_by_name_or_label_of_the_p
         ("", "swp1", "swp1", False),
     ],
 )
-def test_address_or_number_that_a_switch_sends_cannot_be_compared_with_the_name_of_a_port(
+def test_address_or_number_that_a_switch_sends_without_a_label_can_only_be_compared_with_the_same_form(
     sent: str, label: str, wanted: str, is_comparable: bool
 ) -> None:
     assert link(port=sent, label=label).names_port_as(wanted) is is_comparable
@@ -185,7 +190,7 @@ def test_link_has_all_readings_of_its_port() -> None:
     } == {("", "", "", False, True)}
 
 
-def test_port_without_a_rate_counts_as_fastest_and_a_port_without_a_state_counts_as_having_a_link() -> None:
+def test_all_ports_count_as_fastest_if_no_rate_is_known_and_a_port_without_a_state_counts_as_having_a_link() -> None:
     links = links_of(
         {"network.switch_id": {"nic=eth0": "a", "nic=eth1": "b"}, "network.speed": {"nic=eth1": "unknown"}}
     )
@@ -233,7 +238,7 @@ def test_port_whose_switch_was_not_read_has_the_reason(why: str, reason: str, is
     assert list(links_of({}, absent={"nic=eth1": why})) == ["nic=eth1"]
 
 
-def test_readings_of_a_link_are_those_of_the_last_snapshot_with_a_switch() -> None:
+def test_each_reading_of_a_link_is_its_last_one_even_if_a_later_snapshot_lacks_it() -> None:
     first: Readings = {"network.switch_id": {"nic=eth0": "a"}, "network.switch_port": {"nic=eth0": "swp1"}}
     last: Readings = {"network.switch_id": {"nic=eth0": "a"}, "network.switch_port": {"nic=eth0": "swp2"}}
     assert links_of(first, last)["nic=eth0"].port == "swp2"

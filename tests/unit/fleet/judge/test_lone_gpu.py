@@ -43,7 +43,7 @@ def metric(name: str, value: Any, devices: int = 0) -> Metric:
         ({"gpu.nvlink.active_links": 1}, True),
     ],
 )
-def test_inactive_nvlinks_fail_except_on_the_only_gpu_of_a_virtual_machine_outside_any_fabric(
+def test_missing_nvlinks_fail_unless_all_are_missing_on_the_only_gpu_of_a_virtual_machine_outside_any_fabric(
     model: str, changed: dict[str, Any], fails: bool
 ) -> None:
     values = {

@@ -1,4 +1,4 @@
-"""Test the manifest: file formats and errors, misplaced or missing parts, the report and the command.
+"""Test the manifest (the file that lists the ordered parts): formats, errors, misplaced or missing parts, report and `plan`.
 
 `test_manifest_edges.py` tests the boundary conditions of the comparison.
 """
@@ -177,7 +177,7 @@ def test_impossible_path_is_a_usage_error() -> None:
 
 
 def gpu_line(host: str, index: int, **over: Any) -> Part:
-    """Return a manifest line for the GPU that `builders` creates with this index in this host."""
+    """Return a manifest line that lists the GPU which `builders` creates in this host with this index."""
     return Part(
         **({"host": host, "kind": "gpu", "serial": f"{host}-{index}", "origin": f"order.csv line {index}"} | over)
     )
@@ -231,7 +231,7 @@ def test_serial_is_compared_regardless_of_notation_and_of_how_the_slot_is_named(
 def test_part_in_another_slot_of_its_host_fails_once() -> None:
     plan = ordered_plan([gpu_line("h1", 0, slot="0000:00:00.0"), gpu_line("h1", 1, slot="0"), *gpu_lines("h2")])
     assert not_passing(manifest_verdicts(plan)) == [
-        ("h1", "gpu=1", FAIL, "ordered for h1 slot 0, found in slot 0000:01:00.0, 1")
+        ("h1", "gpu=1", FAIL, "ordered for h1 slot 0, found in slot 0000:01:00.0 (also named 1)")
     ]
     assert summary_line(plan) == "Manifest: 3 of 4 parts as ordered"
 
@@ -349,7 +349,7 @@ def test_misplaced_missing_and_unordered_nics_fail() -> None:
     pci_addresses = {"infiniband__hca__pci_address": {"hca=mlx5_0": "0000:5e:00.0"}}
     plan = ordered_plan([nic_line(GUID, slot="0000:1b:00.0")])
     assert not_passing(manifest_verdicts(plan, with_nics(plan, **node_guids(mlx5_0=GUID), **pci_addresses))) == [
-        ("h1", "hca=mlx5_0", FAIL, "ordered for h1 slot 0000:1b:00.0, found in slot 0000:5e:00.0, mlx5_0")
+        ("h1", "hca=mlx5_0", FAIL, "ordered for h1 slot 0000:1b:00.0, found in slot 0000:5e:00.0 (also named mlx5_0)")
     ]
     unknown = "ordered for h1 slot 0000:1b:00.0, found in that host; the slot of hca=mlx5_0 was not reported"
     assert not_passing(manifest_verdicts(plan, with_nics(plan, **node_guids(mlx5_0=GUID)))) == [
@@ -368,6 +368,7 @@ def test_misplaced_missing_and_unordered_nics_fail() -> None:
     [
         ({}, "ordered for h1: the host did not report the GUID of any NIC"),
         (node_guids(mlx5_0=("error", "no such file")), "ordered for h1: hca=mlx5_0 does not report its GUID"),
+        # A GUID of zeros is reported, but identifies no NIC.
         (node_guids(mlx5_0="0000:0000:0000:0000"), "ordered for h1, found on no host"),
     ],
 )
@@ -411,7 +412,7 @@ def test_manifest_of_a_plan_is_the_same_after_writing_and_reading_json() -> None
     assert "manifest" not in to_json(ordered_plan([]))
 
 
-def test_manifest_must_list_as_many_gpus_as_the_inventory_and_be_the_same_on_all_hosts() -> None:
+def test_manifest_must_list_either_no_gpus_or_as_many_as_the_inventory_and_be_the_same_on_all_hosts() -> None:
     hosts = builders.inventory(rackproof_gpu_count=2)
     common: dict[str, Any] = {"run_id": "r", "nonce": builders.NONCE, "created": builders.WHEN}
     smoke = read_profile("smoke")

@@ -1,4 +1,4 @@
-"""Boundary conditions of `judge_manifest`: identifiers, adapter ports and GPUs without a serial.
+"""Boundary conditions of `judge_manifest`, which compares the parts of hosts with the manifest (the list of ordered parts).
 
 `test_manifest.py` tests manifest files, verdicts, the report and the command.
 """
@@ -65,7 +65,9 @@ ORDERED = ordered_part("ffff:0000:0000:0001")
         ([link_layer_reading("Ethernet"), link_layer_reading("", "2", absent="error: x")], False),
     ],
 )  # fmt: skip
-def test_adapter_that_was_not_ordered_fails_unless_it_is_ethernet(ports: list[Metric], fails: bool) -> None:
+def test_adapter_that_was_not_ordered_fails_unless_some_of_its_ports_report_ethernet_and_none_infiniband(
+    ports: list[Metric], fails: bool
+) -> None:
     ordered = guid_reading("ffff:0000:0000:0001", "ordered")
     metrics = [Metric(name=HCA, unit="1", values={**ordered.values, "hca=a": GUID})]
     for metric in ports:
@@ -120,7 +122,7 @@ def test_location_of_a_misplaced_part_is_named() -> None:
     plan = ordered_plan(ordered_part("h1-0", "gpu", slot="1"), ordered_part("h2-0", "gpu"))
     verdicts = judged(plan)
     assert [(item.host, item.scope, item.verdict, item.reason) for item in verdicts] == [
-        ("h1", "gpu=0", FAIL, "ordered for h1 slot 1, found in slot 0000:00:00.0, 0"),
+        ("h1", "gpu=0", FAIL, "ordered for h1 slot 1, found in slot 0000:00:00.0 (also named 0)"),
         ("h1", "host", FAIL, "ordered for h1, found in h2 gpu=0"), ("h2", "gpu=0", FAIL, "ordered for h1, found in h2 gpu=0"),
     ]  # fmt: skip
     assert all(item.basis == "policy" and item.source == "manifest: order.csv line 2" for item in verdicts)
@@ -138,7 +140,7 @@ def test_location_of_a_misplaced_part_is_named() -> None:
     assert judged(replace(plan, rehearsal=True)) == judged(replace(plan, manifest=())) == []
 
 
-def test_absence_of_an_ordered_adapter_is_unknown_if_a_guid_cannot_be_read() -> None:
+def test_ordered_adapter_is_not_reported_as_absent_if_the_guid_of_an_adapter_cannot_be_read() -> None:
     plan = ordered_plan(ordered_part("ffff:0000:0000:0001"))
     for value, absent, why in ((None, "error: x", "hca=a does not report its GUID"), (GUID, "", ""), ("", "", "")):
         observed = reading(value, name=HCA, scope="hca=a", absent=absent)

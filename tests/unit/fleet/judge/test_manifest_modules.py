@@ -1,4 +1,7 @@
-"""Judge modules and cables of a manifest: in the ordered port, in another port, replaced, not read, or not ordered."""
+"""Verdicts on the modules (transceivers or cable ends) that a manifest lists.
+
+A module may be in the ordered port or another port, replaced, not read, or not ordered.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ SERIAL = "optics.module.serial"
 FIRST, SECOND, NIC = "hca=mlx5_0,port=1", "hca=mlx5_1,port=1", "nic=eth0,port=1"
 NO_MODULE = "unsupported: no module"
 Ports = dict[str, str]
-"""Scope of a port -> serial of its module, or status and reason."""
+"""Scope of a port -> serial of its module; `status: reason` if the serial was not read."""
 
 
 def modules(ports: Ports) -> list[Metric]:
@@ -60,7 +63,7 @@ def test_module_in_its_port_passes_under_any_name_of_the_port(slot: str) -> None
 def test_verdict_on_a_swapped_module_names_the_ordered_and_the_actual_port() -> None:
     verdicts = judged([line("X1", "mlx5_0"), line("X2", "mlx5_1")], {FIRST: "X2", SECOND: "X1"})
     assert [(scope, verdict) for _, scope, verdict, _ in verdicts] == [(SECOND, FAIL), (FIRST, FAIL)]
-    assert verdicts[0][3].startswith("ordered for h1 slot mlx5_0, found in slot 0000:3a:00.0, mlx5_1")
+    assert verdicts[0][3].startswith("ordered for h1 slot mlx5_0, found in slot 0000:3a:00.0 (also named mlx5_1")
 
 
 def test_verdict_on_a_replaced_module_names_its_replacement() -> None:
@@ -103,7 +106,7 @@ def test_unread_module_is_inconclusive_with_the_reason(ports: Ports, reason: str
     assert [item[2] for item in others] == [PASS] * len(others)
 
 
-def test_module_without_a_slot_is_missing_only_if_every_port_was_read() -> None:
+def test_module_that_is_listed_without_a_slot_is_missing_only_if_every_port_reports_a_serial() -> None:
     assert judged([line("X1")], {FIRST: "X2", SECOND: NO_MODULE})[0][2] == INCONCLUSIVE
     assert judged([line("X1")], {FIRST: "X2", SECOND: "X3"})[0][2] == FAIL
 
@@ -160,7 +163,7 @@ def test_invalid_line_for_a_module_is_refused(tmp_path: Path, lines: tuple[str, 
         read(tmp_path, *lines)
 
 
-def test_modules_that_rackproof_lists_can_be_read_as_a_manifest(tmp_path: Path) -> None:
+def test_lines_that_rackproof_writes_for_modules_can_be_read_as_a_manifest(tmp_path: Path) -> None:
     ports = {FIRST: "MT2601VS00002", SECOND: "=cmd()", NIC: "E 1", "nic=eth1,port=1": NO_MODULE,
              "nic=eth2,port=1": "error: ethtool: timed out"}  # fmt: skip
     plan = one_figure_plan("h1")

@@ -1,4 +1,7 @@
-"""Wrong words in the memory test fail only the GPU with these words, in records of this version and of older versions."""
+"""Wrong words in the memory test (`integrity`) fail only the GPU with these words.
+
+This is tested with records of this version and with records of older versions, which lack `integrity.error`.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ def reported_by_this_version(item: Observation, faulty: bool) -> list[Observatio
 
 
 def reported_by_older_versions(item: Observation, faulty: bool) -> list[Observation]:
-    """Return what versions before `integrity.error` report for one pattern of the test."""
+    """Return what versions without `integrity.error` report for one pattern of the test."""
     if not faulty:
         return [item]
     sentence = "address 0x1000: expected 0x0000000000000000, read 0x0000000000000008"
@@ -67,12 +70,13 @@ def test_wrong_words_fail_only_the_gpu_with_them(
 
         records = tuple(replace(record, observations=tuple(changed([*record.observations]))) for record in own.records)
         evidence[host] = replace(own, records=records)
-    healthy = [item for item in judge(plan, builders.evidence(plan), read_packs([])) if item.verdict != PASS]
+    # Verdicts that do not pass without wrong words either:
+    unrelated = [item for item in judge(plan, builders.evidence(plan), read_packs([])) if item.verdict != PASS]
     verdicts = judge(plan, evidence, read_packs([]))
-    failed = [item for item in verdicts if item.verdict != PASS]
-    assert {(item.criterion, item.host, item.scope, item.action) for item in failed} - {
-        (item.criterion, item.host, item.scope, item.action) for item in healthy
+    not_passing = [item for item in verdicts if item.verdict != PASS]
+    assert {(item.criterion, item.host, item.scope, item.action) for item in not_passing} - {
+        (item.criterion, item.host, item.scope, item.action) for item in unrelated
     } == {("integrity-wrong-words", "h2", "gpu=1", "rma")}
-    assert len(failed) == len(healthy) + 10
+    assert len(not_passing) == len(unrelated) + 10, "each of the ten patterns of the test must give one failure"
     titles = [cause.title for cause in diagnose(verdicts, {})]
     assert f"GPU 1 of h2 has memory that returns wrong data: 20 wrong words{place}" in titles

@@ -1,4 +1,7 @@
-"""The NUMA node of a copy and its number of GPUs must be consistent with the host and with the other copies of the GPU."""
+"""A copy is a measured transfer between a GPU and host memory. What the record states about it must be consistent.
+
+The NUMA node of the memory and the number of GPUs that copied at once are compared with the host and the GPU's other copies.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,9 @@ def copy(
 
 
 def problems(*copies: Observation, node: int | None = None, nodes: int | None = None) -> list[str]:
-    """Return the reasons of all problems.
+    """Return the reason of each problem with these copies.
 
-    `node`: NUMA node of GPU 0; `nodes`: number of NUMA nodes of the host; None: not reported.
+    The host reports `node` as the NUMA node of GPU 0, and has `nodes` NUMA nodes. If one of them is None, it is not reported.
     """
     metrics = [Metric(name="pcie.numa_node", unit="1", values={"gpu=0": node})] if node is not None else []
     metrics += [Metric(name="host.numa.count", unit="1", values={"host": nodes})] if nodes is not None else []
@@ -45,8 +48,8 @@ NOT_LOCAL = "the copy uses memory of another NUMA node, but the record has no su
         ([copy()], []),
         ([copy(devices=2)], []),
         ([copy(devices=3)], ["copies of 3 GPUs at once, but 2 GPUs of the host are under test"]),
-        ([copy(None)], ["its parameter numa is None, expected local, remote or unknown"]),
-        ([copy("near")], ["its parameter numa is near, expected local, remote or unknown"]),
+        ([copy(None)], ["its parameter `numa` is None, expected `local`, `remote` or `unknown`"]),
+        ([copy("near")], ["its parameter `numa` is near, expected `local`, `remote` or `unknown`"]),
         ([copy("unknown")], []),
         ([copy("remote"), copy()], []),
         ([copy("remote"), copy(devices=2)], []),
@@ -60,7 +63,9 @@ NOT_LOCAL = "the copy uses memory of another NUMA node, but the record has no su
         ([replace(copy(None), status=SKIPPED, value=None, reason="no memory")], []),
     ],
 )  # fmt: skip
-def test_copy_must_fit_the_other_copies_and_the_number_of_gpus(copies: list[Observation], reasons: list[str]) -> None:
+def test_copy_must_be_consistent_with_the_other_copies_and_with_the_number_of_gpus(
+    copies: list[Observation], reasons: list[str]
+) -> None:
     assert problems(*copies) == reasons
 
 
@@ -76,7 +81,7 @@ def test_copy_must_fit_the_other_copies_and_the_number_of_gpus(copies: list[Obse
         ("local", 0, 1, ""),
     ],
 )
-def test_node_may_be_unknown_only_if_the_host_has_several_nodes_and_does_not_report_the_node_of_the_gpu(
+def test_node_of_the_memory_may_be_unknown_only_if_the_host_has_several_nodes_and_does_not_report_that_of_the_gpu(
     numa: str, node: int | None, nodes: int, reason: str
 ) -> None:
     assert problems(copy(numa), node=node, nodes=nodes) == ([reason] if reason else [])

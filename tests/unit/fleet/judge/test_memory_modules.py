@@ -1,4 +1,7 @@
-"""Memory modules are compared between hosts and with the inventory. The cause of a failure names the slot or the host."""
+"""The memory modules (DIMMs) of a host are compared with those of other hosts, with each other, and with the inventory.
+
+The cause of a failure names the slot of the module, or the host.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,7 @@ GIB = 1 << 30
 
 
 def modules(**changed: Any) -> tuple[Metric, ...]:
-    """Return the readings of a host; `changed`: reading (with `__` for `.`) -> its value in one scope."""
+    """Return the readings of a healthy host with changes: name of a reading (with `__` for `.`) -> its value in one scope."""
     readings = {item["name"]: item for item in memory_module_metrics()}
     readings["host.memory.total"] = {"name": "host.memory.total", "unit": "B", "values": {"host": 1007 * GIB}}
     nodes = {"numa=0": 503 * GIB, "numa=1": 504 * GIB}
@@ -59,7 +62,7 @@ NO_TABLE = tuple(
 
 
 def causes(readings: Mapping[str, Sequence[Metric]], **variables: Any) -> list[Cause]:
-    """Return the causes of verdicts that do not pass. `readings`: host -> its readings; `variables`: those of the inventory."""
+    """Return the causes of verdicts that do not pass. `readings`: host -> its readings; `variables`: inventory variables."""
     plan = one_figure_plan(*readings, **variables)
     evidence = {host: host_evidence(plan, host, *metrics) for host, metrics in readings.items()}
     verdicts = judge(plan, evidence, (pack_of("h200-sxm", *CRITERIA),))
@@ -121,7 +124,7 @@ def test_lower_speed_of_all_modules_is_one_cause() -> None:
     assert causes({"h1": low}, rackproof_memory_mts=4000) == []
 
 
-@pytest.mark.parametrize("unread", [NOT_READ, NO_TABLE], ids=["table not readable", "no table"])
+@pytest.mark.parametrize("unread", [NOT_READ, NO_TABLE], ids=["DMI table not readable", "no DMI table"])
 def test_missing_dmi_table_is_inconclusive_only_if_other_hosts_or_the_inventory_have_modules(
     unread: Sequence[Metric],
 ) -> None:

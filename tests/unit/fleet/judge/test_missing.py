@@ -27,7 +27,7 @@ PLAN = builders.with_benchmarks(
     builders.plan("h1", "h2", "h3", gpu_count=4, profile="smoke"), benchmark={"memory": {"ops": ["copy"]}}
 )
 MISSING = 1
-"""Empty slot of h2."""
+"""Slot of h2 whose GPU is missing."""
 
 
 def host_with_slots(
@@ -40,7 +40,10 @@ def host_with_slots(
     product: str = "SYS-821GE-TNHR",
     plan: Plan = PLAN,
 ) -> Evidence:
-    """Return evidence of a host whose driver lists the GPUs in these slots; GPUs in `on_bus` are only on the bus."""
+    """Return evidence of a host whose driver lists the GPUs in `slots`. The PCI bus has these GPUs and those in `on_bus`.
+
+    `modules`: module number of the GPU in each slot.
+    """
     devices = range(len(slots))
     gpus = tuple(
         replace(builders.gpu(name, slot), index=index, pci_bus_id=address(slot)) for index, slot in enumerate(slots)
@@ -80,6 +83,7 @@ COMPLETE = {name: host_with_slots(name, ALL) for name in ("h1", "h2", "h3")}
 
 
 def findings(plan: Plan = PLAN, **hosts: Evidence) -> list[Verdict]:
+    """Return the verdicts that do not pass. `hosts` replaces the evidence of complete hosts."""
     evidence = COMPLETE | hosts
     return [item for item in judge(plan, evidence, read_packs([])) if item.verdict != PASS]
 
@@ -104,10 +108,10 @@ def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
 
 
 def host_that_loses_a_gpu(name: str, *counts: int | None) -> Evidence:
-    """Return evidence of h2, whose GPU in slot MISSING answers only in the first snapshot.
+    """Return evidence of h2. Its GPU in slot MISSING answers only in the first snapshot.
 
     Args:
-        name: metric of the kernel log.
+        name: name of the reading of the kernel log.
         counts: number of log lines about the GPU in the first and in every later snapshot; None: the log cannot be read.
     """
     evidence = host_with_slots("h2", REMAINING)
@@ -218,7 +222,9 @@ def test_action_is_to_configure_only_if_a_setting_hides_the_gpu(logged: list[str
     ("driver", "action"),
     [("vfio-pci", "configure"), ("nouveau", "configure"), ("nvidia", "inspect_hardware"), ("none", "inspect_hardware")],
 )
-def test_driver_of_a_missing_gpu_is_named_only_if_it_is_not_that_of_nvidia(driver: str, action: str) -> None:
+def test_driver_of_a_missing_gpu_is_named_only_if_the_gpu_is_bound_to_a_driver_other_than_that_of_nvidia(
+    driver: str, action: str
+) -> None:
     drivers = {f"pci=0000:{slot:02}:00.0": driver if slot == MISSING else "nvidia" for slot in ALL}
     bound = Metric(name="pcie.driver", unit="1", values=drivers)
     verdicts = findings(h2=add_metrics(host_with_slots("h2", REMAINING, on_bus=[MISSING]), bound))
@@ -281,9 +287,11 @@ def test_one_of_two_missing_gpus_is_still_on_the_bus() -> None:
     }
 
 
-def test_no_slot_is_named_if_the_readings_of_slots_contradict_each_other() -> None:
+def test_no_empty_slot_is_named_if_the_readings_of_slots_contradict_each_other() -> None:
     more = host_with_slots("h2", [0, 1, 2], on_bus=[3, 4, 5])
-    assert count_details(findings(h2=more)) == {DRIVER: ""}, "any of the three slots may be that of the missing GPU"
+    assert count_details(findings(h2=more)) == {DRIVER: ""}, (
+        "three GPUs are only on the bus, so any of them may be the missing one"
+    )
     elsewhere = host_with_slots("h2", [0, 2], on_bus=[7])
     assert count_details(findings(h2=elsewhere)) == {DRIVER: text_on_bus(7), BUS: ""}
     renumbered = host_with_slots("h2", [0, 3], on_bus=[2], address=lambda slot: f"0000:0{(0, 9, 2, 1)[slot]}:00.0")
@@ -314,14 +322,17 @@ def test_missing_slot_is_named_by_module_if_addresses_differ() -> None:
 
 
 def with_accepted_gpus(evidence: Evidence, *slots: int, **changes: str) -> Evidence:
-    """Return the evidence with a baseline that has the GPUs of these slots, each with `changes`."""
+    """Return the evidence with a baseline (record of the host when it was accepted) that has the GPUs of these slots.
+
+    `changes`: fields of each of these GPUs to replace.
+    """
     gpus = tuple(replace(builders.gpu("h2", at), **changes) for at in slots)  # type: ignore[arg-type]
     kept = PartBaseline(kind=HOST, part=HOST, id="h2", host="h2", runs=(), figures=(), gpus=gpus)
     return replace(evidence, baseline=HostBaseline(host=kept))
 
 
 def change_gpus(evidence: Evidence, change: Callable[[Gpu], Gpu | None]) -> Evidence:
-    """Return the evidence with each GPU of the driver changed, or removed if `change` returns None."""
+    """Return the evidence with a change of each GPU that the driver lists; if `change` returns None, the GPU is removed."""
     return replace(evidence, records=tuple(
         replace(record, gpus=tuple(gpu for each in record.gpus if (gpu := change(each)))) for record in evidence.records
     ))  # fmt: skip
@@ -348,7 +359,7 @@ def test_missing_gpu_without_a_serial_is_named_by_uuid() -> None:
     )
 
 
-def test_occupied_slot_is_not_reported_as_missing() -> None:
+def test_occupied_slot_is_not_reported_as_empty() -> None:
     """The GPU of slot 3 was moved to slot 2: the GPU of slot 2 is gone and slot 3 is empty."""
     moved = change_gpus(
         host_with_slots("h2", [0, 1, 2]), lambda gpu: replace(gpu, serial="h2-3") if gpu.index == 2 else gpu
@@ -378,7 +389,7 @@ def test_no_serial_is_named_if_more_accepted_gpus_are_gone_than_are_missing() ->
     )
 
 
-def test_count_of_the_driver_names_no_slot_if_a_gpu_has_no_address_or_is_not_in_the_list() -> None:
+def test_verdict_on_the_count_of_the_driver_names_no_slot_if_a_gpu_has_no_address_or_is_not_in_the_record() -> None:
     without_address = change_gpus(
         host_with_slots("h2", REMAINING), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu
     )
@@ -412,6 +423,7 @@ def test_slot_is_identified_by_address_alone_without_module_ids() -> None:
 
 
 def test_gpu_that_a_reading_reports_as_lost_is_not_beyond_the_driver() -> None:
+    """A GPU is beyond the driver if its index is higher than all that the driver lists, and no snapshot has the GPU."""
     last = host_with_slots("h2", [0, 1, 2])
     lost = Metric(name="gpu.name", unit="1", absent={"gpu=3": "error: NVML: GPU is lost"})
     reported = builders.with_snapshot(last, replace(last.records[0].snapshots[-1], metrics=(lost,)))
@@ -463,9 +475,9 @@ def test_slots_that_two_worker_processes_found_are_merged() -> None:
         {"h1": host_with_slots("h1", ALL, address=lambda slot: f"0000:{slot + 1:02}:00.0", modules=(1, 2, 3, 4))},
         {"h1": host_with_slots("h1", REMAINING), "h3": host_with_slots("h3", REMAINING)},
     ],
-    ids=["other hosts of another build", "other hosts that differ", "no complete host"],
+    ids=["other hosts of another build", "other hosts that differ from each other", "no complete host"],
 )
-def test_no_slot_is_named_if_the_other_hosts_do_not_show_which_one_is_empty(others: dict[str, Evidence]) -> None:
+def test_no_slot_is_named_if_the_other_hosts_do_not_show_which_slot_is_empty(others: dict[str, Evidence]) -> None:
     assert count_details(findings(h2=host_with_slots("h2", REMAINING), **others)) == {
         "gpu.count": "",
         "gpu.pci_count": "",
@@ -497,7 +509,7 @@ def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path) -> No
     launches = [launch.members for host in report.hosts for launch in host.launches if host.name == "r01-h01"]
     assert [members for members in launches if len(members) > 1] == [
         ("r01-h01", "r01-h02", "r01-h03", "r01-h04"), ("r01-h01", "r01-h03", "r01-h04"),
-    ], "the faulty host must be found without a probe"  # fmt: skip
+    ], "the faulty host must be found without a launch of only some hosts to locate it"  # fmt: skip
     where = "nothing at PCI 0000:09:00.0 (module 4), where 3 of 3 hosts with 8 GPUs have a GPU"
     assert {item.detail for item in failed} == {where}
     assert re.search(

@@ -1,4 +1,7 @@
-"""Texts and action of a failed GPU count: empty slots, other drivers and causes in the kernel log."""
+"""A failed verdict on the number of GPUs names the missing GPUs and the cause, and its action may become `configure`.
+
+It may name empty slots, drivers to which GPUs are bound, and causes in the kernel log.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,7 @@ def view(
         host: name of the host.
         modules: slot -> module number; None: the number of the slot plus 1.
         plan: the plan of the run.
-        on_bus: further slots in which the bus has a GPU; if there are none, the bus is not read.
+        on_bus: further slots in which the PCI bus has a GPU; if empty, there is no reading of the bus.
         snapshots: for each snapshot, name -> values of further readings.
     """
     of_slot = {slot: slot + 1 for slot in range(4)} if modules is None else modules
@@ -155,6 +158,7 @@ def test_number_of_empty_slots_must_equal_the_number_of_missing_gpus() -> None:
     assert FULL.describe_empty(view((0, 2, 3)), 1, ()) == EMPTY_1
     assert FULL.describe_empty(view((0, 2, 3)), 2, ()) == ""
     assert FULL.describe_empty(view((0, 3)), 1, [ADDRESSES[1]]).startswith("nothing at PCI 0000:02:00.0 (module 3)")
+    # Callers do not ask for 0 slots, but 0 is the number of empty slots of this host.
     assert FULL.describe_empty(view(), 0, ()) == "nothing at , where 2 of 2 hosts of its build have a GPU"
 
 
@@ -183,14 +187,14 @@ def test_empty_slot_is_identified_by_its_module_if_addresses_moved() -> None:
     moved = {0: 1, 1: 3, 2: 4}  # the GPUs of modules 3 and 4 moved to the addresses of slots 1 and 2
     expected = "nothing in module 2, where 2 of 2 hosts of its build have a GPU"
     assert result(view((0, 1, 2), modules=moved)) == (expected, "reseat")
-    assert result(view((0, 1, 2), modules={0: 1, 1: 3, 2: 9})) == ("", "reseat")
+    assert result(view((0, 1, 2), modules={0: 1, 1: 3, 2: 9})) == ("", "reseat"), "no other host has a module 9"
     assert FULL.describe_empty(view(modules={0: 2, 1: 1, 2: 3, 3: 4}), 0, ()) == "", "no module is missing"
     without = slot_map(view(host="h2", modules={0: 1, 1: 2, 2: 3}), view(host="h3", modules={0: 1, 1: 2, 2: 3}))
-    assert result(view((0, 1, 2), modules=moved), without)[0] == ""
+    assert result(view((0, 1, 2), modules=moved), without)[0] == "", "the other hosts do not report all module numbers"
 
 
 def on(*slots: int, **more: Any) -> HostView:
-    """Return a host whose driver lists the GPUs in slots 0, 2 and 3; the bus also has the GPUs in `slots`."""
+    """Return a host whose driver lists the GPUs in slots 0, 2 and 3. The PCI bus has these GPUs and those in `slots`."""
     return view((0, 2, 3), on_bus=slots, **more)
 
 
@@ -213,7 +217,7 @@ def test_bus_without_further_gpus_confirms_the_list_of_the_driver() -> None:
 
 
 def with_accepted(host: HostView, *gpus: Gpu) -> HostView:
-    """Return the host with an accepted record that has these GPUs."""
+    """Return the host with a record of its acceptance (baseline) in which it has these GPUs."""
     accepted = PartBaseline(kind=HOST, part=HOST, id="h1", host="h1", runs=(), figures=(), gpus=gpus)
     return HostView(PLAN, PLAN.hosts[0], replace(host.evidence, baseline=HostBaseline(host=accepted)), ())
 
@@ -232,13 +236,15 @@ SINCE = "present when the host was accepted, missing now: serial h1-1"
     ],
     ids=["with its address", "without an address", "at an address that another GPU has now", "without a serial"],
 )
-def test_gpu_of_the_accepted_record_that_is_absent_is_named(changed: dict[str, str], expected: str) -> None:
+def test_gpu_that_the_host_had_at_its_acceptance_and_that_is_absent_now_is_named(
+    changed: dict[str, str], expected: str
+) -> None:
     first, second, *rest = ACCEPTED
     host = with_accepted(view((0, 2, 3)), first, replace(second, **changed), *rest)  # type: ignore[arg-type]
     assert result(host) == (expected, "reseat")
 
 
-def test_absent_gpus_of_the_accepted_record_must_be_as_many_as_are_missing() -> None:
+def test_gpus_that_are_absent_since_acceptance_are_named_only_if_exactly_as_many_are_missing() -> None:
     other = replace(ACCEPTED[0], serial="h1-9", uuid="GPU-9", pci_bus_id="0000:09:00.0")
     assert result(with_accepted(view((0, 2, 3)), *ACCEPTED, other)) == (EMPTY_1, "reseat")
     assert result(with_accepted(view((0, 2, 3)), *ACCEPTED[2:])) == (EMPTY_1, "reseat")
@@ -355,8 +361,9 @@ def log_count(count: int) -> dict[str, dict[str, Any]]:
         (({**bus_ids(0, 2, 3), **log_count(1)}, {**bus_ids(0, 1, 2, 3), **log_count(1)}), False),
     ],
     ids=[
-        "never answered", "answered after the line", "a new line", "no log at the last answer", "no line at the last answer",
-        "new line before the last answer", "new line after the last answer", "answers in the last snapshot",
+        "never answered", "answered after the line", "a second line since the last answer", "log not read at the last answer",
+        "no line at the last answer", "second line before the last answer", "count fell, then rose after the last answer",
+        "answers in the last snapshot",
     ],
 )  # fmt: skip
 def test_log_line_is_a_cause_only_if_the_gpu_did_not_answer_after_it(
@@ -386,7 +393,7 @@ def test_gpu_that_is_bound_to_another_driver_is_named_with_the_action_configure(
         ({"limit": 3}, (1,), "reseat"),
         ({"name": "gpu.pci_count"}, (), "reseat"),
     ],
-    ids=["all are explained", "one is not explained", "none is missing", "missing on the bus too"],
+    ids=["all are explained", "one is not explained", "none is missing", "the GPU is not on the bus either"],
 )
 def test_action_is_to_configure_only_if_settings_explain_all_missing_gpus(
     fields: dict[str, Any], on_bus: tuple[int, ...], action: str
@@ -398,11 +405,11 @@ def test_action_is_to_configure_only_if_settings_explain_all_missing_gpus(
 def test_action_is_not_to_configure_if_more_gpus_are_only_on_the_bus_than_settings_explain() -> None:
     drivers = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": 5}}
     assert result(on(1, snapshots=(drivers,)))[1] == "reseat"
-    unread = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": "many"}}
-    assert result(on(1, snapshots=(unread,)))[1] == "configure"
+    not_a_number = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": "many"}}
+    assert result(on(1, snapshots=(not_a_number,)))[1] == "configure"
 
 
-def test_gpu_that_answered_in_the_last_snapshot_is_not_bound_to_another_driver() -> None:
+def test_gpu_that_answered_in_the_last_snapshot_is_not_reported_as_bound_to_another_driver() -> None:
     drivers = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}}
     assert "is bound to" in result(on(1, snapshots=({**drivers, **bus_ids(0, 2, 3)},)))[0]
     assert "is bound to" not in result(on(1, snapshots=({**drivers, **bus_ids(0, 1, 2, 3)},)))[0]

@@ -1,4 +1,7 @@
-"""A failed verdict on a port names the transceiver module at the port, and the adapter to which the port belongs."""
+"""A failed verdict on a port names the transceiver module at the port.
+
+A failure of an Ethernet interface is attributed to the RoCE adapter whose port the interface is.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ PLAN = one_figure_plan("h1")
 INTERFACES = {"hca=mlx5_1,port=1": "eth5", PORT: "eth4"}
 """Port of an adapter -> name of its Ethernet interface."""
 WHOLE = {"vendor": "ACME", "part_number": "AC-400", "serial": "X1"}
-"""Identity of a module."""
+"""Identity of a module that reports all of its fields."""
 TEXT = "module ACME AC-400, serial X1"
 
 
@@ -39,7 +42,7 @@ def view_of(*snapshots: dict[str, dict[str, Value]]) -> HostView:
 
 
 def modules(**at: dict[str, str]) -> dict[str, dict[str, Value]]:
-    """Return the readings of modules. `at`: module identity at PORT (`port`), SECOND_PORT (`second`) or NIC_PORT (`nic`)."""
+    """Return the readings of modules. `at`: `port` (PORT), `second` (SECOND_PORT) or `nic` (NIC_PORT) -> identity of a module."""
     ports = {"port": PORT, "second": SECOND_PORT, "nic": NIC_PORT}
     return {
         f"optics.module.{key}": {ports[port]: known[key] for port, known in at.items() if key in known} for key in WHOLE
@@ -63,7 +66,7 @@ def failed(scope: str = PORT, name: str = "port.symbol_errors", **over: Any) -> 
         failed(scope=SECOND_PORT),
     ],
 )
-def test_verdict_that_is_no_failure_of_a_port_with_a_module_is_unchanged(verdict: Verdict) -> None:
+def test_verdict_is_unchanged_unless_it_fails_a_port_with_a_module(verdict: Verdict) -> None:
     assert with_module(view_of(modules(port=WHOLE)), verdict) == verdict
 
 
@@ -95,7 +98,7 @@ def test_module_is_described_by_what_it_reports(known: dict[str, str], text: str
     assert with_module(view_of(modules(port=known)), failed()).detail == f"too many; {text}"
 
 
-def test_module_of_the_last_snapshot_is_named_if_it_was_replaced() -> None:
+def test_module_of_the_last_snapshot_is_named_if_a_module_was_replaced() -> None:
     view = view_of(modules(port=WHOLE), modules(port={**WHOLE, "serial": "X9"}))
     assert with_module(view, failed()).detail == "too many; module ACME AC-400, serial X9"
 

@@ -1,4 +1,4 @@
-"""Figures of NUMA nodes: each is judged, a missing one is inconclusive, and all bad figures of one node are one cause."""
+"""Each benchmark figure of a NUMA node is judged. A missing figure is inconclusive. All bad figures of one node are one cause."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ def plan_of(*hosts: str, **variables: Any) -> Plan:
 
 
 def verdicts(change: Change, *hosts: str, **variables: Any) -> list[Verdict]:
-    """Return the verdicts on NUMA nodes that do not pass. `change` is applied to each observation of h1 and may remove it."""
+    """Return the verdicts that do not pass, of the benchmarks that measure NUMA nodes.
+
+    `change` is applied to each observation of h1. It may return None, which removes the observation.
+    """
     plan = plan_of(*(hosts or ("h1",)), **variables)
     pack = read_pack("h200-sxm")
     criteria = tuple(item for item in pack.criteria if item.name.startswith(PREFIXES))
@@ -107,7 +110,7 @@ def test_bandwidth_is_compared_with_the_bandwidth_in_the_inventory(stated: float
 
 
 def silent(*observations: Observation, plan: Plan | None = None) -> list[tuple[str, dict[str, Any], str]]:
-    """Return name, parameters and reason of each verdict on a host that has only these observations."""
+    """Return name, parameters and reason of each verdict on missing figures of a host that has only these observations."""
     view = host_view(plan or plan_of("h1"), observations=observations)
     return [(item.name, dict(item.params), item.reason) for item in silent_nodes(view)]
 
@@ -120,7 +123,7 @@ def nodes(count: int, stage: str = "benchmark") -> Observation:
     ("count", "placements"),
     [(1, {"local"}), (2, {"local", "remote"})],
 )
-def test_every_node_must_have_each_figure_for_local_memory_and_for_remote_memory_if_there_is_any(
+def test_every_node_must_have_each_figure_for_local_memory_and_also_for_remote_memory_if_the_host_has_several_nodes(
     count: int, placements: set[str]
 ) -> None:
     found = silent(nodes(count))
@@ -137,14 +140,14 @@ def test_no_figure_is_required_if_the_number_of_nodes_is_text() -> None:
     assert silent(text) == []
 
 
-def test_required_nodes_follow_from_the_last_reported_number_of_nodes() -> None:
+def test_figures_are_required_of_as_many_nodes_as_the_last_reported_number() -> None:
     node = builders.node_figures("numa=0")
     local = [item for item in node if item.params.get("placement") != "remote"]
     assert {name for name, *_ in silent(nodes(1), nodes(2), *local)} >= {"host_memory.wrong_elements"}
     assert silent(nodes(2), nodes(1), *local) == []
 
 
-def test_figures_and_numbers_of_nodes_of_another_stage_do_not_count() -> None:
+def test_figures_and_numbers_of_nodes_from_another_stage_do_not_count() -> None:
     assert silent(nodes(1, stage="soak")) == []
     of_soak = builders.node_figures("numa=0", "soak")
     assert len(silent(nodes(1), *of_soak)) == len(silent(nodes(1)))

@@ -1,4 +1,7 @@
-"""Broken connections of an NVLink domain are attributed to hosts by what each host reports about its IMEX daemon."""
+"""Broken connections between the hosts of an NVLink domain are attributed to the hosts at fault.
+
+Each host reports the state of its IMEX daemon (it joins the hosts of the domain), and of the connections to the other daemons.
+"""
 
 from __future__ import annotations
 
@@ -134,14 +137,14 @@ def test_host_that_is_added_later_changes_the_attribution() -> None:
     assert domains.host_at_fault(NAME, HOSTS) == "t1"
 
 
-def test_domain_has_imex_if_the_daemon_of_any_host_works() -> None:
+def test_domain_has_imex_only_if_the_daemon_of_some_host_works() -> None:
     domains, _ = domain_of({"t0": {}, "t1": {}}, not_ready=("t0",))
     assert [domains.has_imex(name) for name in (NAME, "domain other")] == [True, False]
     domains, _ = domain_of({"t0": {}, "t1": {}}, not_ready=("t0", "t1"))
     assert not domains.has_imex(NAME)
 
 
-def test_cliques_of_hosts_are_the_uuids_and_cliques_of_their_gpus() -> None:
+def test_cliques_of_hosts_are_the_pairs_of_domain_uuid_and_clique_id_of_their_gpus() -> None:
     domains = NvlinkDomains()
     domains.add(view("t0", {CLUSTER: {"gpu=0": UUID, "gpu=1": UUID}, CLIQUE: {"gpu=0": 1, "gpu=1": 2}}))
     domains.add(view("t1", {CLUSTER: {"gpu=0": UUID}}))
@@ -156,7 +159,7 @@ def test_cliques_of_hosts_are_the_uuids_and_cliques_of_their_gpus() -> None:
 @pytest.mark.parametrize(
     ("uuids", "is_reported"), [({"gpu=0": NO_DOMAIN}, False), ({}, False), ({"gpu=0": NO_DOMAIN, "gpu=1": UUID}, True)]
 )
-def test_domain_is_reported_if_any_gpu_reports_a_uuid_other_than_zero(
+def test_domain_is_reported_if_any_gpu_reports_a_domain_uuid_other_than_zero(
     uuids: Mapping[str, Value], is_reported: bool
 ) -> None:
     domains = NvlinkDomains()
@@ -172,7 +175,7 @@ STATES = connections({"t1": "connected", "t2": BAD, "t3": "not_reported", "t4": 
 @pytest.mark.parametrize(
     ("domain_states", "unreported"), [([], 2), (["up"], 0), (["degraded"], 2), (["up", "degraded"], 2)]
 )
-def test_unreported_connections_do_not_count_if_the_domain_is_always_up(
+def test_unreported_connections_do_not_count_if_every_snapshot_reports_the_domain_as_up(
     domain_states: list[str], unreported: int
 ) -> None:
     readings = [{"fabric.imex.domain_state": {"host": state}} for state in domain_states] or [{}]
@@ -201,7 +204,7 @@ def test_daemon_of_a_member_works_if_every_reading_is_ready(states: list[str], i
     assert domains.member(first).is_ready is is_ready
 
 
-def test_address_is_the_last_that_a_host_reports_and_a_peer_without_an_address_is_named_by_scope() -> None:
+def test_address_is_the_last_that_a_host_reports_and_another_host_without_an_address_is_named_by_scope() -> None:
     domains = NvlinkDomains()
     states = {CONNECTION: {"imex=1": BAD}}
     first = view("t0", {**states, "fabric.imex.address": {"host": "a"}}, {"fabric.imex.address": {"host": "b"}})

@@ -155,7 +155,7 @@ def with_imex_down(host: str) -> Callable[[dict[str, Readings]], None]:
 
 
 @pytest.mark.parametrize("host", HOSTS)
-def test_host_with_imex_down_is_named_once(host: str) -> None:
+def test_host_with_imex_down_is_the_only_host_named_and_has_one_cause(host: str) -> None:
     verdicts = judged(with_imex_down(host), transport="NET/IB/GDRDMA+P2P/MNNVL")
     failing = {(name, of_host) for of_host, _, name, verdict in not_passing(verdicts) if name.startswith("fabric.")}
     assert failing == {(STATE, host), (CONNECTION, host)}
@@ -244,7 +244,9 @@ def test_two_hosts_with_imex_down_are_both_named() -> None:
 
 
 @pytest.mark.parametrize("faulty", [*itertools.combinations(HOSTS, 1), *itertools.combinations(HOSTS[:5], 2)])
-def test_only_hosts_at_fault_are_named_whatever_the_order_of_merging(faulty: tuple[str, ...]) -> None:
+def test_only_hosts_at_fault_are_named_if_statistics_of_the_last_hosts_are_merged_first(
+    faulty: tuple[str, ...],
+) -> None:
     def change(readings: dict[str, Readings]) -> None:
         for host in faulty:
             with_imex_down(host)(readings)
@@ -296,7 +298,7 @@ def test_domain_with_a_node_count_of_one_fails() -> None:
     assert failing == {(host, "host", NODES, FAIL) for host in HOSTS}
 
 
-def test_zero_uuid_is_a_fault_in_a_domain_of_the_inventory() -> None:
+def test_zero_domain_uuid_is_a_fault_in_a_domain_of_the_inventory() -> None:
     def change(readings: dict[str, Readings]) -> None:
         readings["t01"][CLUSTER] = dict.fromkeys(("gpu=0", "gpu=1"), NO_DOMAIN)
         readings["t01"][CLIQUE] = dict.fromkeys(("gpu=0", "gpu=1"), 0)
@@ -338,7 +340,7 @@ def test_transport_other_than_mnnvl_fails(transport: str) -> None:
     assert f"is without NVLink between hosts: NCCL uses {transport} instead of P2P/MNNVL" in cause.title
 
 
-def test_transport_that_the_inventory_disables_names_the_variable() -> None:
+def test_verdict_on_a_transport_that_the_inventory_disables_names_the_variable() -> None:
     plan = planned(rackproof_nvlink_domain="nvl1")
     hosts = tuple(replace(host, environment={"NCCL_MNNVL_ENABLE": "0"}) for host in plan.hosts)
     off = replace(plan, hosts=hosts)
@@ -350,7 +352,7 @@ def test_transport_that_the_inventory_disables_names_the_variable() -> None:
 
 @pytest.mark.parametrize("transport", ["P2P/MNNVL", "P2P/MNNVL/read+P2P/MNNVL", "NET/IB/GDRDMA", "SHM"])
 def test_hosts_without_a_domain_are_not_judged(transport: str) -> None:
-    """An HGX host has a zero UUID, and its IMEX may be idle, absent, or in any state."""
+    """The GPUs of an HGX host report a zero domain UUID, and its IMEX daemon may be idle, absent, or in any state."""
 
     def change(readings: dict[str, Readings]) -> None:
         with_imex_down("t01")(readings)
@@ -413,7 +415,7 @@ def test_other_xids_are_not_attributed_to_a_dead_link() -> None:
     assert {(cause.host, cause.part) for cause in found} == {("t00", "gpu=1"), ("t03", "gpu=1")}
 
 
-def test_xids_of_hosts_outside_the_domain_are_not_attributed_to_a_dead_link() -> None:
+def test_xids_of_hosts_without_a_common_domain_are_not_attributed_to_a_dead_link() -> None:
     """HGX B200 hosts of one rack report these XIDs too, but each has NVSwitches of its own."""
     codes = {"t00": {"gpu=0": "145", "gpu=1": "149"}, "t03": {"gpu=0": "145"}}
     found = causes(judged(with_xids(codes), domain=""))
@@ -449,7 +451,10 @@ def test_xids_during_the_run_are_attributed_to_a_dead_link() -> None:
 
 
 def of_gb200(change: Callable[[dict[str, Readings]], None], **options: Any) -> set[tuple[str, str, str, str]]:
-    """Return the verdicts on the domain that do not pass, on hosts of the model gb200 after `change`."""
+    """Return the verdicts on the NVLink domain that do not pass. The hosts have the GPU model `gb200`.
+
+    `change` is applied to the readings of healthy hosts. `options` are those of `judged`.
+    """
     verdicts = judged(change, domain="", rackproof_gpu_model="gb200", **options)
     of_domain = [
         item for item in verdicts if item.criterion in (CRITERION, "rack-nvlink-domain", "rack-nvlink-partition")
@@ -463,8 +468,8 @@ def test_rack_of_gb200_is_a_domain() -> None:
     assert {item[0] for item in of_gb200(with_imex_down("t02")) if item[2].startswith("fabric.")} == {"t02"}
 
 
-def test_gb200_without_imex_is_not_judged_by_imex() -> None:
-    """On Kubernetes, an IMEX daemon runs only while a job runs, so none is found on the hosts."""
+def test_gb200_without_imex_is_judged_by_its_transport_and_not_by_imex() -> None:
+    """On Kubernetes, an IMEX daemon runs only while a job runs, so no daemon is found on the hosts."""
 
     def change(readings: dict[str, Readings]) -> None:
         for host, of_host in readings.items():
@@ -483,7 +488,7 @@ def test_gb200_with_idle_imex_on_every_host_is_not_judged_by_imex() -> None:
     assert of_gb200(change) == set()
 
 
-def test_zero_uuid_is_a_fault_on_gb200_even_without_a_domain_in_the_inventory() -> None:
+def test_zero_domain_uuid_is_a_fault_on_gb200_even_without_a_domain_in_the_inventory() -> None:
     def change(readings: dict[str, Readings]) -> None:
         for of_host in readings.values():
             of_host[CLUSTER] = dict.fromkeys(of_host[CLUSTER], NO_DOMAIN)
@@ -506,17 +511,21 @@ def test_gb200_tray_outside_the_fabric_of_its_rack_is_inconclusive(transport: st
     assert of_gb200(change, transport=transport) == expected
 
 
-def test_gb200_rack_outside_its_fabric_is_inconclusive_if_its_nvlinks_end_at_switches() -> None:
+def test_gb200_rack_outside_the_nvlink_fabric_is_inconclusive_if_its_nvlinks_end_at_switches() -> None:
     def change(readings: dict[str, Readings]) -> None:
         for of_host in readings.values():
-            of_host |= {CLUSTER: NOT_JOINED, CLIQUE: NOT_JOINED, TO_SWITCH: {"gpu=0": 0, "gpu=1": 0}}
+            of_host |= {
+                CLUSTER: NOT_JOINED,
+                CLIQUE: NOT_JOINED,
+                TO_SWITCH: {"gpu=0": 0, "gpu=1": 0},
+            }  # no missing links
 
     assert {item[1:] for item in of_gb200(change, transport="NET/IB/GDRDMA")} == {
         (gpu, CLUSTER, INCONCLUSIVE) for gpu in PCI
     }
 
 
-def test_board_of_gb200_without_a_fabric_is_not_judged() -> None:
+def test_gb200_board_without_nvswitches_is_not_judged() -> None:
     """GB200 NVL4 boards have no NVSwitch: their four GPUs are in no domain."""
 
     def change(readings: dict[str, Readings]) -> None:

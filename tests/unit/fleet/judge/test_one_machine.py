@@ -1,6 +1,6 @@
-"""If hosts of the inventory are one machine and were measured at the same time, this explains most slow figures of the hosts.
+"""Several hosts of the inventory may be one machine. If they were measured at the same time, this explains most slow figures.
 
-A wrong or malicious boot ID may change the action of a failure, but never whether a host is accepted.
+Equal boot IDs identify one machine. A wrong boot ID may change the action of a failure, but never whether a host is accepted.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def slow(name: str = "host_copy.bandwidth", **fields: Any) -> Verdict:
 
 
 def annotated(verdict: Verdict, *views: HostView) -> Verdict:
-    """Return the verdict, with a note if its host shares a machine. The hosts are merged one by one in reverse order."""
+    """Return the verdict, with a note if its host shares a machine with another host. The hosts are added in reverse order."""
     machines = Machines()
     for each in reversed(views):
         part = Machines()
@@ -96,7 +96,7 @@ def test_long_list_of_hosts_is_cut() -> None:
 
 
 def test_speed_of_exactly_five_benchmarks_does_not_depend_on_the_processors() -> None:
-    """The benchmarks of pulses and of training are not among them: the processors begin each pulse and launch each kernel."""
+    """Benchmarks of load pulses and of training are not among them: the processors begin each pulse and launch each kernel."""
     names = {name for name, benchmark in BENCHMARKS.items() if benchmark.gpu_bound}
     assert names == {"gemm", "gemm_shapes", "memory", "integrity", "stress"}
 
@@ -119,7 +119,9 @@ def test_every_speed_that_the_processors_affect_is_annotated(benchmark: str) -> 
     [{"verdict": PASS}, {"verdict": INCONCLUSIVE}, {"name": "host.cpu.clock_max"}, {"host": "h9"}],
     ids=["pass", "inconclusive", "a reading", "an unknown host"],
 )
-def test_verdict_other_than_a_failed_figure_of_a_host_of_the_machine_is_not_changed(fields: Mapping[str, Any]) -> None:
+def test_verdict_is_not_changed_unless_it_is_a_failed_figure_of_a_host_on_the_shared_machine(
+    fields: Mapping[str, Any],
+) -> None:
     assert not is_annotated(slow(**fields), view("h1"), view("h2"))
 
 
@@ -180,7 +182,7 @@ def test_host_that_rebooted_is_the_same_machine_as_before() -> None:
         "time of the launch is invalid", "time of the other launch is invalid",
     ],
 )  # fmt: skip
-def test_launch_of_the_stage_must_overlap_with_another_host(
+def test_launch_in_the_stage_of_the_figure_must_overlap_with_a_launch_of_another_host(
     own: Sequence[Launch], other: Sequence[Launch], expected: bool
 ) -> None:
     assert is_annotated(slow(), view("h1", "A", *own), view("h2", "A", *other)) == expected
@@ -214,10 +216,10 @@ def test_soak_counts_as_one_measurement_from_its_start_to_its_end(ended: str, be
         "figure of a third host",
         "three machines",
         "another stage",
-        "a result instead of a speed",
+        "a number without a unit instead of a speed",
     ],
 )
-def test_figure_of_a_gang_depends_on_all_of_its_hosts(
+def test_figure_of_a_gang_depends_on_all_hosts_of_the_gang(
     host: str, boots: Sequence[str], fields: Mapping[str, Any], hosts: str | None
 ) -> None:
     plan = one_figure_plan("h1", "h2", "h10", rackproof_gang="all")
@@ -266,7 +268,7 @@ def changed_figures(evidence: Evidence, changes: Mapping[str, Any]) -> Evidence:
 
 
 def moved(evidence: Evidence, seconds: float) -> Evidence:
-    """Return the evidence with all launches `seconds` later."""
+    """Return the evidence with the start of all launches moved by `seconds`."""
 
     def later(each: Launch) -> Launch:
         return replace(each, began=(datetime.fromisoformat(each.began) + timedelta(seconds=seconds)).isoformat())

@@ -1,4 +1,7 @@
-"""Test fleet-relative limits: fraction of the median, robust deviations, and comparison by position."""
+"""Test limits that depend on the fleet: a fraction of its median, or a number of robust deviations from it.
+
+A figure is compared with those of all peers (comparable parts), or only with those in the same position of other hosts.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,7 @@ from tests.accepted import small_plan
 from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan
 
 NORMAL = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0005, 0.9995, 1.0015, 0.9985, 1.0)
-"""Factors by which the usual rate is multiplied. Their robust standard deviation is about 0.15 %."""
+"""Factors by which the rate of a healthy GPU is multiplied. Their robust standard deviation is about 0.15 %."""
 
 
 def criterion(**fields: object) -> Criterion:
@@ -79,7 +82,7 @@ def with_part_number(record: Record, part_number: str) -> Record:
 
 
 def normal_factors(count: int, **odd: tuple[float, float]) -> dict[str, tuple[float, float]]:
-    """Return host -> factors of the rates of its two GPUs: usual ones for h0, h1, … and `odd` for the hosts it names."""
+    """Return host -> factors of the rates of its two GPUs: from NORMAL for `count` hosts h0, h1, …, except the hosts in `odd`."""
     usual = {f"h{number}": (NORMAL[number % 10], NORMAL[(number + 3) % 10]) for number in range(count)}
     return {**usual, **odd}
 
@@ -249,7 +252,7 @@ def peer_group(*values: float, kind: str = "gpu", position: str = "") -> PeerGro
         ("bridge", 2, "", "2 parts"),
     ],
 )
-def test_number_of_peers_is_described_with_their_kind_and_position(
+def test_text_with_the_number_of_peers_names_their_kind_and_position(
     kind: str, count: int, position: str, text: str
 ) -> None:
     assert peer_group(*range(count), kind=kind, position=position).count == text
@@ -334,7 +337,7 @@ def test_limit_cannot_be_computed_from_too_few_peers() -> None:
         ({"fleet_deviations": 4.0}, "a deviation needs at least 8"),
     ],
 )
-def test_reason_of_a_small_fleet_names_what_is_needed(fields: dict[str, Any] | None, needs: str) -> None:
+def test_reason_for_too_few_peers_names_the_number_that_is_needed(fields: dict[str, Any] | None, needs: str) -> None:
     reason = too_few_reason(peer_group(1, 2), criterion(**fields) if fields else None)
     assert reason == f"the run has 2 GPUs of NVIDIA H200 with this figure, but {needs}"
 
@@ -379,7 +382,7 @@ def test_parts_are_compared_with_parts_of_the_same_model(item: Observation, mode
     )
 
 
-def test_peers_are_all_parts_or_those_in_the_same_position_if_there_are_eight() -> None:
+def test_peers_are_the_parts_in_the_same_position_if_there_are_eight_or_else_all_parts() -> None:
     figures, by_position = FleetFigures(Planned(PLAN)), criterion(fleet_fraction=0.9, by_position=True)
     figures.add_figures(KEY, "gpu=0", [3.0, 1.0, 2.0, 4.0, 5.0, 6.0, 7.0])
     other = FleetFigures(Planned(PLAN))

@@ -1,4 +1,4 @@
-"""Packs are selected for a host, and their criteria are resolved if several packs define or replace the same criterion."""
+"""Packs (lists of criteria) are selected for a host. If several of them define or replace a criterion, one criterion applies."""
 
 from __future__ import annotations
 
@@ -40,7 +40,10 @@ PACKS = (COMMON, H100, H200, REHEARSAL, SITE)
 def selected(
     names: Sequence[str] = ("NVIDIA H200",), model: str = "", packs: Sequence[Pack] = PACKS
 ) -> tuple[list[str], str]:
-    """Return the names of the packs for a host with GPUs of these names, and why no pack is for their model (or "")."""
+    """Return the names of the packs that are selected for a host, and why none covers its GPU model (empty if one does).
+
+    `names`: names of its GPUs; `model`: its GPU model in the inventory.
+    """
     gpus = [replace(gpu, name=name) for gpu, name in zip(GPUS, [*names, *names], strict=False)] if names else []
     found, why = select_packs(PLAN, replace(HOST, gpu_model=model), gpus, packs)
     return [item.name for item in found], why
@@ -59,7 +62,7 @@ def selected(
         (("NVIDIA H200",), "site", ["common", "site"], "no criteria pack for site"),
     ],
 )
-def test_pack_of_the_model_is_named_by_the_inventory_or_lists_the_names_of_all_gpus(
+def test_pack_of_the_gpu_model_is_that_in_the_inventory_or_else_the_one_that_lists_the_names_of_all_gpus(
     names: tuple[str, ...], model: str, expected: list[str], why: str
 ) -> None:
     assert selected(names, model) == (expected, why)
@@ -91,7 +94,7 @@ def test_criterion_of_the_last_shipped_pack_that_defines_its_id_applies() -> Non
     assert values_by_id(pack("a", rule("x", 1), rule("y", 1)), pack("b", rule("x", 2))) == {"x": 2, "y": 1}
 
 
-def test_criterion_of_the_operator_replaces_only_the_shipped_criterion_in_its_field_replaces() -> None:
+def test_criterion_of_the_operator_replaces_only_the_shipped_criterion_that_its_field_replaces_names() -> None:
     shipped = pack("a", rule("x", 1), rule("y", 1))
     assert values_by_id(shipped, pack("site", rule("x", 2), rule("z", 2), chosen=True)) == {"x": 1, "y": 1, "z": 2}
     assert values_by_id(shipped, pack("site", rule("mine", 2, "x"), chosen=True)) == {"y": 1, "mine": 2}
@@ -110,6 +113,7 @@ def test_replaced_criteria_are_shipped_criteria_even_if_a_second_pack_replaces_t
     assert replaced(shipped, first, second) == {"ours": ["x"]}
     new = pack("site", rule("mine", 2), chosen=True)
     assert replaced(shipped, new, second) == {}
+    # The id `y` belongs to a shipped criterion, so the operator's criterion of this id does not apply.
     assert replaced(shipped, pack("site", rule("y", 2, "x"), chosen=True)) == {}
 
 

@@ -1,4 +1,4 @@
-"""Test reading packs from YAML: each kind of limit, included packs and pack names."""
+"""Test reading packs (lists of criteria) from YAML: each kind of limit, included packs and pack names."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ def read_criterion(path: Path, **fields: Any) -> Criterion:
          {"severity": "warning", "stage": "gang", "scope": "gpu", "where": {"op": "copy"}}),
     ],
 )  # fmt: skip
-def test_limit_is_read_from_the_pack(tmp_path: Path, fields: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_fields_of_a_criterion_are_read_from_the_pack(
+    tmp_path: Path, fields: dict[str, Any], expected: dict[str, Any]
+) -> None:
     criterion = read_criterion(tmp_path, **fields)
     assert {key: getattr(criterion, key) for key in expected} == expected
     assert (criterion.id, criterion.origin, criterion.vs_fleet) == ("c0", "mine", "vs_fleet" in fields)

@@ -1,4 +1,7 @@
-"""If all figures of a host for its pairs with other hosts pass, these passes are counted without creating verdicts."""
+"""If all figures of a host for its pairs with other hosts pass, these passes are counted without creating verdicts.
+
+This is done only if the figures are alike, so that one limit applies to all of them (`are_alike`).
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,10 @@ def row() -> TallyRow:
     ids=[
         "all pass",
         "one pair below the limit",
-        "a bool",
-        "a text",
-        "one pair twice",
-        "figure of another name",
+        "a boolean instead of a number",
+        "a text instead of a number",
+        "two figures of one pair",
+        "a figure of another name is ignored",
         "no pair",
     ],
 )
@@ -62,7 +65,7 @@ def test_passes_are_counted_only_if_each_pair_has_one_number_that_passes(
     assert counted.total == (count or 0)
 
 
-def test_counted_pass_keeps_the_host_and_the_pair() -> None:
+def test_row_keeps_value_host_and_pair_of_a_counted_pass() -> None:
     counted = row()
     PartnerCheck(name="pairs.bandwidth", operator="ge", limit=5.0, row=counted).count_passes(values_of(pair(7.0)), 3)
     ((_, quality, position, scope, value, host, serial, _),) = counted.farthest
@@ -86,15 +89,15 @@ def test_counted_pass_keeps_the_host_and_the_pair() -> None:
         "alike",
         "same params",
         "same params in another order",
-        "other params",
-        "other stage",
-        "other unit",
-        "a figure of this name has no series",
-        "a figure of another name has no series",
-        "series of two names",
+        "different params",
+        "different stages",
+        "different units",
+        "a figure of this name is not judged",
+        "a figure of another name is not judged",
+        "figures of two names",
     ],
 )
-def test_series_are_alike_if_they_have_all_figures_of_one_name_and_differ_only_in_pair_and_value(
+def test_judged_figures_are_alike_if_they_are_all_of_one_name_and_differ_only_in_pair_and_value(
     judged: list[Observation], others: list[Observation], expected: bool
 ) -> None:
     values = values_of(*judged, *others)

@@ -1,7 +1,8 @@
-"""A criterion is counted for all hosts of a layout at once, or evaluated on one host, or left to `judge`.
+"""The passes of hosts are counted without a full evaluation of each criterion on each host.
 
-Hosts whose benchmarks made the same observations have one layout. The counts must equal the counts of all verdicts, except those
-of the criteria that are left to `judge`.
+Hosts whose benchmark observations differ only in values share a layout. The passes of a criterion are counted for all hosts of a
+layout at once, or the criterion is evaluated on one host, or it is left to `judge`. The counts must equal the counts of all
+verdicts, except the verdicts of criteria that are left to `judge`.
 """
 
 from __future__ import annotations
@@ -67,14 +68,14 @@ class Counted:
     tally: Tally
 
     def left(self) -> dict[str, list[str]]:
-        """Return host -> the criteria that are left, without the hosts that have none."""
+        """Return host -> ids of the criteria that are left to `judge`. Hosts without such criteria are omitted."""
         return {name: [rule.id for rule in item.criteria] for name, item in self.remaining.items() if item.criteria}
 
 
 def count(
     *rules: Criterion, plan: Plan = PLAN, packs: Sequence[Pack] = (), evidence: Mapping[str, Evidence] | None = None
 ) -> Counted:
-    """Return what was counted. Check that it equals a count of all verdicts, except those of the criteria that are left."""
+    """Return what was counted. Check that it equals a count of all verdicts, except those of criteria left to `judge`."""
     used, evidence = list(packs) or [pack(*rules)], dict(evidence or fleet(plan))
     views = host_views(plan, evidence, used)
     stats = gather(Planned(plan), views)
@@ -172,12 +173,16 @@ def test_criterion_is_evaluated_at_most_on_the_first_of_equal_hosts(
         (replace(FLOOR, value=None, variable="fabric_bytes_per_second", optional=True), []),
     ],
 )
-def test_criterion_of_the_operator_that_matches_nothing_is_left(rule: Criterion, left: list[str]) -> None:
+def test_criterion_of_the_operator_that_judges_nothing_is_left_to_judge_unless_it_is_optional(
+    rule: Criterion, left: list[str]
+) -> None:
     assert count(packs=operator_packs(rule)).left() == {name: [rule.id] for name in left}
 
 
 @pytest.mark.parametrize(("optional", "left"), [(False, ["h1", "h2"]), (True, [])])
-def test_comparison_with_too_small_a_fleet_is_left_unless_optional(optional: bool, left: list[str]) -> None:
+def test_comparison_with_too_small_a_fleet_is_left_to_judge_unless_it_is_optional(
+    optional: bool, left: list[str]
+) -> None:
     two = one_figure_plan("h1", "h2")
     assert count(replace(FRACTION, optional=optional), plan=two).left() == {name: ["fraction"] for name in left}
 
@@ -230,7 +235,7 @@ def test_each_value_of_a_repeated_figure_must_pass(value: Any) -> None:
         assert (row.spread.min, row.spread.max, row.limit, row.passed) == (reported, reported, 4.0e12, 3)
 
 
-def test_figure_that_was_not_measured_has_no_verdict() -> None:
+def test_figure_that_was_not_measured_has_no_verdict_unless_the_criterion_is_of_the_operator() -> None:
     for status in (UNSUPPORTED, ERROR, SKIPPED):
         none = with_figure(None, status=status, reason="no")
         changed = fleet(PLAN, h1=none, h2=none, h3=none)
@@ -254,6 +259,7 @@ def differing(rule: Criterion, *values: Any) -> dict[str, Evidence]:
 
 @pytest.mark.parametrize("rule", [HEAT, REPLAYS])
 def test_readings_that_differ_on_every_host_are_evaluated_only_on_the_first_two(rule: Criterion) -> None:
+    """The evaluation on h1 is for all hosts with equal readings. That on h2 gives a limit with which later hosts are compared."""
     counted = count(rule, evidence=differing(rule, 40, 41, 42))
     assert counted.left() == {}
     assert counted.evaluated == {("h1", rule.id): 1, ("h2", rule.id): 1}
@@ -267,7 +273,7 @@ def test_verdicts_of_a_failed_reading_are_kept_for_the_first_host_that_has_it() 
     assert counted.evaluated == {("h1", "thing"): 1, ("h2", "thing"): 1}
     (verdict,) = counted.remaining["h2"].verdicts["thing"]
     assert (verdict.host, verdict.value) == ("h2", 2)
-    assert counted.remaining["h3"].verdicts == {}, "equal readings failed on h2, so these are left to `judge`"
+    assert counted.remaining["h3"].verdicts == {}, "equal readings failed on h2, so h3 is left to `judge`"
 
 
 def test_equal_readings_after_a_different_one_are_counted_without_an_evaluation() -> None:
@@ -283,6 +289,7 @@ def test_equal_readings_after_a_different_one_are_counted_without_an_evaluation(
 
 
 def test_readings_without_a_key_are_evaluated_on_each_host() -> None:
+    """Only records that the quick reader reads have keys, by which equal readings are recognised. These records were not read."""
     records = {
         name: Evidence(records=(host_evidence(PLAN, name, *healthy_readings()).records[0],)) for name in EVERYWHERE
     }
@@ -303,6 +310,7 @@ def test_criterion_of_readings_with_equal_values_is_shared_by_the_layout() -> No
 
 def test_step_that_is_no_longer_shared_is_inserted_in_the_order_of_the_criteria() -> None:
     def other(record: Record) -> Record:
+        # 1.0 passes like 1, but it is not an equal reading, so the criterion `thing` is no longer shared.
         return with_constant_readings(thing=1.0)(record)
 
     counted = count(THING, FLOOR, VERSION, evidence=fleet(PLAN, h2=other))
@@ -313,7 +321,7 @@ def test_step_that_is_no_longer_shared_is_inserted_in_the_order_of_the_criteria(
     assert counted.left() == {}
 
 
-# Groups
+# Groups of hosts that are compared with each other
 
 
 def test_equal_versions_are_compared_again_for_hosts_of_another_group() -> None:
@@ -340,7 +348,7 @@ def test_version_that_fails_in_one_group_is_evaluated_again_in_another() -> None
 
 
 @pytest.mark.parametrize("host", ["h1", "h2", "h3"])
-def test_criterion_is_left_if_one_of_the_two_gpus_of_a_host_fails(host: str) -> None:
+def test_criterion_is_left_to_judge_if_one_of_the_two_gpus_of_a_host_fails(host: str) -> None:
     plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
     good, bad = (Metric(name="gpu.thing", unit="1", values={"gpu=0": 1, "gpu=1": value}) for value in (1, 2))
     changes = {name: with_constant_readings(thing=bad if name == host else good) for name in EVERYWHERE}
@@ -451,11 +459,11 @@ def test_figures_of_pairs_are_counted_only_if_all_have_one_limit_and_all_pass(
     for item in counted.remaining.values():
         figures = item.figures()
         assert figures is not None
-        assert len(figures) == 2, "the layout must have two figures: one for the host and one for its pairs"
+        assert len(figures) == 2, "there must be two groups of figures: those of the host and those of its pairs"
         assert item.plan_is_met
 
 
-def test_slow_or_failed_pair_is_left_on_its_host() -> None:
+def test_criterion_on_pairs_is_left_to_judge_on_a_host_with_slow_or_failed_pairs() -> None:
     slow = gang_figure(PAIRS.name, 1e9)
     counted = count(PAIRS, plan=GANGS, evidence=with_gang_record("h2", slow))
     assert counted.left() == {"h2": ["pairs"]}
@@ -473,7 +481,7 @@ def test_missing_pairs_of_a_host_do_not_make_its_layout_incomplete(change: Chang
     assert set(item.layout.statuses) == {"measured"}
 
 
-def test_pair_that_was_measured_twice_is_left() -> None:
+def test_criterion_on_pairs_is_left_to_judge_on_a_host_with_a_pair_that_was_measured_twice() -> None:
     assert count(PAIRS, plan=GANGS, evidence=with_gang_record("h2", with_first_pair_twice)).left() == {"h2": ["pairs"]}
     of_no_pair = replace(PAIRS, scope="host")
     assert count(of_no_pair, plan=GANGS, evidence=gangs()).left() == {}
@@ -494,7 +502,7 @@ def test_figures_of_gangs_are_counted_with_the_scope_of_each_gang() -> None:
     assert scopes == {"gang=g0", "gang=g1"}
 
 
-def test_gangs_that_are_compared_by_position_share_no_limit() -> None:
+def test_figures_of_gangs_are_left_to_judge_if_they_are_compared_by_position() -> None:
     rule = replace(BUSBW_FLOOR, value=None, fleet_fraction=0.5, by_position=True)
     plan = gang_plan(3, 1)
     evidence = gang_fleet(plan)
@@ -546,7 +554,7 @@ def test_pending_passes_are_counted_when_their_number_reaches_the_maximum(monkey
     assert total() == 3
 
 
-def test_first_hosts_of_equal_readings_are_kept_in_the_order_of_the_plan() -> None:
+def test_of_the_hosts_with_equal_readings_the_first_ones_in_the_plan_are_kept() -> None:
     repeated = _Repeated(passes=[])
     first = range(20, 20 + 2 * MAX_FARTHEST, 2)
     for position in (*first, 60, 5, first[-2] - 1):
@@ -575,13 +583,13 @@ def test_values_pass_if_they_meet_every_check(value: Any, fields: dict[str, Any]
 
 
 @pytest.mark.parametrize(
-    ("limit", "operator", "of_row", "is_number"),
+    ("limit", "operator", "row_operator", "is_number"),
     [
         (1.0, "ge", "ge", True), (1, "lt", "lt", True), (True, "ge", "ge", False), ("a", "ge", "ge", False),
         (None, "ge", "ge", False), (1.0, "eq", "eq", False), (1.0, "ge", "le", False),
     ],
 )  # fmt: skip
-def test_row_counts_passes_by_numbers_only_for_a_numeric_limit_and_an_operator_other_than_eq(
-    limit: Any, operator: str, of_row: str, is_number: bool
+def test_passes_are_counted_by_their_numbers_only_with_a_numeric_limit_and_the_operator_of_the_row_unless_it_is_eq(
+    limit: Any, operator: str, row_operator: str, is_number: bool
 ) -> None:
-    assert passes._counts_numbers(row(operator=of_row), criterion(operator=operator), limit) is is_number
+    assert passes._counts_numbers(row(operator=row_operator), criterion(operator=operator), limit) is is_number

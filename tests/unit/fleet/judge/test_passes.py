@@ -1,6 +1,7 @@
 """In large fleets, passes are counted without creating their verdicts. The report must equal a report made from all verdicts.
 
-If a fault were counted as a pass, its host would be accepted. Each test states the hosts that must have a finding.
+If a fault were counted as a pass, its host would be accepted. Each test states the hosts that must have a finding (a verdict that
+does not pass).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ PLAN = one_figure_plan(*NAMES)
 
 
 def healthy_readings(**changes: Any) -> tuple[Metric, ...]:
-    """Return the readings of a healthy host with `changes`: key -> value or metric; None removes the reading."""
+    """Return the readings of a healthy host. `changes`: key in `values` -> value or metric; None removes the reading."""
     values = {"thing": 1, "counter": 4, "clock": 1.5e9, "version": "570", "links": 18} | changes
     named = {
         "thing": ("gpu.thing", "gpu=0"), "counter": ("gpu.counter", "gpu=0"), "clock": ("gpu.clock", "gpu=0"),
@@ -89,7 +90,10 @@ def read_record(reader: quick.Reader, record: Record) -> Record:
 def judge_in_parts(
     plan: Plan, evidence: dict[str, Evidence], packs: Sequence[Pack], *, parts: int, in_full: bool
 ) -> tuple[FleetStats, JudgedHosts]:
-    """Return the statistics and the results of all hosts, which are judged in `parts` groups and merged."""
+    """Return the statistics and the results of all hosts. The hosts are judged in `parts` groups, which are merged.
+
+    `in_full`: whether all verdicts are created; otherwise passes are only counted.
+    """
     context = context_of(plan, packs, {}, in_full=in_full)
     shares = [units(plan)[share::parts] for share in range(parts)]
     gatherers = [Gatherer(context.planned) for _ in range(parts)]
@@ -198,12 +202,12 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "slower than the fleet": (with_figure(4.1e12), [H5]),
     "slower but within every limit": (with_figure(4.25e12), []),
     "a text instead of a figure": (with_figure("fast"), [H5]),
-    "a flag instead of a figure": (with_figure(True), [H5]),
+    "a boolean instead of a figure": (with_figure(True), [H5]),
     "a figure with an error": (with_figure(None, status=ERROR, reason="no"), [H5]),
     "a missing figure": (without("memory.bandwidth"), [H5]),
     "an unplanned error": (with_more(
         Observation(name="gemm.throughput", scope="gpu=0", stage="benchmark", unit="FLOP/s", status=ERROR, reason="no")), [H5]),
-    "an unknown observation": (with_more(builders.observation("gpu.thing", 1, scope="gpu=0")), []),
+    "a benchmark result with the name of a reading": (with_more(builders.observation("gpu.thing", 1, scope="gpu=0")), []),
     "a wrong reading": (with_constant_readings(thing=2), [H5]),
     "a reading that is wrong in the last snapshot": (with_readings(last=healthy_readings(thing=2)), [H5]),
     "a reading lost in the last snapshot": (with_readings(last=healthy_readings(thing=LOST)), [H5]),
@@ -212,11 +216,11 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a constant higher counter": (with_constant_readings(counter=9), []),
     "a counter that fell": (with_readings(last=healthy_readings(counter=0)), [H5]),
     "a low clock": (with_constant_readings(clock=1.0e9), [H5]),
-    "a clock that changed": (with_readings(last=healthy_readings(clock=1.51e9)), []),
+    "a clock that rose slightly": (with_readings(last=healthy_readings(clock=1.51e9)), []),
     "an unsupported clock": (with_constant_readings(clock=NONE), [H5]),
     "a clock with an error": (with_constant_readings(clock=reading(absent="error: gone", name="gpu.clock")), [H5]),
     "a clock that was low before the last snapshot": (with_readings(healthy_readings(clock=1.0e9)), [H5]),
-    "a driver that differed before the last snapshot": (with_readings(healthy_readings(version="550")), [H5]),
+    "another driver before the last snapshot": (with_readings(healthy_readings(version="550")), [H5]),
     "a text instead of a clock": (with_constant_readings(clock="fast"), [H5]),
     "another driver": (with_constant_readings(version="550"), [H5]),
     "another driver in the last snapshot": (with_readings(last=healthy_readings(version="550")), [H5]),
@@ -225,14 +229,14 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
         scope="host")), [H5]),
     "a driver version lost in the last snapshot": (
         with_readings(last=healthy_readings(version=reading(absent="error: gone", name="driver.version", scope="host"))), [H5]),
-    "a flag instead of the number of links": (with_constant_readings(links=True), [H5]),
+    "a boolean instead of the number of links": (with_constant_readings(links=True), [H5]),
     "fewer links": (with_constant_readings(links=17), [H5]),
     "another NCCL": (lambda record: replace(record, software={**record.software, "nccl": "2.20"}), [H5]),
     "no NCCL": (lambda record: replace(record, software={}), [H5]),
     "another digest": (with_digest("badc0de"), [H5]),
     "a missing digest": (without("digest.value"), []),
     "the serial of another host": (lambda record: replace(record, gpus=(replace(record.gpus[0], serial="h2-0"),)), ["h2", H5]),
-    "another model": (lambda record: replace(record, gpus=(replace(record.gpus[0], name="NVIDIA X"),)), [H5]),
+    "another GPU model": (lambda record: replace(record, gpus=(replace(record.gpus[0], name="NVIDIA X"),)), [H5]),
     "a launch that failed": (with_launch(outcome="failed", reason="why"), [H5]),
     "a finished launch with a reason": (with_launch(reason="why"), []),
     "a collector that failed": (with_constant_readings(more=reading(absent="error: x", name="collector.ok",
@@ -311,7 +315,7 @@ def test_gathered_statistics_equal_statistics_to_which_each_host_is_added_separa
         assert_gathered(PLAN, changed, [pack(FRACTION, CLOCK)])
 
 
-def test_transport_that_is_fast_on_other_hosts_does_not_explain_a_slow_host() -> None:
+def test_slow_host_is_found_whether_or_not_other_hosts_are_fast_with_its_transport() -> None:
     def with_transport(transport: str, speed: float) -> Callable[[Record], Record]:
         common = {"scope": "host", "size_bytes": 1 << 30, "world_size": 1}
         way = builders.observation("collective.transport", transport, scope="host", world_size=1)
@@ -364,7 +368,9 @@ def test_value_equal_to_the_limit_fails_only_with_a_strict_operator(operator: st
 @pytest.mark.parametrize(
     ("value", "operator", "wrong"), [("fast", "eq", "slow"), (True, "eq", False), (True, "ge", False), (7, "eq", 8)]
 )
-def test_texts_and_flags_of_benchmarks_are_counted(value: Any, operator: str, wrong: Any) -> None:
+def test_benchmark_results_that_are_texts_booleans_or_numbers_are_counted(
+    value: Any, operator: str, wrong: Any
+) -> None:
     rule = criterion("memory.mode", id="mode", operator=operator, value=value, stage="benchmark")
     healthy, faulty = (with_more(builders.observation("memory.mode", mode, scope="gpu=0")) for mode in (value, wrong))
     hosts = dict.fromkeys(NAMES, healthy)
@@ -383,7 +389,11 @@ REPLAYS = criterion("gpu.repeats", id="replays", operator="le", value=3, delta=T
 
 
 def with_unique_readings(at: int, *, heat: Sequence[Any] = (40, 41, 42), replays: Sequence[Any] = (5, 6, 8)) -> Any:
-    """Return a change that adds readings to the three snapshots. No other host has the same values; None adds no reading."""
+    """Return a change that adds two readings to each of the three snapshots.
+
+    `heat` and `replays` are their values in the three snapshots. `at`/64 is added to numbers, so that hosts with different
+    `at` have different values. None adds no reading.
+    """
 
     def metric(name: str, value: Any) -> list[Metric]:
         if isinstance(value, Metric):
@@ -424,12 +434,14 @@ TWO_HEATS = Metric(name=HEAT.name, unit="1", values={"gpu=0": 40, "gpu=1": 99})
         ({"replays": (None, 6, 8)}, [H5]),
     ],
 )
-def test_one_fault_among_differing_readings_fails_one_host(readings: dict[str, Any], expected_hosts: list[str]) -> None:
+def test_one_fault_among_readings_that_differ_between_hosts_fails_one_host(
+    readings: dict[str, Any], expected_hosts: list[str]
+) -> None:
     changes = {name: with_unique_readings(at, **(readings if name == H5 else {})) for at, name in enumerate(NAMES)}
     assert hosts_with_findings(fleet(**changes), HEAT, REPLAYS) == expected_hosts
 
 
-def test_differing_readings_by_pci_address_belong_to_the_gpu_at_that_address() -> None:
+def test_readings_by_pci_address_that_differ_between_hosts_belong_to_the_gpu_at_that_address() -> None:
     def by_address(at: int, bus_id: str = "0000:00:00.0") -> Any:
         value = reading(40 + at, name=HEAT.name, scope="pci=0000:00:00.0")
 
@@ -464,7 +476,7 @@ def test_integers_and_floats_are_compared_by_value() -> None:
     assert hosts_with_findings(fleet(**{**whole, H5: with_constant_readings(clock=1500.5)}), CLOCK) == []
 
 
-def test_gpu_model_of_the_inventory_passes() -> None:
+def test_hosts_with_the_gpu_model_of_the_inventory_pass() -> None:
     plan = one_figure_plan(*NAMES, rackproof_gpu_model="h200-sxm")
     assert hosts_with_findings(fleet(plan), plan=plan) == []
     assert hosts_with_findings(fleet(plan), BUSBW_FLOOR, plan=plan) == []
@@ -478,7 +490,7 @@ def test_text_instead_of_a_number_affects_no_other_host() -> None:
         assert set(hosts_with_findings(evidence)) <= {"h1"}
 
 
-def test_host_without_a_valid_record_of_its_own_does_not_pass() -> None:
+def test_host_without_a_valid_host_record_does_not_pass() -> None:
     for change in (
         lambda _: Evidence(),
         lambda of_host: replace(of_host, problem="unreachable"),
@@ -558,7 +570,7 @@ def test_value_that_only_other_hosts_report_is_inconclusive() -> None:
         (criterion("memory.bandwidth", id="own", value=None, same_as_fleet=True), False),
     ],
 )  # fmt: skip
-def test_criterion_of_the_operator_that_matches_nothing_is_inconclusive(rule: Criterion, is_inconclusive: bool) -> None:
+def test_criterion_of_the_operator_that_judges_nothing_is_inconclusive(rule: Criterion, is_inconclusive: bool) -> None:
     packs = [pack(FLOOR), pack(rule, name="mine", chosen=True)]
     chosen = [packs[0], replace(packs[1], criteria=(replace(rule, origin="mine"),))]
     assert hosts_with_findings(fleet(), packs=chosen) == (NAMES if is_inconclusive else [])
@@ -609,13 +621,13 @@ def test_repeated_figure_fails_if_one_of_its_values_fails(
     assert hosts_with_findings(fleet(**dict.fromkeys(NAMES, repeat_figure)), rule) == expected_hosts
 
 
-def test_figure_that_a_part_lacks_is_not_missing() -> None:
+def test_figure_that_the_pack_lists_in_lacks_may_be_unsupported() -> None:
     none = with_figure(None, status=UNSUPPORTED, reason="no")
     evidence = fleet(**dict.fromkeys(NAMES, none))
     lacking = pack(FLOOR, FRACTION, lacks={"memory.bandwidth": {"op": ("copy",)}})
     assert hosts_with_findings(evidence, packs=[lacking]) == []
     assert hosts_with_findings(evidence, packs=[pack(FLOOR)]) == NAMES
-    # The same holds for a criterion that compares with the fleet.
+    # The same applies to a criterion that compares hosts with the fleet.
     alike = replace(FLOOR, value=None, same_as_fleet=True)
     assert hosts_with_findings(evidence, packs=[replace(lacking, criteria=(alike,))]) == []
 
@@ -642,7 +654,7 @@ def test_limits_depend_on_the_gpu_model() -> None:
     assert hosts_with_findings(fleet(h2=lambda record: with_figure(2e12)(change_model(record))), packs=fast) == []
 
 
-def test_equal_readings_pass_with_one_required_version_and_fail_with_another() -> None:
+def test_equal_versions_pass_on_hosts_that_require_them_and_fail_on_hosts_that_require_another() -> None:
     hosts = [replace(host, driver_version="570" if host.name < "h6" else "580") for host in PLAN.hosts]
     plan = replace(PLAN, hosts=tuple(hosts))
     required = criterion("driver.version", id="required", scope="host", value=None, variable="driver_version")
@@ -668,7 +680,7 @@ def test_criterion_on_the_fabric_applies_only_if_the_inventory_states_the_rate_o
         assert hosts_with_findings(fleet(plan), rule, plan=plan) == expected_hosts
 
 
-# Gangs
+# Gangs (the hosts of one multi-node launch)
 
 
 def gang_plan(count: int = 6, size: int = 3) -> Plan:
@@ -809,7 +821,7 @@ def test_missing_pairs_of_the_first_host_affect_no_other_host() -> None:
 
 
 @pytest.mark.parametrize("fast", [("NET/IB/0/GDRDMA", "NET/Socket/0"), ("NET/Socket/0", "NET/IB/0/GDRDMA")])
-def test_transport_of_one_gang_does_not_explain_another_gang(fast: tuple[str, str]) -> None:
+def test_slow_gang_is_found_although_another_gang_is_fast_with_the_same_transport(fast: tuple[str, str]) -> None:
     def with_transport(transport: str, speed: float) -> Callable[[Record], Record]:
         def change(record: Record) -> Record:
             reading = next(reading for reading in record.observations if reading.name == "collective.all_reduce.busbw")

@@ -1,4 +1,7 @@
-"""A slow NCCL path (transport) explains a slow collective, unless a bandwidth that was measured over that path passes."""
+"""A slow NCCL transport explains a slow collective, unless a bandwidth that was measured over the same path passes.
+
+A path is a criterion, a figure with its stage and message size, and the transport over which the figure was measured.
+"""
 
 from __future__ import annotations
 
@@ -74,7 +77,7 @@ def test_shared_memory_and_net_are_slow_paths_within_a_host(transport: Any, name
         ("NET/AWS_Libfabric", "NCCL uses NET/AWS_Libfabric without GPUDirect RDMA"),
         ("NET/UCX+P2P/CUMEM", "NCCL uses NET/UCX without GPUDirect RDMA"),
         ("NET/AWS_Libfabric/GDRDMA", ""),
-        ("NET/AWS+P2P/CUMEM", ""),  # truncated by an older agent
+        ("NET/AWS+P2P/CUMEM", ""),  # a name that older agents truncated
         ("SHM", ""),
         ("P2P/CUMEM", ""),
     ],
@@ -86,7 +89,7 @@ def test_net_without_gpudirect_rdma_is_a_slow_path_between_hosts(transport: str,
     assert ("check NCCL_* in the environment" in verdict.reason) == bool(expected_text)
 
 
-def test_slow_path_is_stated_before_the_former_detail() -> None:
+def test_slow_path_is_added_before_the_detail_of_the_verdict() -> None:
     assert explain(slow_collective(detail="5 %"), path_over("SHM")).detail.endswith("; 5 %")
     assert not explain(slow_collective(), path_over("SHM")).detail.endswith("; ")
 
@@ -138,7 +141,7 @@ def bus_bandwidth(value: Any, **params: Any) -> Observation:
         (BANDWIDTH, [bus_bandwidth("fast")], True),
     ],
 )  # fmt: skip
-def test_path_over_which_another_figure_passes_explains_no_failure(
+def test_path_explains_a_failure_unless_another_figure_that_was_measured_over_it_passes(
     rule: Criterion, observations: list[Observation], explained: bool
 ) -> None:
     here = host_view(path_over("SHM"), *observations, rules=(ACCESS, rule))
@@ -188,7 +191,7 @@ def test_worst_repetition_of_a_figure_decides_unless_the_criterion_takes_the_bes
     assert {path[-1] for path in normal} == ({"P2P", "SHM"} if best_of_run else {"P2P"})
 
 
-def test_path_is_the_last_measured_transport_of_the_same_stage_and_scope() -> None:
+def test_path_has_the_last_measured_transport_of_the_same_stage_and_scope() -> None:
     for observations, transport in (
         ([path_over("P2P"), path_over("SHM")], "SHM"), ([path_over("SHM"), path_over("P2P")], "P2P"),
         ([path_over("SHM"), path_over(None, status=ERROR)], "SHM"), ([path_over("SHM", stage="gang")], None),

@@ -1,4 +1,7 @@
-"""Test the probability that a comparison finds a planted fault, and the number of results and elements that it compares."""
+"""Test how likely the comparisons of a benchmark find a planted fault, and how many results and elements they compare.
+
+A planted fault is an assumed fault of a GPU that returns wrong bits without an error.
+"""
 
 from __future__ import annotations
 
@@ -47,19 +50,19 @@ def comparison(repetitions: float | None, elements: int = 1) -> Comparison:
     )  # fmt: skip
 
 
-def test_fault_is_found_if_one_of_the_compared_results_or_elements_is_wrong() -> None:
+def test_probability_of_finding_a_fault_is_that_of_at_least_one_wrong_result_or_element() -> None:
     assert comparison(2, 5).found(0.1, per_element=False) == pytest.approx(1 - 0.9**2)
     assert comparison(2, 5).found(0.1, per_element=True) == pytest.approx(1 - 0.9**10)
     assert comparison(None).found(0.1, per_element=True) is None
 
 
-def test_smallest_rate_is_found_with_the_stated_probability() -> None:
-    one = comparison(300, 7)
+def test_fault_with_the_smallest_rate_is_found_with_a_probability_of_99_percent() -> None:
+    compared = comparison(300, 7)
     for per_element, trials in ((False, 300), (True, 2100)):
-        rate = one.smallest_rate(per_element)
+        rate = compared.smallest_rate(per_element)
         assert rate is not None
         assert rate == pytest.approx(1 - math.exp(math.log(0.01) / trials))
-        assert one.found(rate, per_element) == pytest.approx(0.99)
+        assert compared.found(rate, per_element) == pytest.approx(0.99)
     assert comparison(None).smallest_rate(per_element=True) is None
 
 
@@ -81,7 +84,7 @@ DIGEST = {"digest": {"workloads": ["gemm", "copy"], "peer_copies": ["copy"], "se
 
 
 def of_run(*figures: Observation, plan: Plan = PLAN, chosen: Any = DIGEST) -> dict[str, Comparison]:
-    """Return case -> comparison, for a run with these figures and a profile with the benchmarks `chosen`."""
+    """Return `Comparison.case` -> comparison, for a run with these figures and a profile with the benchmarks `chosen`."""
     evidence = {"h1": host_evidence(plan, "h1", observations=figures)}
     return {item.case: item for item in comparisons([(plan, evidence)], [profile(**chosen)])}
 
@@ -91,7 +94,9 @@ def test_repetitions_are_scaled_to_the_time_that_the_profile_gives_a_workload() 
               figure("digest.mismatches", 0, "gpu=1", workload="gemm", repetitions=40),
               figure("digest.wrong_peer_copies", 0, "gpu=0,peer=1", copy="copy", repetitions=8))  # fmt: skip
     found = of_run(*counts)
-    # GPU 1: 40 repetitions in 2 s (a third of 6 s) are 20 per second; the profile gives each workload 4 s (a third of 12 s).
+    # The slower GPU counts: gpu=1 repeated `gemm` 40 times in 2 s, so 20 times per second. The run gave 2 s to each of its 2
+    # workloads and 1 kind of copy (a third of 6 s). The profile gives 4 s to each (a third of 12 s): 80 repetitions of `gemm`.
+    # The first result, with which the repetitions are compared, is the 81st.
     assert found["gemm"].repetitions == pytest.approx(81)
     assert found["copy"].repetitions == pytest.approx(8 / 2 * 4)
     assert found["copy to each of the other GPUs"].repetitions == pytest.approx(16)
@@ -112,7 +117,13 @@ def test_repetitions_are_scaled_to_the_time_that_the_profile_gives_a_workload() 
         replace(figure("digest.mismatches", 0, workload="sort", repetitions=9), stage="gang"),
         figure("digest.mismatches", 0, workload="sort"),
     ],
-    ids=["not measured", "GPU not listed", "other figure", "stage without digest", "no number of repetitions"],
+    ids=[
+        "not measured",
+        "GPU that the record does not list",
+        "figure that does not count mismatches",
+        "stage without digest",
+        "no number of repetitions",
+    ],
 )
 def test_unusable_figure_gives_no_repetitions(unusable: Observation) -> None:
     known = figure("digest.mismatches", 0, workload="gemm", repetitions=100)
@@ -120,11 +131,12 @@ def test_unusable_figure_gives_no_repetitions(unusable: Observation) -> None:
     assert found["sort"].repetitions is None
 
 
-def test_number_of_compared_products_under_stress_follows_from_the_time_of_the_profile() -> None:
+def test_number_of_products_that_stress_compares_follows_from_the_time_that_the_profile_gives_it() -> None:
     known = figure("digest.mismatches", 0, workload="gemm", repetitions=1)
     chosen = {"seconds": 2.5, "settle_seconds": 1.0, "dtypes": ["bf16"], "size": 10}
     short = of_run(known, chosen={"stress": chosen})["bf16"]
     long = of_run(known, chosen={"stress": {**chosen, "seconds": 20.0}})["bf16"]
+    # In (2.5 + 1) s, a product every 0.25 s (a tenth of 2.5 s); in (20 + 1) s, a product every 0.5 s.
     assert (short.repetitions, long.repetitions) == (14, 42)
     assert (short.elements, short.always_alone, short.always_compared) == (100, 0.0, 0.0)
 
@@ -137,7 +149,13 @@ def test_amount_of_tested_memory_is_that_of_the_gpu_with_the_least_tested_memory
     )
     chosen = {"integrity": {"patterns": ["zeros", "ones"]}}
     memory = of_run(known, *tested, chosen=chosen)["2 patterns"]
-    assert (memory.repetitions, memory.elements, memory.always_alone, memory.always_compared) == (2.0, 875, 0.8, 0.8)
+    # An element is a word of 8 bytes.
+    assert (memory.repetitions, memory.elements, memory.always_alone, memory.always_compared) == (
+        2.0,
+        7000 // 8,
+        0.8,
+        0.8,
+    )
     assert of_run(known, chosen=chosen) == {}
 
 

@@ -1,4 +1,7 @@
-"""`rackproof power --planted-faults`: repetitions of earlier runs are scaled to the time that the profile gives each test."""
+"""Test `rackproof power --planted-faults`: how likely the benchmarks of a profile find a GPU that returns wrong bits.
+
+The repetitions that earlier runs measured are scaled to the time that the profile gives each test.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ RUN = ROOT / "docs/measurements/h200x2"
 
 
 def measured(profile: str, planned: str = "standard", **repetitions: int) -> dict[str, Comparison]:
-    """Return test -> comparison of a profile, computed from a run of two GPUs. GPU 1 makes half as many repetitions as GPU 0.
+    """Return test (such as `digest gemm`) -> comparison of a profile, computed from a run of two GPUs.
+
+    GPU 1 makes half as many repetitions as GPU 0.
 
     Args:
         profile: profile whose comparisons are returned.
@@ -44,14 +49,14 @@ def measured(profile: str, planned: str = "standard", **repetitions: int) -> dic
 
 
 def test_repetitions_are_those_of_the_slowest_gpu_in_proportion_to_the_time_budget() -> None:
-    standard = measured("standard", gemm=1000)  # 500 on GPU 1, in two thirds of a second
+    standard = measured("standard", gemm=1000)  # GPU 1: 500 in 2/3 s (2 s for 3 workloads), and the first result
     assert standard["digest gemm"].repetitions == pytest.approx(501)
     smoke = measured("smoke", gemm=1000)  # 1 s for three workloads
     assert smoke["digest gemm"].repetitions == pytest.approx(251)
     extended = measured("extended", gemm=1000)  # 120 s for 16 workloads and the copies between GPUs
     assert extended["digest gemm"].repetitions == pytest.approx(500 / (2 / 3) * 120 / 17 + 1)
     both = measured("extended", "extended", gemm=1000, copy=1000)
-    # The right result of `copy` is known, so its recorded repetitions include the first result.
+    # The right result of `copy` is known, so its recorded repetitions include the first result. Those of `gemm` do not.
     difference = (both["digest gemm"].repetitions or 0.0) - (both["digest copy"].repetitions or 0.0)
     assert difference == pytest.approx(1)
     assert extended["digest sort"].repetitions is None
@@ -69,7 +74,7 @@ def test_fault_in_every_repetition_is_found_only_with_other_gpus_or_a_known_resu
     ):
         assert (extended[name].always_alone, extended[name].always_compared) == (alone, compared), name
     assert extended["integrity 15 patterns"].elements == 1000
-    assert extended["stress bf16"].repetitions == 660 / 0.5
+    assert extended["stress bf16"].repetitions == 660 / 0.5  # a product every 0.5 s, in 600 s and 60 s to settle
 
 
 def test_runs_without_gpus_have_no_comparisons() -> None:

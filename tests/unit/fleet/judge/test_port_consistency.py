@@ -1,4 +1,8 @@
-"""Figures of RDMA ports that contradict each other or the readings of the ports are inconclusive."""
+"""Figures of RDMA ports that contradict each other or the readings of the ports are inconclusive.
+
+The figures come from the benchmark `verbs`. The share of a test (`verbs.rate_ratio`) is its bandwidth divided by the rate of the
+port. The best share (`verbs.best_ratio`) is the greatest over all partners.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +33,7 @@ LATENCY = (CAPTURES / "v45-write-lat-client.stdout.txt").read_text().replace("10
 GUIDS = {f"hca=mlx5_{number}": f"b8ce:f603:0000:000{number}" for number in range(2)}
 
 
-def of_ports(rate: float = RATE, guids: Any = GUIDS, width: int = 4) -> list[Metric]:
+def link_readings(rate: float = RATE, guids: Any = GUIDS, width: int = 4) -> list[Metric]:
     """Return the readings of two ports, the first of which has this rate and width."""
     rates, widths = {"hca=mlx5_0,port=1": rate, PORT: RATE}, {"hca=mlx5_0,port=1": width, PORT: 4}
     return [
@@ -40,7 +44,14 @@ def of_ports(rate: float = RATE, guids: Any = GUIDS, width: int = 4) -> list[Met
 
 
 def changed(name: str, change: Change, *, partner: str = "", **params: Any) -> dict[str, Sequence[Observation]]:
-    """Return the figures of a fleet after `change` of one figure of PORT on h1. `partner`: its partner; empty: it has none."""
+    """Return the figures of a fleet after `change` of one figure of PORT on h1.
+
+    Args:
+        name: name of the figure without `verbs.`.
+        change: the change.
+        partner: the other host of the pair that the figure measures; empty: the figure measures the port without a partner.
+        params: parameters of the figure.
+    """
     figures = fleet()
     scope = f"{PORT},partner={partner}" if partner else PORT
     wanted = next(item for item in figures["h1"] if item.name == f"verbs.{name}" and item.scope == scope
@@ -67,9 +78,17 @@ def with_param(key: str, value: Any) -> Change:
         (changed("best_ratio", scaled(1.02)), PORT),
         (changed("best_ratio", with_param("partners", 3)), PORT),
     ],
-    ids=["bandwidth", "bandwidth both ways", "rate ratio", "mtu", "mtu of latency", "best ratio", "number of partners"],
+    ids=[
+        "bandwidth",
+        "bandwidth both ways",
+        "rate ratio",
+        "mtu",
+        "MTU of the latency test",
+        "best ratio",
+        "number of partners",
+    ],
 )
-@pytest.mark.parametrize("metrics", [of_ports(), []], ids=["with readings", "without readings"])
+@pytest.mark.parametrize("metrics", [link_readings(), []], ids=["with readings", "without readings"])
 def test_figure_that_contradicts_another_is_inconclusive(
     figures: dict[str, Sequence[Observation]], scope: str, metrics: list[Metric]
 ) -> None:
@@ -77,12 +96,12 @@ def test_figure_that_contradicts_another_is_inconclusive(
 
 
 def test_healthy_figures_agree() -> None:
-    assert findings(fleet(), of_ports()) == set()
+    assert findings(fleet(), link_readings()) == set()
     assert findings(fleet()) == set()
 
 
-def test_best_share_is_the_higher_one_of_a_port_that_is_slower_while_all_ports_transfer() -> None:
-    """The profile `extended` measures each pair alone, and then all rails together."""
+def test_best_share_is_the_higher_of_the_share_alone_and_the_share_while_all_ports_transfer() -> None:
+    """The profile `extended` measures each pair of ports alone, and then all rails together."""
     both = [
         replace(item, value=value, params={**item.params, "sharing": sharing})
         for item in fleet()["h1"]
@@ -102,7 +121,7 @@ def test_best_share_is_the_higher_one_of_a_port_that_is_slower_while_all_ports_t
 
 @pytest.mark.parametrize("seed", range(8))
 def test_figures_that_the_benchmark_reports_do_not_contradict_each_other(seed: int) -> None:
-    """Each test of a pair has a bandwidth of its own, in a random profile."""
+    """The settings of `verbs` and the bandwidth of each test are random."""
     draw = random.Random(seed)  # noqa: S311 - each seed is a repeatable case
     chosen = settings("verbs", {
         "ops": draw.sample(["write", "read", "send"], k=draw.randint(1, 3)), "memories": draw.choice([["host"], ["host", "gpu"]]),
@@ -135,19 +154,19 @@ def problems_of(observations: Sequence[Observation]) -> list[str]:
 
 
 def test_figures_that_do_not_fit_the_rate_of_the_port_are_inconclusive() -> None:
-    found = findings(fleet(), of_ports(rate=RATE / 2))
+    found = findings(fleet(), link_readings(rate=RATE / 2))
     assert {item[1].partition(",partner")[0] for item in found} == {"hca=mlx5_0,port=1"}
 
 
-@pytest.mark.parametrize(("name", "after"), [("rate", of_ports(rate=RATE / 2)), ("width", of_ports(width=2))])
+@pytest.mark.parametrize(("name", "after"), [("rate", link_readings(rate=RATE / 2)), ("width", link_readings(width=2))])
 def test_link_that_changes_during_the_run_is_inconclusive(name: str, after: list[Metric]) -> None:
     """The hosts have no figures in this test, because figures would contradict one of the two rates."""
     changed_link = ("h1", "hca=mlx5_0,port=1", "plan", INCONCLUSIVE)
-    assert changed_link in findings({}, of_ports(), of=f"infiniband.{name}", last=after)
-    assert changed_link not in findings({}, of_ports(), of=f"infiniband.{name}")
+    assert changed_link in findings({}, link_readings(), of=f"infiniband.{name}", last=after)
+    assert changed_link not in findings({}, link_readings(), of=f"infiniband.{name}")
 
 
 def test_adapter_without_a_guid_in_a_snapshot_is_inconclusive() -> None:
-    without_guid = of_ports(guids={"hca=mlx5_0": GUIDS["hca=mlx5_0"]})
+    without_guid = link_readings(guids={"hca=mlx5_0": GUIDS["hca=mlx5_0"]})
     found = findings(fleet(), without_guid, of="infiniband.hca.node_guid")
     assert {(host, "hca=mlx5_1", "plan", INCONCLUSIVE) for host in ("h1", "h2", "h3")} <= found

@@ -42,7 +42,7 @@ def best(number: int = 0) -> Observation:
 
 
 def pair_figures(host: str, number: int = 0) -> list[Observation]:
-    """Return the figures of one port of a host with the other hosts. The second host of a pair has only those of both hosts."""
+    """Return the figures of one port with the other hosts. The second host of a pair has only those that both hosts must have."""
     others = [name for name in HOSTS if name != host]
     return [
         item for other in others for item in figures(port(number, other), "gang", ("together",), both_only=host > other)
@@ -71,11 +71,11 @@ def absent(
 
 
 ALONE = figures(port(), "benchmark", ("alone",))
-NEITHER = "the port is active, but has neither a figure nor a reason why it was not measured"
+NEITHER = "the port is active or tested in another stage, but has neither a figure nor a reason why it was not measured"
 
 
 def alone(*observations: Observation, **fields: Any) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of the verdicts on the ports of h1 that are tested without a partner."""
+    """Return name, scope and reason of the verdicts on the ports of h1 in the stage without partners (`benchmark`)."""
     found = list(silent_ports(view("h1", *observations, **fields)))
     assert {item.stage for item in found} <= {"benchmark"}
     return [(item.name, item.scope, item.reason) for item in found]
@@ -86,7 +86,7 @@ def test_port_with_all_figures_is_complete() -> None:
     assert alone(*ALONE) == []
 
 
-def test_active_port_without_figures_and_reasons_is_named_once() -> None:
+def test_active_port_with_neither_figures_nor_reasons_is_named_once() -> None:
     assert alone(active=(1, 0)) == [("verbs.bandwidth", port(0), NEITHER), ("verbs.bandwidth", port(1), NEITHER)]
 
 
@@ -130,7 +130,7 @@ def test_reason_for_one_test_excuses_only_the_figures_of_that_test() -> None:
     assert alone(latency, *[item for item in ALONE if item.name != "verbs.bandwidth"]) != []
 
 
-def test_nothing_is_required_of_stages_that_failed_or_of_ports_that_are_not_active() -> None:
+def test_nothing_is_required_of_a_failed_stage_a_port_that_is_not_active_or_a_stage_without_verbs() -> None:
     assert alone(failed=True) == []
     assert alone(active=()) == []
     without = builders.with_benchmarks(PLAN, benchmark={"training": {}}, gang={"verbs": CHOSEN})
@@ -142,7 +142,12 @@ def test_port_that_another_stage_measured_is_required_even_if_it_is_not_active()
 
 
 def together(change: Any = lambda host, items: items, **active: tuple[int, ...]) -> list[tuple[str, str, str, str]]:
-    """Return host, name, scope and reason of the verdicts on pairs. `change` is applied to the figures of each host."""
+    """Return host, name, scope and reason of the verdicts on pairs.
+
+    Args:
+        change: (host, its figures) -> its figures in the record.
+        active: host -> numbers of its active ports, if it has others than port 0.
+    """
     views = [view(host, *change(host, pair_figures(host)), active=active.get(host, (0,))) for host in HOSTS]
     found = list(silent_pairs(views))
     assert {item.stage for item in found} <= {"gang"}
@@ -157,19 +162,19 @@ def test_pairs_with_all_figures_are_complete() -> None:
     assert together() == []
 
 
-def test_first_host_of_a_pair_must_have_all_figures_and_the_second_only_those_of_both_hosts() -> None:
+def test_first_host_of_a_pair_must_have_all_figures_and_the_second_only_those_that_both_must_have() -> None:
     one_sided = [item.name for item in planned_figures(SETTINGS, ("together",)) if not item.is_of_both_hosts]
     assert one_sided
     found = together(of_h1(lambda items: [item for item in items if item.name not in one_sided]))
     assert [(host, scope) for host, _, scope, _ in found] == [("h1", port(0, "h2")), ("h1", port(0, "h3"))]
 
-    def without_own(host: str, items: list[Observation]) -> list[Observation]:
+    def without_ratio_on_h3(host: str, items: list[Observation]) -> list[Observation]:
         return [item for item in items if item.name != "verbs.rate_ratio" or host != "h3"]
 
-    assert {host for host, *_ in together(without_own)} == {"h3"}
+    assert {host for host, *_ in together(without_ratio_on_h3)} == {"h3"}
 
 
-def test_port_without_figures_and_reasons_in_the_gang_stage_is_named_once() -> None:
+def test_port_with_neither_figures_nor_reasons_in_the_gang_stage_is_named_once() -> None:
     assert together(h1=(0, 1)) == [("h1", "verbs.bandwidth", port(1), NEITHER)]
 
 
@@ -201,8 +206,8 @@ def test_reason_excuses_the_pair_or_the_port_or_the_host_for_which_it_is_stated(
     assert ("h1", port(0, "h2")) not in {(host, scope) for host, _, scope, _ in excused}
     for scope in (port(), "host"):
         found = together(of_h1(lambda items, scope=scope: [absent(scope)]))
-        # A reason for the port excuses the missing figures of the port. But the record of h1 then has no port for its
-        # partners, each of which measured a port with h1. Only a reason for the host excuses that too.
+        # A reason for the port excuses its missing figures. But h1 then states nothing about any port with h2 or h3, which
+        # each measured one port with h1. This causes a verdict on the host, unless the reason is for the host.
         assert {where for host, _, where, _ in found if host == "h1"} == ({"host"} if scope == port() else set())
 
 
@@ -229,7 +234,7 @@ def test_host_that_states_fewer_ports_than_its_partner_measured_is_inconclusive(
     assert uneven == [("h2", "verbs.bandwidth", "host", text), ("h3", "verbs.bandwidth", "host", text)]
 
 
-def test_server_need_not_report_a_test_in_both_directions_that_failed_at_the_client() -> None:
+def test_second_host_of_a_pair_need_not_report_a_test_that_sends_both_ways_and_failed_on_the_first_host() -> None:
     def failed(host: str, items: list[Observation]) -> list[Observation]:
         both = [item for item in items if item.params.get("direction") == "both_ways" and "partner=h2" in item.scope]
         if host == "h1":
@@ -244,13 +249,13 @@ def test_server_need_not_report_a_test_in_both_directions_that_failed_at_the_cli
         return items
 
     assert together(failed) == []
-    served = [
+    only_second_host_fails = [
         item for item in together(lambda host, items: failed(host, items) if host == "h2" else items) if item[0] == "h2"
     ]
-    assert [scope for _, _, scope, _ in served] == [port(0, "h1")]
+    assert [scope for _, _, scope, _ in only_second_host_fails] == [port(0, "h1")]
 
 
-def test_host_without_a_gang_or_a_finished_launch_has_no_pairs() -> None:
+def test_host_without_a_gang_or_a_finished_launch_has_no_verdicts_on_pairs() -> None:
     plan = replace(PLAN, hosts=tuple(replace(host, gang="") for host in PLAN.hosts))
     assert list(silent_pairs([view("h1", plan=plan)])) == []
     assert list(silent_pairs([view("h1", failed=True)])) == []

@@ -28,7 +28,13 @@ def figure(name: str, value: Any, *, partner: str = "h2", **params: Any) -> Obse
 def problems(
     *figures: Observation, rates: Sequence[float] = (5e10,), readings: Sequence[Mapping[str, Mapping[str, Any]]] = ()
 ) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of each problem. Each snapshot has one of `rates`, or one of `readings`."""
+    """Return name, scope and reason of each problem.
+
+    Args:
+        figures: the figures of the host.
+        rates: the rate of PORT in each snapshot.
+        readings: all readings of each snapshot, in place of `rates`.
+    """
     given = readings or [{"infiniband.rate": {PORT: rate}} for rate in rates]
     shots = tuple(
         Snapshot(
@@ -123,7 +129,7 @@ def test_best_share_is_compared_with_the_highest_share_of_the_same_test_with_eac
     assert [item for item in problems(figure("bandwidth", 1e9), best(0.1, 9)) if item[0] == "verbs.best_ratio"] == []
 
 
-def test_mtu_must_be_that_of_its_test_and_the_same_in_all_tests() -> None:
+def test_mtu_must_equal_the_parameter_mtu_and_be_the_same_in_all_tests_of_the_port() -> None:
     base = bandwidth_and_share(4.5e10, 0.9)
     assert problems(*base, figure("mtu", 4096, mtu=4096)) == []
     assert problems(*base, figure("mtu", 1024, mtu=4096)) == [
@@ -149,6 +155,7 @@ def test_rate_or_width_of_a_link_that_changed_during_the_run_is_named(name: str)
 
 
 def adapter(guid: str | None, *, port: bool = True) -> dict[str, dict[str, Any]]:
+    """Return the readings of an adapter. `guid`: None if it was not read. `port`: whether its port was read."""
     known = {"infiniband.hca.node_guid": {"hca=mlx5_0": guid}} if guid else {"infiniband.hca.node_guid": {}}
     return {**known, **({"infiniband.link_layer": {PORT: "InfiniBand"}} if port else {})}
 

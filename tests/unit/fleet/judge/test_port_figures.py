@@ -57,7 +57,7 @@ def transfers(port: int, settings: Mapping[str, Any], stage: str = "benchmark") 
 
 
 def with_partner(port: int, host: str, other: str) -> list[Observation]:
-    """Return what a port measures together with the host `other`. Only the first host of a pair measures its latency."""
+    """Return what a port measures together with the host `other`. Only the first host of a pair measures the latency."""
     items = [
         *transfers(port, {"sharing": "together"}, "gang"),
         *transfers(port, {"sharing": "together", "direction": "both_ways"}, "gang"),
@@ -92,7 +92,7 @@ def findings(
         figures: host -> its figures.
         readings: readings that are added to every snapshot of every record.
         members: the hosts in the launch of the gang. Other hosts have no gang record.
-        of: prefix of the names of the judged observations.
+        of: prefix of the names of the figures or readings whose verdicts are returned.
         last: readings that the last snapshot of every record gets in place of `readings`; empty: it gets `readings` too.
         variables: variables of the inventory.
     """
@@ -193,7 +193,7 @@ def test_host_that_measured_too_few_ports_is_inconclusive(ports: int, variables:
     figures = {host: [item for port in range(ports) for item in healthy_port(port, host)] for host in HOSTS}
     found = findings(figures, rackproof_verbs_required=True, **variables)
     assert found == ({(host, "host", "plan", INCONCLUSIVE) for host in HOSTS} if missing else set())
-    assert findings(figures, **variables) == set(), "without the variable, no port is required"
+    assert findings(figures, **variables) == set(), "without `rackproof_verbs_required`, no port is required"
 
 
 def verdicts_on_required_ports(
@@ -274,7 +274,7 @@ def test_each_port_of_an_adapter_counts_as_one_port() -> None:
 
 
 def test_verdict_on_a_port_names_its_partner_if_it_has_only_one() -> None:
-    """The diagnosis needs the name: if the port of h2 is down, it attributes the verdict to h2."""
+    """If the port of h2 is down, the diagnosis uses the name of the partner to attribute the verdict to h2."""
     plan = builders.plan("h1", "h2", gpu_count=2, rackproof_gang="all", rackproof_verbs_required=True)
     plan = builders.with_benchmarks(
         plan,
@@ -383,7 +383,7 @@ def test_figures_of_one_test_are_not_required_if_an_observation_states_the_reaso
 
 
 def test_partner_that_missed_a_round_causes_one_verdict() -> None:
-    """h1 reports the missed round once, on its first port. The figures that it therefore lacks have no verdicts of their own."""
+    """h1 reports the missed round once, on its first port. The figures that h1 therefore lacks have no verdicts of their own."""
     figures = fleet()
     kept = [item for item in figures["h1"] if "partner=h2" not in item.scope]
     error = replace(absent("error", "h2 did not take part in round 1", "hca=mlx5_0,port=1,partner=h2"), stage="gang")

@@ -1,6 +1,7 @@
 """Ports: optical modules of one part number are compared, counters are judged by rate, and failures name the module.
 
-`hosts_with_findings` judges its hosts in three ways: with all verdicts, by counting passes, and with `judge`.
+`hosts_with_findings` judges the hosts in three ways, which must agree: by creating all verdicts, by counting passes, and with
+`judge`.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def metric(name: str, unit: str = "1", **scopes: Value) -> Metric:
 
 
 def module_readings(watts: float, part_number: str = "AO-400", lanes: int = 2) -> list[Metric]:
-    """Return the readings of an optical module. Its first lane receives this power; its other lanes receive 1 mW each."""
+    """Return the readings of an optical module. Its first lane receives `watts`; its other lanes receive 1 mW each."""
     powers = {"lane_1": watts, **{f"lane_{lane}": 1e-3 for lane in range(2, lanes + 1)}}
     module = [("vendor", "ACME"), ("part_number", part_number), ("serial", "S1")]
     return [
@@ -64,7 +65,7 @@ def symbol_error_readings(
     Args:
         first: symbol errors in the first snapshot.
         last: symbol errors in the last snapshot; None: as in the first.
-        age_s: for how long the counters have counted since they were cleared; None: not read.
+        age_s: seconds since the counters were cleared; None: not read.
     """
     age = [] if age_s is None else [metric("port.counter_age", "s", port=age_s)]
     return (
@@ -120,7 +121,7 @@ def test_modules_of_unknown_part_number_are_not_compared() -> None:
         (0, [], None),
         (120 * HOURS_UP, [], None),
         (120 * HOURS_UP + 1, [H5], None),
-        (120 * 24, [], 60.0),  # the counters were cleared a minute ago: the rate is taken over at least a day
+        (120 * 24, [], 60.0),  # cleared a minute ago, but the rate is computed over at least 24 h
         (120 * 24 + 1, [H5], 60.0),
         (120 * 48, [], 48 * 3600.0),
         (120 * 48 + 1, [H5], 48 * 3600.0),
@@ -161,7 +162,7 @@ def test_counter_that_increases_fails_in_the_stage_in_which_it_increased() -> No
     assert (failed.criterion, failed.stage) == ("rising", "benchmark")
     reason = failed.reason.replace("\N{NARROW NO-BREAK SPACE}", " ")
     # The run takes 2 s, but the rate is computed over at least five minutes: 2000 errors in five minutes are 24 000 an hour.
-    # Three standard deviations are subtracted.
+    # The reason states the lower confidence limit of that rate (`least_rate`).
     assert "changed by 22 422 an hour" in reason
     assert "2000 in stage benchmark; the rate is at least this, with a confidence of 99.87 %" in reason
 
@@ -175,7 +176,7 @@ def test_count_in_a_short_run_may_exceed_the_limit_by_chance(count: int, found: 
 
 @pytest.mark.parametrize("count", [5, 22, 121, 1000])
 def test_least_rate_is_the_lower_limit_of_a_poisson_mean(count: int) -> None:
-    """With this mean, the probability of `count` or more events is about 0.00135.
+    """If the returned rate is the true mean, the probability of `count` or more events in an hour is about 0.00135.
 
     A normally distributed value exceeds its mean by more than three standard deviations with the same probability.
     """

@@ -1,6 +1,6 @@
 """Test the detection power of floors: noise, false alarms and the command `power`.
 
-The detection power of a floor is the smallest slowdown that it detects.
+A floor is a lower limit. Its detection power is the smallest slowdown that it detects.
 
 `test_power_edges.py` tests which values, groups and floors are included.
 """
@@ -89,9 +89,9 @@ def test_without_noise_the_smallest_detected_slowdown_reaches_down_to_the_floor(
 
 
 def test_run_to_run_noise_causes_false_alarms_and_hides_slowdowns() -> None:
-    """Runs at 790, 800 and 810 TFLOP/s: the median absolute deviation is 10.
+    """Runs at 790, 800 and 810 TFLOP/s: the median absolute deviation is 10 TFLOP/s.
 
-    Sigma is 10 x 1.4826 x 1.495. The last factor is the correction for three values.
+    Sigma is 10 TFLOP/s x 1.4826 x 1.495. The last factor is the correction for three values.
     """
     detection = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, FLOOR_PACK])
     gate, sigma = gate_of(detection), 1e13 * 1.4826 * 1.495
@@ -142,7 +142,7 @@ def test_robust_sigma_is_unbiased_and_ignores_one_outlier_among_eight_values(cou
 
 
 def test_noise_is_measured_on_the_judged_value() -> None:
-    """The median of the samples may differ from the judged value: the value of `stress.power` is a mean."""
+    """The median of the samples may differ from the judged value: for example, the value of `stress.power` is a mean."""
     repeated_runs = runs(lambda number, host, scope: 8e14)
     for number, (_, evidence) in enumerate(repeated_runs):
 
@@ -197,6 +197,7 @@ def test_groups_have_the_figures_that_the_documentation_lists() -> None:
 
 
 def test_all_hosts_of_a_gang_are_one_part() -> None:
+    """A gang is the hosts of one multi-node launch. Their figures are of the whole gang."""
     repeated_runs = []
     for number in range(3):
         plan = replace(builders.plan(profile="smoke", rackproof_fabric_gbps=400), nonce=f"{number:032x}")

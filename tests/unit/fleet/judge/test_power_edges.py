@@ -1,7 +1,7 @@
 """Boundary cases of detection power: which values, groups and floors are included.
 
-The detection power of a floor is the smallest slowdown that it detects. A gate is a criterion
-with a floor, together with the detection power of this floor.
+A floor is a lower limit. Its detection power is the smallest slowdown that it detects. A gate is a floor that a criterion sets
+for one figure, together with the detection power of this floor.
 
 In these tests a run has one or two figures; `test_power.py` tests full plans and the command.
 """

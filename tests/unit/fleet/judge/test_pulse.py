@@ -53,7 +53,7 @@ def findings(change: Callable[[str, Observation], Observation]) -> set[tuple[str
 
 
 def bad(name: str, value: Any, host: str = "h2", gpu: int = 3) -> Callable[[str, Observation], Observation]:
-    """Return a change that gives this value to one figure of one GPU: for the period of 2 s, if the figure has periods."""
+    """Return a change that gives `value` to the figure `name` of a GPU; if the figure has periods, only for the period of 2 s."""
 
     def change(measured_host: str, item: Observation) -> Observation:
         chosen = (measured_host, item.name, item.scope) == (host, f"pulse.{name}", f"gpu={gpu}")

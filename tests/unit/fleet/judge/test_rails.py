@@ -1,4 +1,7 @@
-"""Cables of the hosts are compared: which switches belong to a rail, and which ports are not at a switch of their rail."""
+"""Cables of the hosts are compared: which switches belong to a rail, and which ports are not at a switch of their rail.
+
+The switches have names such as `a` and `b`: `at a swp1` means at the port swp1 of the switch `a`.
+"""
 
 from __future__ import annotations
 
@@ -196,7 +199,7 @@ def test_only_the_fastest_ports_are_rails() -> None:
     assert {scope for _, scope in found} == {"nic=eth0", "nic=eth1"}
 
 
-def racks(*switches: str) -> list[HostLinks]:
+def hosts_on_one_switch_each(*switches: str) -> list[HostLinks]:
     """Return one host for each of the switches. Both rails of the host are at this switch."""
     return [host(number, switch, switch) for number, switch in enumerate(switches)]
 
@@ -209,7 +212,7 @@ def test_host_without_peers_fails_with_two_rails_at_one_switch_if_most_hosts_use
     assert verdict.detail == "at the same switch as NIC eth1; most hosts have different switches in these slots"
     assert (verdict.limit, verdict.operator, verdict.kind) == (None, "", VerdictKind.PEERS)
     assert states(verdicts([*apart, host(2, "x", "y")])) == {}
-    assert states(verdicts(racks("a", "b", "c"))) == {}
+    assert states(verdicts(hosts_on_one_switch_each("a", "b", "c"))) == {}
     assert FAIL not in states(verdicts([apart[0], host(2, "x", "x")]))
     assert FAIL not in states(verdicts([*apart, host(2, "x", "x"), host(3, "y", "y")]))
 

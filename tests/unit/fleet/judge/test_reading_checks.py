@@ -1,4 +1,7 @@
-"""Passes of a reading are counted without verdicts only if its criterion is one comparison and the host certainly passes."""
+"""Test `ReadingCheck`, which counts the passes of a reading without creating verdicts.
+
+It is used only if the criterion is one comparison with a limit, and only for hosts that certainly pass.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,7 @@ def row(operator: str = "le") -> TallyRow:
 
 
 def metric(first: Any = 1, second: Any = 2, **absent: str) -> Metric:
-    """Return the reading of two GPUs; `absent`: `gpu2` -> reason."""
+    """Return the reading of two GPUs. `absent`: `gpu2` -> reason why gpu=2 has no value."""
     values = {f"gpu={at}": value for at, value in enumerate((first, second)) if value is not None}
     return Metric(name=NAME, unit="1", values=values, absent={f"gpu={key[3:]}": why for key, why in absent.items()})
 
@@ -110,22 +113,22 @@ def test_readings_must_have_the_same_scopes_in_all_snapshots(metrics: Sequence[M
 
 
 @pytest.mark.parametrize(
-    ("where", "expected"),
+    ("scope", "has_check"),
     [("gpu=1", False), ("gpu=2", True), ("pci=0000:01:00.0", False)],
-    ids=["judged", "not judged", "address"],
+    ids=["judged", "not judged", "PCI address"],
 )
-def test_absent_scope_must_be_neither_judged_nor_an_address(where: str, expected: bool) -> None:
-    absent = replace(metric(), absent={where: "unsupported: no"})
-    assert (check_of(view(*[absent] * 3)) is not None) is expected
+def test_scope_without_a_value_must_be_neither_judged_nor_a_pci_address(scope: str, has_check: bool) -> None:
+    absent = replace(metric(), absent={scope: "unsupported: no"})
+    assert (check_of(view(*[absent] * 3)) is not None) is has_check
 
 
-@pytest.mark.parametrize("where", ["pci=0000:01:00.0", "gpu=0"])
-def test_value_at_an_address_has_no_check(where: str) -> None:
-    values = replace(metric(), values={where: 1, "gpu=1": 2})
-    assert (check_of(view(*[values] * 3)) is None) is where.startswith("pci")
+@pytest.mark.parametrize("scope", ["pci=0000:01:00.0", "gpu=0"])
+def test_reading_with_a_value_at_a_pci_address_has_no_check(scope: str) -> None:
+    values = replace(metric(), values={scope: 1, "gpu=1": 2})
+    assert (check_of(view(*[values] * 3)) is None) is scope.startswith("pci")
 
 
-def test_verdicts_must_have_one_numeric_limit_and_one_row_of_the_same_operator() -> None:
+def test_verdicts_must_have_the_same_numeric_limit_and_the_same_row_with_the_operator_of_the_criterion() -> None:
     host, one, two = view(*THREE), row(), row()
     assert check_of(host, passes(5.0)) is not None
     assert check_of(host, passes(True)) is None
@@ -204,7 +207,7 @@ def test_increase_over_the_run_must_pass_and_the_counter_must_not_be_reset(
         assert max(entry[4] for entry in counted.farthest) == numbers[-1] - numbers[0]  # type: ignore[type-var]
 
 
-def test_passes_are_counted_with_the_number_of_the_last_snapshot_the_host_and_the_scope() -> None:
+def test_counted_pass_has_the_position_of_the_host_the_scope_and_the_value_in_the_last_snapshot() -> None:
     checked, counted = check("ge", 1)
     assert checked.count_passes(view(metric(7, 8), metric(7, 8), metric(3, 4)), 5) == 2
     assert [(entry[2], entry[3], entry[4], entry[5]) for entry in counted.farthest] == [

@@ -1,4 +1,4 @@
-"""Snapshots of one record that contradict each other: some lack a reading, or a reading changed that must be constant."""
+"""Snapshots of one record that contradict each other: some lack a reading, or a reading that must be constant changed."""
 
 from __future__ import annotations
 
@@ -58,7 +58,10 @@ def problems(
 
 
 def moved(first: Changes, last: Changes) -> dict[str, Changes]:
-    """Return changes: `first` before the launch, `last` after the launch, and `first` without `full_only` readings during it."""
+    """Return these changes: `first` before the launch, `last` after it.
+
+    The snapshot during the launch gets `first` too, but without readings that only full snapshots have (`full_only`).
+    """
     during = {name: values for name, values in first.items() if not READINGS[name].full_only}
     return {"before": first, "during": during, "after": last}
 

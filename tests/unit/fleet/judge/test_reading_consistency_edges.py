@@ -50,7 +50,7 @@ def problems(*snapshots: Snapshot, gpus: Sequence[Gpu] = (GPU,)) -> list[tuple[s
         ("collector.version", False), ("version", True),
     ],
 )  # fmt: skip
-def test_constant_readings_are_known_by_name(name: str, constant: bool) -> None:
+def test_constant_readings_are_recognized_by_their_names(name: str, constant: bool) -> None:
     assert is_constant(name) is constant
 
 
@@ -103,13 +103,14 @@ THROTTLED = "gpu.throttle.time", "gpu=0,reason=power_cap"
 
 @pytest.mark.parametrize(
     ("grown", "is_wrong"),
-    [(401.0, False), (401.5, True)],
+    [(401.0, False), (401.5, True)],  # 100 s between the snapshots, 1 s to take the second one, 300 s of tolerance
 )
 def test_counted_time_may_grow_by_the_elapsed_time_plus_the_clock_tolerance(grown: float, is_wrong: bool) -> None:
     found = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100)
     assert found == ([(THROTTLED[1], f"grew by {grown:g} s within 100 s")] if is_wrong else [])
 
 
+# The uptime rises by 50 s; the second snapshot takes 1 s; the counting delay is 120 s.
 @pytest.mark.parametrize(("grown", "is_wrong"), [(171.0, False), (171.5, True)])
 def test_counted_time_may_grow_by_the_rise_of_the_uptime_plus_the_counting_delay(grown: float, is_wrong: bool) -> None:
     found = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100, uptimes=(1000.0, 1050.0))

@@ -21,7 +21,7 @@ AT = {(): "host", ("gpu",): "gpu=0", ("numa",): "numa=0", ("pci",): "pci=0000:17
 
 
 def metric(name: str, **values: Value) -> Metric:
-    """Return a reading; `gpu_0` stands for the scope `gpu=0`."""
+    """Return a reading; `gpu_0` stands for the scope `gpu=0`, and `gpu_0__peer_7` for `gpu=0,peer=7`."""
     scopes = {scope.replace("__", ",").replace("_", "="): value for scope, value in values.items()}
     return Metric(name=name, unit=READINGS[name].unit, values=scopes)
 
@@ -57,37 +57,37 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
         "gpu=0,peer=0",
         "between a GPU and itself",
     ),
-    "adapter that is in no list": (
+    "adapter that network.operstate does not list": (
         [metric("network.operstate", nic_eth0="up"), metric("network.carrier", nic_eth0=True, nic_eth1=True)],
         "nic=eth1",
         "but network.operstate was not",
     ),
-    "device that the bus does not have": (
+    "PCI device that pcie.kind does not list": (
         [metric("pcie.kind", pci_0="nvme"), metric("pcie.width", pci_1=16)],
         "pci=1",
         "but pcie.kind was not",
     ),
-    "missing reading of an adapter that the host does not have": (
+    "reading without a value, of an adapter that network.operstate does not list": (
         [metric("network.operstate", nic_eth0="up"), replace(metric("network.speed"), absent={"nic=eth1": "error: x"})],
         "nic=eth1",
         "but network.operstate was not",
     ),
-    "missing reading of a GPU that the host does not have": (
+    "reading without a value, of a GPU that the record does not list": (
         [replace(metric("gpu.fan.speed"), absent={"gpu=7": "unsupported: x"})],
         "gpu=7",
         "the record does not list this GPU",
     ),
-    "missing reading in a scope of another kind": (
+    "reading without a value, in a scope of another kind": (
         [replace(metric("clock.source"), absent={"gpu=0": "unsupported: x"})],
         "gpu=0",
         "this is a reading of the host",
     ),
-    "more GPUs than the bus has": (
+    "more GPUs counted on the bus than pcie.kind lists": (
         [metric("gpu.pci_count", host=3), metric("pcie.kind", pci_0="gpu", pci_1="gpu", pci_2="network")],
         "host",
         "is 3, but pcie.kind lists 2 GPUs",
     ),
-    "fewer links than the GPU has": (
+    "fewer links read than the GPU has": (
         [metric("gpu.nvlink.link_count", gpu_0=18), metric("gpu.nvlink.active", gpu_0__link_0=True)],
         "gpu=0",
         "gpu.nvlink.active was read for 1 link",
@@ -120,6 +120,10 @@ def test_count_that_is_not_the_number_of_parts_is_named(name: str) -> None:
     ("during", "is_possible"), [(3, True), (2, True), (0, False), (8, True), (3000, False), (1.5, False)]
 )
 def test_disks_may_be_attached_and_detached_again_between_two_lists(during: float, is_possible: bool) -> None:
+    """The snapshots before and after a launch list 3 disks and 1 disk. The snapshot during the launch only counts `during` disks.
+
+    Any count from 1 to 20 times 3 is possible.
+    """
     view = host_views(PLAN, EVIDENCE, PACKS)[0]
     record = view.evidence.records[0]
     counts = (3, during, 1)

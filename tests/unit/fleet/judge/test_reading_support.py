@@ -1,4 +1,7 @@
-"""A missing reading is inconclusive if at least half of the GPUs or hosts of this kind have it, or if every host must have it."""
+"""A missing reading is inconclusive if at least half of the parts of the same kind have it, or if every host must have it.
+
+A part is a GPU or a host.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ def with_metric(name: str, change: Callable[[Metric], Metric]) -> Callable[[Reco
 
 
 def fleet(unsupported: dict[str, Collection[str]], name: str = NAME, of: Plan = PLAN) -> dict[str, Evidence]:
-    """Return a healthy fleet whose GPUs have the reading, except those in `unsupported` (host -> GPUs)."""
+    """Return a healthy fleet whose GPUs have the reading `name`, except those in `unsupported` (host -> GPUs)."""
 
     def evidence_of(host: str, evidence: Evidence) -> Evidence:
         without = unsupported.get(host, ())
@@ -211,12 +214,12 @@ def test_reading_that_most_hosts_of_the_kind_have_is_required(
 
 
 def test_reading_that_less_than_half_of_the_hosts_of_the_kind_have_is_optional() -> None:
-    alone = builders.plan("h2", "h3", "h4", profile="smoke", gpu_count=2)
-    evidence = fleet_with_ports(lambda metric: metric, alone)
+    plan = builders.plan("h2", "h3", "h4", profile="smoke", gpu_count=2)
+    evidence = fleet_with_ports(lambda metric: metric, plan)
     for host in ("h3", "h4"):
         change = with_metric(COUNTER, unsupported(COUNTER))
         evidence[host] = replace(evidence[host], records=tuple(map(change, evidence[host].records)))
-    assert [item for item in verdicts(evidence, COUNTER, alone) if item.kind == UNSUPPORTED] == []
+    assert [item for item in verdicts(evidence, COUNTER, plan) if item.kind == UNSUPPORTED] == []
 
 
 @pytest.mark.parametrize("name", ["storage.state.read_only", "clock.synchronized"])

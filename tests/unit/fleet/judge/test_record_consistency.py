@@ -57,7 +57,7 @@ DEADLINE = PLAN.stage("benchmark").deadline_s
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"duration_s": 180.0}, []),
+        ({"duration_s": 180.0}, []),  # the deadline is 60 s, and ending the ranks may take 120 s
         ({"duration_s": 180.5}, ["the launch took 180 s, but its deadline was 60 s"]),
         ({"deadline_s": DEADLINE}, []),
         ({"deadline_s": DEADLINE + 1, "duration_s": 10.0},
@@ -95,7 +95,7 @@ def ranks(*numbers: tuple[int, int], codes: Sequence[int | None] = (0, 0, 0, 0, 
          ["the launch finished with 4 ranks, but the plan has 2 devices",
           "the launch finished, but 4 of its ranks failed: "
           "rank 0 with exit code 1, rank 1 with exit code 1, rank 2 with exit code 1"]),
-        (ranks((1, 1), (2, 2)), ["the local ranks of the launch are not numbered from 0"]),
+        (ranks((1, 1), (2, 2)), ["the local ranks of the launch are not consecutive numbers from 0"]),
         (ranks((0, 0), (2, 1)),
          ["the ranks of the launch are not consecutive numbers", "local rank 1 has rank 2, expected 1"]),
         ((), ["the launch finished with 0 ranks, but the plan has 2 devices"]),
@@ -111,6 +111,7 @@ def test_launch_that_did_not_finish_may_have_fewer_ranks_than_the_plan(outcome: 
 
 
 def test_probe_has_its_own_deadline_and_may_have_any_number_of_ranks() -> None:
+    """A probe is a short launch of part of a gang. The plan has no stage for it."""
     probe = {"stage": "probe", "ranks": (), "deadline_s": 1e6, "duration_s": 1.0, "members": ("h1", "h2")}
     assert problems(launches({}, probe)) == []
     late = replace(HEALTHY, ended="2026-11-21T04:05:00Z")
@@ -248,9 +249,9 @@ def test_ranks_must_report_the_version_of_each_library(name: str) -> None:
 
 
 def test_no_versions_are_required_of_a_stage_that_does_not_use_torch() -> None:
-    storage = builders.with_benchmarks(PLAN, benchmark={"verbs": {}})
+    without_torch = builders.with_benchmarks(PLAN, benchmark={"verbs": {}})
     bare = replace(HEALTHY, software={}, observations=())
-    assert [item for item in found(bare, plan=storage) if item[0].startswith("launch.")] == []
+    assert [item for item in found(bare, plan=without_torch) if item[0].startswith("launch.")] == []
     assert version_problem("torch") in found(bare)
 
 
@@ -295,7 +296,7 @@ def test_two_snapshots_of_one_phase_and_time_are_named() -> None:
         return replace(record, snapshots=(*record.snapshots, record.snapshots[-1]))
 
     at = HEALTHY.snapshots[-1].at
-    assert launch_problem(f"the record has 2 snapshots after the stage with the time {at}") in problems(twice)
+    assert launch_problem(f"2 snapshots after the stage have the same time {at}") in problems(twice)
 
 
 GANG = builders.records(GANG_PLAN, "h1")
@@ -319,20 +320,20 @@ def moved_figures(source: Record) -> Change:
 def test_record_must_have_only_figures_of_its_own_launches() -> None:
     host, gang = GANG
     assert problems_of_changed(moved_figures(host)) == [
-        record_problem("the record of the launches of gang r1 has figures of benchmark")
+        record_problem("the record of the launches of gang r1 has figures of the stage benchmark")
     ]
     assert problems_of_changed(moved_figures(gang), gang=False) == [
-        record_problem("the record of the launches of this host alone has figures of gang")
+        record_problem("the record of the launches of this host alone has figures of the stage gang")
     ]
     added = problems_of_changed(
         lambda record: replace(record, observations=(*record.observations, host.observations[0]))
     )
-    assert added == [record_problem("the record of the launches of gang r1 has figures of benchmark")]
+    assert added == [record_problem("the record of the launches of gang r1 has figures of the stage benchmark")]
     absent = replace(gang.observations[0], status=SKIPPED, value=None, reason="no")
     assert problems_of_changed(lambda record: replace(record, observations=(absent,)), gang=False) == []
     measured = gang.observations[1]
     assert problems_of_changed(lambda record: replace(record, observations=(absent, measured)), gang=False) == [
-        record_problem("the record of the launches of this host alone has figures of gang")
+        record_problem("the record of the launches of this host alone has figures of the stage gang")
     ]
 
 
@@ -347,15 +348,17 @@ def moved_snapshots(stage: str) -> Change:
 
 def test_record_must_have_only_readings_of_its_own_launches() -> None:
     assert problems_of_changed(moved_snapshots("benchmark")) == [
-        record_problem("the record of the launches of gang r1 has readings of benchmark")
+        record_problem("the record of the launches of gang r1 has readings of the stage benchmark")
     ]
     assert problems_of_changed(moved_snapshots("gang"), gang=False) == [
-        record_problem("the record of the launches of this host alone has readings of gang")
+        record_problem("the record of the launches of this host alone has readings of the stage gang")
     ]
     only_preflight = problems_of_changed(
         lambda record: replace(moved_snapshots("preflight")(record), observations=(), launches=())
     )
-    assert only_preflight == [record_problem("the record of the launches of gang r1 has readings of preflight")]
+    assert only_preflight == [
+        record_problem("the record of the launches of gang r1 has readings of the stage preflight")
+    ]
     assert problems_of_changed(lambda record: replace(record, snapshots=())) == []
 
 

@@ -83,5 +83,6 @@ def test_time_at_which_a_record_was_received_is_that_of_its_file(tmp_path: Path)
         os.utime(tmp_path / record_name(host), (RECEIVED - 3600, RECEIVED - 3600))
     run = load(tmp_path)
     assert {host: run.evidence[host].received for host in HEALTHY} == {host: {"": RECEIVED} for host in HEALTHY}
+    # A simulation invents the times in its records, so the times of its files are not used.
     documents.write(paths.plan, to_json(replace(PLAN, simulated=True)))
     assert load(tmp_path).evidence["h1"].received == {}

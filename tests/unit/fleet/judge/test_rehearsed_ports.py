@@ -1,4 +1,7 @@
-"""A rehearsal judges RDMA ports and cables only if it measures ports, and only on hosts whose ports the inventory requires."""
+"""A rehearsal (a run on CPUs) judges RDMA ports and cables only if it measures ports.
+
+It judges them only on hosts for which the inventory sets `rackproof_verbs_required`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ def rehearsal(plan: Plan, *required: str, benchmark: str = "verbs") -> Plan:
         ("gemm", ("h1",), ["rehearsal"]),
     ],
 )
-def test_criteria_on_ports_judge_required_ports_only(
+def test_criteria_on_ports_judge_only_hosts_whose_ports_are_required(
     benchmark: str, required: tuple[str, ...], names: list[str]
 ) -> None:
     plan = rehearsal(builders.plan("h1", "h2"), *required, benchmark=benchmark)
@@ -52,15 +55,15 @@ def test_criteria_on_ports_judge_required_ports_only(
 
 def test_cables_of_required_ports_are_judged() -> None:
     cables = swap(HEALTHY["rails"], ("h04", 1), ("h04", 6))
-    everyone = hosts_of(16)
+    all_hosts = hosts_of(16)
     for lines in ([], lines_of(HEALTHY["rails"])):
-        plan = plan_of(*lines, hosts=len(everyone))
+        plan = plan_of(*lines, hosts=len(all_hosts))
         expected = not_passing(judge_links(plan, links(cables)))
         assert {host for host, *_ in expected} == {"h04"}
-        assert not_passing(judge_links(rehearsal(plan, *everyone), links(cables))) == expected
-        assert not_passing(judge_links(rehearsal(plan, *{*everyone} - {"h04"}), links(cables))) == set()
+        assert not_passing(judge_links(rehearsal(plan, *all_hosts), links(cables))) == expected
+        assert not_passing(judge_links(rehearsal(plan, *{*all_hosts} - {"h04"}), links(cables))) == set()
         assert judge_links(rehearsal(plan), links(cables)) == Wiring()
-        assert judge_links(rehearsal(plan, *everyone, benchmark="gemm"), links(cables)) == Wiring()
+        assert judge_links(rehearsal(plan, *all_hosts, benchmark="gemm"), links(cables)) == Wiring()
 
 
 @pytest.mark.parametrize(("required", "named"), [(True, {("h2", "hca=mlx5_1,port=1")}), (False, set())])

@@ -102,7 +102,7 @@ def test_count_includes_parts_without_a_value(stated: Any, reason: str) -> None:
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(1, True), (2, False), (40, False), (41, True)])
-def test_snapshot_without_a_list_of_interfaces_may_count_up_to_twenty_times_as_many(
+def test_snapshot_without_a_list_of_interfaces_may_count_up_to_twenty_times_as_many_as_are_listed(
     stated: int, is_wrong: bool
 ) -> None:
     found = problems([NICS], [metric("network.nic_count", {"host": stated})])

@@ -266,11 +266,11 @@ def test_failure_of_a_stricter_floor_hides_the_failure_of_a_looser_floor_only_if
     def remaining(*verdicts: Verdict) -> list[str]:
         return [one.criterion for one in without_looser_floors(verdicts)]
 
-    shipped, closer = floor("shipped", 2.0), floor("closer", 3.0, basis="policy")
-    assert remaining(shipped, closer) == ["closer"]
-    assert remaining(shipped, replace(closer, severity="warning", action="none")) == ["shipped", "closer"]
-    assert remaining(shipped, replace(closer, basis="model")) == ["closer"]
-    assert remaining(shipped, replace(closer, verdict=PASS)) == ["shipped", "closer"]
+    shipped, stricter = floor("shipped", 2.0), floor("stricter", 3.0, basis="policy")
+    assert remaining(shipped, stricter) == ["stricter"]
+    assert remaining(shipped, replace(stricter, severity="warning", action="none")) == ["shipped", "stricter"]
+    assert remaining(shipped, replace(stricter, basis="model")) == ["stricter"]
+    assert remaining(shipped, replace(stricter, verdict=PASS)) == ["shipped", "stricter"]
     assert remaining(floor("ceiling", 0.5, operator="le"), shipped) == ["ceiling", "shipped"]
 
 
@@ -279,7 +279,7 @@ def test_failure_of_a_stricter_floor_hides_the_failure_of_a_looser_floor_only_if
     [{"name": "a.c"}, {"scope": "gpu=1"}, {"stage": "gang"}, {"params": {"op": "x"}}, {"verdict": INCONCLUSIVE}],
 )
 def test_floor_on_another_value_or_without_a_failure_hides_no_failure(fields: dict[str, Any]) -> None:
-    verdicts = [floor("shipped", 2.0), floor("closer", 3.0, **fields)]
+    verdicts = [floor("shipped", 2.0), floor("stricter", 3.0, **fields)]
     assert without_looser_floors(verdicts) == verdicts
 
 

@@ -45,7 +45,7 @@ def test_enough_measured_ports_need_no_verdict(wanted: int) -> None:
     assert reasons(port(0), port(1), wanted=wanted) == {}
 
 
-def test_nothing_is_required_without_the_variable_or_without_a_gang() -> None:
+def test_nothing_is_required_without_rackproof_verbs_required_or_without_a_gang() -> None:
     assert reasons(required=False) == {}
     assert reasons(gang=False) == {}
 

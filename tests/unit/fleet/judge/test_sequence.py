@@ -221,7 +221,15 @@ def soak_record(
     events: tuple[Event, ...] = (),
     **fields: Any,
 ) -> Change:
-    """Return a change that adds to a record a soak with `finished` rounds, and the launches of the rounds `numbers`."""
+    """Return a change that adds a soak to a record. A soak repeats benchmarks in rounds, and each round is a launch.
+
+    Args:
+        numbers: rounds whose launches the record has.
+        finished: number of finished rounds that the record states.
+        series: series of the timeline.
+        events: events of the timeline.
+        fields: other fields of the soak.
+    """
     soak = Soak(
         began=builders.WHEN,
         planned_s=60.0,
@@ -246,7 +254,7 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
     "more launches than rounds": (
         soak_record((1, 2, 3), 2),
         [
-            "the record has launches of 3 finished rounds, but by its count 2 finished",
+            "the record has launches of 3 finished rounds, but states that only 2 rounds finished",
             "the record has a launch of round 3, but only 2 rounds ended or were cut off",
         ],
     ),
@@ -261,7 +269,7 @@ SOAKS: dict[str, tuple[Change, list[str]]] = {
         soak_record((1, 3), 2),
         ["the record has a launch of round 3, but only 2 rounds ended or were cut off"],
     ),
-    "ended without a cause": (
+    "end without a cause": (
         soak_record((1,), 1, ended=LATER),
         [
             "the record has no snapshot after the last round of the soak",
@@ -311,7 +319,12 @@ def test_members_that_differ_between_the_records_of_two_hosts_are_named() -> Non
 
 
 def two_launches(seconds: float, *, later: str = LATER) -> Change:
-    """Return a change to two launches: the first takes `seconds`, the second begins at `later` (10 s after the first began)."""
+    """Return a change that gives a record two launches.
+
+    Args:
+        seconds: duration of the first launch.
+        later: when the second launch begins. LATER is 10 s after the beginning of the first.
+    """
     return lambda record: replace(
         record,
         launches=(

@@ -1,4 +1,8 @@
-"""Hosts with the same layout share a step of the judge until a host has another value of a reading that the step uses."""
+"""Hosts of one layout share a step of the judge until a host has another value of a reading that the step uses.
+
+A layout is a group of hosts whose benchmarks made the same observations. A step is, for example, the evaluation of a criterion:
+it is done once for all hosts that share it. The token of a reading is a number. Readings with equal tokens are equal.
+"""
 
 from __future__ import annotations
 

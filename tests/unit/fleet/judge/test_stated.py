@@ -144,7 +144,7 @@ def test_ethernet_ports_do_not_hide_slow_infiniband_ports(slow: dict[str, Any]) 
 
 @pytest.mark.parametrize("bad_reading", ["infiniband.state", "infiniband.phys_state", "infiniband.active"])
 def test_each_of_the_three_state_readings_can_show_that_ports_are_down(bad_reading: str) -> None:
-    """Only `bad_reading` reports that the ports are down, for all ports, as in an edited record."""
+    """The other two readings report that the ports are up, as in an edited record."""
     bad = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infiniband.active": False}[bad_reading]
     readings = tuple(
         replace(item, values=dict.fromkeys(item.values, bad)) if item.name == bad_reading else item for item in ports()

@@ -44,7 +44,7 @@ def test_missing_total_of_a_directory_with_a_floor_is_inconclusive() -> None:
         (figure("aggregate_bandwidth", op="write"), 1),
         (figure("aggregate_bandwidth", stage="benchmark"), 1),
     ],
-    ids=["total of the same figure", "other directory", "other operation", "other stage"],
+    ids=["same directory, operation and stage", "other directory", "other operation", "other stage"],
 )
 def test_total_of_another_directory_operation_or_stage_does_not_count(other: Observation, count: int) -> None:
     assert len(verdicts_on_totals(figure(), other)) == count

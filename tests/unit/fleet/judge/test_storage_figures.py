@@ -115,13 +115,13 @@ def test_directories_that_share_a_disk_are_not_compared_with_directories_alone_o
 
 
 @pytest.mark.parametrize(
-    ("floors", "criteria"),
+    ("floors", "failed_operations"),
     [({"local_read": 7.0}, {"read"}), ({"local_read": 5.9, "local_write": 6.1}, {"write"}), ("together", set())],
 )
-def test_floors_of_the_inventory_are_in_gib_per_second(floors: Any, criteria: set[str]) -> None:
+def test_floors_of_the_inventory_are_in_gib_per_second(floors: Any, failed_operations: set[str]) -> None:
     found = causes(rackproof_storage_floors=floors)
-    assert {word for item in found for word in ("read", "write") if f"({word}," in item.title} == criteria
-    assert len(found) == (6 if criteria else 0), "each directory of each host must fail"
+    assert {word for item in found for word in ("read", "write") if f"({word}," in item.title} == failed_operations
+    assert len(found) == (6 if failed_operations else 0), "each directory of each host must fail"
 
 
 def test_directory_that_was_not_measured_is_inconclusive_with_its_reason() -> None:
@@ -231,7 +231,7 @@ def test_slow_client_slow_files_and_wrong_data_are_one_cause_each(
     assert words in cause.title
 
 
-def test_slow_file_system_is_one_cause_of_the_gang() -> None:
+def test_slow_file_system_is_one_cause_for_the_whole_gang() -> None:
     (cause,) = shared_causes(together=9 * GIB, rackproof_storage_floors="together")
     assert (cause.part, set(cause.hosts)) == ("gang=all", {*HOSTS, "h4"})
     assert "bandwidth of all clients together" in cause.title

@@ -24,6 +24,7 @@ USUAL = {
     "cpus": 16.0, "cpu_wait": 0.0, "cpu_pressure": 0.0, "cpu_time": 0.010, "cpu_throttled_share": 0.0,
     "throttled_share power_cap": 0.0, "throttled_share hw_thermal": 0.0, "throttled_share sw_thermal": 0.1,
 }  # fmt: skip
+"""Figure of a healthy rank without `straggler.` -> value in s, Hz, W, °C or processors, or a share of time."""
 NO_CAUSE = "no reading of its GPU or its host's CPU during the training steps explains this"
 
 

@@ -43,9 +43,9 @@ FIGURES: dict[str, tuple[str, float]] = {
     "preemptions": ("1", 0.01), "clock": ("Hz", 1.9e9), "power": ("W", 675.0), "temperature": ("Cel", 58), "cpus": ("1", 64),
     "cpu_wait": ("s", 1e-6), "cpu_pressure": ("1", 0.003), "cpu_throttled_share": ("1", 0.0),
 }  # fmt: skip
-"""Name -> (unit, value), measured on four healthy H200."""
+"""Name of a figure without the prefix `straggler.` -> (unit, value), measured on four healthy H200."""
 SCATTER = {"gpu=0": 1.012, "gpu=1": 0.988}
-"""Scope -> factor of the compute time. Fixed, so that every run of the tests has the same values."""
+"""Scope -> factor by which `compute` differs from FIGURES on this GPU of each host. Fixed, so that tests are reproducible."""
 
 
 def straggler_plan(*hosts: str, gpu_count: int = 2, device: str = "gpu") -> Plan:
@@ -68,7 +68,8 @@ def straggler_evidence(
 
     Args:
         plan: the plan of the run.
-        over: (stage, host, scope) -> figure -> other value; the name of a clock event reason stands for its share of time.
+        over: (stage, host, scope) -> name -> value in place of the usual one. The name is a key of FIGURES, or the reason of
+            a clock event (such as `power_cap`), whose value is the share of time in which it is active.
     """
     result = builders.evidence(plan)
     for number, (name, host_evidence) in enumerate(result.items()):
@@ -129,6 +130,7 @@ def test_ranks_with_usual_scatter_have_no_straggler() -> None:
     }
 
 
+# The figures of a slow rank that differ from FIGURES.
 HOT = {
     "compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.2e9, "power": 390.0, "temperature": 88, "hw_thermal": 0.8,
     "power_cap": 0.0,
@@ -232,13 +234,13 @@ def test_each_slow_rank_is_reported() -> None:
 
 
 def test_two_gpus_are_not_compared() -> None:
-    """Two GPUs have no majority; the report lists the figure as not judged."""
+    """If one of two GPUs is slower, no majority shows which of them is normal."""
     plan = straggler_plan(gpu_count=1)
     assert straggler_verdicts(plan, straggler_evidence(plan, {("gang", "h2", "gpu=0"): HOT})) == []
 
 
 def test_slow_process_of_a_rehearsal_passes() -> None:
-    """Processes that share CPUs may differ by any amount."""
+    """In a rehearsal, the ranks are CPU processes. Because they share CPUs, their times may differ by any amount."""
     plan = straggler_plan(device="cpu")
     assert plan.rehearsal
     verdicts = straggler_verdicts(
@@ -277,7 +279,7 @@ def test_unsupported_kernel_counter_is_not_reported_as_missing() -> None:
 
 
 def make_unmeasured(name: str, status: str) -> Callable[[Observation], Observation]:
-    """Return a change that gives the figure of GPU 1 this status in place of its value."""
+    """Return a function that gives the figure `name` of GPU 1 this status, and removes its value."""
 
     def change(observation: Observation) -> Observation:
         is_target = observation.name == name and observation.scope == "gpu=1"
@@ -297,14 +299,14 @@ def test_trimmed_mean_ignores_one_slow_step_but_not_ten_percent_of_steps() -> No
 def write_kernel_files(
     root: Path, *, delays: int, pressure: int | None, cgroup: str, **groups: tuple[int, int]
 ) -> Path:
-    """Write files of /proc and /sys and return their root.
+    """Write the kernel's files with CPU counters below `root`, and return `root`.
 
     Args:
-        root: the directory.
-        delays: run-queue delay of each thread, in nanoseconds.
-        pressure: CPU pressure, in microseconds; None if the kernel has no PSI.
+        root: the directory in place of `/`.
+        delays: how long each of two threads waited for a CPU so far, in nanoseconds.
+        pressure: how long any process waited for a CPU so far, in microseconds; None if the kernel has no PSI.
         cgroup: content of /proc/self/cgroup.
-        groups: cgroup -> (periods, throttled periods).
+        groups: cgroup -> (periods of its CPU quota, throttled periods).
     """
     files = {f"proc/self/task/{thread}/schedstat": f"5 {delays} 1\n" for thread in (7, 8)}
     files |= {"proc/self/cgroup": cgroup}
@@ -358,14 +360,16 @@ LIMIT = Criterion(
     action="none",
     source="test",
 )
-"""With one slowed rank of three, the slower healthy rank is the median, so neither healthy rank exceeds the limit."""
+"""The limit is 1.25 times the median. With one slowed rank of three, the slower healthy rank is the median, so both healthy
+ranks pass."""
 
 
 @contextlib.contextmanager
 def pause_repeatedly() -> Iterator[Callable[[int], None]]:
-    """Yield a function that from then on stops a process for 90 % of the time. Other load slows a process down far less.
+    """Yield a function `begin(pid)`. It starts a thread that keeps the process stopped for 90 % of the time.
 
-    On a busy CPU the pausing thread wakes up late. Therefore it stops the process for nine times as long as the process ran.
+    Other load on the machine slows a process down far less. On a busy CPU the thread wakes up late. Therefore it stops the
+    process for nine times as long as the process ran.
     """
     ended, threads = threading.Event(), list[threading.Thread]()
 
@@ -393,9 +397,9 @@ def pause_repeatedly() -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def share_one_cpu() -> Iterator[Callable[[int], None]]:
-    """Yield a function that pins a process to one CPU, on which seven busy processes run.
+    """Yield a function `begin(pid)` that pins the process to one CPU, on which seven busy processes run.
 
-    Each busy process has its own session, because autogroup scheduling divides CPU time by session.
+    Each busy process has its own session, because the kernel's autogroup scheduling divides CPU time between sessions.
     """
     one = min(os.sched_getaffinity(0))
     busy_loop = f"import os\nos.sched_setaffinity(0, {{{one}}})\nwhile os.getppid() == {os.getpid()}: pass"
@@ -453,11 +457,11 @@ def test_slowed_real_rank_is_reported(
 
 
 def wait_for_timed_steps(work: Path, rank: BaseProcess) -> int:
-    """Wait until the rank SLOW runs timed steps. Return its process id."""
+    """Wait until the rank SLOW runs timed steps. Return its process ID."""
     state = work / f"rank{SLOW}.state.json"
     while rank.is_alive():
         with contextlib.suppress(OSError, ValueError):
             if rank.pid and json.loads(state.read_text())["phase"].startswith("straggler, "):
                 return rank.pid
         time.sleep(0.01)
-    raise AssertionError(f"rank {SLOW} took no step: {(work / f'rank{SLOW}.log').read_text()}")
+    raise AssertionError(f"rank {SLOW} ended before its timed steps: {(work / f'rank{SLOW}.log').read_text()}")

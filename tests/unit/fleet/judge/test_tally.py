@@ -1,4 +1,7 @@
-"""Test the rows of a fleet report: counts, spread, worst values, and merging of rows."""
+"""Test the rows of a fleet report: counts, spread, worst values, and merging of rows.
+
+A row summarizes the verdicts of one criterion on one figure. A tally has all rows.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ def new_row(**changes: Any) -> TallyRow:
 def add_value(
     to: TallyRow, position: int, value: Any, verdict: str = PASS, limit: Any = 5.0, scope: str = "gpu=0"
 ) -> None:
-    """Add a verdict on the host `h<position>` of the plan to a row."""
+    """Add a verdict on the host `h<position>`, which has this position in the plan, to the row `to`."""
     to.add(verdict, value, limit, position, f"h{position}", scope, f"S{position}")
 
 
@@ -40,7 +43,7 @@ def verdict(host: str = "h1", value: Any = 9.0, **over: Any) -> Verdict:
 
 
 def worst_hosts(judged: Judged) -> list[str]:
-    """Return the hosts of the listed parts, the worst first."""
+    """Return the hosts of the parts that the row lists, the worst first."""
     return [far.host for far in judged.farthest]
 
 
@@ -259,7 +262,7 @@ def test_spread_of_extreme_values_is_finite(values: tuple[float, ...], expected:
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_values_are_rounded_if_a_row_has_more_than_max_exact_values(more: int) -> None:
+def test_values_are_rounded_if_a_row_has_more_than_max_exact_different_values(more: int) -> None:
     values = [100 + at / 1000 for at in range(MAX_EXACT + more)]
     row, halves = new_row(), [new_row(), new_row()]
     for position, value in enumerate(values):
@@ -370,7 +373,7 @@ def test_whole_numbers_below_2_to_the_53_have_no_decimal_point() -> None:
         assert str(spread.min) == expected
 
 
-def test_description_of_a_merged_row_does_not_depend_on_the_order_of_merging() -> None:
+def test_source_basis_unit_and_operator_of_a_merged_row_do_not_depend_on_the_order_of_merging() -> None:
     expected = [("b", "policy", "W", "ge"), ("a", "measured", "B/s", "gt"), ("c", "policy", "1", "eq")]
     for order in (expected, expected[::-1]):
         row = new_row(source=order[0][0], basis=order[0][1], unit=order[0][2], operator=order[0][3])
@@ -432,7 +435,7 @@ def test_rows_are_sorted_by_criterion_name_and_settings() -> None:
         ]  # fmt: skip
 
 
-def test_description_of_a_row_does_not_depend_on_the_order_of_its_verdicts() -> None:
+def test_source_and_operator_of_a_row_do_not_depend_on_the_order_of_its_verdicts() -> None:
     for source, operator in (("a", "gt"), ("a", "ge"), ("b", "gt")):
         verdicts = [
             verdict(source="b", operator="ge"),

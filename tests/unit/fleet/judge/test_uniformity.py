@@ -1,4 +1,4 @@
-"""Versions and settings must be equal within a group of hosts. The report has a matrix of versions."""
+"""Test the comparison of versions and settings within a group of hosts, and the matrix of versions in the report."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from tests import builders
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
 """Pack with only the uniformity criteria."""
 OF_EVERY_HOST = ("gpu.peer.link", *(f"launch.{name}" for name in builders.SOFTWARE))
-"""Readings that every host of `builders` has. `uniformity_verdicts` leaves them out: tests check the readings that they add."""
+"""Readings that every host of `builders` has. `uniformity_verdicts` omits them, so that a test gets only the readings it adds."""
 REMEDY = "; set the value of the majority, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")
@@ -40,7 +40,7 @@ def uniform_plan(*hosts: str, **variables: Any) -> Plan:
 
 
 def with_readings(evidence: Evidence, readings: Mapping[str, Mapping[str, Any]], unit: str = "1") -> Evidence:
-    """Return the evidence with one more snapshot; `readings`: name -> scope -> value, or (status, reason)."""
+    """Return the evidence with one more snapshot; `readings`: name -> scope -> value, or (status, reason) if it has no value."""
     metrics = tuple(
         Metric(
             name=name,
@@ -55,7 +55,7 @@ def with_readings(evidence: Evidence, readings: Mapping[str, Mapping[str, Any]],
 
 
 def evidence_with(plan: Plan, name: str, values: Mapping[str, Any], *, unit: str = "1") -> dict[str, Evidence]:
-    """Return evidence in which each host has the reading `name`; `values`: host -> value, or {scope: value}."""
+    """Return evidence with the reading `name`; `values`: host -> {scope: value}, or the value for the scope `host`."""
     evidence = builders.evidence(plan)
     for host, value in values.items():
         positions = value if isinstance(value, dict) else {"host": value}
@@ -217,7 +217,7 @@ def test_reading_that_is_no_longer_supported_is_inconclusive_unless_it_is_option
 
 
 def test_last_value_of_a_number_is_compared() -> None:
-    """A temporary change, such as by a cpuset, is not a difference between hosts."""
+    """A number that changes only during the run, such as the CPU count by a cpuset, is not a difference between hosts."""
     plan = uniform_plan("h1", "h2")
     evidence = evidence_with(plan, "host.cpu.count", {"h1": 192, "h2": 96})
     evidence = {
@@ -276,7 +276,10 @@ MEMORY = 2_164_126_347_264
         ({"h2": MEMORY - (1 << 30)}, []),  # the kernel reserves more
         ({"h2": MEMORY * 2}, []),  # more memory than the others is no fault
         (dict.fromkeys(("h2", "h3", "h4"), MEMORY // 2), []),  # one host with more memory is not the reference
-        (dict.fromkeys(("h3", "h4"), MEMORY // 2), ["h3", "h4"]),  # of two equally common sizes, the larger is right
+        (
+            dict.fromkeys(("h3", "h4"), MEMORY // 2),
+            ["h3", "h4"],
+        ),  # of two equally common sizes, the larger is the reference
     ],
 )
 def test_host_with_less_memory_than_other_hosts_fails(values: dict[str, int], failing: list[str]) -> None:
@@ -287,7 +290,7 @@ def test_host_with_less_memory_than_other_hosts_fails(values: dict[str, int], fa
 
 
 def ports(**states: str) -> dict[str, str]:
-    """Return the state of eight ports; `states`: adapter -> another state."""
+    """Return the states of the ports of eight adapters: "ACTIVE" except for the adapters in `states` (adapter -> state)."""
     return {f"hca=mlx5_{index},port=1": states.get(f"mlx5_{index}", "ACTIVE") for index in range(8)}
 
 
@@ -299,7 +302,9 @@ def test_port_that_is_down_but_active_on_other_hosts_fails() -> None:
 
 
 @pytest.mark.parametrize(("state", "action"), [("Polling", "reseat"), ("Disabled", "configure")])
-def test_port_that_software_disabled_has_the_action_configure(state: str, action: str) -> None:
+def test_action_for_a_port_without_a_link_is_configure_if_software_disabled_it_and_else_reseat(
+    state: str, action: str
+) -> None:
     plan = uniform_plan("h1", "h2", "h3")
     up = dict.fromkeys(ports(), "LinkUp")
     values = {"h1": up, "h2": up | {"hca=mlx5_3,port=1": state}, "h3": up}
@@ -324,7 +329,7 @@ def test_port_that_is_active_on_only_one_host_passes() -> None:
 def single_host_findings(
     states: Mapping[str, str], boards: Mapping[str, str], **variables: Any
 ) -> list[tuple[str, str, str, str]]:
-    """Return the findings on a host without peers whose adapters have these port states and boards."""
+    """Return the verdicts that are not a pass on a host without peers. `states`: port -> state; `boards`: adapter -> board."""
     plan = uniform_plan("h1", **variables)
     evidence = builders.evidence(plan)
     layers = dict.fromkeys(states, "InfiniBand")
@@ -342,8 +347,8 @@ def test_port_that_deviates_from_most_ports_of_a_single_host_fails() -> None:
 
 
 def test_ports_of_a_single_host_that_may_be_unused_pass() -> None:
-    half = dict.fromkeys(("mlx5_4", "mlx5_5", "mlx5_6"), "DOWN")
-    assert single_host_findings(ports(**half), BOARDS) == [], "five of eight ports must not count as a clear majority"
+    three_down = dict.fromkeys(("mlx5_4", "mlx5_5", "mlx5_6"), "DOWN")
+    assert single_host_findings(ports(**three_down), BOARDS) == [], "five of eight ports are less than three quarters"
     other = BOARDS | dict.fromkeys(("hca=mlx5_6", "hca=mlx5_7"), "MT_0000000359")
     assert single_host_findings(ports(mlx5_6="DOWN", mlx5_7="DOWN"), other) == [], (
         "the ports of another board must not be compared"
@@ -363,7 +368,9 @@ def test_links_that_are_down_fail_if_the_board_uses_them() -> None:
 
     assert [scope for _, scope, *_ in links(1)] == ["gpu=0,link=0"]
     assert [scope for _, scope, *_ in links(4)] == [f"gpu=0,link={index}" for index in range(4)]
-    assert links(6) == [], "12 of 18 links are up, as with a bridge: the other links must not fail"
+    assert links(6) == [], (
+        "12 of 18 links are up (less than three quarters), as with a bridge: the other links must not fail"
+    )
     assert links(18) == [], "no link is up, as in a virtual machine with one GPU: no link may fail"
     assert links(0) == []
 

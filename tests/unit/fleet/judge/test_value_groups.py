@@ -32,11 +32,11 @@ HOSTS = ("h1", "h2", "h3", "h4")
 PLAN = one_figure_plan(*HOSTS, rackproof_gang="all")
 NAME = "host.thing"
 Readings = Mapping[str, Mapping[str, Value]]
-"""Name -> scope -> value, or `status: reason`."""
+"""Name -> scope -> value; the text `status: reason` if the reading has no value."""
 
 
 def rule(name: str = NAME, scope: str = "host", **fields: Any) -> Criterion:
-    """Return a criterion that requires the same value in the group."""
+    """Return a criterion that requires the same value of all parts of a group."""
     return criterion(name, **{"scope": scope, "value": None, "same_as_fleet": True, "action": "none", **fields})
 
 
@@ -196,7 +196,7 @@ def test_name_of_a_group_is_the_gang_the_rack_or_the_domain(among: str, name: st
         ("gpu=0", "pcie.width", ("NVIDIA H200", "gpu=0"), "host"),
     ],
 )
-def test_gpus_are_one_group_and_other_parts_are_grouped_by_scope(
+def test_gpus_of_a_model_are_one_group_and_other_parts_and_slot_readings_are_grouped_by_scope(
     scope: str, name: str, key: tuple[str, str], what: str
 ) -> None:
     compared = rule(name, scope=scope.rpartition(",")[2].partition("=")[0])
@@ -301,6 +301,7 @@ def test_each_gang_has_its_own_common_parts() -> None:
 def test_majority_states_the_reference_and_whether_one_part_or_several_have_a_value(
     values: Mapping[str, Value], required: tuple[int, type, Value] | None
 ) -> None:
+    """`required`: number of hosts with a value (2 means two or more), type of the reference, reference."""
     views = views_of(rule(), values)
     keys = group_keys(view("h1", rule(), {NAME: {"host": "z"}}), rule())
     # The key may come from a host of another gang.
@@ -464,10 +465,10 @@ def test_value_that_was_lost_during_the_run_is_inconclusive(last: str, verdict: 
 
 # ---- parts of one host ----
 
-LANES = rule("port.thing", scope="port", among="host", action="none")
+PORT_RULE = rule("port.thing", scope="port", among="host", action="none")
 
 
-def ports(values: str, criterion: Criterion = LANES, plan: Plan = PLAN, **more: Mapping[str, Value]) -> HostView:
+def ports(values: str, criterion: Criterion = PORT_RULE, plan: Plan = PLAN, **more: Mapping[str, Value]) -> HostView:
     """Return a host with a port for each letter; the letter is the value of the port.
 
     `more`: other readings, with `__` instead of `.` in their names.
@@ -484,7 +485,7 @@ def ports(values: str, criterion: Criterion = LANES, plan: Plan = PLAN, **more: 
 def test_ports_of_a_host_are_compared_if_at_least_four_exist_and_three_quarters_agree(
     values: str, failing: int | None
 ) -> None:
-    verdicts = [verdict for _, _, verdict, _ in judged(LANES, ports(values))]
+    verdicts = [verdict for _, _, verdict, _ in judged(PORT_RULE, ports(values))]
     assert (verdicts.count(FAIL), len(verdicts)) == ((failing, len(values)) if failing is not None else (0, 0))
 
 
@@ -508,7 +509,7 @@ def test_links_are_compared_with_those_of_their_gpu_or_with_the_same_link_of_oth
     )  # fmt: skip
 
 
-GROUPED = replace(LANES, among="", group_by=("port.kind",))
+GROUPED = replace(PORT_RULE, among="", group_by=("port.kind",))
 
 
 @pytest.mark.parametrize(

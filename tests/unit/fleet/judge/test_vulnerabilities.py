@@ -1,4 +1,4 @@
-"""Published vulnerabilities of a version reject a host only if a criterion of the site requires it."""
+"""Test that published vulnerabilities reject a host only if a pack chosen by the operator has a criterion on their scores."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, host_vi
 
 
 def published(severity: str, score: float, *ranges: tuple[str, str]) -> Advisory:
+    """Return an advisory. `ranges`: (first affected version, first version with the fix)."""
     return Advisory(
         id="NVIDIA 5821",
         url="https://example.com",
@@ -57,7 +58,7 @@ def site() -> tuple[Pack, ...]:
 
 
 def report(packs: tuple[Pack, ...], *metrics: Metric) -> FleetReport:
-    """Return the report on one healthy host. These readings replace those of the same name in its snapshots."""
+    """Return the report on one healthy host. `metrics` replace the readings of the same names in all its snapshots."""
     plan = builders.plan("h1", rackproof_gang="none")
     (evidence,) = builders.evidence(plan).values()
     records = [
@@ -88,7 +89,7 @@ TOOLKIT = "container.toolkit.version"
 WITH_TOOLKIT = Metric(
     name="container.cdi.gpus", unit="1", values={}, absent={"host": "unsupported: no CDI specification"}
 )
-"""A reading that the agent always reports together with the version of the toolkit."""
+"""A reading that the agent always reports together with the version of the container toolkit."""
 OLD_DRIVER = reading(DRIVER, "580.95.05")
 
 
@@ -210,7 +211,7 @@ DRIVERS = Metric(name=DRIVER, unit="1", values={"host": "580.95.05"}, absent={"g
 SCORED = criterion("vulnerability.driver", operator="lt", value=7.0)
 
 
-def test_scores_are_added_only_if_a_criterion_of_the_operator_judges_them() -> None:
+def test_scores_are_added_only_if_a_pack_chosen_by_the_operator_has_a_criterion_on_scores() -> None:
     evidence = host_evidence(one_figure_plan("h1"), "h1", DRIVERS)
     shipped, other = pack(SCORED), pack(criterion("gpu.thing"), name="mine", chosen=True)
     assert vulnerabilities.with_scores(evidence, [shipped, other]) is evidence
@@ -249,7 +250,7 @@ def failed_score(**fields: str) -> Verdict:
     return Verdict(**{**default, "reason": "found 8.8", **fields})
 
 
-def test_failed_score_names_the_fix_of_each_vulnerable_version() -> None:
+def test_failed_score_names_the_fix_of_a_vulnerable_version_even_if_another_snapshot_has_a_fixed_version() -> None:
     other = reading(DRIVER, "580.159.03")
     evidence = host_evidence(one_figure_plan("h1"), "h1", reading(DRIVER, "580.95.05"))
     (record,) = evidence.records

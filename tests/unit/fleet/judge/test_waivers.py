@@ -34,7 +34,7 @@ def failed_verdict(**over: object) -> Verdict:
 
 
 def write_waivers(path: Path, *waivers: dict[str, object]) -> Path:
-    """Write a waivers file; the fields of a waiver replace common ones. Return its path."""
+    """Write a waivers file and return its path. The given fields of each waiver are added to default ones, or replace them."""
     common = {
         "criterion": "hbm-copy",
         "who": "Ada Example",
@@ -208,7 +208,8 @@ def test_waivers_are_stored_in_the_plan(tmp_path: Path) -> None:
     path = write_waivers(tmp_path / "w.yml", {"host": "h1"}, {"host": "elsewhere"}, {"serial": "S9"})
     waivers = read_waivers(str(path), {"h1", "h2"})
     assert [waiver.host or waiver.serial for waiver in waivers] == ["h1", "S9"]
-    slow = slowed("memory.bandwidth", 0.974, op="copy")  # below the floor but within the fleet limit
+    # The figure is below the floor of the pack, but within the limit relative to the median of the fleet.
+    slow = slowed("memory.bandwidth", 0.974, op="copy")
     run = run_directory(tmp_path / "r1", change=slow, waivers=waivers)
     path.unlink()
     call("report", run)

@@ -1,4 +1,7 @@
-"""Compare cables with the manifest or, if it lists no cables, between hosts. Two swapped cables are one cause that names both."""
+"""Test the verdicts on cables. Two swapped cables are one cause that names both.
+
+A port that the manifest lists is compared with the manifest. Other ports are compared with the same slot of other hosts.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ from tests import builders
 from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack, reading
 
 Cables = dict[tuple[str, int], tuple[str, str]]
-"""Host and rail -> switch and port."""
+"""(Host, rail) -> (switch, port of the switch). The rail is the number of a NIC of the host: `ens<rail>np0`."""
 FASTEST, MANAGEMENT = 50e9, 1.25e9
 """Rates of the ports of rails and of management ports, in B/s."""
 FAST = pack(criterion("memory.bandwidth", operator="ge", unit="B/s"))
@@ -55,7 +58,10 @@ def hosts_of(count: int) -> list[str]:
 
 
 def rail_optimized(count: int, rails: int = 8, *, pod: int = 0, hosts_in_pod: int = 999) -> Cables:
-    """Return the cables of a fleet with one leaf switch for each rail of each pod (a group of hosts)."""
+    """Return the cables of a fleet with one leaf switch for each rail of each pod (a group of hosts).
+
+    `pod`: number of the first pod.
+    """
     return {
         (host, rail): (f"leaf{number // hosts_in_pod + pod}-{rail}", f"swp{number % hosts_in_pod + 1}")
         for number, host in enumerate(hosts_of(count))
@@ -99,7 +105,7 @@ def swap(cables: Cables, first: tuple[str, int], second: tuple[str, int]) -> Cab
 
 
 def links(cables: Mapping[tuple[str, int], tuple[str, str]], **reasons: str) -> list[HostLinks]:
-    """Return the ports of all hosts. A port without a switch was not read; `reasons`: host -> why not."""
+    """Return the ports of all hosts. An empty switch means that the port was not read; `reasons`: host -> why it was not read."""
     of_host: dict[str, list[PortLink]] = {}
     for (host, rail), (switch, port) in cables.items():
         of_host.setdefault(host, []).append(
@@ -117,7 +123,7 @@ def plan_of(*lines: Part, hosts: int = 4) -> Plan:
 
 
 def lines_of(cables: Cables) -> list[Part]:
-    """Return the lines of a manifest that orders these cables."""
+    """Return the lines of a manifest that lists these cables."""
     return [
         Part(
             host=host,
@@ -251,7 +257,7 @@ def test_fabric_without_a_majority_is_not_compared() -> None:
     assert wiring.summary.startswith("NOT COMPARED (no slot has a switch that most hosts share)")
 
 
-def test_port_that_was_not_read_is_inconclusive_if_most_hosts_have_a_switch() -> None:
+def test_port_that_was_not_read_is_inconclusive_if_most_hosts_report_a_switch_in_this_slot() -> None:
     cables = {**HEALTHY["rails"], ("h03", 2): ("", "")}
     (verdict,) = [item for item in compare_hosts(cables).verdicts if item.verdict != PASS]
     assert (verdict.host, verdict.scope, verdict.verdict) == ("h03", "nic=ens2np0", INCONCLUSIVE)
@@ -354,7 +360,7 @@ def test_swapped_cables_of_one_adapter_with_two_ports_are_one_cause() -> None:
 
 
 def compare_with_manifest(ordered: Cables, found: Cables) -> Wiring:
-    """Return the verdicts on the cables `found` if the manifest orders the cables `ordered`."""
+    """Return the verdicts on the cables `found` if the manifest lists the cables `ordered`."""
     return judge_links(plan_of(*lines_of(ordered), hosts=4), links(found))
 
 
@@ -394,7 +400,7 @@ def test_cable_at_the_wrong_port_or_switch_is_named_with_both_ends() -> None:
 
 
 @pytest.mark.parametrize(("other_domain", "is_named"), [("a", True), ("b", False)])
-def test_switch_of_the_same_name_in_another_domain_is_another_switch(other_domain: str, is_named: bool) -> None:
+def test_switch_of_the_same_name_in_another_dns_domain_is_another_switch(other_domain: str, is_named: bool) -> None:
     ordered = {("h01", 0): ("leaf1.a", "swp1"), ("h01", 1): (f"leaf1.{other_domain}", "swp2")}
     wiring = compare_with_manifest(ordered, {("h01", 0): ("leaf1.a", "swp2"), ("h01", 1): ("leaf9", "swp2")})
     assert (", and port ens1np0 of h01 to " in wiring.verdicts[0].detail) == is_named
@@ -432,7 +438,10 @@ def test_cable_that_was_not_read_is_inconclusive(hosts: list[HostLinks], reason:
 
 @pytest.mark.parametrize("sent", ["", "00:1f:46:ab:cd:ef", "537"])
 def test_port_that_the_switch_does_not_name_is_inconclusive_only_at_the_right_switch(sent: str) -> None:
-    """netbox-community/netbox issue 5818: an address sent as the name of a port is no evidence of a wrong cable."""
+    """Some switches send a MAC address (netbox-community/netbox issue 5818) or a number in place of the name of a port.
+
+    At the right switch, this is no evidence of a wrong cable.
+    """
     cables = rail_optimized(4, rails=2)
     found = {**cables, ("h01", 0): (cables["h01", 0][0], sent), ("h02", 1): ("leaf9", sent)}
     verdicts = {item.host: item for item in compare_with_manifest(cables, found).verdicts if item.verdict != PASS}
@@ -572,7 +581,7 @@ def test_cause_of_firmware_or_a_gpu_names_no_cable(name: str, scope: str) -> Non
 
 
 def test_each_interface_of_an_adapter_with_two_ports_has_the_name_of_its_own_port() -> None:
-    """Otherwise the line of the manifest for `mlx5_0`, the first port, would also match the second port."""
+    """In a manifest, `mlx5_0` means port 1 of the adapter. If port 2 also had this name, the line would match both ports."""
     plan = plan_of(hosts=1)
     readings = [
         Metric(name=f"network.{name}", unit="1", values={f"nic=eth{number}": f"{text}{number}" for number in (1, 2)})
@@ -599,7 +608,7 @@ def test_manifest_gives_the_cable_of_a_port_whose_switch_cannot_be_read() -> Non
 
 
 def metrics(host: str, cables: Cables, kind: str = "nic") -> Iterator[Metric]:
-    """Yield the readings of a host; those of InfiniBand ports if `kind` is `hca`."""
+    """Yield the cable readings of a host: of Ethernet interfaces (`kind` is `nic`) or of InfiniBand ports (`hca`)."""
     rails = {rail: end for (name, rail), end in cables.items() if name == host}
     prefix, suffix = ("network", "") if kind == "nic" else ("infiniband", ",port=1")
     scopes = {rail: f"{kind}=dev{rail}{suffix}" for rail in rails}
@@ -662,7 +671,7 @@ def cable_verdicts(report: FleetReport) -> list[Verdict]:
 
 
 @pytest.mark.parametrize("kind", ["nic", "hca"])
-def test_report_names_the_swapped_cables_and_rejects_only_that_host(kind: str) -> None:
+def test_report_names_the_swapped_cables_and_rejects_only_their_host(kind: str) -> None:
     plan, cables = plan_of(hosts=4), rail_optimized(4, rails=4)
     healthy = report_on(plan, cables, kind)
     assert healthy.decision == ACCEPTED
@@ -695,7 +704,7 @@ def test_run_without_cable_readings_has_no_cabling_line_and_no_verdict() -> None
     assert not [line for line in report.acceptance.summary if line.startswith("Cabling")]
 
 
-def test_manifest_may_name_a_port_by_its_interface_address_or_adapter() -> None:
+def test_manifest_may_name_a_port_by_its_interface_or_pci_address_or_adapter() -> None:
     plan, cables = plan_of(hosts=1), {("h01", 3): ("leaf", "7")}
     roce = Metric(name="infiniband.interface", unit="1", values={"hca=mlx5_9,port=1": "dev3"})
     for kind, names in (("nic", ("dev3", "0000:03:00.0", "mlx5_9")), ("hca", ("dev3", "dev3/1", "0000:03:00.0"))):
@@ -797,10 +806,10 @@ def test_gpu_far_from_an_adapter_is_a_cause_that_does_not_call_the_gpu_faulty() 
     assert "The GPU is not faulty" in handling(cause).now
 
 
-# ---- the command ----
+# ---- the command `rackproof cables` ----
 
 
-def test_cables_that_the_command_lists_can_be_read_as_a_manifest(tmp_path: Path) -> None:
+def test_cables_that_the_cables_command_lists_can_be_read_as_a_manifest(tmp_path: Path) -> None:
     cables = rail_optimized(3, rails=2)
     rows, missing = cable_rows(links(cables))
     assert missing == []

@@ -1,4 +1,4 @@
-"""A count of wrong data rejects the host and names the part, even if the benchmark reports no rate because of the wrong data."""
+"""Test that a count of wrong data rejects the host, even if the benchmark then reports no rate. The cause names the part."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ COUNTS: list[tuple[str, str, str, dict[str, Any], str, str]] = [
     ("peer_copy.wrong_bytes", "peer_copy.bandwidth", "gpu=2,peer=1", {}, "peer-copy-wrong-bytes",
      "GPU 2 of h1 and GPU 1 copy wrong data between them"),
 ]  # fmt: skip
-"""Count, rate, scope, parameters, criterion, title of the cause."""
+"""Name of the count of wrong data, name of the rate that is not measured because of it, scope and parameters of both,
+criterion that fails, and start of the title of the cause."""
 
 
 @pytest.mark.parametrize(
@@ -75,7 +76,8 @@ GANG_COUNTS: list[tuple[str, str, str, str, str]] = [
     ("model_parallel.wrong_losses", "model_parallel.loss_ratio", "gang=all", "model-parallel-wrong-losses", GANG),
     ("fashion_mnist.wrong_parameters", "fashion_mnist.accuracy", "gang=all", "fashion-mnist-wrong-parameters", GANG),
 ]  # fmt: skip
-"""Count, rate (empty: none), scope, criterion, title of the cause."""
+"""Name of the count of wrong data, name of the figure that is not measured because of it (empty: none), scope of both,
+criterion that fails, and start of the title of the cause."""
 
 
 @pytest.mark.parametrize(

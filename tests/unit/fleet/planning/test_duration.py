@@ -105,7 +105,7 @@ def test_profile_extended_takes_as_long_as_the_inventory_states(
     stage, usual = plan.stage("benchmark"), extended(gpu_count, None, gang).stage("benchmark")
     slack = stage.deadline_s - stage_s(expected_durations(plan, plan.hosts[0], stage))
     assert slack == pytest.approx(usual.deadline_s - 3600, rel=0.4), (
-        "the deadline must change by as much as the duration"
+        "the deadline must change by about as much as the duration"
     )
     assert slack > 900
 

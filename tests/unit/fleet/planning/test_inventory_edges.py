@@ -21,7 +21,7 @@ from schemas.errors import UsageError
 
 
 def typed(name: str, value: Any) -> Any:
-    """Return the value that `check_variables` gives for this value of a variable."""
+    """Return the value to which `check_variables` converts this value of the variable `name`."""
     return check_variables({"h1": {name: value}})["h1"][name]
 
 
@@ -168,7 +168,7 @@ def test_address_or_port_that_is_a_template_is_refused(variable: str) -> None:
 
 
 def caused(cause: str, origin: str, *more: str) -> str:
-    """Return the message of an error with these causes, all of the same origin."""
+    """Return an error message of `ansible-inventory` that has these causes, all of the same origin (file and line)."""
     return "".join(f"<<< caused by >>> {each} Origin: {origin} " for each in (cause, *more))
 
 

@@ -1,6 +1,7 @@
-"""Test which launches come next. The hosts of the simulated fleets leave records as real hosts do.
+"""Test the decision which hosts are launched together next. The simulated hosts leave records as real hosts do.
 
-A gang is the hosts that are launched together.
+A gang is the hosts of one multi-node launch. If a launch fails, the heartbeats of the hosts may report a culprit: the fault and
+its hosts. If they report none, probes (launches of parts of the gang) find the hosts that do not work together.
 """
 
 from __future__ import annotations
@@ -51,11 +52,14 @@ class SimulatedGang:
     bad_links: list[frozenset[str]] = field(default_factory=list)
     """Pairs of hosts. Every launch with both hosts of a pair fails, and no culprit is reported."""
     culprit: Callable[[LaunchPlan], Culprit | None] = lambda start: None
-    """The culprit that the heartbeats report for a launch."""
+    """Returns the culprit that the heartbeats report for a launch; None if they report none."""
     unable: Mapping[str, int] = field(default_factory=dict)
-    """Host -> number of the first launch in which one of its ranks has no device. The other hosts finish without measurements."""
+    """Host -> number of the first launch in which one of its ranks has no device. In later launches it has none either.
+
+    The other hosts finish these launches without measurements.
+    """
     slow: set[str] = field(default_factory=set)
-    """Collectives and pairs with one of these hosts are slow."""
+    """Collectives with one of these hosts are slow, and so are the pairs of one of them with another host."""
     unreachable: set[str] = field(default_factory=set)
     """Hosts whose records cannot be fetched."""
     minimum: int = 2
@@ -307,7 +311,7 @@ def with_few_figures(planned: Plan) -> Plan:
 @pytest.mark.parametrize("size", [3, 4, 8, 16, 64])
 def test_probes_find_the_bad_host_if_no_culprit_is_reported(size: int) -> None:
     names = [f"h{number}" for number in range(size)]
-    max_probes = 0
+    max_rounds = 0
     for bad in names if size <= 16 else names[::13]:
         gang = SimulatedGang(plan(*names) if size <= 4 else with_few_figures(plan(*names)), bad={bad})
         assert bad in gang.run_all().excluded
@@ -316,9 +320,9 @@ def test_probes_find_the_bad_host_if_no_culprit_is_reported(size: int) -> None:
             assert decisions(report) == {name: "rejected" if name == bad else "accepted" for name in names}
             assert faults(report) == {(bad, "host", "fail")}
         assert gang.full_launches() == [tuple(names), tuple(name for name in names if name != bad)]
-        max_probes = max(max_probes, len({start.number for start in gang.started if start.probe}))
-    print(f"{size} hosts, 1 bad: at most {max_probes} launches of probes (log2 N + 3 = {math.log2(size) + 3:.1f})")
-    assert max_probes <= math.log2(size) + 3
+        max_rounds = max(max_rounds, len({start.number for start in gang.started if start.probe}))
+    print(f"{size} hosts, 1 bad: at most {max_rounds} rounds of probes (log2({size}) + 3 = {math.log2(size) + 3:.1f})")
+    assert max_rounds <= math.log2(size) + 3
 
 
 def test_only_one_host_of_a_bad_link_is_excluded_but_both_hosts_fail() -> None:
@@ -404,7 +408,7 @@ def test_host_that_started_no_rank_is_excluded_for_the_reason_in_its_record(kind
     ]
     assert gang.run_all().excluded == {"h2": busy}
     assert gang.full_launches() == [("h1", "h2", "h3"), ("h1", "h3")]
-    assert faults(gang.report()) == set(), "a host that started no rank has no fault of the launch"
+    assert faults(gang.report()) == set(), "the failed launch must not be attributed to a host that started no rank"
     assert decisions(gang.report()) == {"h1": "accepted", "h2": "incomplete", "h3": "accepted"}
 
 
@@ -448,7 +452,7 @@ def test_hosts_of_a_launch_without_measurements_do_not_count_as_measured_togethe
 
 
 def test_missing_device_is_attributed_to_the_host_if_its_gpus_were_renumbered() -> None:
-    """The GPUs are renumbered between the records: gpu=0 in the gang record is gpu=1 in the host record."""
+    """The GPUs of h2 are renumbered between its records: gpu=0 in the gang record is gpu=1 in the host record."""
     gang = SimulatedGang(plan("h1", "h2", "h3"), unable={"h2": 1})
     gang.run_all()
     evidence = gang.evidence()
@@ -558,7 +562,7 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
         "excluded": {},
         "awaited": ["h3"],
     }
-    assert "wait for" not in rackproof("gangs", "--run-dir", run, "--await", "--hosts", "h1,h2"), (
+    assert "nothing to launch yet" not in rackproof("gangs", "--run-dir", run, "--await", "--hosts", "h1,h2"), (
         "a host that is not reachable must not be awaited"
     )
     gang.launches["h3"].append(last)

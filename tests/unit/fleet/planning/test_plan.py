@@ -105,7 +105,7 @@ def test_variables_of_other_software_are_ignored(name: str) -> None:
 
 
 def test_misspelt_name_without_a_value_is_refused() -> None:
-    """A playbook gives only the names of the variables that are not Rackproof's."""
+    """A playbook passes the names of all variables, but the values of only some. A misspelt name has no value."""
     check_names(["rackproof_rack", "site_name", "groups", "inventory_hostname", *OTHER_SOFTWARE])
     with pytest.raises(UsageError, match=r"unknown variable rackprof_rack \(did you mean rackproof_rack\?\)"):
         check_names(["site_name", "rackprof_rack"])
@@ -362,7 +362,7 @@ def test_run_is_resumed_with_the_same_hosts_and_refused_with_other_hosts(tmp_pat
     )
 
 
-def test_pairs_of_hosts_are_measured_on_the_gpu_indices_that_both_have() -> None:
+def test_pairs_of_hosts_are_measured_on_the_gpu_indices_that_all_hosts_of_the_gang_have() -> None:
     hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=4)
     hosts["h3"]["rackproof_gpu_count"] = 2
     plan = make_plan(read_profile("standard"), hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)

@@ -384,7 +384,7 @@ def test_json_inventory_is_read_and_checked(tmp_path: Path) -> None:
 def install_ansible_inventory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, next_to_python: bool = True
 ) -> None:
-    """Install a shell script as ansible-inventory, either next to this Python or on PATH."""
+    """Install a shell script in place of ansible-inventory, either next to the Python interpreter or in a directory on PATH."""
     (tmp_path / "bin").mkdir()
     path = tmp_path / "bin" / "ansible-inventory"
     path.write_text(f"#!/bin/sh\n{text}\n")

@@ -59,7 +59,7 @@ def chosen(choice: BudgetSelection) -> list[tuple[str, str]]:
 
 
 def pick(budget_s: float, *runs: PastRun, profile: str = "revalidate") -> BudgetSelection:
-    """Return which of the benchmarks in STAGES are selected."""
+    """Return the selection from the benchmarks in STAGES that fits into `budget_s`, after the earlier `runs`."""
     return select_tests(STAGES, runs, budget_s=budget_s, profile=profile, now=NOW)
 
 
@@ -146,6 +146,7 @@ TOOK_S = 10.0
 
 
 def with_long_launches(record: Record) -> Record:
+    """Return the record with launches that took longer than their benchmarks, whose own durations are the costs."""
     return replace(record, launches=tuple(replace(launch, duration_s=170.0) for launch in record.launches))
 
 
@@ -180,7 +181,7 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return runs
 
 
-def test_history_is_read_from_the_reports_of_these_hosts(earlier: Path) -> None:
+def test_history_has_the_earlier_runs_that_measured_any_of_the_given_hosts(earlier: Path) -> None:
     by_id = {run.run_id: run for run in history(earlier, {"h1", "h2", "h3"}, rehearsal=False)}
     assert set(by_id) == {"first", "second"}
     assert by_id["first"].measured[(BENCHMARK, "gemm")] == 3

@@ -1,4 +1,7 @@
-"""Collect records from logs and volumes. Damaged records are rejected, records of other runs are quarantined."""
+"""Test `rackproof collect`, which reads records from logs and volumes.
+
+Damaged records are rejected. Records of other runs are quarantined. In a log, a record is split into frames, one per line.
+"""
 
 from __future__ import annotations
 
@@ -114,7 +117,7 @@ def test_record_with_long_names_that_are_not_ascii_is_complete(plan: Plan) -> No
         lambda line: f"[1,0]<stdout>:{line}\r",
         lambda line: json.dumps({"log": f"{line}\n", "stream": "stdout", "time": "2026-11-21T04:00:00Z"}),
     ],
-    ids=["kubectl --prefix", "containerd's file", "mpirun --tag-output", "Docker's file"],
+    ids=["kubectl --prefix", "containerd log file", "mpirun --tag-output", "Docker log file"],
 )
 def test_prefixes_and_wrappers_of_log_lines_are_ignored(
     wrap: Callable[[str], str], run: Path, plan: Plan, tmp_path: Path
@@ -303,7 +306,14 @@ def test_record_that_extends_the_earlier_one_replaces_it(run: Path, plan: Plan, 
         lambda record: {"gpus": (replace(record.gpus[0], serial="another"),)},
         lambda record: {"software": {"torch": "0"}},
     ],
-    ids=["lacks a figure", "another figure", "lacks a snapshot", "lacks a launch", "another GPU", "another version"],
+    ids=[
+        "lacks a figure",
+        "changes a figure",
+        "lacks a snapshot",
+        "lacks a launch",
+        "changes a GPU",
+        "changes a version",
+    ],
 )
 def test_record_that_changes_earlier_data_needs_the_attempt_option(
     change: Callable[[Record], dict[str, Any]], run: Path, plan: Plan, tmp_path: Path
@@ -379,7 +389,7 @@ def test_unreadable_log_or_folder_is_reported_and_others_are_read(
     refused = {str(tmp_path / name) for name in ("locked", "unreadable.log")}
 
     def unless_refused(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function` without access to `refused`. The mode of a file would not refuse access to root."""
+        """Return `function`, changed to fail for the paths in `refused`. File modes would not refuse access to root."""
 
         def call(path: Any, *arguments: Any) -> Any:
             if str(path) in refused:

@@ -1,4 +1,4 @@
-"""Commands on damaged and forged run directories print no traceback, and accept no host that has a damaged file."""
+"""Test that commands on damaged and forged run directories print no traceback, and accept no host that has a damaged file."""
 
 from __future__ import annotations
 
@@ -558,7 +558,7 @@ def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
 
 
 def test_fifteen_hundred_mutations_cause_no_wrong_result() -> None:
-    """The mutations are the same in every run. `make fuzz` tries a million, and its weekly job uses a new seed each time."""
+    """This test has a fixed seed. `make fuzz` tries a million mutations, in the weekly CI job with a new seed each time."""
     signal.alarm(3600)  # more than the usual ten minutes, because other tests use the same CPU cores
     counts, reported = fuzz.run(1_500, jobs=2, seed=1, report=lambda _: None)
     assert reported == []

@@ -1,4 +1,4 @@
-"""Pages of network adapters: each page has everything that the host reports about its adapter, and nothing else."""
+"""Test the pages of network adapters: each has everything that the host reports about the adapter, and nothing else."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_hosts_without_adapters_have_no_pages_of_adapters() -> None:
     assert "adapters" not in data_of(report)["pages"]["0"]
 
 
-def test_pages_of_adapters_are_omitted_before_pages_of_hosts(report: FleetReport) -> None:
+def test_pages_of_adapters_are_omitted_before_pages_of_hosts_if_the_report_is_too_large(report: FleetReport) -> None:
     size = len(embedded_data(report, MAX_BYTES).encode())
     pages = json.loads(embedded_data(report, size - 200))["pages"]
     assert len(pages) == 2

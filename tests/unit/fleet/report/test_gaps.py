@@ -1,4 +1,4 @@
-"""Test that the report marks what was not measured and what a table leaves out, and test other rare cases."""
+"""Test how reports show rare cases: figures that were not measured, entries that a table leaves out, and invalid values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.unit.fleet.report.test_render import accepted, measured, rejected, tw
 
 
 def with_measurements(report: FleetReport, change: Callable[[Observation], Observation]) -> FleetReport:
-    """Return the report with the measurements of its first host changed."""
+    """Return the report after `change` was applied to each measurement of its first host."""
     first, *others = report.hosts
     return replace(report, hosts=(replace(first, measurements=tuple(map(change, first.measurements))), *others))
 
@@ -70,7 +70,7 @@ def test_unmeasured_throttle_reason_is_not_read_as_no_throttling() -> None:
 
 
 def verdict(**fields: Any) -> Verdict:
-    """Return a failure of the copies from GPU 0 to GPU 1, with `fields` replaced."""
+    """Return a failed verdict on the bandwidth of copies from GPU 0 to GPU 1; `fields` replaces fields of the verdict."""
     defaults: dict[str, Any] = {
         "host": "gpu-00",
         "scope": "gpu=0,peer=1",
@@ -83,7 +83,7 @@ def verdict(**fields: Any) -> Verdict:
     return Verdict(**{**defaults, **fields})
 
 
-def test_only_the_failing_figure_of_a_pair_is_marked_in_its_matrix() -> None:
+def test_only_the_failing_figure_of_a_pair_of_gpus_is_marked_in_the_matrix_of_pairs() -> None:
     report = replace(two_hosts(), verdicts=(verdict(),))
     matrix = peers.peers(report).matrices[0]
     marked = {layer.caption: layer.rows[0][1].css for layer in matrix.layers}
@@ -134,7 +134,7 @@ def test_time_of_every_launch_of_a_stage_is_counted() -> None:
     assert rest == pytest.approx(once + 300.0)
 
 
-def test_median_of_pairs_without_any_rate_is_a_dash() -> None:
+def test_median_bandwidth_of_pairs_of_hosts_is_a_dash_if_no_pair_was_measured() -> None:
     report = accepted()
     first, second = report.hosts
     pair = measured("pairs.bandwidth", 1.0, "1", "nic=rail0,partner=gpu-01")
@@ -164,7 +164,7 @@ def test_soak_series_with_an_invalid_message_size_is_shown(size: Any) -> None:
     assert "collective" in render_html(report)
 
 
-def test_change_to_missing_figures_is_described_in_markdown() -> None:
+def test_markdown_page_of_changes_states_how_many_figures_are_gone() -> None:
     change = Change(
         kind=FIGURES_GONE, host="h1", scope="host", what="figures", old=7, new=None, text="7 figures are gone"
     )
@@ -180,7 +180,7 @@ def test_counts_include_failures_that_the_report_does_not_list() -> None:
     metrics = render_prometheus(large)
     assert 'rackproof_report_failures_left_out{run_id="rack12-a"} 29999.0' in metrics
     assert "rackproof_report_host_verdicts{" not in metrics, (
-        "the counts of a host would be too low: they would omit the verdicts that are not listed"
+        "counts per host must not be exported: they would omit the verdicts that the report does not list"
     )
 
 

@@ -46,7 +46,7 @@ ALL_PANELS = [pytest.param(name, panel, id=f"{name} {panel['title']}") for name 
 
 
 def overrides(panel: dict[str, Any], key: str) -> list[Any]:
-    """Return the values that the panel's overrides give to the property `key` of single fields."""
+    """Return the values of the property `key` in the field overrides of the panel."""
     properties = (item for override in panel["fieldConfig"]["overrides"] for item in override["properties"])
     return [item["value"] for item in properties if item["id"] == key]
 
@@ -190,7 +190,7 @@ def test_links_point_to_existing_dashboards_or_the_runbook() -> None:
         assert url.startswith("${runbook}#") or (target and target[1] in FILES), url
 
 
-def test_rows_of_alerts_link_to_the_runbook() -> None:
+def test_rows_of_alert_tables_link_to_the_runbook() -> None:
     for name in ("rackproof-fleet", "rackproof-burnin"):
         linking = [panel for panel in panels(name) if "${runbook}#${__data.fields.Alert}" in json.dumps(panel)]
         assert linking
@@ -209,7 +209,9 @@ def test_silence_threshold_of_the_run_dashboard_matches_the_alert() -> None:
 def test_provisioning_files_are_valid() -> None:
     (source,) = yaml.safe_load((HERE / "provisioning/datasources/rackproof.yml").read_text())["datasources"]
     assert (source["type"], source["access"]) == ("prometheus", "proxy")
-    assert "isDefault" not in source, "the file must not set a default data source, which the site chooses"
+    assert "isDefault" not in source, (
+        "the file must not make this the default data source: the site chooses the default"
+    )
     (provider,) = yaml.safe_load((HERE / "provisioning/dashboards/rackproof.yml").read_text())["providers"]
     assert (provider["type"], provider["options"]["path"]) == ("file", "/var/lib/grafana/dashboards/rackproof")
 

@@ -1,4 +1,4 @@
-"""junit.xml has the decision for CI systems. The file is valid XML, even if a host reports text that XML does not allow."""
+"""Test junit.xml, from which CI systems read the decision. It is valid XML, even if a host reports text that XML forbids."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_waived_failure_is_skipped_with_its_waiver(report: FleetReport) -> None:
     assert not results(suites.values(), Failure) + results(suites.values(), Error)
 
 
-def test_incomplete_report_without_verdicts_has_an_error_for_each_decision(report: FleetReport) -> None:
+def test_incomplete_report_without_verdicts_has_an_error_for_the_fleet_and_for_each_host(report: FleetReport) -> None:
     hosts = tuple(replace(host, decision="incomplete") for host in report.hosts)
     suites = read(replace(report, decision="incomplete", verdicts=(), hosts=hosts))
     assert [(suite, name) for suite, name, _ in results(suites.values(), Error)] == [

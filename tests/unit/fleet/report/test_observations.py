@@ -1,4 +1,7 @@
-"""Test observations.csv: measured and missing observations have a row, each column has one type, and no text is a formula."""
+"""Test observations.csv: measured and missing observations have a row, and each column has one type.
+
+No text from a host may act as a formula in a spreadsheet program.
+"""
 
 from __future__ import annotations
 
@@ -139,14 +142,14 @@ def test_accepted_host_in_a_large_fleet_has_one_row_which_names_its_record(
     ]
     assert len([row for row in rows if row["host"] == "h2"]) > 200
     assert {row["verdict"] for row in rows} == {"not listed"}, (
-        "no verdict may be given as a pass, because this report does not list passes"
+        "no row may have the verdict `pass`, because this report lists no passes"
     )
     all_rows = table("".join(render_csv(report, builders.evidence(PLAN), all_hosts=True)))
     assert len(all_rows) == 2 * len([row for row in rows if row["host"] == "h2"])
 
 
 def row_of(value: object, reason: str = "") -> str:
-    """Return a CSV file with one row: the value, or an error if there is a `reason`."""
+    """Return a CSV file with one row: a measured observation with this value; if `reason` is given, an error with this reason."""
     samples = Samples(n=3, min=-1.5, p50=-1.0, max=2.0, cv=0.1)
     observation = Observation(
         name="x.y",
@@ -218,7 +221,7 @@ def test_host_text_is_never_a_formula(text: str) -> None:
         assert not escaped.strip().startswith(DANGEROUS)
 
 
-def test_text_after_a_semicolon_is_never_a_formula() -> None:
+def test_text_after_a_semicolon_is_escaped_only_if_it_could_be_a_formula() -> None:
     assert escape_formula("a;=1+1") == "a;'=1+1"
     assert escape_formula("failed; reset the GPU") == "failed; reset the GPU"
 
@@ -244,7 +247,7 @@ def test_report_writes_csv_without_pyarrow_and_says_what_parquet_needs(
     assert len(table((tmp_path / "r1" / "observations.csv").read_bytes().decode())) > 500
 
 
-@pytest.mark.skipif(not HAS_ARROW, reason="pyarrow is not installed (150 MB): pip install '.[parquet]'")
+@pytest.mark.skipif(not HAS_ARROW, reason="pyarrow (150 MB) is not installed: pip install '.[parquet]'")
 def test_parquet_has_the_rows_of_the_csv_file_with_typed_values(
     healthy: tuple[FleetReport, list[dict[str, str]]], tmp_path: Path
 ) -> None:

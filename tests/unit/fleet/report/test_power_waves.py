@@ -20,10 +20,11 @@ from schemas.reports import FleetReport
 from tests import builders
 
 SQUARE = " ".join(["690"] * 32 + ["90"] * 32)
+"""Value of `pulse.wave`: the power in W at 64 steps of a period. The load is on in the first half and off in the second."""
 
 
 def report(*waves: tuple[str, float, Any], stage: str = "benchmark") -> FleetReport:
-    """Return the report of a host with these waves, each given as scope, period in ms, and value of `pulse.wave`."""
+    """Return the report of a host with these observations of `pulse.wave`, each given as scope, period in ms, and value."""
     plan = builders.with_benchmarks(
         builders.plan("h1", profile="extended", gpu_count=2, rackproof_gang="none"),
         benchmark={"pulse": {"periods_ms": [500, 2000]}},
@@ -37,7 +38,7 @@ def report(*waves: tuple[str, float, Any], stage: str = "benchmark") -> FleetRep
     return merge(plan, {"h1": evidence}, read_packs([]))
 
 
-def test_gpu_has_a_plot_for_each_period_that_it_measured() -> None:
+def test_gpu_has_a_plot_for_each_period_with_a_measurement() -> None:
     (host,) = report(("gpu=0", 2000, SQUARE), ("gpu=1", 2000, SQUARE), ("gpu=0", 500, SQUARE)).hosts
     assert has_waves(host)
     (plot,) = power_waves(host)
@@ -52,10 +53,14 @@ def test_gpu_has_a_plot_for_each_period_that_it_measured() -> None:
     first = plot.gpus[0].sparks[1]
     assert first is not None
     points = re.findall(r"-?[0-9]+ -?[0-9]+", first.line)
-    assert len(points) == 4, "the line must have four points: a level, one step and a level"
+    assert len(points) == 4, (
+        "the line must have four points: the first and the last point of the high level and of the low level"
+    )
     high = int(points[0].split()[1])
-    assert high < 10, "the load must be on at the left"
-    assert int(points[2].split()[1]) > 20, "the power must fall afterwards"
+    assert high < 10, "the line must start at high power (a small y): the load is on in the first half of the period"
+    assert int(points[2].split()[1]) > 20, (
+        "the line must continue at low power: the load is off in the second half of the period"
+    )
 
 
 def test_amplitude_and_slew_are_written_below_the_plot_of_their_gpu_and_period() -> None:

@@ -38,7 +38,7 @@ def failure(**fields: str) -> Verdict:
 
 
 def series(text: str) -> Series:
-    """Parse the metrics: name without prefix -> labels (without `run_id`) and value of each sample."""
+    """Return metric name (without `rackproof_report_`) -> labels (without `run_id`) and value of each sample."""
     values: Series = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -101,7 +101,7 @@ def test_failure_has_value_and_limit_with_unit(report: FleetReport) -> None:
         "serial": "h2-1", "criterion": "memory-vs-fleet", "name": "memory.bandwidth", "params": "read", "unit": "B/s",
         "operator": "ge",
     }  # fmt: skip
-    assert len(metrics["failure_value"]) == 1, "a failure whose value is a text must have no sample"
+    assert len(metrics["failure_value"]) == 1, "a failure whose value is a text must have no sample of `failure_value`"
     assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
 
 
@@ -118,7 +118,7 @@ def test_number_of_passes_is_not_exported_if_the_report_lists_only_exceptions(re
     assert {labels["verdict"] for labels, _ in metrics["host_verdicts"]} == {"fail", "inconclusive"}
 
 
-def test_rehearsal_is_not_exported_as_accepted(report: FleetReport) -> None:
+def test_accepted_rehearsal_is_exported_as_rehearsal_accepted(report: FleetReport) -> None:
     text = render_prometheus(replace(report, rehearsal=True))
     metrics = series(text)
     assert nonzero(metrics["decision"]) == [{"decision": "REHEARSAL accepted"}]

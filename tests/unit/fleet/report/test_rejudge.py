@@ -24,6 +24,7 @@ criteria:
 
 
 def pack(path: Path, criterion: str, value: str) -> Path:
+    """Write a pack with one criterion: a new one if `criterion` is `site`, otherwise one that replaces this shipped criterion."""
     replaces = f" replaces: {criterion}," if criterion != "site" else ""
     path.write_text(PACK.format(id=criterion, value=value, replaces=replaces))
     return path

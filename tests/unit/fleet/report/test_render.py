@@ -136,7 +136,7 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
 
     Args:
         slow: index of a GPU that is 20 % slower; -1 for none.
-        more: additional observations. With them the snapshots also have the links between GPUs.
+        more: additional observations. If there are any, the snapshots also have the links between GPUs.
         changes: fields of the record to replace.
     """
     host = plan.hosts[number]
@@ -200,7 +200,7 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
 
 
 def measured(name: str, value: Any, unit: str = "1", scope: str = "host", **params: Any) -> Observation:
-    """Return a measured observation; rates have samples."""
+    """Return a measured observation. It has samples if its unit is that of a rate, FLOP/s or B/s."""
     sampled = unit in ("FLOP/s", "B/s")
     samples = (
         Samples(n=42, min=value, p50=value, max=value, cv=0.0, precision=0.0012, stopped="precision")
@@ -222,7 +222,7 @@ def measured(name: str, value: Any, unit: str = "1", scope: str = "host", **para
 
 
 def other_benchmarks(number: int = 0) -> list[Observation]:
-    """Return the observations of the benchmarks that `record` omits, for a host with two GPUs."""
+    """Return the observations of benchmarks that `record` omits, for a host with two GPUs at position `number` of the plan."""
     observations = []
     for gpu in ("gpu=0", "gpu=1"):
         offset = 1e9 * number
@@ -319,7 +319,10 @@ RENDERERS = (render_html, render_markdown, render_summary)
 
 
 class Page(HTMLParser):
-    """A parsed page: its elements with their attributes, its text, and the text in styles, scripts and headings (`inside`)."""
+    """A parsed page: its elements with their attributes, and its text.
+
+    `inside` has the texts of the elements `style`, `script`, `title` and `h3`, each with the name of its element.
+    """
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -456,7 +459,7 @@ def test_report_without_verdicts_is_not_a_pass() -> None:
 
 
 def test_large_fleet_without_exceptions_is_a_pass() -> None:
-    """The report of a large fleet leaves out passes, so it lists no verdict."""
+    """The report of a large fleet leaves out passes. If all checks pass, it therefore lists no verdict."""
     report = accepted(hosts=20)
     assert (report.decision, report.verdicts) == ("accepted", ())
     assert headline.sentence(report).endswith(f" and all {report.left_out} checks on 20 hosts passed.")
@@ -1132,7 +1135,7 @@ def test_report_matches_its_golden_file(name: str, render: Any) -> None:
 
 
 def pair_rate(a: str, b: str, rail: int, rate: float | None) -> Observation:
-    """Return the rate of a pair of hosts on a rail, as in the record of host `a`; without a `rate`, an error."""
+    """Return the bandwidth between hosts `a` and `b` on a rail, as host `a` records it; an error if `rate` is None."""
     over: dict[str, Any] = {"status": ERROR, "value": None, "reason": "timed out"} if rate is None else {}
     return replace(measured("pairs.bandwidth", rate or 1.0, "B/s", f"gpu={rail},partner={b}"), stage="gang", **over)
 
@@ -1164,7 +1167,7 @@ def test_pair_matrix_shows_every_pair() -> None:
     first = pairs.host_pairs(hosts[0])
     assert (first["partners"], first["rails"]) == (names[1:], ["0", "1"])
     assert (first["bands"], first["rates"][1]) == (["44", "41", "44"], [48.0, 24.0])
-    # The record of host `at` has the lost rate. This host is first the first host of the pair, then the second.
+    # One measurement failed. Host `at` recorded the error: first the first host of a pair, then the second host of another pair.
     for at, partner in ((0, 1), (3, 0)):
         lost = pair_rate(names[at], names[partner], 0, None)
         host = replace(hosts[at], measurements=(lost, *hosts[at].measurements[1:]))
@@ -1182,7 +1185,7 @@ def test_pair_matrix_shows_every_pair() -> None:
         ("link", ""),
     ],
 )
-def test_picture_of_rails_and_hosts_shows_which_part_is_slow(slow: str, path: str) -> None:
+def test_picture_of_rails_and_hosts_marks_a_slow_nic_rail_or_host_but_not_a_slow_link(slow: str, path: str) -> None:
     report = accepted(hosts=4)
     names = [host.name for host in report.hosts]
 
@@ -1374,7 +1377,7 @@ def test_gpu_without_verdicts_passes_if_the_missing_reading_of_its_host_is_waive
 
 
 def test_texts_of_rackproof_are_not_truncated() -> None:
-    """`clean` truncates texts from hosts. It is also applied to the texts of packs, readings, benchmarks and causes."""
+    """`clean` truncates long texts from hosts. It must not change the texts of packs, readings, benchmarks and causes."""
     handlings = (*handling.HANDLING.values(), *handling.WITHOUT_EVIDENCE.values(), *handling.OF_ACTION.values())
     texts = [text for item in handlings for text in item]
     texts += [text for pack in read_packs([]) for item in pack.criteria for text in (item.source, wanted_text(item))]
@@ -1392,7 +1395,7 @@ def test_margin_far_beyond_a_limit_is_written_as_a_multiple_of_the_limit() -> No
     ]
 
 
-def test_time_per_host_ignores_hosts_without_durations() -> None:
+def test_time_per_host_ignores_hosts_without_measured_durations() -> None:
     report = rejected()
     with_silent_hosts = replace(
         report, hosts=(*report.hosts, *(replace(report.hosts[0], name=f"q{i}", measurements=()) for i in range(9)))

@@ -1,4 +1,4 @@
-"""Test `rackproof report`: invalid records are quarantined, and the exit code gives the decision."""
+"""Test `rackproof report`: invalid records are quarantined (reported and not judged), and the exit code shows the decision."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ def summary_after(run: Path, change: Callable[[Observation], Observation | None]
 
 
 def test_check_whose_speed_is_not_judged_is_marked(tmp_path: Path) -> None:
-    """With one host, no criterion applies to the rates of trainings, but a criterion applies to host copies."""
+    """Training rates are compared with other hosts or a baseline, and this run has neither. Host copies have a fixed limit."""
     write_run(tmp_path / "r1", builders.plan("h1", gpu_count=4, rackproof_gang="none", with_all_ops=True))
     report = report_of(tmp_path / "r1")
     summary = report.acceptance.summary
@@ -346,7 +346,7 @@ def test_summary_counts_the_hosts_on_which_no_operation_is_judged(tmp_path: Path
         (("h1",), "on 2 of 3 hosts (rackproof_fabric_gbps is not set)"),
     ],
 )
-def test_missing_fabric_rate_of_some_hosts_is_the_reason_why_they_are_not_judged(
+def test_bandwidth_between_hosts_is_not_judged_on_hosts_without_a_fabric_rate(
     tmp_path: Path, with_rate: tuple[str, ...], why: str
 ) -> None:
     plan = builders.plan("h1", "h2", "h3")
@@ -452,7 +452,7 @@ def test_unreadable_plan_is_a_permission_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [[], ["--host=h1"]])
 def test_report_that_cannot_be_written_exits_74(run: Path, options: list[str]) -> None:
-    """Exit code 2 would mean that the fleet is incomplete."""
+    """The exit code must not be 2, which means that the decision is incomplete."""
     page = run / ("pages/h1.html" if options else "report.html")
     page.mkdir(parents=True)
     process = rackproof("report", run, *options)

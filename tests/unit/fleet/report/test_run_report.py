@@ -83,7 +83,10 @@ def with_duplicate_serial(record: Record) -> Record:
 
 
 def without_gpu(record: Record) -> Record:
-    """Return the record of a host on which neither driver nor PCI bus shows GPU 1. Other hosts show which slot is empty."""
+    """Return the record of a host on which neither driver nor PCI bus shows GPU 1.
+
+    The report compares the host with the others to name the empty slot.
+    """
     counts = ("gpu.count", "gpu.pci_count")
     snapshots = tuple(
         replace(
@@ -110,7 +113,10 @@ FAULTS: dict[str, Change | None] = {
     "no record": None,
     "record of another run": lambda record: replace(record, nonce="f" * 32),
 }
-"""Fault -> change of the host record, or None to leave this record out. `duplicate serial` must not be on the first host."""
+"""Fault -> change of the host record, or None to leave this record out.
+
+`duplicate serial` must not be on the first host, because it copies a serial from there.
+"""
 
 
 FAULTY_PORTS = {"port.status_opcode": ("hca=mlx5_0,port=1", 15), "optics.rx_los": ("hca=mlx5_0,port=2,lane=1", True)}
@@ -124,7 +130,10 @@ def with_two_faulty_ports(record: Record) -> Record:
 
 
 def small_fleet(directory: Path, *faults: str, count: int = 10) -> Run:
-    """Write and load a fleet with few benchmarks. Each fault is on one host, from the sixth (or last) host on."""
+    """Write and load a fleet with few benchmarks.
+
+    The first fault is on the sixth host, or on the last host of a smaller fleet. Each further fault is on the next host.
+    """
     plan = fleets.plan(count, gpu_count=2, gangs=count % 8 != 1)  # no gangs if a gang would have a single host
     kept = {"benchmark": ("gemm", "memory", "digest"), "gang": ("collective",)}
     plan = builders.with_benchmarks(
@@ -157,6 +166,7 @@ def exceptions(report: FleetReport) -> list[tuple[str, ...]]:
 
 
 IN_ONE_RUN = [fault for fault in FAULTS if fault not in ("missing GPU", "no record", "record of another run")]
+"""Faults that are tested together in one run. Each of the other faults is tested in a run of its own."""
 
 
 @pytest.mark.parametrize(

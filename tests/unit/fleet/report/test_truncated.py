@@ -119,7 +119,9 @@ def check_tables(run: Path, broken: str) -> None:
     (missing,) = [row for row in rows if row["name"] == "record"]
     assert (missing["verdict"], missing["status"]) == ("inconclusive", "missing")
     assert {row["verdict"] for row in rows if row["name"] != "record"} == {""}
-    assert len(rows) > 1, "the host's second record, of the gang's launches, is complete: its observations must remain"
+    assert len(rows) > 1, (
+        "only the host record is truncated: the observations of the gang record (of multi-host launches) must remain"
+    )
     if (run / "observations.parquet").exists():
         table = importlib.import_module("pyarrow.parquet").read_table(run / "observations.parquet").to_pylist()
         verdicts = {row["verdict"] for row in table if row["host"] == broken}

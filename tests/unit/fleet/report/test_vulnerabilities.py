@@ -27,7 +27,7 @@ OLD = (
 
 
 def host(name: str, **software: str) -> HostReport:
-    """Return the report on a host with these versions; `__` in a keyword stands for `.` in the name of a version."""
+    """Return the report on a host with these versions; `__` in a keyword stands for `.` (`driver__version`: `driver.version`)."""
     versions = {key.replace("__", "."): text for key, text in software.items()}
     return HostReport(name=name, rack="", decision=ACCEPTED, record="", coverage=COVERAGE, software=versions)
 
@@ -35,7 +35,7 @@ def host(name: str, **software: str) -> HostReport:
 def check_versions(
     *hosts: HostReport, plan: Plan = PLAN, known: Advisories = KNOWN
 ) -> tuple[tuple[Vulnerability, ...], list[str]]:
-    """Return the vulnerable versions, and the lines of the summary on versions."""
+    """Return the vulnerable versions, and the summary lines about versions."""
     versions = compare_versions(plan, hosts, known)
     vulnerable = vulnerabilities(versions)
     lines = list(vulnerability_lines(plan, versions, vulnerable, known))
@@ -55,7 +55,7 @@ def test_hosts_with_the_same_version_share_a_line() -> None:
     assert lines == [f"Vulnerable version: {TEXT} [h1, h2]"]
 
 
-def test_most_severe_version_is_first_and_each_part_of_a_host_has_its_own_version() -> None:
+def test_most_severe_vulnerability_is_first_and_each_adapter_of_a_host_is_compared_by_its_own_version() -> None:
     parts = {
         "infiniband.hca.firmware_version[hca=mlx5_0]": "28.43.1014",
         "infiniband.hca.firmware_version[hca=mlx5_1]": "28.43.8002",

@@ -1,4 +1,7 @@
-"""Test that no code parses sentences of a report: if random texts replace them, reports and notifications change only there."""
+"""Test that no code parses sentences of a report.
+
+If random texts replace the sentences, report files change only in these texts, and notifications do not change.
+"""
 
 from __future__ import annotations
 
@@ -126,7 +129,7 @@ def test_reworded_report_has_the_same_figures_and_structure(report: FleetReport)
         assert after[name] == value, name
 
 
-def test_reworded_reasons_of_another_version_are_not_a_change(report: FleetReport) -> None:
+def test_reworded_reasons_in_a_report_by_another_version_are_not_a_change(report: FleetReport) -> None:
     old = document(replace(reworded(report, RandomTexts(1)), rackproof="0.9.0"))
     assert changed_verdicts(old, report) == ()
 

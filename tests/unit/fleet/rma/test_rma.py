@@ -232,7 +232,9 @@ def test_reason_is_added_to_the_failures_of_the_run(run: Path) -> None:
     assert package(run, "--serial", "h2-1", "--reason", "burn marks")["causes"][1:] == causes
 
 
-def test_reason_needs_text_and_a_part_of_the_run(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_reason_needs_text_and_the_serial_of_a_part_of_the_chosen_host(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     wrong = (
         ["--reason", "smoke"],
         ["--serial", "h1-0", "--reason", " "],
@@ -370,7 +372,7 @@ def failed(scope: str, action: str = "rma", host: str = "h1") -> Verdict:
     return Verdict(host=host, scope=scope, name=f"x.{scope}", verdict="fail", criterion="c", reason="r", action=action)
 
 
-def test_failed_parts_are_the_parts_of_the_causes_without_gangs() -> None:
+def test_failed_parts_are_the_parts_of_the_causes_except_gangs() -> None:
     verdicts = [
         failed("gpu=1,link=3", "monitor"),
         failed("gpu=1"),
@@ -387,7 +389,7 @@ def test_failed_parts_are_the_parts_of_the_causes_without_gangs() -> None:
 
 
 def test_checks_that_fail_because_of_a_lost_gpu_do_not_change_its_action() -> None:
-    """Some of these checks ask for an inspection or a return of the part. The action remains a reboot."""
+    """Some of these checks have the action `inspect_hardware` or `rma`. The action for the lost GPU remains `reboot`."""
     verdicts = [failed("gpu=1,xid=79", "reboot"), failed("gpu=1", "inspect_hardware"), failed("gpu=1,peer=2", "rma")]
     verdicts[0] = replace(verdicts[0], name="xid.count")
     (part,) = failed_parts(diagnose(verdicts, {}), verdicts)

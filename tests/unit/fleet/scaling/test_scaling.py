@@ -48,6 +48,10 @@ PROFILE: dict[str, Any] = {
         "gang": {"deadline_s": 60, "collective_timeout_s": 30, "benchmarks": {"scaling": {"workers": 2}}},
     },
 }
+"""Profile of a study with eight cells.
+
+1 to 6: 1, 2 and 4 hosts with 2 GPUs each, each with batch sizes 64 and 128. 7 and 8: one GPU, with all CPUs and with one CPU.
+"""
 REHEARSAL = {**PROFILE, "device": "cpu", "processes_per_host": 2}
 
 
@@ -255,10 +259,11 @@ def test_each_cell_is_measured_once_and_cells_too_large_for_the_fleet_are_skippe
     assert summarize(results) == "6 of 8 cells were measured, 2 skipped."
 
 
-def test_efficiency_is_per_rank_relative_to_the_smallest_cell_of_the_series(tmp_path: Path) -> None:
+def test_efficiency_is_throughput_per_rank_relative_to_the_smallest_comparable_cell(tmp_path: Path) -> None:
     rows = SimulatedHosts(study(tmp_path)).run_study().rows
     values = {row.number: (round(row.efficiency, 3), row.against) for row in rows if row.efficiency is not None}
-    # Batch 64: cell 7 has one rank, cell 1 two, cell 3 four. Batch 128 starts with cell 2. Only cell 8 has one CPU.
+    # Batch size 64: cell 7 has one rank, cell 1 two, cell 3 four. Batch size 128: cell 2 has two ranks, cell 4 four.
+    # Cell 8 is the only cell with one CPU, so it is compared with itself.
     assert values == {7: (1.0, 7), 1: (0.9, 7), 3: (0.81, 7), 2: (1.0, 2), 4: (0.9, 2), 8: (1.0, 8)}
 
 
@@ -307,7 +312,9 @@ def test_study_stops_at_its_budget(tmp_path: Path, stop: dict[str, float], messa
     assert simulated.begun == [1, 2, 3]
     assert states(results) == [*[MEASURED] * 3, *[SKIPPED] * 5]
     assert results.rows[3].reason == results.stopped == message
-    assert results.rows[4].reason.startswith("capacity"), "capacity must precede the budget as the reason"
+    assert results.rows[4].reason.startswith("capacity"), (
+        "a cell that needs too many hosts must give this as its reason, not the budget"
+    )
     assert results.is_complete, (
         "a study that ends at its budget must count as complete, because the operator chose this limit"
     )
@@ -326,13 +333,13 @@ def test_failed_cell_has_a_reason_and_does_not_stop_the_study(tmp_path: Path) ->
     assert (row.throughput, row.efficiency) == (None, None)
     assert row.cost == pytest.approx(0.2), "the cost must include failed launches"
     assert (results.rows[3].efficiency, results.rows[3].against) == (1.0, 4), (
-        "the smallest measured cell must be the reference of its series, with efficiency 1"
+        "the smallest measured cell with batch size 128 must be the reference of efficiency, so its own must be 1"
     )
     assert not results.is_complete
 
 
 def with_throughput(launch: Launch, **change: Any) -> Launch:
-    """Return the launch after these fields of its throughput were changed."""
+    """Return the launch after these fields of its observation `scaling.throughput` were changed."""
     observed = [replace(item, **change) if item.name == "scaling.throughput" else item for item in launch.observations]
     return replace(launch, observations=tuple(observed))
 
@@ -393,7 +400,10 @@ def test_large_cells_stay_open_while_hosts_are_unreachable(tmp_path: Path) -> No
 
 
 def test_cell_that_was_launched_again_is_reported_with_the_launch_that_measured_it(tmp_path: Path) -> None:
-    """The first launch failed on h1. While h1 was unreachable, the study continued on h2. Now there are records of both hosts."""
+    """The first launch of the cell failed on h1, which then was unreachable. A second launch on h2 measured the cell.
+
+    Now the records of both hosts are present.
+    """
     plan = study(tmp_path, matrix=[{"gpus": [2]}], price={"per_host_hour": 3600})
     assert plan.study
     lost = replace(

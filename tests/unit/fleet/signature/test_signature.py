@@ -102,12 +102,11 @@ def test_signed_run_verifies_and_names_its_signer(run: Path, verify: Verify) -> 
     assert "the report matches the records" in output
 
 
-def test_report_with_a_history_is_signed_and_verified_without_the_history(
+def test_report_with_a_comparison_is_signed_and_verified_after_the_history_directory_was_deleted(
     run: Path, keys: Path, verify: Verify
 ) -> None:
-    for _ in range(
-        2
-    ):  # the first report adds the run to the history; the second one must not compare the run with itself
+    # The first report creates the history directory. Only the second report has a section on former runs.
+    for _ in range(2):
         assert main(["report", str(run), "--history", str(run.parent / "h")]) == 0
     shutil.rmtree(run.parent / "h")
     assert "history" in json.loads((run / "report.json").read_text())
@@ -128,7 +127,7 @@ def test_sha256sum_and_ssh_keygen_verify_the_run(run: Path, keys: Path) -> None:
     assert subprocess.run(command, input=sums, check=False, capture_output=True).returncode == 0
 
 
-def test_all_files_are_signed_except_those_in_unsigned_files(run: Path) -> None:
+def test_sha256sums_lists_every_file_of_the_run_except_itself_and_its_signature(run: Path) -> None:
     listed = set(parse_sums((run / "SHA256SUMS").read_text()))
     present = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     assert present - listed == {"SHA256SUMS", "SHA256SUMS.sig"}
@@ -164,7 +163,7 @@ def append(path: Path) -> None:
         ("SHA256SUMS.sig", lambda path: path.write_text("nonsense"), "signature: "),
     ],
 )
-def test_changed_missing_or_unsigned_file_is_reported(
+def test_changed_missing_or_added_file_is_reported(
     run: Path, verify: Verify, path: str, change: Callable[[Path], object], message: str
 ) -> None:
     change(run / path)
@@ -174,7 +173,7 @@ def test_changed_missing_or_unsigned_file_is_reported(
     assert "NOT VALID" in output
 
 
-def test_unsigned_files_may_change(run: Path, verify: Verify) -> None:
+def test_files_that_the_signature_does_not_cover_may_change(run: Path, verify: Verify) -> None:
     (run / "journal.jsonl").write_text("{}\n")
     (run / "rma" / "x").mkdir(parents=True)
     (run / "rma" / "x" / "README.md").touch()
@@ -332,7 +331,7 @@ def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     pack.write_text(PACK.replace("LIMIT", "5.0e+14"))
     assert main(["report", str(run), "--criteria", str(pack)]) == 0
     assert main(["sign", str(run), "--key", str(keys / "alice"), "--criteria", str(pack)]) == 0
-    assert verify(run)[0] == 0, "verify must use the signer's packs, which are still at their paths"
+    assert verify(run)[0] == 0, "verify must read the packs of the signer from the paths that the signer used"
     pack.write_text(PACK.replace("LIMIT", "5.1e+14"))
     code, output = verify(run)
     assert code == 2, "the report cannot be confirmed, because the changed pack has another limit"
@@ -377,7 +376,7 @@ def sign_without_terminal(path: Path, **environment: str) -> str:
     return done.stdout or done.stderr.splitlines()[-1]
 
 
-def test_passphrase_without_a_terminal_is_reported(tmp_path: Path) -> None:
+def test_key_with_a_passphrase_cannot_sign_without_a_terminal(tmp_path: Path) -> None:
     output = sign_without_terminal(key(tmp_path, "locked", "secret"))
     assert "wrong passphrase" in output
     assert "ssh-add" in output
@@ -441,7 +440,7 @@ def test_run_in_progress_is_not_signed(run: Path, keys: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("line", ["nonsense", f"{'0' * 64} one-space", f"{'0' * 63}g  x"])
-def test_invalid_or_duplicate_line_is_rejected(line: str) -> None:
+def test_invalid_or_duplicate_line_of_sha256sums_is_rejected(line: str) -> None:
     with pytest.raises(Exception, match="not a checksum and a path"):
         parse_sums(f"{'0' * 64}  a\n{line}\n")
     with pytest.raises(Exception, match="duplicate path"):

@@ -44,7 +44,7 @@ from tests import ROOT, builders, fleets
 
 CREATED = "2026-11-21T04:00:00Z"
 GPU = 1
-"""Index of the faulty GPU, for faults of a GPU."""
+"""Index of the GPU that has the fault, for faults of a GPU."""
 
 
 def run_of(directory: Path, *faults: str, jobs: int = 1, **fleet: Any) -> Path:
@@ -98,12 +98,11 @@ def test_assumed_figures_name_their_source() -> None:
     assert assumed - measured == {name for name in assumed if name.startswith(without_h200_records)}
 
 
-def test_simulated_values_are_within_the_measured_range_without_outliers() -> None:
-    values = values_by_level([100.0, 97.0, 101.0, 2.0])
+def test_simulated_values_are_between_the_measured_minimum_and_maximum() -> None:
+    values = values_by_level([100.0, 97.0, 101.0, 2.0])  # median, minimum, maximum, standard deviation
     assert (min(values), max(values)) == (97.0, 101.0)
-    assert (
-        98.5 < sum(values) / len(values) < 100.0
-    )  # below the median, 100: the minimum is farther from it than the maximum
+    # The mean is below the median (100), because the minimum (97) is farther from the median than the maximum (101).
+    assert 98.5 < sum(values) / len(values) < 100.0
 
 
 # --- healthy fleets
@@ -172,14 +171,11 @@ def test_small_fleet_is_accepted_if_healthy_and_rejected_if_all_its_parts_are_eq
 
 
 SLOW_FAMILIES = ("gemm.", "stress.", "memory.", "host_copy.", "peer_copy.", "collective.", "pairs.")
-"""Prefixes of names of figures. The test slows down the figures of one prefix at a time."""
+"""Prefixes of the names of figures. The test above slows down the figures of one prefix at a time."""
 
 
 def with_slow_figures_only(evidence: Evidence, names: set[str], rate: float) -> Evidence:
-    """Return the evidence with only the figures of these names, and with each rate among them lowered to `rate`.
-
-    All parts are then equally slow.
-    """
+    """Return the evidence with only the figures of these names, each lowered to at most `rate`: all parts are equally slow."""
 
     def slow_down(item: Observation) -> Observation | None:
         if item.name not in names:
@@ -244,7 +240,10 @@ EXPECTED_CRITERIA: dict[str, str] = {
     "truncated_record": "plan",
     "stale_record": "plan",
 }
-"""Fault -> criteria with a verdict other than pass on its host, separated by spaces."""
+"""Fault -> criteria with a verdict other than `pass` on the host with the fault, separated by spaces.
+
+If expected observations of the host are missing (criterion `plan`), further criteria may have such a verdict.
+"""
 EXPECTED_PROBLEMS: dict[str, str] = {
     "xid79": "gpu-fell-off-bus",
     "missing_gpu": "gpu-missing",
@@ -287,7 +286,7 @@ EXPECTED_PROBLEMS: dict[str, str] = {
     "truncated_record": "no-record",
     "stale_record": "no-record",
 }
-"""Fault -> problem of the one cause that the report gives for it."""
+"""Fault -> `problem` of the one cause to which the report attributes the verdicts on the host with the fault."""
 HOST_CANNOT_MEASURE = {"xid79", "missing_gpu", "hung"}
 """Faults of a GPU after which its host cannot run benchmarks on all GPUs."""
 EXPECTED_REASONS = {
@@ -301,7 +300,7 @@ EXPECTED_REASONS = {
     "slow_cable": "suspect NIC",
     "slow_host": "suspect host",
 }
-"""Fault -> words that the reason of a verdict must contain."""
+"""Fault -> words that the reason of a verdict on the host with the fault must contain."""
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +371,7 @@ def test_fault_is_reported_on_its_host_and_gpu(
     contradictions = [item.reason for item in verdicts if item.kind == VerdictKind.CONTRADICTORY]
     assert contradictions == [], "a simulated record must be as consistent as a record of the agent"
     assert not any("resume the run" in item.reason for item in verdicts), (
-        "no reason may advise to resume the run, because simulated hosts cannot"
+        "no reason may advise to resume the run, because a simulated run cannot be resumed"
     )
     assert all(
         EXPECTED_REASONS[kind] in item.reason
@@ -381,9 +380,9 @@ def test_fault_is_reported_on_its_host_and_gpu(
     )
     assert any(EXPECTED_REASONS.get(kind, "") in item.reason for item in verdicts)
     if FAULTS[kind].of_gpu and kind not in HOST_CANNOT_MEASURE:
-        positions = [item.scope.split(",") for item in verdicts]
+        scopes = [item.scope.split(",") for item in verdicts]
         names = {f"gpu={GPU}", f"peer={GPU}"} if kind != "swapped_cables" else {"hca=mlx5_0", "hca=mlx5_1"}
-        assert all(names & {*parts} for parts in positions), positions
+        assert all(names & {*parts} for parts in scopes), scopes
     expected = FAIL if any(name != "plan" for name in EXPECTED_CRITERIA[kind].split()) else INCONCLUSIVE
     decision = next(row.decision for row in report.hosts if row.name == host)
     assert decision == {FAIL: "rejected", INCONCLUSIVE: "incomplete"}[expected]
@@ -420,7 +419,7 @@ def test_fault_is_one_cause_with_the_right_part(
 def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], faults: int, manifest: bool
 ) -> None:
-    """Each cause has the two adapters of one fault."""
+    """There is one cause for each fault, and it names the two adapters whose cables are swapped."""
     fleet = {"hosts": 8, "gpus": 8}
     swapped = {f"r01-h{number + 2:02}": number + 1 for number in range(faults)}
     directory = run_of(tmp_path / "faulty", *(f"swapped_cables:{host}:{gpu}" for host, gpu in swapped.items()), **fleet)
@@ -446,7 +445,10 @@ def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
 
 
 def test_slow_rail_of_a_host_with_swapped_cables_is_attributed_to_the_cables(tmp_path: Path) -> None:
-    """Swapped cables send two rails of r01-h03 over the spine switch. This explains its slow rail, so its NIC is not reported."""
+    """Swapped cables send the traffic of two rails of r01-h03 over the spine switch.
+
+    This explains that one of these rails is slow, so the NIC of r01-h03 is not reported as slow.
+    """
     faults = ("swapped_cables:r01-h03:0", "slow_nic:r01-h03:1", "slow_nic:r01-h06:0")
     report = report_of(run_of(tmp_path / "run", *faults, hosts=8))
     assert {(cause.host, cause.problem) for cause in report.causes} == {
@@ -455,7 +457,7 @@ def test_slow_rail_of_a_host_with_swapped_cables_is_attributed_to_the_cables(tmp
     }
 
 
-def test_hosts_beyond_the_ports_of_a_leaf_use_another_leaf(tmp_path: Path) -> None:
+def test_hosts_beyond_the_ports_of_a_leaf_switch_use_another_leaf_switch(tmp_path: Path) -> None:
     report = report_of(run_of(tmp_path / "run", "swapped_cables:r01-h36:0", hosts=40, gpus=2))
     (cause,) = report.causes
     assert (cause.host, cause.problem) == ("r01-h36", "swapped-cables")
@@ -494,7 +496,7 @@ EXPECTED_PACKAGES = {
     "bmc_event": "inspect_hardware",
     "serial_mismatch": "inspect_hardware",
 }
-"""Fault -> action in its RMA package. Other faults have no package: they need a reset, a reboot, another version or evidence."""
+"""Fault -> action in its RMA package. Other faults have no package, because their action is not in PART_ACTIONS."""
 
 
 def test_rma_lists_the_causes_of_the_report_with_their_parts_and_actions(
@@ -516,7 +518,8 @@ def test_rma_lists_the_causes_of_the_report_with_their_parts_and_actions(
         for part in cause.parts
     }
     actions = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] != "identity"}
-    # Two hosts have the serial of `duplicate_serial`. The BMC of the host with the fault reports another serial.
+    # `duplicate_serial` gives a GPU the serial of a GPU in another host. The cause on the host with the fault is `bmc-serial`,
+    # because the BMC of this host reports another serial for the GPU. The cause on the other host is `identity`.
     of_serials = ("identity", "bmc-serial")
     duplicates = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] in of_serials}
     for kind, host in host_of_fault.items():
@@ -543,18 +546,18 @@ def test_rma_lists_the_causes_of_the_report_with_their_parts_and_actions(
         assert heading_of[cause.title].endswith(action), cause.title
 
 
-def test_healthy_hosts_of_a_faulty_fleet_pass(
+def test_only_hosts_with_a_fault_or_a_duplicated_serial_have_verdicts_other_than_pass(
     faulty_fleet: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport],
 ) -> None:
     host_of_fault, verdicts_by_host, report = faulty_fleet
     names = [host.name for host in report.hosts]
-    host_with_the_same_serial = names[names.index(host_of_fault["duplicate_serial"]) + 1]
-    assert set(verdicts_by_host) == set(host_of_fault.values()) | {host_with_the_same_serial}
+    host_of_original_serial = names[names.index(host_of_fault["duplicate_serial"]) + 1]
+    assert set(verdicts_by_host) == set(host_of_fault.values()) | {host_of_original_serial}
     assert {
         item.host for items in verdicts_by_host.values() for item in items if item.criterion == "identity-unique"
     } == {
         host_of_fault["duplicate_serial"],
-        host_with_the_same_serial,
+        host_of_original_serial,
     }
     assert report.acceptance.status == "SIMULATED FAIL"
 

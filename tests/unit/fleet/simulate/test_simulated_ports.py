@@ -42,7 +42,7 @@ def report_of(run: Run) -> FleetReport:
 
 @pytest.fixture
 def profile_with_both_sharings(tmp_path: Path) -> str:
-    """Return a profile in which each pair of hosts measures each rail alone, and then all rails together, like `extended`."""
+    """Return a profile: each pair of hosts measures each rail alone, then all rails together, as profile `extended` does."""
     document = yaml.safe_load(Path(PROFILE).read_text())
     document["stages"]["gang"]["benchmarks"]["verbs"]["sharings"] = ["alone", "together"]
     path = tmp_path / "both-sharings.yml"
@@ -89,7 +89,10 @@ DOWN = {"infiniband.state": "DOWN", "infiniband.phys_state": "Polling", "infinib
 
 
 def with_port_down(evidence: Evidence) -> Evidence:
-    """Return the evidence of a host whose PORT has no link. The agent reports this reason in place of the figures of the port."""
+    """Return the evidence of a host after its port PORT lost the link.
+
+    In place of the figures of this port, the records have the reason that the agent reports for a port without a link.
+    """
 
     def without_link(metric: Metric) -> Metric:
         is_of_port = metric.name in DOWN and PORT in metric.values
@@ -111,7 +114,10 @@ def with_port_down(evidence: Evidence) -> Evidence:
 
 
 def unmeasured(items: Sequence[Observation], scope: str, status: str, reason: str) -> tuple[Observation, ...]:
-    """Return the observations. In each stage, one observation with the reason replaces all figures of this port or pair."""
+    """Return the observations without the port figures whose scope begins with `scope`: a port, or a port and a partner host.
+
+    In their place there is one observation per stage, without a value and with this status and reason.
+    """
     of_scope = [item for item in items if item.name.startswith("verbs.") and item.scope.startswith(scope)]
     reasons = [
         Observation(name="verbs.bandwidth", scope=scope, stage=stage, unit="B/s", status=status, reason=reason)
@@ -121,7 +127,10 @@ def unmeasured(items: Sequence[Observation], scope: str, status: str, reason: st
 
 
 def test_port_that_is_down_is_the_only_cause_in_a_gang_of_two(tmp_path: Path) -> None:
-    """The healthy port of the partner cannot be measured. It is no cause, even if the inventory requires its measurement."""
+    """The port of the other host is healthy, but cannot be measured without a partner.
+
+    It must not be a cause, even if the inventory requires that ports are measured.
+    """
     fleet = Fleet(hosts=2, gpus=2, profile="standard", readings=JUDGED)
     plan = fleet.plan("run", CREATED)
     write_run(tmp_path / "run", fleet, [], plan)
@@ -170,7 +179,7 @@ def test_slow_part_of_the_fabric_is_the_only_cause(
 
 
 def test_slow_switch_of_most_hosts_is_not_reported_as_a_slow_rail(tmp_path: Path) -> None:
-    """Four of six hosts are at the slow switch. The other two show that the rail is not slow."""
+    """Four of six hosts are at the slow switch. The other two are on the same rail and not slow, so the rail is not slow."""
     report = report_of(run_of(tmp_path / "run", "slow_switch:r01-h02:1", hosts_per_leaf=4))
     (cause,) = report.causes
     assert cause.part == "switch=0x5140000000000001"

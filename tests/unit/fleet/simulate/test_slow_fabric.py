@@ -1,4 +1,7 @@
-"""If a NIC, cable, rail, host or fabric has 50 % or 2 % of its speed, only this part is named. No GPU is reported as failed."""
+"""Test slow networks of simulated fleets.
+
+If a NIC, cable, rail, host, path or the whole fabric has 50 % or 2 % of its speed, the report names only this part, and no GPU.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ HOST, GPU = "r01-h03", 1
 
 
 def slowed(kind: str, share: float, gpu: int) -> Effect:
-    """Return the effect of a simulated fault that reduces the speed to `share`. `fabric` slows all rails of all hosts."""
+    """Return the effect of a simulated fault after which `share` of the speed remains; `fabric`: on all rails of all hosts."""
     if kind == "fabric":
         return Effect(speed=share, rails=(), reach=RAIL)
     in_gang = FAULTS[kind].in_gang
@@ -83,7 +86,7 @@ def test_slow_network_is_not_attributed_to_gpus(
 def test_slow_path_between_two_hosts_is_one_cause_without_a_part_to_return(
     share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The collectives are slow too. The other hosts are measured again without these two hosts, and accepted."""
+    """The collectives of the gang are slow too. The other hosts are measured again without these two hosts, and are accepted."""
     report = judged(tmp_path / "run", monkeypatch, {HOST: ("slow_path", share)})
     (cause,) = report.causes
     assert (cause.problem, cause.verdict, cause.hosts) == ("slow-path", FAIL, (HOST, "r01-h04"))
@@ -102,7 +105,10 @@ def test_slow_path_is_not_a_network_cause_if_a_slow_host_explains_the_collective
 
 
 def test_slow_pair_of_two_slow_hosts_is_not_a_separate_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a healthy partner, each slow host is faster than the limit of a pair. Only the pair of both slow hosts is slower."""
+    """Between a slow host and a healthy host, 0.4 of the normal bandwidth remains. The limit is 0.25 of the rate of a port.
+
+    Between the two slow hosts, 0.4 × 0.4 remains on the rail with the slow cable. Only this is below the limit.
+    """
     report = judged(tmp_path / "run", monkeypatch, {"r01-h02": ("slow_host", 0.4), HOST: ("slow_cable", 0.4)})
     assert sorted((cause.host, cause.part) for cause in report.causes if cause.verdict == FAIL) == [
         ("r01-h02", "host"),

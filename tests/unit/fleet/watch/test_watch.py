@@ -1,4 +1,7 @@
-"""Test `rackproof watch`: how it reads a run from its directory and the exporters, and its output: screen, lines and JSON."""
+"""Test `rackproof watch`: it reads a run from its run directory and from the Prometheus exporters of the hosts.
+
+Its output is a screen that is updated, log lines, or a JSON document.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,7 @@ from tests import ROOT, builders
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 WAIT = "benchmark : Run the benchmarks"
-"""Name of the task that waits for the benchmarks."""
+"""Name of the Ansible task that runs on a host until the benchmarks of this host have ended."""
 
 
 @cache
@@ -63,6 +66,7 @@ class Run:
         documents.write(self.directory / "plan.json", json.loads(json.dumps(to_json(self.plan))))
 
     def add_event(self, what: str, at: float | None = None, **more: Any) -> Run:
+        """Add an event to progress.jsonl. `at`: its time, by default 0.01 s after the previous event."""
         self.at = at if at is not None else self.at + 0.01
         event = {"at": stamp(self.at), "what": what, **more}
         documents.validate(event, "progress", source="progress.jsonl")
@@ -74,7 +78,10 @@ class Run:
         return self.add_event("play", play=name, roles=list(roles))
 
     def task(self, name: str, *, hosts: list[str] | None = None, stage: str = "", ok: bool = True) -> Run:
-        """Add a task that the hosts begin and, with `ok`, finish."""
+        """Add a task that each of `hosts` (default: all) begins and, if `ok` is true, ends without a failure.
+
+        `stage`: the stage for whose end the task waits; empty: none.
+        """
         self.add_event("task", task=name, **({"stage": stage} if stage else {}))
         for host in self.names if hosts is None else hosts:
             self.add_event("began", host=host)
@@ -83,7 +90,7 @@ class Run:
         return self
 
     def start_benchmarks(self) -> Run:
-        """Add the events up to the task that waits for the benchmarks on every host."""
+        """Add the events from the start of the playbook until every host runs the task WAIT."""
         self.add_event("start", playbook="acceptance.yml", pid=1)
         self.play("Preflight", "preflight").task("preflight : Check that the host can be measured")
         self.play("Inspect", "inspect").task("inspect : Fetch the record")
@@ -91,6 +98,7 @@ class Run:
         return self.task(WAIT, stage="benchmark", ok=False)
 
     def add_failure(self, host: str, what: str, message: str) -> None:
+        """Add the message of a failure in the task WAIT to events.jsonl. `what`: `failed` or `unreachable`."""
         event = {
             "at": stamp(self.at),
             "play": "Benchmark",
@@ -104,7 +112,7 @@ class Run:
             file.write(json.dumps(event) + "\n")
 
     def lock(self, pid: int | None = None) -> Run:
-        """Write the lock of a playbook with process ID `pid`. Default: the ID of this test process, which is running."""
+        """Lock the run for a playbook with process ID `pid`. Default: the ID of this test process, so the playbook is running."""
         claim = locks.claim("r1", self.directory.parent, pid or os.getpid(), "2026-11-21T04:00:00.000000Z")
         claim = replace(claim, user="alice", host="control1")
         with locks.exclusive(self.directory / run_directory.LOCK) as file:
@@ -112,6 +120,7 @@ class Run:
         return self
 
     def record(self, host: str, change: Any = lambda record: record) -> None:
+        """Write the record of a host to the run directory. `change`: function that returns the record to write."""
         record: Record = change(builders.records(self.plan, host)[0])
         documents.write(self.directory / "hosts" / f"{host}.json", json.loads(json.dumps(to_json(record))))
 
@@ -159,7 +168,7 @@ def test_nonzero_exit_code_fails_the_stage_before_ansible_drops_the_host(run: Ru
 
 
 @pytest.mark.parametrize("what", [FAILED, UNREACHABLE])
-def test_failed_host_is_left_out_of_later_stages(what: str, run: Run) -> None:
+def test_failed_or_unreachable_host_leaves_the_run_before_later_stages(what: str, run: Run) -> None:
     run.start_benchmarks().add_event(what, host="h2")
     run.add_failure("h2", what, "Connection timed out")
     run.play("Gang", "gang").task("gang : Decide", hosts=["h1", "h3"])
@@ -170,14 +179,15 @@ def test_failed_host_is_left_out_of_later_stages(what: str, run: Run) -> None:
     assert trouble == {"h1": "", "h2": f"Connection timed out (at {WAIT})", "h3": ""}
 
 
-def test_rescued_host_continues_its_stage(run: Run) -> None:
+def test_host_whose_failure_is_rescued_continues_its_stage(run: Run) -> None:
+    """A task runs on a host after a failure only if a `rescue` of the playbook handled the failure."""
     run.start_benchmarks().add_event(FAILED, host="h2").task("monitoring : Ask the service why", hosts=["h2"])
     view = run.view()
     assert states_of(view, "benchmark")["h2"] == RUNNING
     assert view.hosts[1].trouble == ""
 
 
-def test_host_skipped_by_the_second_launch_keeps_the_state_of_the_first(run: Run) -> None:
+def test_host_that_skips_the_second_launch_keeps_its_state_after_the_first(run: Run) -> None:
     run.start_benchmarks()
     run.play("Gang", "gang").task("gang : Run the launch", stage="gang", ok=False)
     run.add_event("ok", host="h1", rc=3).add_event("ok", host="h2", rc=0).add_event("ok", host="h3", rc=0)
@@ -190,7 +200,7 @@ def test_stopping_the_exporters_does_not_restart_the_prepare_stage(run: Run) -> 
     assert states_of(run.view(), "prepare") == dict.fromkeys(run.names, DONE)
 
 
-def test_running_stages_are_unknown_after_a_kill_until_the_run_is_resumed(run: Run) -> None:
+def test_running_stages_are_unknown_after_the_playbook_was_killed_until_the_run_is_resumed(run: Run) -> None:
     with subprocess.Popen(["sleep", "60"]) as killed:
         run.lock(killed.pid)
         killed.kill()
@@ -213,6 +223,7 @@ def test_states_come_from_records_if_there_are_no_events(run: Run) -> None:
 
 
 def test_host_outside_gangs_has_no_gang_stage(tmp_path: Path) -> None:
+    """A gang is the hosts of one multi-node launch. h1 and h2 are a gang."""
     hosts = builders.inventory("h1", "h2", "h3", rackproof_gpu_count=2)
     hosts["h3"]["rackproof_gang"] = "none"
     run = Run(tmp_path)
@@ -260,7 +271,7 @@ def test_each_event_is_returned_once_when_its_line_is_complete(tmp_path: Path) -
     assert [event["what"] for event in tail.read()] == ["end"]
     assert tail.read() == []
     path.unlink()
-    path.symlink_to("/dev/zero")
+    path.symlink_to("/dev/zero")  # a link is not followed; reading /dev/zero would never end
     assert tail.read() == []
     assert tail.problem
 
@@ -268,7 +279,7 @@ def test_each_event_is_returned_once_when_its_line_is_complete(tmp_path: Path) -
 # --- findings and the decision
 
 
-def test_causes_of_failures_are_shown_when_the_record_arrives(run: Run) -> None:
+def test_cause_of_a_failure_is_shown_when_the_record_of_the_host_is_fetched(run: Run) -> None:
     run.start_benchmarks()
     broken = builders.snapshot(range(2), gpu__pcie__width={"gpu=0": 8, "gpu=1": 16})
     run.record("h1")
@@ -282,7 +293,7 @@ def test_causes_of_failures_are_shown_when_the_record_arrives(run: Run) -> None:
     assert shown.endswith(view.hosts[1].failed[0])
 
 
-def test_record_is_read_again_only_after_a_change(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_record_is_not_read_again(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.start_benchmarks().record("h1")
     watcher = Watcher(run.directory, scrape_exporters=False)
     assert watcher.read_view(background=False).records == 1
@@ -303,7 +314,7 @@ def test_record_of_another_run_is_noted_and_not_judged(run: Run) -> None:
     assert "hosts/h1.json: its run, nonce, host or gang is not the one in the plan" in view.notes
 
 
-def test_decision_is_shown_when_the_run_is_reported(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+def test_decision_is_shown_after_the_report_is_written(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.start_benchmarks()
     for host in run.names:
         run.add_event("ok", host=host, rc=0)
@@ -318,7 +329,7 @@ def test_decision_is_shown_when_the_run_is_reported(run: Run, capsys: pytest.Cap
     output = capsys.readouterr().out
     assert "decision: incomplete (INCOMPLETE)" in output
     assert "left no usable record: hosts/h3.json is missing" in output
-    run.lock()  # resumed: the decision belongs to the previous attempt
+    run.lock()  # a playbook resumes the run: the decision in report.json is that of the previous attempt
     assert run.view().decision == ""
 
 
@@ -354,7 +365,7 @@ def page(run_id: str = "r1", updated: float = 1000.0, **more: str) -> str:
 
 @contextlib.contextmanager
 def exporter(answer: bytes, pause_s: float = 0.0) -> Iterator[str]:
-    """Serve this answer to every client on a local port; with `pause_s`, one byte at a time."""
+    """Serve `answer` to every client, and yield HOST:PORT. With `pause_s`, send single bytes, with this pause after each."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
         piece = 1 if pause_s else max(1, len(answer))
@@ -381,6 +392,7 @@ def http(body: str, status: str = "200 OK") -> bytes:
 
 
 def write_targets(run: Run, *addresses: str) -> None:
+    """Write the Prometheus targets of the run: these addresses of exporters, for the first hosts of the plan."""
     groups = [
         {"targets": [address], "labels": {"host": host, "rack": "r1", "run_id": "r1"}}
         for host, address in zip(run.names, addresses, strict=False)
@@ -389,15 +401,15 @@ def write_targets(run: Run, *addresses: str) -> None:
 
 
 def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
+    """The exporter of h2 reports another run, and h3 has no exporter, so their progress is unknown."""
     run.start_benchmarks()
     with exporter(http(page())) as address, exporter(http(page(run_id="other"))) as address_of_other_run:
         write_targets(run, address, address_of_other_run)
         view = run.view(scrape_exporters=True)
     first, second, third = view.hosts
     assert first.cells["benchmark"].progress == 0.61
-    assert first.remaining_s == pytest.approx(
-        130, abs=3
-    )  # by the clock of the host, which may differ from the clock here
+    # Both times are differences between times in the page: the clock of the host may differ from that of the control node.
+    assert first.remaining_s == pytest.approx(130, abs=3)
     assert first.expected_s == pytest.approx(70, abs=3)
     assert second.expected_s is None
     assert (first.benchmark, second.benchmark) == ("stress", "")
@@ -415,7 +427,7 @@ def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
 def test_time_left_is_the_time_of_the_slowest_host_plus_the_times_of_waiting_stages(run: Run) -> None:
     view = run.start_benchmarks().view()
     assert view.expected_s is None, (
-        "the time left must be unknown, because no exporter reports the end of the running stage"
+        "the time left must be unknown, because no exporter reports when the running stage is expected to end"
     )
     stages_s = {"benchmark": 200.0, "gang": 60.0}
     hosts = [replace(host, expected_s=100.0 + number) for number, host in enumerate(view.hosts)]
@@ -429,7 +441,7 @@ def test_time_left_is_the_time_of_the_slowest_host_plus_the_times_of_waiting_sta
     assert "about 2 min 42 s left" in "\n".join(render(replace(view, expected_s=162.0), 160))
 
 
-def test_new_run_shows_the_time_of_all_stages(run: Run) -> None:
+def test_new_run_shows_the_sum_of_the_estimated_times_of_all_stages(run: Run) -> None:
     run.add_event("start", playbook="acceptance.yml", pid=1).play("Preflight", "preflight")
     estimate = estimate_duration(run.plan, None)
     assert run.view().expected_s == pytest.approx(sum(estimate.stages_s.values()))
@@ -513,7 +525,7 @@ def test_wide_screen_shows_all_columns(run: Run) -> None:
     )
 
 
-def test_long_text_narrows_only_the_last_column(run: Run) -> None:
+def test_long_message_is_cut_off_and_the_other_columns_are_complete(run: Run) -> None:
     run.start_benchmarks().add_event(FAILED, host="h2")
     run.add_failure("h2", FAILED, "GPU 3 was silent for 60 s in gemm " * 20)
     lines = render(run.view(), 100)
@@ -599,7 +611,7 @@ def test_log_prints_each_change_once(run: Run) -> None:
     watcher = Watcher(run.directory, judge_records=False, scrape_exporters=False)
     run.start_benchmarks()
     first = watcher.read_view()
-    lines = [line[9:] for line in changes(None, first)]
+    lines = [line[9:] for line in changes(None, first)]  # without the time of day
     assert lines[0] == "run r1: 3 hosts of r1, profile standard"
     assert "h1, h2, h3 benchmark: running" in lines
     assert changes(first, watcher.read_view()) == []
@@ -615,11 +627,16 @@ def test_log_prints_each_change_once(run: Run) -> None:
     assert [line[9:] for line in changes(second, third)] == ["FAIL: h1 gpu=0: x", "decision: rejected", "Hosts: 0"]
 
 
-def test_heartbeat_line_is_printed_at_the_start_on_progress_and_otherwise_rarely(run: Run) -> None:
+def test_heartbeat_line_is_printed_at_most_every_30_s_if_it_has_changed_and_otherwise_every_300_s(run: Run) -> None:
+    """A heartbeat line shows the progress of the current task. The first line of a task names the hosts that measure."""
     view = run.start_benchmarks().view()
     begun, heartbeat = view.task_since or 0.0, HeartbeatLines(30)
 
     def lines_after(after: float, share: float | None, pending: tuple[str, ...] = ("h1", "h2", "h3")) -> list[str]:
+        """Return the lines to print `after` seconds after the start of the task, if every host has done `share` of its stage.
+
+        `pending`: the hosts on which the task is still running.
+        """
         hosts = tuple(
             replace(
                 host,
@@ -638,7 +655,7 @@ def test_heartbeat_line_is_printed_at_the_start_on_progress_and_otherwise_rarely
     assert lines_after(40, 0.2) == ["benchmark: 0 of 3 hosts done, h1 20 %, h2 20 %, h3 20 %, at most 9 min 20 s left"]
     assert lines_after(60, 0.3) == []
     assert lines_after(71, 0.3, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 30 %, at most 8 min 49 s left"]
-    assert lines_after(200, 0.3, ("h2",)) == []  # no progress
+    assert lines_after(200, 0.3, ("h2",)) == []  # unchanged since 71 s
     assert lines_after(372, 0.3, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 30 %, at most 3 min 48 s left"]
     assert lines_after(410, None, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 unknown, at most 3 min 10 s left"]
     assert lines_after(420, None, ()) == []
@@ -676,7 +693,9 @@ def test_only_the_screen_needs_rich(run: Run) -> None:
     assert json.loads(document.stdout)["run_id"] == "r1"
 
 
-def test_directory_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_directory_without_a_run_and_an_interval_of_zero_are_errors(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert rackproof.main(["watch", str(tmp_path)]) == 2
     assert "give the directory of a run" in capsys.readouterr().err
     assert rackproof.main(["watch", str(tmp_path), "--every", "0"]) == 64
@@ -756,32 +775,32 @@ def test_screen_is_updated_and_the_terminal_restored_on_signals(
     number: int, code: int, run: Run, terminal: Terminal
 ) -> None:
     first = terminal.read_until(b"now: benchmark : Run the benchmarks")
-    assert first.startswith(b"\x1b[?1049h\x1b[H\x1b[?25l")
+    assert first.startswith(b"\x1b[?1049h\x1b[H\x1b[?25l")  # alternate screen, cursor to the top left, hide the cursor
     run.add_event(FAILED, host="h3")
     run.add_failure("h3", FAILED, "out of memory")
     frame = terminal.read_until(b"out of memory")
-    assert b"\x1b[?1049h" not in frame  # updated in place
+    assert b"\x1b[?1049h" not in frame  # the screen is updated in place, not opened again
     terminal.resize(60, 10)
     terminal.read_until(b"more lines")
     terminal.process.send_signal(number)
     rest = terminal.read_to_end()
     assert terminal.process.returncode == code
-    assert rest.endswith(b"\x1b[?25h\x1b[?1049l")
+    assert rest.endswith(b"\x1b[?25h\x1b[?1049l")  # show the cursor, leave the alternate screen
     assert b"Traceback" not in rest
     assert termios.tcgetattr(terminal.main) == terminal.before
 
 
-def test_terminal_is_restored_while_the_command_is_stopped(terminal: Terminal) -> None:
+def test_terminal_is_restored_while_the_command_is_suspended(terminal: Terminal) -> None:
     terminal.read_until(b"now: ")
     terminal.process.send_signal(signal.SIGTSTP)
     terminal.read_until(b"\x1b[?25h\x1b[?1049l")
-    os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED)  # the terminal is restored before the process stops
+    os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED)  # the terminal is restored before the process is suspended
     terminal.process.send_signal(signal.SIGCONT)
     terminal.read_until(b"\x1b[?1049h\x1b[H\x1b[?25l")
     terminal.read_until(b"now: ")
 
 
-def test_decision_remains_on_the_terminal_after_the_screen_ends(run: Run, terminal: Terminal) -> None:
+def test_decision_remains_on_the_terminal_after_the_screen_is_closed(run: Run, terminal: Terminal) -> None:
     terminal.read_until(b"now: ")
     for host in run.names:
         run.add_event("ok", host=host, rc=0)

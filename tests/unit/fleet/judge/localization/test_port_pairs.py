@@ -1,7 +1,8 @@
 """Slow RDMA ports, cables and switches are found by measurements without NCCL.
 
 Two layers are measured between the hosts of a gang (the hosts of one multi-node launch): NCCL between pairs of GPUs, and RDMA
-between pairs of ports. Failed and inconclusive verdicts on one layer state what the other layer shows.
+between pairs of ports. Failed and inconclusive verdicts on one layer state what the other layer shows. A rail is the set of ports
+that have the same number on each host.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def port_figures(host: str, partner: str, rail: int, share: float, **params: Any
 def with_ports(plan: Plan, nccl: Fleet, ports: Sequence[Pair], sent: Sent = lambda *_: 1.0) -> list[HostView]:
     """Return the judge's view of each host, with the measured pairs of GPUs of `nccl` and the measured pairs of ports in `ports`.
 
-    `sent` returns by what a pair's bandwidth is multiplied in one direction.
+    `sent(sender, receiver, rail)` returns the factor by which the bandwidth of the pair is multiplied in this direction.
     """
     both = views(plan, nccl)
     figures: dict[str, list[Observation]] = {host: [] for host in nccl.names}
@@ -155,9 +156,14 @@ def test_no_note_is_added_to_a_pass_or_if_the_other_layer_did_not_measure_the_ho
         ("gpu=1", ["host"], "nic=rail1"),
     ],
 )
-def test_nccl_verdict_on_the_gang_is_attributed_to_the_only_slow_rail_or_switch_and_on_a_nic_also_to_a_port(
+def test_nccl_verdict_is_attributed_to_the_only_slow_rail_or_switch_and_a_verdict_on_a_nic_also_to_the_only_slow_port(
     scope: str, slow: list[str], part: str
 ) -> None:
+    """`slow`: the parts of the failed verdicts on ports. `part`: the part to which the NCCL verdict is then attributed.
+
+    The NCCL verdict with the scope `gpu=1` was attributed to the NIC `nic=rail1` before.
+    """
+
     def verdict(of_scope: str, of_part: str, result: str = "fail") -> Verdict:
         return Verdict(host="h2", scope=of_scope, part=of_part, name="pairs.bandwidth", verdict=result, criterion="c",
                        reason="slow")  # fmt: skip
@@ -220,7 +226,7 @@ def test_hosts_of_a_pair_pass_if_one_end_reports_errors_and_the_other_end_measur
     assert {item.host for item in of_layer(verdicts, "verbs") if item.verdict != "pass"} == set()
 
 
-def test_no_port_fails_if_one_end_reports_errors_with_half_of_its_partners() -> None:
+def test_no_port_fails_if_a_host_reports_errors_with_only_half_of_its_partners() -> None:
     fleet = Fleet(5, 1)
 
     def sent(host: str, other: str, _: int) -> float:
@@ -320,7 +326,8 @@ def test_ports_that_share_a_slow_switch_are_one_suspect(case: str) -> None:
 
 
 @pytest.mark.parametrize("slow", [{0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}])
-def test_slow_rails_are_found_even_if_all_are_slow_when_the_rate_of_the_ports_is_known(slow: set[int]) -> None:
+def test_if_the_rate_of_the_ports_is_known_slow_rails_are_found_even_if_all_rails_are_slow(slow: set[int]) -> None:
+    """Without the rate (last assertion), slow rails are found only if at most two of the four rails are slow."""
     fleet = Fleet(8, 4, bad_rails=dict.fromkeys(slow, 0.5))
     pairs = fleet.pairs()
     suspects = find_suspects(pairs, least={pair.kind: 0.8 * RATE for pair in pairs})
@@ -355,7 +362,7 @@ def found(verdicts: Sequence[Verdict]) -> set[tuple[str, str]]:
 
 
 def test_one_to_five_faulty_parts_among_sixteen_hosts_with_eight_rails_are_found() -> None:
-    """All faulty parts are of one kind: ports, links, hosts or at most three rails. Precision and recall are at least 95 %."""
+    """All faulty parts of a fleet are of one kind. At most three rails are faulty. Precision and recall are at least 95 %."""
     for part in ("nic", "link", "rail", "host"):
         score, most = Score(), 3 if part == "rail" else 5
         for count, seed in itertools.product(range(1, most + 1), range(2)):

@@ -1,4 +1,4 @@
-"""The verdict on a suspected RDMA port depends also on the port's switch, data rate, and bandwidth in loopback (with itself)."""
+"""The verdict on a suspected RDMA port depends also on its switch, its data rate, and its bandwidth in loopback (to itself)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def port(rail: int) -> str:
 
 
 def floors(best: Any = 0.8, alone: Any = 0.9) -> Pack:
-    """Return criteria that require each port to reach a share of its rate: `best` with its best partner, `alone` in loopback."""
+    """Return criteria: a port must reach the share `best` of its rate with its best partner, and `alone` in loopback."""
     rules = (("best", "verbs.best_ratio", best), ("alone", "verbs.rate_ratio", alone))
     return pack(
         *[criterion(name, id=id, operator="ge", value=value, scope="") for id, name, value in rules], chosen=True
@@ -59,12 +59,12 @@ def judged(
         slow: returns whether a pair of ports is slow (`SLOW`).
         size: number of hosts.
         rails: number of ports of each host.
-        of_h2: further figures of h2.
+        of_h2: further figures of the host h2.
         rates: rail -> rate of its ports in B/s, which all hosts report.
         switches: returns ID and name of the switch of a port, given the number of the host and the rail.
         is_roce: whether the switch is a reading of the port's network interface, and not of the port itself.
-        verdicts: the verdicts of all criteria.
-        packs: the criteria.
+        verdicts: verdicts of criteria, which the localization takes into account.
+        packs: the packs with the criteria.
     """
     fleet = Fleet(size, rails, noise=0.001)
     pairs = [replace(pair, bandwidth=(pair.bandwidth or 0) * (SLOW if slow(pair) else 1)) for pair in fleet.pairs()]
@@ -94,6 +94,7 @@ def judged(
 
 
 def at_h2(pair: Pair) -> bool:
+    """Return whether an end of the pair is the port of h2 on rail 1."""
     return "h2" in (pair.a, pair.b) and pair.rail == 1
 
 
@@ -237,7 +238,7 @@ ALL = dict.fromkeys(range(4), RATE)
     ],
     ids=["rate and limit", "no rate", "no limit", "low limit", "ports of half the rate"],
 )
-def test_slow_rails_are_found_even_if_most_are_slow_when_rate_and_limit_of_their_ports_are_known(
+def test_only_if_rate_and_limit_of_the_ports_are_known_slow_rails_are_found_although_most_rails_are_slow(
     rates: Mapping[int, float], packs: Sequence[Pack], is_found: bool
 ) -> None:
     below = [best("h1", rail) for rail in range(3)]
