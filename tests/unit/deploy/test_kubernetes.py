@@ -112,8 +112,8 @@ def archive(pattern: str) -> Path:
 def validator_of_kubernetes(version: str, kind: str) -> jsonschema.Draft202012Validator:
     """Return the validator of a resource of Kubernetes itself. It rejects unknown keys.
 
-    kubernetes-validate (PyPI, Apache-2.0) contains the schemas of many versions. They are read from its archive, because they would be
-    17 000 files if it were installed.
+    kubernetes-validate (PyPI, Apache-2.0) contains the schemas of many versions. They are read from its archive, because its
+    installation would create 17 000 files.
     """
     group, _, number = version.rpartition("/")
     name = "-".join(filter(None, [kind.lower(), group.split(".")[0], number]))
