@@ -219,7 +219,7 @@ def _clock(own: Figures, usual: Figures) -> str:
         if capped
         else ""
     )
-    return f"its SM clock was {mine / 1e6:.0f} MHz against {others / 1e6:.0f} MHz{why}"
+    return f"its SM clock was {mine / 1e6:.0f} MHz (peers: {others / 1e6:.0f} MHz){why}"
 
 
 def _throttled(own: Figures, usual: Figures) -> str:
@@ -234,7 +234,7 @@ def _throttled(own: Figures, usual: Figures) -> str:
 
 def _temperature(own: Figures, usual: Figures) -> str:
     mine, others = _rank_and_peers("temperature", own, usual)
-    return f"it was at {mine:.0f} °C against {others:.0f} °C" if others and mine > others + MIN_HOTTER_K else ""
+    return f"it was at {mine:.0f} °C (peers: {others:.0f} °C)" if others and mine > others + MIN_HOTTER_K else ""
 
 
 def _quota(own: Figures, usual: Figures) -> str:
@@ -253,7 +253,7 @@ def _launch(own: Figures, usual: Figures) -> str:
     mine, others = _rank_and_peers("launch", own, usual)
     bound = mine > LAUNCH_BOUND_SHARE * own["compute"] and mine > others * (1 + MIN_DEVIATION)
     return (
-        f"its GPU waits for the CPU: launching kernels takes {_ms(mine)} a step, against {_ms(others)}"
+        f"its GPU waits for the CPU: launching kernels takes {_ms(mine)} a step (peers: {_ms(others)})"
         if bound and others
         else ""
     )
@@ -262,14 +262,14 @@ def _launch(own: Figures, usual: Figures) -> str:
 def _cpu_wait(own: Figures, usual: Figures) -> str:
     mine, others = _rank_and_peers("cpu_wait", own, usual)
     much = mine > MIN_DEVIATION * own["compute"] and mine > 2 * others
-    return f"its threads wait {_ms(mine)} a step for a processor, against {_ms(others)}" if much else ""
+    return f"its threads wait {_ms(mine)} a step for a processor (peers: {_ms(others)})" if much else ""
 
 
 def _pressure(own: Figures, usual: Figures) -> str:
     mine, others = _rank_and_peers("cpu_pressure", own, usual)
     busy = mine > others + MIN_MORE_PRESSURE
     return (
-        f"its host was short of processors for {mine * 100:.0f} % of the time, against {others * 100:.0f} %"
+        f"its host was short of processors for {mine * 100:.0f} % of the time (peers: {others * 100:.0f} %)"
         if busy
         else ""
     )
@@ -280,7 +280,7 @@ def _cpu_time(own: Figures, usual: Figures) -> str:
     mine, others = _rank_and_peers("cpu_time", own, usual)
     is_host_bound = "launch" not in own or own["launch"] > LAUNCH_BOUND_SHARE * own["compute"]
     is_slower = is_host_bound and 0 < others * 1.2 < mine
-    return f"it needs {_ms(mine)} of CPU time a step, against {_ms(others)}" if is_slower else ""
+    return f"it needs {_ms(mine)} of CPU time a step (peers: {_ms(others)})" if is_slower else ""
 
 
 def _ms(seconds: float) -> str:

@@ -70,7 +70,7 @@ def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, obje
     different = sorted(key for key in compared if plan.get(key) != document.get(key))
     if different:
         raise UsageError(
-            f"run {document['run_id']} was begun with different {', '.join(different)}{_host_differences(plan, document)}: "
+            f"run {document['run_id']} was begun with other values of {', '.join(different)}{_host_differences(plan, document)}: "
             "choose another rackproof_run_id, or restore the inventory and profile that the run began with"
         )
     return dict(plan)
@@ -96,6 +96,6 @@ def _host_differences(old_plan: Mapping[str, Any], new_plan: Mapping[str, Any]) 
     differences += [f"{name} is missing" for name in old if name not in new]
     for name in filter(old.__contains__, new):
         keys = sorted(key for key in {*old[name], *new[name]} if old[name].get(key) != new[name].get(key))
-        differences += [f"{name} has different {', '.join(keys)}"] if keys else []
+        differences += [f"{name} has another value of {', '.join(keys)}"] if keys else []
     more = [f"and {len(differences) - 3} more"] if len(differences) > 3 else []
     return f" ({'; '.join(differences[:3] + more)})" if differences else ""

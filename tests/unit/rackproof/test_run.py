@@ -124,7 +124,7 @@ def test_rehearsal_is_measured_once_and_judged_each_time(tmp_path: Path) -> None
     assert json.loads(again.stdout)["acceptance"]["status"] == "REHEARSAL PASS"
     other = run(tmp_path, *options, "--criteria", "rehearsal")
     assert other.returncode == 64
-    assert "run r1 was begun with different" in other.stderr
+    assert "run r1 was begun with other values" in other.stderr
 
 
 def test_machine_without_gpus_is_reported_and_a_rehearsal_suggested(tmp_path: Path) -> None:

@@ -438,11 +438,11 @@ def test_plan_command_stores_the_manifest(tmp_path: Path) -> None:
     frozen = json.loads((tmp_path / "run" / "plan.json").read_text())["manifest"]
     assert [part["serial"] for part in frozen] == ["165", "166"]
     path.write_text("host,kind,serial\nh1,gpu,165\nh2,gpu,167\n")
-    assert "was begun with different manifest" in rackproof(*plan_command, listing(tmp_path, hosts)).stderr
+    assert "was begun with other values of manifest" in rackproof(*plan_command, listing(tmp_path, hosts)).stderr
     without_manifest = {
         name: {key: value for key, value in of.items() if key != "rackproof_manifest"} for name, of in hosts.items()
     }
-    assert "was begun with different manifest" in rackproof(*plan_command, listing(tmp_path, without_manifest)).stderr
+    assert "was begun with other values of manifest" in rackproof(*plan_command, listing(tmp_path, without_manifest)).stderr
     path.write_text("host,kind,serial\nh1,gpu,1.65E+12\n")
     refused = rackproof(*plan_command, listing(tmp_path, hosts))
     assert (refused.returncode, refused.stdout) == (64, "")

@@ -79,28 +79,28 @@ def test_verdict_names_the_straggler_before_the_cause() -> None:
 @pytest.mark.parametrize(
     ("own", "expected_text"),
     [
-        ({"clock": 1.70e9}, "its SM clock was 1700 MHz against 1800 MHz"), ({"clock": 1.72e9}, NO_CAUSE),
+        ({"clock": 1.70e9}, "its SM clock was 1700 MHz (peers: 1800 MHz)"), ({"clock": 1.72e9}, NO_CAUSE),
         ({"clock": 0.0}, NO_CAUSE), ({"clock": 2.0e9}, NO_CAUSE), ({"clock": None}, NO_CAUSE),
         ({"clock": 1.5e9, "throttled_share power_cap": 0.06, "power": 690.0},
-         "its SM clock was 1500 MHz against 1800 MHz because of its power limit (it drew 690 W, its peers 600 W)"),
-        ({"clock": 1.5e9, "throttled_share power_cap": 0.05}, "its SM clock was 1500 MHz against 1800 MHz"),
-        ({"clock": 1.5e9, "throttled_share power_cap": 0.9, "power": None}, "its SM clock was 1500 MHz against 1800 MHz"),
+         "its SM clock was 1500 MHz (peers: 1800 MHz) because of its power limit (it drew 690 W, its peers 600 W)"),
+        ({"clock": 1.5e9, "throttled_share power_cap": 0.05}, "its SM clock was 1500 MHz (peers: 1800 MHz)"),
+        ({"clock": 1.5e9, "throttled_share power_cap": 0.9, "power": None}, "its SM clock was 1500 MHz (peers: 1800 MHz)"),
         ({"throttled_share hw_thermal": 0.06}, "thermal slowdown (hardware) active for 6 % of the time"),
         ({"throttled_share hw_thermal": 0.05}, NO_CAUSE), ({"throttled_share sw_thermal": 0.15}, NO_CAUSE),
         ({"throttled_share hw_power_brake": 1.0}, "power brake active for 100 % of the time"),
         ({"throttled_share hw_slowdown": 0.5, "throttled_share sw_thermal": 0.4},
          "thermal slowdown (software) active for 40 % of the time, hardware slowdown active for 50 % of the time"),
-        ({"temperature": 70.5}, "it was at 70 °C against 60 °C"), ({"temperature": 70.0}, NO_CAUSE),
-        ({"launch": 0.028}, "its GPU waits for the CPU: launching kernels takes 28 ms a step, against 10 ms"),
+        ({"temperature": 70.5}, "it was at 70 °C (peers: 60 °C)"), ({"temperature": 70.0}, NO_CAUSE),
+        ({"launch": 0.028}, "its GPU waits for the CPU: launching kernels takes 28 ms a step (peers: 10 ms)"),
         ({"launch": 0.027}, NO_CAUSE),
-        ({"cpu_wait": 0.0016}, "its threads wait 1.6 ms a step for a processor, against 0 ms"), ({"cpu_wait": 0.0015}, NO_CAUSE),
-        ({"cpu_pressure": 0.21}, "its host was short of processors for 21 % of the time, against 0 %"),
+        ({"cpu_wait": 0.0016}, "its threads wait 1.6 ms a step for a processor (peers: 0 ms)"), ({"cpu_wait": 0.0015}, NO_CAUSE),
+        ({"cpu_pressure": 0.21}, "its host was short of processors for 21 % of the time (peers: 0 %)"),
         ({"cpu_pressure": 0.2}, NO_CAUSE),
-        ({"cpu_time": 0.0121, "launch": None}, "it needs 12.1 ms of CPU time a step, against 10 ms"),
+        ({"cpu_time": 0.0121, "launch": None}, "it needs 12.1 ms of CPU time a step (peers: 10 ms)"),
         ({"cpu_time": 0.012, "launch": None}, NO_CAUSE), ({"cpu_time": 0.09, "launch": 0.027}, NO_CAUSE),
         ({"cpu_time": 0.0121, "launch": 0.0271},
-         "its GPU waits for the CPU: launching kernels takes 27.1 ms a step, against 10 ms; "
-         "it needs 12.1 ms of CPU time a step, against 10 ms"),
+         "its GPU waits for the CPU: launching kernels takes 27.1 ms a step (peers: 10 ms); "
+         "it needs 12.1 ms of CPU time a step (peers: 10 ms)"),
         *(({name: None}, NO_CAUSE) for name in USUAL if name != "compute"),
         ({"cpus": 16.0}, NO_CAUSE), ({"cpus": 0.0}, NO_CAUSE), ({"cpus": 17.0}, NO_CAUSE),
     ],
@@ -138,8 +138,8 @@ def test_cpu_wait_above_twice_and_launch_time_above_105_percent_of_those_of_peer
 def test_causes_on_the_gpu_are_listed_first() -> None:
     verdict = annotate(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
     assert verdict.detail.partition(": ")[2] == (
-        "it was at 80 °C against 60 °C; it may use 4 of its host's processors, its peers 16; "
-        "its host was short of processors for 50 % of the time, against 0 %"
+        "it was at 80 °C (peers: 60 °C); it may use 4 of its host's processors, its peers 16; "
+        "its host was short of processors for 50 % of the time (peers: 0 %)"
     )
 
 

@@ -153,14 +153,14 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
     [
         pytest.param(
             HOT,
-            "its SM clock was 1200 MHz against 1900 MHz; thermal slowdown (hardware) active for 80 % of the time; "
-            "it was at 88 °C against 58 °C",
+            "its SM clock was 1200 MHz (peers: 1900 MHz); thermal slowdown (hardware) active for 80 % of the time; "
+            "it was at 88 °C (peers: 58 °C)",
             "inspect_hardware",
             id="hot",
         ),
         pytest.param(
             CAPPED,
-            "its SM clock was 1400 MHz against 1900 MHz because of its power limit (it drew 400 W, its peers 675 W)",
+            "its SM clock was 1400 MHz (peers: 1900 MHz) because of its power limit (it drew 400 W, its peers 675 W)",
             "inspect_hardware",
             id="capped",
         ),
@@ -174,14 +174,14 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
         pytest.param(
             PINNED,
             "it may use 1 of its host's processors, its peers 64; its GPU waits for the CPU: launching kernels takes 18.1 ms "
-            "a step, against 6.7 ms; its threads wait 11 ms a step for a processor, against 0.001 ms",
+            "a step (peers: 6.7 ms); its threads wait 11 ms a step for a processor (peers: 0.001 ms)",
             "configure",
             id="pinned",
         ),
         pytest.param(
             BUSY,
-            "its GPU waits for the CPU: launching kernels takes 18.1 ms a step, against 6.7 ms; its threads wait 9 ms "
-            "a step for a processor, against 0.001 ms; its host was short of processors for 90 % of the time, against 0 %",
+            "its GPU waits for the CPU: launching kernels takes 18.1 ms a step (peers: 6.7 ms); its threads wait 9 ms "
+            "a step for a processor (peers: 0.001 ms); its host was short of processors for 90 % of the time (peers: 0 %)",
             "inspect_hardware",
             id="busy",
         ),

@@ -76,7 +76,7 @@ def test_resume_with_another_duration_is_refused(tmp_path: Any) -> None:
     (tmp_path / "r1" / "lock.json").unlink()
     assert begin(tmp_path / "r1", to_json(extended(8, "20m")))["stages"]
     (tmp_path / "r1" / "lock.json").unlink()
-    with pytest.raises(UsageError, match="was begun with different stages"):
+    with pytest.raises(UsageError, match="was begun with other values of stages"):
         begin(tmp_path / "r1", to_json(extended(8, "30m")))
 
 
