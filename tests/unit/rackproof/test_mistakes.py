@@ -121,7 +121,9 @@ def test_terminal_without_utf_8_gets_escaped_characters(encoding: str) -> None:
 def test_make_refuses_an_old_python_before_it_creates_an_environment(tmp_path: Path, minor: int, code: int) -> None:
     python = tmp_path / "python"
     version = f"import sys; sys.version_info = (3, {minor}, 2)"
-    python.write_text(f'#!/bin/sh\n[ "$1" = -m ] && exec mkdir -p "$3/bin"\nexec {sys.executable} -c "{version}\n$2"\n')
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -m ] && exec install -D /bin/true "$3/bin/pip"\nexec {sys.executable} -c "{version}\n$2"\n'
+    )
     python.chmod(0o755)
     command = ["make", "-C", str(ROOT), f"{tmp_path}/venv/bin/pip", f"VENV={tmp_path}/venv", f"PYTHON={python}"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

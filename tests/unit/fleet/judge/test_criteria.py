@@ -25,7 +25,7 @@ H200 = read_pack("h200-sxm")
 def criterion(**changes: Any) -> Criterion:
     plain: dict[str, Any] = {
         "id": "c", "name": "memory.bandwidth", "operator": "ge", "unit": "B/s", "action": "none", "source": "a test's own",
-        "scope": "gpu", "where": {"op": "copy"}, "value": 4.0e12, "origin": "mine",
+        "scope": "gpu", "where": {"op": "copy"}, "value": 4.0e12, "origin": "my-pack",
     }  # fmt: skip
     return Criterion(**(plain | changes))
 

@@ -442,7 +442,10 @@ def test_plan_command_stores_the_manifest(tmp_path: Path) -> None:
     without_manifest = {
         name: {key: value for key, value in of.items() if key != "rackproof_manifest"} for name, of in hosts.items()
     }
-    assert "was begun with other values of manifest" in rackproof(*plan_command, listing(tmp_path, without_manifest)).stderr
+    assert (
+        "was begun with other values of manifest"
+        in rackproof(*plan_command, listing(tmp_path, without_manifest)).stderr
+    )
     path.write_text("host,kind,serial\nh1,gpu,1.65E+12\n")
     refused = rackproof(*plan_command, listing(tmp_path, hosts))
     assert (refused.returncode, refused.stdout) == (64, "")

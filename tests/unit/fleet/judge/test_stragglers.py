@@ -166,8 +166,8 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
         ),
         pytest.param(
             QUOTA,
-            "the CPU quota of its cgroup stopped it in 100 % of the periods; its threads wait 10.9 ms a step for a processor, "
-            "against 0.001 ms",
+            "the CPU quota of its cgroup stopped it in 100 % of the periods; its threads wait 10.9 ms a step for a processor "
+            "(peers: 0.001 ms)",
             "configure",
             id="quota",
         ),
