@@ -37,7 +37,7 @@ def check_plausibility(criterion: Criterion) -> Iterator[Finding]:
             criterion,
             limit,
             f"no healthy part has a latency of more than {LONGEST_LATENCY_S:g} s",
-            "write the latency in seconds",
+            "the unit is seconds: is the limit in another unit?",
         )
     elif last in MUST_BE_TRUE and limit is False:
         yield finding_on(criterion, limit, "only a faulty part meets this limit", "write true")
@@ -48,7 +48,7 @@ def _check_error_count(criterion: Criterion) -> Iterator[Finding]:
     limit = criterion.value
     if criterion.value is None:
         yield finding_on(
-            criterion, criterion.name, "an error count must be 0, whatever other parts have", "use `value: 0`"
+            criterion, criterion.name, "an error count must be 0, so it must not be compared with other parts", "use `value: 0`"
         )
     elif isinstance(limit, int | float) and not isinstance(limit, bool):
         most = 1 if criterion.operator == "lt" else 0

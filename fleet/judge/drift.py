@@ -132,15 +132,16 @@ def with_drift_time(view: HostView, verdict: Verdict) -> Verdict:
 
     The times are those of the first drop below the limit; the percentage is that of the lowest level of the whole soak.
     """
-    if verdict.verdict != FAIL or not verdict.name.startswith(f"{DRIFT}.") or not isinstance(verdict.limit, float):
+    limit = verdict.limit
+    if verdict.verdict != FAIL or not is_drift(verdict.name) or not isinstance(limit, int | float):
         return verdict
     name = verdict.name.removeprefix(f"{DRIFT}.")
     for soak in _soaks(view):
         for series in soak.timeline.series:
             same = (series.name, series.scope, dict(series.params)) == (name, verdict.scope, dict(verdict.params))
             course = rate_course(series, soak) if same else None
-            if course and course.lowest < verdict.limit:
-                text = _describe_drift(course, soak, verdict.limit)
+            if course and course.lowest < limit:
+                text = _describe_drift(course, soak, limit)
                 detail = "; ".join(part for part in (text, verdict.detail) if part)
                 return replace(verdict, reason=f"{verdict.reason}; {text}", detail=detail)
     return verdict
@@ -204,7 +205,7 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
     launches = [launch for launch in view.evidence.launches() if launch.stage == SOAK and not launch.succeeded]
     if failed := max(soak.failed, len(launches)):
         first = f": round {launches[0].number}: {launches[0].reason or launches[0].outcome}" if launches else ""
-        yield f"{failed} of {max(soak.rounds, failed)} rounds did not finish{first}"
+        yield f"{failed} of {soak.rounds - soak.failed + failed} rounds did not finish{first}"
     if soak.cut > MAX_CUT_ROUNDS:
         yield f"{soak.cut} of {soak.rounds} rounds were interrupted because their supervisor process ended, for an unknown reason"
     needs_drift = planned_s >= REFERENCE_S and not view.plan.rehearsal

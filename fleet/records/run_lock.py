@@ -133,7 +133,7 @@ def _active_runs(directory: Path) -> tuple[str, ...]:
 def playbook() -> int:
     """Return the pid of the ansible-playbook that started this process; 0 if none did.
 
-    Between the two are a forked worker with the same command line, a shell, and Ansible's command module.
+    The playbook is the topmost of the ancestors with its command line, because Ansible forks workers with the same command line.
     """
     pid, playbook_pid, words = os.getppid(), 0, [""]
     while pid > 0:
