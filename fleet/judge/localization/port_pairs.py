@@ -49,7 +49,7 @@ class VerbsPairs(GangPairs):
         return not all(view.plan.judges_ports(view.host) for view in self._members.values())
 
     def _is_compared(self, observation: Observation) -> bool:
-        """Return whether the observation was measured with the settings in SHARE. A setting that it does not state counts as equal."""
+        """Return whether the observation was measured with the settings SHARE. A setting that it does not state is equal."""
         return all(observation.params.get(key, value) == value for key, value in SHARE.items())
 
     def _rail(self, view: HostView, observation: Observation) -> int | None:
