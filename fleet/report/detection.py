@@ -149,7 +149,7 @@ def probability_text(share: float) -> str:
 ASSUMPTIONS = (
     f"For each criterion: the smallest fault that it finds with a probability of {DETECTION_PROBABILITY:.0%}, as the difference "
     "from the mean of the healthy parts. In brackets: the number of parts, then the number of their values in all runs. "
-    f"`nothing`: the criterion finds no fault smaller than 100%. `{TOO_FEW}: 2`: only 2 parts were measured; for fewer than "
+    f"`nothing`: a lower limit that finds no fault smaller than 100%. `{TOO_FEW}: 2`: only 2 parts were measured; for fewer than "
     f"{MIN_PARTS}, no fault is stated. `false alarms`: the probability that another healthy part fails, if it is above "
     f"{MAX_FALSE_ALARM:.1%}. A normal distribution is assumed, with quantiles of Student's t: with few parts, the stated faults "
     "and probabilities are large. GPUs of one host count as independent."
@@ -165,7 +165,7 @@ def render_detection(detections: Sequence[Detection]) -> str:
         lines.append(f"{row.criterion}  {row.name}{stage}  {cells}")
     values, failed, most = logic_false_alarms(detections)
     if values:
-        lines += ["", "Found by logic. Each line begins with the values that its criteria fail:"]
+        lines += ["", "Found by logic. Each line states which values are found, then the criteria that find them:"]
         for title, limits in logic_groups(detections).items():
             lines.append(f"- {title}: {', '.join(_with_limit(name, limit) for name, limit in limits.items())}")
         lines.append(f"{failed} of {values} healthy values failed these criteria" + _bound(most))
@@ -205,8 +205,9 @@ def markdown_detection(
     values, failed, most = logic_false_alarms(detections)
     lines += [
         "",
-        "**Found by logic**: these criteria need no statistics. Each line begins with the values that its criteria fail. After "
-        "an id: the limit that a healthy value meets. It is left out if it is a text, or if parts have different limits.",
+        "**Found by logic**: these criteria need no statistics. Each line states which values are found, then the criteria "
+        "that find them. After an id: the limit that a healthy value meets. It is left out if it is a text, or if parts have "
+        "different limits.",
         "",
     ]
     for title, limits in logic_groups(detections, criteria).items():
