@@ -29,7 +29,7 @@ class _Form:
 
 
 class ReadingIndex(Mapping[str, list[tuple[Snapshot, Metric]]]):
-    """Name of a reading -> for each snapshot that has the reading: a pair of the snapshot and the reading.
+    """Name of a reading -> for each snapshot that has the reading: a pair of the snapshot and the reading (a `Metric`).
 
     Snapshots of the BMC come last.
 
@@ -50,12 +50,12 @@ class ReadingIndex(Mapping[str, list[tuple[Snapshot, Metric]]]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the names of the readings, each once. Most hosts share one object."""
+        """Return the names of the readings, each once. Hosts with the same readings in the same order share one tuple."""
         return self._form.names
 
     @property
     def places(self) -> Mapping[str, tuple[int, ...]]:
-        """Return name -> positions, in `readings`, of the readings with this name. Most hosts share one object."""
+        """Return name -> positions, in `readings`, of the readings with this name. It is shared like `names`."""
         return self._form.places
 
     def tokens(self) -> list[int]:

@@ -24,7 +24,7 @@ from fleet.report.titles import benchmark_title
 from schemas.catalogue import BENCHMARKS
 
 TOO_FEW = "too few"
-"""Beginning of a cell without a fault, because fewer than MIN_PARTS parts were measured; the number of parts follows."""
+"""First words of a cell that states no fault, because fewer than MIN_PARTS parts were measured. The number of parts follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def is_unknown(self) -> bool:
-        """Return whether too few parts were measured to state a fault, for every GPU model."""
+        """Return whether no cell states a fault, because too few parts of every GPU model were measured."""
         return all(cell.startswith(TOO_FEW) for cell in self.cells.values())
 
 
@@ -102,8 +102,8 @@ def _profiles(stage: str, settings: str, name: str, profiles: Mapping[str, Seque
 def _cell(items: Sequence[Detection]) -> str:
     """Return the smallest fault that is detected, then the number of parts and the number of values in brackets.
 
-    If `items` are several, with different parameters or operations of a collective, return the text of the worst: of those with
-    too many false alarms, or else of all, the one with the largest fault.
+    Several `items` have different parameters, or different operations of a collective. The text is then that of the item with the
+    largest fault: among the items with too many false alarms, or among all items if none has too many.
     """
     stated = [item for item in items if item.is_stated]
     if not stated:

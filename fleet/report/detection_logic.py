@@ -98,7 +98,10 @@ def logic_false_alarms(detections: Sequence[Detection]) -> tuple[int, int, float
 
 
 def not_judged(criteria: Iterable[Criterion], detections: Sequence[Detection]) -> dict[str, list[str]]:
-    """Return reason -> ids of the criteria that judged no value and whose definition alone does not show what they find."""
+    """Return reason -> ids of the criteria that judged no value and whose definition alone does not show what they find.
+
+    Criteria with `same_as_fleet: false`, which switch a comparison off, are left out.
+    """
     judged = {item.key.criterion for item in detections}
     reasons: dict[str, list[str]] = defaultdict(list)
     for criterion in criteria:

@@ -35,9 +35,9 @@ class HostFacts:
     uncompared_digests: tuple[tuple[str, str], ...] = ()
     """Stage, and scope of a GPU none of whose digests (`judge/digests.py`) in that stage can be compared with another GPU's."""
     gang_launches: tuple[Launch, ...] = ()
-    """Launches of the host in its gang (the hosts of one multi-node launch); use only number, outcome, members and culprit."""
+    """Launches of the host in its gang (the hosts of one multi-node launch). Use only number, outcome, members and culprit."""
     rates_without_drift: tuple[str, ...] = ()
-    """Names of the rates of the host's soak with too few values to compare the rate with its initial level (drift)."""
+    """Names of the rates that the host's soak measured too few times to compute their drift (change from the initial level)."""
 
 
 class FactCollector:

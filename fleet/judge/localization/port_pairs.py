@@ -1,7 +1,7 @@
-"""The pair matrix of RDMA ports, measured below NCCL.
+"""The pair matrix of RDMA ports (the measurements between every two hosts, on each rail), measured below NCCL.
 
-Unlike the pair matrix of GPUs, it has the rate of each port in loopback, and the switch at the other end of the port's cable. So
-a slow port can be distinguished from a slow cable, and a slow switch from many slow ports.
+Two facts are known about ports, but not about GPUs: the rate of each port in loopback, and the switch at the other end of its
+cable. So a slow port can be distinguished from a slow cable, and a slow switch from many slow ports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from schemas.stages import GANG
 
 CABLE = "cable"
 ALONE = "verbs.rate_ratio"
-"""Figure: bandwidth of a port as a share of the port's rate. Only values in loopback (the port with itself) are used here."""
+"""Figure: bandwidth of a port as a share of the port's rate. Only values in loopback (from the port to itself) are used here."""
 FABRIC_PARTS = (RAIL, SWITCH)
 """Kinds of parts that several hosts share."""
 MAX_ID = 64
@@ -49,7 +49,7 @@ class VerbsPairs(GangPairs):
         return not all(view.plan.judges_ports(view.host) for view in self._members.values())
 
     def _is_compared(self, observation: Observation) -> bool:
-        """Return whether the observation was measured with the settings SHARE. A setting that it does not state is equal."""
+        """Return whether the observation has the settings SHARE. A setting that it does not state counts as equal."""
         return all(observation.params.get(key, value) == value for key, value in SHARE.items())
 
     def _rail(self, view: HostView, observation: Observation) -> int | None:
@@ -78,7 +78,7 @@ class VerbsPairs(GangPairs):
         return switches
 
     def _least_speeds(self) -> Mapping[PairKind, float]:
-        """Return kind of pair -> the bandwidth in B/s that its healthy pairs reach: a share of the lowest port rate."""
+        """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s: a share of the lowest rate of its ports."""
         rates: dict[End, float] = {}
         for (host, rail), scope in self._scopes.items():
             values = [
