@@ -38,6 +38,7 @@ MIN_EFFECT = 0.01
 MIN_Z_WITHOUT_ONE = 3.0
 """z must be at least this high whichever single run is left out. So one odd run, or one run with a wrong date, is not a drift."""
 DAYS_PER_YEAR = 365.25
+_LIMIT_OF_ONE_TEST = NormalDist().inv_cdf(1 - FALSE_FINDINGS / 2)
 _FIGURE = "name, settings, stage, within, model, unit"
 
 _ALONE = f"""
@@ -146,7 +147,7 @@ def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> boo
 
 
 def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
-    """Return the series whose z is at least 3.5, and the number of all series that were tested.
+    """Return the series whose z is at least the limit of a single test, and the number of all series that were tested.
 
     One series is always returned, whatever its z, because the number of tests is a column of the rows.
     """
@@ -182,7 +183,7 @@ def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
     select level, id, rack, {_FIGURE}, reference, n::bigint as points, first, last, days, slope, error, tests,
       slope * days as change, freedom, raw_slope - slope as shared_slope,
       sqrt(freedom * ln(1 + (slope / error) ** 2 / freedom)) * (8 * freedom + 1) / (8 * freedom + 3) as z
-    from tested qualify z >= 3.5 or row_number() over () = 1"""
+    from tested qualify z >= {_LIMIT_OF_ONE_TEST} or row_number() over () = 1"""
     records = history.records(query)
     for item in records:
         item["change"] = math.expm1(max(-50.0, min(50.0, item["change"])))

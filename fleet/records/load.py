@@ -324,7 +324,7 @@ def _unplanned_records(directory: Path, plan: Plan) -> list[Quarantined]:
     planned, paths = {*record_names(plan), *bmc_record_names(plan)}, RunDirectory(directory)
     return [
         # A file name may have bytes that are not UTF-8; the report shows them as \xff.
-        Quarantined(path=os.fsencode(path).decode(errors="backslashreplace"), reason="the plan has no such host")
+        Quarantined(path=os.fsencode(path).decode(errors="backslashreplace"), reason="the plan expects no such record")
         for path in sorted(map(paths.relative, paths.records()))
         if path not in planned
     ]

@@ -167,7 +167,10 @@ class _Search:
                     break
                 group = self._failing_group(rest)
                 if len(group) != WITNESSES:
-                    self.fabric_evidence = f"{', '.join(group)} work in pairs, but fail when launched with more hosts"
+                    names = ", ".join(group)
+                    self.fabric_evidence = (
+                        f"each of {names} works with another host, but they fail when launched with more"
+                    )
                     return
                 self.links.append((group[0], group[1]))
                 self._confirm_links()

@@ -884,7 +884,7 @@ def test_inconclusive_bisection_suspects_link_or_fabric() -> None:
     assert (no_host.suspects[0].confidence, no_host.suspects[0].where) == (0.5, "")
     pairs_only, _ = run_bisection(6, max_hosts=2)
     assert [item.kind for item in pairs_only.suspects] == ["fabric"]
-    assert pairs_only.suspects[0].evidence.endswith("work in pairs, but fail when launched with more hosts")
+    assert pairs_only.suspects[0].evidence.endswith("works with another host, but they fail when launched with more")
 
 
 def test_bisection_finds_a_bad_host_and_a_bad_link_of_one_gang() -> None:
