@@ -104,8 +104,8 @@ class Collector(Protocol):
 def scope(labels: Labels) -> str:
     """Return the labels as the scope of a record: `gpu=0,link=3`, or `host`. IDENTITY_LABELS are not part of a scope.
 
-    Characters that a scope cannot contain, such as the `/` of a path, become `_`. A scope has at most 256 characters, so the end
-    of a label's value longer than MAX_LABEL_LENGTH is replaced with a checksum of the value.
+    Characters that a scope cannot contain, such as the `/` of a path, become `_`. A scope has at most 256 characters. So if the
+    value of a label is longer than MAX_LABEL_LENGTH, its end is replaced with a checksum of the whole value.
     """
     return (
         ",".join(f"{key}={_scope_value(value)}" for key, value in labels.items() if key not in IDENTITY_LABELS)
@@ -170,5 +170,5 @@ def empty_families(kinds: Kinds, counters: Iterable[str] = (), varying: Iterable
 
 
 def first_absent(*values: object) -> Absent | None:
-    """Return the first of the values that is absent, or None."""
+    """Return the first of the values that is an `Absent`; None if there is none."""
     return next((value for value in values if isinstance(value, Absent)), None)

@@ -1,6 +1,6 @@
 """Support for GPUs in containers: the installed container runtimes, NVIDIA's container toolkit, and their configuration.
 
-The configuration of Docker and containerd is read, and the specifications of CDI (Container Device Interface).
+The sources are the configuration files of Docker and containerd, and the specifications of CDI (Container Device Interface).
 """
 
 from __future__ import annotations

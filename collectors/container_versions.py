@@ -1,6 +1,7 @@
 """Versions of containerd and runc, and of the packages that own them.
 
-A distribution can add a fix to a package without changing the version that the program prints.
+The version of the package is needed too: a distribution can add a fix to a package without changing the version that the program
+prints.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run calls in parallel with a common deadline. Each call starts when the previous one ends, or STAGGER_S after its start."""
+"""Run calls in parallel with a common deadline. Their starts are staggered (STAGGER_S)."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from collectors.base import Absent, ReadingError
 K = TypeVar("K")
 T = TypeVar("T")
 STAGGER_S = 0.05
-"""Seconds after the start of a call at which the next call starts even if that call still runs. Calls that start together compete
-for the interpreter lock and take twice the CPU time. NVIDIA's driver would serialize them anyway."""
+"""Longest wait between the starts of two successive calls, in seconds. The next call starts earlier if the previous call ends
+earlier. Calls that start together compete for the interpreter lock and take twice the CPU time. NVIDIA's driver would serialize
+them anyway."""
 
 
 class PendingCall(threading.Thread, Generic[T]):
@@ -51,9 +52,8 @@ def call_with_deadline(
     for key in [key for key, call in stuck.items() if not call.is_alive()]:
         del stuck[key]
     end = time.monotonic() + deadline_s
-    stagger_s = min(
-        STAGGER_S, deadline_s / 2 / max(1, len(functions))
-    )  # so that the last call has at least half of the deadline
+    # The last call must have at least half of the deadline.
+    stagger_s = min(STAGGER_S, deadline_s / 2 / max(1, len(functions)))
     calls: dict[K, PendingCall[T]] = {}
     for key in [key for key in functions if key not in stuck]:
         calls[key] = PendingCall(functions[key])

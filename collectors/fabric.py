@@ -1,7 +1,7 @@
 """The NVLink fabric of the host: NVSwitches on its PCI bus, the fabric manager, and IMEX, which shares GPU memory between hosts.
 
-The `nvml` collector reads the fabric state of each GPU. This collector reads only NVSwitches on the host's PCI bus. It cannot
-read switches that are passed through to a virtual machine, are in a separate tray, or are behind a NIC as on HGX B200.
+The `nvml` collector reads the fabric state of each GPU. Of the NVSwitches, this collector reads only those on the host's PCI bus.
+It cannot read switches that are passed through to a virtual machine, are in a separate tray, or are behind a NIC as on HGX B200.
 """
 
 from __future__ import annotations

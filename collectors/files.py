@@ -28,8 +28,8 @@ class MissingError(LookupError):
 class Files:
     """The files under `root`. Paths in arguments and results are relative to `root`; reasons show a path with a leading slash.
 
-    With `cached`, the content of each file is kept, so that a file with several readings is read only once. Create such an object
-    for each collection, because it never reads a file again.
+    With `cached`, the content of each file is kept, so that a file with several readings is read only once. Create a new object
+    for each collection, because an object with `cached` never reads a file again.
     """
 
     def __init__(self, root: Path, *, cached: bool = False) -> None:
@@ -70,7 +70,8 @@ class Files:
         The reading is `unsupported` in these cases:
 
         * `parse` raises MissingError.
-        * The file is missing. (An `error` if `missing` is not given, the path is in /proc or /sys, and this is not mounted.)
+        * The file is missing. (But if its path is in /proc or /sys, that file system is not mounted, and `missing` is not given,
+          the reading is an `error`.)
         * The kernel refuses to read the file (EINVAL, EOPNOTSUPP), and `refused` is given.
         * The device lacks the feature (EOPNOTSUPP, ENODEV, ENXIO), and neither `missing` nor `refused` is given.
 
@@ -79,7 +80,7 @@ class Files:
         Args:
             parse: may raise ValueError or LookupError.
             missing: why this hardware or kernel may lack the file.
-            refused: why the file may answer with EINVAL or EOPNOTSUPP.
+            refused: why reading the file may fail with EINVAL or EOPNOTSUPP.
         """
         try:
             return parse(self.text(path, max_bytes=max_bytes))
@@ -91,7 +92,10 @@ class Files:
             return Absent.error(f"/{path}: {error}")
 
     def required(self, path: str, parse: Callable[[str], T], *, refused: str = "", max_bytes: int = -1) -> T | Absent:
-        """Do the same as `read`, but return an `error` for a missing file, ENODEV, ENXIO, and EOPNOTSUPP without `refused`."""
+        """Do the same as `read`, but return an `error` if the file is missing or reading it fails with ENODEV or ENXIO.
+
+        EOPNOTSUPP is an `error` too, unless `refused` is given.
+        """
         value = self.read(path, parse, missing="missing", refused=refused, max_bytes=max_bytes)
         if value == Absent.unsupported("missing"):
             return Absent.error(f"/{path}: {os.strerror(errno.ENOENT)}")
@@ -119,8 +123,8 @@ class Files:
     def matching(self, path: str, pattern: str, none: str) -> list[str] | Absent:
         """Return the entries of a directory whose whole name matches the pattern, `cpu2` before `cpu10`.
 
-        If no entry matches, or the directory is missing, return `unsupported` with the reason `none`. If the directory cannot be
-        read, or is in a /proc or /sys that is not mounted, return an `error`.
+        If no entry matches, or the directory is missing, return `unsupported` with `none` as the reason. If the directory cannot
+        be read, or is in a /proc or /sys that is not mounted, return an `error`.
         """
         try:
             names = [name for name in self.names(path) if re.fullmatch(pattern, name)]

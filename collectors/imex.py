@@ -125,7 +125,10 @@ def _output(process: Process | Absent, option: str) -> str | Absent:
 
 
 def own_number(files: Files, nodes: Mapping[int, ImexNode]) -> int | Absent:
-    """Return the number of the node whose address is an address or the name of this host; an `error` if not exactly one is."""
+    """Return the number of the node whose address is an address or the name of this host.
+
+    Return an `error` if no node, or more than one, has such an address.
+    """
     tables = (files.read("proc/net/fib_trie", _LOCAL.findall), files.read("proc/net/if_inet6", _ipv6_addresses))
     local = {address for table in tables if not isinstance(table, Absent) for address in table}
     name = files.read("proc/sys/kernel/hostname", str)

@@ -30,14 +30,14 @@ _GIDS = 16
 """Number of GID table entries to read. Each IP address of the port has two entries, for RoCE v1 and v2."""
 
 KINDS = {
-    "infiniband.port_count": ("1", "InfiniBand and RoCE ports"),
+    "infiniband.port_count": ("1", "InfiniBand, RoCE and EFA ports"),
     "infiniband.hca.firmware_version": ("1", "Firmware of the adapter"),
     "infiniband.hca.board_id": ("1", "Board ID of the adapter"),
     "infiniband.hca.type": ("1", "Type of the adapter"),
     "infiniband.hca.node_guid": ("1", "GUID of the adapter"),
     "infiniband.hca.pci_address": ("1", "PCI address of the adapter"),
     "infiniband.hca.numa_node": ("1", "NUMA node of the adapter"),
-    "infiniband.link_layer": ("1", "InfiniBand, or Ethernet (RoCE)"),
+    "infiniband.link_layer": ("1", "Link layer of the port, such as InfiniBand or Ethernet (RoCE)"),
     "infiniband.state": ("1", "State of the port"),
     "infiniband.phys_state": ("1", "Physical state of the port"),
     "infiniband.active": ("1", "The port is active: it can carry traffic"),
@@ -156,7 +156,8 @@ class InfinibandCollector:
             return dict.fromkeys(names, text)
         rate, width = parse_rate(text)
         narrowed = width if isinstance(width, Absent) else width == 1
-        # Two lanes are no fault: a splitter cable has two of four lanes (HDR100, NDR200). RoCE and EFA ports may report one lane.
+        # Two lanes are no fault: a splitter cable has two of four lanes (HDR100, NDR200). A healthy RoCE or EFA port may report
+        # one lane.
         return {"rate": rate, "width": width, "narrowed": narrowed if layer == INFINIBAND else False}
 
     def _addresses(self, path: str, layer: Value | Absent) -> Readings:

@@ -1,9 +1,9 @@
 """Count faults of adapters, GPUs, disks, file systems, memory, processors and PCIe links in the messages of the kernel log.
 
-These count as one event: a firmware record (CPER), which has many messages; the two messages about a fatal PCIe error; all
-messages about one bad page of memory. A message of EDAC counts as one event for each error that it reports. Every other matching
-message counts as one event, so a fault with several messages counts several times. If the firmware, EDAC and the kernel report
-the same error, each report counts for the part that it names.
+Each of these counts as one event: a firmware record (CPER), which has many messages; the two messages about a fatal PCIe error;
+all messages about one bad page of memory. A message of EDAC counts as one event for each error that it reports. Every other
+matching message counts as one event, so a fault with several messages counts several times. If the firmware, EDAC and the kernel
+report the same error, each report counts for the part that it names.
 
 The texts are mainly from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe,
 be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c), drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce,
@@ -30,12 +30,12 @@ _MLX5 = rf"mlx5_core {_PCI}(?: [^:]{{1,60}})?: (?:\w+:\d+:\(pid \d+\): )?"
 _VIRTUAL_DRIVES = "loop|ram|zram|sr|fd|nbd|rbd"
 _BLOCK = rf"(?P<disk>(?!{_VIRTUAL_DRIVES})[\w-]+)"
 _JOURNAL = rf"(?P<disk>dm-\d+|(?!{_VIRTUAL_DRIVES})[\w-]+?)(?:-\d+)?\."
-"""The device of a journal. If the journal is in the file system itself, jbd2 adds the number of its inode, as in `sda1-8`."""
+"""The device of a journal. If the journal is in the file system itself, jbd2 adds the journal's inode number, as in `sda1-8`."""
 _NVME = r"nvme (?P<disk>nvme\d+): "
 _FATAL_RECEIVED = (
     rf"[\w-]+ \S+: AER: (?:Multiple )?Uncorrect(?:ed|able) \(Fatal\) error (?:message )?received(?: from|:) {_PCI}"
 )
-"""Message of the kernel that a root port was notified of a fatal error of a device. A message about the error itself follows."""
+"""Message that a root port was notified of a fatal error of a device. The kernel then writes a message about the error itself."""
 
 
 def _adapter(drivers: str) -> str:
@@ -106,7 +106,7 @@ _MCE = re.compile(
     r"(?:mce: )?\[Hardware Error\]: CPU (\d+): Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: ([0-9a-f]{16})"
 )
 _UNCORRECTED_BIT = 61
-"""Bit of an uncorrected error in the status of a machine check bank (Intel SDM, IA32_MCi_STATUS, UC)."""
+"""Number of the bit that marks an error as uncorrected in the status of a machine check bank (Intel SDM, IA32_MCi_STATUS, UC)."""
 _FATAL_RECEIVED_LINE = re.compile(_FATAL_RECEIVED)
 _BAD_PAGE = re.compile(
     r"(?:mce: )?Uncorrected hardware memory error in user-access at (?P<address>[0-9a-f]+)"
@@ -115,8 +115,8 @@ _BAD_PAGE = re.compile(
 _PAGE_BITS = 12
 """Number of low bits of an address that select the byte in its page, on x86. Only x86 writes the message with an address."""
 _EDAC = re.compile(r"EDAC \w+: (\d+) (CE|UE) (?:.*? )?on (?:(?:any|unknown) memory|(.+?))(?: \(|$)")
-"""Some drivers, such as that of AMD processors, write no text between `CE` or `UE` and `on`. The name after `on` can be that of
-two modules, as in `A or B`."""
+"""Some drivers, such as that of AMD processors, write no text between `CE` or `UE` and `on`. The name after `on` can name two
+memory modules, as in `A or B`."""
 _AMD = re.compile(r"\[Hardware Error\]: (?:Uncorrected, software|System Fatal error|Deferred error)")
 EVENTS = tuple(
     sorted(
@@ -146,11 +146,11 @@ _ANY = re.compile(
 """All patterns in one pattern, which quickly rejects the many lines without an event."""
 _CORRECTED = ("corrected", "info", "informational")
 _MAX_PARTS = 256
-"""Maximum number of pairs of event and part, to limit the memory. Events of further pairs are counted for the host."""
+"""Once this many pairs of event and part are counted, events of new pairs count for the host, which limits the memory."""
 _MAX_OPEN = 16
 """Maximum number of firmware records, and of fatal PCIe errors, that wait for their further messages."""
 _MAX_PAGES = 4096
-"""Maximum number of bad pages that are remembered. Every message about any further page counts."""
+"""Maximum number of bad pages that are remembered. Every message about any other page counts as an event."""
 
 
 @dataclass(kw_only=True)
@@ -163,7 +163,7 @@ class _HardwareRecord:
 
     @property
     def event(self) -> str:
-        """Name of the event that the record reports. Without a severity, it counts as uncorrected, and a PCIe record as fatal."""
+        """Name of the event of the record. Without a severity, a PCIe record counts as fatal, any other record as uncorrected."""
         if self.section.startswith("memory"):
             return "memory_corrected" if self.severity in _CORRECTED else "memory_uncorrected"
         if self.section.startswith("PCIe") and self.severity not in _CORRECTED:
@@ -188,7 +188,7 @@ class _HardwareRecord:
 
 @dataclass(kw_only=True)
 class EventCounts:
-    """The events in the log so far."""
+    """The events in the messages that were added so far."""
 
     counts: Counter[tuple[str, Part]] = field(default_factory=Counter)
     newest: dict[str, float] = field(default_factory=dict)
@@ -196,7 +196,8 @@ class EventCounts:
     _open: dict[str, _HardwareRecord] = field(default_factory=dict)
     """Number of a firmware record -> the record. It may get further lines."""
     _received: dict[Part, None] = field(default_factory=dict)
-    """Devices for which a root port has reported a fatal error. The next message, about the error itself, is not counted."""
+    """Devices for which a root port has reported a fatal error. The next message about a fatal error of such a device is about
+    this error and is not counted."""
     _pages: set[int] = field(default_factory=set)
     """Page frame numbers of bad memory."""
 

@@ -24,7 +24,7 @@ _RECORD_BYTES = 8192
 
 
 def _stdin_is_kmsg() -> bool:
-    """Return whether standard input is /dev/kmsg. systemd can open it so for a service that itself lacks the permission."""
+    """Return whether standard input is /dev/kmsg. systemd can open it there for a service that lacks the permission."""
     status = os.fstat(0)
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 11)
 
@@ -58,7 +58,7 @@ class RingBuffer:
         os.close(self._descriptor)
 
     def new_lines(self) -> list[str]:
-        """Return the lines since the last call. Raises OSError, also if no line was ever read."""
+        """Return the lines since the last call. Raises OSError if reading fails, or if no call has read a line yet."""
         text = b"".join(iter(self._read, b"")).decode(errors="replace")
         # Not splitlines(): it also splits at characters that a process name may contain.
         lines = [line for line in text.split("\n") if line]
@@ -88,9 +88,9 @@ class Log:
 
 
 def read_log(path: Path = KMSG, commands: Sequence[Sequence[str]] = COMMANDS) -> Log:
-    """Return the records of the ring buffer. If it has lost older records, put those before them that `commands` print.
+    """Return the records of the ring buffer. If it has lost older records, add those that one of `commands` prints.
 
-    A command is a process, so this may be too slow for a scrape.
+    If the ring buffer cannot be read, return only what the command prints. A command may be too slow for a scrape.
 
     Raises:
         OSError: neither the ring buffer nor any command returns the log. The error number is that of reading the ring buffer.
@@ -144,7 +144,7 @@ def uptime(line: str) -> float:
 
 
 def timestamp(line: str) -> float | None:
-    """Return the time at the beginning of a line in seconds since boot; None if the line begins with a date or without a time."""
+    """Return the seconds since boot that are printed before the message of a line; None if there are none, or only a date."""
     if record := _RECORD.match(line):
         return int(record[1]) / 1e6
     head = _printed_head(line)
@@ -153,9 +153,10 @@ def timestamp(line: str) -> float | None:
 
 
 def reaches_boot(first: str) -> bool:
-    """Return whether a log with this first line reaches back to the boot: it is record 0, or at most BOOT_S after the boot.
+    """Return whether a log with this first line reaches back to the boot.
 
-    A line without a time since boot, such as one with a date, does not show it.
+    True if the line is record 0 or, in a log without record numbers, was logged at most BOOT_S after boot. False for a line
+    without a time since boot.
     """
     if record := re.match(r"\d+,(\d+),\d+,", first):
         return record.group(1) == "0"

@@ -41,14 +41,15 @@ MTU_BOUNDS = (68.0, 65_536.0)
 COUNTERS = ["network.carrier_changes", *(f"network.{name}" for name in STATISTICS)]
 
 Readings = dict[str, Value | Absent]
-"""Name of the reading without the leading `network.` -> value."""
+"""Name of the reading without `network.` (of a bond: without `network.bond.`) -> value, or why it is absent."""
 
 
 class NetworkCollector:
     """Reads the interfaces under `root`. `identity` adds driver, MAC and PCI address; `full_snapshot` adds these and the MTU.
 
-    It omits interfaces without hardware (bridges, veth), USB interfaces (the virtual NIC of a management controller), virtual
-    functions, representors (ports of the switch inside a NIC), and IPoIB interfaces (see the `infiniband` collector).
+    It reads bonds and teams, but omits all other interfaces without hardware (bridges, veth). It also omits USB interfaces (the
+    virtual NIC of a management controller), virtual functions, representors (ports of the switch inside a NIC), and IPoIB
+    interfaces (see the `infiniband` collector).
     """
 
     name = "network"
@@ -119,9 +120,10 @@ class NetworkCollector:
         return sorted({*bonds, *(name for name in masters if isinstance(name, str))})
 
     def _members(self, master: str) -> Mapping[str, Value | Absent]:
-        """Return member -> whether the bond or team can use it, as in `_bond_members` and `_team_members`; empty for others.
+        """Return member -> whether the bond or team can use it; empty if `master` is neither a bond nor a team.
 
-        If both /sys and /proc list a member of a bond, the value is True only if both report that the bond can use it.
+        The state of a bond's member may be readable in both /sys and /proc. Then the value is True only if both report that the
+        bond can use it.
         """
         if not self._files.exists(f"{CLASS}/{master}/bonding") and not self._files.exists(f"{BONDS}/{master}"):
             return self._team_members(master)
@@ -169,7 +171,7 @@ class NetworkCollector:
 
 
 def is_nic(files: Files, name: str) -> bool:
-    """Return whether NetworkCollector reads the interface. The docstring of that class lists the interfaces that it omits."""
+    """Return whether NetworkCollector reads the interface as a NIC. That class lists the interfaces that it omits."""
     path = f"{CLASS}/{name}"
     if not files.exists(f"{path}/device") or files.exists(f"{path}/device/physfn"):
         return False

@@ -56,9 +56,9 @@ _REASONS = (
     (_NO_BAR, re.compile(r"NVRM:\s+request_mem_region failed for 0M @ 0x0\b")),
     (_OTHER_DRIVER, re.compile(r"NVRM:\s+request_mem_region failed for ")),
 )
-"""Messages with the reason why a GPU failed to start, but without its address.
+"""Messages with the reason why a GPU failed to start, but without the address of the GPU.
 
-The message that the GPU failed to start has the address, and follows within REASON_S seconds.
+The address is in a second message, which reports that the GPU failed to start. It follows within REASON_S seconds.
 """
 REASON_S = 60.0
 _RESOLVED = re.compile(r", GPU recovery action changed from .* to 0x0\b")
@@ -76,9 +76,9 @@ class ErrorCounts:
     """Counts of the errors in the lines of the kernel log that were read so far."""
 
     xid: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(PCI address, code) -> number of XIDs."""
+    """(PCI address of the GPU, code) -> number of XIDs. A GPU whose address is unknown has its UUID in place of the address."""
     fatal: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """(PCI address, code) -> number of NVLink 5 XIDs that the driver marked as fatal."""
+    """Like `xid`, but only the NVLink 5 XIDs that the driver marked as fatal."""
     sxid: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """(PCI address, whether fatal (`yes`, `no` or `unknown`), code) -> number of SXids."""
     messages: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -95,7 +95,7 @@ class ErrorCounts:
     sentence: str = ""
     """The lines read so far of the newest `The NVIDIA GPU …` sentence, joined; the driver splits it into several lines."""
     reason: str = ""
-    """Kind of the newest message of _REASONS; empty: none. It applies to the next GPU that fails to start."""
+    """Kind of the newest message that matches _REASONS; empty: none. It applies only to the next GPU that fails to start."""
     reason_at: float = 0.0
     """Uptime at which the reason was logged, in s."""
 
@@ -142,7 +142,7 @@ class ErrorCounts:
 
 
 class XidCollector:
-    """Reads the kernel's ring buffer. A scrape reads only new records and adds them to its counts.
+    """Reads the kernel's ring buffer. A scrape reads only new records and adds their errors to the counts of earlier scrapes.
 
     A full snapshot reads the whole buffer. If the buffer has lost records or cannot be read, the snapshot also reads the output
     of journalctl or, if that prints no records, of dmesg.
@@ -189,8 +189,8 @@ class XidCollector:
 
 def _families(result: ErrorCounts | Absent) -> list[Family]:
     counts = ErrorCounts() if isinstance(result, Absent) else result
-    # When the buffer overwrites old records, a count in a full snapshot may fall, which can hide a new error. The time of the
-    # newest error does not fall.
+    # When the buffer overwrites old records, a count may be lower than in an earlier full snapshot although there is a new error.
+    # The time of the newest error still shows the new error.
     newest = Family(name="xid.last_seen", unit="s", help="Uptime at the newest XID that reports a fault; 0: none")
     count = Family(name="xid.count", unit="1", help="XIDs in the kernel log")
     fatal = Family(name="xid.fatal", unit="1", help="NVLink 5 XIDs marked fatal in the kernel log")
@@ -238,7 +238,7 @@ class Xid:
     is_fatal: bool
     """Whether the driver marked an NVLink 5 error as fatal."""
     is_fault: bool = True
-    """False for XID 45, which follows the end of a process, and for an XID 154 that withdraws an action: these are no faults."""
+    """False for XID 45, which follows the end of a process, and for an XID 154 that withdraws a recovery action."""
 
 
 def parse_xid(message: str) -> Xid | None:
@@ -250,7 +250,7 @@ def parse_xid(message: str) -> Xid | None:
     address, uuid = _LEADING_ADDRESS.match(location), _UUID.search(location)
     if not address and not uuid:
         return None
-    # The name of a process may look like a severity and comes before the real one, so use the last match.
+    # The name of a process may look like a severity and comes before the real severity, so use the last match.
     severities = _NVLINK5_SEVERITY.findall(match[3]) if int(match[2]) in _NVLINK5 else []
     return Xid(
         pci=sysfs_address(address[0]) if address else uuid[0],  # type: ignore[index]  # one of them exists
@@ -263,7 +263,7 @@ def parse_xid(message: str) -> Xid | None:
 def parse_sxid(message: str) -> tuple[str, str, str] | None:
     """Return PCI address, whether fatal (`yes`, `no`, `unknown`) and code of an SXid.
 
-    None for other messages, including those that only add details to an SXid.
+    Return None for other messages, including those that only add details to an earlier SXid message.
     """
     match = _SXID.match(message)
     if not match or _SXID_DETAIL.match(match[3]):
@@ -281,7 +281,7 @@ def parse_message(message: str) -> tuple[str, str] | None:
 
 
 def sysfs_address(printed: str) -> str:
-    """Return an address printed by the driver (`PCI:5d:00`) as in sysfs (`0000:5d:00.0`). A missing domain or function is 0."""
+    """Return an address from the driver (`PCI:5d:00`) as in sysfs (`0000:5d:00.0`), with 0 for a missing domain or function."""
     address, _, function = printed.removeprefix("PCI:").partition(".")
     domain, bus, device = (int(number, 16) for number in f"0:{address}".split(":")[-3:])
     return f"{domain:04x}:{bus:02x}:{device:02x}.{function or 0}"

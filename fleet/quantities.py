@@ -47,7 +47,7 @@ _FACTORS = {
 PER_HOUR = "1/h"
 """Unit of the hourly rate of a counter."""
 _PLAIN_UNITS = {"1": "", PER_HOUR: "an hour", "Cel": "°C", "ratio": "", "FLOP/J": "FLOP/s/W"}
-"""Unit -> its text, if `_SCALES` has no entry for the unit, or if the value is 0. A unit in neither table is its own text."""
+"""Unit -> its text, for units that `_SCALES` lacks, and for values of 0. A unit that is missing here too is its own text."""
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -133,7 +133,7 @@ def size(value: Value) -> str:
     return quantity(value, "B", 3) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-@lru_cache(maxsize=4096, typed=True)  # most verdicts of a fleet compare zero with zero
+@lru_cache(maxsize=4096, typed=True)  # most verdicts compare 0 with 0, so the same arguments recur
 def format_pair(value: Value, limit: Value, unit: str) -> tuple[str, str]:
     """Format a value and its limit, with enough digits to distinguish them.
 
@@ -148,7 +148,7 @@ def format_pair(value: Value, limit: Value, unit: str) -> tuple[str, str]:
 
 
 def digits_for(values: Collection[Value], unit: str, like: float | None = None) -> int:
-    """Return how many significant digits distinguish the different values, at most 17."""
+    """Return how many significant digits (4, 6, 9, 12 or 17) different values need so that their texts differ; at most 17."""
     distinct = len({(isinstance(value, bool), value) for value in values})
     choices = (4, 6, 9, 12, 17)
     return next(

@@ -9,7 +9,7 @@ import sys
 
 from agent.placement import torch_env
 
-# Set and check the launcher's variables before the import of torch, which takes seconds: their errors are then reported at once.
+# Set and check the launcher's variables before the import of torch, which takes seconds, so that wrong ones are reported at once.
 if __name__ == "__main__":
     torch_env.prepare_environment(sys.argv[1:])
     gc.disable()  # garbage collection would take an eighth of torch's import time, and would free nothing
@@ -46,7 +46,7 @@ def main() -> int:
     """Run the requested benchmarks on this rank.
 
     Under a supervisor (the agent's process that launches the ranks and passes --request), returns 0 even if a benchmark fails,
-    because the host's record has the reason. Without one, returns 1 if at least one observation of this rank is an error.
+    because the host's record has the reason. Without a supervisor, returns 1 if an observation of this rank is an error.
     """
     options = _parser().parse_args()
     try:
@@ -89,7 +89,7 @@ def take_device(context: Context, request: Mapping[str, Any]) -> str:
     planned = request.get("uuids", {}).get(str(index), "").lower()
     if uuid and planned and uuid != planned:
         # CUDA can skip a GPU that NVML still lists. Each later GPU would then be reported under the wrong serial.
-        return f"{context.device} is {uuid}; NVML has {planned} at index {index}"
+        return f"{context.device} has the UUID {uuid}, but NVML's GPU {index} has the UUID {planned}"
     return context.device_error()
 
 
@@ -112,7 +112,8 @@ def _wait_for_all_ranks(context: Context) -> None:
     """Record that this rank has finished. Local rank 0 also waits for all ranks, at most `context.timeout_s`.
 
     After this, local rank 0 prints the results of its host and, without --results, removes the work directory. So the other ranks
-    of the host must have written their results. The process of rank 0 also serves the store, which the ranks of all hosts use.
+    of the host must have written their results. Without torchrun, the process of rank 0 also serves the store, so it must not end
+    before the ranks of all hosts have finished.
     """
     if context.world_size == 1:
         return

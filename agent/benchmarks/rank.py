@@ -18,8 +18,8 @@ def rank_fields(
     """Return the fields of this rank's context, from the request and the launcher's variables.
 
     Args:
-        launched: `time.monotonic()` from which to count the launch if there is no supervisor, which would set the environment
-            variable RACKPROOF_LAUNCHED (default: now).
+        launched: `time.monotonic()` at the start of the launch (default: now). It is used only without a supervisor. A supervisor
+            sets the environment variable RACKPROOF_LAUNCHED, which takes precedence.
     """
     return {
         "rank": rank,

@@ -16,29 +16,30 @@ from schemas.catalogue import BENCHMARKS
 from schemas.records import SKIPPED
 
 STORE_ERRORS = (RuntimeError, ValueError)
-"""The errors that torch's stores raise after their time-out, depending on the version of torch."""
+"""A store of torch raises one of these after its time-out; which one depends on the version of torch."""
 
 
 def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:
     """Run the benchmarks that need no process group, then those that need it.
 
-    If any rank cannot join the process group, report the benchmarks that need it as skipped. If one of them fails, report the
-    remaining ones as skipped.
+    If any rank cannot join the process group, report all benchmarks that need the group as skipped. If one of these benchmarks
+    fails, report the remaining ones as skipped.
 
     Args:
-        broken: why this rank's device cannot be used before the first benchmark; empty if it can.
+        broken: why this rank's device is already unusable before the first benchmark; empty if it is usable.
     """
     broken = run_local(context, benchmarks, broken)
-    collective = [name for name in benchmarks if BENCHMARKS[name].needs_group]
-    if not collective:
+    group_benchmarks = [name for name in benchmarks if BENCHMARKS[name].needs_group]
+    if not group_benchmarks:
         return
     reason = _check_readiness(context, broken)
     if not reason:
         context.begin("join")
         join_process_group(context)
-        if "collective" not in collective or context.world_size == 1:
-            nccl_log.disable()  # only the benchmark `collective` reads NCCL's log
-    for name in collective:
+        # Only the benchmark `collective` reads NCCL's log, and with a single rank it is skipped.
+        if "collective" not in group_benchmarks or context.world_size == 1:
+            nccl_log.disable()
+    for name in group_benchmarks:
         if reason:
             report_missing(context, name, benchmarks[name], SKIPPED, reason)
         elif error := run_benchmark(context, name, benchmarks[name]):
@@ -51,7 +52,7 @@ def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: 
 def _check_readiness(context: Context, broken: str) -> str:
     """Return which ranks cannot join the process group, and why; an empty string if all can.
 
-    This check is needed because NCCL would wait for a missing rank, and would not report which rank it is.
+    Without this check, NCCL would wait for a missing rank and not report which rank is missing.
     """
     context.heartbeat.grouped, context.unable = True, broken
     context.begin("readiness check")
@@ -63,7 +64,7 @@ def _check_readiness(context: Context, broken: str) -> str:
         context.store.wait(["roll"], timedelta(seconds=2 * context.timeout_s + 10))
         return context.store.get("roll").decode()
     except STORE_ERRORS:
-        return "rank 0 did not finish the readiness check: the rank or its host is lost"
+        return "rank 0 did not finish the readiness check: rank 0 or its host is lost"
 
 
 def _unready_ranks(context: Context) -> str:

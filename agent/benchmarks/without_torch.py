@@ -2,7 +2,7 @@
 
 It does what torchrun does for the other stages (`rendezvous.py`): the first host opens a key-value store, each host forks its
 ranks, and if a rank fails, the other ranks of its host are ended. FILE has the parameters of `rendezvous.py` (address of the
-store, name of the launch, number of this host), and the numbers of this host's ranks. REQUEST has the benchmarks and their
+store, name of the launch, number of this host), and says which ranks run on this host. REQUEST has the benchmarks and their
 settings, and the names of the hosts.
 
 `python -m agent.benchmarks.without_torch --rank REQUEST` runs one of these ranks. Its environment variables say which one.
@@ -34,8 +34,8 @@ from agent.launch import guard
 
 MODULE = "agent.benchmarks.without_torch"
 OPEN_S = 600.0
-"""Seconds for which a rank tries to connect to the store, because the first host may open it late. Like rendezvous.TIMEOUT, this
-is longer than OWN_FAILURE_S of agent.gang.monitor."""
+"""Seconds for which a rank tries to connect to the store, because the first host may open it late. This is longer than
+OWN_FAILURE_S of agent.gang.monitor, so that the supervisor does not attribute the failed wait to the waiting host."""
 POLL_S = 0.1
 STORE = "RACKPROOF_STORE"
 """Environment variable of a rank: path of FILE, which has the address, port and name of the store."""
@@ -114,7 +114,7 @@ def _wait_for_ranks(guards: set[int]) -> int:
 def _leave(config: dict[str, Any], request: dict[str, Any]) -> None:
     """Record in the store that this host's ranks have ended. The first host then waits for the other hosts, which use its store.
 
-    It waits at most `collective_timeout_s`. It then logs the names of the hosts whose ranks have not ended.
+    It waits at most `collective_timeout_s` seconds, and then logs the names of the hosts whose ranks have not ended.
     """
     store = KeyStore(config["address"], config["port"], config["name"], limit_s=0)
     store.set(f"launcher/{config['rank']}", "left")

@@ -24,7 +24,7 @@ from schemas.stages import PREFLIGHT
 
 FREE, IN_USE = 0, 1
 MAX_REASONS = 3
-"""Maximum number of reasons that the record names. It also states how many more there are."""
+"""Maximum number of reasons in the record. Further reasons are only counted (`2 more`)."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -48,7 +48,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default=[],
         help="count the host as in use for this reason, such as a scheduler's job; may be repeated",
     )
-    parser.add_argument("--take-over", action="store_true", help="ignore whether another run holds this host")
+    parser.add_argument(
+        "--take-over", action="store_true", help="do not count the host as in use if another run holds it"
+    )
     parser.add_argument("--json", action="store_true", help="print the reasons as JSON")
     parser.set_defaults(call=_busy)
 
@@ -70,12 +72,12 @@ def _busy(options: argparse.Namespace) -> int:
 def _gpu_users(run: HostRun) -> list[str]:
     """Return a text for each process on a planned GPU, and for each planned GPU whose processes cannot be listed.
 
-    The other texts of `gpu_conflicts` are left out. They are those that it also returns with `share=True`, about MIG mode.
+    `gpu_conflicts` also reports GPUs in MIG mode. They are left out here, because MIG mode does not mean that a GPU is in use.
     """
     if run.host.device != "gpu" or run.host.share_gpus:
         return []
-    other_conflicts = gpu_conflicts(run.host.devices, share=True, limit=None)
-    return [reason for reason in gpu_conflicts(run.host.devices, limit=None) if reason not in other_conflicts]
+    mig_conflicts = gpu_conflicts(run.host.devices, share=True, limit=None)
+    return [reason for reason in gpu_conflicts(run.host.devices, limit=None) if reason not in mig_conflicts]
 
 
 def record_skipped(run: HostRun, reason: str) -> None:

@@ -29,7 +29,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="number of GPUs that this host should have (without it, a GPU that is missing on the PCI bus is not noticed, and "
         "the exit code is never 0)",
     )
-    parser.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
+    parser.add_argument(
+        "--criteria", action="append", default=[], help="additional criteria pack (its name or a .yml file)"
+    )
     parser.add_argument(
         "--seconds", type=float, default=2.0, help="seconds between the two snapshots that are judged (default: 2)"
     )

@@ -47,7 +47,7 @@ def emit_records(run: HostRun) -> int:
     """Print the records of this host; return the number of records.
 
     Raises:
-        documents.DocumentError: a record is invalid, or is of another host, so that `rackproof collect` would reject it.
+        documents.DocumentError: a record is invalid or belongs to another host. `rackproof collect` would reject it.
     """
     count = 0
     for gang, path in _records(run):

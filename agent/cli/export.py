@@ -44,7 +44,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--web-config",
         type=Path,
         metavar="FILE",
-        help="file with TLS and users, in the format of Prometheus' web.config.yml",
+        help="file with TLS settings and users, in the format of Prometheus' web.config.yml",
     )
     parser.add_argument("--gpus", default="", help="comma-separated NVML indices of the GPUs to read (default: all)")
     parser.add_argument(
@@ -101,8 +101,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--for-run",
         action="store_true",
-        help="exit after the run that holds this host (according to the lease in --state) has released it, as soon as the last "
-        "scrape is more than 15 minutes ago",
+        help="exit when no run holds this host any more (according to the lease in --state) and the last scrape is more than 15 "
+        "minutes ago",
     )
     parser.set_defaults(call=_export)
 
@@ -158,7 +158,7 @@ def _serve(options: argparse.Namespace, gpus: Sequence[int] | None, web: WebConf
 
 
 class EndOfRun:
-    """Detects the end of a run, so that the exporter exits even if the control node has crashed and never stops it."""
+    """Detects the end of a run, so that the exporter exits even if the control node has crashed and never stops the exporter."""
 
     def __init__(self, state: Path) -> None:
         self._state, self._had_run = state, False

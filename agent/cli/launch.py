@@ -27,9 +27,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="run this host's part of a gang (the hosts of one multi-node launch)",
         epilog="examples: rackproof launch --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --members r12-h01,r12-h02; "
         "mpirun --map-by ppr:1:node rackproof launch --launcher mpi --plan plan.json --run-dir /var/tmp/rackproof/runs/r1. "
-        "Exit codes: 0 the launch ended, whatever its result, or there was nothing to do (with --detach: it was started); 2 the "
-        "plan or the run directory cannot be used; 3 with --detach --wait: it did not finish; 64 wrong usage, such as missing "
-        "or contradictory launcher variables; 75 another run holds this host.",
+        "Exit codes: 0 the launch ended, whatever its result, or there was nothing to do (with --detach: the launch was "
+        "started); 2 the plan or the run directory cannot be used; 3 with --detach --wait: the launch did not finish; 64 wrong "
+        "usage, such as missing or contradictory launcher variables; 75 another run holds this host.",
     )
     parser.add_argument(
         "--launcher",

@@ -2,7 +2,7 @@
 
 For the snapshot and for each stage it runs the same verb (subcommand of `rackproof`) as the playbooks do. Each verb runs in a
 process of its own, so that a crash loses only the measurements of one verb. At the end, even if a stage failed, the record is
-printed to standard output, the log of a container (unless --quiet is given).
+printed to standard output, which is the log of a container (unless --quiet is given).
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ class HostRunner:
 
     def _run_verb(self, verb: str, *arguments: str, stdin: str = "") -> int:
         """Run one verb; return its exit code. On termination, terminate the verb and wait for its end."""
-        # Of the options that `_verb_options` returns, `soak` only has --interface.
+        # Of the options that `_verb_options` returns, `soak` accepts only --interface.
         options = (
             arguments if verb != SOAK else [argument for argument in arguments if argument.startswith("--interface")]
         )
@@ -216,7 +216,7 @@ class HostRunner:
         """Print the records to standard output, copy them to --results, and release the host; return the exit code.
 
         Raises:
-            OSError: --results is not writable. The records were printed before (unless --quiet is given).
+            OSError: --results is not writable. The records have been printed all the same (unless --quiet is given).
         """
         # A signal while the record is printed would truncate it, and `rackproof collect` would reject it.
         _on_termination(signal.SIG_IGN)

@@ -109,7 +109,8 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     arguments += [f"--interface={options.interface}"] if options.interface else []
 
     def start() -> None:
-        # With --looks this process may outlive its playbook. If the soak was stopped in the meantime, it must stay stopped.
+        # With --looks, this process may outlive the playbook that started it. If `rackproof stop` has ended the soak and released
+        # the host in the meantime, the soak must not start again.
         lease.renew(options.run_dir, run.plan, only_if_held=bool(options.looks))
         started = background.start(arguments, options.run_dir, SOAK)
         starts.append(started.is_new)

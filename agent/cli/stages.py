@@ -43,9 +43,11 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
 def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
     """Run a stage in this process, or with --detach in the background; return the exit code (75: another run holds the host).
 
-    First wait until no other process runs this stage on this host. Afterwards, if the code is 0, copy the records to --results
-    (if given). With --detach, neither wait nor copy, but start the stage in the background; with --detach and --wait, then wait
-    until the stage has ended, and return NOT_FINISHED if it did not finish.
+    In this process: if this run already has a process on this host that runs the same verb (`bench` or `launch`), first wait for
+    its end. If the exit code is 0, copy the records to --results (if given).
+
+    In the background: return as soon as the stage is started. With --wait, return when it has ended: NOT_FINISHED if it did not
+    finish.
     """
     task = BENCHMARK if stage == BENCHMARK else GANG
     try:
@@ -64,7 +66,7 @@ def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Se
 
 def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str], task: str) -> int:
     number = getattr(options, "number", 0)
-    whole_run = run  # in a scaling study, with the plan of all cells
+    whole_run = run  # in a scaling study, `run` is replaced by the run of a single cell
     try:
         if run.plan.study:
             run, stage = run.for_cell(number), CELL

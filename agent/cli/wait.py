@@ -44,7 +44,8 @@ def _wait(options: argparse.Namespace) -> int:
 def wait_for_stage(run: HostRun, stage: str, log: TextIO | None = None) -> int:
     """Wait until a background stage ends, and print its outcome; return 0 if it finished, otherwise NOT_FINISHED.
 
-    A gang may have several launches and probes, each in a background process. Only those of the last process count.
+    A gang may have several launches and probes (short test launches), each in a background process of its own.
+    Only the launches of the newest process count.
 
     Args:
         run: the run.

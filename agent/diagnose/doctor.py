@@ -157,7 +157,7 @@ def table(diagnosis: Diagnosis) -> str:
         f"two snapshots of {diagnosis.readings} readings took {diagnosis.seconds:.1f} s; "
         f"criteria packs: {', '.join(diagnosis.packs)}"
     ]
-    lines += _rows("FOUND", [(item.action.replace("_", " "), item) for item in diagnosis.findings])
+    lines += _rows("FAILED", [(item.action.replace("_", " "), item) for item in diagnosis.findings])
     lines += _rows("NOT EVALUATED", [("", item) for item in diagnosis.not_reported])
     lines.append(
         f"{diagnosis.passed} checks passed, {len(diagnosis.findings)} failed, "

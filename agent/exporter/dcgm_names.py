@@ -99,9 +99,9 @@ class DcgmRenamer:
         yield from _metric(XID, HELP[XID], self._xids(by_name, readings), readings, host)
 
     def _xids(self, by_name: Mapping[str, Family], readings: Readings) -> dict[str, float]:
-        """Return GPU index -> its last XID, 0 if it had none. If several XIDs are new since the previous call, it is the highest.
+        """Return GPU index -> last XID of that GPU; 0 if it had none. The result is empty if the kernel log cannot be read.
 
-        Return an empty result if the kernel log cannot be read.
+        If a GPU had several XIDs since the previous call, the highest of them counts as the last.
         """
         log = by_name.get("xid.last_seen")
         if log is None or any(isinstance(value, Absent) for _, value in log.readings):

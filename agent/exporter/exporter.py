@@ -28,8 +28,8 @@ COMPATIBLE_NAMES: Mapping[str, Callable[[], Callable[[Sequence[Family]], Iterabl
     "dcgm": DcgmRenamer,
     "1.0": lambda: earlier_metrics,
 }
-"""Value of `--compat` -> factory of a converter from families to metrics with other names: `dcgm`: the names of dcgm-exporter;
-`1.0`: the names of Rackproof 1.0."""
+"""Value of `--compat` -> function that returns a converter from families to metrics with the names of dcgm-exporter (`dcgm`) or
+of Rackproof 1.0 (`1.0`)."""
 SCRAPE_DEADLINE_S = 8.0
 """Time limit for all collectors of a scrape together, below Prometheus' default scrape timeout of 10 s."""
 

@@ -100,7 +100,7 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 def _drop_smaller_sizes(
     series: dict[Series, float], largest: dict[Series, int], metric: str, labels: Mapping[str, str]
 ) -> bool:
-    """Return whether no larger message size of the operation has been seen so far; if so, remove its earlier series.
+    """Remove the earlier series of the same operation and return True; if one of them has a larger size, only return False.
 
     Series belong to the same operation if their metric and all labels other than `size_bytes` are equal.
     """
@@ -158,7 +158,7 @@ METRIC_BY_NAME = {
     "mfu": "mfu_ratio",
     "duration": "duration_seconds",
 }
-"""Last part of an observation's name -> metric, without the same prefix."""
+"""Last part of an observation's name -> metric, without the prefix `rackproof_benchmark_`."""
 
 
 def _metric(quantity: str, unit: str) -> str:

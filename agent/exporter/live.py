@@ -1,8 +1,8 @@
 """Publish the progress of a run for the exporter: `runs/live.json`, next to the run directories.
 
 The run directories are private, so the account that runs the exporter cannot read them. The supervisor (the process that runs a
-stage) therefore replaces this file atomically every PERIOD_S. The file contains the run, its stages, and the newest figures of
-the ranks, but no nonce, address or log.
+stage) therefore replaces this file atomically every PERIOD_S. The file contains the run, its stages, and the newest figures
+(measured values with their labels) of the ranks, but no nonce, address or log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SCHEMA = "rackproof.live/1"
 PERIOD_S, SILENT_S = 2.0, 30.0
 """Time between two writes of the file while a stage runs. After SILENT_S without a write, the supervisor is considered lost."""
 PHASES = ("start", "join", "readiness check", "leave", "end", "failed")
-"""First words of the phases in which a rank runs no benchmark."""
+"""Prefixes of the phases in which a rank runs no benchmark. Any other phase begins with the name of a benchmark."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +240,9 @@ def _rank_fields(state: RankState) -> Json:
 
 
 def phase_label(phase: str) -> str:
-    """Return the first word of a phase if it is a benchmark, or the entry of PHASES with which it begins; otherwise `start`."""
+    """Return the first word of `phase` if that word is a benchmark.
+
+    Otherwise return the entry of PHASES with which `phase` begins; if there is none, return `start`.
+    """
     word = re.split(r"[ ,:]", phase, maxsplit=1)[0]
     return word if word in BENCHMARKS else next((known for known in PHASES if phase.startswith(known)), PHASES[0])

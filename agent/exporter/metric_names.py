@@ -22,7 +22,7 @@ class MetricSpec:
     """A metric family of the exporter that does not come from a collector."""
 
     name: str
-    """Name in Prometheus; for a histogram without `_bucket`, `_sum` and `_count`."""
+    """Name in Prometheus. The name of a histogram is given without the endings `_bucket`, `_sum` and `_count`."""
     help: str
     labels: tuple[str, ...] = ()
     """Names of the labels. A name in parentheses: some series of the family do not have this label."""
@@ -102,7 +102,8 @@ BENCHMARK = (
     MetricSpec(name="rackproof_benchmark_flop_per_second", labels=(*_AT, "(gpu)", "(cpu)", "(dtype)", "(shape)"),
         help="Floating-point operations per second"),
     MetricSpec(name="rackproof_benchmark_step_time_seconds", labels=(*_AT, "(network)"),
-        help="Duration of a training step: of the latest step while the training runs, and the median over the steps afterwards"),
+        help="Duration of a training step: while the training runs, of the latest step; after the training, the median of its "
+        "steps"),
     MetricSpec(name="rackproof_benchmark_loss", labels=(*_AT, "(network)"), help="Latest loss of a training"),
     MetricSpec(name="rackproof_benchmark_accuracy_ratio", labels=(*_AT, "(network)"),
         help="Share of the test images that the trained network classifies correctly"),

@@ -1,5 +1,7 @@
 """Find the host or rank that blocks a gang (the hosts of one multi-node launch), from the statuses of all supervisors.
 
+A supervisor is the process that runs the launch on one host and monitors its ranks.
+
 torch does not report what blocks the gang: if a rank is stopped or a link is cut, every rank fails at the time-out of the process
 group, and no error names the cause. Therefore each rank reports its progress to its supervisor, outside the process group. Each
 supervisor forwards the states of its ranks to the watchers, the first two hosts of the gang (`agent/gang/peer_channel.py`).
@@ -20,8 +22,8 @@ RANK_SILENT_S = 8.0
 HOST_SILENT_S = 10.0
 """A host that has sent no status for this long counts as lost."""
 UNSURE_S = 1.6
-"""A host whose newest status is older than this may be lost. A rank whose newest heartbeat is older than this may be silent.
-Until that is certain, such a host delays every verdict, and such a rank delays only the verdict that another rank ended first."""
+"""A host whose newest status is older than this may be lost. Until that is certain, no culprit is named. A rank whose newest
+heartbeat is older than this may be silent. Until that is certain, an ended rank is not named as the culprit."""
 SETTLE_S = 2.0
 """When a rank ends, other ranks end as a result. After this time all of these ranks have reported their end, so it is known which
 rank ended first."""
@@ -32,7 +34,7 @@ TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAME_MOMENT_S = 0.5
 """Ranks that end less than this time apart count as simultaneous, because their reports may arrive in the wrong order."""
 FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""A rank that dies of one of these signals did not die because another rank ended. (After that, it may die of SIGABRT.)"""
+"""If a rank dies of one of these signals, the end of another rank was not the cause. (That can cause only SIGABRT.)"""
 WATCHERS = 2
 """The first WATCHERS hosts of a gang receive the statuses of all hosts. The others receive only the watchers' statuses."""
 MAX_TEXT, MAX_HOSTS = 2000, 20
@@ -181,10 +183,10 @@ def _find_rank_at_fault(gang: GangSnapshot) -> Culprit | None:
 
 
 def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
-    """Return the rank that failed first, except ranks that their launcher or a time-out ended (`_failed_on_its_own`).
+    """Return the rank that failed first. Ranks that their launcher or a time-out ended do not count (`_failed_on_its_own`).
 
-    Return None if there is none, while another rank may be silent and so may be the cause (UNSURE_S), or while an earlier
-    failure of another rank may not be reported yet (SETTLE_S).
+    Return None if there is none. Also return None while another rank may be silent, because it may be the cause (UNSURE_S), and
+    while an earlier failure of another rank may not be reported yet (SETTLE_S).
     """
     if any(report.rank.silent_s > UNSURE_S and _can_be_silent(report.rank) for report in reports):
         return None
@@ -195,7 +197,7 @@ def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | 
         return None
     oldest_s = max(report.ended_ago_s for report in ended)
     same_moment = [report for report in ended if oldest_s - report.ended_ago_s <= SAME_MOMENT_S]
-    # Of simultaneous ends, one by a fatal signal or with an unknown exit code is the cause of the others.
+    # Of simultaneous ends, one by a fatal signal or with an unknown exit code counts as the cause of the others.
     fatal = [
         report for report in same_moment if report.rank.exit_code is None or _was_signalled(report.rank, FATAL_SIGNALS)
     ]
@@ -291,7 +293,8 @@ def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
 def _find_late_start(running: Sequence[_Report]) -> Culprit | None:
     """Return a rank that did not start in time; None if there is none.
 
-    Such a rank has sent no heartbeat START_S after another rank's first one, or has been silent for START_S while it starts.
+    Such a rank has sent no heartbeat, although another rank sent its first more than START_S ago; or it has sent one, and then
+    none for more than START_S during its start.
     """
     another_started_long_ago = any((report.rank.alive_s or 0.0) > START_S for report in running)
     for report in running:

@@ -1,4 +1,6 @@
-"""Send heartbeats from a rank to its supervisor. They report its progress even while its main thread waits in a collective.
+"""Send heartbeats from a rank to its supervisor, the process that runs the launch on this host.
+
+Heartbeats report the rank's progress even while its main thread waits in a collective operation.
 
 Heartbeats are datagrams, independent of the process group. They are not files, because a full or slow disk must not make a
 rank appear lost. NCCL and gloo release the GIL while they wait. So a missing heartbeat means that the process is stopped, has
@@ -119,7 +121,7 @@ def describe_error(error: BaseException) -> str:
 
 @cache
 def rank_heartbeat() -> RankHeartbeat:
-    """Return the heartbeat of this process, which starts at the first call."""
+    """Return the heartbeat of this process. The first call starts it."""
     directory = os.environ.get(HEARTBEAT_DIRECTORY, "")
     return RankHeartbeat(int(os.environ.get("RANK", "0")), Path(directory) if directory else None)
 

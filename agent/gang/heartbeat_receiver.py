@@ -58,7 +58,7 @@ class HeartbeatReceiver:
 
 
 class _MonitoredRank:
-    """The state of one rank, from its heartbeats and the messages of its guard process."""
+    """The state of one rank, from its heartbeats and the messages of its guard (the parent process, agent/launch/guard.py)."""
 
     def __init__(self, rank: int, scope: str, directory: Path) -> None:
         self._rank, self._scope, self._directory = rank, scope, directory

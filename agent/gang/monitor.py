@@ -1,4 +1,7 @@
-"""Monitor the ranks of this host and its gang. Decide whether the gang must be ended, and which host or rank is the culprit."""
+"""Monitor the ranks of this host and the other hosts of its gang (the hosts of one multi-node launch).
+
+Decide whether the gang must be ended, and which host or rank is the culprit.
+"""
 
 from __future__ import annotations
 
@@ -171,7 +174,7 @@ class GangMonitor:
 
         Args:
             exit_code: exit code of the launcher, negative for a signal; None: do not wait.
-            last_line: last line of the launcher's output.
+            last_line: last line of the launcher's output that names an error; if there is none, the last line of the output.
         """
         if exit_code:
             self._launcher_exit = f"its launcher {'was ' if exit_code < 0 else ''}{describe_exit(exit_code)}"

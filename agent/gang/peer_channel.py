@@ -116,9 +116,10 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host names the culprit: each watcher before it has finished, is silent or never sent a status.
+        """Return whether this host names the culprit: true if no watcher that has precedence over it can do so.
 
-        A host that is not a watcher has all watchers before it.
+        The first watcher has precedence over the second, and both over the other hosts. A watcher cannot name the culprit if it
+        has finished, has been silent for more than HOST_SILENT_S, or never sent a status.
         """
         watchers = self.gang.watchers
         before = watchers[: watchers.index(self.gang.me)] if self.gang.me in watchers else watchers

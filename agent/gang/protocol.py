@@ -47,7 +47,7 @@ class Gang:
 
         Args:
             plan, host: the run's plan and this host in it.
-            stage: stage and number of the launch, such as `gang 0`.
+            stage: stage and number of the launch, such as `gang 0`; `meeting` for the discovery of members before a launch.
             members: the hosts of the launch, in rank order.
             port: port of torch's rendezvous. The statuses use the two ports after it, so the field `Gang.port` is `port` + 1.
             members_only: as in the field.

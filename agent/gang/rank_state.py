@@ -1,4 +1,4 @@
-"""The state of one rank, as its supervisor observes it and reports it to the gang."""
+"""The state of one rank, as its supervisor (the process that runs the launch on a host) observes and reports it."""
 
 from __future__ import annotations
 

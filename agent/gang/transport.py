@@ -1,4 +1,7 @@
-"""Non-blocking TCP connections between the hosts of a gang, with bounded buffers and authenticated members."""
+"""Non-blocking TCP connections between the hosts of a gang (the hosts of one multi-node launch).
+
+Buffers are bounded. A connection counts as that of a member only after an authenticated message (`Gang.verify`).
+"""
 
 from __future__ import annotations
 
@@ -87,7 +90,7 @@ class GangListener:
         receive: Callable[[BufferedConnection, Mapping[str, Any]], bool],
         greeting: Mapping[str, Any] | None = None,
     ) -> None:
-        """Register with the selector, with the function to call for an event as the `data` of its selector key.
+        """Register `listener` with the selector. The `data` of a selector key is the function that handles its events.
 
         Args:
             receive: takes a message with a valid signature; returns False to drop the connection.

@@ -110,7 +110,7 @@ def _set_process_name(name: str) -> None:
 
 
 def _close_fds(is_selected: Callable[[int], bool]) -> None:
-    """Close the inherited file descriptors for whose `st_mode` `is_selected` is true, except standard input, output and error.
+    """Close each inherited file descriptor for which `is_selected(st_mode)` is true, except standard input, output and error.
 
     If they stayed open, ports and connections of the launcher would outlive the launcher.
     """

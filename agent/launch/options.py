@@ -103,7 +103,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def publish_results(options: argparse.Namespace, run: HostRun) -> None:
-    """If `--results` is given, copy this host's records to that directory, and also the plan unless it has one already."""
+    """If `--results` is given, copy this host's records to that directory, and the plan unless the directory has a plan."""
     if not options.results:
         return
     plan = RunDirectory(options.results).plan

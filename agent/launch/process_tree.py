@@ -13,7 +13,7 @@ GRACE_S = 5.0
 
 
 class ProcessTree:
-    """A process and its descendants. It keeps their ids and start times, so that orphans remain in the tree.
+    """A process and its descendants. Their ids and start times are kept, so that orphans remain in the tree.
 
     psutil is not used: it finds children only while their parent lives, and would have to be installed on every host.
     """

@@ -15,13 +15,13 @@ class LaunchRequest:
 
     stage: Stage
     members: tuple[str, ...]
-    """Hosts that start together, in rank order. A single name means a launch on this host alone."""
+    """Hosts that start together (a gang), in rank order. A single name means a launch on this host alone."""
     number: int = 0
     """Number of the launch of a gang, of the cell (one measurement) of a scaling study, or of the round of a soak; 0: none."""
     port: int = 0
     """Port of the rendezvous on the first member. The statuses use the next two ports."""
     members_only: bool = False
-    """Accept connections to these three ports only from the addresses of the members."""
+    """Accept connections to `port` and the next two ports only from the addresses of the members."""
     interface: str = ""
     """Network interface for NCCL and gloo; if it is empty, NCCL and gloo choose."""
     environment: Mapping[str, str] = field(default_factory=dict)

@@ -62,7 +62,7 @@ def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, 
 def record_snapshot(run: HostRun, stage: str, *, once: bool) -> Record:
     """Add a snapshot to the record and return the record.
 
-    With `once`, add none if the stage has one already. Later counters are compared with the first snapshot.
+    With `once`, add none if the record already has a snapshot from before this stage.
     """
     with background.exclusive_task(run.directory, "inspect"):
         record = run.record()

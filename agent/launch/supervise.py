@@ -2,8 +2,8 @@
 
 torchrun itself can hang (observed for 330 s after a link was cut), and its ranks can outlive it. So the supervisor tracks and
 ends the whole process tree, and each rank writes its results so far to a file of its own. The supervisor also monitors the
-heartbeats of the ranks, and in a gang exchanges statuses with the other supervisors. If a host or a rank blocks the gang, the
-supervisors identify it and end the gang, long before torch's own time-out.
+heartbeats of the ranks. In a gang (the hosts of one multi-node launch) it exchanges statuses with the other supervisors. If a
+host or a rank blocks the gang, the supervisors identify it and end the gang, long before torch's own time-out.
 """
 
 from __future__ import annotations
@@ -80,7 +80,10 @@ class LaunchSpec:
 
     @property
     def has_separate_results(self) -> bool:
-        """Whether the observations are stored in the launch itself and no snapshots are kept (for a probe or a cell)."""
+        """Whether the observations are stored in the launch itself, and no snapshots are kept.
+
+        This applies to a probe (a short test launch) and to a cell of a scaling study.
+        """
         return self.stage in (PROBE, CELL)
 
 

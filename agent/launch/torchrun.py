@@ -1,7 +1,8 @@
 """Build the command that starts the ranks of this host: torchrun, or a launcher without torch if no benchmark needs torch.
 
-The rendezvous is static, so that ranks follow the order of the hosts and only one port is needed. The rendezvous
-store listens on one address only: that of the gang's first host or, in a launch on one host, the loopback address.
+The rendezvous is static, so that ranks follow the order of the hosts and only one port is needed. The rendezvous store listens on
+one address only: that of the first host of the gang (the hosts of one multi-node launch) or, in a launch on one host, the
+loopback address.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from schemas.plans import Plan, PlannedHost
 from schemas.stages import CELL, GANG
 
 STORAGE = ("local_storage", "shared_storage")
-"""Keys of the request to the ranks, one for each kind of storage directory. A key is missing if the inventory names no such
-directory."""
+"""Keys of the request to the ranks, one for each kind of storage directory. A request lacks the key of a kind if the inventory
+names no directory of that kind."""
 LOOPBACK = "lo", "127.0.0.1"
-"""Interface and address on which the ranks of a single host connect."""
+"""Interface and address for the connections between ranks in a launch on one host."""
 
 
 class LaunchError(RackproofError):
@@ -54,21 +55,21 @@ def launcher_command(
         request: the launch. The environment variables in it override all others.
         gang: the hosts that start together, in rank order. A single member means a launch on this host alone.
         work: directory for the request to the ranks, their results and their logs.
-        data: directory of the training data that the operator staged, if any.
-        uuids: NVML index -> UUID, if known. A rank whose GPU has another UUID measures nothing.
+        data: directory with the training data that the operator provided; it may be empty or missing.
+        uuids: NVML index -> expected UUID (empty or missing: unknown). A rank whose GPU has another UUID measures nothing.
 
     Raises:
         LaunchError: torch is needed and not installed, `host` has too few CPUs, or the name of the first member cannot be
             resolved.
-        GangError: the address of a watcher (one of the first two members) is a loopback address here (`check_addresses`); or only
-            members may connect, and the name of one of them cannot be resolved.
+        GangError: on this host, the address of a watcher (one of the first two members) is a loopback address, but this host's
+            own address is not (`check_addresses`); or only members may connect, and the name of one of them cannot be resolved.
     """
     stage, members = request.stage, gang.members
     uses_torch = needs_torch(stage.benchmarks)
     if uses_torch and importlib.util.find_spec("torch") is None:
         raise LaunchError(
-            f"torch is not installed for {sys.executable}: if the host provides it, set rackproof_system_torch, and "
-            "rackproof_python to the Python that has it; otherwise add torch to the wheelhouse"
+            f"torch is not installed for {sys.executable}: if the host provides it, set `rackproof_system_torch: true`, "
+            "and set rackproof_python to the Python that has torch; otherwise add torch to the wheelhouse"
         )
     needed_cpus, cpus = stage.cpus * len(host.devices), len(os.sched_getaffinity(0))
     if needed_cpus > cpus:
@@ -109,7 +110,7 @@ def launcher_command(
         launcher = [
             *("agent.benchmarks.rendezvous", str(rendezvous)),
             *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0"),
-            # Ranks are forks of torchrun, so that each host imports torch only once, which takes seconds.
+            # Ranks are forks of torchrun, so that each host imports torch only once: the import takes seconds.
             *("--run-path", "--start-method=fork", guard.__file__, "agent.benchmarks", "--request", str(rank_request)),
         ]
     return Command(
@@ -164,7 +165,7 @@ def _write_rendezvous(
 
 
 def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str, Any]:
-    """Return the settings of a benchmark. A training searches the operator's `data` directory before its other directories."""
+    """Return the settings of a benchmark. A benchmark that reads training data searches `data` before its other directories."""
     values = settings(benchmark, chosen)
     if "data_directories" in values:
         values["data_directories"] = [str(data), *values["data_directories"]]
@@ -174,8 +175,9 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
 def _gloo_interface(host: PlannedHost, gang: Gang, request: LaunchRequest) -> str:
     """Return the interface for gloo; empty if gloo chooses one itself.
 
-    For ranks on CPUs, return the interface of this host's planned address. Without a setting, gloo would choose the interface of
-    the address to which the host name resolves, which is often 127.0.1.1 because of /etc/hosts.
+    If the ranks of several hosts run on CPUs and no interface is requested, return the interface of this host's `own_address`.
+    gloo itself would choose the interface of the address to which the host name resolves, which is often 127.0.1.1 because of
+    /etc/hosts.
     """
     if len(gang.members) == 1:
         return LOOPBACK[0]

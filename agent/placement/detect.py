@@ -16,7 +16,7 @@ PROGRAMS = {TORCHRUN: "torchrun", MPI: "mpirun", SLURM: "srun"}
 
 
 def detect_placement(launcher: str, environment: Mapping[str, str]) -> RankPlacement | None:
-    """Return this process's placement according to `--launcher`; None for torchrun.
+    """Return this process's placement (its rank and the number of ranks) according to `--launcher`; None for torchrun.
 
     With torchrun there is no placement yet, because `rackproof launch` and `rackproof run` start torchrun themselves.
 

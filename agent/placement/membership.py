@@ -52,7 +52,7 @@ def select_members(plan: Plan, host: PlannedHost, requested: str, placement: Ran
 
     Raises:
         PlacementError: the plan has no gang for this host; a requested host is not in the plan or is named twice; this host
-            is not requested; or the launcher started other hosts or processes than planned.
+            is not requested; or the launcher started processes on other hosts than planned, or another number of processes.
     """
     members = requested.split(",") if requested else list(plan.gangs().get(host.gang, ()))
     if not members:
@@ -84,13 +84,13 @@ def _check_requested(plan: Plan, host: PlannedHost, members: Sequence[str]) -> N
 
 
 def _check_started_processes(plan: Plan, host: PlannedHost, members: Sequence[str], placement: RankPlacement) -> None:
-    """Raise PlacementError if the hosts or the number of processes of the launcher differ from the plan."""
+    """Raise PlacementError if the launcher started processes on other hosts than planned, or another number of processes."""
     program = PROGRAMS[placement.launcher]
     started = [match_host(plan, name) or name for name in placement.hosts]
     if started and set(started) != set(members):
         raise PlacementError(
             f"{program} started processes on {', '.join(started)}, but the gang is {', '.join(members)}: make a plan with the "
-            "hosts on which it started them, or list these hosts with --members"
+            f"hosts on which {program} starts processes, or list these hosts with --members"
         )
     local_devices, all_devices = len(host.devices), sum(len(plan.host(name).devices) for name in members)
     one_per_host = placement.local_size == 1 and placement.size == len(members)

@@ -27,8 +27,8 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
         )
     if "SLURM_STEP_NUM_TASKS" not in environment:
         raise PlacementError(
-            "SLURM_PROCID is set but SLURM_STEP_NUM_TASKS is not: this is the job script, which runs only once; in the script, "
-            "start this command with srun, as in `srun --ntasks-per-node=1 rackproof launch --launcher slurm …`"
+            "SLURM_PROCID is set but SLURM_STEP_NUM_TASKS is not: this process is in the job script, which Slurm runs only once; "
+            "in the script, start this command with srun, as in `srun --ntasks-per-node=1 rackproof launch --launcher slurm …`"
         )
     rank, size, local_rank, node, nodes = (
         read_number(environment, name, "srun")

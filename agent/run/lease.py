@@ -67,7 +67,7 @@ class Lease:
         return not -IDLE_S <= _age_s(self.renewed) <= self.lasts_s
 
     def is_superseded(self, claim: Claim) -> bool:
-        """Return whether `claim`, of another run, is newer than the claim in this lease and does not list this run as running.
+        """Return whether `claim`, of another run, is newer than this lease's claim and does not list this lease's run as running.
 
         Return False if the two claims are from different machines or different directories of runs: a claim lists only runs in
         its own directory.
@@ -82,7 +82,7 @@ class Lease:
 
 
 def state_directory(run_dir: Path) -> Path:
-    """Return the state directory of this host in which `run_dir` is."""
+    """Return the state directory that contains `run_dir`, a run directory on this host."""
     return run_dir.parent.parent if run_dir.parent.name == RUNS else run_dir.parent
 
 
@@ -109,10 +109,10 @@ def acquire(run_dir: Path, plan: Plan, by: Claim, *, take_over: bool = False) ->
         take_over: acquire the host even if another run holds it, and end the supervisor of that run.
 
     Returns:
-        A message for the operator if another run held the host; else an empty string.
+        A message for the operator if the host was taken from another run; else an empty string.
 
     Raises:
-        HeldError: another run holds the host.
+        HeldError: another run holds the host, and the host may not be taken from it or its supervisor does not end.
     """
     note = ""
     with exclusive(state_directory(run_dir) / LEASE, MODE) as file:

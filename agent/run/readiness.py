@@ -42,7 +42,7 @@ class Gpus:
 
     @property
     def expected(self) -> int:
-        """Number of GPUs that should be tested: the higher of the two counts.
+        """Number of GPUs that should be tested: the higher of the counts of the PCI bus and the driver.
 
         In a container, the number of its device nodes replaces the count of the PCI bus, which includes GPUs of other containers.
         """
@@ -64,7 +64,7 @@ class Gpus:
 
 
 def readings(families: Iterable[Family]) -> dict[str, Value | Absent]:
-    """Return name -> value of the readings that apply to the whole host, or why the reading is missing."""
+    """Return name of a reading -> its value or why it is missing, for the readings that apply to the whole host."""
     return {family.name: value for family in families for labels, value in family.readings if not labels}
 
 
@@ -82,7 +82,7 @@ def gpus_of(
 
 
 def in_container(environment: Mapping[str, str], root: Path = Path("/")) -> bool:
-    """Return whether this is a container, which may have only some of the machine's GPUs."""
+    """Return whether this process runs in a container, which may have only some of the machine's GPUs."""
     has_variable = "container" in environment or "KUBERNETES_SERVICE_HOST" in environment
     return has_variable or any((root / mark).exists() for mark in CONTAINER_MARKS)
 
@@ -119,7 +119,7 @@ def problems(
 
     Args:
         host_readings: name -> value of the readings that apply to the whole host (`readings`).
-        devices: NVML indices, or the process numbers of a rehearsal.
+        devices: NVML indices of the GPUs; in a rehearsal, the numbers of the processes.
         directory: run directory, created if it is missing.
         cpu: whether the run is a rehearsal, which needs no GPU.
         uses_torch: whether any stage needs torch.
@@ -193,13 +193,14 @@ def _memory_problems(
     available = host_readings.get("host.memory.available")
     free = int(available) if isinstance(available, int | float) else None
     left = memory_left(root)
-    state = "of memory are available"
+    state, remedy = "of memory are available", "free up memory"
     if left is not None and (free is None or left < free):
         free, state = left, "are left below the memory limit of this container or job"
+        remedy = "free up memory, or raise the limit"
     needed = devices * (BYTES_PER_PROCESS if cpu else BYTES_PER_GPU)
     if free is not None and free < needed:
         ranks = f"{devices} {'processes' if cpu else 'GPUs'}"
-        yield f"{free / GIB:.1f} GiB {state}, and {ranks} need {needed / GIB:.1f} GiB: free up memory, or raise the limit"
+        yield f"{free / GIB:.1f} GiB {state}, and {ranks} need {needed / GIB:.1f} GiB: {remedy}"
 
 
 def _shm_problems(root: Path) -> Iterator[str]:
@@ -235,7 +236,7 @@ def _disk_problems(directory: Path) -> Iterator[str]:
         with tempfile.TemporaryFile(dir=directory):
             status = os.statvfs(directory)
     except OSError as error:
-        yield f"{directory}: {error.strerror or error}: give a directory that this user can write to with --run-dir"
+        yield f"{directory}: {error.strerror or error}: give with --run-dir a directory that this user can write to"
         return
     free = status.f_bavail * status.f_frsize
     if free < DISK_BYTES:

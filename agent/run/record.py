@@ -1,4 +1,4 @@
-"""The run directory on a host. It has the plan, and the record to which each step of the run appends."""
+"""The run directory on a host. It has the plan, and the host's records, to which the steps of the run add their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _P = ParamSpec("_P")
 def _with_record_locked(
     change: Callable[Concatenate[HostRun, _P], Record],
 ) -> Callable[Concatenate[HostRun, _P], Record]:
-    """Lock the record during a change, because two processes, such as a stage and a snapshot, may change it at once."""
+    """Lock the record during a change, because two processes, such as a stage and a snapshot, may change it at the same time."""
 
     @functools.wraps(change)
     def locked(run: HostRun, /, *arguments: _P.args, **options: _P.kwargs) -> Record:
@@ -57,7 +57,7 @@ def read_plan_text(path: str) -> str:
 
 
 def run_directory(path: str) -> Path:
-    """Return the absolute path of a run directory that the command line names: the ranks have another working directory."""
+    """Return the absolute path of a run directory from the command line, because the ranks have another working directory."""
     return Path(path).absolute()
 
 
@@ -95,7 +95,7 @@ class HostRun:
             existing = documents.read(path, "plan", max_bytes=PLAN_BYTES)
             if (existing["run_id"], existing["nonce"]) != (document["run_id"], document["nonce"]):
                 raise documents.DocumentError(
-                    f"{directory} belongs to run {existing['run_id']} of {existing['created']}: "
+                    f"{directory} belongs to run {existing['run_id']}, created {existing['created']}: "
                     "give this run another run_id"
                 )
         else:
@@ -151,7 +151,7 @@ class HostRun:
     ) -> Record:
         """Add these parts to the record, write it atomically, and return it.
 
-        If a stage runs again, its new observations replace those of the earlier launch. These are moved into that launch.
+        If a stage runs again, its new observations replace the earlier ones, which are moved into the stage's last launch.
         """
         record = self.record(gang)
         known_gpus = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}
@@ -173,7 +173,10 @@ class HostRun:
         observations: tuple[Observation, ...],
         launches: tuple[Launch, ...],
     ) -> Record:
-        """Return the record with these parts added. The earlier observations of a repeated stage move into its last launch."""
+        """Return the record with these parts added.
+
+        If a stage is repeated, its earlier observations move into its last launch in `record` that started ranks.
+        """
         repeated = {observation.stage for observation in observations}
         repeated |= {launch.stage for launch in launches if launch.ranks}
         kept = tuple(observation for observation in record.observations if observation.stage not in repeated)
@@ -186,7 +189,7 @@ class HostRun:
 
 
 def _move_observations_into_launches(record: Record, repeated: set[str]) -> Iterator[Launch]:
-    """Yield the launches. For each repeated stage, add the observations to its last launch that started ranks."""
+    """Yield the launches. Add the observations of each repeated stage to the stage's last launch that started ranks."""
     last_index = {launch.stage: index for index, launch in enumerate(record.launches) if launch.ranks}
     for index, launch in enumerate(record.launches):
         if launch.stage in repeated and last_index.get(launch.stage) == index:

@@ -144,9 +144,10 @@ def read_tail(path: Path, size: int = TAIL_BYTES) -> str:
 
 
 def last_error_line(path: Path) -> str:
-    """Return the last line in the tail of a log that begins with the name of an exception.
+    """Return the last line of a log that begins with the name of an exception, such as `RuntimeError`.
 
-    If there is no such line, return the last line that is not empty. If the log has no text, return an empty text.
+    Only the tail of the log is searched. If no line there begins with such a name, return the last line that is not empty. If
+    the log has no text, return an empty text.
     """
     lines = ["".join(filter(str.isprintable, line)).strip() for line in reversed(read_tail(path).splitlines())]
     named = (line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line))

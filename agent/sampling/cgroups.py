@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 UNLIMITED = 1 << 60
-"""This limit or a higher one means no limit. Without a limit, version 1 reports almost 2**63, and version 2 the word `max`."""
+"""A limit of at least this many bytes counts as no limit. A group without a limit reports almost 2**63 in cgroup v1, and the word
+`max` in cgroup v2."""
 
 
 def cgroup_chains(controller: str, root: Path) -> Iterator[list[Path]]:

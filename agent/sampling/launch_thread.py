@@ -11,10 +11,10 @@ Self = TypeVar("Self", bound="LaunchThread")
 
 
 class LaunchThread(threading.Thread):
-    """Thread that is also a context manager, so that work which a driver or a disk may block does not delay the supervisor.
+    """Thread for work that a driver or a disk may block, so that the supervisor is not blocked. It is a context manager.
 
-    At the end of the context, `_ended` is set, on which `run` must return, and the supervisor waits up to GRACE_S for that. If
-    the context ends with an exception, for example because of SIGTERM, the supervisor does not wait: the sender of the signal
+    At the end of the context, `_ended` is set, and `run` must then return. The supervisor waits up to GRACE_S for that. If the
+    context ends with an exception, for example because of SIGTERM, the supervisor does not wait: the sender of the signal
     may send SIGKILL after a few seconds.
     """
 

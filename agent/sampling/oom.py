@@ -1,7 +1,8 @@
 """Detect whether the kernel killed a process because memory ran out, from the kernel's counters and, if readable, its log.
 
-A rank that is killed this way ends with SIGKILL, like a rank that a user kills. The kernel counts these kills (`oom_kill`) for
-each control group and for the whole machine. So the counters are read before a launch, and again when a rank has ended.
+The end of such a process looks like that of a process which a user killed: both end with SIGKILL. But the kernel counts its
+out-of-memory kills (`oom_kill`) for each control group and for the whole machine. So the counters are read before a launch, and
+again when a rank has ended.
 """
 
 from __future__ import annotations

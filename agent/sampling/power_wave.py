@@ -2,7 +2,8 @@
 
 NVML gives a new power value only every 20 to 100 ms, depending on the GPU, and each value may be a mean over up to 1 s. So only
 readings at which the value changes are used. NVML's values resolve a period only if each of its two phases (load on, load off) is
-at least VALUES_PER_PHASE times as long as the time between new values, and as the time over which NVML averages.
+long enough: at least VALUES_PER_PHASE times the time between two new values, and the same multiple of the time over which NVML
+averages.
 """
 
 from __future__ import annotations
@@ -15,21 +16,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 STUCK_S = 3.0
-"""A power value that stays the same for so many seconds and for two periods of the load is not a measurement: NVML has a new
-value every 20 to 100 ms, and each value is a mean over at most 1 s."""
+"""A power value that stays the same for at least this many seconds and at least two periods of the load is not a measurement:
+NVML has a new value every 20 to 100 ms, and each value is a mean over at most 1 s."""
 UPDATE_S = 0.1
 """The longest time that a GPU may need for a new power value in NVML, in seconds."""
 PAUSE_S = 1.0
-"""If two equal readings are further apart than this, the value does not count as unchanged between them."""
+"""If two successive equal readings are more than this many seconds apart, the value does not count as unchanged between them. If
+two successive failed readings are more than this many seconds apart, they belong to different time spans."""
 FAST_TELEMETRY = "fast-telemetry"
 """First part of the names of the files `fast-telemetry.RANK` in the work directory of a launch. While such a file exists, the
 supervisor reads the power of the GPUs every `telemetry.FAST_PERIOD_S`, which is more often than NVML has new values."""
 VALUES_PER_PHASE = 2.0
-"""Least length of each phase (load on, load off), divided by the time between two new values of NVML or by the time over which
-NVML averages, whichever is longer. At 2, NVML averages at least one value over a time that is completely within the phase."""
+"""Minimum length of each phase (load on, load off), as a multiple of the time between two new values of NVML or of the time over
+which NVML averages, whichever is longer. At 2, NVML averages at least one value over a time that is completely within the
+phase."""
 MIN_VALUES = 3
-"""Number of new values that each of the two plateaus (power with and without load) needs, counted over all periods. If there were
-fewer, a single outlier could change the median."""
+"""Minimum number of new values on each of the two plateaus (power with and without load), counted over all periods. The median of
+fewer values is their mean, which a single outlier can move far."""
 WAVE_POINTS = 64
 GAP = "."
 MAX_VALUES = 2_000_000
@@ -94,7 +97,7 @@ def power_wave(values: Sequence[PowerValue], begin: float, period_s: float) -> P
     updates = _updates(values)
     if len(updates) < 2 * MIN_VALUES:
         raise UnresolvedError(
-            f"NVML gave only {len(updates)} new power values during the load, and {2 * MIN_VALUES} are needed"
+            f"NVML gave only {len(updates)} new power values during the load, and at least {2 * MIN_VALUES} are needed"
         )
     gaps = sorted(later.at - earlier.at for earlier, later in itertools.pairwise(updates))
     update_s = gaps[len(gaps) // 4]  # not the median: NVML's values may be equal on a plateau, which makes gaps longer
@@ -160,7 +163,8 @@ def _wave(moments: Sequence[float], powers: Sequence[float]) -> str:
 class PowerLog:
     """The power values of one GPU that differ from the previous value, at most MAX_VALUES of them. A value takes 16 bytes.
 
-    When the log is full, every second of its blocks is removed. From then on, only half as many of the new blocks are kept.
+    When the log is full, every second of its blocks (of BLOCK values) is removed. From then on, only half as many of the new
+    blocks are kept.
     """
 
     def __init__(self) -> None:

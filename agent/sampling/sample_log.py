@@ -41,7 +41,7 @@ class Group(NamedTuple):
     times, the reason (`Absent`) replaces its kept sample."""
 
     def reads_between(self, begin: float, end: float) -> float:
-        """Estimate how many samples of the group were read from `begin` to `end`, as if all intervals were equally long.
+        """Estimate how many samples of the group were read from `begin` to `end`, as if they were evenly spaced in time.
 
         The group must overlap that time window.
         """

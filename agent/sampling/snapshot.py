@@ -114,7 +114,7 @@ IDENTITY_FAMILIES = ("gpu.name", "gpu.serial", "gpu.uuid", "gpu.pci_bus_id")
 
 
 def identities(families: Iterable[Family]) -> tuple[Gpu, ...]:
-    """Return the GPUs whose readings are in IDENTITY_FAMILIES. A GPU without a reading of its name is left out."""
+    """Return the GPUs, identified by the readings in IDENTITY_FAMILIES. A GPU without a reading of its name is left out."""
     parts_by_gpu: dict[str, dict[str, str]] = {}
     for family in families:
         if family.name in IDENTITY_FAMILIES:

@@ -180,7 +180,7 @@ class Telemetry(NvmlPoller):
 
         Args:
             windows: the time windows that ranks requested.
-            measured: observations of the ranks. Throughput in these is divided by the mean power and by the mean clock.
+            measured: observations of the ranks. From a throughput among them, the throughput per W and per Hz is computed.
             stage: stage of the launch.
         """
         with self._lock:
@@ -324,7 +324,10 @@ def _efficiencies(
     params: dict[str, Any],
     common: dict[str, Any],
 ) -> Iterator[Observation]:
-    """Yield the throughput that the rank measured in the window, divided by the GPU's mean power and by its mean SM clock."""
+    """Yield the throughput that the rank measured in the window, per W of the GPU's mean power and per Hz of its mean SM clock.
+
+    The first is in FLOP/J, the second in FLOP/cycle.
+    """
     benchmark = window["benchmark"]
     power, clock = (statistics.fmean(values) for values in zip(*((s.power, s.clock) for s in samples), strict=True))
     for rate in measured:

@@ -1,6 +1,7 @@
 """Record figures over a launch or a soak, which may last for seconds or for days, in a bounded number of time buckets.
 
-When a value is later than the end of the last bucket, neighbouring buckets are merged in pairs. Each is then twice as long.
+When a value is too late for the last of MAX_BUCKETS buckets, neighbouring buckets are merged in pairs. All buckets are then twice
+as long.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ FIRST_BUCKET_S = 1.0
 MAX_SERIES = 1000
 MAX_EVENTS = 200
 SAME_EVENT_S = 600.0
-"""If an event of the same name and scope occurs again within so many seconds, the earlier event is extended."""
+"""If an event of the same name and scope occurs less than this many seconds after the end of an earlier one, the earlier event is
+extended."""
 DIGITS = 5
 """Significant digits of the values in a series."""
 POWER_CAP = THROTTLE_REASONS["power_cap"]
@@ -136,7 +138,7 @@ class Recorder:
                     continue
                 key = (metric.name, scope)
                 # A counter from the kernel log has no reading before its error first occurs. So if the first snapshot lacks the
-                # counter, its value in that snapshot counts as 0.
+                # counter, its value before the snapshot in which it first appears counts as 0.
                 default = 0.0 if metric.name.startswith(LOGGED) and self._has_counters else value
                 before = self._counters.get(key, default)
                 self._counters[key] = value

@@ -1,8 +1,8 @@
 """Aggregate the rounds of a soak, which repeat the same benchmarks.
 
-The result has one observation per figure, a few launches and a few snapshots. A fault in one round (wrong memory words, a loss
-that is not finite, a figure that could not be measured) stays in the record even if all later rounds are good. The value of a
-rate in the record is its median over the rounds.
+The result has one observation per figure (a quantity that is measured on one part), a few launches and a few snapshots. A fault
+in one round (wrong memory words, a loss that is not finite, a figure that could not be measured) stays in the record even if all
+later rounds are good. The value of a rate in the record is its median over the rounds.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def aggregate_rounds(
             recorder.add_value(at_s, observation.name, observation.scope, observation.unit, float(value), params)
             has_series = recorder.series(observation.name, observation.scope, params) is not None
             if old is None and not has_series and not counts_wrong_results(observation.name):
-                # Drop the samples within this round: `_samples_with_one_more` continues with one value per round.
+                # Replace the statistics of the repetitions within this round: `_samples_with_one_more` needs one value per round.
                 observation = replace(observation, samples=_one_round(float(value)))
         if counts_wrong_results(observation.name) and old is not None and MEASURED in (old.status, observation.status):
             # A count that is not 0 is a fault. It is kept even if the count could not be measured in another round.
@@ -99,7 +99,7 @@ def _add_mismatch(by_key: dict[FigureKey, Observation], key: FigureKey) -> None:
 
 
 def _combine(old: Observation, new: Observation, recorder: Recorder) -> Observation:
-    """Return the figure of all rounds, from `old`, that of all earlier rounds, and `new`, that of the new round."""
+    """Return the figure over all rounds. `old` is the figure over the earlier rounds, and `new` is that of the new round."""
     if old.name == MEMORY_ERROR:
         return old
     old_value, new_value = old.value, new.value

@@ -1,7 +1,7 @@
 """Run a soak: repeat the same benchmarks until the planned time has passed.
 
 Each repetition is a launch, called a round. Its results are aggregated with those of the earlier rounds in the record. The soak
-ends early if several rounds in a row fail, or if the record has a finding (a failed criterion) on which the plan stops the soak.
+ends early if several rounds in a row fail, or if the plan's `stop_on` policy ends it because of a finding (a failed criterion).
 About every CHECKPOINT_S, and after each round, the progress is written to `soak.json` next to the record. If the host or the
 supervisor fails, only the running round is interrupted, and the figures that this round had already measured are kept.
 """
@@ -108,7 +108,8 @@ def run_soak(
 
     Args:
         run: the soak on this host.
-        launch: called with a round's number and the soak's times and progress; runs the round and returns the record with it.
+        launch: called with a round's number and the soak's times and progress; runs the round, adds it to the record and returns
+            the record.
         collectors: read for counters during the rounds.
         report: called with one line of progress at a time.
         sleep: waits the given number of seconds.
@@ -145,7 +146,9 @@ def _run_rounds(
 
 
 def wait_for_soak(directory: Path, host: str, seconds: float, start: Callable[[], object]) -> tuple[str, int]:
-    """Wait until the soak has ended or `seconds` have passed. If no supervisor is running before that, call `start`.
+    """Wait until the soak has ended or `seconds` have passed.
+
+    If the soak has not ended and its supervisor is not running, call `start`, at most MAX_STARTS times.
 
     Returns:
         A message for the operator, and the exit code: 0 (the soak ended after its planned time), ENDED_EARLY or STILL_RUNNING.

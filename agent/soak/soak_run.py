@@ -204,7 +204,7 @@ class SoakRun(HostRun):
         (work.parent / ROUND_FILE).unlink(missing_ok=True)
 
     def reopen(self) -> None:
-        """Continue a soak that ended because its rounds failed. The failed rounds still count."""
+        """Record that the soak has not ended, so that it can continue. Rounds that failed still count."""
         with self._lock:
             self._state = replace(self._state, ended="", reason="", ended_by="")
         self.append()

@@ -19,14 +19,14 @@ from schemas.reports import ACTIONS, FAIL, Verdict
 from schemas.stages import SOAK
 
 FATAL = frozenset(ACTIONS) - {"configure", "reseat", "recable", "monitor", "none"}
-"""Actions of a verdict for which the host must be taken out of service."""
+"""Actions, such as `rma`, for which a host must be taken out of service. A finding with another action is never fatal."""
 HEALTH_FIGURES = ("identical", "loss_finite")
 """Last components of the names of benchmark figures that show whether a part is healthy. A finding on a
 benchmark figure is fatal only if it is on such a figure or on a count of wrong results."""
 
 
 def read_known_packs(run: HostRun) -> tuple[Pack, ...]:
-    """Return the shipped criteria packs, and once more, with `chosen` set, those that the plan names.
+    """Return all shipped criteria packs, and after them the packs that the plan names, with `chosen` set.
 
     Packs that the plan names as files (`.yml`, `.yaml`) are left out, because they are on the control node. If another named pack
     is not installed on this host, return only the shipped packs.

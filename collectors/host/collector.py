@@ -61,9 +61,9 @@ class HostCollector:
         yield host_family("gpu.pci_count", "1", text, gpus, varies=True)
 
     def _read_once(self, name: str, read: Callable[[], Value | Absent]) -> Value | Absent:
-        """Return a reading that never changes. After `read` has returned a value once, that value is returned.
+        """Return a reading that never changes. `read` is not called again after it has returned a value, because it may be slow.
 
-        Some kernels measure the clocks when /proc/cpuinfo is opened, which takes 10 ms.
+        For example, some kernels measure the processors' clocks when /proc/cpuinfo is opened, which takes 10 ms.
         """
         if name not in self._constants:
             value = read()

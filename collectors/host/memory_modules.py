@@ -29,7 +29,7 @@ _KINDS = {
 def memory_modules(files: Files, virtual: Value | Absent) -> Iterable[Family]:
     """Yield the readings of each slot, and of all modules together. Only root can read TABLE.
 
-    `virtual` is True if the host is a virtual machine. Its slots are not read.
+    `virtual` is True if the host is a virtual machine. The slots of a virtual machine are not read.
     """
     slots = _VIRTUAL if virtual is True else _read(files)
     families = empty_families(_KINDS)

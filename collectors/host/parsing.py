@@ -98,7 +98,7 @@ def interrupts(text: str, name: str) -> int:
 
 
 def shared_options(text: str) -> str:
-    """Return the kernel's command line without options that differ between hosts by design and options that may be secrets.
+    """Return the kernel's command line, without the options that differ between hosts by design or that may be secrets.
 
     An option with `pass`, `key` or the like in its name counts as a secret, even a harmless one such as `iommu.passthrough`.
     """

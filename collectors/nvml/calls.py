@@ -36,7 +36,7 @@ class ResetRequired(Absent):
 
 
 class NotOpened(Absent):
-    """The reason why NVML cannot be opened, if it is one that NVML's own error does not name. `reason` ends with what to do."""
+    """The reason why NVML cannot be opened, for causes that NVML's own error does not name. `reason` ends with what to do."""
 
 
 _ROOT = Path("/")
@@ -76,14 +76,14 @@ def _why_not_loaded() -> str:
 def _why_denied(root: Path) -> str:
     """Return why this process cannot open /dev/nvidiactl, through which NVML uses the driver.
 
-    Empty if it can, or if NVML's own error already names the cause.
+    Empty if the process can open it, or if NVML's own error already names the cause.
     """
     try:
         os.close(os.open(root / _CONTROL, os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as error:
         # NVIDIA/nvidia-container-toolkit issue 48: systemd revokes a container's access to devices that systemd does not manage.
         return (
-            f"/{_CONTROL}: {error.strerror}: this process may not use the GPUs; a container loses its access if "
+            f"/{_CONTROL}: {error.strerror}: no permission to use the GPUs; a container loses its access if "
             "`systemctl daemon-reload` runs on its host: start the container again"
         )
     except FileNotFoundError:

@@ -36,8 +36,8 @@ PEERS_DEADLINE_S = 2.0
 PEERS_REFRESH_S = 300.0
 """Age at which the paths between the GPUs are read again, because the state of the fabric may have changed."""
 PAUSES_S = (0.1, 0.3, 1.0)
-"""Pauses before repeated reads, in seconds. As long as a GPU denies a reading that its model has (`collectors.nvml.denials`), the
-collector waits for the next of these pauses and reads all GPUs again."""
+"""Pauses before repeated reads, in seconds. As long as a GPU denies a reading (NVML reports it as not supported, although GPUs of
+this model have it, see `collectors.nvml.denials`), the collector waits for the next of these pauses and reads all GPUs again."""
 HOST_KINDS = {
     "gpu.count": ("1", "Selected GPUs (default: all) that the driver reports"),
     "driver.version": ("1", "NVIDIA driver version"),
@@ -46,7 +46,7 @@ HOST_KINDS = {
 }
 
 PeerPaths = list[tuple[int, str | Absent]]
-"""For each other GPU: its NVML index, and the path to it or why the path is not known."""
+"""The paths from one GPU to the others: NVML index of the other GPU, and the path or why it is not known."""
 
 PeerKey = Mapping[int, tuple[str, list[Sample]]]
 """Index of a GPU -> its UUID and the states of its NVLinks."""
@@ -104,7 +104,7 @@ class NvmlCollector:
         self._stuck: dict[int, PendingCall[GpuReadings]] = {}
         self._stuck_peers: dict[int, PendingCall[PeerPaths]] = {}
         self._peers: tuple[PeerKey, float, Family] | None = None
-        """The paths between the GPUs, what they were read for, and when."""
+        """GPUs and link states for which the paths were read, time of that read (monotonic clock), and the paths."""
         self._open_count = 0
 
     def collect(self) -> Iterable[Family]:
@@ -152,9 +152,9 @@ class NvmlCollector:
         return [*host.values(), *gpu_families]
 
     def _close(self, keep: int) -> None:
-        """Call nvmlShutdown, which undoes one nvmlInit, until `keep` calls of nvmlInit remain. NVML is closed when none remains.
+        """Undo calls of nvmlInit with nvmlShutdown until `keep` of them are left. NVML closes when none is left.
 
-        At least one remains while a GPM sample exists. While a call is stuck, nothing is undone.
+        At least one is left while a GPM sample exists. While a call to the driver is stuck, nothing is undone.
         """
         keep = max(keep, int(any(cached.counters.has_sample for cached in self._cache.values())))
         while self._open_count > keep and not self._stuck and not self._stuck_peers:

@@ -12,15 +12,15 @@ from collectors.base import Absent
 from collectors.nvml.calls import decode, try_read
 
 MAX_CONFLICTS, MAX_NAME = 16, 64
-"""Maximum number of conflicts in a report, and of characters of a process name, which may be a path."""
+"""Maximum number of conflicts that are listed, and of characters of a process name, which may be a path."""
 
 
 def gpu_conflicts(devices: Iterable[int], *, share: bool = False, limit: int | None = MAX_CONFLICTS) -> list[str]:
     """Return a text for each conflict that would distort measurements of these GPUs.
 
-    A GPU in MIG mode is a conflict. Unless `share` is set, each compute process on a GPU is a conflict, and so is a GPU whose
-    processes NVML cannot list because of an error. It is no conflict if NVML cannot be opened or has no handle for a GPU, because
-    the collectors report that.
+    A GPU in MIG mode is a conflict. Unless `share` allows other processes on the GPUs, each compute process on a GPU is a
+    conflict, and so is a GPU whose processes NVML cannot list because of an error. It is no conflict if NVML cannot be opened or
+    has no handle for a GPU, because the collectors report that.
 
     If there are more than `limit` conflicts, a last text such as `3 more` counts the others. If `limit` is None, all are listed.
     """

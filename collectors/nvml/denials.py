@@ -35,7 +35,8 @@ class Denials:
     def find(self, families: Iterable[Family]) -> set[int]:
         """Return the NVML indices of GPUs that deny a reading which a GPU of the same model has now or had earlier.
 
-        GPUs with an error in any reading, and accepted denials, are left out.
+        If the model of a GPU cannot be read, a GPU of any model counts. GPUs with an error in any reading, and accepted denials,
+        are left out.
         """
         return {int(gpu) for gpu, _ in self._find(families)}
 
@@ -75,9 +76,9 @@ class Denials:
 def replace_denied(families: Iterable[Family], again: Iterable[Family]) -> None:
     """Replace readings in `families` with those in `again`, which were read later.
 
-    The readings of a GPU are replaced if `again` has more values of this GPU; the readings of the host, if `again` has at least
-    as many values of the host. If the UUID at an index has changed, the earlier readings stay: the driver may have lost a GPU and
-    numbered the others anew.
+    A value is a reading that is not absent. The readings of a GPU are replaced if `again` has more values of this GPU; the
+    readings of the host, if `again` has at least as many values of the host. If the UUID at an index has changed, the earlier
+    readings stay: the driver may have lost a GPU and numbered the others anew.
     """
     older, newer = ({family.name: _by_gpu(family.readings) for family in read} for read in (families, again))
     before, after = _counts(older), _counts(newer)

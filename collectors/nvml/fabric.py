@@ -84,7 +84,7 @@ def _if_registered(get: Getter) -> Getter:
 
 
 def _health(shift: int, mask: int = 0b11, healthy: int | None = None) -> Getter:
-    """Return a getter of whether one item of the health word, `health >> shift & mask`, reports a problem.
+    """Return a getter that returns whether one item of the health word, `health >> shift & mask`, reports a problem.
 
     If the item is 0, the fabric does not report it, and the getter raises ReadingError. Without `healthy`, only 1 is a problem.
     With `healthy`, every other value except 0 is a problem.

@@ -20,7 +20,7 @@ WIDE = KINDS.index("ullVal")
 
 POWER_POLICY, THERMAL_POLICY, SYNC_BOOST, BOARD_LIMIT, RELIABILITY, MEMORY_TEMPERATURE = 74, 75, 76, 77, 79, 82
 SW_THERMAL, HW_THERMAL, POWER_BRAKE = (269, 251), (270, 252), (271, 253)
-"""Field numbers of the same counter: current drivers use the first; the first drivers of R575 and R580 used the second."""
+"""Two field numbers for each counter: current drivers use the first number, early drivers of R575 and R580 the second."""
 RECOVERY_ACTION = 230
 GROUPED = (
     POWER_POLICY, THERMAL_POLICY, SYNC_BOOST, BOARD_LIMIT, RELIABILITY, *SW_THERMAL, *HW_THERMAL, *POWER_BRAKE,
@@ -66,12 +66,12 @@ class NvmlGpu:
     def query_into(self, getter: str, *targets: Any) -> None:
         """Call NVML's function `nvmlDeviceGet{getter}`, which writes its result into `targets`. Raises ReadingError.
 
-        The targets are ctypes objects. Without them, pynvml returns an object that all threads share.
+        The targets are ctypes objects. Without targets, pynvml would write into a default object that all threads share.
         """
         _check(call(f"nvmlDeviceGet{getter}", self.handle, *map(ctypes.byref, targets)))
 
     def query_into_with(self, function: str, *targets: Any) -> None:
-        """Do the same as `query_into`, without pynvml's wrapper: it may declare a wrong structure. Raises ReadingError.
+        """Do the same as `query_into`, without pynvml's wrapper, which may declare a wrong structure. Raises ReadingError.
 
         `function` is the full name of the C function.
         """

@@ -18,7 +18,7 @@ _VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0
 _SWITCH = nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
 
 MAX_EXPONENT = 50
-"""Greatest n of a bit error ratio m x 10^-n that is a measurement: no link transfers 10^50 bits."""
+"""A bit error ratio m x 10^-n with a larger n counts as 0: no link transfers 10^50 bits."""
 MAX_DENIALS = 3
 """Number of collections in which NVML must deny an NVLink field before it counts as unsupported: a denial may be temporary."""
 
@@ -47,7 +47,7 @@ class LinkKind(NamedTuple):
 
 
 def _bit_error_ratio(code: int) -> float:
-    """Return the ratio whose mantissa and exponent NVML packs into `code`. For 15e-255, NVML's ratio without errors, return 0."""
+    """Return the ratio whose mantissa and exponent NVML packs into `code`. For 15e-255, which means no errors, return 0."""
     mantissa, exponent = code >> 8 & 0xF, code & 0xFF
     return mantissa * 10.0**-exponent if exponent <= MAX_EXPONENT else 0.0
 

@@ -35,8 +35,8 @@ _SINGLE_BIT, _DOUBLE_BIT = 0, 1
 def _unrepairable(gpu: NvmlGpu) -> bool:
     """Return whether the memory has faults that cannot be repaired.
 
-    In nvidia-ml-py the structure has two words: version and flag. In NVML it is the flag alone. A driver without the version
-    overwrites the first word with the flag and leaves the second unset.
+    nvidia-ml-py declares a structure of two words, version and flag, but nvml.h only the flag. A driver that follows nvml.h
+    overwrites the first word with the flag and does not set the second.
     """
     words = (ctypes.c_uint * 2)(_TWO_WORDS, 0)
     gpu.query_into_with("nvmlDeviceGetUnrepairableMemoryFlag_v1", words)

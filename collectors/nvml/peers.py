@@ -40,7 +40,10 @@ def _address(gpu: NvmlGpu) -> Address:
 
 
 def _link_ends(gpu: NvmlGpu) -> list[Address | None]:
-    """Return the remote end of each link that is up: the address of a GPU, or None for a switch, which reaches all GPUs."""
+    """Return the remote end of each link that is up: the address of a GPU, or None for any other device.
+
+    Any other device counts as a switch that reaches all GPUs.
+    """
     ends: list[Address | None] = []
     for link in (link for link, is_up in known_link_states(gpu).items() if is_up):
         is_direct = try_read(lambda: gpu.query("NvLinkRemoteDeviceType", link)) == nvml.NVML_NVLINK_DEVICE_TYPE_GPU  # noqa: B023

@@ -33,7 +33,7 @@ def _limit_lowered(gpu: NvmlGpu) -> bool:
 
 
 def _clocks_lowered(gpu: NvmlGpu) -> bool:
-    """Return whether the graphics or memory clock set for applications is below its default. (The maximum may be higher.)"""
+    """Return whether the graphics or memory clock set for applications is below its default."""
     return any(
         gpu.query("ApplicationsClock", clock) < gpu.query("DefaultApplicationsClock", clock)
         for clock in (_GRAPHICS, _MEMORY)

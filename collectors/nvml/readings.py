@@ -98,7 +98,7 @@ def read_uuid(gpu: NvmlGpu) -> str | Absent:
 
 
 def read_samples(gpu: NvmlGpu, full_snapshot: bool, constants: MutableMapping[str, Value]) -> Iterator[Sample]:
-    """Yield the samples of one GPU. Without `full_snapshot`, leave out the readings of pace SLOW and SNAPSHOT_ONLY.
+    """Yield the samples of one GPU. Without `full_snapshot`, leave out SLOW_KINDS and the readings of pace SNAPSHOT_ONLY.
 
     `constants` is a cache for the values of pace ONCE.
     """

@@ -54,7 +54,7 @@ class Port:
 
 
 class OpticsCollector:
-    """Reads the ports under `root`. Except for a full snapshot it yields nothing, because one module takes up to a second."""
+    """Reads the ports under `root`, but only in a full snapshot, because reading one module takes up to a second."""
 
     name = "optics"
 

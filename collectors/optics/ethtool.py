@@ -83,7 +83,10 @@ class Ethtool:
         return absent_port(absent, without=NOT_COUNTED | {"fec_mode"})
 
     def _run(self, *calls: tuple[str, ...]) -> CompletedProcess[str] | Absent:
-        """Run ethtool with each list of arguments, until this version of ethtool knows the options. Return the last result."""
+        """Run ethtool with the first of these lists of arguments whose options this version of ethtool knows.
+
+        Return the result. If this version knows the options of no list, return the result with the last list.
+        """
         result: CompletedProcess[str] | Absent = _NO_TOOL
         for arguments in calls if self._path else ():
             result = run_program(self._path, *arguments, deadline_s=DEADLINE_S)  # type: ignore[arg-type]

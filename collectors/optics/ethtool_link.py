@@ -28,7 +28,7 @@ SUMS: Mapping[str, tuple[str, ...]] = {
     "allowance_exceeded": (r"\w+_allowance_exceeded",),
 }
 """Counter of a port -> patterns for names of rows of `ethtool -S` (drivers mlx5, bnxt, ena). The counter is the sum of all rows
-that match the same pattern: the first pattern with a match."""
+that match one pattern: the first pattern that matches any row."""
 _LANE_ERRORS = re.compile(r"rx_err_lane_(\d{1,2})_phy")
 _NO_ROW = Absent.unsupported("the driver does not count it (ethtool -S)")
 

@@ -33,7 +33,8 @@ QUANTITIES = {
     "receiver_signal_average_optical_power": ("rx_power", 1e-3), "rcvr_signal_avg_optical_power": ("rx_power", 1e-3),
     "receiver_signal_oma": ("rx_power", 1e-3), "rx_power": ("rx_power", 1e-3), "laser_rx_power": ("rx_power", 1e-3),
 }  # fmt: skip
-"""Key -> quantity, and factor that converts ethtool's unit to the SI unit. The limits of a quantity have the key `KEY.limits`."""
+"""Key in `Fields` -> quantity, and factor that converts ethtool's unit to the SI unit. The limits of a quantity have the key
+`KEY.limits`."""
 FLAGS = {"rx_loss_of_signal": "rx_los", "tx_fault": "tx_fault"}
 
 Fields = dict[str, Any]

@@ -19,7 +19,7 @@ from collectors.optics.port import PortReadings
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _ROW = re.compile(r"^(\S.*?) *: *(.*)$")
 LEAST_RATE = 1e-50
-"""A lower bit error rate means that no error was counted: mlxlink then prints 15E-255."""
+"""A bit error rate below this means that no error was counted: mlxlink then prints 15E-255."""
 _MAX_LANES = 16
 IDENTITY = {
     "Vendor Name": "vendor", "Vendor Part Number": "part_number", "Vendor Serial Number": "serial", "Identifier": "type",

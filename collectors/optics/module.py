@@ -52,16 +52,19 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Module:
-    """One module. Lanes count from 1. Powers in W, bias currents in A, temperature in °C, voltage in V."""
+    """One module. Powers are in W, bias currents in A, the temperature in °C, the voltage in V.
+
+    Lists have the value of the first lane at index 0. Readings number the lanes from 1.
+    """
 
     identity: dict[str, str] = field(default_factory=dict)
-    """Name of IDENTITY -> text. Has only the names that the module reports."""
+    """Name in IDENTITY -> text. Only names that the module reports are included."""
     values: dict[str, float] = field(default_factory=dict)
-    """Quantity of MODULE -> value."""
+    """Quantity in MODULE -> value."""
     lanes: dict[str, list[float]] = field(default_factory=dict)
-    """Quantity of LANE -> value of each lane."""
+    """Quantity in LANE -> value of each lane."""
     flags: dict[str, list[bool]] = field(default_factory=dict)
-    """Name of FLAGS -> flag of each lane."""
+    """Name in FLAGS -> flag of each lane."""
     limits: dict[tuple[str, str], Limits] = field(default_factory=dict)
     """Quantity and ALARM or WARNING -> limits. Limits that are not a range are left out."""
     is_unreadable: bool = False
@@ -85,7 +88,7 @@ class Module:
         return max(map(len, self._of_lanes.values()), default=0)
 
     def _is_used(self, lane: int) -> bool:
-        """Return whether the lane is in use: it has light or current, or the module measures no lane.
+        """Return whether the lane at this index is in use: it has light or current, or the module measures no lane.
 
         The cage may have more lanes than the module. A tool may report these surplus lanes as lanes without signal. They have
         neither light nor current.

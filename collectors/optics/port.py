@@ -48,7 +48,7 @@ def absent_port(absent: Absent, *, without: frozenset[str] = frozenset()) -> Por
 
 
 def merge(*sources: PortReadings) -> PortReadings:
-    """Return the readings of all sources together. A source is the readings of one port from one tool.
+    """Return the readings of all sources together. Each source has readings of the same port, for example from one tool.
 
     All lanes of a reading come from the first source that has a value for any lane. If no source has a value, the result has the
     first Absent with the status `error`, or else the first Absent.

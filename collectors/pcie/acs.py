@@ -16,7 +16,8 @@ _ACS = 0x0D
 _REDIRECT = 0b1100
 """Bits of the ACS control register: P2P Request Redirect, P2P Completion Redirect."""
 _DIRECT_TRANSLATED = 0b1000000
-"""Bit of the ACS control register: Direct Translated P2P. Requests with addresses that ATS has translated are not redirected."""
+"""Bit of the ACS control register: Direct Translated P2P. If it is set, requests with addresses that ATS
+has translated are not redirected."""
 
 KINDS = {
     "pcie.acs.enabled": ("1", "ACS of the bridge above a GPU or its network adapter redirects peer traffic"),
@@ -79,10 +80,12 @@ def _is_redirected(paths: Sequence[tuple[str, ...]], bridges: Mapping[str, Value
     if not paths:
         return Absent.unsupported("no network adapter shares a switch with the GPU")
     values = [bridges[bridge] for path in paths for bridge in path]
+    if not values:
+        return Absent.unsupported("no port is between the GPU and the network adapter")
     if any(value is True for value in values):
         return True
     absent = [value for value in values if isinstance(value, Absent)]
-    # Here no port that was read redirects traffic. If any port could not be read, the result is absent. A port without ACS
-    # redirects nothing; only if no port has ACS, the result is absent too.
+    # No port that was read redirects traffic. If any port could not be read, the result is its `error`. A port without ACS is
+    # `unsupported` and redirects nothing. Only if all ports are `unsupported`, the result is `unsupported` too.
     failed = [value for value in absent if value.status == "error"]
     return (failed or absent)[0] if failed or len(absent) == len(values) else False

@@ -10,13 +10,13 @@ from collectors.pcie.device import GPU, NETWORK, Device
 from collectors.sysfs import PCI_DEVICES, parse_numa_node
 
 PATHS = ("PIX", "PXB", "NODE", "SYS")
-"""Kinds of path, the shortest first. PIX crosses at most one PCIe switch; PXB, several; NODE, host bridges of one NUMA node; SYS,
-the link between NUMA nodes."""
+"""Kinds of path, the shortest first. A PIX path crosses at most one PCIe switch, a PXB path several switches, a NODE path host
+bridges of one NUMA node, and a SYS path the link between NUMA nodes."""
 NO_ADAPTER = Absent.unsupported("no NVIDIA network adapter is on the PCI bus")
 
 
 def affinity_families(files: Files, devices: Sequence[Device], *, absent: Absent | None = None) -> list[Family]:
-    """Return the families `pcie.nic_path` and `pcie.nearest_nics` of the GPUs. If `absent` is given, it is the value of all."""
+    """Return the families `pcie.nic_path` and `pcie.nearest_nics` of the GPUs. If `absent` is given, each reading is `absent`."""
     path = Family(
         name="pcie.nic_path",
         unit="1",
@@ -48,7 +48,7 @@ def nearest_adapters(
 def _path(files: Files, gpu: Device, adapter: Device) -> str:
     common = next((bridge for bridge in gpu.bridges if bridge in adapter.bridges), None)
     if common:
-        # Below the upstream port of a switch, each device has one downstream port of its own.
+        # For devices on the same switch, `common` is the upstream port of the switch: index 1, after their downstream ports.
         depth = max(gpu.bridges.index(common), adapter.bridges.index(common))
         return "PIX" if depth <= 1 else "PXB"
     nodes = {_numa_node(files, device) for device in (gpu, adapter)}

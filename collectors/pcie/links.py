@@ -22,7 +22,8 @@ COHERENT = Absent.unsupported("the GPU is attached to its CPU by NVLink-C2C")
 NO_AER = "no AER counters: the device, the firmware or the kernel does not provide them"
 _NO_LINK = "the device has no PCIe link"
 _LOST_WIDTH, _NO_WIDTHS = 63, (0, 255)
-"""Link widths that /sys shows if the 6-bit register field reads as all ones, and if the device has no link."""
+"""Link width that /sys shows for a device that does not answer (all bits of the 6-bit register field are set), and link widths
+that it shows for a device without a link."""
 SEVERITIES = ("correctable", "nonfatal", "fatal")
 
 KINDS = {

@@ -82,12 +82,12 @@ def states(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
 
 
 def controllers(files: Files) -> Iterable[Family]:
-    """Yield the number of namespaces of each built-in NVMe controller. Each namespace is a disk.
+    """Yield, for each built-in NVMe controller, how many of its namespaces the kernel uses as disks.
 
     The kernel creates no disk for a namespace that has the ID of another namespace, cannot be identified, or was deleted.
 
-    The number of a controller includes the namespaces of all controllers in its NVMe subsystem: a drive with two ports has two
-    controllers in one subsystem, and may show its namespaces at only one of them.
+    Each controller counts the namespaces of all controllers in its NVMe subsystem: a drive with two ports has two controllers in
+    one subsystem, and may show its namespaces at only one of them.
     """
     text = "Namespaces of the NVMe controller that the kernel uses as disks"
     family = Family(name="storage.controller.namespaces", unit="1", help=text)
@@ -143,7 +143,8 @@ def types(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
 def _pci_address(files: Files, disk: str) -> Value | Absent:
     """Return the PCI address of a disk.
 
-    With NVMe multipath, the sysfs path of a disk contains no PCI device. The address of its first controller is then returned.
+    With NVMe multipath, the sysfs path of a disk contains no PCI device. Then the result is the address of the first of its
+    controllers that has one.
     """
     address = pci_address(files, f"{_BLOCK}/{disk}")
     if isinstance(address, Absent):
@@ -157,7 +158,7 @@ def _read(files: Files, path: str, parse: Callable[[str], T], disk: str) -> T | 
 
 
 def _first_text(files: Files, paths: tuple[str, ...], disk: str) -> str | Absent:
-    """Return the content of the first of these files that has any. If none has, return the Absent of the last file."""
+    """Return the content of the first of these files that is not empty; if there is none, the Absent of the last file."""
     text: str | Absent = Absent.unsupported("not reported")
     for path in paths:
         text = _read(files, path, nonempty, disk)

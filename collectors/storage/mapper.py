@@ -34,7 +34,7 @@ _BUFFER_BYTES = 1 << 16
 _REDUNDANT = ("raid", "mirror", "multipath")
 _PATH = re.compile(r"\b(\d+:\d+) ([AF]) \d+")
 _LVM_LEG = re.compile(r"(.+)_[rm]image_(\d+)")
-"""Name of the device that is a leg of an LVM RAID or mirror: lvmraid(7), "Data LV"."""
+"""Matches the name of a device that is a leg of an LVM RAID or mirror: lvmraid(7), "Data LV"."""
 
 
 def read_targets(control: Path, name: str) -> Targets:
@@ -111,7 +111,7 @@ def redundant_devices(
 
 
 def _unread_legs(names: Iterable[str], absent: Absent) -> Iterator[tuple[str, str, KnownMembers]]:
-    """Yield the device and the leg for each of these names that is the name of a leg. The state of the leg is `absent`."""
+    """For each of these names that is the name of a leg, yield its device, the kind `raid`, and leg -> `absent`."""
     for name in names:
         if leg := _LVM_LEG.fullmatch(name):
             yield leg[1], "raid", {f"leg{leg[2]}": absent}

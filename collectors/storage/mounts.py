@@ -36,9 +36,9 @@ def parse_mounts(text: str) -> list[Mount]:
 
 
 def local_mounts(mounts: Iterable[Mount]) -> list[Mount]:
-    """Return each local file system once, and the overlay of a container's root.
+    """Return one mount of each local file system, and the overlay of a container's root.
 
-    If a file system has several mounts, the mount of the whole file system is preferred.
+    If a file system has several mounts, a mount of the whole file system is preferred to one of a subdirectory.
     """
     best: dict[str, Mount] = {}
     for mount in mounts:

@@ -41,18 +41,18 @@ class Array:
     members: dict[str, bool | Absent] = field(default_factory=dict)
     """Disk, or `slotN` or `emptyN` for an empty slot -> whether it is in sync.
 
-    /proc/mdstat shows only which disks have failed, and how many are in sync. If the members are read from it and it has more
-    other disks than are in sync, it is unknown which of them are in sync.
+    /proc/mdstat shows only which disks have failed, and how many are in sync. If the members are read from it, and more disks
+    have not failed than are in sync, it is unknown which of these disks are in sync (_REBUILDING).
     """
 
     def add_empty(self, slots: list[int], failed: int) -> None:
         """Add the empty slots as members that are not in sync.
 
         Args:
-            slots: numbers of the empty slots. They become `slotN`. If some of them may be slots of failed members, they become
-                `empty1`, `empty2` …
-            failed: number of failed and rebuilding members whose slots are unknown. They are already listed by name, so this
-                number of slots is not added.
+            slots: numbers of the slots that seem empty. They become the members `slotN`. If `failed` is not 0, it is unknown
+                which of them are empty, so the members are `empty1`, `empty2` …
+            failed: number of failed and rebuilding members whose slots are unknown. They are already listed by name, so
+                this number of slots is not added.
         """
         if failed:
             self.members |= {f"empty{number}": False for number in range(1, len(slots) - failed + 1)}
@@ -187,7 +187,10 @@ def _state(files: Files, path: str) -> str | Absent | None:
 
 
 def _nvme_paths(files: Files) -> dict[str, dict[str, str | Absent]]:
-    """Return NVMe subsystem -> controller, which is a path to the disk -> its state, or why the state cannot be read."""
+    """Return, for each NVMe subsystem, its controllers, which are the paths to the disk.
+
+    The result is subsystem -> controller -> state, or why the state cannot be read.
+    """
     controllers: dict[str, set[str]] = {}
     for path in files.glob(f"{_SUBSYSTEMS}/*/nvme*"):
         subsystem, name = path.split("/")[-2:]

@@ -14,11 +14,12 @@ from collectors.wiring.neighbor import Neighbor, clean_text
 
 NOT_INSTALLED = Absent.unsupported("lldpd is not installed, so the switch port is not read")
 NOT_A_SWITCH = Absent.error(
-    "the LLDP neighbor is a network adapter, not a switch: the LLDP agent of this NIC, or a NIC of another host"
+    "the LLDP neighbor is a network adapter, not a switch: the frames come from the LLDP agent of this NIC, or from another host"
 )
 _SWITCHES = ("Bridge", "Router")
 _UNNAMED_PORTS = ("mac", "local")
-"""Types of port ID whose value may be something else than the name of the port. The port description is then used as the name."""
+"""Types of port ID whose value need not be the name of the port. For `mac`, and for `local` if the value is a number, the
+description of the port is used as its name."""
 _SUBINTERFACE = re.compile(r".+\.\d{1,4}")
 """Name of a VLAN interface (`sfp1.665`)."""
 

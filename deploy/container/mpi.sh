@@ -1,6 +1,6 @@
 #!/bin/sh
-# Run a command whose mpirun connects to the sshd of the other pods (port 2222 by default). The job mounts one key into all of its
-# pods. Their sshd uses it as host key, and ssh accepts no server with another host key.
+# Run a command that uses mpirun, and configure this mpirun to connect to the sshd of the other pods (port 2222 by default). The
+# job mounts the same key into all of its pods. sshd uses it as host key, and ssh accepts no server with another host key.
 set -eu
 port=${RACKPROOF_SSH_PORT:-2222}
 keys=${RACKPROOF_SSH_DIRECTORY:-$HOME/.ssh}

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Run sshd without root in the foreground, on port 2222 by default. mpirun in another pod starts processes in this pod with it.
+# Run sshd without root in the foreground, on port 2222 by default. mpirun in another pod starts processes in this pod through it.
 # The MPI operator mounts one key into $HOME/.ssh of every pod of a job. It is both the host key and the only authorized key.
 # SetEnv sets environment variables of this container in the SSH sessions, which would otherwise lack them.
 set -eu
@@ -18,7 +18,7 @@ list_variables() { # on one line, because sshd uses only the first SetEnv
       *) continue ;;
     esac
     case $value in
-      *'"'* | *\\*) continue ;; # sshd cannot quote these characters
+      *'"'* | *\\*) continue ;; # SetEnv cannot quote these characters
     esac
     printf ' "%s=%s"' "$name" "$value"
   done
@@ -29,7 +29,7 @@ Port $port
 HostKey $keys/id_rsa
 AuthorizedKeysFile $keys/authorized_keys
 PidFile none
-# The kubelet sets the owner of the mounted key (root or a group), which StrictModes would reject.
+# StrictModes would reject the owner or the group that the kubelet gives the mounted key.
 StrictModes no
 UsePAM no
 AuthenticationMethods publickey

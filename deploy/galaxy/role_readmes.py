@@ -23,7 +23,7 @@ SHOWN_DEFAULTS = {
     "rackproof_study": "`scaling`",
     "rackproof_revalidate_profile": "`revalidate`",
 }
-"""Variable -> its default as docs/variables.md shows it. These defaults are set by a playbook or computed by a template."""
+"""Variable -> its default as docs/variables.md shows it, for defaults that a playbook sets or a template computes."""
 
 
 def generated_pages() -> dict[Path, str]:

@@ -170,9 +170,10 @@ def document(board: Board, runbook: str) -> str:
 
 
 def _normalize(model: dict[str, Any]) -> dict[str, Any]:
-    """Number the panels, and remove keys that the SDK adds and that some versions of Grafana do not accept.
+    """Number the panels, and remove keys that the SDK adds.
 
-    `placement` is removed because Grafana 12 and later would show the links and annotations in a menu only.
+    Some versions of Grafana do not accept these keys. With the key `placement`, Grafana 12 and later would show the links and
+    annotations only in a menu.
     """
     panels = [nested for panel in model["panels"] for nested in (panel, *panel.get("panels", ()))]
     for number, panel in enumerate(panels, 1):

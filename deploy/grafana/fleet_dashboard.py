@@ -71,7 +71,8 @@ NUMBERED = {
 """Number that the query of `_decision` returns -> text and colour."""
 
 RULES = "count(rackproof:model:info)"
-"""A query that has a result only if Prometheus evaluates Rackproof's rules. Without the rules, no alert fires."""
+"""A query that has a result only if Prometheus evaluates Rackproof's rules. Without the rules no alert can fire, so other queries
+return "no alert" only if this query has a result."""
 
 
 def _now() -> Section:
@@ -139,9 +140,9 @@ def _findings() -> Section:
             "xid": Column(title="XID"),
             "sxid": Column(title="SXid"),
             "fatal": Column(title="Fatal"),
-            "A": Column(title="Times"),
+            "A": Column(title="Count"),
         },
-        sort="Times",
+        sort="Count",
     )
     stages = matrix(
         text("hosts-by-stage"),
@@ -188,10 +189,10 @@ def _reports() -> Section:
             "scope": Column(title="Part"),
             "serial": Column(title="Serial"),
             "criterion": Column(title="Criterion"),
-            "A": Column(title="Times"),
+            "A": Column(title="Count"),
             "run_id": Column(title="Run"),
         },
-        sort="Times",
+        sort="Count",
     )
     return Section(title="Last reports", panels=[_verdicts(), failures])
 

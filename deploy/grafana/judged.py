@@ -1,7 +1,6 @@
 """Return the limits of criteria, as numbers or as PromQL, for panels. A criterion has a limit; a pack is a file of criteria.
 
-The series and label matchers in the PromQL are those of the alert rules (`fleet/integrations/alerts/table.yml`). The limits in
-it are those of the criteria.
+The PromQL has the series and label matchers of the alert rules (`fleet/integrations/alerts/table.yml`).
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ def limit(criterion: str) -> float:
 def ratios_to_limit(alert: str, matchers: str) -> str:
     """Return a query for the ratios that an alert compares with limits, each ratio divided by its limit.
 
-    If a result is below 1, the alert fires.
+    The alert fires for each result below 1.
     """
     return " or ".join(
         f"{name}{_add_matchers(selector, matchers)} / {share}" for name, selector, share in _comparisons(alert)

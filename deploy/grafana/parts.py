@@ -1,7 +1,7 @@
 """Build the parts of every dashboard: queries, colours and panels.
 
 Missing data must not look like a good result. So each panel has a text for missing data. A query returns zero for a missing
-series only if another term of the query shows that the source responded.
+series only if another term of the query shows that the source of the series responded.
 """
 
 from __future__ import annotations
@@ -76,13 +76,13 @@ def now(promql: str, legend: str = "__auto") -> prometheus.Dataquery:
 
 
 def engines(promql: str, legend: str) -> list[prometheus.Dataquery]:
-    """Return a query for each engine of the GPUs; `promql` has `%s` in place of the name after `rackproof_gpu_gpm_`."""
+    """Return a query for each engine of the GPUs; `promql` has the metric name `rackproof_gpu_gpm_%s`."""
     names = {"graphics": "any", "sm": "SMs", "tensor": "tensor cores", "memory": "memory"}
     return [query(promql % f"{name}_active_ratio", f"{legend} {title}") for name, title in names.items()]
 
 
 def steps(first: str, *more: tuple[float, str]) -> tuple[dashboard.Threshold, ...]:
-    """Return colours by value: `first`, then each colour from its value upward."""
+    """Return colours by value: `first` for the lowest values, and each colour in `more` from its value upward."""
     below = dashboard.Threshold(value=None, color=first)
     return (below, *(dashboard.Threshold(value=value, color=colour) for value, colour in more))
 
@@ -144,7 +144,7 @@ _DOWN = common.SortOrder.DESCENDING
 
 
 def dashed(panel: timeseries.Panel, begins: str, colour: str = BAD) -> timeseries.Panel:
-    """Draw series whose names begin with `begins` as thick dashed lines, which mark limits."""
+    """Draw series whose names begin with `begins` as thick dashed lines. The dashboards show limits in this way."""
     style = properties(custom__lineStyle={"fill": "dash", "dash": [8, 6]}, custom__lineWidth=2)
     return panel.override_by_regexp(f"/^{begins}/", [*_coloured(colour), *style])
 
@@ -189,7 +189,7 @@ def states(
 
 
 def describe_panel(panel: Panel, text: Text, queries: Sequence[prometheus.Dataquery]) -> Panel:
-    """Set texts and queries of a panel. The builders have these methods in common, but no base class."""
+    """Set texts and queries of a panel. `Panel` is a type variable, because the panel builders have no base class in common."""
     letters = "ABCDEFGHIJKLMNOP"
     for letter, target in zip(letters, queries, strict=False):
         panel = panel.with_target(target.ref_id(letter))

@@ -28,7 +28,7 @@ from deploy.grafana.tables import Column, rows
 text = texts("run")
 STATES = {"planned": GONE, "running": BUSY, "finished": FINE, "failed": BAD, "deadline": WARN, "silent": ODD}
 SILENT_S = 15.0
-"""Seconds of silence after which RackproofRankSilent fires."""
+"""The alert RackproofRankSilent fires if a rank has sent no heartbeat for more than this many seconds."""
 
 
 def _progress() -> Section:
@@ -140,9 +140,9 @@ def _problems() -> Section:
             **POSITION,
             "stage": Column(title="Stage"),
             "benchmark": Column(title="Benchmark"),
-            "A": Column(title="Times"),
+            "A": Column(title="Count"),
         },
-        sort="Times",
+        sort="Count",
     )
     ranks = [
         query(f"max by (host) (rackproof_rank_{what}_seconds{{{RUN}}})", f"{{{{host}}}} {what}")

@@ -43,8 +43,9 @@ def rows(
     """Return a table of current values: one row for each set of labels.
 
     Args:
-        queries: letter -> PromQL. Series with equal labels are in the same row.
-        columns: label or letter of a query -> its column, in this order. All labels that the queries return must be included.
+        queries: letter -> PromQL. Values of series with equal labels are in the same row.
+        columns: label, or letter of a query -> its column, in this order. A letter without a column is left out of the table, but
+            every label that the queries return needs a column.
         sort: title of the column by which rows are sorted.
         down: sort in descending order.
     """
@@ -67,12 +68,12 @@ def rows(
 
 
 def _value(letter: str, queries: Mapping[str, str]) -> str:
-    """Return the name that Grafana gives to the value of a query."""
+    """Return the name that Grafana gives to the column with the values of a query."""
     return f"Value #{letter}" if len(queries) > 1 else "Value"
 
 
 def _column(column: Column) -> list[dashboard.DynamicConfigValue]:
-    overrides: Json = {"noValue": "–"}  # for an empty cell; the panel's own text is for a table without rows
+    overrides: Json = {"noValue": "–"}  # shown in an empty cell; a table without rows shows the text of the panel
     if column.unit:
         overrides["unit"] = column.unit
     if column.decimals is not None:
@@ -112,7 +113,7 @@ def matrix(
         mappings: value -> word and colour.
         scale: colours by value, for quantities.
         numbers: sort the values of `column` as numbers.
-        link: title and URL for the first cell of a row.
+        link: title and URL of a link in the first cell of each row.
     """
     panel = (
         describe_panel(table.Panel(), text, [now(promql).format(PromQueryFormat.TABLE)])

@@ -19,7 +19,8 @@ RESOURCE = "nvidia.com/gpu"
 TOLERATED = (RESOURCE,)
 """Keys of the taints that the pods in deploy/kubernetes tolerate."""
 SHARED, MIG = f"{RESOURCE}.shared", "nvidia.com/mig-"
-"""SHARED: resource of GPUs that pods share, if the device plugin renames it. MIG: prefix of the resources of MIG partitions."""
+"""SHARED: name of the resource of GPUs that pods share, if the device plugin is configured to use this name. MIG: prefix of the
+names of the resources of MIG partitions."""
 STRATEGY, PRODUCT, COUNT = f"{RESOURCE}.sharing-strategy", f"{RESOURCE}.product", f"{RESOURCE}.count"
 """Node labels of GPU Feature Discovery: how pods share GPUs, the GPU model (shared GPUs and MIG partitions have a suffix such as
 `-SHARED` or `-MIG-1g.10gb`), and the number of GPUs."""
@@ -39,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the check and return the exit code."""
     parser = Parser(description="Check that nodes offer the GPUs that a plan needs.")
     parser.add_argument("--plan", required=True, help="plan.json of the run")
-    parser.add_argument("--selector", default="", metavar="LABEL=VALUE", help="only nodes with this label")
+    parser.add_argument("--selector", default="", metavar="LABEL=VALUE", help="check only nodes with this label")
     options = parser.parse_args(arguments)
     try:
         with Path(options.plan).open(encoding="utf-8") as file:
@@ -93,7 +94,7 @@ def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
     An unhealthy GPU is a problem even if enough healthy GPUs remain.
     """
     problems = []
-    reported: set[str] = set()  # taints of conditions that are already in `problems`
+    reported: set[str] = set()  # taints that Kubernetes sets for a condition that is already in `problems`
     name, status, spec = node["metadata"]["name"], node.get("status", {}), node.get("spec", {})
     ready = [item for item in status.get("conditions", []) if item.get("type") == "Ready"]
     if not ready or ready[0].get("status") != "True":

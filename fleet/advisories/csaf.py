@@ -14,7 +14,7 @@ from fleet.judge.advisories import Advisory, AffectedRange, version_key
 URL = "https://github.com/NVIDIA/product-security"
 _VERSION = re.compile(r"\d+(?:\.\d+)+")
 _MELLANOX_PREFIX = "xx."
-"""Bulletins of 2024 write this in place of the first number of a firmware version, which differs from adapter to adapter."""
+"""Bulletins of 2024 write this in place of the first number of a firmware version, because that number differs among adapters."""
 
 _Version = tuple[Mapping[str, Any], str]
 """The entry of a product version in the product tree of a bulletin, and the name of its platform."""
@@ -24,9 +24,9 @@ _Version = tuple[Mapping[str, Any], str]
 class _Listed:
     """Two regular expressions, which match the names of a product and of its platform in bulletins.
 
-    Their groups match the branch (the release line, such as `R535`): it is the first group that is not empty, the groups of
-    `product` first. If all groups are empty, the branch is an empty text. The expressions of `hgx_firmware` have no group: its
-    branch is the text `PRODUCT, PLATFORM`.
+    The branch (the release line, such as `R535`) is the first group that is not empty: the groups of `product` are tried first,
+    then those of `platform`. If all groups are empty, the branch is an empty text. The expressions of `hgx_firmware` have no
+    group: its branch is the text `PRODUCT, PLATFORM`.
     """
 
     product: str
@@ -134,7 +134,7 @@ def _ranges(key: str, every_branch: Mapping[str, str], fixes: Mapping[str, str])
 
 
 def _rating(vulnerability: Mapping[str, Any]) -> tuple[float, str]:
-    """Return the highest CVSS 3 base score and its severity; 0 and an empty text if the bulletin states none."""
+    """Return the highest CVSS 3 base score of a vulnerability and its severity; 0 and an empty text if none is stated."""
     scores = [item["cvss_v3"] for item in vulnerability.get("scores", ()) if "cvss_v3" in item]
     rated = [(float(item["baseScore"]), str(item["baseSeverity"]).lower()) for item in scores]
     return max(rated, default=(0.0, ""))

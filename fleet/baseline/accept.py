@@ -50,7 +50,7 @@ def refuse_unaccepted(run: Run, report: FleetReport) -> str:
         )
     if report.decision != ACCEPTED:
         raise RunError(
-            f"run {run.plan.run_id} is {report.decision} when it is judged again, but the decision in its report is accepted: "
+            f"run {run.plan.run_id} is {report.decision} when it is judged again, but the decision in its report is `accepted`: "
             "give the criteria and waivers with which the report was written (--criteria, --waivers), or write the report again"
         )
     if differences := verdict_differences(document, report):

@@ -33,7 +33,7 @@ LOGOUT_S = 5.0
 MAX_BYTES = 8_000_000
 """Maximum size of an answer in bytes. A page of 1000 log entries has less than 2 MB."""
 MAX_MEMBERS, MAX_PAGES = 1024, 64
-"""Maximum numbers of members and of pages of a collection. A larger one is an error, because its rest would not be read."""
+"""Maximum numbers of members and of pages of a collection. A larger collection is an error: its rest would not be read."""
 ROOT = "/redfish/v1/"
 _PATH = re.compile(r"/redfish/v1(/[A-Za-z0-9._~!$&'()*+,;=:@%-]*)*(\?[A-Za-z0-9._~!$&'()*+,;=:@%/?-]*)?(#.*)?")
 _NO_SESSIONS = re.compile(r"HTTP (404|405|501):")
@@ -41,7 +41,7 @@ _NO_SESSIONS = re.compile(r"HTTP (404|405|501):")
 
 
 class _BoundedAdapter(HTTPAdapter):
-    """Sends requests to one BMC only, and none after the deadline. Follows no redirect; an answer may have MAX_BYTES bytes."""
+    """Sends requests to one BMC only, and none after the deadline. Refuses redirects and answers of more than MAX_BYTES."""
 
     def __init__(self, address: str, deadline: float) -> None:
         self._address, self.deadline = address, deadline
@@ -52,7 +52,7 @@ class _BoundedAdapter(HTTPAdapter):
         if remaining <= 0:
             raise BmcError("not read in time")
         if urlsplit(str(request.url)).netloc.lower() != self._address.lower():
-            raise BmcError("refers to another host, which is not contacted")
+            raise BmcError("an answer refers to another host, which is not contacted")
         kwargs |= {"timeout": min(REQUEST_TIMEOUT_S, remaining), "stream": True}
         response = super().send(request, *args, **kwargs)
         if response.is_redirect:
@@ -143,7 +143,7 @@ def open_session(target: BmcTarget, deadline: float) -> Iterator[RedfishSession]
     Raises:
         BmcError: the BMC cannot be reached, its certificate is not accepted, or it refuses the credentials.
     """
-    # The client warns of services that do not follow the standard.
+    # Suppress the client's warnings about services that do not follow the standard.
     warnings.filterwarnings("ignore", module=r"redfish\.")
     if not target.verify:
         warnings.filterwarnings("ignore", category=InsecureRequestWarning)

@@ -15,7 +15,7 @@ from fleet.bmc.health import OK, standard
 from fleet.bmc.target import BmcError, clean_text
 
 EMPTY = "none"
-"""Used as the mark (`LogEntry.mark`) of the newest entry if a log has no entries."""
+"""Value of `LogReading.newest` if the log has no entries."""
 MAX_NEW = 200
 """Maximum number of new entries that a reading keeps. If there are more, it keeps the newest."""
 _EVENT_TYPES = ("sel", "event")
@@ -96,8 +96,9 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
 def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
     """Return the entries that precede, in this list, the first entry whose time is earlier than the time in `mark`.
 
-    Call this only if the entry that `mark` names was not found, because the log was cleared, was full and has overwritten it, or
-    has more than MAX_NEW new entries. Otherwise do not compare times, because the clock of a BMC may be set back.
+    Call this only if the entry that `mark` names was not found: the log was cleared, or it was full and has overwritten the
+    entry, or it has more than MAX_NEW new entries. If the entry was found, do not compare times, because the clock of a BMC may
+    be set back.
 
     Args:
         entries: entries of the log, newest first.
@@ -187,10 +188,11 @@ def _members(page: Resource | None) -> list[object]:
 def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
     """Return whether a log lists its oldest entry first.
 
-    The times of adjacent entries decide: the log is in this order if more entries are older than the next entry than are newer.
-    If the two numbers are equal, the times of the first and the last entry decide; if these are equal or not known, their ids as
-    numbers; if these are not known either, the result is true. The first and the last entry alone are not enough, because the
-    BMC may have written one of them with a wrong clock.
+    Each two adjacent entries with known times are compared. The result is true if the second is later in more of these pairs
+    than it is earlier, and false if it is earlier in more. If the two numbers are equal, the times of the first and the last
+    entry decide; if these are equal or not known, the ids of these two entries decide, as numbers; if an ID is not a number, the
+    result is true. The first and the last entry alone are not enough, because the BMC may have written one of them with a wrong
+    clock.
     """
     texts = [clean_text(item.get("Created", ""), 40) for item in members if isinstance(item, dict)]
     known = [moment for text in texts if (moment := _time(text))]

@@ -27,7 +27,7 @@ NO_TIME, UPTIME = 0xFFFFFFFF, 0x20000000
 """NO_TIME: the event has no time. A time below UPTIME counts the seconds since the BMC started (IPMI 2.0, section 37)."""
 _ADDRESS = re.compile(r"\[?([^\[\]]+?)\]?(?::(\d{1,5}))?")
 _CRITICAL_BITS, _WARNING_BIT = 0b110, 0b001
-"""Bits of pyghmi's Health. A sensor beyond its critical limit is also beyond its warning limit, so both bits are set."""
+"""Bits of pyghmi's Health: critical or failed, and warning. A sensor beyond its critical limit also has the warning bit."""
 _PARTS = {
     "Power Supply": "bmc.power_supply.health",
     "Fan": "bmc.fan.health",

@@ -34,9 +34,10 @@ class Readings:
         return ""
 
     def add(self, name: str, labels: tuple[str, ...], value: Value, reason: str = "") -> str:
-        """Add the reading `name` of an installed part: its value, or, if `value` is None, the error `reason` (nothing if empty).
+        """Add the reading `name` of an installed part: its value, or the error `reason` if `value` is None.
 
-        Return the scope of the part; empty if MAX_SCOPES parts already have this reading.
+        Add nothing if `value` is None and `reason` is empty. Return the scope of the part; empty if MAX_SCOPES parts already have
+        this reading.
         """
         scope = self.scope(name, *labels) if labels else "host"
         if not scope or len(self._values[name]) >= MAX_SCOPES:

@@ -47,7 +47,7 @@ def is_damaged(directory: Path, host: str) -> bool:
 
 
 def marks(record: Record | None) -> dict[str, str] | None:
-    """Return scope of each event log -> mark of its newest entry when the BMC was last read; None if it has never been read."""
+    """Return scope of each event log -> mark of its newest entry when it was last read; None if the BMC was never read."""
     readable = [taken for taken in record.snapshots if is_readable(taken)] if record else []
     newest = (metric for taken in readable for metric in taken.metrics if metric.name == NEWEST)
     return {scope: str(value) for metric in newest for scope, value in metric.values.items()} if readable else None

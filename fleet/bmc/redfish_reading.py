@@ -81,7 +81,7 @@ def _read_chassis(session: RedfishSession, readings: Readings, chassis: Resource
     name = label(chassis.get("Id", "chassis"))
     if not is_there(chassis):
         return None
-    # A chassis with ROT in its name is the root of trust of a GPU, which has a serial of its own.
+    # A chassis with ROT in its name is the root of trust of a GPU. Its serial is not that of the GPU.
     is_gpu = "GPU" in name.upper() and "ROT" not in name.upper()
     _add_text(readings, "bmc.gpu.serial" if is_gpu else "bmc.chassis.serial", (name,), chassis.get("SerialNumber"))
     if state := health(chassis):
@@ -138,7 +138,7 @@ def _read_redundancy(readings: Readings, name: str, groups: Iterable[Resource]) 
 
 
 def _read_sensor(readings: Readings, sensor: Resource) -> None:
-    """Add whether a sensor is beyond its own critical limits, and the temperature at the inlet and outlet."""
+    """Add the alarm of a sensor (`none` within its critical limits), and its temperature if it is at the inlet or outlet."""
     value = _number(next((sensor[key] for key in ("Reading", "ReadingCelsius", "ReadingVolts") if key in sensor), None))
     if not is_there(sensor):
         return
@@ -168,10 +168,10 @@ def side_of(place: str) -> str:
 
 
 def _limits(sensor: Resource) -> tuple[float | None, float | None]:
-    """Return the lower and upper critical limit; None for a limit that is not set.
+    """Return the lower and upper critical limit; None for a limit that is not set or not used.
 
-    If an upper limit is not set, some services report it as 0, and often the lower limit too. If the upper limit is not above the
-    lower limit, neither is used.
+    Some services report a limit that is not set as 0. So an upper limit of 0 is not used, nor a lower limit of 0 together with
+    it. If any other upper limit is not above the lower limit, neither is used.
     """
     low, high = _limit(sensor, "Lower"), _limit(sensor, "Upper")
     if high == 0:
@@ -198,7 +198,7 @@ def _read_firmware(session: RedfishSession, readings: Readings, root: Resource) 
         version = clean_text(item.get("Version") or "", 100)
         component = clean_text(item.get("Id") or "component", 100)
         if version.lower() not in _NOT_A_VERSION and is_there(item) and not _SPARE_IMAGE.search(component):
-            # Remove the version from the Id, which contains it on Dell, so that a component has one name on all hosts.
+            # On Dell, the Id contains the version. Remove it, so that a component has the same name on all hosts.
             readings.add("bmc.firmware.version", (label(component.replace(f"-{version}", "")),), version)
 
 

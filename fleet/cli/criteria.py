@@ -80,10 +80,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria.add_argument("--kind", choices=KINDS, default=REAL, help="propose: kind of runs (default: %(default)s)")
     criteria.add_argument("--model", default="", help="propose: GPU model, such as 'NVIDIA H200'")
     criteria.add_argument("--power", type=_probability, default=DETECTION_PROBABILITY,
-                          help="propose: probability with which a limit finds the slowdown that its `source` states "
+                          help="propose: probability with which a proposed limit finds the slowdown that its `source` states "
                           "(default: %(default)s)")  # fmt: skip
     criteria.add_argument("--false-alarm", type=_probability, default=MAX_FALSE_ALARM,
-                          help="propose: highest probability with which a healthy part fails a limit "
+                          help="propose: highest probability with which a healthy part fails a proposed limit "
                           "(default: %(default)s)")  # fmt: skip
     criteria.set_defaults(call=call)
 
@@ -110,7 +110,7 @@ def call(options: argparse.Namespace) -> int:
         shipped = shipped_packs()
         named = [pack for pack in read_packs(options.packs) if pack.chosen]
         # A named pack may have a criterion with the same id as a criterion of PACKS. If the named pack is shipped, its criterion
-        # overrides the other one. If it is a file of the operator, its criterion needs `replaces`.
+        # overrides the other one. If it is a file of the operator (`chosen`), its criterion needs `replaces`.
         named = [replace(pack, chosen=pack.name not in shipped) for pack in named]
         print(rule_file([*map(read_pack, PACKS), *named], options.runbook), end="")
         return 0

@@ -35,7 +35,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "exits 0 if no figure regressed and no part changed, 1 if one did, 2 if the runs are not comparable, an earlier "
         "figure was not measured again, or it is unclear whether a figure or part changed",
         description="Compares the run that is given last with the runs given before it, or with a directory of baselines. "
-        "Several earlier runs are combined: a figure is compared with its median over them, and its noise is their spread.",
+        "If several earlier runs are given, a figure is compared with the median of its values in them. The spread of these "
+        "values is the noise of the figure.",
         epilog="examples: rackproof diff; rackproof diff runs/before runs/after; rackproof diff runs/a runs/b runs/c runs/after "
         "--json; rackproof diff baselines runs/after --markdown",
     )
@@ -47,7 +48,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="earlier runs (or a directory of baselines), and the new run last (default: the two newest runs of the same "
         "hosts in runs/)",
     )
-    parser.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
+    parser.add_argument(
+        "--criteria", action="append", default=[], help="additional criteria pack (its name or a .yml file)"
+    )
     parser.add_argument(
         "--all",
         action="store_true",

@@ -21,7 +21,7 @@ from schemas.baselines import REAL
 
 
 def print_answer(options: argparse.Namespace, answer: Answer, notes: Sequence[str]) -> None:
-    """Print an answer with its notes. CSV has only one table: `values` if the answer has it, else the first."""
+    """Print an answer with its notes. CSV has only one section: `values` if the answer has it, else the first."""
     if options.json:
         sections = {section.name: section.rows for section in answer.sections}
         print(json.dumps({"kind": options.kind, **sections, "notes": list(notes)}, indent=1, default=str))

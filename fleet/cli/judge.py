@@ -29,7 +29,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog="example: rackproof judge runs/20261121T040000Z --criteria tighter.yml",
     )
     parser.add_argument("run_dir", type=Path, help="directory of a run that has a report.json")
-    parser.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
+    parser.add_argument(
+        "--criteria", action="append", default=[], help="additional criteria pack (its name or a .yml file)"
+    )
     parser.add_argument("--waivers", action="append", default=[], help="a waiver file in addition to those of the plan")
     parser.add_argument("--write", action="store_true", help="write the new report; by default nothing is written")
     parser.add_argument("--json", action="store_true", help="print the changes as JSON")

@@ -96,7 +96,8 @@ def call(options: argparse.Namespace) -> int:
 def _earlier_runs(option: Path | None, variables: Variables) -> tuple[Path | None, Path | None]:
     """Return the history of the fleet, and the directory of earlier runs.
 
-    At most one of them is not None: that in `--history`, or else the history in the variable rackproof_history.
+    At most one of them is not None: the one that `--history` names or, without this option, the history in the variable
+    rackproof_history.
     """
     if option is None:
         store = str(variables.get("rackproof_history") or "")

@@ -61,7 +61,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default=[],
         help=f"with --planted-faults: a profile (name or .yml file); may be repeated; default: {', '.join(PLANTED_PROFILES)}",
     )
-    verb.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
+    verb.add_argument(
+        "--criteria", action="append", default=[], help="additional criteria pack (its name or a .yml file)"
+    )
     verb.add_argument("--json", action="store_true", help="print JSON")
     verb.add_argument("--markdown", action="store_true", help="with --pool, print the tables of docs/criteria.md")
     verb.set_defaults(call=call)

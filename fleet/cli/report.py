@@ -35,7 +35,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         epilog="examples: rackproof report; rackproof report runs/20261121T040000Z",
     )
     report.add_argument("run_dir", type=Path, nargs="?", help="directory of the run (default: the newest in runs/)")
-    report.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
+    report.add_argument(
+        "--criteria", action="append", default=[], help="additional criteria pack (its name or a .yml file)"
+    )
     report.add_argument("--waivers", action="append", default=[], help="a waiver file in addition to those of the plan")
     report.add_argument(
         "--history",

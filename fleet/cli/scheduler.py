@@ -19,14 +19,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "scheduler",
         help="ask Slurm or Kubernetes whether hosts are in use, drain them for a run, and resume them",
         epilog='example: echo \'{"r12-h01": "node-r12-1"}\' | rackproof scheduler ask --kind slurm --run-dir runs/r1 --json. '
-        "Exit codes: 0 done, even if hosts are in use; 1 resume: a node could not be resumed; 2 --run-dir does not exist, or "
-        "resume: is not a run; 64 wrong usage.",
+        "Exit codes: 0 done, even if hosts are in use; 1 resume: a node could not be resumed; 2 --run-dir does not exist or, "
+        "with resume, is not the directory of a run; 64 wrong usage.",
     )
     verb.add_argument(
         "what",
         choices=["ask", "drain", "resume"],
-        help="ask: print which hosts are in use; drain: drain the nodes of the hosts, wait for their jobs, then do as ask; "
-        "resume: resume the nodes that the run drained",
+        help="ask: print which hosts are in use; drain: drain the nodes of the hosts, wait for their jobs, then do the same as "
+        "ask; resume: resume the nodes that the run drained",
     )
     verb.add_argument("--run-dir", type=Path, required=True, help="directory of the run on the control node")
     verb.add_argument(

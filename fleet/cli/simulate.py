@@ -48,7 +48,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument("--nvlink-domains", action="store_true",
                       help="the hosts of a rack are one NVLink domain, as in GB200 NVL72")  # fmt: skip
     verb.add_argument("--storage", action="store_true",
-                      help="the inventory names directories to measure: four on each host, and one that all share")  # fmt: skip
+                      help="also simulate storage tests: four directories on each host, and one that all share")  # fmt: skip
     verb.add_argument("--bmcs", action="store_true", help="each host has a BMC, whose readings are simulated too")
     verb.add_argument("--fault", action="append", default=[], metavar="KIND[:HOST[:GPU]]",
                       help="fault to inject; may be repeated; without HOST or GPU the seed selects one")  # fmt: skip
@@ -59,7 +59,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="random seed; with another seed the parts are the same, but noise and selected faults differ (default: %(default)s)",
     )
     verb.add_argument("--readings", choices=[ALL, JUDGED], default=ALL,
-                      help=f"{JUDGED}: write almost only readings that a criterion judges, for large fleets "
+                      help=f"{JUDGED}: write the readings that criteria judge and few others, for large fleets "
                            "(default: %(default)s)")  # fmt: skip
     verb.add_argument("--jobs", type=_count, default=1, help="writer processes (default: %(default)s)")
     verb.add_argument("--list-faults", action="store_true", help="list the kinds of faults")
@@ -118,8 +118,8 @@ def _fleet(options: argparse.Namespace) -> Fleet:
         raise UsageError(f"--racks {racks}: more racks than hosts ({options.hosts}); give fewer racks")
     if options.hosts < 2 * {"rack": racks, "all": 1, "none": 0}[options.gang]:
         raise UsageError(
-            f"--hosts {options.hosts} --racks {racks} --gang {options.gang}: a gang has 1 host, but a launch needs at least 2: "
-            "give more hosts per gang, or --gang none"
+            f"--hosts {options.hosts} --racks {racks} --gang {options.gang}: a gang would have only 1 host, but a launch "
+            "needs at least 2: give more hosts per gang, or --gang none"
         )
     if options.gpus > MAX_GPUS:
         raise UsageError(f"--gpus {options.gpus}: a host has at most {MAX_GPUS}")

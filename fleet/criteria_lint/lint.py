@@ -1,4 +1,4 @@
-"""Check criteria packs against physics and the catalogue, before a wrong limit judges a rack.
+"""Check criteria packs against the datasheet and the benchmark catalogue, before a wrong limit judges a rack.
 
 A floor above the part's peak rejects every host. A floor a thousand times too low accepts every host. A criterion judges
 nothing if no observation has its name. In none of these cases does the report show that the pack is wrong.
@@ -25,9 +25,9 @@ from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 COLLECTED = frozenset(
     {name.split(".")[0] for name in READINGS} | {"launch", "collector", "drift", "fabric_ports", "vulnerability"}
 )
-"""First components of the names of observations that are not in the benchmark catalogue: readings of collectors, and
-observations that agent or judge add (launches, status of collectors, drift over a soak, totals over the ports of a host, scores
-of vulnerabilities)."""
+"""First components of the names of observations that are not in the benchmark catalogue. These are the readings of collectors
+and observations that the agent or the judge adds: launches, status of collectors, drift over a soak, totals over the ports of a
+host, and CVSS scores of versions with published vulnerabilities."""
 MEASURING = frozenset({BENCHMARK, SOAK, GANG})
 """Stages that run benchmarks."""
 STAGES = MEASURING | {PREFLIGHT}
@@ -41,7 +41,7 @@ SCOPES: Mapping[str, frozenset[str]] = {
     "directory": frozenset({"directory"}),
     "numa": frozenset({"numa"}),
 }
-"""Scope of an output in the catalogue -> kinds of scope that a criterion on it may have."""
+"""Scope of a benchmark output in the catalogue -> the scopes that a criterion on this output may have."""
 COLLECTED_SCOPES = frozenset({"host"} | {label for reading in READINGS.values() for label in reading.labels})
 TRUTHS = frozenset(
     {
@@ -57,13 +57,14 @@ TRUTHS = frozenset(
 TEXTS = frozenset({"collective.transport", "digest.value", "pulse.wave"})
 """Figures of benchmarks that are texts."""
 LEAST_OF_EXPECTED = 0.75
-"""Lowest floor, as a share of the expected value. The highest ceiling is 2 - LEAST_OF_EXPECTED = 1.25, as such a share."""
+"""Lowest floor (lower limit) that the lint accepts, as a share of the expected value. The highest ceiling (upper limit) is
+2 - LEAST_OF_EXPECTED = 1.25 times the expected value."""
 STORAGE, LEAST_OF_STORAGE, MOST_OF_STORAGE = ("local_storage.", "shared_storage."), 0.2, 10.0
-"""Prefixes of storage figures, and their lowest floor and highest ceiling as shares of the fleet's median. These bounds are wide,
-because healthy file systems differ by fill level, wear and load."""
+"""Prefixes of the names of storage figures, and the lowest floor and highest ceiling for these figures, as multiples of the
+fleet's median. These bounds are wide, because healthy file systems differ by fill level, wear and load."""
 LIGHT, LEAST_OF_LIGHT = frozenset({"optics.rx_power", "optics.tx_power"}), 0.1
-"""Optical powers, and their lowest floor as a share of the expected value (0.1 is 10 dB below it), because healthy ports differ
-by several dB."""
+"""Optical powers, and the lowest floor for them, as a share of the expected value: 0.1, which is 10 dB below it. This floor
+is low, because healthy ports differ by several dB."""
 MUST_JUDGE = (
     "gemm.throughput", "memory.bandwidth", "host_copy.bandwidth", "peer_copy.bandwidth", "stress.throughput", "stress.power",
     "collective.all_reduce.busbw", "gpu.pcie.generation", "gpu.pcie.width",
@@ -103,7 +104,7 @@ def _catalogue() -> Iterator[tuple[str, Output, Benchmark | None]]:
 
 @cache
 def _explain_unknown_name(name: str) -> str:
-    """Return why no observation has this name; empty if an observation has it, or may have it."""
+    """Return why no observation can have this name; an empty text if an observation can have it."""
     first = name.split(".")[0]
     if first in COLLECTED:
         siblings = [reading for reading in READINGS if reading.startswith(f"{first}.")]
@@ -132,7 +133,7 @@ def _check_pack(pack: Pack, criteria: Sequence[Criterion]) -> Iterator[Finding]:
     for part, names in (("unknown", pack.unknown), ("lacks", pack.lacks)):
         for name in names:
             if why := _explain_unknown_name(name):
-                yield finding(name, f"{part}: {why}", "use a name from schemas/catalogue.py")
+                yield finding(name, f"`{part}`: {why}", "use a name from schemas/catalogue.py")
     if not pack.gpu_names:
         return
     if not pack.datasheet:
@@ -159,7 +160,7 @@ def _matches(pattern: str, name: str) -> bool:
 
 @cache
 def _matching_outputs(pattern: str) -> tuple[tuple[Output, Benchmark | None], ...]:
-    """Return the benchmark outputs whose names match the pattern, with their benchmarks; empty for a pattern of readings."""
+    """Return the benchmark outputs whose names match the pattern, with their benchmarks; empty if it matches only readings."""
     return tuple((output, benchmark) for name, output, benchmark in _observation_names() if _matches(pattern, name))
 
 
@@ -174,7 +175,7 @@ def _check_contract(criterion: Criterion) -> Iterator[Finding]:
     outputs = _matching_outputs(criterion.name)
     for name in criterion.group_by:
         if why := _explain_unknown_name(name):
-            yield finding_on(criterion, name, f"group_by: {why}", "use a name from schemas/readings.json")
+            yield finding_on(criterion, name, f"`group_by`: {why}", "use a name from schemas/readings.json")
     stages = MEASURING if outputs else STAGES
     if criterion.stage and criterion.stage not in stages:
         why = f"not observed in this stage{nearest(criterion.stage, stages)}"
@@ -222,7 +223,7 @@ def _check_type(criterion: Criterion) -> Iterator[Finding]:
 
 
 def _check_distance(criterion: Criterion) -> Iterator[Finding]:
-    """Check that the operator and the fraction of a limit relative to fleet or baseline can find faults."""
+    """Report a limit relative to the fleet or to the baseline whose operator or fraction makes it useless."""
     if (criterion.fleet_deviations or criterion.baseline) and criterion.operator == "eq":
         yield finding_on(criterion, "eq", "no two measurements are equal", "use `ge` or `le`")
     fraction = criterion.baseline.fraction if criterion.baseline and criterion.baseline.change is None else 1.0
@@ -240,8 +241,8 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
         criterion.expected is None and not criterion.variable and criterion.fleet_fraction is None
     ):
         return
-    # A share of an inventory variable with the basis `model` was derived from measurements of other parts. Such a floor may be
-    # low, so that it finds only gross faults.
+    # If the expected value is an inventory variable and the basis is `model`, the fraction was derived from measurements of other
+    # parts. Such a floor is permitted to be so low that it finds only gross faults.
     least = LEAST_OF_DATASHEET if criterion.variable and criterion.basis == MODEL else LEAST_OF_EXPECTED
     least = LEAST_OF_LIGHT if criterion.name in LIGHT else least
     most = 2 - LEAST_OF_EXPECTED

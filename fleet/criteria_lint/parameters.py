@@ -23,7 +23,7 @@ THROTTLE_LABELS = (*THROTTLE_REASONS, "thermal", "sync_boost", "board_limit", "r
 COLLECTED_LABELS = frozenset({"phase"} | {label for reading in READINGS.values() for label in reading.labels})
 """Parameters of readings: their labels, and `phase`, which says in which snapshot a reading was taken."""
 LABELS = COLLECTED_LABELS - {"phase"} | {"gpu", "cpu", "peer", "partner", "gang", "host", "reason", "link", "directory"}
-"""Labels of readings and parts of scopes. Their values are texts."""
+"""Labels of readings, and names in scopes (such as `gpu` and `peer` in `gpu=0,peer=1`). Their values are texts."""
 AT_LEAST_1 = frozenset({"size_bytes", "world_size", "batch_size"})
 """Parameters that are at least 1. Other whole numbers can be 0, for example a count, or the number of the first node or rank."""
 DECIMAL_SIZE = 10**9
@@ -34,7 +34,10 @@ Outputs = Sequence[tuple[Output, Benchmark | None]]
 
 
 def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding]:
-    """Check each parameter in `where` against `outputs`, the benchmark outputs that the criterion matches; empty for readings."""
+    """Check each parameter in the `where` of a criterion.
+
+    `outputs` are the benchmark outputs that the criterion matches. It is empty for a criterion on readings.
+    """
     known = _parameters(outputs)
     if not outputs and criterion.name.startswith(COLLECTOR_PREFIXES):
         known = dict.fromkeys(COLLECTED_LABELS, str)
@@ -45,7 +48,7 @@ def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding
             why = f"no such parameter{nearest(key, known)}"
             yield finding_on(criterion, key, why, "use a parameter of the observation")
             continue
-        # A key that is not found is taken for a label, whose value is a text.
+        # A key that is not the name of a parameter is a label, whose value is a text.
         parameter = known.get(key, str if known else ANY_BENCHMARK.get(key, str))
         if isinstance(value, Mapping):
             yield from _range(criterion, key, value, parameter)

@@ -14,7 +14,7 @@ from fleet.judge.finding import FLOORS, Finding, finding_on
 from schemas.stages import GANG
 
 LEAST_OF_DATASHEET = 0.05
-"""Lowest fraction in `vs_datasheet`, and in `vs_inventory` of a floor with the basis `model`."""
+"""Lowest fraction that the lint accepts in `vs_datasheet`. It also applies to `vs_inventory` if the basis is `model`."""
 _DATASHEET_UNITS = {
     "flops": "FLOP/s",
     "memory_size": "B",
@@ -30,19 +30,19 @@ _DATASHEET_UNITS = {
     "all_nvlinks": "B/s",
 }
 MIN_COPY_FRACTION, MIN_GEMM_FRACTION, MIN_COLLECTIVE_FRACTION = 0.5, 0.4, 0.02
-"""Lowest floors that are not stated as a fraction of the datasheet, as fractions of its peak: of copies, memory and power; of
-matrix products; of collectives."""
+"""Lowest floors that the lint accepts, as fractions of the datasheet's peak: for copies, memory and power; for matrix products;
+for collectives. They do not apply to floors that are given by `vs_datasheet`."""
 UNIT_MISTAKES = (
     (1e-12, "a figure in tera-units"),
     (1e-9, "a figure in giga-units"),
-    (1e-6, "a figure in mega-units, a million times too low"),
+    (1e-6, "a figure in mega-units"),
     (1e-3, "a figure a thousand times too low (GB written as MB)"),
     (1 / 8, "bytes taken for bits"),
     (8.0, "bits taken for bytes"),
     (1e3, "a figure a thousand times too high (MB written as GB)"),
     (1e6, "a figure a million times too high"),
 )
-"""Factor by which a mistake changes a figure, and the mistake in words."""
+"""Factor by which a mistake multiplies a figure, and the mistake in words."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,12 +51,15 @@ class _Peak:
 
     value: float
     of: str
-    """What the value is, written after its unit: `over NVLink`."""
+    """What the value is, as text that follows the unit: `over NVLink`."""
     least: float
 
 
 def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
-    """Compare with the datasheet: a floor, the expected value that it is a fraction of, and the properties of links."""
+    """Compare a criterion with the datasheet.
+
+    Checked are a floor, the expected value that the floor is a fraction of, and limits on PCIe and NVLink properties.
+    """
     yield from _check_links(criterion, pack)
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
     if criterion.operator not in FLOORS or not isinstance(limit, int | float) or isinstance(limit, bool):
@@ -109,7 +112,10 @@ def _unit_mistake(ratio: float) -> str:
 
 
 def _check_links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
-    """Compare PCIe generation and width, and the number of NVLinks, with the datasheet, which the limit must equal."""
+    """Report a limit on PCIe generation, PCIe width or number of NVLinks that does not equal the datasheet.
+
+    Only limits with the operator `eq` or `ge` are checked.
+    """
     for name, part, key in (
         ("gpu.pcie.generation", "pcie", "generation"),
         ("gpu.pcie.width", "pcie", "width"),
@@ -127,7 +133,7 @@ def _check_links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
 def _peak(criterion: Criterion, pack: Pack) -> _Peak | None:
     """Return the datasheet's maximum for what the criterion judges; None if the datasheet has none."""
     if criterion.stage == GANG:
-        return None  # the fabric limits figures of a gang, and its rate is in the inventory
+        return None  # the network between the hosts limits these figures, and no GPU datasheet states the rate of the network
     first, _, rest = criterion.name.partition(".")
     bound = _PEAKS.get((first, rest.rpartition(".")[2]))
     return bound(criterion.where, pack) if bound else None

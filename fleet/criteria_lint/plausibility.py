@@ -13,7 +13,7 @@ MUST_BE_TRUE = frozenset({"access", "loss_finite", "identical"})
 LEAST_TESTED = 0.9
 LONGEST_LATENCY_S = 1.0
 REHEARSAL = "rehearsal"
-"""The pack that may leave most of the memory untested, because a rehearsal does not test the machine itself."""
+"""Name of the pack for rehearsals. It may leave most of the memory untested, because a rehearsal tests no GPU."""
 
 
 def check_plausibility(criterion: Criterion) -> Iterator[Finding]:
@@ -37,7 +37,7 @@ def check_plausibility(criterion: Criterion) -> Iterator[Finding]:
             criterion,
             limit,
             f"no healthy part has a latency of more than {LONGEST_LATENCY_S:g} s",
-            "write the latency in seconds",
+            "the unit is seconds: is the limit in another unit?",
         )
     elif last in MUST_BE_TRUE and limit is False:
         yield finding_on(criterion, limit, "only a faulty part meets this limit", "write true")
@@ -48,7 +48,10 @@ def _check_error_count(criterion: Criterion) -> Iterator[Finding]:
     limit = criterion.value
     if criterion.value is None:
         yield finding_on(
-            criterion, criterion.name, "an error count must be 0, whatever other parts have", "use `value: 0`"
+            criterion,
+            criterion.name,
+            "an error count must be 0, so it must not be compared with other parts",
+            "use `value: 0`",
         )
     elif isinstance(limit, int | float) and not isinstance(limit, bool):
         most = 1 if criterion.operator == "lt" else 0

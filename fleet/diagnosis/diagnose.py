@@ -41,7 +41,8 @@ class _PartProblem:
     passed: tuple[Verdict, ...] = ()
     """Verdicts on the same part that pass. Only the title of the problem `hot` uses them (`_add_temperatures`)."""
     cable: str = ""
-    """If the problem is that of a network port: the switch port at the other end of its cable; empty if it is not known."""
+    """Switch ports at the other ends of the cables of the part (`cable_of`). Empty if they are not known, or if the
+    problem is not one of a network port."""
 
     @property
     def first(self) -> Verdict:
@@ -54,7 +55,7 @@ def diagnose(
     """Return the causes of the verdicts that do not pass, the most urgent first.
 
     Args:
-        verdicts: verdicts of the fleet. Causes refer to them by position. Verdicts that pass are ignored, except those on
+        verdicts: verdicts of the fleet. Causes refer to them by their index. Verdicts that pass are ignored, except those on
             `stress.temperature`: the title of the problem `hot` states this temperature.
         gangs: gang -> its hosts. If the fault of one host stops measurements on other hosts of its gang, the
             verdicts on these measurements belong to the cause on the faulty host.
@@ -159,17 +160,18 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
 
 
 _ERRORS_OF_A_GPU = ("gpu-fell-off-bus", "gpu-error")
-"""Problems that include the XIDs of a GPU. No GPU has both: `gpu-fell-off-bus` explains all other verdicts on the GPU."""
+"""Problems that include the XIDs of a GPU. Verdicts on a GPU that have the same waiver never give both problems, because
+`gpu-fell-off-bus` explains all other verdicts on the GPU."""
 _ONE_PER_READING = ("differs", "identity", "in-use")
 """Problems that a part may have several times: once for each reading."""
 _WITHOUT_LINK = ("module", "port-protocol", "port-down")
-"""Problems of a port because of which a port of another host cannot be measured with it."""
+"""Problems of a port that make measurements between it and ports of other hosts impossible."""
 _OF_ONE_PORT = ("module", "port-protocol")
 """Problems of a single port. They do not explain why a whole host is slow."""
 
 
 def _follows(verdict: Verdict, item: _PartProblem) -> bool:
-    """Return whether the verdict follows from the problem of a part of its host."""
+    """Return whether the verdict follows from `item`, a problem of the same host."""
     problem = item.problem
     if problem is None or not _can_explain(item, verdict) or _is_of_another_port(verdict, item):
         return False
@@ -178,8 +180,8 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
     if item.part in _ends(verdict) and (same_reading or matches(verdict, problem.explains)):
         return True
     is_suspect = item.first.kind == VerdictKind.SUSPECT
-    # A host that is slow with other hosts explains adapters that are slow in the gang stage, which measures them between hosts.
-    # It does not explain adapters that are slow in a stage on one host, which measures each port with itself.
+    # If a host is slow in measurements with other hosts, that explains adapters that are slow in the stage `gang`, which measures
+    # them between hosts. It does not explain adapters that are slow in a stage on one host, which measures each port in loopback.
     may_explain_parts = not is_suspect or (item.part == HOST and verdict.stage == GANG)
     if (
         may_explain_parts
@@ -191,8 +193,8 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
         return True
     is_one_part = item.part != HOST and not Scope.parse(item.part).is_gang
     if is_suspect and is_one_part and Scope.parse(verdict.scope).get("partner"):
-        # If a slow NIC slows down a pair of GPUs, the NIC is already the part of the verdict on this pair
-        # (fleet/judge/localization/pair_parts.py).
+        # A verdict on a slow pair of GPUs already has the suspect of this pair as its part
+        # (fleet/judge/localization/pair_parts.py). Here, its part is another one.
         return False
     if problem.id in _OF_ONE_PORT and verdict.kind == VerdictKind.SUSPECT and part == HOST:
         return False  # if the port of this problem were slow, the verdict would suspect the port, not the host
@@ -201,14 +203,17 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
 
 
 def _is_of_another_port(verdict: Verdict, item: _PartProblem) -> bool:
-    """Return whether the verdict is on a port of the adapter without the problem. Each port has its own cable."""
+    """Return whether the verdict is on the same adapter, but on a port that does not have the problem.
+
+    The problem of one port does not explain verdicts on another one, because each port has its own cable.
+    """
     port = Scope.parse(verdict.scope).get("port")
     ports = {Scope.parse(shown.scope).get("port") for shown in item.shown}
     return verdict.part_scope == item.part and bool(port) and "" not in ports and port not in ports
 
 
 def _can_explain(item: _PartProblem, verdict: Verdict) -> bool:
-    """Return whether the problem can explain the verdict: an inconclusive verdict does not explain a failure."""
+    """Return whether the problem can explain the verdict: only a problem with a failed verdict explains a failure."""
     return item.first.verdict == FAIL or verdict.verdict != FAIL
 
 
@@ -246,7 +251,10 @@ def _without_effects_in_gang(problems: Sequence[_PartProblem], gang_of: Mapping[
 def _explain_by_gang(
     problems: Sequence[_PartProblem], verdicts: Iterable[Verdict], gang_of: Mapping[str, str]
 ) -> list[Verdict]:
-    """Add verdicts to the problem of another host of their gang, if it explains them, and return the other verdicts."""
+    """Add each verdict to a problem of another host of its gang that explains it.
+
+    Return the verdicts that no such problem explains.
+    """
     of_gang: dict[str | None, list[_PartProblem]] = defaultdict(list)
     for item in problems:
         if item.problem and (item.problem.stops or item.problem.explains_host) and item.host in gang_of:
@@ -291,7 +299,7 @@ def _follows_in_gang(verdict: Verdict, item: _PartProblem) -> bool:
 def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:
     """Return the remaining verdicts as problems without an entry in PROBLEMS.
 
-    Each host has one problem for each part and reading that fails, and one for each reason why readings are inconclusive.
+    Each host has one problem for each part and reading that fails, and one for each reason why verdicts are inconclusive.
     """
     groups: dict[object, _PartProblem] = {}
     for verdict in verdicts:
@@ -308,7 +316,7 @@ def _other_problems(verdicts: Iterable[Verdict]) -> list[_PartProblem]:
 
 
 def _joined(problems: Iterable[_PartProblem]) -> list[list[_PartProblem]]:
-    """Return the problems in groups of one cause each: several hosts may have the same cause."""
+    """Group the problems by cause: problems of several hosts may have the same cause."""
     groups: dict[object, list[_PartProblem]] = {}
     for index, item in enumerate(problems):
         content = _shared_content(item)
@@ -319,8 +327,9 @@ def _joined(problems: Iterable[_PartProblem]) -> list[list[_PartProblem]]:
 
 
 def _shared_content(item: _PartProblem) -> tuple[object, ...]:
-    """Return the content that problems of several hosts must share to be one cause; empty if the problem is a cause of its own.
+    """Return the values that must be equal for problems of several hosts to be one cause.
 
+    The result is empty if the problem is a cause of its own.
     Hosts with the same wrong setting or version share a cause, and so do hosts that lack evidence for the same reason.
     If whole hosts fail the same criterion on a figure, they share a cause even if the values differ.
     """

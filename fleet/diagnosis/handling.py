@@ -96,8 +96,8 @@ HANDLING = {
         "replace the part that the entry names, or contact the vendor of the host.",
     ),
     ("bmc-serial", "inspect_hardware", ""): Handling(
-        "Compare rackproof_bmc_address with the label of the host, then the serials on the parts with those that host and BMC "
-        "report.",
+        "Check that rackproof_bmc_address is the address of the BMC of this host. Then compare the serials on the parts with "
+        "those that the host and its BMC report.",
         "do not accept the host: it and its BMC report different serials.",
     ),
     ("bmc-part", "inspect_hardware", "psu"): Handling(
@@ -127,9 +127,9 @@ HANDLING = {
         _RESET_AT_BOOT,
     ),
     ("gpu-missing", "configure", ""): Handling(
-        "Correct what the kernel log names: the kernel modules, the driver release or its firmware, the address space in the "
-        "settings of the host or VM, the mode of confidential computing, or another driver that holds the GPU. Then reboot the "
-        "host and measure it again.",
+        "Correct what the kernel log names: the kernel modules, the driver release or its firmware, the PCI address "
+        "space (BAR) in the settings of the host or VM, the mode of confidential computing, or another driver that holds the "
+        "GPU. Then reboot the host and measure it again.",
         _RESET_AT_BOOT,
     ),
     ("nvlink", "inspect_hardware", ""): Handling(
@@ -240,12 +240,12 @@ HANDLING = {
     ("slow-storage", "inspect_hardware", "gang"): Handling(
         "Compare the load, disks and links of the servers with their specification. shared_storage.ramp_bandwidth shows with "
         "how many clients the bandwidth stops growing.",
-        "ask the vendor of the file system, with the figures of each client.",
+        "send the figures of each client to the vendor of the file system.",
     ),
     ("slow-storage", "inspect_hardware", ""): Handling(
-        "If it is a disk, compare it with a disk of the same model: PCIe link (lspci -vv, LnkSta), temperature and spare blocks "
-        "(nvme smart-log), free space, state of its array (/proc/mdstat). If it is a shared file system, compare link, MTU and "
-        "mount options of this client (ethtool, nfsstat -m) with those of another client.",
+        "If the storage is a disk, compare it with another disk of the same model: PCIe link (lspci -vv, LnkSta), temperature "
+        "and spare blocks (nvme smart-log), free space, state of its array (/proc/mdstat). If the storage is a shared file "
+        "system, compare link, MTU and mount options of this client (ethtool, nfsstat -m) with those of another client.",
         "repeat the measurement by hand (docs/storage.md), then replace the disk, or the cable or NIC of the client.",
     ),
     ("", "reseat", "hca"): _LINK,
@@ -257,7 +257,8 @@ HANDLING = {
     ),
     ("", "reseat", "dimm"): _MEMORY_MODULE,
     ("", "inspect_hardware", "dimm"): Handling(
-        "Compare the label of the module with those of its neighbors. Replace it by a module with their part number.",
+        "Compare the label of the module with those of its neighbors. Replace it by a module with the part number of the "
+        "neighbors.",
         "inspect the slot, and the socket of the processor.",
     ),
     ("memory-modules-missing", "reseat", ""): _MEMORY_MODULE,
@@ -279,7 +280,7 @@ HANDLING = {
     ("slow-workload", "inspect_hardware", HOST): _INSPECT_HOST,
     ("slow-workload", "inspect_hardware", "gang"): _INSPECT_HOST,
 }
-"""Problem (empty: any), action and kind of the part (empty: any) -> handling. It takes precedence over OF_ACTION."""
+"""Problem (empty: any), action and kind of the part (empty: any) -> handling. An entry takes precedence over OF_ACTION."""
 OF_ACTION = {
     "rma": Handling(
         "Replace the part. rackproof rma writes the package for its vendor.",

@@ -77,8 +77,8 @@ class Problem:
     """Takes the verdicts that show the problem, the most important first, and for `hot` also a verdict that passes. Returns the
     predicate of a sentence whose subject is the part."""
     shown_by: tuple[str, ...]
-    """Patterns of observations that show the problem. If several verdicts are equally severe, the title names the one that
-    matches the first of these patterns, so the clearest patterns come first."""
+    """Patterns of observations that show the problem. If several verdicts are equally severe, the title names the one whose
+    pattern is first in this tuple, so the clearest patterns come first."""
     not_shown_by: tuple[str, ...] = ()
     """Patterns of observations that do not show the problem, although a pattern in `shown_by` matches them."""
     kinds: tuple[str, ...] = ()
@@ -206,7 +206,7 @@ PROBLEMS = (
         not_shown_by=_WRONG_TRANSFERS,
         explains=("gpu.ecc.*", *_WRONG_TRANSFERS),
     ),
-    # A wrong copy does not show which part of the path is at fault.
+    # The next three problems are only `likely`, because a wrong copy does not show which part of the path is at fault.
     Problem(
         id="wrong-host-copies",
         title=lambda shown: words.wrong_copies("the host", "the GPU, its PCIe link or the memory of the host"),
@@ -395,7 +395,7 @@ PROBLEMS = (
         stops=True,
         confidence=LIKELY,
     ),
-    # Here, several hosts of the inventory are one machine. This problem is before all problems of slow parts, because parts
+    # Several hosts of the inventory are the same machine. This problem is before all problems of slow parts, because parts
     # that two hosts measure at the same time may be slow although they are healthy.
     Problem(
         id="shared-machine",

@@ -274,7 +274,7 @@ def module(shown: Sequence[Verdict]) -> str:
 def hot(shown: Sequence[Verdict]) -> str:
     """Return that a GPU is too hot or slowed down by heat, with its temperature and how long it was slowed down, if known.
 
-    `shown` may end with verdicts that pass.
+    `shown` may end with a verdict on `stress.temperature` that passes.
     """
     temperatures = [verdict for verdict in shown if verdict.unit == "Cel" and finite(verdict.value) is not None]
     too_hot = [verdict for verdict in temperatures if verdict.verdict == FAIL]
@@ -492,7 +492,8 @@ def network(shown: Sequence[Verdict]) -> str:
 def why(first: Verdict) -> str:
     """Return the explanation that the title leaves out: the detail of the first verdict, or its reason.
 
-    Return the reason if the verdict has no value, or is about an identity or a record, or if a suspect has no detail.
+    For a suspect, it is the detail or, if there is none, the reason. For any other verdict, it is the reason if the verdict has
+    no value, or is about an identity or a record; otherwise it is the detail.
     """
     if first.kind == VerdictKind.SUSPECT:
         return first.detail or first.reason.removeprefix(f"host {first.host} {first.scope} ")

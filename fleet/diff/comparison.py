@@ -67,8 +67,8 @@ class Comparison:
 
         Args:
             host: name of the host.
-            old: earlier state; None if the host is missing there.
-            new: new state; None if the host is missing there.
+            old: earlier state of the host; None if it has none.
+            new: new state of the host; None if it has none.
             criteria: those with `vs_baseline` define the smallest change of a figure that counts.
         """
         self._order.setdefault(host, len(self._order))

@@ -35,7 +35,7 @@ _MAX_NAMED_FIGURES = 6
 def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequence[Criterion]) -> Iterator[Change]:
     """Yield the changed figures of a host, then how many figures only the earlier state has, and how many only the new state has.
 
-    GPUs that are no longer installed, and parts without earlier figures, are left out.
+    GPUs that are no longer installed, and parts that the earlier state does not have, are left out.
     """
     with_baseline = [item for item in criteria if item.baseline is not None]
     added = 0

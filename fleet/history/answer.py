@@ -16,10 +16,10 @@ class Section:
     title: str
     """Heading in text."""
     columns: Mapping[str, str]
-    """Key of a row -> heading of the column. A key in QUANTITIES is shown with the unit of the row."""
+    """Key in the rows -> heading of the column. Values whose key is in QUANTITIES are shown with the unit of their row."""
     rows: Sequence[Mapping[str, Any]]
     empty: str = ""
-    """Text that is shown if there are no rows; empty: the section is left out."""
+    """Text that is shown if there are no rows. If this text is empty, a section without rows is left out."""
 
 
 @dataclass(frozen=True, kw_only=True)

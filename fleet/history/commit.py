@@ -39,13 +39,13 @@ LOCK = "lock"
 LOCK_WAIT_S, LOCK_POLL_S = 120.0, 0.05
 ATTEMPTS = 30
 RETRY_S = 0.05
-"""Longest wait after the first attempt, in seconds; after attempt n, n times as long."""
+"""The longest wait after attempt number n is n times this number of seconds."""
 STALE_S = 86400.0
 """A temporary directory older than this, in seconds, was left behind by a writer that was killed."""
 TEMPORARY = (".new-", ".merge-", ".index-")
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 _OWN = re.compile(r"([0-9a-f]{12}|\d{4}-\d{2})-[0-9a-f]{12}\.parquet")
-"""Name of a file of the history: of a run or import, or of a month."""
+"""Name of a Parquet file of the history, which has the rows of one run, of one imported file or of one month."""
 Result = TypeVar("Result")
 
 

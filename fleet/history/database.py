@@ -60,7 +60,7 @@ class History:
     def _remedy(self) -> str:
         others = [kind for kind in KINDS if kind != self.kind and read_index(self.directory, kind)]
         if others:
-            return f"it has histories only of {' and '.join(f'--kind {kind}' for kind in others)}"
+            return f"to read another history of this directory, add {' or '.join(f'--kind {kind}' for kind in others)}"
         return f"add runs first: rackproof history import runs/* --history {self.directory}"
 
     def _undamaged(self, place: Path, index: Index, *, complete: bool) -> list[StoredFile]:

@@ -61,7 +61,7 @@ class DriverEffect:
     weeks_new: int
     """Number of weeks with runs under the new driver, on the same hosts."""
     meaning: str
-    """`worse`, `better`, or `unknown` for a figure without better and worse."""
+    """`worse`, `better`, or `unknown` if neither more nor less of the figure is better."""
     finding: str
     """CLEAR or CONFOUNDED."""
 

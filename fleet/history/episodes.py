@@ -62,7 +62,7 @@ class Episodes:
     hosts: tuple[Episode, ...]
     """Episodes that began in a run in which the host itself, or several of its parts, began to fail, whatever the cause."""
     alone: tuple[Episode, ...]
-    """Episodes of a single part."""
+    """All other episodes: in the run in which such an episode began, only one slot of the host began to fail."""
 
 
 def run_of(cause: Cause) -> Run:
@@ -86,7 +86,7 @@ def group_episodes(
         causes: rows of the table `causes`.
         measured: `("serial", serial)` or `("host", name)` -> what each run measured. Not needed for parts that failed in
             only one run.
-        rack_hosts: rack and nonce -> number of its hosts in that run.
+        rack_hosts: rack and nonce of a run -> number of hosts of the rack in that run.
     """
     by_part: dict[tuple[str, str], list[Cause]] = defaultdict(list)
     for cause in causes:

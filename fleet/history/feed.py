@@ -20,8 +20,9 @@ def feed_history(directory: Path, run: Run, report: FleetReport, unread: str = "
         directory: the history.
         run: the run.
         report: its report.
-        unread: the line of `with_history` that says why the report lacks former runs; empty if it lacks none. It is returned only
-            if the run is added; otherwise only the warning about the run is returned.
+        unread: the line of `with_history` that says why the report is compared with no former runs, or not with all of them;
+            empty if it is compared with all. It is returned only if the run is added; otherwise only the warning that the run was
+            not added is returned.
     """
     try:
         notes, _ = add_run(directory, run_rows(run, report))

@@ -30,8 +30,8 @@ _WEIGHTED_SPREAD = (
     )
     + ", max(value) as most"
 )
-"""SQL columns as in _SPREAD, for a figure of links, peers or adapters. A part has several such values in a run. Together they
-have the weight of one value (`tables.weighted`)."""
+"""SQL columns as in _SPREAD, for a figure of links, peers or adapters. A part has several such values in a run, and together they
+have the weight of one value. `tables.weighted` returns the rows; `position` is the share of the total weight up to a row."""
 _KEY = "name, settings, stage, within, model"
 _SPREAD_COLUMNS = {
     "values": "values", "parts": "parts", "least": "least", "p05": "5 %", "median": "median", "p95": "95 %", "most": "most",
@@ -67,7 +67,7 @@ class Selection:
 def figure_answer(history: History, selection: Selection, value: float | None = None) -> Answer:
     """Return the distribution of a figure.
 
-    If the selected figures agree in settings, stage and unit, also return the distribution by rack, driver and month.
+    If the selected figures agree in settings and stage, also return the distribution by rack, driver and month.
 
     Args:
         history: the history.
@@ -83,7 +83,7 @@ def figure_answer(history: History, selection: Selection, value: float | None = 
     imported = _imported(history, selection, value)
     if not figures and not imported:
         raise _unknown(history, selection)
-    within = {"within": "of each"} if any(row["within"] for row in figures) else {}
+    within = {"within": "link, peer or adapter"} if any(row["within"] for row in figures) else {}
     head = {"model": "model", "stage": "stage", "settings": "settings", **within}
     empty = f"no {'accepted ' if selection.accepted_only else ''}host has this figure"
     sections = [Section(name="figures", title=f"{selection.name}, own fleet", rows=figures, columns={**head, **_SPREAD_COLUMNS},
@@ -101,15 +101,15 @@ def figure_answer(history: History, selection: Selection, value: float | None = 
         sections.append(Section(name="imported", title="Figures from elsewhere", rows=imported, columns=columns))
     several = len(kinds) > 1
     note = (
-        "the figures differ in settings, stage or kind of scope: select one kind of figure with --settings and --stage to see "
-        "racks, drivers and months"
+        "the figures have different settings or stages: to see racks, drivers and months, select one combination with "
+        "--settings and --stage"
     )
     return Answer(sections=sections, notes=[note] if several else [])
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Source:
-    """The selected figures. In `rows`, the column `within` has the kind of link, peer or adapter without its name: `peer=*`."""
+    """The selected figures. In `rows`, `within` is `link=*`, `peer=*` or `hca=*` for a figure of links, peers or adapters."""
 
     history: History
     where: str
@@ -129,7 +129,7 @@ class _Source:
         return f"(select * replace ({WITHIN_KIND} as within), {month} from figures where {self.where})"
 
     def spread(self, key: str, order: str) -> list[dict[str, Any]]:
-        """Return the distribution for each combination of values of the columns `key` of `rows` (SQL, separated by commas)."""
+        """Return a distribution for each group of `rows`. `key`: the columns to group by, in SQL, separated by commas."""
         source, spread = self.rows, _SPREAD
         if self.has_several:
             source, spread = f"({weighted(self.rows, key)})", _WEIGHTED_SPREAD
@@ -161,7 +161,7 @@ def _place(source: _Source, value: float, empty: str) -> Section:
         order by model, stage, settings, within, driver""",
         {**source.values, "value": value},
     )
-    within = {"within": "of each"} if source.has_several else {}
+    within = {"within": "link, peer or adapter"} if source.has_several else {}
     columns = {"source": "source", "model": "model", "driver": "driver", "stage": "stage", "settings": "settings", **within,
                "value": "value", "percentile": "percentile", "values": "values", "parts": "parts"}  # fmt: skip
     return Section(name="place", title="Where the value lies", rows=rows, columns=columns, empty=empty)

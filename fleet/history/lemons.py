@@ -10,10 +10,10 @@ that rack or host. All other episodes are of a single part:
 
 So if one GPU after another fails in a host or in a slot, the finding names the host or the slot, not the GPUs.
 
-`by_chance` is the expected number of racks (or hosts, slots, parts) of the same kind that have at least as many episodes, if
-failures are random. It is computed under two assumptions: the expected number of episodes is the same for all of them, or it is
-proportional to the number of their runs. The larger result counts. So the number of runs alone makes no rack a lemon, whether it
-is tested every night or only twice.
+`by_chance` is the expected number of racks (or hosts, slots, parts) of the same kind that have at least as many episodes as this
+one, if failures are random. It is computed under two assumptions: the expected number of episodes is the same for all of them,
+or it is proportional to the number of their runs. The larger result counts. So the number of runs alone makes no rack a lemon,
+whether it is tested every night or only twice.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ _DATED = "nonce not in (select nonce from runs where clock <> '')"
 MeasuredRuns = Mapping[tuple[str, str], Sequence[Measured]]
 """`("serial", serial)` or `("host", name)` -> its runs."""
 Exposures = Mapping[tuple[str, str], Mapping[int, int]]
-"""Kind of finding (`part`, `slot`, `host` or `rack`) and kind of part -> number of runs -> how many have that many runs."""
+"""Kind of finding (`part`, `slot`, `host` or `rack`) and kind of part -> number of runs -> number of such parts (or slots, hosts,
+racks) that have that many runs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +273,7 @@ def _tested(groups: Sequence[_Group], exposures: Exposures, measured: MeasuredRu
 def expected(count: int, total: int, exposures: Mapping[int, int], failing: int) -> float:
     """Return the expected number of parts with `count` or more episodes, if failures are random.
 
-    A part may also be a slot, host or rack.
+    Here, `part` also stands for a slot, host or rack.
 
     Args:
         count: number of episodes of one part.

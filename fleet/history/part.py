@@ -58,7 +58,7 @@ def part_answer(history: History, name: str, *, values: bool = False) -> Answer:
         Section(name="figures", title="Figures", rows=_figures(history, name, is_host=is_host), columns={
             "name": "figure", "settings": "settings", "stage": "stage", "within": "within", "runs": "runs",
             "last_value": "last", "median": "median", "least": "least", "most": "most",
-            "percentile": "percentile of the last", "peers": "parts compared"}),
+            "percentile": "percentile of the last value", "peers": "parts compared"}),
     ]  # fmt: skip
     if values:
         sections.append(_values(history, name, is_host=is_host))
@@ -121,8 +121,8 @@ def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any
 def _solved(history: History, name: str, causes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return for each problem of the part the run that shows that the problem is gone.
 
-    This is the first run of the part after the last run with the problem that measured every benchmark that had failed on the
-    host in that last run.
+    A problem is gone at the first later run of the part that measured every benchmark that failed on the host in the last run
+    with the problem.
     """
     result = []
     for problem in dict.fromkeys(item["problem"] for item in causes):
@@ -181,8 +181,8 @@ def _values(history: History, name: str, *, is_host: bool) -> Section:
 
 
 def _notes(history: History, name: str) -> list[str]:
-    """Return a note for each run in which the serial was in several places, and for each pair of overlapping runs on two
-    hosts."""
+    """Return a note for each run in which the serial was in several places, and for each two runs that overlap in time and have
+    the serial on different hosts."""
     twice = history.rows(
         "select run, string_agg(host || ' ' || slot, ', ' order by host, slot) from parts where serial = $id and duplicate "
         "group by run, nonce, began order by began",

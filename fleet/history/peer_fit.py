@@ -81,7 +81,7 @@ def course(history: History, series: Mapping[str, Any]) -> Course | None:
 
 
 def alone_points(history: History, series: Mapping[str, Any]) -> list[Point]:
-    """Return the points of a series for which `course` is not used or returns None: (group, day, value).
+    """Return (group, day, value) for each point of a series for which `course` is not used or returns None.
 
     The value is the logarithm of the figure minus what the part has in common with its peers:
 

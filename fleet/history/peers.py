@@ -28,8 +28,8 @@ class PeerFigure:
     driver: str
     value: float
     within: str = ""
-    """Scope below the part, such as `peer=3`; empty for the part as a whole. Links or peers are compared
-    with all others of their kind, whatever their names."""
+    """Scope below the part, such as `peer=3`; empty for the part as a whole. A link (or peer, or adapter) is
+    compared with all links (or peers, or adapters), whatever its number."""
     is_gpu: bool = True
     """Whether the figure is of a GPU; otherwise it is of a host."""
 
@@ -43,10 +43,11 @@ class Percentile:
     values: int
     """Number of values compared: one for each part and run, even if the part has several links or peers."""
     parts: int
-    """Number of parts that these values are from. With merged months, the largest number in any month or in the other runs."""
+    """Number of parts that these values are from. Merged months are counted one by one, and so are the runs that are not
+    merged, all together; `parts` is the largest of these counts."""
     median: float
-    """Median of the values. With merged months, the mean of the medians of the months and of the other runs, weighted by their
-    numbers of values."""
+    """Median of the values. If months are merged, it is a mean of medians: one for each merged month, and one for the runs that
+    are not merged. Each median has the number of its values as weight."""
 
 
 _LOOSE = f"""select nonce, name, settings, stage, model, driver, {WITHIN_KIND} as within, serial <> '' as is_gpu, value, host,

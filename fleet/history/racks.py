@@ -1,4 +1,4 @@
-"""The racks: how many runs each had, what failed, and how its figures compare with those of the other racks."""
+"""Answer `rackproof history racks`: the runs and failures of each rack, and its worst figure compared with the other racks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ where level = 'rack' and reference = 'run' and accepted group by all"""
 
 
 def racks_answer(history: History) -> Answer:
-    """Return a row for each rack."""
+    """Return a table with a row for each rack."""
     rows = history.records(_RACKS)
     causes = {rack: (count, parts) for rack, count, parts in history.rows(_CAUSES)}
     worst = _worst_figures(history)
@@ -35,15 +35,15 @@ def racks_answer(history: History) -> Answer:
     columns = {
         "rack": "rack", "hosts": "hosts", "runs": "runs", "first": "first run", "last": "last run",
         "accepted_share": "hosts accepted", "rejected": "rejected", "incomplete": "incomplete", "causes": "failures",
-        "failing_parts": "failing parts", "drivers": "drivers", "lowest": "worst against the other racks",
+        "failing_parts": "failing parts", "drivers": "drivers", "lowest": "worst figure compared with the other racks",
     }  # fmt: skip
     return Answer(sections=[Section(name="racks", title="Racks", rows=rows, columns=columns)])
 
 
 def _worst_figures(history: History) -> dict[str, str]:
-    """Return rack -> the figure that is worse than the median of all racks by the largest share, with the difference in percent.
+    """Return rack -> the name and settings of its worst figure, and its difference from the median of all racks in percent.
 
-    A rack without a figure worse than the median is left out.
+    The worst figure is the one that is worse than that median by the largest share. A rack without such a figure is left out.
     """
     worst: dict[str, tuple[float, str]] = {}
     units: dict[str, str] = dict(history.rows("select name, any_value(unit) from levels group by name"))

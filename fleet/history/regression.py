@@ -12,7 +12,10 @@ Point = tuple[str, float, float]
 
 
 def fit_line(times: Sequence[float], values: Sequence[float]) -> tuple[float, float, float]:
-    """Fit a line by least squares to three or more points; return its slope, the slope's standard error and normal deviate."""
+    """Fit a line by least squares to three or more points.
+
+    Return its slope, the standard error of the slope, and the normal deviate of slope / error (`normal_deviate`).
+    """
     slope, intercept = statistics.linear_regression(times, values)
     freedom = len(times) - 2
     middle = statistics.fmean(times)
@@ -35,9 +38,10 @@ def t_quantile(z: float, freedom: float) -> float:
 
 
 def weakest_z(points: Sequence[Point], slope: float) -> float:
-    """Return the smallest normal deviate of the slopes of the fits that leave out one point each; 0 with fewer than 4 points.
+    """Leave out each point in turn, fit a line to the others, and return the smallest normal deviate of these slopes.
 
-    A deviate is negative if the slope of that fit and `slope`, the slope through all points, have different signs.
+    A deviate is negative if its slope has another sign than `slope`, the slope through all points. Return 0 with fewer than 4
+    points.
     """
     if len(points) < 4:
         return 0.0
@@ -59,7 +63,7 @@ def _add(sums: list[float], x: float, y: float, weight: float) -> None:
 
 
 def _pooled_z(groups: Iterable[Sequence[float]]) -> float:
-    """Return the normal deviate of the common slope of several groups, with the sign of the slope, from the sums of `_add`."""
+    """Return the normal deviate of the slope that all groups share, with the sign of the slope. `groups`: the sums of `_add`."""
     count, xx, xy, yy, levels = 0.0, 0.0, 0.0, 0.0, 0
     for n, x, y, sxx, sxy, syy in groups:
         if n > 0.5:

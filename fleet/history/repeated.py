@@ -1,4 +1,4 @@
-"""Answer which parts, slots, hosts and racks fail repeatedly, which drift, and which figures changed with the driver."""
+"""Answer which parts, slots, hosts and racks fail repeatedly, and which figures drift or changed with the driver."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _REPEATED = {
     "is_lemon": "lemon",
 }  # fmt: skip
 _DRIFTS = {
-    "level": "kind", "id": "part", "rack": "rack", "meaning": "change is", "shape": "shape", "at": "at", "name": "figure",
+    "level": "kind", "id": "part", "rack": "rack", "meaning": "better or worse", "shape": "shape", "at": "at", "name": "figure",
     "settings": "settings", "per_year": "per year", "error": "± (95 %)", "change": "total change", "points": "points",
     "first": "first", "last": "last", "others": "other figures",
 }  # fmt: skip
 _DRIVERS = {
     "name": "figure", "settings": "settings", "stage": "stage", "model": "model", "old": "old driver", "new": "new driver",
     "change": "change", "error": "± (95 %)", "hosts": "hosts", "weeks_old": "weeks old", "weeks_new": "weeks new",
-    "meaning": "change is", "finding": "finding",
+    "meaning": "better or worse", "finding": "finding",
 }  # fmt: skip
 
 
@@ -50,7 +50,7 @@ def drivers_answer(history: History) -> Answer:
                 title="Figures that changed with the driver",
                 rows=rows,
                 columns=_DRIVERS,
-                empty="no figure changed with the driver by more than the scatter between weeks, on hosts with both drivers",
+                empty="on hosts measured under both drivers, no figure changed by more than it varies from week to week",
             )
         ]
     )

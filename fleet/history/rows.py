@@ -30,7 +30,7 @@ DIGEST_LENGTH = 12
 """A text that was cut ends with this number of characters of the SHA-256 of the whole text."""
 DRIVER = "driver.version"
 CLOCK_TOLERANCE_S = 86400.0
-"""Clocks that differ by at most this many seconds count as equal."""
+"""Times from different clocks that differ by at most this many seconds count as equal."""
 Row = dict[str, Any]
 
 
@@ -74,7 +74,7 @@ class RunRows:
 
 
 def run_rows(run: Run, report: FleetReport) -> RunRows:
-    """Return the rows of a judged run. Its records are read only when `hosts` is iterated."""
+    """Return the rows of a judged run. The records of the run are read only when `RunRows.hosts` is iterated."""
     plan = run.plan
     hosts = {host.name: host for host in report.hosts}
     entry = {
@@ -168,13 +168,12 @@ def _parts(host: HostReport, state: HostState) -> Iterator[Row]:
 
 
 def host_model(gpus: Iterable[Gpu]) -> str:
-    """Return the model of the GPUs of a host. If they are of several models, return these, separated by
-    commas."""
+    """Return the models of the GPUs of a host, separated by commas."""
     return ", ".join(sorted({clean_text(gpu.name) for gpu in gpus}))
 
 
 def duplicates(parts: Iterable[Row]) -> dict[str, list[str]]:
-    """Return each GPU serial that a run has in more than one place -> these places, each as host and slot."""
+    """Return GPU serial -> its places (`HOST gpu=0`), for each serial that is in more than one place of the run."""
     places: dict[str, list[str]] = {}
     for row in parts:
         if row["part"] == "gpu" and row["serial"]:
@@ -206,13 +205,16 @@ def _causes(report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[Ro
 
 
 def part_serial(host: HostReport | None, scope: str) -> str:
-    """Return the serial of the GPU in a scope, or its UUID if it has no serial; empty if the scope names no GPU of the host."""
+    """Return the serial of the GPU that a scope such as `gpu=3,link=2` names, or its UUID if it has no serial.
+
+    Return an empty text if the scope names no GPU of the host.
+    """
     device = Scope.parse(scope).device
     return next((identity(gpu) for gpu in host.gpus if f"gpu={gpu.index}" == device), "") if host else ""
 
 
 def _figures(host: HostReport, state: HostState) -> Iterator[Row]:
-    """Yield the figures of a host: those that a baseline of the host would include (`is_baseline_figure`)."""
+    """Yield a row for each figure of a host that a baseline of the host would include (`is_baseline_figure`)."""
     gpus = {identity(gpu): gpu for gpu in host.gpus}
     for serial, figures in state.figures.items():
         gpu = gpus.get(serial)

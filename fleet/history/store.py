@@ -78,7 +78,7 @@ def merge_runs(directory: Path, kind: str) -> int:
 
 
 def _write_lines(rows: RunRows, directory: Path) -> tuple[list[Row], list[str]]:
-    """Write the rows of a run as lines of JSON, a file for each table; return its parts, and the end times of its hosts."""
+    """Write the rows of a run to one JSONL file for each table; return the rows of the parts, and the end times of the hosts."""
     parts: list[Row] = []
     ends: list[str] = []
     with ExitStack() as stack:
@@ -104,7 +104,7 @@ def _write_tables(
 ) -> tuple[dict[str, Path], list[str]]:
     """Write the Parquet files of a run; return table -> file, and notes.
 
-    `has_right_date`: whether the date of the run can be right; if not, trends leave out the run.
+    `has_right_date`: False if the date of the run cannot be right (`clock_fault`). Trends then leave out the run.
     """
     twice = duplicates(parts)
     for name in ("figures_with_peers", "group_levels"):
@@ -143,7 +143,7 @@ def _publish(place: Path, index: Index, path: Path, table: str, runs: tuple[str,
     index.published.add(str(target.relative_to(place)))
     shutil.copyfile(path, target)  # not moved, because a retry of the change needs the file again
     with target.open("rb") as file:
-        os.fsync(file.fileno())  # before the index lists it
+        os.fsync(file.fileno())  # the data must be on disk before the index lists the file
     return stored(place, target, table, runs, month)
 
 
@@ -153,7 +153,7 @@ def _loose(index: Index) -> set[str]:
 
 
 def _forget(database: Any, place: Path, index: Index, nonce: str) -> None:
-    """Remove a run that will be replaced from the index, and its rows from the files of its month if it was merged.
+    """Remove the former version of a run from the index, and its rows from the files of its month if it was merged.
 
     A damaged monthly file cannot be rewritten. It stays in the index until every run in it was removed in this way.
     """
@@ -210,7 +210,7 @@ def add_imported(directory: Path, kind: str, entry: Mapping[str, Any], digest: s
 
     Returns:
         `added`; `unchanged` if the history already has the figures of a file with this content; `replaced` if it had them with
-        another source, version, model or number of figures, or if its own copy of them was damaged.
+        another source, version, model or number of figures, or if the copy of them in the history was damaged.
     """
     place = home(directory, kind)
     place.mkdir(parents=True, exist_ok=True)

@@ -1,11 +1,13 @@
 """The tables of the history, and the SQL that writes them as Parquet files.
 
-The tables `figures` and `levels` have the value of each figure and `relative`: the logarithm of the value divided by the median
-of its peers in the same run and with the same driver. So `relative` does not depend on what all peers have in common, such as the
-driver, a warm week or the version of the benchmark. In `figures`, the peers of a GPU are the GPUs of its host. In `levels`, the
-peers of a host are the hosts of its rack, and the peers of a rack are all racks of the run. If there are fewer than MIN_PEERS of
-them, the peers are all GPUs or all hosts of the run. The column `reference` has the group of the peers: `host`, `rack` or `run`.
-If that group is too small as well, `reference` is empty and `relative` is the logarithm of the value itself.
+The table `figures` has the value of each figure, and `levels` has the medians of each host and each rack. Both have the column
+`relative`: the logarithm of (value / median of the peers). Peers are in the same run and have the same GPU model and driver. So
+`relative` does not depend on what all peers have in common, such as the driver, a warm week or the version of the benchmark.
+
+In `figures`, the peers of a GPU are the GPUs of its host. In `levels`, the peers of a host are the hosts of its rack, and the
+peers of a rack are all racks of the run. A GPU or host with fewer than MIN_PEERS peers is compared with all GPUs or hosts of the
+run instead. The column `reference` states where the peers are: in the same `host`, `rack` or `run`. If there are too few in the
+run as well, `reference` is empty and `relative` is the logarithm of the value itself.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ INPUT: Mapping[str, Mapping[str, str]] = {
         "value": "DOUBLE",
     },
 }
-"""Table -> columns and types of the rows that `rows.py` makes from a run or, for the table `imported`, `imports` from a file."""
+"""Table -> columns and types of its input rows. The package `imports` makes those of `imported`, and `rows.py` all others."""
 TREND_KEY = ("level", "id", "rack", "model", "name", "settings", "stage", "within", "unit", "driver", "reference")
 TREND: Mapping[str, str] = {
     **dict.fromkeys(TREND_KEY, "VARCHAR"),
@@ -79,8 +81,8 @@ Two tables are written only when the runs of a month are merged. `trends` has th
 (`trend_sums`); the sums of several months can be added. `spreads` has QUANTILES quantiles of each figure of accepted hosts.
 """
 LATER_COLUMNS: Mapping[str, tuple[str, ...]] = {"imported": ("sha256",), "spreads": ("within",)}
-"""Table -> columns that files of older versions of Rackproof lack; they are read as empty text. If `spreads` lacks `within`, no
-value of a link or peer is compared with the distributions of that month until the month is merged again."""
+"""Table -> columns that files of older versions of Rackproof lack. Such a column is read as empty text. If `spreads` lacks
+`within`, no value of a link or peer is compared with the distributions of that month until the month is merged again."""
 SORTED = {
     "figures": "name, settings, stage, within, serial, host, began",
     "levels": "level, name, settings, stage, within, id, began",
@@ -102,7 +104,7 @@ DAYS = '(epoch("began") / 86400.0 - 18262.0)'
 
 
 def within_kind(within: str) -> str:
-    """Return the scope below the part without names: `peer=*` for `peer=3`."""
+    """Return `within`, the scope below the part, with `*` in place of each name or number: `peer=*` for `peer=3`."""
     return re.sub("=[^,]*", "=*", within)
 
 
@@ -136,7 +138,7 @@ def empty(table: str) -> str:
 
 
 def read_rows(table: str, file: Path) -> str:
-    """Return the SQL that reads rows of `rows.py` from a file with one JSON object a line."""
+    """Return the SQL that reads input rows (INPUT) from a file with one JSON object a line."""
     columns = ", ".join(f"{literal(name)}: {literal(kind)}" for name, kind in INPUT[table].items())
     options = f"format = 'newline_delimited', columns = {{{columns}}}, hive_partitioning = false"
     return f"read_json({literal(str(file))}, {options})"
@@ -158,7 +160,8 @@ def run_columns(nonce: str, entry: Mapping[str, Any]) -> str:
 
 
 WITHIN_KIND = "regexp_replace(within, '=[^,]*', '=*', 'g')"
-"""SQL of `within_kind`: the figures of all links of a part, or with all peers, are compared with each other."""
+"""SQL expression for `within_kind(within)`. With it, the figures of all links of a part are compared with each other, and so are
+those with all peers."""
 _KEY = "name, settings, stage, within_kind, model, driver"
 _RELATIVE = """
 create temp table figures_with_peers as

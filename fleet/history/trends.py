@@ -1,10 +1,10 @@
 """Find figures of GPUs, hosts and racks that drift slowly, from the sums that the history has for each series (`trend_sums`).
 
-`relative` is the logarithm of a figure divided by the median of its peers with the same driver (`tables.py`). A line is fitted to
+`relative` is the logarithm of (figure / median of the peers with the same driver), see `tables.py`. A line is fitted to
 `relative` over time by least squares. For a part without peers, the line has one intercept for each driver, so that a change of
 the driver does not count as a drift. t is the slope divided by its standard error, which follows from the residuals. z is the
-normal deviate with the same two-sided probability as t. A drift is listed if its z exceeds the quantile for FALSE_FINDINGS, which
-is divided by the number of all tests (Bonferroni).
+normal deviate with the same two-sided probability as t. A drift is listed only if the two-sided probability of its z is below
+FALSE_FINDINGS divided by the number of tested series (Bonferroni).
 
 The peers of a GPU are the GPUs of its host, those of a host the hosts of its rack, and those of a rack all racks of the run. So
 if a whole rack becomes slower, the rack is listed, and not each of its GPUs. The median of a host changes when one of its GPUs is
@@ -38,6 +38,7 @@ MIN_EFFECT = 0.01
 MIN_Z_WITHOUT_ONE = 3.0
 """z must be at least this high whichever single run is left out. So one odd run, or one run with a wrong date, is not a drift."""
 DAYS_PER_YEAR = 365.25
+_LIMIT_OF_ONE_TEST = NormalDist().inv_cdf(1 - FALSE_FINDINGS / 2)
 _FIGURE = "name, settings, stage, within, model, unit"
 
 _ALONE = f"""
@@ -53,8 +54,8 @@ alone as (
     sum((log_value - middle) ** 2) as syy, sum(log_value) as log_sum, min("began") as first, max("began") as last
   from alone join middles using (level, {_FIGURE}, driver, month) group by level, id, rack, {_FIGURE}, driver
 )"""
-"""SQL for hosts and racks with too few peers in their run: the sums of their differences from the median of all hosts or racks
-without peers that were measured in the same month under the same driver."""
+"""SQL for hosts and racks with too few peers in their runs. Each is compared with the median of all such hosts or racks that were
+measured in the same month under the same driver. `by_month` has the sums of the differences from this median, as `trend_sums`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +135,7 @@ def _figure(item: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> bool:
-    """Return whether the drift of a GPU or host is only that of its rack.
+    """Return whether the drift of a GPU or host only repeats the drift of its rack.
 
     This is so if the same figure of the rack drifts, and the GPU or host was not compared with peers of its own host or rack.
     """
@@ -146,9 +147,9 @@ def _is_of_parent(item: Mapping[str, Any], parents: set[tuple[str, ...]]) -> boo
 
 
 def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
-    """Return the series whose z is at least 3.5, and the number of all series that were tested.
+    """Return the series whose z is at least the limit of a single test, and the number of all series that were tested.
 
-    If there is no such series, one series is returned, because each row has the number of tests.
+    One series is always returned, whatever its z, because the number of tests is a column of the rows.
     """
     # If a part has too few peers in its runs and in its months, its slope contains the change that all such parts share. So the
     # median slope of all such parts (with the same level, model and figure) is subtracted, if there are at least three of them.
@@ -182,7 +183,7 @@ def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
     select level, id, rack, {_FIGURE}, reference, n::bigint as points, first, last, days, slope, error, tests,
       slope * days as change, freedom, raw_slope - slope as shared_slope,
       sqrt(freedom * ln(1 + (slope / error) ** 2 / freedom)) * (8 * freedom + 1) / (8 * freedom + 3) as z
-    from tested qualify z >= 3.5 or row_number() over () = 1"""
+    from tested qualify z >= {_LIMIT_OF_ONE_TEST} or row_number() over () = 1"""
     records = history.records(query)
     for item in records:
         item["change"] = math.expm1(max(-50.0, min(50.0, item["change"])))

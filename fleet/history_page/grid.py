@@ -38,7 +38,7 @@ class GridRow:
 def months_of(history: History) -> tuple[str, ...]:
     """Return the months from the first run to the last one, such as `2026-05`; at most the last MAX_MONTHS.
 
-    Runs with a wrong date (`clocks.py`) are ignored here and below.
+    All functions of this file ignore runs with a wrong date (`clocks.py`).
     """
     rows = history.rows(
         """select strftime(month, '%Y-%m') from (select unnest(generate_series(date_trunc('month', min("began")),

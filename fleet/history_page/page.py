@@ -21,12 +21,15 @@ from schemas.errors import RunError
 
 _HERE = Path(__file__).parent
 MAX_ROWS = 100
-"""Maximum number of rows of each table; `rackproof history lemons` and `rackproof history drivers` print all rows."""
+"""Maximum number of rows in each of the tables "Failed repeatedly", "Drift" and "Drivers". `rackproof history lemons` and
+`rackproof history drivers` print all rows."""
 REPEATED_COLUMNS = (
     "Part", "Last host and slot", "Episodes", "Runs", "Problems", "First", "Last", "Expected by chance", "Finding",
 )  # fmt: skip
 DRIFT_COLUMNS = ("Part", "Figure", "Per year", "± (95 %)", "Total change", "Shape", "From", "To", "Other figures")
-DRIVER_COLUMNS = ("Figure", "Old driver", "New driver", "Change", "± (95 %)", "Hosts", "Weeks", "Change is", "Finding")
+DRIVER_COLUMNS = (
+    "Figure", "Old driver", "New driver", "Change", "± (95 %)", "Hosts", "Weeks", "Better or worse", "Finding",
+)  # fmt: skip
 
 
 def render_page(history: History) -> str:
@@ -75,8 +78,9 @@ def summarize(drifting: Sequence[Drift], repeated: Sequence[Lemon]) -> str:
     parts = [f"{count} {names[level]}{'s' if count > 1 else ''}" for level, count in levels.items() if count]
     plural = "" if certain == 1 else "s"
     failed = f"{certain or 'no'} part{plural}, slot{plural}, host{plural} or rack{plural}"
-    slower = f"{', '.join(parts)} became worse than their peers" if parts else "nothing became worse than its peers"
-    return f"{failed} failed again and again; {slower}."
+    peers = "its peers" if len(worse) == 1 else "their peers"
+    slower = f"{', '.join(parts)} became worse than {peers}" if parts else "nothing became worse than its peers"
+    return f"{failed} failed more often than chance explains; {slower}."
 
 
 def _facts(history: History, months: Sequence[str]) -> list[tuple[str, str]]:

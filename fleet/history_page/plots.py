@@ -19,7 +19,7 @@ MAX_PLOTS = 12
 MARGIN = 0.08
 """Free space above the highest and below the lowest value, each as a share of the range of the values."""
 MIN_RANGE = 0.02
-"""Smallest range of the vertical axis, as a share of the median, so that noise does not look like a trend."""
+"""Smallest range of the vertical axis, as a share of the median of the monthly medians: noise must not look like a trend."""
 X_TICKS = 6
 Figure = tuple[str, str, str, str, str]
 """Name, settings, stage, kind of scope below the part (`peer=*`), model."""
@@ -83,7 +83,7 @@ def plots(
 
 
 def _of_drift(item: Drift | DriverEffect) -> Figure:
-    """Return the figure whose host levels are plotted: those of all links or peers together."""
+    """Return the figure to plot. It has the values of all links or peers together, even if `item` is about one of them."""
     return item.name, item.settings, item.stage, within_kind(item.within), item.model
 
 

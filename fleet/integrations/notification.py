@@ -102,11 +102,11 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
 
 
 def _shown_lines(report: Mapping[str, Any]) -> list[str]:
-    """Return the lines about the report.
+    """Return the lines about the report: counts and caveats, a line for each cause, and lines with further hosts.
 
-    At most _MAX_CAVEATS counts and caveats, and at most MAX_LINES lines in all, are returned. One more line counts the rest. The
-    lines with further hosts ("Failed as well", "Incomplete as well") come last. If the report has no causes, or was written
-    before lines had kinds, return the summary without its lines about checks and criteria.
+    There are at most _MAX_CAVEATS counts and caveats, and at most MAX_LINES lines in all. One more line counts those left out.
+    The lines with further hosts ("Failed as well", "Incomplete as well") come last. If the report has no causes, return its
+    summary without the lines about checks and criteria. If it was written before lines had kinds, return the whole summary.
     """
     texts, lines = list(report["acceptance"]["summary"]), list(report["acceptance"].get("lines", ()))
     causes = [_cause(cause) for cause in report.get("causes", ())]
@@ -133,7 +133,7 @@ def _first(texts: Sequence[str], most: int = MAX_LINES, left_out: int = 0) -> li
 
 
 def _cause(cause: Mapping[str, Any]) -> str:
-    """Return a line about a cause: the verdict, what is wrong, the serial, why it is wrong, and what to do."""
+    """Return a line about a cause: the verdict, the title, the serial of the part, the reason, and what to do."""
     word = "waived" if cause.get("waiver") else "FAIL" if cause["verdict"] == FAIL else "INCOMPLETE"
     serial = f" (serial {cause['serial']})" if cause.get("serial") else ""
     action = cause_action(cause["verdict"], cause.get("action", "none"))
@@ -144,7 +144,7 @@ def _cause(cause: Mapping[str, Any]) -> str:
 def _plain(line: str) -> str:
     """Return `line` with a space for each unprintable character (text from hosts may contain some).
 
-    A line that was cut ends in `…`.
+    A line that is longer than MAX_CHARACTERS is cut and ends in `…`.
     """
     text = "".join(character if character.isprintable() else " " for character in str(line))
     return text if len(text) <= MAX_CHARACTERS else f"{text[: MAX_CHARACTERS - 1]}…"

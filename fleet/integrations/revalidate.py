@@ -34,9 +34,9 @@ NOTIFIED = "notified.json"
 def revalidate(options: argparse.Namespace) -> int:
     """Run the playbook and return the exit code of the decision on the run.
 
-    If the playbook sent no notification, or one without the nodes that stay drained, play `notify.yml`. If the run is accepted
-    but nodes stay drained, return the exit code of an incomplete run. Do nothing and return HELD if another process has locked
-    the run, or if the run id has the present minute and that run was already accepted or rejected.
+    If the playbook sent no notification, or one that does not name the nodes that stay drained, run `notify.yml`. If the run is
+    accepted but nodes stay drained, return the exit code of an incomplete run. Do nothing and return HELD if another process has
+    locked the run, or if the run was started in this minute and was already accepted or rejected.
     """
     directory = _directory(options)
     run_id = directory.name
@@ -102,8 +102,8 @@ def _inventory(source: str) -> str:
 def _directory(options: argparse.Namespace) -> Path:
     """Return the directory of the run to start or to resume.
 
-    This is the newest run with the given name and date. If that run was accepted or rejected and is not locked, it is a new run,
-    with the time of day in its id.
+    This is the directory of the newest run with the given name and date. If that run was accepted or rejected and is not locked,
+    a new run is started instead, and its id also has the time of day.
     """
     now = datetime.now(UTC)
     try:
@@ -118,8 +118,8 @@ def _directory(options: argparse.Namespace) -> Path:
         )
     if len(run_id) > MAX_RUN_ID:
         raise UsageError(
-            f"run id {run_id!r} has {len(run_id)} characters, at most {MAX_RUN_ID} are allowed (a second run on the same date "
-            "appends the time of day): give a shorter --name or --date"
+            f"run id {run_id!r} has {len(run_id)} characters, at most {MAX_RUN_ID} are allowed (the id of a "
+            "second run on the same date also has the time of day): give a shorter --name or --date"
         )
     last = _newest_run(directory)
     if _locked_by(last) or not _is_decided(last):

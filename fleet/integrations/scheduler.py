@@ -2,7 +2,7 @@
 
 A node is listed in `drained.json` of the run directory before it is drained. A background process waits until the playbook
 exits for any reason, then resumes the nodes. The command `rackproof scheduler resume` resumes them at once. A node is resumed
-only if it is in service and still has the drain reason that this run gave it.
+only if it still has the drain reason that this run gave it, and is not out of service for another reason.
 """
 
 from __future__ import annotations
@@ -136,8 +136,8 @@ def _drain_record(directory: Path) -> dict[str, Any]:
     """Return the content of `drained.json`; empty if it does not exist.
 
     Raises:
-        RunError: the file cannot be read, or does not have the form in which Rackproof writes it. Then its `words`, which would
-            precede the commands, must not be executed.
+        RunError: the file cannot be read, or does not have the form in which Rackproof writes it. Its `words` (the
+            words that precede each command of the scheduler, such as `sudo`) must then not be executed.
     """
     path = directory / DRAINED
     try:

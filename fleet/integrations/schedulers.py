@@ -124,7 +124,7 @@ class Kubernetes:
         return Node(str(document.get("metadata", {}).get("annotations", {}).get(MARK) or CORDONED))
 
     def drain(self, node: str, run_id: str) -> None:
-        """Cordon a node, then add the annotation with the run.
+        """Cordon a node, then add the annotation that names the run.
 
         In the reverse order, a failed cordon could leave the annotation behind, and Rackproof would take a later cordon by others
         for its own.

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 GROUP = "gpu_hosts"
 MAX_TYPING_ERRORS = 2
-"""A name with at most this many missing or extra characters counts as a misspelt variable of Rackproof. A wrong character counts
-as one missing and one extra."""
+"""A name that differs from that of a variable of Rackproof by at most this many missing or extra characters counts as a misspelt
+one. A wrong character counts as one missing and one extra."""
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 """Texts that stand for a boolean. An INI inventory and `-e name=value` may give a boolean variable as text."""
 DEADLINE_S = 600
@@ -238,7 +238,7 @@ def _is_misspelt(name: str, known: str) -> bool:
 
 
 def _typed(name: str, value: Any) -> Any:
-    """Return the value converted to the type in the schema; unchanged if the conversion would be ambiguous."""
+    """Return the value converted to its type in the schema; unchanged if it has this type already or cannot be converted."""
     wanted = _schema_types().get(name)
     text = value.strip().lower() if isinstance(value, str) else str(value) if type(value) is int else ""
     if wanted == "boolean" and text in (*TRUE, *FALSE):

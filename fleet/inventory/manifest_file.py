@@ -21,7 +21,7 @@ COLUMNS = ("host", "kind", "slot", "serial", "port", "switch", "switch_port")
 REQUIRED = ("host", "kind")
 OF_PART, OF_LINK = ("serial",), ("port", "switch", "switch_port")
 """Columns that the line of a part (OF_PART) or of a cable (OF_LINK) needs besides REQUIRED. In the line of a cable, OF_PART and
-`slot` must be empty; in the line of a part, OF_LINK."""
+`slot` must be empty. In the line of a part, OF_LINK must be empty."""
 LINK_COLUMNS = (*REQUIRED, *OF_LINK)
 MODULE_COLUMNS = (*REQUIRED, "slot", *OF_PART)
 MAX_BYTES = 16_000_000
@@ -117,7 +117,7 @@ def _check_cells(where: str, values: list[str], names: list[str]) -> None:
     surplus = [value for value in values[len(names) :] if value]
     unnamed = [value for name, value in zip(names, values, strict=False) if value and not name]
     if extra := [*surplus, *unnamed]:
-        raise UsageError(f"{where}: {extra[0]!r} is outside the columns: quote values that contain the separator")
+        raise UsageError(f"{where}: {extra[0]!r} is in no named column: quote values that contain the separator")
 
 
 def _yaml_rows(path: Path, text: str) -> list[Row]:
@@ -173,7 +173,7 @@ def _part(where: str, row: Mapping[str, str], hosts: list[str]) -> Part:
 
 
 def _port(where: str, port: str, column: str = "slot") -> str:
-    """Return the network port of a module or cable as the judge names it: adapter and port (`mlx5_0/1`), or as from `_slot`."""
+    """Return the network port of a module or cable as the judge names it: `mlx5_0/1`, or what `_slot` returns."""
     return port if _ADAPTER_PORT.fullmatch(port) else _slot(where, NIC, port, column)
 
 
@@ -188,7 +188,7 @@ def is_module_serial(text: str) -> bool:
 
 
 def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
-    """Raise UsageError if the line lacks a value that a part (or a cable) needs, or has a value that only the other has."""
+    """Raise UsageError if the line of a part (or cable) lacks a value that it needs, or has one only for a cable (or part)."""
     needed = (*REQUIRED, *(OF_LINK if is_link else OF_PART))
     for name in needed:
         if not row.get(name):

@@ -12,7 +12,7 @@ from schemas.skips import user_of
 def with_absence(verdict: Verdict, observation: Observation) -> Verdict:
     """Return the inconclusive verdict with the status of the observation as its kind.
 
-    If the observation was skipped because the host is in use, the kind is `in_use`, and `user` names its user.
+    If the observation was skipped because the host is in use, the kind is `in_use`, and `user` states what uses the host.
     """
     user = user_of(observation.reason) if observation.status == SKIPPED else ""
     return replace(verdict, kind=VerdictKind.IN_USE if user else observation.status, user=user)

@@ -1,8 +1,8 @@
 """Published vulnerabilities of the software and firmware of GPU hosts, and the versions that fix them.
 
 `rackproof criteria versions --rebuild` builds `advisories.json` from what the vendors publish (`fleet/advisories`). The file
-states the date of its sources; later advisories are missing. A version is compared with the fix of its own branch: an R535 driver
-with the R535 fix is not affected, although a newer R580 driver without the R580 fix is.
+states the date of its sources; later advisories may be missing. A version is compared with the fix of its own branch: an R535
+driver with the R535 fix is not affected, although a newer R580 driver without the R580 fix is.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Advisory:
     score: float | None
     """CVSS base score of the most severe vulnerability; None if the source states none."""
     cves: tuple[str, ...]
-    """Those of an NVIDIA bulletin: the most severe first."""
+    """CVE ids. Those of an NVIDIA bulletin are ordered by severity, the most severe first."""
     ranges: tuple[AffectedRange, ...]
 
     def range_of(self, version: str) -> AffectedRange | None:

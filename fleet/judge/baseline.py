@@ -93,8 +93,8 @@ class RobustLevel:
 def robust_level(values: Sequence[float]) -> RobustLevel:
     """Return the median of `values` without outliers, and their scatter. With five or more values, up to 40 % may be wrong.
 
-    The shortest interval with more than half of the values gives the middle and the scatter. Values far from the middle are
-    outliers. With fewer than five values, none is an outlier.
+    Values far from the middle are outliers. The middle is the median of the shortest interval that contains more than half of the
+    values, and "far" is measured by the width of this interval. With fewer than five values, none is an outlier.
 
     Raises:
         ValueError: `values` is empty, or a value is not finite.
@@ -164,7 +164,7 @@ def noise(level: Level) -> float:
 
 
 def direction(name: str, unit: str) -> int:
-    """Return 1 if more is better, -1 if less is better, 0 if neither is known."""
+    """Return 1 if more is better, -1 if less is better, 0 if it is not known which is better."""
     last = name.rpartition(".")[2]
     if name in READINGS:
         return READINGS[name]
@@ -292,7 +292,7 @@ def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
     share = min(rule.fraction, 1 - margin) if is_floor else max(rule.fraction, 1 + margin)
     text = f"{share * 100:.4g} % of the accepted level"
     if share != rule.fraction:
-        text += f", because {rule.sigmas:g} sigma of its noise are more than {abs(1 - rule.fraction) * 100:.3g} %"
+        text += f", because {rule.sigmas:g} sigma of its noise are {margin * 100:.3g} %"
     return share * level.value, _explain_limit(level, text)
 
 
@@ -306,6 +306,7 @@ def too_noisy_reason(level: Level) -> str:
     """Return why `limit` returns None for this level."""
     if not noise(level):
         return (
-            "the limit needs the noise of the accepted figure, which is unknown: accept three or more runs that differ"
+            "the limit needs the noise of the accepted figure, which is unknown: accept three or more runs with different "
+            "values"
         )
     return f"the accepted figure has a noise (sigma) of {noise(level) * 100:.2g} %: a loss cannot be distinguished from noise"

@@ -153,13 +153,18 @@ def _incomplete(snapshot: Snapshot, readings: Mapping[str, Metric], known: Mappi
         metric, labels = readings[name], READINGS[name].labels
         scopes = {*metric.values, *metric.absent}
         if not scopes:
-            yield name, HOST, f"has neither a value nor a reason for its absence {when}", snapshot.stage
+            yield name, HOST, f"has neither a value nor a reason for its absence in the snapshot {when}", snapshot.stage
         for scope in metric.values:
             if tuple(Scope.parse(scope).labels) != labels:
                 yield name, scope, f"read in the scope {scope}, which is not a scope of this reading", snapshot.stage
         if "entry" not in labels:
             for scope in sorted(known[name] - scopes):
-                yield name, scope, f"missing {when}, but another snapshot of the BMC has it", snapshot.stage
+                yield (
+                    name,
+                    scope,
+                    f"missing in the snapshot {when}, but another snapshot of the BMC has it",
+                    snapshot.stage,
+                )
 
 
 def _supply_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Problem]:
@@ -206,9 +211,9 @@ def _compare_serials(view: HostView) -> Iterator[Verdict]:
     Serials are comparable if they have the same form: the serial of a board and that of a module are not. The BMC may number the
     GPUs in another order, so each serial of a GPU is compared with all GPU serials that the BMC reports.
 
-    If the BMC does not report a serial, that serial fails, with two exceptions, which get no verdict. For a GPU: the BMC reports
-    fewer serials of that form than the host has. For the host: the BMC reports no system serial of that form; the serial of the
-    chassis, which it may report, can differ from that of the system.
+    A serial fails if the host reports it and the BMC does not. There are two exceptions, which get no verdict. For a GPU: the BMC
+    reports fewer serials of that form than the host has. For the host: the BMC reports no system serial of that form; the serial
+    of the chassis, which it may report, can differ from that of the system.
     """
     gpus = [(f"gpu={gpu.index}", gpu.serial) for gpu in view.gpus]
     reported = _reported(view, GPU_SERIAL)
@@ -264,7 +269,10 @@ def _compare(
 
 
 def is_serial(text: str) -> bool:
-    """Return whether a text that firmware reports is a serial number: not one repeated character, and not a placeholder."""
+    """Return whether a text that firmware reports is a serial number.
+
+    A placeholder is not, nor is a text that, apart from zeros at both ends, only repeats one character.
+    """
     return len(set(text.strip("0"))) > 1 and not any(word in text.lower() for word in _PLACEHOLDERS)
 
 

@@ -10,7 +10,7 @@ V = TypeVar("V")
 
 
 class BoundedCache(dict[K, V]):
-    """A dictionary of at most `max_entries` entries. Setting an entry while it is full removes all entries first."""
+    """A dictionary of at most `max_entries` entries. Setting an entry of a full cache removes all entries first."""
 
     def __init__(self, max_entries: int, on_removal: Callable[[V], None] | None = None) -> None:
         """`on_removal` is called with each value when the cache is emptied."""

@@ -37,9 +37,9 @@ CLOCK = "record.clock"
 def contradictions(view: HostView, figures: Sequence[Figures] | None = None) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for every element of evidence that is missing or contradicts another.
 
-    `figures` has lists of the host's figures, each list with its `FigureStructure` (`fleet.judge.figure_consistency`), or None if
-    that is not known. `figures` is None for a host without a layout (`fleet.judge.layout`); its figures are
-    then taken from the records.
+    `figures` has lists of the host's figures. With each list comes its `FigureStructure` (`fleet.judge.figure_consistency`), or
+    None if the structure is not known. For a host without a layout (`fleet.judge.layout`), `figures` itself is None, and the
+    figures are taken from the records.
     """
     for name, scope, reason, stage in _problems(view, figures):
         yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)
@@ -67,7 +67,7 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
 
 
 def _doubtful(record: Record) -> set[int]:
-    """Return the `id` of each metric for which `is_doubtful` is true. Set `is_sound` to True on the others with a right scope."""
+    """Return the `id` of each metric for which `is_doubtful` is true. Set `is_sound` on the others that have no wrong scope."""
     doubtful = set()
     for metric in [metric for metric in record.distinct_metrics if not metric.is_sound]:
         if is_doubtful(metric):
@@ -114,7 +114,7 @@ def _contradictions_of_launch(view: HostView, launch: Launch) -> Iterator[str]:
     if view.host.name not in launch.members:
         yield f"the launch had the members {', '.join(launch.members)}, but not this host"
     if launch.stage in (BENCHMARK, SOAK) and launch.members != (view.host.name,):
-        yield f"a launch of one host had the members {', '.join(launch.members)}"
+        yield f"the launch of this stage must have this host as its only member, but had {', '.join(launch.members)}"
     if launch.outcome != "finished" or launch.stage not in (BENCHMARK, SOAK, GANG):
         return
     planned = len(view.host.devices)
@@ -230,9 +230,9 @@ def _software_problems(view: HostView, record: Record) -> Iterator[Problem]:
 
 
 def _snapshot_problems(view: HostView) -> Iterator[Problem]:
-    """Check that there is a snapshot of the beginning, and one before and one after each benchmark or gang stage that finished.
+    """Check that the snapshots that show what changed are complete, and that no two have the same stage, phase and time.
 
-    Without these snapshots it is unknown what changed. Also check that no two snapshots have the same stage, phase and time.
+    Complete: one of the beginning of the run, and one before and one after each finished stage `benchmark` or `gang`.
     """
     phases = Counter((item.stage, item.phase) for item in view.evidence.snapshots())
     alone = [record for record in view.evidence.records if not record.gang]
@@ -260,7 +260,8 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
 def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
     """Check that the records of a host have results of the right stages, and the same versions of Rackproof and other software.
 
-    The record of a gang has figures and readings only of GANG_STAGES, and other records have none of these stages.
+    The record of a gang (the hosts of one multi-node launch) may have figures and readings only of GANG_STAGES. Other records may
+    have none of these stages.
     """
     for record in records:
         whose = f"the launches of gang {record.gang}" if record.gang else "the launches of this host alone"
@@ -268,7 +269,12 @@ def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
         for what, stages in (("figures", measured), ("readings", {snapshot.stage for snapshot in record.snapshots})):
             if foreign := sorted(stage for stage in stages if (stage in GANG_STAGES) != bool(record.gang)):
                 stage_names = f"the stage{'' if len(foreign) == 1 else 's'} {', '.join(foreign)}"
-                yield "record", "host", f"the record of {whose} has {what} of {stage_names}", ""
+                yield (
+                    "record",
+                    "host",
+                    f"the record of {whose} has {what} of {stage_names}, which belong in another record",
+                    "",
+                )
     versions = {record.rackproof for record in records}
     if len(versions) > 1:
         yield (

@@ -20,9 +20,9 @@ BASES = (UPTIME, COUNTER_AGE)
 """Readings from which the time is taken over which a counter counted."""
 HOUR_S = 3600.0
 LEAST_AGE_S, LEAST_RUN_S = 24 * HOUR_S, 300.0
-"""Counts are divided by at least this many seconds, so that a few normal errors in a short time are not a high rate. Before the
-run, links count errors while they train, and a new rack is rebooted and cabled on the day of its acceptance. During the run,
-connections that a launch cuts when it ends are counted as errors."""
+"""A count before the run is divided by at least LEAST_AGE_S, and a count during the run by at least LEAST_RUN_S, so that a few
+normal errors in a short time are not a high rate. Before the run, links count errors while they train, and a new rack is rebooted
+and cabled on the day of its acceptance. During the run, connections that a launch cuts when it ends are counted as errors."""
 CONFIDENCE = "the rate is at least this, with a confidence of 99.87 %"
 SIGMAS = 3.0
 """A count fails if it is more than this many standard deviations above the count that the limit allows. Of 740 links whose true

@@ -36,7 +36,7 @@ SHARES = (
     "kept_share",
     "cache_share",
 )
-"""Last parts of the names of figures that are at most 1."""
+"""Last part of the name of each figure whose value cannot exceed 1."""
 ROUNDING = 1e-6
 """A value may exceed the highest possible value by this much, because of rounding."""
 _WRONG_SOURCE = {
@@ -64,8 +64,8 @@ def impossible_readings(
 ) -> Iterator[Problem]:
     """Yield a problem for each reading with an impossible unit, sign or amount, or the wrong source, and for each duplicate.
 
-    `doubtful` has the `id` of each metric for which `is_doubtful` is true; None: not known. Equal readings of several snapshots
-    are the same object.
+    `doubtful` has the `id` of each metric for which `is_doubtful` is true, and only these metrics are checked; None: check all.
+    Snapshots with equal readings share the object of the metric, so they share its `id` too.
     """
     if len({metric.name for metric in snapshot.metrics}) < len(snapshot.metrics):
         counts = Counter(metric.name for metric in snapshot.metrics)

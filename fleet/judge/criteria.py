@@ -1,4 +1,4 @@
-"""Read criteria packs from YAML. A criterion is data: it contains no expressions."""
+"""Read criteria packs: YAML files with limits for readings and benchmark results. A pack contains no code."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RESERVED_IDS = frozenset(
         "localise", "bmc-serial", "manifest", "manifest-extra", "manifest-link", "rail-switch",
     }
 )  # fmt: skip
-"""Ids of the verdicts that need no criterion."""
+"""Values of `Verdict.criterion` for checks that are part of the judge and in no pack. No criterion may have one of these ids."""
 
 
 Range = dict[str, float]
@@ -34,13 +34,13 @@ MODEL = "model"
 
 @dataclass(frozen=True, kw_only=True)
 class VsBaseline:
-    """How far a figure may be from the accepted figure of the same part."""
+    """How far a figure may be from the figure of the same part in the accepted record (the baseline)."""
 
     fraction: float = 1.0
-    """The limit is this fraction of the accepted value. With 1 the noise of the figure alone determines the limit (`sigmas`)."""
+    """The limit is this fraction of the accepted value. With 1, only `sigmas` determines how far the limit is from that value."""
     sigmas: float = 4.0
-    """The limit is at least this many standard deviations of the figure's noise away from the accepted value, if the noise is
-    known."""
+    """The distance of the limit from the accepted value is at least this many standard deviations of the figure's noise, if the
+    noise is known."""
     change: float | None = None
     """For counts, instead of the fraction: the permitted change, in the unit of the count."""
 
@@ -110,8 +110,8 @@ class Criterion:
     """Compare the rate of a counter per hour (`counter_rate`): with `delta` the rate during the run, without it the rate from the
     time when the counter was cleared until the run."""
     optional: bool = False
-    """If the part does not support the reading, the fleet is too small to compare with, or the accepted record does not have the
-    figure, there is no verdict."""
+    """There is no verdict if the part does not support the reading, if the fleet is too small to compare with, if the accepted
+    record does not have the figure, or (with `same_as_fleet`) if the host does not report the value."""
     best_of_run: bool = False
     """One good value in the run is enough to pass. Without this flag, one bad value fails."""
     basis: str = "policy"
@@ -142,11 +142,11 @@ class Criterion:
         return next((self.actions[key] for key in keys if key in self.actions), self.action)
 
     def matches_name(self, name: str) -> bool:
-        """Return whether the criterion is for observations of that name. A `*` in `self.name` matches one component."""
+        """Return whether the criterion is for observations of that name. In `self.name`, `*` stands for one component."""
         return name == self.name if "*" not in self.name else name_matches(self.name, name)
 
     def matched(self, names: Collection[str]) -> Sequence[str]:
-        """Return the names that the criterion is for. For speed, `names` should be a set or a mapping."""
+        """Return those of `names` that the criterion is for. For speed, `names` should be a set or a mapping."""
         if "*" in self.name:
             return _matching_names(self.name, tuple(names))
         return (self.name,) if self.name in names else ()
@@ -154,7 +154,7 @@ class Criterion:
 
 @lru_cache(maxsize=65536)
 def name_matches(pattern: str, name: str) -> bool:
-    """Return whether a name matches a pattern in which `*` stands for one component."""
+    """Return whether a dotted name matches a pattern, in which `*` stands for one component."""
     patterns, components = pattern.split("."), name.split(".")
     return len(patterns) == len(components) and all(map(fnmatch.fnmatchcase, components, patterns))
 
@@ -179,7 +179,7 @@ class Pack:
 
     Limits with `vs_datasheet` are fractions of them, and the lint compares the other limits with them."""
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """Observation name -> why the pack has no figure for it."""
+    """Observation name -> why the pack has no limit for it."""
     lacks: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
     """Observation name -> parameter -> values that the part or its software need not support: with such a value, the status
     `unsupported` of the observation is accepted.
@@ -320,7 +320,7 @@ def _invalid_ids(packs: Iterable[Pack]) -> Iterator[str]:
                 origins = [*dict.fromkeys(other.origin for other in others)]
                 more = f" and {len(origins) - 1} more pack{'s' if len(origins) > 2 else ''}" if len(origins) > 1 else ""
                 yield (
-                    f"{where}: a criterion of {origins[0]}{more} already has this id; choose another id to judge by both, "
+                    f"{where}: a criterion of {origins[0]}{more} already has this id; choose another id to keep both criteria, "
                     f"or add `replaces: {item.id}`: the report then lists the other criterion as replaced"
                 )
         for item in pack.criteria:

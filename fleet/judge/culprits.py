@@ -28,16 +28,15 @@ _Partners = Mapping[str, Mapping[str, bool]]
 
 
 def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Return the verdicts on one host. If another part than that in the scope causes a failure, `part` names it.
+    """Return the verdicts on one host. If another part than that in the scope causes a failure, `Verdict.part` names it.
 
     A GPU is the cause of its failed pairs under three conditions:
-    - It fails a criterion with more than half of its partners, and with at least three.
+    - Its pairs with more than half of its partners, and with at least three of them, fail the same criterion.
     - Fewer than half of the GPUs meet the first condition.
-    - No two GPUs that meet the first condition pass with each other. Otherwise the link between two halves of the host is the
-      cause.
+    - No pair of two GPUs that meet the first condition passes. Otherwise the cause is the link between two halves of the host.
 
-    A new XID in the kernel log is attributed to a GPU under three conditions: it is the only GPU with new XIDs in the run, a
-    criterion fails it for its XIDs, and no NVSwitch reported a new error (SXID) in the run.
+    A new XID in the kernel log is attributed to a GPU under three conditions: it is the only GPU with new XIDs in the run, it
+    fails a criterion on the number of its XIDs, and no NVSwitch reported a new error (SXID) in the run.
     """
     partners: dict[str, dict[str, dict[str, bool]]] = defaultdict(lambda: defaultdict(dict))
     for verdict in verdicts:

@@ -41,10 +41,10 @@ TOGETHER = {
 """Reading A of the host -> reading B. If a snapshot has B (a value, or a reason why there is none), it must have A too. If B is
 the duration of a collector (`collector.…`), the snapshot must have A only if B has a value: then the collector did not fail."""
 MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
-"""Reading of the members of a part, such as the interfaces of a bond -> reading of the part; its value 0 means no members."""
+"""Reading of the members of a part, such as the interfaces of a bond -> reading that is 0 if the part has no members."""
 MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")
 """Reading that the agent reports for each port of a host, and the two readings which show that it read the ports: the duration of
-the collector, and `network.mtu`, which every Ethernet interface has in a full snapshot. Other snapshots have no `network.mtu`."""
+the collector, and `network.mtu`. Full snapshots have `network.mtu` for every Ethernet interface, others for none."""
 QUANTITIES, LEVELS = ("temperature", "voltage", "rx_power", "tx_power", "bias"), ("alarm", "warning")
 OF_MODULES = (
     "optics.module.fault",
@@ -63,7 +63,7 @@ NONE, LOW, HIGH = "none", "low", "high"
 
 
 def derived_problems(snapshot: Snapshot, readings: Mapping[str, Metric]) -> Iterator[Problem]:
-    """Yield each reading that a snapshot lacks although another reading shows that the host has the part, and each wrong alarm.
+    """Yield each reading that a snapshot lacks although other readings of the snapshot imply it, and each wrong alarm.
 
     `readings` are the metrics of the snapshot by name.
     """

@@ -2,7 +2,8 @@
 
 For a figure that varies, the estimate follows from its spread: from part to part, and from run to run of the same part. With few
 parts the spread itself is uncertain, so quantiles are those of Student's t distribution for a further part (a prediction
-interval), with the degrees of freedom of Satterthwaite (Biometrics 2, 1946). For fewer than MIN_PARTS parts nothing is stated.
+interval), with the degrees of freedom of Satterthwaite (Biometrics 2, 1946). For fewer than MIN_PARTS parts there is no
+estimate.
 
 Some criteria need no spread, because they find any value beyond the limit (LOGIC). These are comparisons for equality or with
 peers, and criteria on counts, on increases over the run, on values that are not numbers, and on values that are equal on at least
@@ -31,7 +32,7 @@ from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
 MIN_PARTS = 3
-"""With two parts, the 99.9 % quantile of Student's t is 318 standard deviations above the mean: nothing useful can be stated."""
+"""With two parts, the 99.9 % quantile of Student's t is 318 standard deviations above the mean: too far to be useful."""
 
 RELATIVE, ABSOLUTE, LOGIC = "relative", "absolute", "logic"
 """How a fault is stated. RELATIVE: as a share of the healthy value. ABSOLUTE: in the unit of the figure. LOGIC: as any value
@@ -76,8 +77,8 @@ class Detection:
     failed: int
     """Number of healthy values that failed."""
     fault: float | None = None
-    """Smallest fault that is found with DETECTION_PROBABILITY: as a share of the healthy value (RELATIVE) or in `unit`
-    (ABSOLUTE). None if the kind is LOGIC, or if there are fewer than MIN_PARTS parts."""
+    """Smallest fault that the criterion detects with the probability DETECTION_PROBABILITY: as a share of the healthy value
+    (RELATIVE) or in `unit` (ABSOLUTE). None if the kind is LOGIC, or if there are fewer than MIN_PARTS parts."""
     false_alarm: float | None = None
     """Probability that a further healthy part fails. None if `fault` is None."""
     freedom: float = 0.0

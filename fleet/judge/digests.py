@@ -22,14 +22,14 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 NAME = "digest.value"
 CRITERION = "digest-majority"
 SOURCE = (
-    "equal computations on equal GPUs and software give equal bits; for parts that silently do not, see Dixit et al. 2021 "
+    "equal computations on equal GPUs and software give equal bits; for parts with silent wrong results, see Dixit et al. 2021 "
     "(Silent Data Corruptions at Scale), Hochschild et al., HotOS 2021 (Cores that don't count)"
 )
 MIN_GPUS_FOR_MAJORITY = 3
 """A majority needs three GPUs: if two differ, either may be right."""
 _ACTIONS: Mapping[Value, str] = {"copy": "inspect_hardware"}
-"""Workload -> action on its wrong results, if they may have another cause than the GPU. A copy also passes the PCIe link and host
-memory. For other workloads the action is `rma`."""
+"""Workload -> action on its wrong results, if they may have another cause than the GPU. The workload `copy` also uses the PCIe
+link and host memory. For other workloads the action is `rma`."""
 _LIBRARIES = ("torch", "cuda", "cublas", "cudnn", "nccl")
 """Libraries whose versions determine the kernels that run. A record that lacks the version of a library is compared only with
 records that lack it too."""
@@ -93,7 +93,7 @@ def judge_digests(views: Iterable[HostView], planned: Planned, counts: DigestCou
 
 
 def uncompared_digests(view: HostView, planned: Planned, counts: DigestCounts) -> list[tuple[str, str]]:
-    """Return the (stage, scope) pairs with digests of which none is comparable with the digest of another GPU."""
+    """Return each pair (stage, scope) that has digests, but none that is comparable with the digest of another GPU."""
     compared = {
         (gpu.observation.stage, gpu.observation.scope)
         for key, gpu in gpu_digests(view, planned)
@@ -140,7 +140,7 @@ def _judge(gpu: GpuDigest, counts: Counter[Value], siblings: Sequence[GpuDigest]
 
     Args:
         gpu: the digest and its GPU.
-        counts: digest -> number of comparable GPUs that computed it, with this GPU.
+        counts: digest -> number of comparable GPUs that computed it, including this GPU.
         siblings: the comparable digests of the other GPUs of its host.
     """
     (digest, agreeing), total = counts.most_common(1)[0], counts.total()
@@ -149,7 +149,7 @@ def _judge(gpu: GpuDigest, counts: Counter[Value], siblings: Sequence[GpuDigest]
     if agreeing * 2 <= total or total < MIN_GPUS_FOR_MAJORITY:
         reason = (
             f"digests differ and no majority shows which is right: {len(counts)} digests on {total} GPUs, "
-            f"{gpu.digest} on this one"
+            f"{gpu.digest} on this GPU"
         )
         return digest_verdict(gpu, INCONCLUSIVE, reason)
     majority = f"{agreeing} of {total} GPUs of its model and software agree on {digest}"

@@ -42,7 +42,7 @@ _SOURCES = {
     CLUSTER: "NVIDIA Mission Control, high-speed fabric management: the GPUs of an NVL72 rack report the UUID of its domain",
     STATE: "NVIDIA/DCGM DcgmImexManager: READY is the state of a daemon that works",
     NODES: "NVIDIA IMEX guide: the node configuration file lists every host of the domain",
-    CONNECTION: "NVIDIA IMEX guide, nvidia-imex-ctl -N: C is a connection that is ready for operation",
+    CONNECTION: "NVIDIA IMEX guide, nvidia-imex-ctl -N: `C` marks a connection that is ready for operation",
     TRANSPORT: "NVIDIA/nccl src/transport/p2p.cc, src/mnnvl.cc: ranks of one clique share memory over NVLink (P2P/MNNVL)",
 }
 
@@ -69,8 +69,8 @@ def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdic
     """Yield a verdict on each GPU: the cluster UUID that it reports must be that of a domain.
 
     A GPU that reports no UUID is judged only in three cases: the inventory names the domain, a GPU of any host of the domain
-    reports the UUID of one, or the NVLinks of this GPU end at a switch. In all other cases the NVLinks may join the GPUs of the
-    board only to each other, and such GPUs are in no domain. GPUs without any measurement are not judged here.
+    reports the UUID of a domain, or the NVLinks of this GPU end at a switch. In all other cases the NVLinks may only join the
+    GPUs of one board to each other, and such GPUs are in no domain. GPUs without any measurement are not judged here.
     """
     where = f"the GPU model implies that the hosts of rack {view.host.rack} are one NVLink domain"
     if view.host.nvlink_domain:
@@ -87,7 +87,7 @@ def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdic
             why = next(
                 (item.reason for item in reversed(view.observations[CLUSTER]) if item.scope == scope), "not read"
             )
-            yield _verdict(view, CLUSTER, scope, INCONCLUSIVE, f"{where}, but the GPU reports none: {why}")
+            yield _verdict(view, CLUSTER, scope, INCONCLUSIVE, f"{where}, but the GPU reports no domain: {why}")
 
 
 def _judge_imex(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
@@ -112,8 +112,10 @@ def _judge_imex(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
     yield from _judge_node_count(view)
     if not member.address:
         unread = [item for item in view.observations[CONNECTION] if item.status == ERROR]
-        why = unread[-1].reason if unread else "its own address is not known"
-        yield _verdict(view, CONNECTION, HOST, INCONCLUSIVE, f"its connections could not be read: {why}")
+        why = unread[-1].reason if unread else "the address of this host in the IMEX domain is not known"
+        yield _verdict(
+            view, CONNECTION, HOST, INCONCLUSIVE, f"the IMEX connections of the host could not be read: {why}"
+        )
     elif member.peers or domains.broken(view):
         yield _judge_connections(view, domains.broken(view), member)
 
@@ -171,9 +173,9 @@ def _judge_connections(view: HostView, broken: Mapping[str, str], member: Domain
 
 
 def _judge_transport(view: HostView, item: Observation, domains: NvlinkDomains) -> Iterator[Verdict]:
-    """Yield the verdict on NCCL's transport in a launch of several hosts, if all their GPUs are in one clique of one domain.
+    """Yield the verdict on NCCL's transport in a launch of several hosts whose GPUs are all in one clique of one domain.
 
-    A clique is a partition of an NVLink domain.
+    A clique is a partition of an NVLink domain. Other launches get no verdict.
     """
     members = view.members(GANG)
     cliques = domains.cliques(view.nvlink_domain, members)

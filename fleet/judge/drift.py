@@ -128,19 +128,21 @@ def rate_course(series: Series, soak: Soak) -> RateCourse | None:
 
 
 def with_drift_time(view: HostView, verdict: Verdict) -> Verdict:
-    """Return the verdict. If it fails a drift, add a text such as `from 04:12 on, 3.1 % below its level in the first hour`.
+    """Return the verdict. If a drift observation failed, add the time of the drift to the reason.
 
-    The times are those of the first drop below the limit; the percentage is that of the lowest level of the whole soak.
+    Example: `from 04:12 on, 3.1 % below its level in the first hour`. The times, since the soak began, are those of the first
+    drop below the limit; the percentage is that of the lowest level of the whole soak.
     """
-    if verdict.verdict != FAIL or not verdict.name.startswith(f"{DRIFT}.") or not isinstance(verdict.limit, float):
+    limit = verdict.limit
+    if verdict.verdict != FAIL or not is_drift(verdict.name) or not isinstance(limit, int | float):
         return verdict
     name = verdict.name.removeprefix(f"{DRIFT}.")
     for soak in _soaks(view):
         for series in soak.timeline.series:
             same = (series.name, series.scope, dict(series.params)) == (name, verdict.scope, dict(verdict.params))
             course = rate_course(series, soak) if same else None
-            if course and course.lowest < verdict.limit:
-                text = _describe_drift(course, soak, verdict.limit)
+            if course and course.lowest < limit:
+                text = _describe_drift(course, soak, limit)
                 detail = "; ".join(part for part in (text, verdict.detail) if part)
                 return replace(verdict, reason=f"{verdict.reason}; {text}", detail=detail)
     return verdict
@@ -174,8 +176,8 @@ def _soaks(view: HostView) -> Iterator[Soak]:
 def judge_soak(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for each way in which the soak of the host was not as planned.
 
-    These are: no record of a soak, a wrong duration, failed or interrupted rounds, too few values to evaluate a drift, and
-    figures that were no longer measured at the end.
+    These are: no record of a soak, a wrong duration, failed or interrupted rounds, too few values to evaluate a drift,
+    figures that were no longer measured at the end, and rates that too few rounds measured.
     """
     if not any(stage.name == SOAK for stage in view.plan.stages):
         return
@@ -204,7 +206,7 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
     launches = [launch for launch in view.evidence.launches() if launch.stage == SOAK and not launch.succeeded]
     if failed := max(soak.failed, len(launches)):
         first = f": round {launches[0].number}: {launches[0].reason or launches[0].outcome}" if launches else ""
-        yield f"{failed} of {max(soak.rounds, failed)} rounds did not finish{first}"
+        yield f"{failed} of {soak.rounds - soak.failed + failed} rounds did not finish{first}"
     if soak.cut > MAX_CUT_ROUNDS:
         yield f"{soak.cut} of {soak.rounds} rounds were interrupted because their supervisor process ended, for an unknown reason"
     needs_drift = planned_s >= REFERENCE_S and not view.plan.rehearsal
@@ -224,7 +226,9 @@ def ended_early(soak: Soak) -> Mapping[str, Sequence[str]]:
     for series in soak.timeline.series:
         end_s, last_s = _end_s(series, width), longest[series.name]
         if end_s < last_s - tolerance_s:
-            times = f"{format_clock(end_s)}, but the latest {series.name} of this host is from {format_clock(last_s)}"
+            times = (
+                f"{format_clock(end_s)} of the soak, but another {series.name} of this host at {format_clock(last_s)}"
+            )
             messages[series.scope].append(f"{_series_name(series)} was last measured at {times}")
         elif is_rate(series) and sum(series.n) < min_rounds:
             messages[series.scope].append(

@@ -167,7 +167,10 @@ def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSeria
 
 
 def with_foreign_records(evidence: Evidence) -> Evidence:
-    """Return the evidence of a host. Gang records written by another machine than the host record are moved to `foreign`."""
+    """Return the evidence of a host. Gang records written by another machine than the host record are moved to `foreign`.
+
+    A gang record is the host's record of the multi-node launches; the host record has everything else.
+    """
     host_records = [record for record in evidence.records if not record.gang]
     foreign = [
         record

@@ -148,7 +148,8 @@ def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
     """Return what `series` returns, for the readings of one name (scope -> readings).
 
-    If the stage is ignored, a criterion matches either all readings of a scope or none, so only the first of each is compared.
+    If the stage is ignored, a criterion matches either all readings of a scope or none, so only the first reading of each scope
+    is checked.
     """
     groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
     if criterion.stage:

@@ -35,10 +35,11 @@ class Evidence:
     foreign: tuple[Record, ...] = ()
     """Gang records that were written by another machine than the host record (`duplicates`). They are not judged."""
     received: Mapping[str, float] = field(default_factory=dict)
-    """Gang of a record (empty for the host record) -> when the control node wrote its file, in seconds since 1970. Simulated
-    records have no entry."""
+    """Gang of a record (empty for the host record) -> when the control node wrote the file of the record, in seconds since 1970.
+    Simulated records have no entry."""
     problem: str = ""
-    """Why there is no host record, or what failed on this host according to the control node; empty if nothing did."""
+    """Why there is no host record, or what failed on this host according to the control node; empty if there is a host record
+    and nothing failed."""
     user: str = ""
     """The user or job that occupied the GPUs of the host, if a play failed on the host for this reason; otherwise empty."""
     bmc: Record | None = None
@@ -49,7 +50,7 @@ class Evidence:
     """The accepted figures of the host; None if the plan compares with no baseline."""
 
     def observations(self) -> list[Observation]:
-        """Return all observations: first the readings of the host by time, then those of its BMC by time, then the benchmarks'.
+        """Return all observations: first the readings of the host by time, then those of its BMC by time, then benchmark results.
 
         If the scope of an observation is the PCI address of a GPU (`pci=0000:1b:00.0`), it is replaced by the index (`gpu=0`).
         """
@@ -104,7 +105,7 @@ class Evidence:
 
 @lru_cache(maxsize=4096)
 def _settings_of_output(name: str) -> frozenset[str] | None:
-    """Return the parameters that are settings, if plans never demand the figure (as for RDMA ports); otherwise None."""
+    """Return which parameters of a figure are settings; None if plans list them (`Output.demanded`) or the figure is unknown."""
     output = output_of(name)
     return frozenset(output.over) if output and not output.demanded else None
 
@@ -122,7 +123,7 @@ def from_benchmark(name: str) -> bool:
 
 
 class Planned:
-    """Which parameters of each figure are settings in the plan. Its other parameters describe how it was measured."""
+    """Which parameters of each figure are settings in the plan. The other parameters describe how the figure was measured."""
 
     def __init__(self, plan: Plan) -> None:
         self._settings: dict[tuple[str, str], set[str]] = {}
@@ -132,7 +133,7 @@ class Planned:
         """Whether the plan has a manifest (the list of ordered parts). The result of `Plan.only` never has one."""
 
     def params(self, item: Observation | Verdict) -> dict[str, Value]:
-        """Return the parameters that identify a figure. Observations with the same ones are of the same figure."""
+        """Return the parameters that identify a figure. Observations that differ only in other parameters are of one figure."""
         settings: Collection[str] | None = self._settings.get((item.stage, item.name))
         if settings is None:  # not planned; an empty set is a planned figure without settings
             settings = _settings_of_output(item.name)

@@ -166,9 +166,9 @@ def _unfinished(view: HostView, stage: str, reason: str) -> Verdict:
 
 
 def unplanned_errors(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for every observation with an error that a benchmark made and the plan does not expect.
+    """Yield an inconclusive verdict for every benchmark result with the status `error` that the plan does not expect.
 
-    An error does not count if the same figure was measured later.
+    No verdict is yielded if the same figure was measured later.
     """
     planned: dict[tuple[str, str], list[Expectation]] = defaultdict(list)
     for item in view.plan.expected:
@@ -227,17 +227,21 @@ def unmeasured_gpus(view: HostView) -> Iterator[Verdict]:
 
 
 def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
-    """Return an inconclusive verdict on each host that shared no successful launch with some other host of its gang.
+    """Return an inconclusive verdict on each host if another host of its gang was in none of its successful launches.
 
-    Only hosts with a successful launch count, on both sides. A gang that launches again without a host is not partitioned if an
-    earlier successful launch included the host.
+    Hosts without any successful launch are ignored. A gang that launches again without a host is not partitioned if an earlier
+    successful launch included the host.
     """
-    members, met = _launched_together(plan, evidence)
+    members, launched_with = _launched_together(plan, evidence)
     verdicts = []
     for gang, hosts in plan.gangs().items():
         for host in hosts:
-            never_met = [other for other in hosts if other in met and host in met and other not in met[host]]
-            if never_met:
+            never_with = [
+                other
+                for other in hosts
+                if other in launched_with and host in launched_with and other not in launched_with[host]
+            ]
+            if never_with:
                 verdicts.append(
                     Verdict(
                         host=host,
@@ -247,7 +251,7 @@ def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verd
                         verdict=INCONCLUSIVE,
                         criterion="plan",
                         kind=VerdictKind.UNFINISHED,
-                        reason=f"launched with {', '.join(members[host])}, but never with {', '.join(never_met)}",
+                        reason=f"launched with {', '.join(members[host])}, but never with {', '.join(never_with)}",
                         source="plan",
                     )
                 )
@@ -288,10 +292,10 @@ def _launched_together(
     A launch is successful if `Attempt.worked`: it finished and, if it has joint benchmarks, measured one of them.
     """
     members: dict[str, tuple[str, ...]] = {}
-    met: dict[str, set[str]] = defaultdict(set)
+    launched_with: dict[str, set[str]] = defaultdict(set)
     for gang in plan.gangs():
         for attempt in gang_attempts(plan, evidence, gang) if any(stage.name == GANG for stage in plan.stages) else ():
             for host in attempt.launches if attempt.stage == GANG and attempt.worked else ():
                 members[host] = attempt.members
-                met[host] |= set(attempt.members)
-    return members, met
+                launched_with[host] |= set(attempt.members)
+    return members, launched_with

@@ -41,7 +41,7 @@ OPTIONAL_PARAMS = frozenset(
 )
 """Parameters that some observations of a figure may lack."""
 CREDIBLE_RATIO = 20.0
-"""A rate is at most this many times the rate of comparable devices of the host; more is a wrong unit or a wrong counter. Most
+"""A rate is at most this many times the rate of comparable devices of the host; a higher rate means a wrong unit or counter. Most
 durations are not compared, because they include waiting: of two healthy GPUs, the faster one waits for the other, which hardly
 waits at all. Bandwidths and latency of one collective come from one measurement, and must agree within this factor too."""
 COMPARED_TIMES = ("straggler.compute",)
@@ -72,14 +72,16 @@ FACTORS = {
 }
 """Two figures of a device -> the figure that is their product."""
 STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_copy.access": "access"}
-"""Figure -> the parameter of other figures of the same benchmark that must have the same value, or a part of its text."""
+"""Figure -> parameter of other figures of the same benchmark. Its value must equal the figure, or be a part of the figure's
+text."""
 LEAST_FOR_PRECISION = 6
 """Smallest number of samples that gives a 95 % confidence interval of the median."""
 SUFFICIENCY, LOADING_RATE, TRAINING_RATE = "dataloader.sufficiency", "dataloader.throughput", "training.throughput"
 """The sufficiency of a data loader is the images per second that it prepares for a rank, divided by the images per second with
 which the device of the rank trains. The training rate is that of all ranks together."""
 GROUP_COPY = "group_copy"
-"""Benchmark whose copies between a GPU and others may pass NVLink or not. Which links they pass depends on the pattern."""
+"""Benchmark of copies between a GPU and others. If NVLink does not join all GPUs of the host, the links that the copies use
+depend on the GPU and the pattern."""
 MAX_STRUCTURES = 100
 _NUMBERS, _TEXTS = frozenset({bool, float, int}), frozenset({str})
 
@@ -121,7 +123,7 @@ class FigureStructure:
     def are_possible(self, values: Sequence[Value]) -> bool:
         """Return whether the values of the figures of a host are certainly possible.
 
-        They are on most hosts, so this fast check (by `map` and `issuperset`) comes before the slower check of each figure.
+        On most hosts they are, so this fast check (by `map` and `issuperset`) comes before the slower check of each figure.
         """
         numbers, texts = self._numbers_of(values), self._texts_of(values)
         return (
@@ -272,7 +274,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
 def figure_problems(
     view: HostView, items: Sequence[Observation], structure: FigureStructure | None = None
 ) -> Iterator[Problem]:
-    """Yield what cannot be right about figures of a host. `structure` is their structure; None: determine it here."""
+    """Yield what cannot be right about figures of a host. `structure` is the result of `figure_structure`; None: call it here."""
     structure = structure or figure_structure(view, items)
     for position, reason in structure.problems:
         yield _problem(items[position], reason)
@@ -327,15 +329,15 @@ def _wrong_param(view: HostView, item: Observation, planned: Mapping[str, Any]) 
     """Return why a parameter of a figure cannot be right; empty if all can be. `planned` is the result of `_fixed_settings`."""
     for key, value in item.params.items():
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
-            return f"its parameter {key} is {value}"
+            return f"its parameter {key} is {value}, but must not be negative"
         wanted = planned.get(key, value)
         is_shortened = key == "epochs" and planned.get("max_steps") and _is_positive(value) and value < wanted
         if value != wanted and not (isinstance(wanted, list | tuple) and value in wanted) and not is_shortened:
             return f"{key} is {value}, but the plan has {wanted}"
-    return _wrong_share(item) or _wrong_replicas(view, item)
+    return _wrong_moved_bytes(item) or _wrong_replicas(view, item)
 
 
-def _wrong_share(item: Observation) -> str:
+def _wrong_moved_bytes(item: Observation) -> str:
     """Return why `moved_bytes` of a collective does not match its `size_bytes`; empty if it does.
 
     Each rank moves the same number of whole elements, so the two may differ by less than one element for each rank.
@@ -394,12 +396,14 @@ def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> I
 
 
 def _compared_devices(view: HostView, items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """Yield the positions of figures of the same rate or time on devices of one kind, whose values have the same magnitude.
+    """Yield groups of positions in `group`. The values of each yielded group must have the same magnitude.
 
-    Three kinds are not compared: figures of launches, because the same launch is measured with and without NVLink between hosts;
-    figures of directories, because a disk has a thousandth of the operations per second of an NVMe drive; figures of NUMA nodes,
-    because a container may use one processor of a node and all processors of another. Pairs that NVLink joins are compared only
-    with each other: NVLink may be forty times as fast as another path.
+    `group` has the positions of one rate, or one time, of several devices of the host. These are not compared:
+    - gang launches: they are measured with and without NVLink between hosts;
+    - directories: a disk has a thousandth of the operations per second of an NVMe drive;
+    - NUMA nodes: a container may use one processor of a node and all processors of another;
+    - GROUP_COPY, if NVLink joins only some pairs of the host's GPUs.
+    Pairs that NVLink joins are compared only with each other: NVLink may be forty times as fast as another path.
     """
     first = Scope.parse(items[group[0]].scope)
     if first.is_gang or first.device_kind in ("directory", "numa"):
@@ -472,7 +476,7 @@ def _wrong_participants(view: HostView, items: Sequence[Observation]) -> Iterato
 
 
 def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
-    """Yield each figure of STATED, once for each value that other figures of its measurement have as the parameter.
+    """Yield each figure of STATED with each value that its parameter has in other figures of the same measurement.
 
     The figures of STATED are choices of NCCL (`collective.transport`, `collective.nvls`) and the peer access of two GPUs.
     """
@@ -491,7 +495,7 @@ def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
 def _without_judged_params(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
     """Yield each figure that a shipped criterion does not select, only because the figure lacks a parameter of `Criterion.where`.
 
-    A parameter of STATED may be missing if the figure that states its value was not measured, because NCCL's choice is unknown.
+    A parameter of STATED may be missing if the figure that has its value was not measured: then the value is unknown.
     """
     names = {item.name for item in items}
     selecting: dict[str, list[Criterion]] = defaultdict(list)
@@ -561,7 +565,7 @@ def _training(item: Observation) -> tuple[str, str, str, Value, Value]:
 
 
 def _factors(items: Sequence[Observation]) -> Iterator[tuple[int, int, int]]:
-    """Yield, for each device and dtype, the positions of the two figures and of their product."""
+    """Yield, for each device and dtype, the positions of two figures and of their product (FACTORS)."""
     names = {name for pair, product in FACTORS.items() for name in (*pair, product)}
     positions: dict[tuple[str, str, Value], dict[str, int]] = defaultdict(dict)
     for position, item in enumerate(items):

@@ -36,7 +36,7 @@ MAX_PENDING = 256
 
 @dataclass(kw_only=True)
 class _Readings:
-    """What readings that are equal on several hosts add to the statistics, and the number of these hosts."""
+    """What one set of readings adds to the statistics, and the number of hosts that have these readings."""
 
     parts: list[tuple[PartValue, int]]
     """For the parts of a host with the same key and value: one of them, and how many they are."""
@@ -67,7 +67,7 @@ class _Bandwidth:
 
 @dataclass(kw_only=True, eq=False)
 class _Step:
-    """A criterion with `same_as_fleet` and its readings. If `criterion` is None: all readings compared by `vs_fleet` criteria."""
+    """A criterion with `same_as_fleet` and its readings. If `criterion` is None: the readings of all criteria with `vs_fleet`."""
 
     criterion: Criterion | None
     names: tuple[str, ...]

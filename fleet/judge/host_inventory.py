@@ -43,7 +43,8 @@ class LocatedPart:
     serial: str
     """The value of that reading: a serial, GUID or MAC address."""
     slots: frozenset[str]
-    """All names by which a manifest may refer to the place of the part: GPU index, PCI address, adapter, interface or port."""
+    """All names by which a manifest (the list of ordered parts) may refer to the place of the part: GPU index, PCI address,
+    adapter, interface or port."""
 
     ethernet: bool = False
     """Whether the part is an adapter with a port that reports its link layer, and none of its ports reports InfiniBand."""
@@ -71,7 +72,7 @@ class HostInventory:
     host: str
     parts: tuple[LocatedPart, ...]
     unknown: Mapping[str, str]
-    """Name of a reading (`LocatedPart.name`) -> why the host may have such a part that is not in `parts`; empty if it cannot."""
+    """Name of a reading (`LocatedPart.name`) -> why `parts` may lack a part that it identifies; empty if no part is missing."""
     unread_ports: tuple[UnreadPort, ...] = ()
 
     def why_unknown(self, name: str, slot: str) -> str:

@@ -105,12 +105,12 @@ class HostView:
 
     @cached_property
     def fabric(self) -> float:
-        """Return the lowest fabric rate of the hosts in the last launch of the gang, in B/s according to the inventory."""
+        """Return the fabric rate (B/s, from the inventory) of one host: the lowest of all hosts in the last gang launch."""
         return self.plan.slowest_fabric(self.host, self.members(GANG))
 
     @cached_property
     def fabric_port(self) -> float:
-        """Return the lowest rate of a GPU's fabric port in the last launch of the gang, in B/s according to the inventory."""
+        """Return the rate (B/s, from the inventory) of a GPU's fabric port: the lowest of all hosts in the last gang launch."""
         return self.plan.slowest_port(self.host, self.members(GANG))
 
     @cached_property

@@ -26,7 +26,7 @@ Part = tuple[str, str]
 
 
 class LinkFaults:
-    """The GPUs with a dead NVLink, by NVLink domain. The objects of several hosts can be merged (`update`) in any order."""
+    """The GPUs with a dead NVLink, by NVLink domain. Instances for different hosts can be merged (`update`) in any order."""
 
     def __init__(self) -> None:
         self._parts: dict[str, set[Part]] = {}

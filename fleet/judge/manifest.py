@@ -75,7 +75,7 @@ def manifest_summary(plan: Plan, verdicts: Iterable[Verdict]) -> str:
 
 
 def _keys(part: LocatedPart) -> Iterator[tuple[str, str]]:
-    """Yield each name of an observation and each label by which a line of the manifest may identify the part."""
+    """Yield each key by which a line of the manifest may identify the part: the name of an observation, and the label."""
     label = identity(_KIND_OF.get(part.name, NIC), part.serial)
     yield part.name, label
     if part.name == GUID and label[6:10] == "0300":
@@ -132,7 +132,9 @@ def _in_host(part: Part, location: LocatedPart, in_its_slot: bool) -> Verdict:
     if in_its_slot:
         return _verdict(part, PASS, f"found where it was ordered: {_ordered(part)}", scope=location.scope)
     if ":" in part.slot and not any(":" in slot for slot in location.slots):
-        reason = f"ordered for {_ordered(part)}, found in that host; the slot of {location.scope} was not reported"
+        reason = (
+            f"ordered for {_ordered(part)}, found in that host; the PCI address of {location.scope} was not reported"
+        )
         return _verdict(part, INCONCLUSIVE, reason, scope=location.scope)
     names = sorted(location.slots, key=lambda slot: (":" not in slot, slot))
     slot = f"{names[0]} (also named {', '.join(names[1:])})" if len(names) > 1 else "".join(names)

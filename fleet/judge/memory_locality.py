@@ -1,8 +1,9 @@
 """Check what a record states about copies between GPU and host: the NUMA node of the memory, and how many GPUs copied at once.
 
-The memory of another NUMA node is slower than that of the GPU's own node, so the minimum bandwidth of copies from or to it is
-lower. This lower minimum also applies if the GPU's node is unknown. If a record wrongly stated another or an unknown node, a slow
-link to a GPU would pass. The minimum for copies of more than eight GPUs at once is lower too, because GPUs may share links.
+Copies from or to the memory of another NUMA node are slower than those of the GPU's own node, so their minimum bandwidth is
+lower. This lower minimum also applies if the GPU's node is unknown. If a record wrongly stated that the node is another one, or
+unknown, a slow link to a GPU would pass. The minimum for copies of more than eight GPUs at once is lower too, because GPUs may
+share links.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LOCAL, REMOTE, UNKNOWN = "local", "remote", "unknown"
 
 
 def locality_problems(view: HostView) -> Iterator[Problem]:
-    """Yield each copy whose parameter `numa` or `devices` contradicts other copies of the GPU, or the host.
+    """Yield each copy whose parameter `numa` or `devices` contradicts other copies of the GPU, or what is known of the host.
 
     Copies from or to another node are measured in addition to copies from or to the GPU's own node. The node of a GPU is
     unknown only if the host has several nodes and does not report which of them is the GPU's.
@@ -33,11 +34,16 @@ def locality_problems(view: HostView) -> Iterator[Problem]:
         numa, node = item.params.get("numa"), nodes_of_gpus.get(item.scope)
         reason, devices = "", item.params.get("devices")
         if isinstance(devices, int) and devices > len(view.host.devices):
-            reason = f"copies of {devices} GPUs at once, but {len(view.host.devices)} GPUs of the host are under test"
+            reason = (
+                f"copies of {devices} GPUs at once, but only {len(view.host.devices)} GPUs of the host are under test"
+            )
         elif numa not in (LOCAL, REMOTE, UNKNOWN):
             reason = f"its parameter `numa` is {numa}, expected `{LOCAL}`, `{REMOTE}` or `{UNKNOWN}`"
         elif numa == REMOTE and _copy(item) not in local:
-            reason = "the copy uses memory of another NUMA node, but the record has no such copy for the GPU's own node"
+            reason = (
+                "the copy uses memory of another NUMA node, "
+                "but the record has no copy of this direction and size with memory of the GPU's own node"
+            )
         elif numa == UNKNOWN and isinstance(node, int) and node >= 0:
             reason = f"the NUMA node of the memory is unknown, but the host reports node {node} for the GPU"
         elif numa == UNKNOWN and nodes == 1:

@@ -108,8 +108,8 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
     detail = "; ".join(filter(None, (verdict.detail, text)))
     settings = {cause for key, cause in LOG_CAUSES.items() if key not in HARDWARE_CAUSES}
     explained = len(bound) + sum(cause in settings for cause in causes.values())
-    # GPUs outside the plan, such as those of virtual machines, may be bound to another driver. They explain no missing GPU, so
-    # all GPUs that are on the bus but not listed must be explained.
+    # A host may have GPUs that are not in the plan and are bound to another driver, for example for virtual machines. They do not
+    # explain why a planned GPU is missing. So `configure` requires a cause for every GPU that is on the PCI bus but not listed.
     unlisted = [count - verdict.value for count in _last(view, BUS).values() if isinstance(count, int)]
     is_setting = verdict.name == DRIVER and explained >= max([missing, *unlisted]) and missing > 0
     action = "configure" if is_setting else verdict.action
@@ -119,7 +119,7 @@ def with_missing_gpus(view: HostView, verdict: Verdict, slots: SlotMap) -> Verdi
 
 
 def _group(causes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield each cause with the GPUs that have it."""
+    """Yield, for each cause, a text that names its GPUs, and the cause."""
     for cause in dict.fromkeys(causes.values()):
         addresses = sorted(address for address, other in causes.items() if other == cause)
         yield (
@@ -185,7 +185,7 @@ def _identify(
     """Yield texts that identify the missing GPUs. `missing`: their number; `count`: the value of the reading `name`.
 
     Yield none if the readings of the host contradict each other, if not all its GPUs are tested, or if a GPU has no PCI address.
-    `causes` has the addresses of the GPUs whose cause is known: from the kernel log, or because another driver has the GPU.
+    `causes`: the addresses of the GPUs that are missing for a known cause: a line in the kernel log, or another driver.
     """
     present, on_bus = _layout(view), _on_bus(view)
     # If only some GPUs of a host are under test, their indexes move when one of the others is missing.
@@ -215,7 +215,7 @@ def _identify(
 
 
 def _absent_since_acceptance(view: HostView, missing: int, excluded: Collection[str]) -> list[tuple[str, str]]:
-    """Return identity, as text, and address of the GPUs that the host had when it was accepted and that are absent now.
+    """Return identity (as text) and PCI address of each GPU that the host had when it was accepted and that is absent now.
 
     GPUs at the addresses in `excluded` do not count, because another text names them. The address is empty if another GPU has it
     now. Return an empty list unless exactly `missing` GPUs are absent.

@@ -23,7 +23,7 @@ def with_module(view: HostView, verdict: Verdict) -> Verdict:
     """Return the verdict. If it fails a port, add the known vendor, part number and serial of the module at the port.
 
     If an Ethernet interface is a port of a RoCE adapter, a failed reading of its link is attributed to the adapter. The adapter
-    reports the link too, and one bad link must be one cause.
+    reports the same link, and one bad link must not be reported as two causes.
     """
     if verdict.verdict != FAIL or not verdict.name.startswith(OF_PORTS):
         return verdict
@@ -50,7 +50,7 @@ def _ports(view: HostView, scope: str) -> Iterator[str]:
 
 
 def _module_at(view: HostView, port: str) -> str:
-    """Return `module ACME AC-400, serial X1`; empty if nothing is known. The last readings of the run count."""
+    """Return text such as `module ACME AC-400, serial X1`; empty if nothing is known. The last readings of the run count."""
     known: dict[str, str] = {}
     for name in _IDENTITY:
         for _, metric in view.observations.metrics.get(name, ()):

@@ -1,4 +1,4 @@
-"""Check that every NUMA node has its figures. The plan cannot: it requires only the number of nodes and the total bandwidth."""
+"""Check that every NUMA node has its figures. The plan requires only the number of nodes and the total bandwidth of the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HOST_MEMORY = "host_memory"
 
 
 def silent_nodes(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each kind of figure that some nodes neither report nor give a reason for its absence."""
+    """Yield an inconclusive verdict for each figure for which a node reports neither a value nor a reason for its absence."""
     for stage in view.plan.stages:
         counts = [item for item in view.observations[f"{HOST_MEMORY}.nodes"] if item.stage == stage.name]
         if HOST_MEMORY not in stage.benchmarks or not counts or counts[-1].status != MEASURED:

@@ -14,10 +14,10 @@ from schemas.scopes import Scope
 
 
 class ObservationIndex(Mapping[str, list[Observation]]):
-    """Mapping of name -> observations of a host: first readings of snapshots, then benchmark results and versions of the ranks.
+    """Mapping of name -> observations of a host.
 
-    Observations of a snapshot are built on the first lookup of their name, because most names are never judged. The value of an
-    unknown name is an empty list.
+    Readings of snapshots come first, then benchmark results, then software versions of the ranks. Observations of a snapshot are
+    built on the first lookup of their name, because most names are never judged. The value of an unknown name is an empty list.
     """
 
     def __init__(self, evidence: Evidence) -> None:
@@ -51,7 +51,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
     def by_scope(self, name: str) -> dict[str, list[Observation]]:
         """Return the readings of that name by scope; empty for names outside of snapshots (`benchmark_names`).
 
-        Benchmark results of one scope also differ in their parameters.
+        Benchmark results are left out because several results in one scope may differ in their parameters.
         """
         if name in self._others:
             return {}
@@ -92,7 +92,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         return len(self.metrics.keys() | self._others.keys())
 
     def benchmark_names(self) -> Set[str]:
-        """Return the names of all observations outside of snapshots: benchmark results, and versions of the ranks."""
+        """Return the names of all observations outside of snapshots: benchmark results, and software versions of the ranks."""
         return self._others.keys()
 
     def measured_at(self, scope: str) -> bool:
@@ -114,7 +114,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         return scopes - without
 
     def stages(self) -> set[str]:
-        """Return the stages with any observation; versions of the ranks do not count."""
+        """Return the stages with any observation; software versions of the ranks do not count."""
         stages = {
             snapshot.stage
             for metrics in self.metrics.values()
@@ -161,7 +161,7 @@ def _latest(observations: Sequence[Observation]) -> Observation | None:
     """Return the last of the observations of one expectation; None without observations.
 
     Copies with local and with remote memory (parameter `numa`) may fulfil the same expectation. Then the last observation of each
-    counts, and one that was not measured is preferred.
+    counts, and one whose status is not MEASURED is preferred.
     """
     if len(observations) < 2:
         return observations[0] if observations else None

@@ -35,7 +35,7 @@ class _Span(NamedTuple):
     ended: float
     """`began` and `ended` are in seconds since 1970."""
     is_judged: bool
-    """Whether its figures are judged; not those of a probe, a cell of a scaling study, or a launch that a later one replaced."""
+    """Whether its figures are judged; False for a probe, a cell of a scaling study, or a launch that a later launch replaced."""
 
 
 class Machines:
@@ -82,7 +82,7 @@ class Machines:
 def with_one_machine(views: Iterable[HostView], verdicts: Iterable[Verdict], machines: Machines) -> list[Verdict]:
     """Return the verdicts. A failed speed gets the action `configure` if other hosts of its machine were measured meanwhile.
 
-    The names of all these hosts are added to the reason. The verdict remains a failure of its part. Speeds of benchmarks that
+    The names of all these hosts are added to the reason. The verdict remains a failure of its part. Verdicts on benchmarks that
     depend on the GPU alone (`Benchmark.gpu_bound`) do not change, nor do verdicts of rehearsals, whose hosts may be one machine.
 
     Args:
@@ -118,7 +118,7 @@ def _annotated(verdict: Verdict, hosts: Sequence[str]) -> Verdict:
         return verdict
     names = name_hosts(hosts)
     text = (
-        f"{names} are the same machine and were measured at the same time: give the machine to one host of the inventory, "
+        f"{names} are the same machine and were measured at the same time: list this machine as one host in the inventory, "
         "and measure again"
     )
     detail = "; ".join(filter(None, (text, verdict.detail)))
@@ -164,7 +164,7 @@ def _judged(view: HostView, stage: str) -> list[_Span]:
 
 
 def _overlap(first: _Span, second: _Span) -> bool:
-    """Return whether two spans have a time in common. Both times are from the clock of the same machine."""
+    """Return whether two spans have a time in common. All times are from the clock of one machine."""
     return first.began < second.ended and second.began < first.ended
 
 

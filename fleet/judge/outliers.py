@@ -45,7 +45,7 @@ KINDS = {
 """Kind of scope -> its name in singular and plural."""
 
 MODULE_READINGS, MODULE_MODEL = "optics.", "optics.module.part_number"
-"""Prefix of readings of modules at ports, and the reading of their model. Only modules of the same model are compared."""
+"""Prefix of readings of modules (transceivers or cable ends), and the reading of their model. Only equal models are compared."""
 UNKNOWN_MODULE = "an unknown model"
 
 MEMORY_FIGURES = "memory."
@@ -104,8 +104,8 @@ class PeerGroup:
 class FleetFigures:
     """Every figure that a criterion compares with the fleet: the last value of each part.
 
-    Of an observation, only the number and the position in the host are kept, so 100 000 hosts fit into memory. Figures of
-    different hosts can be merged in any order.
+    Only the value of an observation and the position of its part in the host are kept, so 100 000 hosts fit into memory. Figures
+    of different hosts can be merged in any order.
     """
 
     def __init__(self, planned: Planned, views: Iterable[HostView] = ()) -> None:
@@ -148,7 +148,7 @@ class FleetFigures:
         self._values.setdefault(key[:5], {}).setdefault((key[5], parsed.device), array("d")).extend(numbers)
 
     def update(self, other: FleetFigures) -> None:
-        """Add the figures in the object of other hosts."""
+        """Add the figures of other hosts."""
         for key, positions in other._values.items():
             merged = self._values.setdefault(key, {})
             for position, values in positions.items():
@@ -158,7 +158,7 @@ class FleetFigures:
         self._peers.clear()
 
     def peers(self, view: HostView, observation: Observation, criterion: Criterion | None = None) -> PeerGroup:
-        """Return the peers of a figure of this host.
+        """Return the peers of a figure of this host: the parts with which it is compared.
 
         Peers are all parts of the model. For figures of memory, they are only the parts with the same part number, if these are
         enough for the limit. If the criterion has `by_position`, they are only the parts in the same position of their hosts, if

@@ -22,7 +22,7 @@ class Selection:
 
 
 _CRITERIA: BoundedCache[tuple[int, ...], tuple[list[Pack], dict[str, Criterion]]] = BoundedCache(64)
-"""Cache: `id()` of each pack -> the packs and their criteria. Keeping the packs prevents other objects with the same `id()`."""
+"""Cache: `id()` of each pack -> the packs and their criteria. The packs are kept so that no other object gets the same `id()`."""
 
 
 OF_PORTS = ("fabric_ports.", "infiniband.", "network.", "optics.", "port.", "verbs.", "software.perftest.")
@@ -48,8 +48,8 @@ def resolve(packs: Iterable[Pack]) -> Selection:
     """Return the criteria of these packs.
 
     If several shipped packs define a criterion with the same id, the last one counts. A criterion of a pack that the operator
-    chose is added only if no earlier criterion has its id. It removes an earlier criterion only if that criterion's id is in its
-    field `replaces`.
+    chose is added only if no earlier criterion has its id. If its field `replaces` has the id of an earlier criterion, that
+    earlier criterion is removed first.
     """
     criteria: dict[str, Criterion] = {}
     replaced: dict[str, tuple[Criterion, ...]] = {}

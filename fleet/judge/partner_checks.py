@@ -1,7 +1,10 @@
-"""Compare a figure that is measured between pairs of hosts (its scope names the other host: `partner=`) with one limit.
+"""Compare a figure (a benchmark result) of pairs of hosts with one limit.
 
-A layout (`fleet.judge.layout`) groups hosts with the same observations. Its other checks compare values at fixed positions in
-the observations of a host. Figures of pairs have no fixed positions, because the number of pairs differs from host to host.
+The scope of such a figure names the other host (`partner=`).
+
+Hosts whose benchmarks made the same observations share a layout (`fleet.judge.layout`). The other checks of a layout compare
+values at fixed positions in the list of a host's observations. Figures of pairs have no fixed positions, because the number of
+pairs differs from host to host.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ class PartnerCheck:
         """Count the figure of each pair of the host as a pass, and return the number of pairs.
 
         If a value does not meet the limit or is not a number, or if a pair has two values, count nothing and return None: the
-        host then needs a full evaluation. `position`: the position of the host in the plan.
+        criterion is then evaluated in full on this host. `position`: the position of the host in the plan.
         """
         items = [item for item in values.pair_observations if item.name == self.name]
         holds, limit = COMPARE[self.operator], self.limit
@@ -43,10 +46,9 @@ class PartnerCheck:
 
 
 def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bool:
-    """Return whether the series are exactly the figures of one name on pairs of hosts, all equal except for scope and value.
+    """Return whether `series` contains exactly the figures of one name on pairs of hosts that the host has.
 
-    `series`: the observations of a host that a criterion judges. They must include every figure of this name that the host has
-    on pairs of hosts.
+    These must also be equal except for scope and value. `series`: the observations of a host that a criterion judges.
     """
     items = [item for group in series for item in group]
     kinds = {(item.name, item.stage, item.status, item.unit, *sorted(item.params.items())) for item in items}

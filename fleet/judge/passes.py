@@ -5,8 +5,8 @@ evaluation; `judge` evaluates everything else. Readings that are equal on severa
 observations differ only in their values share a layout (fleet/judge/layout.py). Limits are computed once for each layout, and
 the numbers of its hosts are compared with them.
 
-A figure is a result of a benchmark. The position of a value is its index in `HostValues.values`, the position of a host its index
-in the plan.
+A figure is a result of a benchmark, a reading a value that a collector reads on a host. The position of a value is its index in
+`HostValues.values`, the position of a host its index in the plan.
 """
 
 from __future__ import annotations
@@ -62,12 +62,15 @@ class _Check:
     operator: str
     row: TallyRow
     is_number: bool
-    """Whether `TallyRow.add_pass` counts the passes. It takes only numbers, and no limit: the row already has the limit."""
+    """Whether the limit is a number, so that `TallyRow.add_pass` can count the passes (`_counts_numbers`)."""
 
 
 @dataclass(kw_only=True, eq=False)
 class _Step:
-    """How one criterion is applied to the hosts of a layout: by `checks`, by `partners`, or by the readings in `names`."""
+    """How one criterion is applied to the hosts of a layout: by `checks`, by `partners`, or by the readings in `names`.
+
+    If all three are None, the criterion is evaluated in full.
+    """
 
     criterion: Criterion
     number: int = 0
@@ -77,10 +80,7 @@ class _Step:
     """The check of a figure that is measured between pairs of hosts."""
     names: tuple[str, ...] | None = None
     """Names of the readings that decide the verdict. Empty for a criterion on software versions (`launch.*`), which are the same
-    on all hosts of the layout.
-
-    If checks, partners and names are all None, the criterion is evaluated in full.
-    """
+    on all hosts of the layout."""
     readings: ReadingCheck | None = None
     """The check of the readings of further hosts, built from the first host that passes; None if there is no such check."""
     passes: list[Verdict] = field(default_factory=list)
@@ -88,7 +88,7 @@ class _Step:
     group_keys: tuple[GroupKey, ...] = ()
     """For a shared step with a criterion that compares hosts: the groups that are compared (`uniformity.group_keys`)."""
     majority: Hashable = None
-    """What these groups require of the readings of a host (`ValueGroups.majority`)."""
+    """A key of the values that these groups require (`ValueGroups.majority`)."""
 
     @cached_property
     def compares_numbers(self) -> bool:
@@ -150,15 +150,16 @@ class Layout:
     alike: _Repeated
     """The passes of the shared steps, and the hosts that have them so far."""
     is_complete: bool
-    """Whether everything that the plan expects was measured without an error, apart from figures of pairs of hosts."""
+    """Whether everything that the plan expects was measured, and no benchmark reported an error. Figures of pairs of hosts do not
+    count."""
     statuses: Counter[str]
-    """Status of an expected observation (empty: it is missing) -> how often it occurs, without figures of pairs of hosts."""
+    """Status (empty: missing) -> number of expected observations with this status, except figures of pairs of hosts."""
     measured: tuple[tuple[str, str, str], ...]
-    """Stage, name and unit of each measured figure, without figures of pairs of hosts."""
+    """Stage, name and unit of each measured figure, except figures of pairs of hosts."""
     judged_bandwidths: frozenset[tuple[str, str]]
     """Stage and name of each bandwidth of a collective that has a limit."""
     figures: FigureStructure
-    """What the check of the figures (`figure_consistency`) uses except the values, without figures of pairs of hosts."""
+    """For the check `figure_consistency`: what is the same for the figures of all hosts, except figures of pairs of hosts."""
     partner_figures: PartnerStructures = field(default_factory=PartnerStructures)
     """The same for the figures of pairs of hosts."""
 
@@ -223,7 +224,7 @@ class PassCounter:
         self._readings: BoundedCache[Any, _Repeated | None] = BoundedCache(MAX_READINGS, self._count_repeated)
 
     def finish(self) -> None:
-        """Count the repeated passes that are not counted yet. Call it after the last host."""
+        """Count the passes that are not counted yet. Call it after the last host."""
         self._readings.clear()
         self._layouts.clear()
 
@@ -263,8 +264,8 @@ class PassCounter:
     def _count_readings(self, values: HostValues, step: _Step, remaining: Remaining) -> bool:
         """Count the passes of a criterion on the readings of this host. Return whether all verdicts of the criterion are passes.
 
-        If not, nothing is counted, and the verdicts are kept in `remaining`. If equal readings of another host did not pass, the
-        criterion is not evaluated here, and no verdicts are kept.
+        If not, nothing is counted, and the verdicts are kept in `remaining`. But if another host with equal readings did not
+        pass, return False without evaluating the criterion; `remaining` then has no verdicts of it.
         """
         view, criterion = values.view, step.criterion
         names = deciding_readings(view, criterion, step.names or ())
@@ -312,7 +313,7 @@ class PassCounter:
             self._tally.add_repeated(repeated.passes, repeated.hosts, repeated.count)
 
     def _unshare(self, layout: Layout, values: HostValues) -> None:
-        """Stop sharing each step whose readings, or the majority of whose groups, differ between this host and those before it.
+        """Stop sharing each step whose readings on this host, or whose `majority`, differ from those of the hosts before it.
 
         From this host on, such a step is applied to each host separately.
         """
@@ -499,7 +500,10 @@ class PassCounter:
 
 
 def _counts_numbers(row: TallyRow, criterion: Criterion, limit: Value) -> bool:
-    """Return whether `TallyRow.add_pass` can count the passes: it takes only numbers, and no limit."""
+    """Return whether `TallyRow.add_pass` can count the passes.
+
+    The limit must be a number, and the operator must be that of the row, but not `eq`.
+    """
     is_number = isinstance(limit, int | float) and not isinstance(limit, bool)
     return is_number and criterion.operator != "eq" and row.operator == criterion.operator
 

@@ -118,7 +118,7 @@ def with_slow_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict],
     """Return the verdict. If a slow transport explains a failed bandwidth, add this reason, and set the action to `configure`.
 
     If another verdict on the host finds a bad link between GPUs (LINKS), the action stays the same. A failed verdict on
-    `collective.nvls` with the value false gets a remedy.
+    `collective.nvls` with the value false gets the remedy CHECK_NVLS.
 
     Args:
         view: the host.

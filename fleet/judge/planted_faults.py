@@ -38,7 +38,7 @@ FOUND = 0.99
 """The table also lists the smallest rate of a fault that is found with this probability."""
 STRESS_BLOCK_S, STRESS_BLOCKS = 0.5, 10
 """The benchmark `stress` compares one matrix product every STRESS_BLOCK_S seconds. If its setting `seconds` is short, it compares
-STRESS_BLOCKS products in that time."""
+one every `seconds` / STRESS_BLOCKS."""
 COLLISION = 2.0**-32
 """Upper estimate of the probability that flips of several bits leave a digest unchanged, if the digest's factors are random.
 
@@ -60,7 +60,7 @@ PATTERNS: Mapping[str, float] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One kind of result that a benchmark of a profile compares, and the probabilities that this finds a fault."""
+    """One kind of result that a benchmark of a profile compares, and the probabilities that the comparisons find a fault."""
 
     model: str
     profile: str
@@ -78,13 +78,19 @@ class Comparison:
     """Probability that such a fault is found on a GPU that is compared with two others of its model and software."""
 
     def found(self, rate: float, per_element: bool) -> float | None:
-        """Return the probability that a fault with this rate is found; None if the number of repetitions is not known."""
+        """Return the probability that a fault with this rate is found; None if the number of repetitions is not known.
+
+        `per_element`: whether the rate is per element; otherwise it is per repetition.
+        """
         if self.repetitions is None:
             return None
         return -math.expm1(self._trials(per_element) * math.log1p(-rate))
 
     def smallest_rate(self, per_element: bool) -> float | None:
-        """Return the rate of a fault that is found with probability FOUND; None if the number of repetitions is not known."""
+        """Return the rate of a fault that is found with probability FOUND; None if the number of repetitions is not known.
+
+        `per_element`: whether to return a rate per element; otherwise it is per repetition.
+        """
         if self.repetitions is None:
             return None
         return -math.expm1(math.log(1 - FOUND) / self._trials(per_element))
@@ -177,7 +183,8 @@ def _of_stage(
         case_s = chosen["seconds"] / (len(chosen["workloads"]) + len(chosen["peer_copies"]))
         for workload in chosen["workloads"]:
             is_known = workload == "copy"
-            # If the right result is known, the first result is a repetition. Otherwise the repetitions are compared with it.
+            # If the right result is known, the measured rate includes the first result. Otherwise it does not, because the other
+            # results are compared with the first one, so one is added.
             yield Comparison(
                 **common,
                 benchmark="digest",

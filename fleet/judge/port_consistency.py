@@ -1,7 +1,8 @@
 """Check that the figures of RDMA ports agree with each other and with the readings of the ports.
 
 The figures come from the benchmark `verbs`. The share of a test (`verbs.rate_ratio`) is its bandwidth divided by the rate of the
-port, or by twice the rate if the test sends both ways. The best share (`verbs.best_ratio`) is the greatest over all partners.
+port, or by twice the rate if the test sends both ways. The best share (`verbs.best_ratio`) of a port is its greatest share over
+all partners (the other hosts with which it was tested).
 """
 
 from __future__ import annotations
@@ -60,7 +61,9 @@ def _changed_links(view: HostView) -> Iterator[Problem]:
 
 
 def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Problem]:
-    """Yield each bandwidth from which the rate of its port does not follow: bandwidth divided by share must give that rate.
+    """Yield each bandwidth that does not fit its share: divided by the share, it must give the rate of the port.
+
+    If the test sends both ways, it must give twice the rate.
 
     If no snapshot has the rate of the port, the median of the rates that follow from the port's tests takes its place.
     """
@@ -82,9 +85,7 @@ def _wrong_rates(view: HostView, measured: list[Observation]) -> Iterator[Proble
         for item, rate in of_port:
             wrong = next((value for value in sorted(known) if not math.isclose(rate, value, rel_tol=TOLERANCE)), None)
             if wrong is not None:
-                reason = (
-                    f"the bandwidth and its {RATIO} imply a port rate of {rate:g} B/s, but the port has {wrong:g} B/s"
-                )
+                reason = f"the bandwidth and its {RATIO} imply a port rate of {rate:g} B/s instead of {wrong:g} B/s"
                 yield item.name, item.scope, reason, item.stage
 
 

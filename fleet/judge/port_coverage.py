@@ -48,12 +48,15 @@ class PortFigure:
 
     @property
     def is_of_both_hosts(self) -> bool:
-        """Return whether both hosts of a pair must have the figure. Without a direction, only the first in the gang has it."""
+        """Return whether both hosts of a pair must have the figure.
+
+        A figure without the parameter `direction` is reported only by the host of the pair that comes first in the gang.
+        """
         return "direction" in self.params
 
     @property
     def is_both_ways(self) -> bool:
-        """Return whether the test sends both ways at once. If it fails, only the first host must state the reason."""
+        """Return whether the test sends both ways at once. If it fails, only the host that is first in the gang states why."""
         return _BOTH_WAYS.items() <= self.params.items()
 
     def is_stated_by(self, items: Sequence[Observation]) -> bool:
@@ -114,7 +117,7 @@ class PortStatements:
         ]
 
     def has_share(self, port: str) -> bool:
-        """Return whether the port has a `verbs.rate_ratio` of the test of SHARE, from which BEST is computed."""
+        """Return whether the port has a `verbs.rate_ratio` with the parameters SHARE, from which BEST is computed."""
         return any(
             item.name == "verbs.rate_ratio" and item.status == MEASURED and SHARE.items() <= item.params.items()
             for scope, items in self.by_scope.items()
@@ -139,7 +142,7 @@ def port_of(scope: str) -> str:
 
 
 def silent_ports(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each port that lacks a figure of a stage without partners, and states no reason.
+    """Yield an inconclusive verdict for each port that lacks a figure of a stage other than the gang stage, without a reason.
 
     Stages whose last launch on the host failed are skipped: other verdicts report them.
     """
@@ -153,7 +156,7 @@ def silent_ports(view: HostView) -> Iterator[Verdict]:
 
 
 def silent_pairs(views: Collection[HostView]) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each port or pair of ports that lacks a figure of the gang stage, and states no reason.
+    """Yield an inconclusive verdict for each port or pair of ports that lacks a figure of the gang stage, without a reason.
 
     Args:
         views: all hosts of one or more gangs (a gang: the hosts of one multi-node launch).
@@ -246,7 +249,7 @@ def planned_figures(chosen: Mapping[str, Any], sharings: Sequence[str]) -> Itera
 
 
 def _has_best(chosen: Mapping[str, Any]) -> bool:
-    """Return whether the settings of `verbs` include the test of SHARE, so that the ports report BEST."""
+    """Return whether the settings of `verbs` include the test with the parameters SHARE, so that the ports report BEST."""
     bandwidth = next(output for output in BENCHMARKS[VERBS].outputs if output.name == "verbs.bandwidth")
     in_settings = all(value in chosen[bandwidth.over[key]] for key, value in SHARE.items())
     return in_settings and "bandwidth" in chosen["figures"]

@@ -1,8 +1,8 @@
 """Estimate the detection power of floors from several runs of the same hosts.
 
-A floor is a lower limit. If it is too high, healthy parts fail; if it is too low, slow parts pass. Both probabilities follow from
-the scatter of healthy parts, from run to run and from part to part. The scatter is assumed to have a normal distribution. A few
-runs do not show the tails of the distribution, so small probabilities come from this assumption.
+A floor is a lower limit. If it is too high, healthy parts fail; if it is too low, slow parts pass. The probability of each of
+these two errors is computed from the scatter of healthy parts, from run to run and from part to part. The scatter is assumed to
+have a normal distribution. Small probabilities depend on this assumption, because a few runs do not show the tails.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from schemas.scopes import Scope
 
 MIN_RUNS = 3
 DETECTION_PROBABILITY = 0.99
-"""Probability with which a floor must find a slowdown."""
+"""A floor finds a slowdown if a part with this slowdown fails with at least this probability."""
 MAX_FALSE_ALARM = 0.001
 """Highest acceptable probability that a healthy part fails."""
 _DETECTION_SIGMAS = NormalDist().inv_cdf(DETECTION_PROBABILITY)
@@ -41,9 +41,10 @@ GROUPS = ("sustained GEMM", "copies", "HBM", "collectives of 64 MiB and more")
 
 Run = tuple[Plan, Mapping[str, Evidence]]
 Figure = tuple[str, str, tuple[tuple[str, Value], ...]]
-"""Name, stage and settings."""
+"""Name, stage and settings of a benchmark result."""
 Part = tuple[str, str]
-"""Name of the host (empty for figures of a gang), and scope, followed by the GPU's serial if the scope begins with a GPU."""
+"""Host and scope. The host is empty for a figure of a whole gang (the hosts of one multi-node launch). If the scope begins with a
+GPU, the serial of the GPU follows the scope, after a space."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +76,22 @@ class Gate:
     """Number of values, over all parts and runs."""
     parts: int
     mean: float
-    """Mean of the parts' medians."""
+    """Mean, over the parts, of the median of each part's values."""
     run_sigma: float
-    """Standard deviation from run to run (`mad_sigma`), as the mean over the parts, in `unit`."""
+    """Standard deviation from run to run, in `unit`: the mean, over the parts, of the `mad_sigma` of each part's values."""
     part_sigma: float
-    """Standard deviation from part to part (`mad_sigma`), in `unit`; 0 for a single part."""
+    """Standard deviation from part to part, in `unit`: the `mad_sigma` of the parts' medians; 0 for a single part."""
     sigma: float
     """Square root of the sum of the squares of `run_sigma` and `part_sigma`."""
     limit: float
-    """The floor: the median of the limits in its verdicts."""
+    """The floor: the median of the limits in the verdicts of `criterion` on this figure."""
     false_alarm: float
     """Probability that a healthy part fails."""
     finds: float | None
     """Smallest slowdown (0.05: 5 % slower) that the floor finds with DETECTION_PROBABILITY; None if it finds no slowdown."""
     could_find: float
-    """Smallest slowdown that any floor can find with DETECTION_PROBABILITY, if healthy parts fail with at most the probability
-    MAX_FALSE_ALARM."""
+    """Smallest slowdown that the best possible floor finds with DETECTION_PROBABILITY: the highest floor at which a healthy part
+    fails with at most the probability MAX_FALSE_ALARM."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,14 +104,14 @@ class Power:
     worst: Mapping[str, Repeatability]
     """Group -> its figure with the worst repeatability."""
     left_out: tuple[str, ...]
-    """Each figure, with its criterion, that has a floor, but no part with values from at least MIN_RUNS runs."""
+    """`FIGURE (CRITERION)` for each figure that has a floor, but no part with values from at least MIN_RUNS runs."""
 
 
 def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
     """Return the detection power of every numeric floor on benchmark results.
 
     Raises:
-        UsageError: fewer than three runs, the same run twice, or runs of different hosts.
+        UsageError: fewer than three runs, the same run twice, or runs of different hosts or GPUs.
     """
     _check([plan for plan, _ in runs])
     series: dict[Figure, dict[Part, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -163,7 +164,7 @@ def _check(plans: Sequence[Plan]) -> None:
 
 
 def _figures(host: str, evidence: Evidence, planned: Planned) -> dict[tuple[Figure, Part], float]:
-    """Return the figures of one host in one run whose value is positive. If a stage was run again, the last value counts."""
+    """Return figure and part -> value, for positive values of one host and run. If a stage ran again, the last value counts."""
     serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
     figures = {}
     for observation in evidence.benchmarks():
@@ -233,7 +234,7 @@ def mad_sigma(values: Sequence[float]) -> float:
 
 
 def robust_sigma(values: Sequence[float]) -> float:
-    """Return the standard deviation of a normal distribution with this median absolute deviation; 0 for fewer than two values.
+    """Estimate the standard deviation from the median absolute deviation of the values; return 0 for fewer than two values.
 
     The factor 1.4826 = 1 / 0.6745 converts the median absolute deviation (MAD) of a normal distribution to its standard
     deviation. A second factor corrects the bias of few values.

@@ -1,6 +1,6 @@
 """Report the parts that have no accepted record, if the plan compares the run with a baseline.
 
-A baseline has the accepted records of hosts and GPUs (`rackproof baseline accept`).
+A baseline is a set of accepted records of hosts and GPUs. `rackproof baseline accept` writes them.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ NO_FIGURES = "none of the figures that are compared in this run"
 def judge_presence(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for the host and for each GPU that has no accepted record to compare with.
 
-    If the baseline cannot be used, only one verdict for the host states why. A part also gets a verdict if its record has none of
-    the figures that are compared in this run.
+    A part also gets a verdict if its record has none of the figures that are compared in this run.
+
+    If the baseline cannot be used, the host gets one verdict that states why, and the GPUs get none.
     """
     if view.plan.baseline is None:
         return

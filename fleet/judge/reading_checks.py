@@ -1,7 +1,7 @@
 """Compare the numbers of one reading with a limit, without building observations and verdicts.
 
-A layout is a group of hosts whose benchmarks made the same observations. A check is built from the first host of a layout that
-passes a criterion, and is used on later hosts of the layout.
+The hosts of a layout are those whose benchmark observations differ only in their values (`fleet.judge.layout`). A check is built
+from the first host of a layout that passes a criterion, and is used on later hosts of the layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schemas.scopes import Scope
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadingCheck:
-    """A reading that must meet a limit: each of its numbers, or for each part its increase over the run (`is_increase`)."""
+    """A limit that each number of a reading must meet or, with `is_increase`, the increase of each scope over the run."""
 
     name: str
     snapshots: list[tuple[str, str]]
@@ -36,10 +36,14 @@ class ReadingCheck:
     operator: str
     limit: float
     row: TallyRow | None
-    """None if no scope gets a verdict."""
+    """The row that counts the passes; None if no scope gets a verdict."""
 
     def count_passes(self, view: HostView, position: int) -> int | None:
-        """Count the passes of a host and return their number. If it may not pass, count nothing and return None."""
+        """Count the passes of a host and return their number.
+
+        If the check cannot show that all verdicts are passes, count nothing and return None. `position`: the position of the host
+        in the plan.
+        """
         readings = view.observations.metrics[self.name]
         if [(snapshot.stage, snapshot.phase) for snapshot, _ in readings] != self.snapshots:
             return None
@@ -95,7 +99,7 @@ def reading_check(
     if not absent.keys().isdisjoint(judged) or any(
         Scope.parse(scope).device_kind == "pci" for scope in (*scopes, *absent)
     ):
-        return None  # if a PCI address belongs to a GPU, the verdict has the scope `gpu=` instead
+        return None  # the verdict on a GPU has the scope `gpu=`, even if the reading has a PCI address as its scope
     if type(limit) not in (float, int) or (row and row.operator != criterion.operator):
         return None
     if any(verdict.limit != limit for verdict in passes) or any(other is not row for other in rows):

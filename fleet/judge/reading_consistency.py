@@ -1,4 +1,6 @@
-"""Check that snapshots have the same readings, that constant readings do not change, and that counted times are possible.
+"""Check that snapshots have the same readings, and that constant readings do not change.
+
+Readings that count seconds must neither fall nor grow faster than time passes.
 
 Equal readings of two snapshots are usually the same Python object (`schemas.quick`), so only few values must be compared.
 """
@@ -17,7 +19,7 @@ from schemas.semantic_validation import COLLECTOR
 from schemas.times import epoch_seconds
 
 Problem = tuple[str, str, str, str]
-"""Name and scope of a reading, what is wrong with it, and its stage (empty: no particular stage)."""
+"""Name and scope of a reading, what is wrong with it, and the stage of the snapshot (empty: no particular snapshot)."""
 
 FULL_PHASES = ("before", "after")
 """Phases of full snapshots, which have every reading. A snapshot during a launch has only readings that take little time."""
@@ -34,7 +36,7 @@ OF_MODULES = ("optics.", "port.")
 EVENT_LABELS = ("xid", "sxid", "event")
 """Labels of scopes that exist only after their event has occurred."""
 LOG_READ = "xid.last_seen"
-"""Reading that has a value if the kernel log could be read, and otherwise the reason."""
+"""Reading that has a value if the kernel log could be read, and otherwise the reason why it could not."""
 ALL_EVENTS = "kernel.event.last_seen"
 """Reading that has a value for each kind of event, even if the event has not occurred."""
 CONSTANT_OF_OTHERS = (
@@ -47,17 +49,18 @@ RESIZED = ("host.memory.total", "host.numa.memory_total")
 RESIZED_BY = 20.0
 """Factor by which a size in RESIZED may change. A larger change means that one of the values has a wrong unit."""
 COUNTING_DELAY_S = 120.0
-"""Seconds by which a counted time may grow more than the uptime between two snapshots. Drivers update the counter of throttled
-time late: on H100 and H200 it grows by up to 38 s at once."""
+"""Seconds by which a counted time may grow more than the uptime does between two snapshots. Drivers update the counter of
+throttled time late: on H100 and H200 it grows by up to 38 s at once."""
 CLOCK_TOLERANCE_S = 300.0
-"""Seconds by which a counted time may grow more than the system clock advances, used if the uptime is not available. The clock
-may be corrected during a run; criteria judge whether it is right."""
+"""Seconds by which a counted time may grow more than the system clock advances between two snapshots. It applies to the uptime
+itself, and to other times if the uptime is not available. The clock may be corrected during a run; criteria judge whether it is
+right."""
 UPTIME = "host.uptime"
 
 
 @cache
 def is_constant(name: str) -> bool:
-    """Return whether a reading must be the same in every snapshot of a record."""
+    """Return whether a reading must have the same value in every snapshot of a record."""
     reading = READINGS.get(name)
     if reading is None:
         return not name.startswith(COLLECTOR) and name.rpartition(".")[2] in CONSTANT_OF_OTHERS
@@ -77,13 +80,13 @@ def _is_time(name: str) -> bool:
 
 @cache
 def _is_in_every_snapshot(name: str) -> bool:
-    """Return whether snapshots during a launch have the reading too. False if this version of Rackproof does not list it."""
+    """Return whether snapshots during a launch have the reading too; False if this version of Rackproof does not know it."""
     reading = READINGS.get(name)
     return name.startswith(COLLECTOR) or (reading is not None and not reading.full_only)
 
 
 def reading_problems(record: Record) -> Iterator[Problem]:
-    """Yield each reading that a snapshot lacks, that changed although it cannot, or that contradicts the GPUs of the record."""
+    """Yield each reading that a snapshot lacks, that changed although it must not, or that contradicts the GPUs of the record."""
     # If a collector failed, its readings are missing. Another verdict reports that and names the collector.
     snapshots = [snapshot for snapshot in record.snapshots if not _has_failed_collector(snapshot)]
     full = [snapshot for snapshot in snapshots if snapshot.phase in FULL_PHASES]
@@ -112,7 +115,7 @@ def reading_problems(record: Record) -> Iterator[Problem]:
 
 
 def _differences(first: Snapshot, snapshots: Sequence[Snapshot]) -> tuple[dict[str, None], list[Snapshot]]:
-    """Return the readings whose values may differ from `first`, and the snapshots with other readings or scopes than `first`."""
+    """Return the readings whose values may differ from those in `first`, and the snapshots whose readings or scopes differ."""
     changed: dict[str, None] = {}
     irregular = []
     fast: list[Metric] | None = None
@@ -143,9 +146,10 @@ def _has_failed_collector(snapshot: Snapshot) -> bool:
 
 
 def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -> Iterator[Problem]:
-    """Yield the readings that a snapshot lacks, but a full snapshot has, and up to three that no full snapshot has.
+    """Yield each reading that a snapshot lacks although a full snapshot has it.
 
-    The first full snapshot is checked too. If it alone lacks a reading, `irregular` has all other snapshots.
+    Also yield up to three readings that only snapshots during a launch have. `irregular` has the snapshots that differ from the
+    first full snapshot. The first one is checked too, because it may be the one that lacks a reading.
     """
     known: dict[str, dict[int, Metric]] = defaultdict(dict)
     for metric in (metric for snapshot in full for metric in snapshot.metrics):
@@ -172,15 +176,15 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
             if missing and not present:
                 present = {scope for each in snapshot.metrics for scope in (*each.values, *each.absent)}
             for scope in sorted(missing):
-                if _is_present(name, scope, present, is_log_read=is_log_read) and not _has_port(metric, scope):
+                if _is_required(name, scope, present, is_log_read=is_log_read) and not _has_port(metric, scope):
                     yield name, scope, when, snapshot.stage
 
 
-def _is_present(name: str, scope: str, present: set[str], *, is_log_read: bool) -> bool:
-    """Return whether the snapshot must have the reading for this scope, because the part was present when it was taken.
+def _is_required(name: str, scope: str, present: set[str], *, is_log_read: bool) -> bool:
+    """Return whether a snapshot must have the reading for this scope, because the host had the part at that time.
 
     A remote volume or a virtual interface may disappear and return, with all its readings. A scope of an event, such as an error
-    code, appears when the event first occurs. Only ALL_EVENTS must have it before, if the kernel log could be read.
+    code, appears when the event first occurs. Only ALL_EVENTS must have such a scope earlier, if the kernel log could be read.
 
     `present`: all scopes of the snapshot. `is_log_read`: whether the snapshot has LOG_READ with a value.
     """
@@ -217,7 +221,7 @@ def _misstated_identities(record: Record, name: str, values: Mapping[str, Value]
 
 
 def _changed_readings(name: str, readings: Sequence[tuple[Snapshot, Metric]]) -> Iterator[Problem]:
-    """Yield each value that differs from the first value of its scope, unless it may change during a run."""
+    """Yield each value that differs from the first value of its scope, unless such a change is allowed."""
     first: dict[str, Value] = {}
     for snapshot, metric in readings:
         for scope, value in metric.values.items():
@@ -239,15 +243,13 @@ def _wrong_times(
     name: str, readings: Sequence[tuple[Snapshot, Metric]], uptimes: Sequence[tuple[Snapshot, Metric]]
 ) -> Iterator[Problem]:
     """Yield each counted time that fell, or grew by more than the time between two snapshots plus a tolerance."""
-    moments = {id(snapshot): metric.values.get("host") for snapshot, metric in uptimes}
+    uptimes_s = {id(snapshot): metric.values.get("host") for snapshot, metric in uptimes}
     for (earlier, before), (later, after) in itertools.pairwise(readings):
         elapsed, tolerance = _seconds_between(earlier, later), CLOCK_TOLERANCE_S
-        first, second = moments.get(id(earlier)), moments.get(id(later))
+        first, second = uptimes_s.get(id(earlier)), uptimes_s.get(id(later))
         if name != UPTIME and isinstance(first, int | float) and isinstance(second, int | float):
-            elapsed, tolerance = (
-                second - first,
-                COUNTING_DELAY_S,
-            )  # unlike the clock, the uptime is never corrected
+            # Unlike the clock, the uptime is never corrected.
+            elapsed, tolerance = second - first, COUNTING_DELAY_S
         for scope, value in after.values.items():
             old = before.values.get(scope)
             if not isinstance(value, int | float) or not isinstance(old, int | float):

@@ -29,7 +29,9 @@ class _Form:
 
 
 class ReadingIndex(Mapping[str, list[tuple[Snapshot, Metric]]]):
-    """Name -> (snapshot, reading of that name) for each snapshot of a host that has it. Snapshots of the BMC come last.
+    """Name of a reading -> for each snapshot that has the reading: a pair of the snapshot and the reading (a `Metric`).
+
+    Snapshots of the BMC come last.
 
     A list is built on the first lookup of its name. Readings of BMCs (names that begin with `bmc.`) are taken only from
     `bmc_snapshots`, and all others only from `snapshots`, so a host cannot forge the readings of its BMC.
@@ -48,12 +50,12 @@ class ReadingIndex(Mapping[str, list[tuple[Snapshot, Metric]]]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Return the different names of all readings; the same object for most hosts."""
+        """Return the names of the readings, each once. Hosts with the same readings in the same order share one tuple."""
         return self._form.names
 
     @property
     def places(self) -> Mapping[str, tuple[int, ...]]:
-        """Return name -> positions, in `readings`, of the readings with this name; the same object for most hosts."""
+        """Return name -> positions, in `readings`, of the readings with this name. It is shared like `names`."""
         return self._form.places
 
     def tokens(self) -> list[int]:

@@ -32,7 +32,8 @@ COUNTS = {
 """Count of parts -> a reading that each of the counted parts has, with a value or with the reason why there is none."""
 ATTACHABLE, MOST_ATTACHED = ("network.nic_count", "pcie.device_count", "storage.disk.count"), 20
 """Counts of parts that may be attached and detached between two full snapshots, such as drives and virtual functions. A snapshot
-during a launch may count up to MOST_ATTACHED times as many parts as any full snapshot has. A higher count is wrong."""
+during a launch may count up to MOST_ATTACHED times as many parts as the full snapshot with the most parts. A higher count is
+wrong."""
 WHOLES = {
     "gpu.bar1.used": "gpu.bar1.total",
     "gpu.memory.used": "gpu.memory.total",
@@ -67,8 +68,8 @@ PARTS = {
 LINK_COUNT, LINKS = "gpu.nvlink.link_count", "gpu.nvlink.active"
 PEER, NVLINK = "gpu.peer.link", "gpu.nvlink."
 OTHER_PARTS = ("network.bond.", "pcie.acs.")
-"""Prefixes of readings whose parts no reading lists, although PARTS has a prefix for them: a bond is not an adapter, and ACS is a
-setting of bridges."""
+"""Prefixes of readings whose parts no reading lists, so PARTS does not apply to them: bonds are not among the adapters that
+`network.operstate` lists, and the bridges with ACS are not among the devices that `pcie.kind` lists."""
 OF_PORTS, PORT_DEVICES = ("optics.", "port."), ("hca", "nic")
 """Prefixes of the readings of ports and modules, and the labels of the device of a port: an adapter, or an Ethernet interface."""
 GPUS_ON_BUS, KIND = "gpu.pci_count", "pcie.kind"
@@ -107,7 +108,7 @@ def _problems_of_snapshot(
 
     Args:
         snapshot: the snapshot.
-        parts_read: reading of COUNTED -> the numbers of parts that have it in the snapshots of the record.
+        parts_read: reading in COUNTED -> for how many parts it was read. Snapshots of the record may have different numbers.
         wrong: `id` of each metric for which `has_wrong_scope` is true.
     """
     readings = {metric.name: metric for metric in snapshot.metrics}
@@ -178,7 +179,7 @@ def _unknown_parts(record: Record) -> Iterator[Problem]:
                 parts, scopes = listed[list_of(metric.name)], (*metric.values, *metric.absent)
                 for scope in sorted({Scope.parse(scope).part for scope in scopes} - parts - {HOST}):
                     if not any(Scope.parse(each).part == scope for each in parts):
-                        reason = f"was read for {scope}, but {list_of(metric.name)} was not"
+                        reason = f"was read for {scope}, but {list_of(metric.name)} was not read for it"
                         yield metric.name, scope, reason, snapshot.stage
 
 
@@ -229,7 +230,7 @@ def _exceeding(
 
 @cache
 def _wider(shapes: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
-    """Return these labels and those of the parts that contain such parts: `(gpu, link)` becomes `(gpu, link)`, `(gpu)` and `()`.
+    """Return the labels in `shapes` and those of all enclosing parts: `(gpu, link)` becomes `(gpu, link)`, `(gpu)` and `()`.
 
     The empty tuple is for a reading that the whole host lacks: its scope is `host`, without labels.
     """
@@ -238,7 +239,7 @@ def _wider(shapes: frozenset[tuple[str, ...]]) -> frozenset[tuple[str, ...]]:
 
 @cache
 def _shapes(name: str) -> frozenset[tuple[str, ...]] | None:
-    """Return the labels that a scope of the reading may have, such as `(gpu, link)`.
+    """Return each combination of labels that a scope of the reading may have, such as `(gpu, link)`.
 
     None if this version of Rackproof does not list the reading.
     """

@@ -25,7 +25,8 @@ from schemas.semantic_validation import COLLECTOR
 Kind = tuple[str, str, bool, int, str]
 """GPU model, driver version, whether the host is virtual, number of tested GPUs, and (for readings of hosts) the gang."""
 Key = tuple[Kind, str, str]
-"""Kind of a part, reading, and the part: the scope below the GPU, such as `link=3`, or the scope on the host."""
+"""Kind of a part, name of the reading, and the part. For a reading of a GPU, the part is the scope below the GPU, such as
+`link=3`. For a reading of the host, it is the whole scope."""
 GPU = "gpu."
 NVLINK, ACTIVE_LINKS = "gpu.nvlink.", "gpu.nvlink.active_links"
 """Prefix of readings that a GPU without an NVLink bridge may lack, and the reading by which such a GPU is recognized."""
@@ -34,7 +35,7 @@ OF_SOME_HOSTS = (
 )  # fmt: skip
 """Prefixes of readings of software, arrays, bonds, bridges and modules, which only some hosts of a kind may have by design."""
 ON_EVERY_HOST = ("storage.state.read_only",)
-"""Readings that Linux has on every host: the options of a mounted file system."""
+"""Readings that every Linux host has. This one states whether the file system of `/var` is mounted read-only."""
 CLOCK = "clock.synchronized"
 """Reading that every host must have, except a virtual machine, because its hypervisor may set the clock."""
 SLOTS = "host.dimm.populated"
@@ -94,7 +95,7 @@ class ReadingSupport:
         self._unsupported.update(other._unsupported)
 
     def judge(self, view: HostView) -> Iterator[Verdict]:
-        """Yield an inconclusive verdict for each reading that a part does not support, but at least half of its kind do.
+        """Yield an inconclusive verdict for each reading that a part lacks, but at least half of the parts of its kind have.
 
         Also yield one for each reading that every host must have, if this host lacks it.
         """
@@ -124,7 +125,7 @@ class ReadingSupport:
 
 
 def _key_of(view: HostView) -> Hashable:
-    """Return a key of all that `_last_readings` uses. Hosts with equal keys have the same readings, except for values."""
+    """Return a key of everything that `_last_readings` uses, so that it yields the same for all hosts with equal keys."""
     metrics = view.observations.metrics
     names = (*_optional_of_gpus(view), *_optional_of_hosts(view))
     lists = filter(None, map(_listing, names))
@@ -185,7 +186,10 @@ def _readings_of_gpus(
 
 
 def _readings_of_host(view: HostView, name: str) -> Iterator[tuple[str, str]]:
-    """Yield each part that must have the reading (or the scope `host`), and the reason why it has none, or an empty reason."""
+    """Yield the scope of each part that should have the reading, and why it has no value (empty if it has one).
+
+    If no reading lists the parts, the scope `host` stands for all of them. A reading that lists parts itself yields `host` too.
+    """
     metrics = view.observations.metrics
     metric = metrics[name][-1][1] if name in metrics else None
     values: dict[str, Value] = dict(metric.values) if metric else {}
@@ -208,7 +212,7 @@ def _readings_of_host(view: HostView, name: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _listing(name: str) -> str:
-    """Return the reading that lists the parts of this reading; an empty string if there is no such list."""
+    """Return the reading that lists the parts which have this reading; an empty string if there is no such list."""
     return list_of(name) if name in READINGS and READINGS[name].labels else ""
 
 

@@ -42,7 +42,7 @@ def refused_readings(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for each basic reading that the driver refused in the last snapshot with this reading.
 
     There is no such verdict if a shipped criterion without `same_as_fleet` judges the reading, because that criterion reports the
-    refusal. GPUs that do not answer, or that require a recovery action, get none either.
+    refusal. GPUs that do not answer, or that require a recovery action, get no such verdict either.
     """
     refused = {name: absent for name in BASIC if (absent := _last_absent(view, name))}
     if not refused:
@@ -60,7 +60,10 @@ def refused_readings(view: HostView) -> Iterator[Verdict]:
 
 
 def _last_absent(view: HostView, name: str) -> dict[str, tuple[str, str]]:
-    """Return scope -> reason why the last snapshot with this reading has no value for it, and the stage of this snapshot."""
+    """Return the scopes without a value in the last snapshot with this reading.
+
+    The result maps each scope to its status and reason (as one text), and to the stage of that snapshot.
+    """
     metrics = view.observations.metrics.get(name)
     if not metrics:
         return {}

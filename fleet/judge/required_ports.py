@@ -19,7 +19,7 @@ from schemas.scopes import Scope
 from schemas.stages import GANG
 
 PARTNER_PARAM = "only_partner"
-"""Parameter of the verdict on a port that was not measured: the only host with which it would have been measured."""
+"""Parameter of a verdict on a port that was not measured: the other host, if the port should have been measured with only one."""
 LEAST_SHARE = 0.5
 """An active port is not a port of the fabric if its rate is below this share of the rate of the host's fastest port with the same
 link layer."""
@@ -28,10 +28,11 @@ link layer."""
 def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
     """Yield inconclusive verdicts for each stage that measured fewer RDMA ports than the inventory requires.
 
-    Each port of the fabric whose record states why it was not measured gets a verdict, unless the reason is an error, which has
-    its own verdict. There are two exceptions. If these ports are fewer than the missing ones, for example because the host has
-    too few ports, the host gets a verdict too. If they are more, it is not known which of them should have been measured, so only
-    the host gets a verdict.
+    The candidates are the ports that may belong to the fabric and that have a reason why they were not measured.
+    - With more candidates than missing ports, it is not known which of them should have been measured. Only the host gets a
+      verdict.
+    - Otherwise each candidate gets a verdict, unless one of its reasons is an error, which another check reports.
+    - With fewer candidates than missing ports, for example because the host has too few ports, the host gets a verdict too.
     """
     wanted, name = max(1, view.host.infiniband_ports), f"{VERBS}.bandwidth"
     stages = [stage.name for stage in view.plan.stages if VERBS in stage.benchmarks]
@@ -48,7 +49,7 @@ def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
         ports = [port for port in sorted(absent) if port and _may_be_of_fabric(view, port)]
         named = ports if len(ports) <= missing else []
         for port in named:
-            if all(item.status != ERROR for item in absent[port]):  # errors have verdicts
+            if all(item.status != ERROR for item in absent[port]):  # another check reports errors
                 reason = f"the port was not measured, and rackproof_verbs_required is set: {_reasons(absent[port])}"
                 partners = {Scope.parse(item.scope).get("partner") or "" for item in absent[port]}
                 only = {PARTNER_PARAM: partners.pop()} if len(partners) == 1 and "" not in partners else {}
@@ -56,7 +57,7 @@ def unmeasured_ports(view: HostView) -> Iterator[Verdict]:
         if missing > len(named):
             others = [item for port, items in absent.items() if port not in named for item in items]
             why = _reasons(others) or f"the host has no {'other ' if measured or named else ''}RDMA port"
-            reason = f"{len(measured)} of {wanted} RDMA ports were measured, and rackproof_verbs_required is set: {why}"
+            reason = f"{len(measured)} of {wanted} required RDMA ports were measured, and rackproof_verbs_required is set: {why}"
             yield view.inconclusive(name, "host", reason, stage)
 
 
@@ -65,7 +66,10 @@ def _reasons(items: Sequence[Observation]) -> str:
 
 
 def _may_be_of_fabric(view: HostView, port: str) -> bool:
-    """Return whether the port may belong to the fabric: it is not slow, and not Ethernet on a host with InfiniBand."""
+    """Return whether the port may belong to the fabric.
+
+    It does not if it is an Ethernet port on a host with InfiniBand, or an active port with a low rate (LEAST_SHARE).
+    """
     layers, rates = _last(view, "infiniband.link_layer"), _last(view, "infiniband.rate")
     if layers.get(port) != INFINIBAND and INFINIBAND in layers.values():
         return False

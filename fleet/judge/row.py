@@ -24,7 +24,7 @@ MAX_EXACT = 1000
 ROUNDING_STEPS = 1 << 14
 """A number is rounded to one of this many steps between 0 and the next power of two."""
 MAX_BUFFERED = 2048
-"""Number of buffered values at which `flush` counts them."""
+"""If this many values are buffered, `flush` counts them."""
 _RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
 
 Entry = tuple[int, float, int, str, Value, str, str, str]
@@ -138,7 +138,10 @@ class TallyRow:
             self.threshold = last[1] if last[0] == _RANK[PASS] else -math.inf
 
     def describe(self, source: str, basis: str, unit: str, operator: str) -> None:
-        """Update the description. Two packs may share a criterion id, so the result must not depend on the order of calls."""
+        """Update source, basis, unit and operator.
+
+        They may differ between hosts with different packs. The result does not depend on the order of the calls.
+        """
         self.source, self.basis = min((self.source, self.basis), (source, basis))
         self.unit, self.operator = max(self.unit, unit), max(self.operator, operator)
         self.higher_is_better = self.operator in ("ge", "gt")

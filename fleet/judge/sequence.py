@@ -25,11 +25,11 @@ OVERLAP_TOLERANCE_S = 60.0
 make them seem to overlap."""
 UNREAD_S = 60.0
 """If a launch with a timeline, or a soak with power readings, takes longer than this, its stage must have a snapshot of the phase
-`during`. The agent takes a snapshot every 2 s; a blocked driver delays one by 20 s."""
+`during`. The agent takes one every 2 s, or up to 20 s late if the driver is blocked."""
 POWER = "gpu.power"
 """A reading that is in the timeline of every soak in which the agent polls the GPUs."""
 KEPT_ROUNDS = 4
-"""Of a soak, the record keeps the launches of the first round and of the last three. It also keeps some failed launches."""
+"""Number of launches of a soak that a record always keeps: the first and the last three. It also keeps some failed launches."""
 
 
 def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
@@ -59,14 +59,15 @@ def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
 def _snapshot_order_problems(record: Record) -> Iterator[Problem]:
     """Check the times and phases of the snapshots.
 
-    Each snapshot must be later than the previous one. If any snapshot is of the stage `preflight`, the first one must be. All
-    snapshots of `preflight` have the phase `before`. In other stages the first phase is `before`, and `after` is followed by the
-    `before` of the next launch. Of a soak, only the first phase is checked.
+    Each snapshot must be later than the previous one. If the stage `preflight` has snapshots, the first snapshot of the record
+    must be one of them. All snapshots of `preflight` have the phase `before`. In other stages the first phase is `before`, and
+    `after` is followed by the `before` of the next launch. In a soak, only the first phase is checked.
     """
     snapshots = record.snapshots
     for earlier, later in itertools.pairwise(snapshots):
         if _is_earlier(later.at, earlier.at):
-            reason = f"the snapshot {later.phase} {later.stage} was taken at {later.at}, before the previous one at {earlier.at}"
+            name = f"the snapshot {later.phase} {later.stage}"
+            reason = f"{name} was taken at {later.at}, earlier than the previous one at {earlier.at}"
             yield f"stage.{later.stage}", "host", reason, later.stage
         elif later.at == earlier.at and "." in later.at:  # in older records, times have no fractions
             reason = f"the snapshots {earlier.phase} {earlier.stage} and {later.phase} {later.stage} have the same time"
@@ -160,7 +161,8 @@ def _launch_problems(view: HostView, launch: Launch) -> Iterator[str]:
     its local number plus the number of ranks that the plan has on the members listed before this host.
     """
     if launch.culprit and launch.outcome != "failed":
-        yield f"the launch has the outcome {launch.outcome}, but was ended because of {', '.join(launch.culprit.hosts)}"
+        hosts = ", ".join(launch.culprit.hosts)
+        yield f"the launch has the outcome `{launch.outcome}`, but the record names hosts that stopped it: {hosts}"
     if len({rank.local_rank for rank in launch.ranks}) < len(launch.ranks):
         yield "the launch has a duplicate rank"
     if len(set(launch.members)) < len(launch.members):

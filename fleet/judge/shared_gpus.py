@@ -48,7 +48,7 @@ def is_speed(verdict: Verdict) -> bool:
 
 
 def _used_gpus(view: HostView) -> Iterator[str]:
-    """Yield the scopes of GPUs that had compute processes before or after a stage. At those times the run has no process."""
+    """Yield the scopes of GPUs that had compute processes before or after a stage, when the run has no processes itself."""
     for snapshot, metric in view.observations.metrics.get(_PROCESSES, ()):
         if snapshot.phase != "during":
             yield from (scope for scope, count in metric.values.items() if count)

@@ -1,7 +1,7 @@
 """Find the criteria whose readings are equal on all hosts of a layout, so that their verdicts are computed only once.
 
-The hosts of a layout are those whose benchmarks made the same observations (`fleet.judge.layout`). A reading is a value that a
-collector reads on a host. Its token is a number: two readings with equal tokens are equal.
+The hosts of a layout are those whose benchmark observations differ only in their values (`fleet.judge.layout`). A reading is a
+value that a collector reads on a host. Its token is a number: two readings with equal tokens are equal.
 """
 
 from __future__ import annotations

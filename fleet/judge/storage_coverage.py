@@ -19,8 +19,8 @@ BANDWIDTH, TOGETHER = "shared_storage.bandwidth", "shared_storage.aggregate_band
 def silent_totals(view: HostView) -> Iterator[Verdict]:
     """Yield an inconclusive verdict for each directory and operation (read or write) without a total of all clients.
 
-    Only operations are considered that have a floor in the inventory and a measured bandwidth of this client. If this client's
-    bandwidth was not measured, another check reports that, with the reason.
+    Operations without a floor in the inventory are skipped. If the bandwidth of this client was not measured, the operation is
+    skipped too, because another check reports that.
     """
     totals = {
         (item.stage, Scope.parse(item.scope).get("directory"), item.params.get("op"))

@@ -177,7 +177,7 @@ def _explain(view: HostView, verdict: Verdict, known: RankFigures, views: Iterab
 
 
 def _rank_name(view: HostView, verdict: Verdict) -> str:
-    """Return `rank 3 (node2 gpu=1)`: the number is that in the last launch of the stage. If it is unknown: `node2 gpu=1`."""
+    """Return `rank 3 (node2 gpu=1)`, with the rank's number in the last launch of the stage; `node2 gpu=1` if it is unknown."""
     launches = [launch for launch in view.evidence.launches() if launch.stage == verdict.stage]
     local = view.host.scopes.index(verdict.scope) if verdict.scope in view.host.scopes else -1
     rank = [rank.rank for launch in launches[-1:] for rank in launch.ranks if rank.local_rank == local]
@@ -191,7 +191,10 @@ def _longer(own: Figures, usual: Figures) -> str:
 
 
 def _delay(own: Figures, launch_medians: Figures) -> str:
-    """Return in words how long the other ranks wait in each step (median); empty if they hardly wait, or this rank waits too."""
+    """Return in words how long the other ranks wait in each step (median).
+
+    Return an empty string if they hardly wait, or wait less than twice as long as this rank.
+    """
     wait = launch_medians.get("wait", 0.0)
     if wait < MIN_DEVIATION * own["compute"] or wait < 2 * own.get("wait", 0.0):
         return ""
@@ -234,18 +237,18 @@ def _throttled(own: Figures, usual: Figures) -> str:
 
 def _temperature(own: Figures, usual: Figures) -> str:
     mine, others = _rank_and_peers("temperature", own, usual)
-    return f"it was at {mine:.0f} °C (peers: {others:.0f} °C)" if others and mine > others + MIN_HOTTER_K else ""
+    return f"its GPU was at {mine:.0f} °C (peers: {others:.0f} °C)" if others and mine > others + MIN_HOTTER_K else ""
 
 
 def _quota(own: Figures, usual: Figures) -> str:
     mine, others = _rank_and_peers("cpu_throttled_share", own, usual)
     is_stopped = mine > others + MIN_DEVIATION
-    return f"the CPU quota of its cgroup stopped it in {mine * 100:.0f} % of the periods" if is_stopped else ""
+    return f"the CPU quota of its cgroup stopped it in {mine * 100:.0f} % of the quota periods" if is_stopped else ""
 
 
 def _cpus(own: Figures, usual: Figures) -> str:
     mine, others = _rank_and_peers("cpus", own, usual)
-    return f"it may use {mine:.0f} of its host's processors, its peers {others:.0f}" if 0 < mine < others else ""
+    return f"the rank may use {mine:.0f} of its host's processors, its peers {others:.0f}" if 0 < mine < others else ""
 
 
 def _launch(own: Figures, usual: Figures) -> str:
@@ -280,7 +283,7 @@ def _cpu_time(own: Figures, usual: Figures) -> str:
     mine, others = _rank_and_peers("cpu_time", own, usual)
     is_host_bound = "launch" not in own or own["launch"] > LAUNCH_BOUND_SHARE * own["compute"]
     is_slower = is_host_bound and 0 < others * 1.2 < mine
-    return f"it needs {_ms(mine)} of CPU time a step (peers: {_ms(others)})" if is_slower else ""
+    return f"the rank needs {_ms(mine)} of CPU time a step (peers: {_ms(others)})" if is_slower else ""
 
 
 def _ms(seconds: float) -> str:

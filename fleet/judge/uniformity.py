@@ -61,7 +61,7 @@ class ValueGroup:
     """How many parts of a group have each value. The last value of a part counts."""
 
     what: str
-    """Name of one part: `GPU`, `host`."""
+    """Name of one part, such as `GPU` or `host`."""
     counts: dict[tuple[bool, Value], int] = field(default_factory=dict)
     """Value, as `_exact` returns it -> the number of parts that have it."""
     _by_count: Sequence[tuple[Value, int]] = ()
@@ -152,7 +152,7 @@ def _is_near(value: Value, other: Value, within: float) -> bool:
 
 
 def is_alike(criterion: Criterion, value: Value, reference: Value) -> bool:
-    """Return whether a value passes: it is the preferred value or the same as the reference, or the operator makes it better."""
+    """Return whether a value passes: it is preferred, the same as the reference, or, by the criterion's operator, better."""
     if criterion.prefer is not None and _exact(value) == _exact(criterion.prefer):
         return True
     if _is_near(value, reference, criterion.within):
@@ -245,7 +245,7 @@ class ValueGroups:
     def common_parts(self, view: HostView, criterion: Criterion) -> dict[str, ValueGroup]:
         """Return scope -> values of each part that is common among the hosts of this host's group.
 
-        A part is common if more than half as many hosts have it as have the part that most hosts have.
+        A part is common if the number of hosts that have it is more than half of the number that have the most frequent part.
         """
         if criterion.id not in self._common:
             self._common[criterion.id] = self._common_of_kinds(criterion.id)
@@ -403,7 +403,7 @@ def _judge_series(
 class _OwnGroups:
     """The values of the parts of one host, in groups of parts of the same kind.
 
-    The kind of a part is what `_key` returns. All parts are counted when a reading is first needed.
+    `_key` returns the kind of a part. The parts that have a reading are counted when this reading is first needed.
     """
 
     def __init__(self, view: HostView, criterion: Criterion) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from fleet.judge.baseline import CRITERION as BASELINE
+from fleet.quantities import counted
 from schemas.reports import FAIL, INCONCLUSIVE, RECORD, LineKind, SummaryLine, Verdict
 from schemas.scopes import Scope
 from schemas.waivers import Waiver
@@ -80,10 +81,10 @@ def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) ->
             counts[verdict.waiver] = counts.get(verdict.waiver, 0) + 1
     for waiver in waivers:
         if count := counts.get(waiver, 0):
-            kind = "inconclusive" if waiver.absent else "failed"
+            verdicts_text = counted(count, "inconclusive verdict" if waiver.absent else "failed verdict")
             title, text = (
                 "WAIVED",
-                f"{waiver.target}: {count} {kind}; by {waiver.who} until {waiver.until}: {waiver.why}",
+                f"{waiver.target}: {verdicts_text}, accepted by {waiver.who} until {waiver.until}: {waiver.why}",
             )
         elif waiver.until < day[:10]:
             title, text = f"Waiver EXPIRED on {waiver.until}", f"{waiver.target} (by {waiver.who})"

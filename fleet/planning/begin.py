@@ -20,8 +20,8 @@ def begin(directory: Path, document: dict[str, object], take_over: bool = False)
 
     Args:
         directory: the directory of the run.
-        document: the plan, as the inventory and the profile are now.
-        take_over: take the lock from a process on another machine whose state is unknown.
+        document: the plan that the present inventory and profile give.
+        take_over: take the lock even from a process on another machine, whose state cannot be checked from here.
 
     Raises:
         UsageError: the plan is invalid, or differs from the plan that the run began with.
@@ -65,7 +65,7 @@ def _existing_plan(path: Path, document: Mapping[str, object]) -> dict[str, obje
         raise RunError(
             f"{error}: the plan is damaged or was written by another version of Rackproof: choose another rackproof_run_id"
         ) from None
-    # These may differ each time a plan is made: `durations_s` comes from the newest runs.
+    # The excluded fields may differ each time a plan is made: `durations_s` comes from the newest runs.
     compared = {*document, *plan} - {"nonce", "created", "durations_s"}
     different = sorted(key for key in compared if plan.get(key) != document.get(key))
     if different:

@@ -22,7 +22,8 @@ class Estimate:
     """How long a run takes per host."""
 
     stages_s: dict[str, float]
-    """Stage -> its expected duration in seconds, with start and end of its ranks; empty if that of any stage is unknown."""
+    """Stage -> its expected duration in seconds, including the start and end of its ranks. Empty if the duration of any stage is
+    unknown."""
     longest_s: float
     """Maximum duration in seconds: the sum over the stages, if each runs until its deadline."""
     source: str

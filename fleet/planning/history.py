@@ -24,8 +24,8 @@ from schemas.times import epoch_seconds
 
 MAX_RUNS, MAX_TIMED_RUNS, MAX_TIMED_RECORDS = 20, 5, 4
 """The reports of the newest MAX_RUNS runs are read. To find how long benchmarks take, records of the newest MAX_TIMED_RUNS runs
-are read too. Of each of these runs, at most MAX_TIMED_RECORDS records of hosts alone are read, and as many of hosts in gangs (the
-hosts of one multi-node launch) and of BMCs."""
+are read too, at most MAX_TIMED_RECORDS of each kind from each run. The kinds are records of hosts alone, of hosts in gangs (the
+hosts of one multi-node launch), and of BMCs."""
 REPORT_BYTES = 200_000_000
 """Maximum size, in bytes, of a report, plan or record that is read. A run is skipped if one of the files to read is larger."""
 Json = Any

@@ -33,7 +33,7 @@ from schemas.stages import GANG
 MIN_HOSTS = 2
 """Smallest number of hosts in a launch."""
 MAX_TRIES = 2
-"""Maximum number of launches of the same hosts, without probes, if no host is found at fault."""
+"""Maximum number of launches of the same hosts if no host is found at fault. Probes do not count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,7 +228,7 @@ class _Gang:
         return self._probes_or_retry(last, rest)
 
     def _probes_or_retry(self, last: Attempt, rest: Sequence[str]) -> list[LaunchPlan]:
-        """Return the next launches after the launch `last` of exactly the hosts `rest` failed. None of them is excluded."""
+        """Return what to launch after `last`, a failed launch whose hosts are exactly `rest`. None of these hosts is excluded."""
         result = probe_result(self._attempts, last) if is_stuck(last) else None
         if isinstance(result, list):
             return [self._launch(group, probe=True) for group in result]

@@ -160,7 +160,7 @@ def make_plan(
         study=study_of(profile, run_variables),
     )
     if plan.study:
-        return plan  # a study is not judged, and its cells (single measurements) may have one host
+        return plan  # a study is not judged, so it needs no expected figures; its cells (single measurements) may have one host
     plan = scale_stages(plan, profile, run_variables)
     _check_manifest(plan)
     _check_gangs(plan, int(run_variables.get("rackproof_gang_minimum", 2)))

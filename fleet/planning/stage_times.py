@@ -1,4 +1,7 @@
-"""Read the duration of a soak or of a profile such as `extended`, and scale the time budgets of such a profile to it."""
+"""Read the duration of a soak, or of a profile such as `extended`, and scale the time budgets of such a profile to its duration.
+
+A time budget is a setting of a benchmark that determines how long it measures, such as `seconds`.
+"""
 
 from __future__ import annotations
 
@@ -58,11 +61,11 @@ def check_scaled_settings(profile: Mapping[str, Any], where: str) -> None:
 
 
 def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -> Plan:
-    """Return the plan with the time budgets in `scaled` multiplied by one factor, so that all stages together take the duration.
+    """Return the plan with time budgets multiplied by one factor, so that all stages together take the duration of the run.
 
-    The duration is that in EXTENDED_DURATION, or else `duration_s` of the profile. The slowest host decides the factor. If the
-    duration is not `duration_s`, the deadline of each stage changes by as many seconds as the stage gets longer or shorter. The
-    plan of a profile without `duration_s` is unchanged.
+    `scaled` in each stage of the profile names these time budgets. The duration is that in EXTENDED_DURATION, or else
+    `duration_s` of the profile. The slowest host decides the factor. If the duration is not `duration_s`, the deadline of each
+    stage changes by as many seconds as the stage gets longer or shorter. The plan of a profile without `duration_s` is unchanged.
 
     Raises:
         UsageError: the duration is invalid; the tests take longer even with their shortest time budgets; or the profile scales
@@ -132,7 +135,7 @@ def _least_factor(plan: Plan, scaled: Mapping[str, Mapping[str, Any]]) -> float:
 
 
 def _scaled(stage: Stage, scaled: Mapping[str, Any], factor: float) -> Stage:
-    """Return the stage with the time budgets in `scaled` multiplied. A budget whose default is an integer is rounded to one."""
+    """Return the stage with the time budgets in `scaled` multiplied. If the default of a budget is an integer, round it."""
 
     def multiplied(benchmark: str, key: str, value: float) -> float:
         is_whole = isinstance(BENCHMARKS[benchmark].settings[key], int)

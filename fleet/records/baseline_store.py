@@ -1,8 +1,9 @@
 """Store baselines (figures from accepted runs) on disk, and copy them into run directories.
 
-Each part, which is a host or a GPU, has one file, named by the host name or the serial. The copy in a run directory is the
-snapshot. It is made with the plan, and the plan contains its digest. Judging the run again later uses the same baselines, even if
-other runs were accepted since.
+Each part, which is a host or a GPU, has one file, named by the host name or by the serial (the UUID if the GPU has no serial).
+
+The copy in a run directory is called the snapshot. It is made together with the plan, and the plan contains the digest of the
+snapshot's index. So judging the run again later uses the same baselines, even if other runs were accepted since.
 """
 
 from __future__ import annotations
@@ -125,9 +126,9 @@ def _host_baseline(
 
 
 def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir: Path | None) -> PlannedBaseline:
-    """Copy the baselines of these hosts, and of the GPUs in them, into the run directory; return the reference for the plan.
+    """Copy the baselines of these hosts, and of the GPUs that they list, into the run directory.
 
-    If `run_dir` is None, nothing is copied.
+    Return the reference to this snapshot that the plan contains. If `run_dir` is None, nothing is copied.
 
     Raises:
         UsageError: the directory has no baseline of this kind, or a file in it is invalid.
@@ -205,7 +206,7 @@ def _digest(content: bytes) -> str:
 
 
 class BaselineSnapshot:
-    """The snapshot of the baselines in a run directory. The digest of its index must be the one in the plan."""
+    """The snapshot of the baselines in a run directory. It is invalid if the digest of its index is not the one in the plan."""
 
     def __init__(self, run_dir: Path, plan: Plan) -> None:
         self._home = run_dir / SNAPSHOT
@@ -251,7 +252,7 @@ class BaselineSnapshot:
             raise documents.DocumentError(str(error)) from None
         if content is None or _digest(content) != self._digests[file]:
             raise documents.DocumentError(
-                f"{SNAPSHOT}/{file}: {'missing' if content is None else 'changed since the plan'}"
+                f"{SNAPSHOT}/{file}: {'missing' if content is None else 'changed since the plan was made'}"
             )
         document = documents.parse(content, source=str(path))
         documents.validate(document, "baseline", source=str(path))

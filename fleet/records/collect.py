@@ -1,13 +1,13 @@
 """Copy records from logs or volumes into the run directory, for runs without a playbook that fetches them.
 
-A collected record that is damaged is rejected. A record is written to `quarantine/` if its run id or nonce is not that of this
-run, if the plan lacks its host or has the host in another gang (the hosts of one multi-node launch), or if it is of an attempt
-that the operator did not choose.
+A damaged record is rejected. If the records of a host are of different attempts (the host began the run more than once), all its
+collected records are rejected, unless the operator chooses the first or the last attempt. A record is written to `quarantine/` if
+its run id or nonce is not that of this run, if the plan lacks its host or has the host in another gang (the hosts of one
+multi-node launch), or if it is of an attempt that the operator did not choose.
 
-Any other record is written into the run directory. If a record already has its path there, the collected record replaces it in
+Any other record is written into the run directory. If there is already a record at its path, the collected record replaces it in
 three cases: the existing record is invalid or of another run; the collected record extends the existing one (has all of its data,
-and more); or the two are from different attempts (the host began the run twice), and the operator chooses the attempt of the
-collected record.
+and more); or the two are of different attempts, and the operator chooses the attempt of the collected record.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class CollectionResult:
     """Records that are new, or that replaced the record in the run directory."""
     unchanged: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """Why records were rejected, or written to `quarantine/`: one text for each."""
+    """Why records were rejected, or do not belong to this run."""
     missing: list[str] = field(default_factory=list)
     """Records that the plan expects and the run directory lacks."""
 
@@ -57,7 +57,7 @@ class RecordCollector:
         self._result = CollectionResult()
 
     def add(self, frames: Iterable[FramedRecord]) -> CollectionResult:
-        """Write each record to its path. If several records are of the same attempt, the latest is written."""
+        """Write each accepted record to its path. If several records of a path are of one attempt, only the latest is written."""
         accepted: dict[str, list[tuple[Record, FramedRecord]]] = {}
         items = list(dict.fromkeys(frames))
         progress.begin("checking records", len(items))
@@ -78,7 +78,7 @@ class RecordCollector:
         return self._result
 
     def _checked(self, item: FramedRecord) -> Record:
-        """Return the record. Raise DocumentError if it is invalid, or if its log lines name another run, host or gang."""
+        """Return the record. Raise DocumentError if it is invalid, or not of the run, host and gang that its log lines name."""
         document = documents.parse(item.text, source=item.source)
         documents.validate(document, "record", source=item.source)
         record = record_from_json(document, source=item.source)
@@ -89,7 +89,7 @@ class RecordCollector:
         ):
             if actual != framed:
                 raise documents.DocumentError(
-                    f"{item.source}: the record is of {key} {actual or 'none'}, but its frame names {framed or 'none'}"
+                    f"{item.source}: the record is of {key} {actual or 'none'}, but its log lines name {framed or 'none'}"
                 )
         return record
 
@@ -97,10 +97,10 @@ class RecordCollector:
         """Return why a record does not belong to this run, or an empty string."""
         plan = self._plan
         if record.run_id != plan.run_id:
-            return f"{item.source}: a record of run {record.run_id} (host {record.host}), not of {plan.run_id}"
+            return f"{item.source}: a record of run {record.run_id} (host {record.host}), not of run {plan.run_id}"
         if record.nonce != plan.nonce:
             return (
-                f"{item.source}: the record of {record.host} was made with another plan named {plan.run_id}: "
+                f"{item.source}: the record of {record.host} was made with another plan for run {plan.run_id}: "
                 "give the hosts the plan.json of this directory"
             )
         names = [host.name for host in plan.hosts]
@@ -112,7 +112,7 @@ class RecordCollector:
         return ""
 
     def _write_record(self, path: str, records: list[tuple[Record, FramedRecord]]) -> None:
-        """Choose among the collected records and the one in the run directory, and write the chosen one."""
+        """Choose among the records collected for `path` and the one that is already there, and write the chosen one."""
         existing = self._existing_record(path)
         attempts = _group_by_attempt([*([existing] if existing else []), *records])
         if len(attempts) > 1 and not self._attempt:
@@ -148,7 +148,7 @@ class RecordCollector:
         try:
             text = documents.read_bytes(self._directory / path)
         except documents.DocumentError:
-            return  # there is no file, or it is a link, whose target stays untouched
+            return  # there is no file, or it cannot be copied, such as a symbolic link
         gang, host = Path(path).parent.name if path.startswith(f"{GANGS}/") else "", Path(path).stem
         item = FramedRecord(run_id=self._plan.run_id, host=host, gang=gang, node="", text=text, source=path)
         self._journal("replaced", item, f"kept as {self._write_quarantine(item)}")
@@ -186,7 +186,7 @@ class RecordCollector:
         self._journal(what, item, why)
 
     def _journal(self, what: str, item: FramedRecord, why: str) -> None:
-        """Append what was done with a record to collected.jsonl."""
+        """Append to collected.jsonl what was done with a record."""
         event = {
             "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "what": what,
@@ -242,6 +242,6 @@ def _describe_attempts(attempts: Sequence[Sequence[tuple[Record, FramedRecord]]]
         times = ", ".join(start_times)
         return f"the host began the run {len(start_times)} times ({times}), for example because its pod was replaced"
     return (
-        f"{len(attempts)} records began at {start_times[0]}, but the later one lacks or changes data of the earlier one: "
+        f"{len(attempts)} records have the start time {start_times[0]}, but a later one lacks or changes data of an earlier one: "
         "a host never removes or changes data in its record, so another process may have written one of them"
     )

@@ -22,7 +22,7 @@ MAX_LINE_BYTES = 1 << 20
 
 
 def read_source(source: str) -> tuple[list[FramedRecord], list[str]]:
-    """Return the records in a source, and what is wrong with others. Raise UsageError if the source cannot be read.
+    """Return the records in a source, and a text for each problem. Raise UsageError if the source cannot be read.
 
     Args:
         source: path of a log, a record (`.json`) or a directory, or `-` for a log on standard input.
@@ -87,7 +87,7 @@ def _log(path: Path) -> tuple[list[FramedRecord], list[str]]:
 
 
 def _record(path: Path) -> tuple[list[FramedRecord], list[str]]:
-    """Return the record in a file that was copied from its host, or the problem with the file."""
+    """Return the record in a record file, or the problem with the file."""
     try:
         text = documents.read_bytes(path)
         document = documents.checked(text, "record", source=str(path))

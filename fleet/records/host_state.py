@@ -51,8 +51,8 @@ class HostState:
     figures: Mapping[str, Mapping[Key, Figure]] = field(default_factory=dict)
     """Serial of a GPU, or an empty string for the host -> its figures."""
     has_record: bool = True
-    """Whether the run has a record of the host alone (not only of its gang); for a baseline, whether the host has one.
-    If False, all other fields are empty."""
+    """Whether the run has a record of the host alone (not only of its gang). For the state in a baseline: whether the host has a
+    baseline. If False, all other fields are empty."""
 
 
 def host_state(evidence: Evidence) -> HostState:
@@ -79,13 +79,13 @@ def host_state(evidence: Evidence) -> HostState:
 
 
 def _figure(observation: Observation, within: str, run_id: str, earlier: Figure | None) -> Figure:
-    """Return the figure of an observation. A reading of a link counts with its highest value in the run (`READINGS`).
+    """Return the figure of an observation. If it is a reading for which more is better (`READINGS`), the highest value counts.
 
     Args:
         observation: a benchmark result, or a reading.
         within: the scope below the GPU; the whole scope if the observation is not of a GPU (`part_of_scope`).
         run_id: the run of the observation.
-        earlier: the figure from earlier observations with the same key; None if this is the first.
+        earlier: the figure from earlier observations of the run with the same key; None if this is the first.
     """
     value = float(observation.value) if isinstance(observation.value, int | float) else 0.0
     if earlier and "phase" in observation.params and READINGS.get(observation.name) == 1:

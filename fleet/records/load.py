@@ -159,10 +159,10 @@ class RecordReader:
 
 
 def _clock_lag_s(directory: Path, plan: Plan) -> float:
-    """Return how far the clock of the file system is behind that of the control node, which wrote the plan.
+    """Return by how many seconds the clock of the file system is behind that of the control node, which wrote the plan.
 
-    A file server writes the times of files with its own clock. The lag is the time `created` in plan.json, minus the file time of
-    plan.json. It is 0 if the file time is later, or if one of the two is not known.
+    A file server sets the modification times of files by its own clock. The lag is the time `created` in plan.json, minus the
+    modification time of plan.json. It is 0 if the modification time is later, or if one of the two times is not known.
     """
     try:
         return max(0.0, epoch_seconds(plan.created) - RunDirectory(directory).plan.stat().st_mtime)
@@ -220,13 +220,13 @@ def plan_advice(directory: Path, error: documents.DocumentError) -> str:
     if is_run(directory):
         return "it is damaged or was written by another version of Rackproof: use the version that wrote it"
     if runs := sorted(_printable_runs(directory)):
-        return f"give one of the runs in it: {', '.join(runs[:5])}{' …' if len(runs) > 5 else ''}"
+        return f"give one of the runs in this directory: {', '.join(runs[:5])}{' …' if len(runs) > 5 else ''}"
     near = documents.nearest(directory.name, _printable_runs(directory.parent))
     return f"give the directory of a run, which has a plan.json{near}"
 
 
 def _printable_runs(directory: Path) -> list[str]:
-    """Return the runs with a printable name: other names may contain control sequences for the terminal."""
+    """Return the names of the runs in a directory. Names that are not printable are left out: they may control the terminal."""
     return [run.name for run in runs_in(directory) if run.name.isprintable()]
 
 
@@ -320,11 +320,11 @@ def _rounds(benchmark: str, stage: Stage) -> object:
 
 
 def _unplanned_records(directory: Path, plan: Plan) -> list[Quarantined]:
-    """Return the files in the directories of records that belong to no host of the plan."""
+    """Return the files in the directories of records whose paths are not those of records that the plan expects."""
     planned, paths = {*record_names(plan), *bmc_record_names(plan)}, RunDirectory(directory)
     return [
         # A file name may have bytes that are not UTF-8; the report shows them as \xff.
-        Quarantined(path=os.fsencode(path).decode(errors="backslashreplace"), reason="the plan has no such host")
+        Quarantined(path=os.fsencode(path).decode(errors="backslashreplace"), reason="the plan expects no such record")
         for path in sorted(map(paths.relative, paths.records()))
         if path not in planned
     ]

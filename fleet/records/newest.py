@@ -50,7 +50,9 @@ def newest_two() -> tuple[Path, Path]:
     problem = f"no run in {RUNS.absolute()}"
     if runs:
         problem = (
-            f"no earlier run of the same hosts as {runs[0]}" if newest else f"the plan of {runs[0]} is not readable"
+            f"no earlier run has the same hosts and kind (real, rehearsal or simulation) as {runs[0]}"
+            if newest
+            else f"the plan of {runs[0]} is not readable"
         )
     raise UsageError(f"diff: {problem}: give an earlier run, or a directory of baselines, and the new run")
 

@@ -1,8 +1,8 @@
 """Lock a run directory for one playbook, and clean up after an interrupted attempt.
 
 The tasks of a playbook are short-lived processes, so `lock.json` names the process of ansible-playbook. The lock is void as soon
-as that process has exited, so no lock must be removed by hand after a `kill -9`. Whether the process has exited can be checked
-only on the machine, and in the container, in which it was started.
+as that process has exited, so even after a `kill -9` the lock need not be removed by hand. Whether the process has exited can be
+checked only on the machine, and in the container, in which it was started.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from schemas.run_directory import EVENTS, JOURNAL, LOCK, RECORDS, RunDirectory
 from schemas.times import utc_now
 
 _TEMPORARY = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")
-"""Name of a file that documents.write_text is still writing."""
+"""Pattern of the names of temporary files of `documents.write_text`."""
 _MAX_ACTIVE_RUNS = 200
 """Maximum number of other runs that `lock.json` lists as running."""
 
@@ -32,7 +32,7 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
 
     Args:
         directory: run directory, created if missing.
-        take_over: take the lock from a holder on another machine, whose state cannot be checked from here.
+        take_over: take the lock even if it is unknown whether its holder, on another machine or in another container, still runs.
 
     Returns:
         A note for the operator if the previous holder has exited or its lock was taken over; otherwise an empty string.
@@ -133,7 +133,8 @@ def _active_runs(directory: Path) -> tuple[str, ...]:
 def playbook() -> int:
     """Return the pid of the ansible-playbook that started this process; 0 if none did.
 
-    Between the two are a forked worker with the same command line, a shell, and Ansible's command module.
+    Ansible forks workers with the command line of the playbook. So of consecutive ancestors with one such command line, the
+    topmost is the playbook.
     """
     pid, playbook_pid, words = os.getppid(), 0, [""]
     while pid > 0:

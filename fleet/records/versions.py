@@ -47,9 +47,10 @@ def versions(
 
 
 def compared_criteria(criteria: Iterable[Criterion]) -> list[Criterion]:
-    """Return the criteria with `same_as_fleet` for a version or setting of hosts or GPUs.
+    """Return the criteria that compare a version or setting of hosts or GPUs with most of the fleet (`same_as_fleet`).
 
-    Those with `same_as_fleet: false`, which switch the comparison off, are included.
+    Criteria with `prefer` or `among` are left out. Criteria with `same_as_fleet: false`, which switch the comparison off, are
+    included.
     """
     return [
         item

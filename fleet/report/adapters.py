@@ -59,7 +59,7 @@ def host_adapters(view: HostView) -> tuple[Adapter, ...]:
 
 
 def _drafts(view: HostView, devices: set[str]) -> list[_Draft]:
-    """Return the adapters with the scopes under which they are observed."""
+    """Return the adapters, without readings. Each has the scopes of its readings."""
     interfaces: dict[str, list[str]] = defaultdict(list)
     for port, (interface, _) in _last(view, INTERFACE).items():
         if f"nic={interface}" in devices:
@@ -87,7 +87,7 @@ def _natural(device: str) -> tuple[str, int, str]:
 
 
 def _last(view: HostView, name: str) -> Mapping[str, tuple[Value, str]]:
-    """Return scope -> (value, ""), or (None, reason why it is absent), from the last snapshot that has the scope."""
+    """Return scope -> (value, ""), or (None, reason why there is no value), from the last snapshot that has the scope."""
     last: dict[str, tuple[Value, str]] = {}
     for _, metric in view.observations.metrics.get(name, ()):
         last |= {scope: (value, "") for scope, value in metric.values.items()}
@@ -98,7 +98,7 @@ def _last(view: HostView, name: str) -> Mapping[str, tuple[Value, str]]:
 def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -> AdapterReading:
     """Return a reading of an adapter.
 
-    For a counter above 0 it includes the increase during the run, and the hourly rate before the run.
+    The reading of a counter above 0 includes the increase during the run, and the hourly rate before the run.
     """
     reading = AdapterReading(name=name, scope=scope, unit=READINGS[name].unit, value=value, reason=reason)
     if not READINGS[name].counter or reading.unit != "1" or not finite(value):
@@ -113,7 +113,7 @@ def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -
 
 
 def _nearest_gpus(view: HostView) -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
-    """Return two mappings from an adapter's PCI address: to the GPUs with no nearer adapter, and to the kind of path to them."""
+    """Return two mappings from an adapter's PCI address: to the GPUs that have no nearer one, and to their kind of path to it."""
     paths = {gpu: str(value) for gpu, (value, _) in _last(view, _PATH).items() if value is not None}
     by_index = view.evidence.gpu_scopes()
     gpus: dict[str, list[str]] = defaultdict(list)

@@ -17,11 +17,14 @@ from fleet.report.terminal import plain_table
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """The first version of a branch with all published fixes; for a product whose version is not read, any version with a fix."""
+    """The first version of a branch that has all published fixes.
+
+    If Rackproof does not read the version of the product, a floor is any version with a fix.
+    """
 
     product: str
     reading: str
-    """Reading to compare with the floor, such as `driver.version`; empty if the version of the product is not read."""
+    """Reading to compare with the floor, such as `driver.version`; empty if Rackproof does not read the product's version."""
     line: str
     """The branch, as the vendor names it."""
     version: str
@@ -32,7 +35,8 @@ class Floor:
 def floors(advisories: Advisories) -> Iterator[Floor]:
     """Yield the floors of every product: released versions that have a fix and that no advisory lists as affected.
 
-    A product whose version is not read must be compared by hand, so every version of it that has a fix is listed.
+    If Rackproof does not read the version of a product, the operator compares it by hand. So for such a product, every version
+    that has a fix is listed.
     """
     for key, product in PRODUCTS.items():
         items = advisories.products.get(key, ())
@@ -53,7 +57,7 @@ def floors(advisories: Advisories) -> Iterator[Floor]:
 
 
 def floors_blocks(advisories: Advisories, now: str) -> list[Table | Text]:
-    """Return a table of the floors, and the age of the list at the time `now` (ISO 8601)."""
+    """Return a table of the floors, the sources of the advisories, and their age at the time `now` (ISO 8601)."""
     table = plain_table("PRODUCT", "BRANCH", "FLOOR", "SEVERITY", "PUBLISHED", "ADVISORY", "FIXES")
     for item in floors(advisories):
         severity = item.advisory.severity or "not stated"
@@ -93,7 +97,7 @@ def _age_lines(advisories: Advisories, now: str) -> Iterator[str]:
     for source in advisories.sources:
         yield f"source: {source['url']} at {source['commit'][:12]} of {source['date']}"
     age = advisories.age_days(now)
-    yield f"The list dates from {advisories.date} and is {counted(age, 'day')} old."
+    yield f"The list of advisories dates from {advisories.date} and is {counted(age, 'day')} old."
     if age > STALE_AFTER_DAYS:
         yield (
             f"It is older than {STALE_AFTER_DAYS} days, so it may lack advisories. To renew it, run rackproof criteria "

@@ -72,8 +72,9 @@ def _row(change: Change) -> tuple[str, ...]:
 def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> list[Table | Text]:
     """Return a table of the changes for a terminal, and lines that count the changes that the table leaves out.
 
-    Regressions and changed parts (`counts`), and unclear or missing values (`is_unreported`) come first. A row has the changes of
-    one kind to a part; parts with equal changes share a row. Unless `everything` is true, MINOR_KINDS are only counted.
+    Regressions and changed parts (`counts`), and unclear or missing values (`is_unreported`) come first. A row is for the changes
+    of one kind to a part: it shows the first change and counts the others. Parts with equal changes share a row. Unless
+    `everything` is true, MINOR_KINDS are only counted.
     """
     major = [change for change in changes if change.counts or change.is_unreported]
     others = [change for change in changes if not change.counts and not change.is_unreported]
@@ -99,8 +100,8 @@ def changes_blocks(changes: Sequence[Change], *, everything: bool = False) -> li
 def _by_part(changes: Sequence[Change]) -> list[tuple[list[str], list[Change]]]:
     """Group the changes by kind and part; return the names of the parts and the changes of each group, in the order given.
 
-    A change between two GPUs is assigned to the GPU that more changes involve. Groups of one kind with equal changes are merged:
-    then there are several parts, and the changes of the first part are returned.
+    A change between two GPUs is assigned to the GPU that more changes involve. Groups of one kind with equal changes are merged
+    into one group, with the names of all their parts and the changes of the first part.
     """
     ends = Counter((change.host, end) for change in changes for end in _ends(change))
     of_part: dict[tuple[str, str, str], list[Change]] = {}

@@ -38,7 +38,8 @@ how to write your own.
 | words | meaning |
 |---|---|
 | *if present* | no verdict if the host reports the reading as unsupported (for example because it lacks the part), or if there \
-are too few parts, or no accepted value, to compare with. In a check without these words, the host is then incomplete |
+are too few parts, or no accepted value, to compare with. If a check lacks these words, it makes the host incomplete in these \
+cases |
 | the fleet | the hosts of the run with the same GPU model. For `same as`: only those in the same gang (the hosts of one \
 multi-node launch); hosts without a gang are compared with each other |
 | hosts of one order | hosts that were bought together and are built alike |

@@ -24,7 +24,7 @@ from fleet.report.titles import benchmark_title
 from schemas.catalogue import BENCHMARKS
 
 TOO_FEW = "too few"
-"""Beginning of a cell without a fault, because fewer than MIN_PARTS parts were measured; the number of parts follows."""
+"""First words of a cell that states no fault, because fewer than MIN_PARTS parts were measured. The number of parts follows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,7 @@ class Row:
 
     @property
     def is_unknown(self) -> bool:
-        """Return whether too few parts were measured to state a fault, for every GPU model."""
+        """Return whether no cell states a fault, because too few parts of every GPU model were measured."""
         return all(cell.startswith(TOO_FEW) for cell in self.cells.values())
 
 
@@ -102,8 +102,8 @@ def _profiles(stage: str, settings: str, name: str, profiles: Mapping[str, Seque
 def _cell(items: Sequence[Detection]) -> str:
     """Return the smallest fault that is detected, then the number of parts and the number of values in brackets.
 
-    If `items` are several, with different parameters or operations of a collective, return the text of the worst: of those with
-    too many false alarms, or else of all, the one with the largest fault.
+    Several `items` have different parameters, or different operations of a collective. The text is then that of the item with the
+    largest fault: among the items with too many false alarms, or among all items if none has too many.
     """
     stated = [item for item in items if item.is_stated]
     if not stated:
@@ -149,7 +149,7 @@ def probability_text(share: float) -> str:
 ASSUMPTIONS = (
     f"For each criterion: the smallest fault that it finds with a probability of {DETECTION_PROBABILITY:.0%}, as the difference "
     "from the mean of the healthy parts. In brackets: the number of parts, then the number of their values in all runs. "
-    f"`nothing`: the criterion finds no fault smaller than 100%. `{TOO_FEW}: 2`: only 2 parts were measured; for fewer than "
+    f"`nothing`: a lower limit that finds no fault smaller than 100%. `{TOO_FEW}: 2`: only 2 parts were measured; for fewer than "
     f"{MIN_PARTS}, no fault is stated. `false alarms`: the probability that another healthy part fails, if it is above "
     f"{MAX_FALSE_ALARM:.1%}. A normal distribution is assumed, with quantiles of Student's t: with few parts, the stated faults "
     "and probabilities are large. GPUs of one host count as independent."
@@ -165,7 +165,7 @@ def render_detection(detections: Sequence[Detection]) -> str:
         lines.append(f"{row.criterion}  {row.name}{stage}  {cells}")
     values, failed, most = logic_false_alarms(detections)
     if values:
-        lines += ["", "Found by logic. Each line begins with the values that its criteria fail:"]
+        lines += ["", "Found by logic. Each line states which values are found, then the criteria that find them:"]
         for title, limits in logic_groups(detections).items():
             lines.append(f"- {title}: {', '.join(_with_limit(name, limit) for name, limit in limits.items())}")
         lines.append(f"{failed} of {values} healthy values failed these criteria" + _bound(most))
@@ -205,8 +205,9 @@ def markdown_detection(
     values, failed, most = logic_false_alarms(detections)
     lines += [
         "",
-        "**Found by logic**: these criteria need no statistics. Each line begins with the values that its criteria fail. After "
-        "an id: the limit that a healthy value meets. It is left out if it is a text, or if parts have different limits.",
+        "**Found by logic**: these criteria need no statistics. Each line states which values are found, then the criteria "
+        "that find them. After an id: the limit that a healthy value meets. It is left out if it is a text, or if parts have "
+        "different limits.",
         "",
     ]
     for title, limits in logic_groups(detections, criteria).items():

@@ -51,8 +51,8 @@ def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] 
 
 EQUAL, INCREASE, PEERS, BEYOND = LOGIC_TITLES = (
     "any value other than the required one, such as a wrong state or a count that is not 0",
-    "any increase during the run above the limit (with `≥ 0`: any decrease; with `≤ 0 s`: any new event, because the value is "
-    "the time of the newest event)",
+    "any increase during the run that is above the limit (with `≥ 0`: any decrease; with `≤ 0 s`: any new event, because the "
+    "value is the time of the newest event)",
     "any value that differs from that of most other parts, if there are other parts to compare with",
     "any value beyond the limit (the value is a count, or it does not vary between healthy parts)",
 )
@@ -98,7 +98,10 @@ def logic_false_alarms(detections: Sequence[Detection]) -> tuple[int, int, float
 
 
 def not_judged(criteria: Iterable[Criterion], detections: Sequence[Detection]) -> dict[str, list[str]]:
-    """Return reason -> ids of the criteria that judged no value and whose definition alone does not show what they find."""
+    """Return reason -> ids of the criteria that judged no value and whose definition alone does not show what they find.
+
+    Criteria with `same_as_fleet: false`, which switch a comparison off, are left out.
+    """
     judged = {item.key.criterion for item in detections}
     reasons: dict[str, list[str]] = defaultdict(list)
     for criterion in criteria:

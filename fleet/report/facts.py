@@ -35,9 +35,11 @@ class HostFacts:
     uncompared_digests: tuple[tuple[str, str], ...] = ()
     """Stage, and scope of a GPU none of whose digests (`judge/digests.py`) in that stage can be compared with another GPU's."""
     gang_launches: tuple[Launch, ...] = ()
-    """Launches of the host in its gang (the hosts of one multi-node launch); use only number, outcome, members and culprit."""
+    """Launches of the host in its gang (the hosts of one multi-node launch). Use only number, outcome, members and culprit."""
     rates_without_drift: tuple[str, ...] = ()
-    """Names of the rates of the host's soak with too few values to compare the rate with its initial level (drift)."""
+    """Names of the rates that the host's soak measured too few times to compute their drift (change from the initial level)."""
+    gpus_on_bus: int = 0
+    """Number of GPUs on the PCI bus in the last snapshot that has it; 0 if it was not read."""
 
 
 class FactCollector:
@@ -71,6 +73,7 @@ class FactCollector:
             rates_without_drift=tuple(
                 name for record in view.evidence.records if record.soak for name in rates_without_drift(record.soak)
             ),
+            gpus_on_bus=_gpus_on_bus(view),
         )
 
     def _launch(self, launch: Launch) -> Launch:
@@ -85,6 +88,11 @@ class FactCollector:
 
     def _share(self, value: Any) -> Any:
         return self._shared.setdefault(value, value)
+
+
+def _gpus_on_bus(view: HostView) -> int:
+    values = [metric.values.get("host") for _, metric in view.observations.metrics.get("gpu.pci_count", ())]
+    return next((int(value) for value in reversed(values) if isinstance(value, int | float)), 0)
 
 
 def fleet_figures(facts: Mapping[str, HostFacts]) -> Iterator[tuple[str, str, str]]:

@@ -56,7 +56,8 @@ def clean(text: str, limit: int = TEXT_LIMIT) -> str:
 def clean_log(text: str, limit: int = LOG_LIMIT) -> str:
     """Return a log without control characters or text-direction marks, but with its line breaks.
 
-    Of a log of more than `limit` characters, return the end, after the number of characters that are left out.
+    If the log has more than `limit` characters, only its end is returned, after a note that states how many characters are left
+    out.
     """
     cleaned = _strip_controls(text.replace("\r\n", "\n").expandtabs(), keep="\n").strip("\n")
     return cleaned if len(cleaned) <= limit else f"[{len(cleaned) - limit} characters left out] … {cleaned[-limit:]}"
@@ -199,7 +200,7 @@ def cause_action(verdict: str, action: str) -> str:
 
 
 def decision_name(report: FleetReport, decision: str) -> str:
-    """Return the decision in words. In a rehearsal or simulation they never say that hardware is accepted: `rehearsal passed`."""
+    """Return the decision in words. In a rehearsal or simulation, it is never called accepted: `rehearsal passed`."""
     return {"SIMULATED": SIMULATED, "REHEARSAL": REHEARSED}.get(report.mark, DECISIONS).get(decision, decision)
 
 

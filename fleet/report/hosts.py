@@ -223,7 +223,7 @@ class HostJudge:
         names = self._shared[key]
         metrics = view.observations.metrics
         tokens = tuple(metric.token for name in names for _, metric in metrics.get(name, ()))
-        # Metrics with the same token are equal; 0 is no token. The result is shared only if every metric has a token.
+        # Metrics with the same token are equal. A token of 0 means that the metric has none: then the result cannot be shared.
         if 0 in tokens or any(name not in metrics for name in names):
             return versions(view.evidence, criteria, view.observations)
         key = ("versions", view.kind, tokens, *view.evidence.software().items())
@@ -255,7 +255,7 @@ def worst_decision(decisions: Iterable[str]) -> str:
 
 
 def without_measurements(report: HostReport) -> HostReport:
-    """Return the report on a host without measurements, links, adapters, timelines, and ranks, logs and results of launches."""
+    """Return the report without measurements, links, adapters and timelines, and without ranks, logs and results of launches."""
     launches = tuple(
         replace(launch, ranks=(), log_tail="", observations=(), timeline=None) for launch in report.launches
     )
@@ -264,7 +264,7 @@ def without_measurements(report: HostReport) -> HostReport:
 
 
 def _soak(evidence: Evidence) -> Soak | None:
-    """Return the host's soak with its timeline reduced to MAX_BUCKETS."""
+    """Return the host's soak with its timeline reduced to MAX_BUCKETS buckets; None if the host has no soak."""
     soak = next((record.soak for record in evidence.records if record.soak), None)
     return replace(soak, timeline=downsample(soak.timeline, MAX_BUCKETS)) if soak else None
 

@@ -111,6 +111,7 @@ def acceptance(summary: SummaryInput, decision: str) -> Acceptance:
     lines += uncompared_hosts(plan, hosts)
     lines += allowances(plan.hosts)
     lines += [] if plan.rehearsal else shared_machines(summary.machines)
+    lines += [] if plan.rehearsal else untested_gpus(plan.hosts, facts, summary.machines)
     lines += summary.version_caveats
     lines += replaced_lines(summary.replaced)
     lines += waivers_summary(plan.waivers, summary.exceptions, plan.created)
@@ -152,6 +153,25 @@ def shared_machines(machines: Sequence[Sequence[str]]) -> Iterator[SummaryLine]:
         text = f"{groups}{more} (the same host.boot_id)"
         values = {"hosts": len({host for hosts in machines for host in hosts})}
         yield SummaryLine(kind=LineKind.CAVEAT, title="Hosts on one machine", text=text, values=values)
+
+
+def untested_gpus(
+    hosts: Sequence[PlannedHost], facts: Mapping[str, HostFacts], machines: Sequence[Sequence[str]]
+) -> Iterator[SummaryLine]:
+    """Yield a caveat if hosts have more GPUs than are under test. `machines`: the names of the hosts that share a machine."""
+    devices = {host.name: set(host.devices) for host in hosts}
+    for names in machines:
+        together = set().union(*(devices[name] for name in names))
+        devices |= dict.fromkeys(names, together)
+    partly = [
+        f"{name[:MAX_NAME_LENGTH]} ({len(devices[name])} of {on_bus})"
+        for name, of_host in facts.items()
+        if (on_bus := of_host.gpus_on_bus) > len(devices[name])
+    ]
+    if partly:
+        variables = "rackproof_gpu_count, rackproof_gpu_devices"
+        text = f"only some GPUs of these hosts are under test ({variables}): {join_names(partly, 5)}"
+        yield SummaryLine(kind=LineKind.CAVEAT, title="GPUs not tested", text=text, values={"hosts": len(partly)})
 
 
 def _names(names: Sequence[str], most: int) -> str:

@@ -68,7 +68,7 @@ def reproduce_commands(
             _command("state of the GPU", part.host, f"nvidia-smi -q -i {shlex.quote(gpu)}"),
             _command("NVIDIA's diagnostics (first stop all processes that use the GPU)", part.host,
                   f"dcgmi diag -r 3 -i {shlex.quote(index)}"),
-            _command("log for NVIDIA support, which is not in this package", part.host, "sudo nvidia-bug-report.sh"),
+            _command("log for NVIDIA support (not contained in this RMA package)", part.host, "sudo nvidia-bug-report.sh"),
         ]  # fmt: skip
     return commands
 

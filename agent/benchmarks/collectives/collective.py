@@ -118,7 +118,7 @@ def _measure(
         wrong_after = buffers.run_and_check()
         context.synchronize()
         wrong += context.sum_over_ranks(float(wrong_after))
-    except Exception:  # wrong elements of the first run count even if a later operation hangs
+    except Exception:  # report the wrong elements of the first run even if a later operation hangs
         if wrong and context.is_reporting_rank:
             name = f"collective.{case.op}.wrong_elements"
             context.report(name, int(wrong), unit=UNITS["wrong_elements"], scope=context.world_scope, **params)
@@ -151,7 +151,7 @@ def _sample(context: Context, work: Work | Sequence[Work], settings: Mapping[str
 
 
 def _allocate(context: Context, case: Case, communicator: Communicator | None) -> tuple[CollectiveBuffers | None, str]:
-    """Return the buffers, or None and a reason. If any rank gets none, all get none: an operation needs all ranks."""
+    """Return the buffers, or None and a reason. If any rank cannot allocate them, all ranks return None."""
     buffers, error = None, None
     try:
         if case.op == "hypercube" and context.world_size & (context.world_size - 1):
@@ -167,7 +167,7 @@ def _allocate(context: Context, case: Case, communicator: Communicator | None) -
 def _allocate_more(context: Context, case: Case, communicator: Communicator | None) -> list[CollectiveBuffers]:
     """Return more pairs of buffers for a large operation on GPUs, at most BUFFER_PAIRS - 1; none for any other operation.
 
-    All ranks get as many pairs as fit on the GPU with the least free memory.
+    All ranks get the same number of pairs: as many as fit into MEMORY_SHARE of the free memory of the GPU with the least.
     """
     if context.device.type != "cuda" or case.size < LARGE_BYTES:
         return []
@@ -204,7 +204,7 @@ def _report_absent(context: Context, case: Case, status: str, reason: str) -> No
 def _find_nccl_choices(
     context: Context, cases: Sequence[Case], communicator: Communicator
 ) -> dict[Case, dict[str, Any]]:
-    """Run every case once, untimed, with NCCL's log enabled, and report transport, channels and use of NVLS.
+    """Run every case once, untimed, with NCCL's log enabled. Report transport, channels and use of NVLS (NVLink SHARP).
 
     Return case -> parameters of its figures: transport, use of NVLS and, if NCCL logs them, algorithm and protocol.
     """
@@ -252,10 +252,10 @@ def all_transports(context: Context, transport: str, key: str) -> str:
     """
     context.store.set(f"{key}/{context.rank}", transport)
     context.min_max_over_ranks(1)  # serves as a barrier: afterwards every rank has set its key
-    by_rank = {context.store.get(f"{key}/{rank}").decode() for rank in range(context.world_size)}
-    if by_rank == {""}:
+    texts = {context.store.get(f"{key}/{rank}").decode() for rank in range(context.world_size)}
+    if texts == {""}:
         return ""
-    return "+".join(sorted({name or "unknown" for text in by_rank for name in text.split("+")}))
+    return "+".join(sorted({name or "unknown" for text in texts for name in text.split("+")}))
 
 
 def _measure_in_graph(

@@ -1,4 +1,4 @@
-"""Collectives of a launch whose hosts share one NVLink domain, measured with and without NVLink between the hosts.
+"""Collectives of a launch whose hosts share one NVLink domain, with and without NVLink between the hosts (multi-node NVLink).
 
 A process reads NCCL_MNNVL_ENABLE only once, when it first uses NCCL. Therefore each rank starts a new process (`mnnvl_rank`) for
 each of the two measurements. If the inventory does not put all hosts of the launch into one domain, nothing is measured.

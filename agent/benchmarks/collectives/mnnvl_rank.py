@@ -46,7 +46,8 @@ class PipeStore:
 def measure(request: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return for each operation and size: median time in seconds, bytes of the larger buffer, and number of wrong elements.
 
-    This rank's receive buffer is checked before and after the timed runs. The wrong elements of both checks are added up.
+    This rank's receive buffer is checked in one run before the timed runs, and in one run after them. The wrong elements of both
+    checks are added up.
     """
     device = torch.device("cuda", request["device"])
     torch.cuda.set_device(device)

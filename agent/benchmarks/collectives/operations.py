@@ -50,7 +50,10 @@ def _term(rank: int, n: int) -> int:
 
 
 def _terms(n: int) -> int:
-    """Return how many different terms `n` ranks may have, so that all sums are below EXACT: at least `n` up to 2 800 ranks."""
+    """Return the number of different terms with which all sums of `n` ranks stay below EXACT.
+
+    For up to 2 800 ranks it is at least `n`, so each rank has a different term.
+    """
     return max(1, (EXACT // n - PERIOD) // 2)
 
 
@@ -161,8 +164,10 @@ OPERATIONS = {
 class CollectiveBuffers:
     """Send and receive buffer (fp32) of one rank for one operation. The larger one has `size` bytes, rounded to whole elements.
 
-    `run` starts one operation on the current stream. For an in-place operation, the buffers overlap as NCCL requires: they are
-    the same buffer, or one of them is the rank's chunk of the other buffer.
+    `run` starts one operation; on GPUs, on the stream that was current when the buffers were created.
+
+    For an in-place operation, the buffers overlap as NCCL requires: they are the same buffer, or one of them is the rank's chunk
+    of the other buffer.
 
     Raises:
         RuntimeError: out of memory.

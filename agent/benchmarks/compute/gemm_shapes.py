@@ -22,13 +22,13 @@ GROUP = 16
 only 0.6 % of a checksum of a whole row of 28672 elements. That is less than the tolerated error for bf16 and fp8 (4 %), so one
 wrong element in such a row could remain undetected."""
 TOLERANCE_FACTOR = 2
-"""Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`. It is above 1, because more checksums have a larger maximum
-error, and a product here has up to 15 million checksums (8192 rows × 28672 columns / GROUP), and in `gemm` 33 000 (8192 × 4).
-If errors are normally distributed, the largest of 33 000 is typically 4.3 standard deviations, and the largest of 15 million 5.5.
+"""Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`. It is above 1, because the largest of many errors grows with
+their number. A product here has up to 15 million checksums (8192 rows × 28672 columns / GROUP); a product in `gemm` has 33 000
+(8192 rows × 4). The largest of 33 000 normally distributed errors is typically 4.3 standard deviations, of 15 million 5.5.
 
 For bf16 the tolerated error is 4 % of the root mean square of the checksums. That is far more than rounding can cause: each
-element is rounded by at most 2⁻⁸ of its value, and all elements of an average group together by at most 1.1 % of this root mean
-square."""
+element is rounded by at most 2⁻⁸ of its value. If the elements of a group have average magnitude, rounding changes their checksum
+by at most 1.1 % of that root mean square."""
 REPEATED = 8
 """Number of further products, after the timed ones, that are compared with the first product."""
 
@@ -95,7 +95,8 @@ def build(
     group = math.gcd(columns, GROUP)
     generator = torch.Generator(device).manual_seed(seed)
     sizes, signs = (torch.randint(low, 9, (columns, 1), device=device, generator=generator) for low in (1, 0))
-    vector = torch.where(signs > 4, sizes, -sizes).double()  # no factor is 0, which would hide its column
+    # No factor is 0, because a factor 0 would hide errors in its column.
+    vector = torch.where(signs > 4, sizes, -sizes).double()
     if dtype == "int8":
         left, right = (
             torch.randint(-127, 128, size, device=device, generator=generator, dtype=torch.int8)

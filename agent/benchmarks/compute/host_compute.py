@@ -1,4 +1,4 @@
-"""Matrix products in fp64 on all cores of the host at once: their rate and wrong elements, and the processors' clock meanwhile.
+"""Matrix products in fp64 on all cores of the host at once: rate, wrong elements, and the clock frequency of the processors.
 
 The factors are whole numbers so small that every partial sum is exact in fp64. So a product has only one right result, in
 whatever order its sums are computed, and by whatever library. Every element of every product is compared with that result,

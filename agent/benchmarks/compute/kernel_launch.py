@@ -19,7 +19,8 @@ from agent.sampling.statistics import summarize
 from schemas.records import ERROR
 
 QUEUE = 256
-"""Launches between two waits. The queue of a GPU holds about a thousand kernels, and a launch into a full queue waits."""
+"""Number of launches after which the host waits until the GPU has run them. The queue of a GPU holds about a thousand kernels; a
+launch into a full queue would wait for a free place."""
 WARM_UP = 100
 """Untimed launches before the timed ones."""
 NODES, REPLAYS = 1000, 12

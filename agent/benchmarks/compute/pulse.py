@@ -1,6 +1,7 @@
 """Pulsed load: matrix products for half of each period, idle for the other half, on all GPUs in phase.
 
-In a launch of one host, the GPUs are also loaded one after the other, each while the others are idle.
+In a launch of one host, the GPUs are also loaded one after the other, each while the others are idle. A wave is a sequence of
+periods of equal length.
 
 A weak power supply or regulator carries a steady load, but fails if the load jumps from idle to full: clocks fall, products are
 wrong, or the GPU is lost. All GPUs of a launch, of one host or several, begin each period at the same time. Meanwhile the
@@ -39,8 +40,8 @@ DEPTH = 2
 SPIN_S = 0.001
 """The host does not sleep in the last SPIN_S seconds before a period begins or the wave ends: a sleep may last too long."""
 TURN_S = 0.01
-"""While the GPUs are loaded one after the other: seconds from the beginning of a GPU's turn to its first period. The waiting
-ranks also check at this interval whether the turn has ended."""
+"""While the GPUs are loaded one after the other: seconds from the end of a GPU's pause (IDLE_S) to its first period. The waiting
+ranks check at the same interval whether the turn of that GPU has ended."""
 IDLE_S = 0.2
 """Pause before the first period of each wave, so that the GPU is idle before this period as it is before the later ones."""
 
@@ -49,7 +50,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report for each period length the number of products in a period, and how exactly the periods were kept.
 
     Also report `pulse.wrong_products`, one number for all period lengths together. The last product of each period must be
-    bit-identical to the very first product.
+    bit-identical to the very first product. The very first and the very last product are also checked against the factors.
     """
     dtype, size = settings["dtype"], settings["size"]
     if reason := unsupported_reason(dtype, context.device):
@@ -189,7 +190,10 @@ class Wave:
 def run_wave(
     load: Load, start: float, period_s: float, seconds: float, keep_alive: Callable[[], object] = lambda: None
 ) -> Wave:
-    """Load the device during the first half of each period, for `seconds` rounded to whole periods, at least two."""
+    """Load the device during the first half of each period, for `seconds` rounded to whole periods, at least two.
+
+    Call `keep_alive` in each period, after the load.
+    """
     wave = Wave(start=start, period_s=period_s)
     for number in range(max(LEAST_PERIODS, round(seconds / period_s))):
         begin = start + number * period_s

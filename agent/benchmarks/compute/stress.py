@@ -2,7 +2,7 @@
 
 The bf16 rates of healthy GPUs differ by up to 3 % in short runs, but only by up to 1.4 % at the power limit (4 H200,
 docs/measurements/h200x4-*). So a slightly slow GPU stands out only in a long run at the power limit. During the timed products,
-the supervisor samples power and throttle reasons.
+the supervisor (the agent's process that launches the ranks) samples power and throttle reasons.
 """
 
 from __future__ import annotations

@@ -30,7 +30,8 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
     - `one_to_all`: this GPU writes to all others; `all_to_one`: all others write to this GPU.
     - `by_kernel`: a kernel on this GPU writes to the memory of the next GPU. torch has no copy kernel between GPUs for
-      contiguous data of one type, so this pattern converts int32 to fp32. Without peer access torch copies through a buffer.
+      contiguous data of one type, so this pattern converts int32 to fp32. Without peer access, torch converts into
+      a buffer on this GPU instead, and then copies the buffer.
     """
     if context.local_world_size == 1:  # there is no other GPU on this host
         return
@@ -43,10 +44,10 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _measure(context: Context, settings: Mapping[str, Any]) -> None:
-    everyone = [peer for peer in range(context.local_world_size) if peer != context.local_rank]
-    wrong = dict.fromkeys(everyone, 0)
+    others = [peer for peer in range(context.local_world_size) if peer != context.local_rank]
+    wrong = dict.fromkeys(others, 0)
     size = settings["size_bytes"]
-    why_skipped = next(filter(None, map(context.why_absent, everyone)), "")
+    why_skipped = next(filter(None, map(context.why_absent, others)), "")
     failed, copied = False, set()
     for pattern in settings["patterns"]:
         context.set_phase(f"group_copy {pattern}")
@@ -55,7 +56,7 @@ def _measure(context: Context, settings: Mapping[str, Any]) -> None:
             context.report_absent("group_copy.bandwidth", status=SKIPPED, reason=why_skipped, **common)
             continue
         try:
-            peers = everyone if pattern != "by_kernel" else [(context.local_rank + 1) % context.local_world_size]
+            peers = others if pattern != "by_kernel" else [(context.local_rank + 1) % context.local_world_size]
             copies = [_copy(context, torch.device("cuda", peer), pattern, size) for peer in peers]
             devices = [context.device, *(torch.device("cuda", peer) for peer in peers)]
             seconds = _time_together(context, [start for start, _ in copies], devices)
@@ -115,7 +116,7 @@ def _copy(
         context.synchronize_devices((source_device, target_device))  # has a time-out, unlike reading the digests
         if digests[0].item() == digests[1].item():
             return 0
-        # Compare in the memory of the host, because the path between the GPUs is what is tested.
+        # Compare in host memory: a comparison over the path between the GPUs could fail because of this path.
         return max(1, int((target.cpu().view(torch.uint8) != expected.cpu().view(torch.uint8)).sum()))
 
     return start, count_wrong

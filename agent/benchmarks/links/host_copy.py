@@ -53,7 +53,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 class CopyBuffers:
-    """Buffers of `size` bytes: for each direction, one in pinned host memory and one on the device. Copies between these two."""
+    """Buffers of `size` bytes: for each direction, one in pinned host memory and one on the device."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         self.size = size
@@ -97,7 +97,7 @@ class CopyBuffers:
 
 
 def _allocate(size: int, device: torch.device, node: int | None) -> CopyBuffers | RuntimeError:
-    """Return buffers whose host memory is on that NUMA node (None: on any node), or the error that prevents this."""
+    """Return buffers whose host memory is on NUMA node `node` (None: on any node), or the error that prevents this."""
     if excluded := _excluded_reason(node, NODES):
         return RuntimeError(excluded)
     try:

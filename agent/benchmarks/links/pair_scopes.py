@@ -14,9 +14,10 @@ from schemas.tournament import partners
 
 
 def expected_scopes(context: RankContext, settings: Mapping[str, Any]) -> list[str]:
-    """Return the scopes that the plan expects of this rank: one for each host with which the tournament pairs this host.
+    """Return the scopes that the plan expects of this rank: one for each host with which this host is paired.
 
-    These include planned hosts that are not in this launch. The list is empty if the launch has fewer than two hosts.
+    The pairs are those of the round-robin tournament (schemas/tournament.py) of the planned hosts, also of hosts that are not in
+    this launch. The list is empty if the launch has fewer than two hosts.
     """
     gang, members = host_names(context)
     if len(members) < 2:
@@ -25,7 +26,10 @@ def expected_scopes(context: RankContext, settings: Mapping[str, Any]) -> list[s
 
 
 def host_names(context: RankContext) -> tuple[list[str], list[str]]:
-    """Return the planned hosts of the gang, and the hosts of this launch in rank order; two empty lists without a supervisor."""
+    """Return the hosts that are planned for the multi-node launch, and those that take part in it, in the order of their ranks.
+
+    Without a supervisor, which writes the request, both lists are empty.
+    """
     request = read_request(context)
     members = list(request.get("members", []))
     return list(request.get("gang") or members), members

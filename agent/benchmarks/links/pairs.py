@@ -1,6 +1,6 @@
 """Bandwidth and latency between the two hosts of each pair in a gang (the hosts of one multi-node launch).
 
-The figures show which host makes a whole gang slow. One launch measures all pairs. They are those of a round-robin tournament
+The figures show which host makes a whole gang slow. One launch measures all pairs, in a round-robin tournament
 (schemas/tournament.py); the setting `rounds` can limit the number of its rounds. In each round every host has a partner; if the
 number of hosts is odd, one host has none. The GPUs with local rank i of the two hosts form rail i, and exchange data with each
 other. All rails do so at once, and each in both directions at once.
@@ -31,14 +31,14 @@ UNITS = {"pairs.bandwidth": "B/s", "pairs.latency": "s"}
 WORD = 2
 """Elements (fp32) of the message whose latency is measured: 8 B."""
 REPETITIONS = 7
-"""Number of timed spans for each message size. Each span is the mean of several exchanges, and the median of the spans is
-reported. If the setting `seconds` is too short for so many large exchanges, there are fewer spans."""
+"""Number of timed spans for each message size. The result of a span is the mean time of its exchanges, and the median of the
+results is reported. If the setting `seconds` is too short for so many large exchanges, there are fewer spans."""
 MAX_CALLS = 20
 """Maximum number of exchanges in one span."""
 TRIAL_SHARE = 32
 """The exchanges that estimate the bandwidth of the pair send 1/TRIAL_SHARE of the buffer."""
 TRIALS = 3
-"""Number of exchanges from which the time of one exchange is estimated: it is the time of the fastest of them."""
+"""Number of exchanges that estimate the time of one exchange. A rank's estimate is the time of the fastest of them."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -64,9 +64,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
             raise NcclError(f"{error}; {nccl_error}") from error
         raise
     transport.close()
-    reason = (
-        f"the partner was not in this launch, or a host of the launch has no rank with local rank {context.local_rank}"
-    )
+    reason = f"the partner was not in this launch, or a host of the launch has no local rank {context.local_rank}"
     _report_remaining(context, settings, first, reason)
 
 
@@ -84,7 +82,7 @@ class RankLayout:
         """Number of ranks on the host that has the fewest. Ranks of other hosts whose local rank is not below it take no part."""
 
     def rank(self, node: int, local_rank: int) -> int:
-        """Return the rank of that host and local rank. Raises KeyError."""
+        """Return the rank with this host number and local rank. Raises KeyError if there is none."""
         return self._ranks[(node, local_rank)]
 
 
@@ -197,7 +195,7 @@ class PairExchange:
         return self._transport.exchange(self._send[:count], self._receive[:count], peer)
 
     def _estimate(self, call: Callable[[], None], peer: int, warm_up: int) -> float:
-        """Return the estimated seconds of one exchange: on each rank the fastest of TRIALS exchanges, then the longer of the two.
+        """Return the estimated seconds of one exchange: the fastest of TRIALS exchanges, on the slower of the two ranks.
 
         The fastest exchange is used, not the mean, because a single delayed exchange would make the estimate too long.
         """
@@ -208,7 +206,7 @@ class PairExchange:
         return max(1, min(MAX_CALLS, int(budget / REPETITIONS / seconds)))
 
     def _longer_time(self, seconds: float, peer: int) -> float:
-        """Send `seconds` to rank `peer` and receive its time; return the longer of the two."""
+        """Send `seconds` to rank `peer`, receive the seconds of that rank, and return the longer time."""
         self._own_time.fill_(seconds)
         self._transport.exchange(self._own_time, self._peer_time, peer)()
         self._context.synchronize()
@@ -219,7 +217,7 @@ class PairTransport(Protocol):
     """How two ranks exchange data, and how all ranks wait for each other."""
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:
-        """Return a function that once sends the buffer `send` to rank `peer` and fills `receive` with what that rank sends."""
+        """Return a function that sends the buffer `send` to rank `peer`, and fills `receive` with what that rank sends."""
 
     def barrier(self) -> None:
         """Wait for all ranks. Raises RuntimeError or TimeoutError if a rank does not arrive."""
@@ -273,7 +271,7 @@ class NcclTransport:
         self._all_reduce = self._communicator.operation("all_reduce", self._flag, self._flag)
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:
-        """Return a function that starts one exchange on the current stream."""
+        """Return a function that starts one exchange on the CUDA stream that is current now."""
         return self._communicator.exchange(send, receive, peer)
 
     def barrier(self) -> None:

@@ -31,7 +31,9 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
     `peer_copy.access` is whether the GPU can access the other GPU's memory directly. For copies in both directions at once, the
     bandwidth is the sum of the two. If a copy differs from its source, report `peer_copy.wrong_bytes` of the pair, and an error
-    instead of the figure. Only one GPU starts copies at a time, because simultaneous copies may share a link or a bridge.
+    instead of the bandwidth or latency of this copy.
+
+    Only one GPU starts copies at a time, because simultaneous copies may share a link or a bridge.
     """
     for turn in range(context.local_world_size):
         context.host_barrier("turn")
@@ -44,7 +46,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
                     _report_skipped_pair(context, settings, peer, reason)
                 else:
                     _measure_pair(context, settings, peer)
-    # PyTorch's cache of this process also holds memory on the other GPUs. Later benchmarks measure the free memory there.
+    # PyTorch's cache of this process holds memory on the other GPUs. It is freed, because later benchmarks measure free memory.
     torch.cuda.empty_cache()
     context.host_barrier("done")
 

@@ -17,7 +17,7 @@ LATENCY_PROGRAM = "ib_write_lat"
 BYTES_OF_UNIT = {"Gb/sec": 1e9 / 8, "MB/sec": float(1 << 20), "MiB/sec": float(1 << 20)}
 """Unit in a column title -> bytes per second. Versions of perftest up to 4.5 print `MB` for 2^20 bytes."""
 MAX_OUTPUT = 1 << 20
-"""Characters of the output that are read."""
+"""Maximum number of characters of the output that are read."""
 MAX_LINE, MAX_REASON = 160, 400
 """Longest line that is quoted, and longest reason, in characters."""
 _COLUMN = re.compile(r"#\w+|[\w.%]+(?: [a-z]+)?\[[^\]\s]+\]")

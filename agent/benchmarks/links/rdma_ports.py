@@ -54,7 +54,7 @@ class RdmaPort:
     unusable: str = ""
     """Why the port is not measured; empty if it is measured."""
     is_active: bool = True
-    """Whether it has a link that can transfer data."""
+    """Whether the port has a link that can transfer data."""
     can_connect: bool = True
     """Whether perftest can connect the port's queue pairs; false for adapters for iWARP and EFA."""
 
@@ -68,8 +68,8 @@ def fabric_ports(fabric_stated: bool, root: Path = Path("/")) -> list[RdmaPort]:
     """Return the RDMA ports of the host in the order of `rail`; `unusable` says why a port is not measured.
 
     Args:
-        fabric_stated: whether the inventory states a fabric, and `NCCL_IB_DISABLE` does not exclude it. If not, RoCE ports are
-            not measured: they may carry other traffic, and the virtual NICs of a cloud look like RoCE ports.
+        fabric_stated: whether the inventory states a fabric, and `NCCL_IB_DISABLE` does not forbid RDMA. If False, RoCE ports
+            are not measured: they may carry other traffic, and the virtual NICs of a cloud look like RoCE ports.
     """
     ports = list(_ports(root))
     ports.sort(key=lambda port: (not port.can_connect, port.slot))

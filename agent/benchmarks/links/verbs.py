@@ -1,4 +1,4 @@
-"""Bandwidth, latency and message rate of every RDMA port, measured by perftest below NCCL.
+"""Bandwidth, latency and message rate of every RDMA port, measured by perftest, without NCCL.
 
 On one host (stage `benchmark`) each port sends to itself. In a gang (the hosts of one multi-node launch), hosts are paired by a
 round-robin tournament (schemas/tournament.py), and each port exchanges data with the partner's port of the same rail: the port

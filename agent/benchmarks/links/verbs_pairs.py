@@ -1,4 +1,4 @@
-"""The RDMA tournament: run perftest between the two hosts of each pair.
+"""Run perftest between the two hosts of each pair in the round-robin tournament (schemas/tournament.py).
 
 A rail is a pair of ports with the same slot (or position) on the two hosts. The setting `sharings` selects whether each rail is
 tested alone, all rails together, or both. Both hosts of a pair compute the same list of runs. In each run one host starts the
@@ -164,7 +164,7 @@ class PairOfHosts:
             count: number of the round, from 1.
         """
         rails = self._rails(ports, partner_slots or []) if partner_slots is not None else []
-        # Without an answer, the partner may still be in an earlier round, because a test of that round hangs.
+        # Skip the round if the partner does not answer: it may still be in an earlier round, in which a test hangs.
         if partner_slots is None or (
             rails and not self._store.wait_for_both(f"{count}/round", self._other, self._context.timeout_s)
         ):
@@ -277,8 +277,8 @@ class PairOfHosts:
     def _agree(self, run: PairRun, rails: Rails, key: str, problems: dict[str, str], is_client: bool) -> None:
         """Exchange with the partner which rails failed, so that both hosts leave out the same rails.
 
-        If this host is the client, report an error for each rail whose test failed on this host. For each other rail the client
-        has already reported a figure, even if the test failed on the partner.
+        If this host is the client, report why there is no figure for each rail whose test failed on this host. For each other
+        rail the client has already reported a figure, even if the test failed on the partner.
         """
         self._store.post(f"{key}/end", {port.slot: problems[port.slot] for port, _ in rails if port.slot in problems})
         answers = self._store.wait(f"{key}/end", self._other, run.test.limit_s + LISTEN_S)

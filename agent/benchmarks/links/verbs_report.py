@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from agent.benchmarks.runtime.rank_context import RankContext
 
 UNITS = {"verbs.bandwidth": "B/s", "verbs.latency": "s", "verbs.message_rate": "1/s"}
-REMEDY = "install perftest (package perftest, from the distribution or from DOCA-OFED) to measure the fabric below NCCL"
+REMEDY = "install perftest (package perftest, from the distribution or from DOCA-OFED) to measure RDMA without NCCL"
 
 
 def planned_tests(settings: Mapping[str, Any]) -> list[VerbsTest]:

@@ -125,7 +125,10 @@ def _placements(nodes: Sequence[Node], placements: Sequence[str]) -> list[tuple[
 
 
 def array_bytes(nodes: Sequence[Node], wanted: int, limit: int) -> int:
-    """Return the size of one array in bytes (each thread has three): by STREAM's rule, as far as the free memory permits.
+    """Return the size of one array in bytes; each thread has three arrays.
+
+    The size is `wanted` or, if more, the size by STREAM's rule (CACHE_FACTOR), but at most MOST_FACTOR times `wanted`. If too
+    little memory is free, the size is smaller.
 
     Args:
         wanted: the setting `size_bytes`.

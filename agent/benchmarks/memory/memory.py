@@ -17,8 +17,8 @@ LARGEST = 1 << 20
 CHECKED = 1 << 26
 """Number of elements that are compared at once. This limits the temporary memory of the comparison."""
 SPAN_S = 0.02
-"""Length of a timed span, in seconds. The time of a span is the mean of several passes, so a single slow pass makes it longer.
-The median of single passes would ignore a slow pass."""
+"""Length of a timed span, in seconds. The result of a span is the mean time of its passes, so one slow pass makes it longer. If
+single passes were timed, their median would ignore a slow pass."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:

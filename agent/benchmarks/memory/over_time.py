@@ -3,8 +3,8 @@
 The tests are those of memtest86+ (moving inversions, modulo 20, bit fade; https://www.memtest86.com/tech_memtest-algoritm.html
 explains the first two) and of cuda_memtest, which brought them to GPUs. The test `neighbours` inverts stripes of words often, to
 disturb the words between them. It uses stripes of several widths, because the row and bank of an address are unknown, so single
-rows cannot be selected. The order in which a device accesses the words of one part (the words that one call reads or writes) is
-also unknown.
+rows cannot be selected. Tests control the order of accesses only between parts (the words that one call reads or writes): the
+order in which a device accesses the words of one part is unknown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare device memory with what was written to it. Count the wrong words, and keep addresses and wrong bits of the first."""
+"""Compare device memory with what was written to it. Count all wrong words; keep address and wrong bits of the first ones."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Result = TypeVar("Result")
 
 
 class CannotMeasureError(Exception):
-    """The figures of a benchmark cannot be measured. The message is the reason; `status` is the status of the observations."""
+    """The figures of a benchmark cannot be measured. They are reported as absent with `status`; the message is the reason."""
 
     def __init__(self, status: str, reason: str) -> None:
         super().__init__(reason)
@@ -35,8 +35,9 @@ def attempt_on_all_ranks(context: Context, work: Callable[[], Result]) -> Result
         result = work()
     except CannotMeasureError as error:
         problem = error
-    except Exception as error:  # noqa: BLE001 - a compiler may raise anything, and the other ranks must stop too
+    except Exception as error:  # noqa: BLE001 - torch.compile may raise any exception, and the other ranks must stop too
         problem = CannotMeasureError(ERROR, describe_error(error))
+    # A rank on which `work` failed contributes a negative number, from which the others compute the number of that rank.
     lowest, _ = context.min_max_over_ranks(-1 - context.rank if problem else 0)
     if problem:
         log(f"rank {context.rank}: {problem}")

@@ -1,9 +1,9 @@
 """Let the ranks of several hosts start at the same moment, although the clocks of the hosts differ.
 
-All clocks are `time.monotonic()`. The common clock is that of the leading host: the first host of the launch whose local rank 0
-has not left the benchmark. Each other host measures the offset of its clock as NTP does: it asks the leading host for its time.
-The leading host then publishes the time of the start, and the names of the hosts that are not ready. So a host that hangs delays
-the other hosts by only one time-out, and the errors on those hosts name the host that hangs.
+All clocks are `time.monotonic()`. The common clock is that of the leading host: the first host, in the order of the launch, on
+which local rank 0 has not left the benchmark. Each other host measures the offset of its clock as NTP does: it asks the leading
+host for its time. The leading host then publishes the time of the start, and the names of the hosts that are not ready. So a host
+that hangs delays the other hosts by only one time-out, and the errors on those hosts name the host that hangs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ POLL_S = 0.0002
 """Seconds between two checks for a question or an answer in the store. The pause is short, because it adds to the uncertainty of
 the offset."""
 WAIT_S = 0.002
-"""Seconds between two checks for the start in the store."""
+"""Seconds between two checks whether the time of the start is in the store."""
 TURN_S = 0.1
 """Seconds that the leading host waits for the next question of one host before it answers another host."""
 LOCAL_WAITS = 3
@@ -65,11 +65,11 @@ class Start:
 
 
 class CommonStart:
-    """Lets this rank agree with the other ranks on the moments of starts. All ranks must make the same calls in the same order.
+    """Lets this rank agree with the other ranks on when to start. All ranks must make the same calls in the same order.
 
     Args:
         context: the context of this rank.
-        members: names of the hosts of the launch, in order. With fewer than two names, only the ranks of this host agree.
+        members: names of the hosts, in the order of the launch. With fewer than two, only the ranks of this host start together.
         clock: clock of this host.
     """
 
@@ -93,7 +93,7 @@ class CommonStart:
             if self._decides_for_host():
                 context.store.set(key, json.dumps(self._decide(step)))
             elif len(self._members) > 1 and not context.is_present(REPORTING_RANK) and not context.store.check([key]):
-                raise NoStartError("the first rank of this host, which measures the common clock, is lost")
+                raise NoStartError("the first rank of this host, which determines when the host starts, is lost")
             elif time.monotonic() > deadline:
                 raise NoStartError("the first rank of this host did not answer")
             else:
@@ -133,9 +133,9 @@ class CommonStart:
         return {"at": start["at"] - offset.seconds, "uncertainty_s": start["uncertainty_s"]}
 
     def _lead(self, name: str) -> dict[str, Any]:
-        """As the leading host, answer all later hosts of the launch. Then publish and return the decision.
+        """As the leading host, send the time to each host that is after it in the launch. Then publish and return the decision.
 
-        The decision has the start by this host's clock, and the names of the hosts that are not ready.
+        The decision has the time of the start by this host's clock, and the names of the hosts that are not ready.
         """
         context = self._context
         others = range(context.node + 1, len(self._members))
@@ -152,7 +152,7 @@ class CommonStart:
     def _await_start(self, name: str, leader: int) -> dict[str, Any]:
         """Wait for the decision that the leading host publishes, and return it."""
         context = self._context
-        # One margin more than in `answer_hosts`: the leading host may wait there for other hosts until its own deadline.
+        # One MARGIN_S later than the deadline in `answer_hosts`, until which the leading host may wait for other hosts.
         deadline = time.monotonic() + context.timeout_s + 2 * MARGIN_S
         _wait_for(context, f"{name}/start", leader, self._members[leader], deadline, WAIT_S)
         return dict(json.loads(context.store.get(f"{name}/start").decode()))
@@ -199,7 +199,7 @@ def measure_offset(context: RankContext, name: str, leader: int, leader_name: st
 
 
 def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: Clock) -> dict[int, float]:
-    """Answer each of the `hosts` that asks for the time. Return number of each ready host -> uncertainty of its offset in s.
+    """Answer each of the `hosts` that asks for the time. Return {number of a ready host: uncertainty of its offset in s}.
 
     Returns when each host is ready or its local rank 0 has left the benchmark, and at the latest after the time-out.
     """
@@ -218,9 +218,9 @@ def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: C
 
 
 def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
-    """If one host has asked a question, answer it and each further question that comes within TURN_S of the last answer.
+    """If a host has asked for the time, answer it, and each further question of this host within TURN_S of the last answer.
 
-    Other hosts get no answer in this time, so that the answers to this host are fast.
+    Other hosts get no answer meanwhile, so that the answers to this host are fast.
 
     Args:
         context: the context of this rank.

@@ -1,7 +1,7 @@
 """The processors (logical CPUs) of a rank: which it uses, and how long its threads waited for one.
 
 The waiting time shows whether busy processors or a CPU quota slowed the rank down. It comes from counters of the kernel, which
-are read before and after a benchmark and not during it.
+are read only before and after a benchmark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from agent.sampling.cgroups import cgroup_chains
 
 NO_DELAYS = "the kernel does not report how long threads waited for a processor (/proc/PID/task/TID/schedstat)"
 NO_PRESSURE = (
-    "the kernel does not report pressure on its processors (/proc/pressure/cpu: needs CONFIG_PSI, or psi=1 at boot)"
+    "the kernel does not report CPU pressure (/proc/pressure/cpu needs CONFIG_PSI; some kernels also need psi=1)"
 )
 NO_QUOTA = "no cgroup of the process reports periods of a CPU quota (nr_periods in cpu.stat)"
 
@@ -32,7 +32,7 @@ class CpuCounters:
     delays: Mapping[int, int]
     """Thread -> nanoseconds in which the thread was runnable but waited for a processor."""
     pressure: int | None
-    """Microseconds in which any process of the host waited for a processor."""
+    """Microseconds in which at least one process of the host waited for a processor."""
     quotas: Mapping[Path, Periods]
     """Directory of a cgroup -> the periods of its CPU quota."""
 
@@ -59,16 +59,16 @@ def pin_to_cpus(cpus: int, local_rank: int) -> None:
     would share that core.
 
     Raises:
-        ValueError: this process may use too few processors. If it ran on fewer, the record would state a wrong number.
+        ValueError: this process may use too few processors. If it ran on fewer than `cpus`, the record would be wrong.
     """
     available = sorted(os.sched_getaffinity(0))
-    own = select_cpus(available, cpus, local_rank)
-    if len(own) < cpus:
+    selected = select_cpus(available, cpus, local_rank)
+    if len(selected) < cpus:
         raise ValueError(
             f"too few processors: this process may use {len(available)}; rank {local_rank} needs {cpus}, "
             f"and the ranks before it on this host need {local_rank * cpus}"
         )
-    os.sched_setaffinity(0, own)
+    os.sched_setaffinity(0, selected)
 
 
 def select_cpus(available: Sequence[int], cpus: int, local_rank: int, root: Path = Path("/")) -> list[int]:
@@ -83,28 +83,28 @@ def select_cpus(available: Sequence[int], cpus: int, local_rank: int, root: Path
             siblings = parse_cpu_list(text)
             return [sibling for sibling in available if sibling in siblings].index(cpu)
         except (OSError, ValueError):
-            return 0  # if its core is unknown, it counts as the first thread of a core
+            return 0  # the core is unknown, so `cpu` counts as the first thread of a core
 
     ordered = sorted(available, key=lambda cpu: (thread_number(cpu), cpu))
     return ordered[local_rank * cpus : (local_rank + 1) * cpus]
 
 
 def parse_cpu_list(text: str) -> set[int]:
-    """Parse `0-2,64` into 0, 1, 2, 64. Raises ValueError."""
+    """Parse `0-2,64` into {0, 1, 2, 64}. Raises ValueError if the text is not such a list."""
     ranges = [part.partition("-") for part in text.strip().split(",") if part]
     return {cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class CpuUsage:
-    """Increase of the counters between two readings. If a figure is missing, its field is a text with the reason."""
+    """Increase of the counters between two readings. If a figure is missing, its field has the reason as text."""
 
     waited: float | str
     """Seconds in which threads of the process were runnable but waited for a processor, summed over the threads."""
     pressure: float | str
-    """Share of the time in which any process of the host waited for a processor."""
+    """Share of the time in which at least one process of the host waited for a processor."""
     throttled: float | str
-    """Share of the quota periods in which a CPU quota was used up: the highest share of the process's cgroup and its parents."""
+    """Share of the quota periods in which a CPU quota was used up: the highest among the process's cgroup and its parents."""
 
 
 def usage_between(first: CpuCounters, last: CpuCounters) -> CpuUsage:

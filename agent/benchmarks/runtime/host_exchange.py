@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 MARGIN_S = 10.0
-"""Seconds that the other hosts wait longer than the collecting host does, because it may enter the step later than they do."""
+"""How many seconds longer the other hosts wait than the collecting host, which may enter the step after them."""
 
 
 class ExchangeError(Exception):
@@ -40,12 +40,12 @@ class HostExchange:
         self.host = self._members[context.node]
 
     def gather(self, step: str, value: Any, limit_s: float, hosts: Sequence[str] = ()) -> dict[str, Any]:
-        """Return host -> value for the hosts that called this within `limit_s`. Every host gets the same result.
+        """Return {host: value} with the values that arrived within `limit_s`. Every host gets the same result.
 
         Args:
             step: name of the step, different for each call.
             value: the value of this host, serializable as JSON.
-            limit_s: how long the collecting host waits for the values of the others.
+            limit_s: how many seconds the collecting host waits for the values of the others.
             hosts: the hosts that take part; if empty, all hosts of the launch.
 
         Raises:

@@ -1,6 +1,7 @@
 """For benchmarks that only one rank of each host runs: let the other ranks wait, and read the request.
 
-The supervisor, which is the process that launches the ranks of a host, writes the request: benchmarks, settings and directories.
+The request lists the benchmarks with their settings, and the directories. The supervisor, which is the process that launches the
+ranks of a host, writes it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from agent.benchmarks.runtime.rank_context import RankContext
 
 REPORTING_RANK = 0
-"""The local rank that measures, and that reports the figures of its host."""
+"""The local rank that runs these benchmarks and reports the figures of its host."""
 WAIT_S = 0.2
 
 
@@ -25,7 +26,7 @@ def wait_for_reporting_rank(context: RankContext) -> None:
 
 
 def read_request(context: RankContext) -> dict[str, Any]:
-    """Return the content of `request.json`; empty if that file cannot be read, for example without a supervisor."""
+    """Return the content of `request.json`; empty if that file cannot be read, for example if the rank has no supervisor."""
     try:
         return dict(json.loads((context.work / "request.json").read_text(encoding="utf-8")))
     except OSError:

@@ -72,7 +72,7 @@ class KeyStore:
     """
 
     def __init__(self, address: str, port: int, name: str, *, limit_s: float) -> None:
-        """Connect to the store of the launch `name`. Try for up to `limit_s`, because the first host may open the store later."""
+        """Connect to the store of the launch `name`. Try for `limit_s` seconds, because the first host may open it later."""
         deadline = time.monotonic() + limit_s
         while True:
             try:

@@ -1,7 +1,7 @@
 """Direct calls of NCCL, as in nccl-tests.
 
-torch.distributed offers some operations only in place or only out of place, and the host needs longer for each of its calls than
-NCCL needs for a small message. Here each operation runs out of place and, if nccl-tests also measures it so, in place. Most
+torch.distributed offers some operations only in place or only out of place. Each of its calls takes the host longer than NCCL
+takes for a small message. Here each operation runs out of place and, if nccl-tests measures it in place too, also in place. Most
 operations need only one C call.
 """
 
@@ -46,7 +46,7 @@ class _UniqueId(ctypes.Structure):
 
 
 def load_library() -> ctypes.CDLL:
-    """Return libnccl.so.2, which torch uses, too, unless torch links NCCL statically. Raises OSError if it cannot be loaded."""
+    """Return libnccl.so.2, the library of torch unless torch links NCCL statically. Raises OSError if it cannot be loaded."""
     library = ctypes.CDLL("libnccl.so.2")
     library.ncclGetErrorString.restype = ctypes.c_char_p
     if hasattr(library, "ncclGetLastError"):  # 2.13 and later
@@ -91,7 +91,8 @@ class Communicator:
     def connect(cls, context: Context, name: str) -> Communicator:
         """Create a communicator on all ranks. If any rank has no libnccl.so.2, all ranks raise NcclError.
 
-        Some builds of torch link NCCL statically and come without that file. The other ranks must not wait for such a rank.
+        Some builds of torch link NCCL statically and come without that file. All ranks raise the error, so that no rank waits for
+        a rank that has no library.
 
         Args:
             context: the context of this rank.
@@ -119,7 +120,7 @@ class Communicator:
         self._call("ncclCommDestroy", self._handle)
 
     def abort(self) -> str:
-        """Abort operations that hang, which stops their kernels; return the error that NCCL reports, or an empty string."""
+        """Abort the communicator, which stops kernels that hang. Return the error that NCCL reports, or an empty string."""
         code = ctypes.c_int()
         self._library.ncclCommGetAsyncError(self._handle, ctypes.byref(code))
         self._library.ncclCommAbort(self._handle)
@@ -130,9 +131,9 @@ class Communicator:
     def operation(self, op: str, send_tensor: torch.Tensor, receive_tensor: torch.Tensor) -> Call:
         """Return a function that starts the operation on these fp32 tensors; the root is rank 0.
 
-        It uses the CUDA stream that is current now, not the one that is current when the function is called.
+        NCCL then uses the CUDA stream that is current now, when `operation` is called.
 
-        All C arguments are created now: creating five of them takes 8 µs, as long as NCCL needs for a small message.
+        All C arguments are created in advance: creating five of them takes 8 µs, as long as NCCL needs for a small message.
         """
         send, receive, n = Buffer(send_tensor), Buffer(receive_tensor), self.world_size
         all_ranks, root = range(n), range(1)
@@ -215,7 +216,7 @@ class Communicator:
     def _hypercube(self, send: Buffer, receive: Buffer) -> Call:
         """Return a function that runs an all_gather in log2(n) steps.
 
-        In step k each rank r and rank r XOR 2^k exchange all chunks that they have.
+        In step k (from 0) each rank r and rank r XOR 2^k exchange all chunks that they have.
         """
         own_chunk = receive.tensor[self.rank * send.count : (self.rank + 1) * send.count]
         steps = []

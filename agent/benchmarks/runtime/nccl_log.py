@@ -62,7 +62,7 @@ class NcclLog:
 def parse_choice(text: str) -> dict[str, str]:
     """Return `algorithm` and `protocol` of the last operation in the log; empty if the log has none.
 
-    NCCL logs neither for send and receive, nor for operations that are built on them.
+    For send and receive, and for operations that are built on them, NCCL logs no algorithm and no protocol.
     """
     choices = re.findall(r"-> Algo (\w+) proto (\w+)", text)
     if not choices:
@@ -85,7 +85,7 @@ def _name(text: str, known: Sequence[str]) -> str:
 def parse_transport(text: str) -> str:
     """Return the transports in the log, for example `P2P/CUMEM` or `NET/IB/GDRDMA`, joined by `+`; empty if the log has none.
 
-    Numbers of devices are omitted, and spaces in the name of a network plugin become `_`: `NET/AWS Libfabric/0/GDRDMA` becomes
+    Device numbers are omitted, and spaces in the name of a network plugin become `_`: `NET/AWS Libfabric/0/GDRDMA` becomes
     `NET/AWS_Libfabric/GDRDMA`.
     """
     transports = re.findall(r"Channel .+ via (NET/[^/\n]{1,40}/\S+|\S+)", text)

@@ -31,7 +31,7 @@ class Node:
     cpus: tuple[int, ...]
     """One logical processor (hardware thread) of each core."""
     free: int
-    """Bytes of free memory on the node. If the host counts as one node, the memory of the page cache counts as free, too."""
+    """Bytes of free memory on the node. If the host counts as one node (see `usable_nodes`), this includes the page cache."""
     cache: int
     """Total size in bytes of the last-level caches of the node's processors; 0 if unknown."""
     farthest: int
@@ -45,23 +45,23 @@ def usable_nodes(root: Path = Path("/")) -> list[Node]:
     kernel has no NUMA support, the host counts as one node.
     """
     allowed = os.sched_getaffinity(0)
-    found: dict[int, tuple[set[int], int]] = {}
+    nodes: dict[int, tuple[set[int], int]] = {}
     for path in (root / _NODES).glob("node[0-9]*"):
         cpus = parse_cpu_list(_text(path / "cpulist")) & allowed
         free = _meminfo_bytes(path / "meminfo", "MemFree")
         if cpus and free:
-            found[int(path.name.removeprefix("node"))] = cpus, free
-    if len(found) < 2:  # MemAvailable, not MemFree: the kernel frees the page cache if an array needs the memory
-        found = {min(found, default=0): (set(allowed), _meminfo_bytes(root / "proc/meminfo", "MemAvailable"))}
+            nodes[int(path.name.removeprefix("node"))] = cpus, free
+    if len(nodes) < 2:  # MemAvailable, not MemFree: the kernel frees the page cache if an array needs the memory
+        nodes = {min(nodes, default=0): (set(allowed), _meminfo_bytes(root / "proc/meminfo", "MemAvailable"))}
     return [
         Node(
             number=number,
             cpus=tuple(sorted(_one_of_each_core(cpus, root))),
             free=free,
             cache=_cache(cpus, root),
-            farthest=_farthest(number, sorted(found), root),
+            farthest=_farthest(number, sorted(nodes), root),
         )
-        for number, (cpus, free) in sorted(found.items())
+        for number, (cpus, free) in sorted(nodes.items())
     ]
 
 
@@ -85,7 +85,7 @@ def run_on_cpus(cpus: Sequence[int], work: Callable[[int, threading.Barrier], T]
         timeout_s: time limit of the threads, and of each wait at the barrier.
 
     Raises:
-        Exception: a thread failed with this exception. The other threads stop at the barrier.
+        Exception: a thread failed with this exception. The other threads stop when they next wait at the barrier.
         TimeoutError: threads did not finish within `timeout_s`.
     """
     results: dict[int, T] = {}

@@ -17,8 +17,8 @@ from schemas import documents
 from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
 
 SAVE_S = 2.0
-"""Minimum seconds between two writes of the progress of a training, and between two writes of the observations when a phase
-begins. If a launch is stopped, the observations since the last write are lost."""
+"""Minimum seconds between two calls of `report_progress`, and between two writes of the observations by `set_phase`. If a launch
+is stopped, the observations since the last write are lost."""
 
 Value = float | str | bool | Samples
 """A figure, or samples whose median is the figure."""
@@ -49,7 +49,7 @@ class RankContext:
     kind: str
     """Kind of the devices: `gpu`, or `cpu` in a rehearsal (a run without GPUs)."""
     devices: tuple[int, ...]
-    """NVML index of the GPU of each local rank of this host; in a rehearsal, the number of each local rank's process."""
+    """NVML index of the GPU of each local rank of this host; in a rehearsal, 0, 1, … for the processes that replace GPUs."""
     world_scope: str
     """Scope of the figures that all ranks measure together: `host`, or `gang=…` (the hosts of one multi-node launch)."""
     work: Path
@@ -57,7 +57,7 @@ class RankContext:
     store: Store
     """Carries messages between ranks. It keeps working if a rank is lost; the process group does not."""
     timeout_s: float = 60.0
-    """How long to wait for another rank."""
+    """Seconds to wait for another rank."""
     heartbeat: RankHeartbeat = field(default_factory=RankHeartbeat)
     """Reports this rank's progress to the supervisor, which is the process that launched the ranks of this host."""
     node: int = 0
@@ -67,7 +67,7 @@ class RankContext:
     benchmark: str = ""
     """The benchmark that is running."""
     begun: dict[str, float] = field(default_factory=dict)
-    """Name -> `time.monotonic()` when this rank began it: benchmarks, and steps between benchmarks such as `join` and `end`."""
+    """Name of a benchmark, or of a step between benchmarks such as `join` -> `time.monotonic()` when this rank began it."""
     unable: str = ""
     """Why this rank cannot join the process group; empty if it can."""
     lost: dict[int, str] = field(default_factory=dict)
@@ -107,7 +107,7 @@ class RankContext:
 
     @property
     def progress_due(self) -> bool:
-        """Whether this rank must now call `report_progress`: it is the reporting rank, and its last call is over `SAVE_S` ago."""
+        """Whether this rank must now call `report_progress`: it is the reporting rank, and last called it over SAVE_S ago."""
         return self.is_reporting_rank and time.monotonic() - self._reported > SAVE_S
 
     def report_progress(self, figures: Mapping[str, tuple[float, str]], **params: Any) -> None:
@@ -198,7 +198,7 @@ class RankContext:
             self.report_absent(figure, unit=unit, scope=scope, status=ERROR, reason=reason, **params)
 
     def has_reported(self, name: str, scope: str, params: Mapping[str, Any]) -> bool:
-        """Return whether this rank has reported the figure with these parameters, or the reason for its absence."""
+        """Return whether this rank has reported the figure, or the reason for its absence, with at least these parameters."""
         return any(
             item.name == name and item.scope == scope and params.items() <= item.params.items()
             for item in self.observations

@@ -27,7 +27,7 @@ HEAD_START_S = 50e-6
 """Seconds of head start that the host gets over the GPU for each call. The host needs 8 to 27 µs to launch a call (measured, 4
 H200)."""
 SHORT_S = 1e-4
-"""If the GPU runs a call in less than this many seconds, the host may need longer to launch the call."""
+"""If the GPU runs a call in less than this many seconds, the host may need longer to launch the call than the GPU to run it."""
 CYCLES_PER_S = 2e9
 """GPU cycles in a second of head start, for an SM clock of 2 GHz. At a slower clock the head start is longer."""
 
@@ -38,7 +38,7 @@ class Timing:
 
     device: torch.device
     timeout_s: float = 60.0
-    """How long to wait for another rank."""
+    """Seconds to wait for another rank."""
     heartbeat: RankHeartbeat = field(default_factory=RankHeartbeat)
     """Reports this rank's progress to the supervisor."""
 
@@ -65,8 +65,8 @@ class Timing:
             precision: largest accepted half of the interval, as a share of the median.
             seconds: total time of the spans after which the timing stops.
             warm_up: number of untimed calls of the first callable before the first span.
-            span_s: length of a timed span; shorter work is called several times in a span.
-            rest_s: idle time before each block of spans; does not count towards `seconds`.
+            span_s: length of a timed span in seconds; shorter work is called several times in a span.
+            rest_s: idle seconds before each block of spans; does not count towards `seconds`.
             together: all ranks run the work at the same time. Each time is then that of the slowest rank, and all ranks stop
                 after the same number of spans.
         """
@@ -92,7 +92,7 @@ class Timing:
     def _calls_per_span(self, works: Sequence[Work], warm_up: int, span_s: float, together: bool) -> tuple[int, float]:
         """Return how many calls fill a span, and the host's head start over the GPU in seconds."""
         first = self._spans(works[:1], 1, together, warm_up=warm_up)[0]
-        if first < 3 * SPAN_S:  # measure a short call again, because most of the first may be a wait for another rank
+        if first < 3 * SPAN_S:  # measure again: most of such a short time may be a wait for another rank
             first = min(self._spans(_next_block(works, 0), 1, together))
         calls = max(1, min(MAX_CALLS, int(span_s / first)))
         needs_head_start = first < SHORT_S and self.device.type == "cuda"
@@ -134,7 +134,7 @@ class Timing:
             self.wait_for(done)
 
     def wait_for(self, event: torch.cuda.Event, pause_s: float = 0.0001) -> None:
-        """Wait until the device has reached an event, which is checked every `pause_s` (0: as often as possible).
+        """Wait until the device has reached an event. Check this every `pause_s` seconds (0: as often as possible).
 
         `Event.synchronize` would wait without end for a device that hangs.
 
@@ -192,8 +192,11 @@ class Timing:
 
 
 def _next_block(works: Sequence[Work], start: int) -> list[Work]:
-    """Return the callable of each span in one block. The spans use `works` in turn, beginning with number `start`, modulo their
-    count."""
+    """Return the callable of each span in one block. Span number i (from 0) of all blocks calls `works[i % len(works)]`.
+
+    Args:
+        start: number of the first span in the block.
+    """
     return [works[(start + number) % len(works)] for number in range(BLOCK)]
 
 

@@ -18,12 +18,12 @@ from agent.benchmarks.storage.shared_clients import Clients
 from agent.benchmarks.storage.target import ACCESS_S, TargetReport, clean
 
 SLOWEST = 20e6
-"""Lowest accepted rate of a host in B/s. If a host reads or writes its shards slower than this, the access is abandoned."""
+"""Lowest accepted rate of a host in B/s. If a host writes or reads shards slower than this, the access is abandoned."""
 MOST_DISPUTED = 16
 """Maximum number of wrong shards of one owner that a host reports. Only reported shards are read again."""
 
 Readings = dict[tuple[str, int], dict[str, tuple[int, int]]]
-"""Owner and number of a shard -> host that read it wrong -> number of wrong bytes, and offset of the first wrong byte."""
+"""Owner and number of a shard -> host that read wrong bytes in it -> their number, and offset of the first one."""
 
 
 class CheckpointShards:
@@ -55,7 +55,10 @@ class CheckpointShards:
         self._report_wrong_bytes(self._read_all())
 
     def _read_all(self) -> dict[str, list[list[Any]]]:
-        """Return reader -> its wrong shards, see `_wrong`. If a reader is excluded meanwhile, another host reads the shards."""
+        """Return reader -> the shards in which it read wrong bytes, each as an item of `_wrong`.
+
+        If a reader is excluded before it has reported its result, another host reads the same shards.
+        """
         clients, wrong = self._clients, defaultdict[str, list[list[Any]]](list)
         unread = set(clients.hosts)
         for number in count():

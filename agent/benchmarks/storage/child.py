@@ -29,7 +29,7 @@ class Ended:
     stdout: str
     stderr: str
     at: float = 0.0
-    """When the child was found to have ended, or was killed or abandoned, by `time.monotonic()`."""
+    """`time.monotonic()` when this process noticed that the child had ended, or killed or abandoned it."""
 
 
 def run_children(
@@ -39,7 +39,7 @@ def run_children(
 
     Args:
         commands: key -> program and arguments.
-        limit_s: time after which a child is killed. If it does not end within END_S after that, it is abandoned.
+        limit_s: seconds after which a child is killed. If it does not end within END_S after that, it is abandoned.
         progress: called every POLL_S seconds while children run.
     """
     children: dict[str, _Child] = {}

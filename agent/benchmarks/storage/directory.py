@@ -24,7 +24,7 @@ from typing import Any
 
 PREFIX = "rackproof-storage-"
 LEFTOVER_S = 86400.0
-"""Seconds. A subdirectory of Rackproof that is older than this was left behind by a measurement that was killed."""
+"""A subdirectory of Rackproof that was last changed more than this many seconds ago is left over from a killed measurement."""
 BLOCK = 4096
 MAX_DEVICES = 256
 """Maximum number of block devices that are visited on the way from a file system down to its disks."""
@@ -92,7 +92,7 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
     Args:
         directory: the directory.
-        now: the time by the file system's clock. If this host's clock is ahead, it would make directories in use look old.
+        now: the time by the file system's clock. This host's clock may be ahead, so that directories in use look old.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
@@ -139,7 +139,7 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
     Args:
         number: `st_dev` of the directory.
         source: source of the mount, for file systems with an anonymous `st_dev` (btrfs).
-        root: directory that contains `sys` and `dev`.
+        root: directory that contains `sys`.
     """
     device = root / f"sys/dev/block/{os.major(number)}:{os.minor(number)}"
     if not device.exists() and source.startswith("/dev/"):
@@ -168,7 +168,7 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
 def main(action: str, directory: str, *names: str) -> None:
     """Run the action and print its answer as JSON; `{"problem": …}` after an error.
 
-    The answer to `prepare` is what the function returns, that to `see` is `{"seen": [NAME, …]}`, that to `remove` is `{}`.
+    The answer is what the function `prepare` returns; for `see`, `{"seen": [NAME, …]}`; for `remove`, `{}`.
     """
     try:
         if action == "remove":

@@ -1,7 +1,7 @@
 """Build the commands of fio, and parse its output.
 
-fio's exit code and the field `error` do not suffice to detect wrong blocks: unless `verify_fatal` is set, fio 3.33 and 3.42 exit
-with code 0 after a read pass that found wrong blocks. Other lines may precede the JSON in fio's output.
+fio's exit code and the field `error` of its JSON do not suffice to detect wrong blocks: unless `verify_fatal` is set, fio 3.33
+and 3.42 exit with code 0 after a read pass that found wrong blocks. Other lines may precede the JSON in fio's output.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class FioPass:
     pattern: str
     """`sequential` (blocks of 1 MiB) or `random` (blocks of 4 KiB)."""
     seconds: float = 0.0
-    """Time limit of the pass; 0: no limit. A sequential job without `repeats` also ends at the end of its region."""
+    """Time limit of the pass in seconds; 0: no limit. A sequential job without `repeats` also ends at the end of its region."""
     depth: int = 0
     """Transfers in flight per job, unless the engine is psync; 0: the value in `DEPTHS`."""
     repeats: bool = False
@@ -70,7 +70,7 @@ class FioPass:
             engine: I/O engine.
             direct: bypass the page cache. If False, fio asks the kernel to drop the file from the page cache first.
             jobs: number of jobs that run at the same time.
-            size_bytes, step_bytes: size of each region, and distance between the beginnings of two regions.
+            size_bytes, step_bytes: bytes of each region, and bytes from the start of one region to that of the next.
         """
         is_random = self.pattern == "random"
         block = RANDOM_BYTES if is_random else SEQUENTIAL_BYTES

@@ -1,12 +1,13 @@
-"""Run as a program, in a child process: write or compare a shard of a checkpoint, or create, look up or remove files.
+"""Run as a program, in a child process: write a shard of a checkpoint, read and compare it, or create, look up or remove files.
 
     python shard.py write FILE SEED BYTES DIRECT
     python shard.py read FILE SEED BYTES DIRECT
     python shard.py create|stat|remove DIRECTORY SECONDS MOST
 
-DIRECT is 1 if the page cache is bypassed (O_DIRECT), otherwise 0. MOST is the maximum number of files.
+SEED is the text from which the content of the shard is generated. DIRECT is 1 if the page cache is bypassed (O_DIRECT), otherwise
+0. SECONDS is the time limit of `create` and `stat`. MOST is the maximum number of files.
 
-Prints a JSON object. It imports the standard library only, so that it starts fast.
+The program prints a JSON object. It imports the standard library only, so that it starts fast.
 """
 
 from __future__ import annotations

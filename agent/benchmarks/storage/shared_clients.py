@@ -71,9 +71,9 @@ class Clients:
         self._leave_out_others(views, [host for work, host in looked_up.items() if work not in seen])
 
     def _leave_out_others(self, views: Mapping[str, Sequence[str]], invisible: Sequence[str]) -> None:
-        """Leave out the hosts that do not see the subdirectories that most hosts see.
+        """Keep only the hosts that have the most common view, which is the set of subdirectories that a host sees.
 
-        If the two most common views are equally common, leave out all hosts.
+        If two views are equally common, and none is more common, leave out all hosts.
 
         Args:
             views: host -> the subdirectories that it sees.

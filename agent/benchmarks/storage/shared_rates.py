@@ -43,7 +43,7 @@ class SharedRates:
         self._limit_s = self._seconds + MARGIN_S
         self._file = FILE
         self._ramp: dict[str, dict[tuple[int, bool], float]] = defaultdict(dict)
-        """Operation -> (number of clients, whether all hosts were to take part) -> total bandwidth of these clients in B/s."""
+        """Operation -> (number of clients, whether it was the last measurement, with all hosts) -> total bandwidth in B/s."""
         self._written: list[fio.FioResult] = []
         self._rounds: list[dict[str, Any]] = []
         """For each round in which all clients read: reader -> `rate` in B/s, and `owner` of the file that it read."""
@@ -78,13 +78,14 @@ class SharedRates:
         self._report_ramp()
 
     def _write(self, step: str, part: Sequence[str], is_last: bool) -> dict[str, int]:
-        """Write on the hosts of `part` at the same time; return host -> bytes that its slowest job has written, in whole blocks.
+        """Write on the hosts of `part` at the same time; return host -> bytes in whole blocks that its slowest job wrote.
 
         A host is left out if one of its jobs wrote no whole block.
         """
         item = fio.FioPass(name="write", op="write", pattern="sequential", seconds=self._seconds, depth=DEPTH)
         result = self._pass(item, part, self._clients.host, self._step_bytes)
-        answer = {"rate": result.bytes_per_second, "bytes": min(result.job_bytes)} if result else {}
+        all_wrote = result and len(result.job_bytes) >= self._runner.jobs  # fio's result has only jobs that wrote something
+        answer = {"rate": result.bytes_per_second, "bytes": min(result.job_bytes) if all_wrote else 0} if result else {}
         answers = {
             host: value for host, value in self._clients.step(step, answer, self._limit_s).items() if host in part
         }
@@ -188,17 +189,17 @@ class SharedRates:
         if rate := of_files.get(self._clients.host, 0.0):
             self._report.figure(target, "shared_storage.file_bandwidth", rate, about)
         else:
-            unread = "every host that should have read the file of this host was excluded before it finished"
+            unread = "every host that should have read this host's file was excluded before it finished reading"
             reason = unread if self._is_readable else too_short
             self._report.absent(target, reason, "shared_storage.file_bandwidth")
 
 
 def measure_metadata(clients: Clients, report: TargetReport, settings: Mapping[str, Any]) -> None:
-    """Report how many files per second this host creates and removes, and looks up in the directory of another host."""
+    """Report how many files per second this host creates and removes in its own directory, and looks up in another host's."""
     seconds, limit_s = float(settings["metadata_seconds"]), float(settings["metadata_seconds"]) + ACCESS_S
     count, counts = 0, dict[str, int]()
     for action in ("create", "stat", "remove"):
-        # `create` and `stat` end after `seconds`, but `remove` ends with the last file, so a slow server gets more time for it.
+        # `create` and `stat` end after `seconds`. `remove` ends with the last file, so it has a longer limit for slow servers.
         action_limit_s = limit_s + (10 * seconds if action == "remove" else 0)
         owner = clients.host if action != "stat" else clients.next_host()
         most = MOST_FILES if action == "create" else counts.get(owner, 0) if action == "stat" else count

@@ -52,7 +52,7 @@ class Target:
 
 
 def prepare_targets(context: RankContext, paths: Sequence[str]) -> list[Target]:
-    """Return a target for each path. It has either `work` or a `problem`; if its free space is too small, it has both."""
+    """Return a target for each path. Each has `work` or a `problem`; if its free space is too small, both."""
     targets = [Target(path=path) for path in paths]
     answers = run_directory_program(context, {target.path: ["prepare", target.path] for target in targets})
     for target in targets:
@@ -76,7 +76,10 @@ def prepare_targets(context: RankContext, paths: Sequence[str]) -> list[Target]:
 
 
 def small_region(size_bytes: int, jobs: int, free: int, users: int, kind: str) -> str:
-    """Return why the region of a job is smaller than one block: the profile, or free space that directories or hosts share."""
+    """Return why the region of a job is smaller than one block.
+
+    Either the profile sets too small a size, or too little space is free for the `users` (directories or hosts) that share it.
+    """
     if size_bytes < jobs * fio.SEQUENTIAL_BYTES:
         return f"size_bytes is {size_bytes}, less than 1 MiB for each of {jobs} jobs: increase it in the profile"
     return f"{free / 1e6:.0f} MB are free, too little for {users} {kind} with {jobs} jobs each: free up space"
@@ -153,7 +156,7 @@ class TargetReport:
     def absent(self, target: Target, reason: str = "", name: str = "", **params: Any) -> None:
         """Report as missing every expected figure with these parameters that has not been reported yet.
 
-        Without a reason nothing is reported: if the benchmark ended with an error, its caller reports the error as the reason.
+        If there is no reason, report nothing: the benchmark then failed with an exception, which its caller reports.
 
         Args:
             target: the directory.
@@ -195,7 +198,7 @@ class FioRunner:
         Args:
             item: the pass.
             targets: the directories.
-            regions: path -> test file, size of each job's region, and distance between the beginnings of two regions, in bytes.
+            regions: path -> test file, bytes of each job's region, and bytes from the start of one region to that of the next.
             limit_s: seconds after which fio is killed.
         """
         commands = {}

@@ -29,7 +29,7 @@ State = dict[str, Any]
 
 
 class Trainer:
-    """Trains ConvNet by AdamW on synthetic images.
+    """Trains ConvNet with AdamW on synthetic images.
 
     The images of each batch, and the noise that is added to them, are random, so the weights depend on the random state too.
     """
@@ -113,7 +113,7 @@ def _measure(context: Context, steps: int, batch: int) -> None:
     identical = context.sum_over_ranks(len(differing)) == 0
     save_time, restore_time = context.max_over_ranks([save_time, restore_time])
     if identical and context.is_reporting_rank:
-        path.unlink()  # all ranks of the host have read the file; after a difference on any rank it is kept as evidence
+        path.unlink()  # all ranks of the host have read the file; if states differ on any rank, it is kept as evidence
     context.report_world(
         {
             "checkpoint.identical": (identical, "1"),

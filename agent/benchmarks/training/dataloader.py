@@ -137,7 +137,7 @@ def _loading_rate(context: Context, name: str, workers: int, batch: int, seconds
 
 
 def forkserver(module: str) -> Any:
-    """Return a multiprocessing context that forks workers from a server process. The server imports `module` once for all."""
+    """Return a multiprocessing context that forks workers from a server process, which imports `module` once for all workers."""
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([module])
     return server

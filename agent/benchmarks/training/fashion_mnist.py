@@ -36,8 +36,8 @@ learning rate diverges."""
 MAX_RATE = 0.16
 """The highest learning rate is the setting `learning_rate` (default: 0.01) times the number of ranks, but at most MAX_RATE."""
 GRAPH_WARM_UP = 3
-"""Number of steps that run before the graph is captured. These steps already use the first batches of the training, and there is
-one batch per step. So if the training has at most this many steps, only one step runs before the capture."""
+"""Number of steps that run before the graph is captured. Each uses one batch of the training, and a short training may have fewer
+batches than this. So if the training has at most this many steps, only one step runs before the capture."""
 
 
 class GraphedTraining:
@@ -49,7 +49,7 @@ class GraphedTraining:
         steps_per_epoch = len(images.train) // global_batch
         if not steps_per_epoch:
             raise CannotMeasureError(
-                ERROR, f"{len(images.train)} images are fewer than one batch of {global_batch} (all ranks)"
+                ERROR, f"{len(images.train)} images are fewer than one batch of {global_batch} (all ranks together)"
             )
         self.steps = min(steps_per_epoch * epochs, settings["max_steps"] or steps_per_epoch * epochs)
         self.epochs = epochs if self.steps == steps_per_epoch * epochs else round(self.steps / steps_per_epoch, 3)

@@ -188,8 +188,8 @@ class Engine:
     def run(self, seconds: float) -> None:
         """Decode for about `seconds`, in at least two rounds.
 
-        The first round runs all steps. A later round ends when the time is over, but runs at least one step. After the rounds,
-        prefill until there are enough samples for the percentiles of the time to the first token.
+        The first round runs all steps. A later round ends when `seconds` have passed, but runs at least one step. After the
+        rounds, prefill until there are enough samples for the percentiles of the time to the first token.
         """
         deadline = time.monotonic() + seconds
         while not self.times.rounds or time.monotonic() < deadline:
@@ -197,7 +197,7 @@ class Engine:
         if self.times.rounds == 1:
             self._round(deadline)
         needed = max(map(least_samples, self._settings["first_percentiles"]), default=0)
-        while len(self.times.prefills) < needed:  # few sequences fit into a small memory
+        while len(self.times.prefills) < needed:  # a round has only as many prefills as sequences
             self._prefill_all(is_first=False)
 
     def _round(self, deadline: float) -> None:

@@ -59,7 +59,8 @@ class ExpertShape(Shape):
         """
         activations = 3 * ACTIVATION_BYTES * self.layers * self.width * self.batch_size * self.sequence
         weights = self.layers * (4 + 8 * EXPERTS) * self.width**2
-        return activations + 4 * weights * (1 + STATE_BYTES / 4 / world_size)  # + 1: first each device has all weights
+        # Each device first has all weights, because the model is created before it is sharded.
+        return activations + 4 * weights * (1 + STATE_BYTES / 4 / world_size)
 
 
 class Experts(nn.Module):
@@ -107,7 +108,7 @@ class ExpertTransformer(Transformer):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report step time, tokens per second, whether all losses are finite, the loss ratio, and on GPUs model FLOP utilization."""
+    """Report step time, tokens/s, whether all losses are finite, last loss / first loss, and on GPUs model FLOP utilization."""
     peak = context.sum_over_ranks(measure_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
     shape = fit_to_memory(context, ExpertShape.from_settings(settings))
     model = attempt_on_all_ranks(context, lambda: shard(context, lambda: ExpertTransformer(shape)))
@@ -119,7 +120,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         losses.append(train_step(context, optimizer, lambda: model(rows), collective=False))
 
     context.set_phase("mixture_of_experts steps")
-    try:  # without attempt_on_all_ranks: a step has collectives, between which the ranks cannot agree to stop
+    try:  # without attempt_on_all_ranks, which does not allow collectives; a step contains some
         with context.heartbeat.in_collective():
             times = summarize(context.max_over_ranks(context.time(step, settings["steps"], warm_up=WARM_UP)))
     except torch.cuda.OutOfMemoryError:

@@ -71,7 +71,7 @@ class SplitReplica:
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report the time of each step on its slowest replica, and the loss ratio.
+    """Report the step time of the slowest replica in each step, and the loss ratio.
 
     The ratio is the sum of the replicas' last losses divided by the sum of their first losses.
 
@@ -87,7 +87,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     results = [(0.0, 0.0)] * steps
     context.set_phase(f"model_parallel, {len(leaders)} replicas")
     try:
-        # Ranks without a replica enter this too: the supervisor compares how many collectives each rank has entered.
+        # Ranks without a replica enter this block too: the supervisor compares how many collectives each rank has entered.
         with context.heartbeat.in_collective():
             if replica:
                 if group:
@@ -157,5 +157,5 @@ def _build_replica(context: Context, leads: bool, width: int, batch: int) -> Spl
 
 
 def _wait_for_host(context: Context, what: str) -> None:
-    """Wait for the other ranks of the host, without NCCL, because its kernels would occupy a device that a replica uses."""
+    """Wait for the other ranks of the host, without NCCL, whose kernels would occupy a device that a replica uses."""
     context.host_barrier(f"model_parallel {what}")

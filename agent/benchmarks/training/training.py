@@ -36,9 +36,8 @@ from schemas import documents
 from schemas.records import ERROR
 
 MIN_STEPS = 60
-"""Fewest steps of a training, in all epochs together, unless `max_steps` (the limit for one epoch) allows fewer. With many
-ranks, an epoch of all images would have too few steps for the loss to fall, or no step. Then each rank trains on its images
-several times in an epoch."""
+"""Minimum number of steps of a training, in all epochs together, unless `max_steps` (the limit for one epoch) allows fewer. With
+many ranks, the images of a rank may be too few for this number. Then the rank uses its images several times in an epoch."""
 EDGE_DIVISOR = 10
 """The first loss is the mean over the first 1/EDGE_DIVISOR of the steps, the last loss the mean over the last 1/EDGE_DIVISOR."""
 

@@ -45,7 +45,7 @@ def build_network(name: str) -> nn.Module:
     try:
         from torchvision.models import resnet18
     except (ImportError, RuntimeError, AttributeError) as error:
-        # A torchvision that was built for another version of torch raises one of these errors. Some clusters have such a pair.
+        # A torchvision that was built for another version of torch raises one of these errors.
         reason = f"no torchvision that fits torch {torch.__version__}: {' '.join(str(error).split())[:300]}"
         raise CannotMeasureError(UNSUPPORTED, reason) from None
     model: nn.Module = resnet18(num_classes=10)

@@ -136,7 +136,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         losses.append(train_step(context, optimizer, lambda: model(rows), collective=False))
 
     context.set_phase("transformer steps")
-    try:  # without attempt_on_all_ranks: a step has collectives, between which the ranks cannot agree to stop
+    try:  # without attempt_on_all_ranks, which does not allow collectives; a step contains some
         with context.heartbeat.in_collective():
             times = context.time(step, settings["steps"], warm_up=WARM_UP)
     except torch.cuda.OutOfMemoryError:
@@ -210,7 +210,7 @@ def fit_to_memory(context: Context, wanted: AnyShape) -> AnyShape:
         required = replace(wanted, layers=1).required_bytes(context.world_size)
         raise CannotMeasureError(
             ERROR,
-            f"not even one layer fits on every device: it needs about {required / 1e9:.1f} GB; "
+            f"one layer needs about {required / 1e9:.1f} GB, for which at least one device has too little free memory; "
             f"{free / 1e9:.1f} of {total / 1e9:.1f} GB are free on this device",
         )
     return replace(wanted, layers=layers)

@@ -27,7 +27,7 @@ BUCKET_MB = 10
 """DDP's bucket size; ResNet-18 has 45 MB of gradients. Small buckets let the first all_reduce start early and make the last one
 short."""
 WARM_UP = 11
-"""Number of steps before the capture of the graph: DDP measures times in its first ten steps, which a graph must not contain."""
+"""Number of steps before the graph is captured: DDP times its first ten steps, and a graph must not contain this timing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class VariantTraining:
         self.finite.logical_and_(loss.detach().isfinite())
 
     def step_alone(self) -> None:
-        """Run forward and backward pass without other ranks. Fails if the device has too little memory or lacks the precision."""
+        """Run forward and backward pass without other ranks. Fails if the device has too little memory or no such dtype."""
         self._scaler.scale(self.loss()).backward()  # type: ignore[no-untyped-call]
         self._optimizer.zero_grad(set_to_none=True)
 

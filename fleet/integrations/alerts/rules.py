@@ -59,7 +59,8 @@ class Alert:
     """A condition in PromQL for which there is no criterion. `<share ID>` in it is replaced by the `fleet_fraction` of criterion
     ID."""
     expr_description: str = ""
-    """Description of the rule of `expr`, if `$value` means something else in it than in the rules of the criteria."""
+    """Description of the rule of `expr`; empty: `description`. An alert needs it if `$value` means something else in this rule
+    than in the rules of the criteria."""
     hold: str = ""
     """How long `expr` must be true before the alert fires, such as `5m`. The rule of a criterion fires at once."""
     action: str = "monitor"
@@ -98,7 +99,7 @@ class PartLabels:
     def recording(self) -> str:
         """Return the PromQL expression of the recorded series, which gives one series per part.
 
-        While its host is a target, a part that is gone keeps the labels that it had last, so its alerts keep them too.
+        A part that is gone keeps its last labels as long as its host is a target, so the alerts on the part keep them too.
         """
         current = self.info
         for label, source in self.sources.items():
@@ -311,7 +312,7 @@ def _expression(criterion: Criterion, matchers: Sequence[str]) -> str:
 def _text_expression(criterion: Criterion, matchers: Sequence[str]) -> str:
     """Return the PromQL that selects the `_info` series whose label is not the text that the criterion requires.
 
-    A label that is absent or empty is not selected, because the text could not be read.
+    A series in which the label is absent or empty is not selected, because the text could not be read.
     """
     label = re.sub(r"^(gpu|host)\.", "", criterion.name).replace(".", "_")
     keys = "_".join(READINGS[criterion.name].labels) or "host"

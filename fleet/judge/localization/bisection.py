@@ -24,9 +24,9 @@ from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect, rule_of
 from schemas.tournament import pairs_of, select_rounds
 
 WITNESSES = 2
-"""Number of failures after which a link, or a host (each time with another good host), counts as bad.
+"""A link counts as bad after this many failures. A host counts as bad after it failed with this many good hosts.
 
-A single failure may be due to chance, and that of a host also to a bad link.
+A single failure may be due to chance. A single failure of a host may also be due to a bad link.
 """
 
 
@@ -167,7 +167,10 @@ class _Search:
                     break
                 group = self._failing_group(rest)
                 if len(group) != WITNESSES:
-                    self.fabric_evidence = f"{', '.join(group)} work in pairs, but fail when launched with more hosts"
+                    names = ", ".join(group)
+                    self.fabric_evidence = (
+                        f"each of {names} works with another host, but they fail when launched with more"
+                    )
                     return
                 self.links.append((group[0], group[1]))
                 self._confirm_links()
@@ -183,7 +186,7 @@ class _Search:
             raise _MissingOutcomesError(unconfirmed)
 
     def _failing_group(self, hosts: Sequence[str]) -> list[str]:
-        """Return two hosts that fail together. If the two found work together, return them and a third of the failing group."""
+        """Return two hosts that fail together; if these two work together, return them and one more host of the failing group."""
         group: list[str] = []
         rest = list(hosts)
         for _ in range(WITNESSES):

@@ -1,6 +1,6 @@
 """Judge `gang.fault`: the part that stopped a launch of a gang (the hosts of one multi-node launch).
 
-The heartbeats of the ranks identify the part or, if they do not, probe launches of some of the hosts (`bisection`).
+The heartbeats of the ranks identify the part. If they do not, probe launches of some of the hosts identify it (`bisection`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCE = "Rackproof policy: a host that stops a launch cannot be trained on (doc
 
 
 def with_last_hosts(attempts: Sequence[Attempt]) -> Iterator[tuple[Attempt, frozenset[str]]]:
-    """Yield each launch (no probes) that was the last one for some hosts, latest first, with these hosts."""
+    """Yield each launch that was the last one for some hosts, and these hosts; latest launch first. Probes do not count."""
     hosts_of_later: set[str] = set()
     for attempt in reversed([attempt for attempt in attempts if attempt.stage == GANG]):
         if last_hosts := frozenset(attempt.launches) - hosts_of_later:
@@ -51,8 +51,8 @@ def judge_faults(attempts: Sequence[Attempt], views: Mapping[str, HostView]) -> 
 def _heartbeat_verdicts(attempt: Attempt, views: Mapping[str, HostView], decided: Collection[str]) -> Iterator[Verdict]:
     """Yield verdicts on the hosts that the heartbeats or the hosts themselves report as culprits.
 
-    Hosts that started no rank get no such verdict: the verdict on the stage gives the reason. A host with a rank that has no
-    working device gets an inconclusive verdict: criteria on driver and kernel messages judge the device.
+    Hosts that started no rank get no such verdict: the verdict on the stage gives the reason. If a rank has no working device,
+    the verdict on its host is inconclusive, because other criteria judge the device (by the driver and the kernel log).
     """
     for host, reason in attempt.culprits().items():
         culprit = attempt.unable_ranks.get(host) or (attempt.culprit if host not in attempt.start_failures else None)
@@ -67,7 +67,7 @@ def _heartbeat_verdicts(attempt: Attempt, views: Mapping[str, HostView], decided
 def _probe_verdicts(
     attempts: Sequence[Attempt], attempt: Attempt, views: Mapping[str, HostView], decided: Collection[str]
 ) -> Iterator[Verdict]:
-    """Yield verdicts on the hosts that probes found to be faulty after a launch that failed without a known culprit.
+    """Yield verdicts on the hosts of the suspects that probes found after a launch that failed without a known culprit.
 
     If two hosts fail only together, both get a verdict, even if one of them worked in a later launch.
     """

@@ -1,12 +1,13 @@
 """The pair matrix of one gang launch (a gang: the hosts of one multi-node launch), its suspects, and the verdicts on them.
 
-The matrix has the observations `pairs.bandwidth` and `pairs.latency`. Below NCCL (`port_pairs.py`) it has `verbs.bandwidth` and
-`verbs.latency`. In the matrix of GPUs, a rail is the position of a GPU among the GPUs under test of its host.
+The pair matrix has the measurements between every two hosts, on each rail: the observations `pairs.bandwidth` and
+`pairs.latency` between GPUs. The matrix of RDMA ports (`port_pairs.py`) has `verbs.bandwidth` and `verbs.latency`. Between GPUs,
+a rail is the position of a GPU among the GPUs under test of its host.
 
-A slow host fails, and a slow NIC or GPU fails its host. A slow link between two hosts is inconclusive on both of them, because
-two paths that share a cable look like a slow link. If both hosts are normal with other hosts, the link fails both in two cases:
-they could not exchange data; or the link is slow, the collectives are slow too, and no other suspect explains the slow
-collectives.
+A slow host fails, and a slow NIC or GPU fails its host. A slow link between two hosts is inconclusive on both of them, because a
+link also looks slow if another pair of hosts uses one of its cables at the same time. If both hosts are normal with other hosts,
+the link fails both in two cases: they could not exchange data; or the link is slow, the collectives are slow too, and no other
+suspect explains the slow collectives.
 """
 
 from __future__ import annotations
@@ -53,16 +54,15 @@ REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
 """Limits of a rehearsal (a run on CPUs): a quarter of the typical bandwidth, ten times the typical latency. Most noise on CPUs
 stays within them.
 
-Two standard deviations are enough: with six, the noise of five processes on a busy machine hid a host that was a hundred times
-too slow."""
+`sigmas` is 2, not 6: with 6, the noise of five processes on a busy machine hid a host that was a hundred times too slow."""
 REHEARSAL_MIN_CONFIDENCE = 0.8
 """Confidence from which a slow host of a rehearsal is reported. A host that is slow in three comparisons out of three
 reaches it. A single slow pair is no evidence, because another process may be using the CPU."""
 LINK_PARAM = "link"
-"""Parameter of the verdicts on the path between two hosts: the hosts, and the slow rails if its other rails are normal."""
+"""Parameter of the verdicts on a link: its two hosts, and its slow rails if not all of its rails are slow."""
 SLOW_RAIL = 0.75
-"""Share of the typical speed below which a rail is reported even if the collective is not slow. Smaller differences between rails
-may be by design."""
+"""Share of the typical speed below which a rail is reported even if no collective is slow. Smaller differences between rails may
+be by design."""
 
 
 @dataclass
@@ -85,8 +85,8 @@ class _PairReports:
         """Return why the pair failed, or an empty string.
 
         Args:
-            either_end: whether an error at one end always fails the pair, because the ends measure different data. Otherwise it
-                does not if the other end measured the same quantity: then the exchange took place.
+            either_end: whether an error at one end is enough, because the ends measure different data. If false, an error counts
+                only if neither end measured the same quantity: a value from one end shows that the exchange took place.
         """
         reasons = (why for quantity, why in self.failures.items() if either_end or not self.values[quantity])
         return next(reasons, "")
@@ -115,9 +115,9 @@ class _PairReports:
 def _drop_errors_of_one_end(reports: Mapping[tuple[str, str, int], _PairReports]) -> None:
     """Drop the errors of one end of a pair if the other end measured without an error: then the path between them works.
 
-    That is so because even a transfer in one direction needs both directions of the path. Other verdicts report the figures that
-    the failed end lacks. If an end has such errors with most of its partners, and with at least two, they are kept: then its port
-    is suspect.
+    That is so because even a transfer in one direction needs both directions of the path. Other verdicts report that the figures
+    of the failed end are missing. If an end has such errors with most of its partners, and with at least two, its errors are
+    kept: then its port is suspect.
     """
     own_errors: dict[tuple[str, int], list[bool]] = defaultdict(list)
     for (a, b, rail), report in reports.items():
@@ -153,8 +153,8 @@ class GangPairs:
         self._by_slower_end = self._only_gross_faults or self.is_one_way
         """Whether the value of the slower end counts for the pair, and not the mean of both ends.
 
-        If `is_one_way`, the ends measure different directions. In a rehearsal, an end may also count data that has only reached a
-        socket buffer.
+        If `is_one_way`, the ends measure different directions. In a rehearsal, the faster end is unreliable: it may count data as
+        sent that has only reached a socket buffer.
         """
         self._tolerance = REHEARSAL_TOLERANCE if self._only_gross_faults else Tolerance()
         self._pairs = self._measured_pairs()
@@ -191,7 +191,7 @@ class GangPairs:
             for (a, b, rail), report in sorted(reports.items())
             if report.failures or any(report.values.values())
         ]
-        return _best_rails(pairs) if self._only_gross_faults else pairs
+        return _merge_rails(pairs) if self._only_gross_faults else pairs
 
     def _latest(self, host: str, name: str) -> Collection[Observation]:
         """Return for each pair the last measurement or error; if it has neither, its first observation.
@@ -287,7 +287,7 @@ class GangPairs:
         part, serial = "", view.serial(scope)
         note = ""
         if suspect.kind == LINK and not fails:
-            note = "; measure again: two paths that share a cable look like a slow link"
+            note = "; measure again: the link also looks slow if another pair uses one of its cables at the same time"
         elif suspect.kind == NIC and scope in view.host.scopes:
             # The serial of the NIC is not known. The verdict must not have that of the GPU, or the wrong part would be returned.
             address = next((gpu.pci_bus_id for gpu in view.gpus if f"gpu={gpu.index}" == scope and gpu.pci_bus_id), "")
@@ -326,8 +326,8 @@ class GangPairs:
         """Return whether the suspect fails its hosts.
 
         A rail, switch or fabric may be slow by design, so it fails its hosts only if the collective is slow too. A link fails
-        its hosts if they could not exchange data, or if the collective is slow and no other suspect explains that: two paths that
-        share a cable look like a slow link. In both cases, both hosts must be normal with other hosts.
+        its hosts if they could not exchange data, or if the collective is slow and no other suspect explains that. In both cases,
+        both hosts must be normal with other hosts.
         """
         if suspect.kind == LINK:
             # A link without a measurement has failed. If both ends work with other hosts, the confidence is above EVEN_ODDS.
@@ -362,7 +362,7 @@ class GangPairs:
                 operator=_operator(quantity) if within else "",
                 unit=unit,
                 reason=f"the median of its {counted(len(host_values), 'pair')} is {shown(value, unit)}, "
-                f"of all pairs of the gang {shown(typical, unit)}: {conclusion}",
+                f"that of all pairs of the gang {shown(typical, unit)}: {conclusion}",
                 source=SOURCE,
                 basis="policy",
             )
@@ -376,18 +376,18 @@ def _value(pair: Pair, quantity: str) -> float | None:
     return pair.bandwidth if quantity == BANDWIDTH else pair.latency
 
 
-def _best_rails(pairs: Iterable[Pair]) -> list[Pair]:
-    """Return one `Pair` for every two hosts: their `_best_rail`, with the rail number 0.
+def _merge_rails(pairs: Iterable[Pair]) -> list[Pair]:
+    """Return one `Pair` for every two hosts, merged from all their rails (`_merged_pair`), with the rail number 0.
 
     In a rehearsal, all rails of two hosts share one link, and some of them also a CPU.
     """
     rails_of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
         rails_of_link[(pair.a, pair.b)].append(pair)
-    return [replace(_best_rail(rails), rail=0) for rails in rails_of_link.values()]
+    return [replace(_merged_pair(rails), rail=0) for rails in rails_of_link.values()]
 
 
-def _best_rail(rails: Sequence[Pair]) -> Pair:
+def _merged_pair(rails: Sequence[Pair]) -> Pair:
     """Return the pair of the first rail that failed; if none failed, a pair with the best bandwidth and latency of all rails."""
     return next((pair for pair in rails if pair.failed), None) or replace(
         rails[0],
@@ -406,7 +406,7 @@ def _is_failed_or_much_slower(suspect: Suspect) -> bool:
 
 
 def _is_gross_fault(suspect: Suspect) -> bool:
-    """Return whether the suspect failed, or is a host that is slow with enough partners."""
+    """Return whether all pairs of the suspect failed, or the suspect is a host that is slow with enough partners."""
     return suspect.measured is None or (suspect.kind == HOST and suspect.confidence >= REHEARSAL_MIN_CONFIDENCE)
 
 

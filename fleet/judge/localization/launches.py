@@ -48,7 +48,7 @@ class Attempt:
 
     @property
     def complete(self) -> bool:
-        """Return whether the launch finished and every host completed all joint benchmarks."""
+        """Return whether the launch finished, and every host with a record of it completed all joint benchmarks."""
         return self.finished and all(map(self._completed, self.launches))
 
     @property
@@ -92,7 +92,7 @@ class Attempt:
 
     @property
     def unable_ranks(self) -> dict[str, Culprit]:
-        """Return host -> its rank that could not take part, according to its record."""
+        """Return host -> the report on its rank that could not take part, according to its record."""
         culprits = ((host, launch.culprit) for host, launch in self.launches.items())
         return {host: culprit for host, culprit in culprits if culprit and culprit.kind == UNABLE}
 
@@ -123,7 +123,7 @@ class Attempt:
         return [item for item in recorded if item and item.kind != UNABLE and not all(map(self._completed, item.hosts))]
 
     def _is_contradicted(self, culprit: Culprit) -> bool:
-        """Return whether reports of the kind CUT_OFF name different hosts, or a host that `culprit` names finished the launch."""
+        """Return whether CUT_OFF reports disagree on the hosts, or a host that `culprit` names finished the launch."""
         others = {other.hosts for other in self._reported_culprits if other.kind == CUT_OFF}
         finished = {host for host, launch in self.launches.items() if launch.outcome == FINISHED}
         return len(others) > 1 or bool(finished & set(culprit.hosts))
@@ -135,8 +135,8 @@ class Attempt:
         # A report that names all members identifies no culprit. Only an exception is reported even if all members raised it.
         if not culprit or (set(culprit.hosts) >= set(self.members) and culprit.kind != RAISED):
             return self_reported
-        # If a host started no rank, reports about other hosts follow from that. A host with an unable rank exits cleanly: reports
-        # about lost hosts follow from that, but reports about a rank (kind `rank_...`) do not.
+        # If a host started no rank, that is the cause of the reports about other hosts. A host with a rank that could not take
+        # part exits cleanly: that is the cause of reports about lost hosts, but not of reports about a rank (kind `rank_...`).
         if self.start_failures or (self_reported and not culprit.kind.startswith("rank_")):
             return self_reported
         return self_reported | dict.fromkeys(culprit.hosts, culprit.text)
@@ -209,9 +209,9 @@ def measurements_of(record: Record, launch: Launch) -> tuple[Observation, ...]:
 
 
 def probe_result(attempts: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | ProbeConclusion:
-    """Return the conclusion of the probes after a launch that failed without a culprit, or the groups to probe next.
+    """Return the conclusion of the probes after a launch that failed without a known culprit, or the groups to probe next.
 
-    The list is empty if a host reports that it cannot take part, because no probe works with it.
+    The list of groups is empty if a host reports that it cannot take part, because no probe with that host can work.
 
     Args:
         attempts: every launch and probe of the gang.
@@ -228,7 +228,7 @@ def probe_result(attempts: Sequence[Attempt], stuck: Attempt) -> list[list[str]]
 
 
 def is_stuck(attempt: Attempt) -> bool:
-    """Return whether a launch failed without a culprit."""
+    """Return whether a launch failed without a known culprit."""
     return attempt.stage == GANG and not attempt.worked and not attempt.culprits()
 
 

@@ -1,4 +1,4 @@
-"""The measured pairs of hosts, the suspects found in them, and the statistics that both need."""
+"""Types of the pair matrix (the measurements between every two hosts): pairs and suspects. Also statistics to find suspects."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PairKind:
     across: bool = False
     """Whether the two hosts are in different racks."""
     gbps: float = 0.0
-    """Line rate in Gbit/s of the fabric ports of the slower host, according to the inventory."""
+    """Line rate of a fabric port in Gbit/s, according to the inventory: that of the host with the slower ports."""
 
     def must_match_speed_of(self, other: PairKind) -> bool:
         """Return whether a pair of this kind must be at least as fast as a pair of the other kind."""
@@ -34,7 +34,7 @@ class Pair:
     b: str
     rail: int
     bandwidth: float | None = None
-    """B/s in each direction. Between GPUs both directions are in use, between RDMA ports only one."""
+    """B/s in one direction. Between GPUs, data flows in both directions at once; between RDMA ports, only in one at a time."""
     latency: float | None = None
     """Seconds of one exchange of a small message; 8 B between GPUs."""
     failed: str = ""
@@ -53,7 +53,7 @@ class Suspect:
     confidence: float
     """(s + 1) / (n + 2), if s of n independent comparisons support the suspicion (rule of succession).
 
-    It is 0.5 if nothing can be compared, which makes another explanation equally likely. 8 of 8 comparisons give 0.9.
+    It is 0.5 if nothing can be compared: then another explanation is equally likely. 8 of 8 comparisons give 0.9.
     """
     evidence: str
     """What was compared, with which result, as text."""
@@ -66,9 +66,9 @@ class Suspect:
     measured: float | None = None
     """Median of the part's pairs that did not fail, B/s or s; None if there are none."""
     typical: float | None = None
-    """Value with which the part was compared, B/s or s: of the best pair of a typical end or, for a link, of a typical pair."""
+    """Value with which the part was compared, B/s or s: that of the best pair of a typical end; for a link, of a typical pair."""
     limit: float | None = None
-    """Limit for the pair that is compared with `typical`: below this bandwidth (B/s) or above this latency (s) it is slow."""
+    """Limit for the value that is compared with `typical`: a bandwidth (B/s) below it, or a latency (s) above it, is slow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,7 +78,7 @@ class Tolerance:
     bandwidth: float = 0.12
     """Share of the bandwidth that may be missing."""
     latency: float = 0.5
-    """Share of 1 / latency that may be missing: 0.5 is twice the latency."""
+    """Share of 1 / latency that may be missing: 0.5 allows twice the latency."""
     sigmas: float = 6
     """Number of standard deviations of the noise. With 6, one of 4000 runs with 250 000 pairs each has a false alarm."""
 

@@ -1,7 +1,7 @@
 """Attribute failures on pairs of hosts, and on RDMA ports, to the slow part of the gang (the hosts of one multi-node launch).
 
-A pair of GPUs on two hosts is as fast as the slowest of many parts: two GPUs, NICs and cables, and switches. So a failure in the
-scope `gpu=0,partner=h2` does not show a fault of GPU 0. Without this module, a slow cable would look like a faulty GPU.
+A pair of GPUs on two hosts is as fast as the slowest of many parts: two GPUs, two NICs, cables and switches. So a failure in the
+scope `gpu=0,partner=h2` does not show that GPU 0 is faulty. Without this module, a slow cable would look like a faulty GPU.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def attribute_pair_failures(
     """Return the verdicts. In those that failed on a pair of hosts, or on a port, `part` is the part at fault.
 
     - A slow pair of GPUs: the suspect of its host that includes the rail of the pair. Without such a suspect, the gang; on a host
-      without a gang, the host. A pair with wrong data keeps its scope, because a slow part does not explain wrong data.
+      without a gang, the host. Verdicts on wrong data do not change, because a slow part does not explain wrong data.
     - A port that is slow with every partner: its rail or switch, if this rail or switch fails as a suspect.
 
     Args:
@@ -71,7 +71,7 @@ def _attributed(
 
 
 def _includes(suspect: Verdict, device: str, devices: Sequence[str]) -> bool:
-    """Return whether a suspect of the host includes the rail of a device: the GPU or its NIC, the rail, or the host."""
+    """Return whether a suspect of the host is this device (a GPU) or its NIC, the rail of this device, or the whole host."""
     if suspect.scope in (device, HOST):
         return True
     rail = Scope.parse(suspect.part)

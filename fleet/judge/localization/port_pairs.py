@@ -1,7 +1,7 @@
-"""The pair matrix of RDMA ports, measured below NCCL.
+"""The pair matrix of RDMA ports (the measurements between every two hosts, on each rail), measured below NCCL.
 
-Unlike the pair matrix of GPUs, it has the rate of each port in loopback, and the switch at the other end of the port's cable. So
-a slow port can be distinguished from a slow cable, and a slow switch from many slow ports.
+Two facts are known about ports, but not about GPUs: the rate of each port in loopback, and the switch at the other end of its
+cable. So a slow port can be distinguished from a slow cable, and a slow switch from many slow ports.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from schemas.stages import GANG
 
 CABLE = "cable"
 ALONE = "verbs.rate_ratio"
-"""Figure: the share of its rate that a port reaches. Only its values in loopback (the port with itself) are used here."""
+"""Figure: bandwidth of a port as a share of the port's rate. Only values in loopback (from the port to itself) are used here."""
 FABRIC_PARTS = (RAIL, SWITCH)
 """Kinds of parts that several hosts share."""
 MAX_ID = 64
@@ -49,7 +49,7 @@ class VerbsPairs(GangPairs):
         return not all(view.plan.judges_ports(view.host) for view in self._members.values())
 
     def _is_compared(self, observation: Observation) -> bool:
-        """Return whether none of its settings differs from SHARE, a write from host memory in one direction."""
+        """Return whether the observation has the settings SHARE. A setting that it does not state counts as equal."""
         return all(observation.params.get(key, value) == value for key, value in SHARE.items())
 
     def _rail(self, view: HostView, observation: Observation) -> int | None:
@@ -78,7 +78,7 @@ class VerbsPairs(GangPairs):
         return switches
 
     def _least_speeds(self) -> Mapping[PairKind, float]:
-        """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s: a share of the data rate of its slowest port."""
+        """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s: a share of the lowest rate of its ports."""
         rates: dict[End, float] = {}
         for (host, rail), scope in self._scopes.items():
             values = [
@@ -115,9 +115,9 @@ class VerbsPairs(GangPairs):
         return min((float(share) for share in shares if isinstance(share, int | float)), default=0.0)
 
     def _fails(self, suspect: Suspect) -> bool:
-        """Return whether the suspect fails its hosts.
+        """Return whether the hosts of the suspect get the verdict FAIL.
 
-        A rail or switch also fails its hosts if one of its ports is slow with every partner.
+        For a rail or switch, they also get it if one of its ports is slow with every partner.
         """
         if suspect.kind in FABRIC_PARTS and self._ends_below_rate(suspect):
             return True
@@ -134,7 +134,7 @@ class VerbsPairs(GangPairs):
         return super()._is_reported(suspect) or self._fails(suspect)
 
     def _suspect_verdicts(self, suspect: Suspect) -> Iterator[Verdict]:
-        """Yield the verdicts on a suspect. For a rail or switch, yield one for each port of the host on its rails."""
+        """Yield the verdicts on a suspect: one for each host; for a rail or switch, one for each port on the suspect's rails."""
         for verdict in super()._suspect_verdicts(suspect):
             if suspect.kind == NIC:
                 yield self._with_share_alone(verdict, suspect)
@@ -165,7 +165,7 @@ class VerbsPairs(GangPairs):
 
 
 def least_share(view: HostView, name: str) -> float:
-    """Return the share of its rate that every healthy port reaches: the highest lower limit for `name`, or 0 without a limit."""
+    """Return the share of a port's rate that a healthy port reaches: the strictest limit of figure `name`; 0 without a limit."""
     limits = (item.value for item in view.criteria().values() if item.name == name and item.operator == "ge")
     return max((float(limit) for limit in limits if isinstance(limit, int | float)), default=0.0)
 

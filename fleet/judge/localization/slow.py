@@ -69,7 +69,8 @@ class SlowParts:
     limit: float = 0.0
     """An edge between good ends is slow if its share is below `center` by more than this."""
     end_limit: float = 0.0
-    """An end is slow if the share of its best edge is below `end_center` by more than this. Best edges scatter less."""
+    """An end is slow if the share of its best edge is below `end_center` by more than this. It may be smaller than `limit`:
+    the best edges of the ends scatter less than all edges."""
     center: float = 0.0
     """Share of a typical edge between good ends."""
     end_center: float = 0.0
@@ -109,8 +110,8 @@ def find_slow_parts(
 
     Args:
         edges: every pair of ends once, on every rail.
-        tolerance: a part is not slow if its speed is below the typical speed by no more than this share: 0.12 allows 0.88 of it.
-        sigmas: a part is also not slow if it is below by no more than this many standard deviations of the measurements.
+        tolerance: share of the typical speed that may be missing: with 0.12, only a part below 0.88 of that speed is slow.
+        sigmas: a slow part must also be below the typical speed by more than this many standard deviations of the measurements.
         switches: end -> its switch, for the ends whose switch is known.
         least: kind of pair -> the lowest speed of a healthy pair, for the kinds for which it is known. For other kinds, the
             typical speed of the measured pairs is taken to be healthy.
@@ -137,8 +138,8 @@ def find_slow_parts(
 def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[PairKind, float]]:
     """Return two mappings: kind of pair -> typical speed, and kind of pair -> minimum speed.
 
-    For each rail, take the best speed of each host and the median of these. The typical speed is the median over the rails. The
-    median of all pairs is unsuitable: three slow hosts out of eight slow down most of the pairs.
+    For each rail, take the best speed of each host, and the median of these speeds. The typical speed is the median of the rails'
+    medians. The median of all pairs is unsuitable: three slow hosts out of eight slow down most of the pairs.
 
     A kind has a typical speed only if three or more hosts have pairs of that kind. Any other kind has a minimum speed instead:
     the highest typical speed among the kinds whose speed it must reach (`must_match_speed_of`). If there are no such kinds, the
@@ -201,8 +202,9 @@ def _find_slow_switches(
 ) -> None:
     """Find the slow switches: all ends at such a switch are slow.
 
-    A host supports the suspicion only if it is slow on at most half of its rails that are not at this switch; slow rails do not
-    count. At least MIN_HOSTS hosts at the switch, and more than half of its hosts, must support the suspicion.
+    A host supports the suspicion only if it is slow on at most half of its rails that are not at this switch. Slow rails
+    (`SlowParts.rails`) do not count. At least MIN_HOSTS hosts at the switch, and more than half of its hosts, must support the
+    suspicion.
     """
     rails: dict[str, set[int]] = defaultdict(set)
     for host, rail in levels:
@@ -232,8 +234,9 @@ def _find_slow_ends(
 ) -> None:
     """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
 
-    `least` is the lowest level of a healthy end: a level below it by more than the limit is slow, even if most ends have such a
-    level. A rail is not slow if all its ends at one of its switches have normal speed: then its other switches may be slow.
+    `least` is the lowest level (`_level_of_end`) of a healthy end: a level below it by more than the limit is slow, even if most
+    ends have such a level. A rail is not slow if all its ends at one of its switches have normal speed: then its other switches
+    may be slow.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():

@@ -1,7 +1,7 @@
 """Judge the hosts of each gang (the hosts of one multi-node launch): slow parts, and hosts that stopped a launch.
 
-Slow parts are located in two layers: in the pairs of GPUs, which NCCL connects, and below NCCL in the pairs of RDMA ports. If
-only one layer is slow, its verdicts state that.
+Slow parts are located in two layers: in the pairs of GPUs, which NCCL connects, and below NCCL in the pairs of RDMA ports. A
+verdict on a slow part in one layer states whether the other layer is slow on the same host.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from schemas.scopes import Scope
 def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts on the hosts of each gang: hosts that stopped a launch, slow parts, and passes.
 
-    Each host is judged by the last launch that it took part in. An excluded host is judged by the launch before its exclusion,
-    the other hosts by the launch without it.
+    Each host is judged by the last launch that it took part in. So an excluded host is judged by the launch before its exclusion,
+    and the other hosts are judged by a later launch, without the excluded host.
 
     Args:
         views: the hosts with valid records.
@@ -49,7 +49,7 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
 
 
 def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
-    """Return the verdicts on the pairs of GPUs and of ports. All but passes also state what the other layer shows."""
+    """Return the verdicts on the pairs of GPUs and of ports. Those that do not pass also state what the other layer shows."""
     nccl, ports = list(of_nccl.verdicts()), list(of_ports.verdicts())
     return [
         *(_with_port(_with_note(item, _seen_by_ports(item, ports, of_ports.hosts)), ports) for item in nccl),
@@ -60,14 +60,15 @@ def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
 def _with_port(verdict: Verdict, ports: Sequence[Verdict]) -> Verdict:
     """Return a verdict on NCCL's pairs. Attribute it to the slow part that the pairs of ports show, if the host has exactly one.
 
-    A verdict on a NIC can be attributed to a port, rail or switch, and a verdict on a rail to a rail or switch.
+    A verdict on a NIC can be attributed to a port, rail or switch. A verdict in the scope of the gang (on a rail, a link or the
+    fabric) can be attributed to a rail or switch.
     """
     slow = {item.part_scope for item in ports if item.host == verdict.host and item.verdict != PASS}
     (part,) = slow if len(slow) == 1 else ("",)
     kind = Scope.parse(part).device_kind
     is_nic = Scope.parse(verdict.part).device_kind == "nic"
-    is_rail = Scope.parse(verdict.part_scope).is_gang and verdict.verdict != PASS and kind in FABRIC_PARTS
-    return replace(verdict, part=part) if is_rail or (is_nic and kind in ("hca", *FABRIC_PARTS)) else verdict
+    is_shared = Scope.parse(verdict.part_scope).is_gang and verdict.verdict != PASS and kind in FABRIC_PARTS
+    return replace(verdict, part=part) if is_shared or (is_nic and kind in ("hca", *FABRIC_PARTS)) else verdict
 
 
 def _seen_by_ports(verdict: Verdict, ports: Sequence[Verdict], hosts: Collection[str]) -> str:

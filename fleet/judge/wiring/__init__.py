@@ -1,6 +1,6 @@
 """Judge the cables between hosts and switches.
 
-They are compared with the manifest (the operator's list of parts and cables), or else the cables of the hosts with each other.
+The cables in the manifest (the operator's list of parts and cables) are compared with it. All others are compared between hosts.
 """
 
 from __future__ import annotations

@@ -103,7 +103,8 @@ class PortLink:
     def names_port_as(self, port: str) -> bool:
         """Return whether the name that the switch sends for its port can be compared with `port`, the name that an operator gave.
 
-        It cannot if the switch sends no name, or only the address or the SNMP index of its port, and `port` has another form.
+        It cannot if the switch sends no name. If the switch sends only the address or the SNMP index of its port, and no
+        description, `port` must have the same form.
         """
         sent = _form(self.port)
         return bool(self.port) and (sent == "name" or bool(self.label) or sent == _form(port))
@@ -153,12 +154,12 @@ def _normalized_id(text: str) -> str:
 
 
 def host_links(view: HostView) -> HostLinks:
-    """Return the network ports of a host whose switch the collector tried to read, each with its last readings."""
+    """Return the ports of a host for which the collector `wiring` tried to read the switch, each with its last readings."""
     return HostLinks(host=view.host.name, has_record=view.has_record, links=tuple(_port_links(view)))
 
 
 def _port_links(view: HostView) -> Iterator[PortLink]:
-    """Yield the ports of a host whose switch the collector tried to read, with the switch or the reason why it was not read."""
+    """Yield the ports of `host_links`, each with its switch or the reason why the switch was not read."""
     changed = _changed(view)
     absent = _absent(view)
     reasons = {scope: why.partition(": ")[2] for scope, why in absent.items()} | changed
@@ -207,7 +208,7 @@ def _names(labels: Mapping[str, str], slot: str, rdma_ports: Mapping[str, Scope]
 
 
 def _last(view: HostView, *names: str) -> dict[str, Value]:
-    """Return scope of a port or adapter -> the last value of the reading among `names` that it has."""
+    """Return scope of a port or adapter -> its last value. Each scope has values of only one of the readings `names`."""
     result: dict[str, Value] = {}
     for name in names:
         for _, metric in view.observations.metrics.get(name, ()):

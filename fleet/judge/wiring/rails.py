@@ -1,14 +1,15 @@
 """Compare the cables of hosts with each other, for ports that no manifest (the operator's list of parts and cables) lists.
 
-A rail is the ports in one slot of all hosts, if these are fastest ports of most hosts. The peers of a host are the hosts that use
-at least half of its switches, the host itself included. Among peers, a switch belongs to a rail under three conditions:
+A rail is the ports in one slot of all hosts, provided that on most hosts with this slot no other port is faster. The peers of a
+host are the hosts that use at least half of its switches, the host itself included. Among peers, a switch belongs to a rail under
+three conditions:
 - At least two peers use the switch in this rail.
 - Their number is at least a quarter of the number of peers that use the most used switch of the rail.
 - Their number is more than half of the number of peers that use the switch in any other rail.
 
-A rail has a clear majority if its switch was read on at least three peers, and at least two thirds of these use a switch that
-belongs to the rail. A port of such a rail fails if it is at any other switch. Two failing ports of a host are swapped if each is
-at a switch that belongs to the rail of the other.
+A rail has a clear majority if the switch in its slot was read on at least three peers, and at least two thirds of these use a
+switch that belongs to the rail. A port of such a rail fails if it is at a switch that does not belong to the rail. Two failing
+ports of a host are swapped if each is at a switch that belongs to the rail of the other.
 
 A host with fewer than three peers is compared with the whole fleet. Two of its ports at the same switch fail if the switches of
 both slots were read on at least three hosts, and at least two thirds of these have different switches in the two slots.
@@ -62,7 +63,10 @@ class Comparison:
 
 
 def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, str]] = frozenset()) -> Comparison:
-    """Return the verdicts on ports in rails with a clear majority, and on ports whose switch is shared, changed or unread.
+    """Return the verdicts on all ports that can be judged.
+
+    These are ports in rails with a clear majority, ports at the same switch as another port of their host, and ports whose switch
+    changed during the run or was not read.
 
     Args:
         hosts: the ports of each host.
@@ -92,7 +96,7 @@ def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, s
 
 
 class _Fleet:
-    """The hosts on which a switch was read, with their ports in the slots whose port is a fastest port of most of these hosts."""
+    """The hosts on which a switch was read, with their ports in the slots of rails."""
 
     def __init__(self, hosts: Iterable[HostLinks]) -> None:
         read = [host for host in hosts if any(link.switch_id for link in host.links)]
@@ -144,9 +148,9 @@ class _Fleet:
         return _clear_rails(groups, uses, len(peers))
 
     def shared_switches(self, ports: Sequence[PortLink]) -> list[Verdict]:
-        """Return a failure for each of a host's ports that is at the same switch as another one in a slot of another rail.
+        """Return a failure for each of these ports of one host that is at the same switch as another of them.
 
-        A clear majority of the hosts must have different switches in the slots of the two ports.
+        They fail only if a clear majority of the hosts has different switches in the slots of the two ports.
         """
         verdicts = []
         for port in (port for port in ports if port.switch_id):

@@ -89,7 +89,7 @@ def spark(
 
 
 def _contiguous(series: Series) -> list[list[Bucket]]:
-    """Return the buckets; those of a sampled series are split at its gaps."""
+    """Return the buckets of a series in groups: a sampled series is split at its gaps; any other series is one group."""
     runs: list[list[Bucket]] = []
     for bucket in itertools.starmap(Bucket, zip(series.at, series.low, series.mean, series.high, strict=True)):
         if runs and (bucket.number == runs[-1][-1].number + 1 or not series.name.startswith(SAMPLED)):

@@ -85,7 +85,8 @@ def adapter_pages(
     """Return a page for each adapter of a host.
 
     A page is a list: name, state, summary, slot, positions in `causes` of the causes on this adapter, sections, figures. The
-    state is a letter of STATES, for the worst verdict. It is empty if `verdicts` is complete but has no verdict on the adapter.
+    state is the letter (STATES) of the worst verdict that blocks acceptance, or of PASS if none does. It is empty if `verdicts`
+    is complete but has no verdict on the adapter.
 
     Args:
         host: the host.

@@ -50,7 +50,7 @@ _PHRASE_CHARACTERS = 200
 
 VerdictsOfHost = Mapping[str, Sequence[Verdict]]
 CausesOfHost = Mapping[str, Sequence[Cause]]
-"""Host -> causes of the verdicts on it that do not pass, the most urgent first. The cause may be a fault of another host."""
+"""Host -> causes of the verdicts on it that do not pass, the most urgent first. A cause may be a fault of another host."""
 
 
 def embedded_data(report: FleetReport, budget: int) -> str:
@@ -112,7 +112,7 @@ def _finding_columns(
 ) -> dict[str, Any]:
     """Return three mappings from the position of a host: to its counts of findings, to its most urgent cause, and to its actions.
 
-    A host without findings, cause or actions is not a key of the mapping.
+    A mapping lacks the hosts for which it has no value.
     """
     counts, findings, actions = {}, {}, {}
     for number, host in enumerate(report.hosts):

@@ -307,7 +307,7 @@ def environment(*directories: Path) -> Environment:
     templates.globals["adapter_anchor"] = adapter_anchor
     templates.filters["tone"] = headline.tone
     templates.filters["log"] = escape  # a log is already cleaned, and has several lines
-    templates.filters["svg_path"] = Markup  # made of our own numbers, and longer than the limit of a text
+    templates.filters["svg_path"] = Markup  # made of our own numbers, so it needs no escaping, and it must not be cut
     templates.filters["count"] = lambda value: quantities.number(int(value), 12)
     return templates
 

@@ -65,7 +65,7 @@ class PairMatrix:
     lowest: str
     """Lowest rate of any pair on any rail; empty if no rate was measured."""
     paths: tuple[tuple[str, str], ...]
-    """For each color of the matrix, the CSS class and the SVG path of all cells; empty above MAX_HOSTS hosts."""
+    """For each color of the matrix: the CSS class, and the SVG path of the cells of this color. Empty above MAX_HOSTS hosts."""
     rail_names: tuple[str, ...]
     rail_paths: tuple[tuple[str, str], ...]
     """Like `paths`, for the picture with a row per rail and a column per host. Also empty if there is only one rail."""

@@ -51,7 +51,7 @@ def hosts_with_waves(report: FleetReport) -> list[HostReport]:
 
 
 def power_waves(host: HostReport) -> list[LaunchTrace]:
-    """Return the plots of the first MAX_STAGES stages. Those of a stage have a column for each period length."""
+    """Return the plots of the first MAX_STAGES stages. The plots of a stage have a column for each period length."""
     stages: dict[str, dict[str, dict[float, Wave]]] = {}
     figures = {
         (item.name, *_key_of(item)): item
@@ -140,7 +140,7 @@ def _spark(wave: Wave | None, axes: Axes) -> Spark | None:
 
 
 def _describe(series: Series, *figures: Observation | None) -> str:
-    """Return `102 to 690 W, mean 396, amplitude 587 W, slew 5.41 kW/s`; amplitude and slew only if they were measured."""
+    """Return `102 to 690 W, mean 396, amplitude 587 W, slew 5413 W/s`; amplitude and slew only if they were measured."""
     words = [range_text([series]), f"mean {number(statistics.fmean(series.mean), 3)}"]
     words += [f"{item.name.partition('.')[2]} {quantity(item.value, item.unit, 3)}" for item in figures if item]
     return ", ".join(words)

@@ -11,6 +11,7 @@ import pytest
 from collectors.base import Absent, Value, scope
 from collectors.files import Files
 from collectors.pcie import PcieCollector
+from collectors.pcie.acs import acs_families
 from collectors.pcie.affinity import nearest_adapters
 from collectors.pcie.config import largest_bar
 from collectors.pcie.device import Device
@@ -407,6 +408,13 @@ def test_switch_below_a_switch_makes_the_path_pxb() -> None:
     assert nearest_adapters(Files(Path("/none")), gpu, [near]) == ("PXB", near.address)
     same_port = Device(address="nic2", kind="network", bridges=("down", "up", "down0", "up0", "root"))
     assert nearest_adapters(Files(Path("/none")), gpu, [near, same_port]) == ("PIX", same_port.address)
+
+
+def test_gpu_and_adapter_directly_below_the_same_bridge_have_no_acs_between_them(root: Path) -> None:
+    devices = [Device(address=kind, kind=kind, bridges=("0000:00:1e.0",)) for kind in ("gpu", "network")]
+    families = {family.name: family for family in acs_families(Files(root), devices, is_virtual=False)}
+    absent = Absent.unsupported("no port is between the GPU and the network adapter")
+    assert families["pcie.acs.redirected"].readings == [({"pci": "gpu"}, absent)]
 
 
 def test_path_in_a_virtual_machine_is_unsupported(tmp_path: Path) -> None:

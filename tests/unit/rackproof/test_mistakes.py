@@ -159,7 +159,7 @@ def test_similar_run_directories_are_suggested(call_verb: CallVerb, run: Path) -
     forged = run.with_name("x\x1b[31m\nFAKE: accepted")
     forged.mkdir()
     (forged / "plan.json").touch()
-    assert call_verb("report", ".")[1].endswith(f"give one of the runs in it: {run.name}\n")
+    assert call_verb("report", ".")[1].endswith(f"give one of the runs in this directory: {run.name}\n")
 
 
 @pytest.mark.parametrize("verb", ["bench", "launch", "soak", "wait --host h1 --stage gang", "emit-record"])

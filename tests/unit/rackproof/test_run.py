@@ -191,7 +191,7 @@ def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     lines = [line.removeprefix("rackproof: ") for line in done.stderr.splitlines()]
     assert any("was built without CUDA: install a build for CUDA" in line for line in lines)
-    assert f"{tmp_path}/file/r1: Not a directory: give a directory that this user can write to with --run-dir" in lines
+    assert f"{tmp_path}/file/r1: Not a directory: give with --run-dir a directory that this user can write to" in lines
     assert "CUDA_VISIBLE_DEVICES=0,1 hides GPU 2, 3: unset the variable, or give --devices 0,1" in lines
 
 
@@ -304,7 +304,7 @@ def test_torch_needs_cuda_that_the_driver_supports(ready_root: Path, monkeypatch
 
 def test_too_little_memory_is_reported(ready_root: Path) -> None:
     assert readiness_problems(ready_root, **{"host.memory.available": 3 << 30}) == [
-        "3.0 GiB of memory are available, and 2 GPUs need 8.0 GiB: free up memory, or raise the limit"
+        "3.0 GiB of memory are available, and 2 GPUs need 8.0 GiB: free up memory"
     ]
     (ready_root / "sys/fs/cgroup").mkdir(parents=True)
     (ready_root / "sys/fs/cgroup/memory.max").write_text(f"{1 << 30}\n")

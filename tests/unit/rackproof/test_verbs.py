@@ -114,7 +114,8 @@ def test_diff_compares_the_newest_runs_of_the_same_hosts(runs: Path, capsys: pyt
     assert capsys.readouterr().err == "rackproof: newest runs of the same hosts: runs/b and runs/a\n"
     shutil.rmtree(runs / "b")
     assert main(["diff"]) == 64
-    assert "no earlier run of the same hosts as runs/a: give an earlier run" in capsys.readouterr().err
+    problem = "no earlier run has the same hosts and kind (real, rehearsal or simulation) as runs/a"
+    assert f"{problem}: give an earlier run" in capsys.readouterr().err
 
 
 def test_criteria_list_shows_packs_or_criteria(capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,7 +141,7 @@ def test_criteria_versions_shows_the_minimum_versions_and_the_age_of_their_list(
     assert shown["stale"] == (shown["age_days"] > 90)
     assert main(["criteria", "versions"]) == 0
     text = capsys.readouterr().out
-    assert f"The list dates from {shown['date']} and is {shown['age_days']} days old." in text
+    assert f"The list of advisories dates from {shown['date']} and is {shown['age_days']} days old." in text
     assert ("older than 90 days" in text) == shown["stale"]
     for item in shown["floors"]:
         (row,) = (

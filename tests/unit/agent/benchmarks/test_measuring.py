@@ -163,7 +163,7 @@ def test_missing_rank_0_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     rank = context(tmp_path, rank=1, ranks=2)
     monkeypatch.setattr(dist.HashStore, "wait", time_out)
-    assert _check_readiness(rank, "") == "rank 0 did not finish the readiness check: the rank or its host is lost"
+    assert _check_readiness(rank, "") == "rank 0 did not finish the readiness check: rank 0 or its host is lost"
 
 
 def test_rank_that_was_lost_is_no_longer_lost_after_it_begins_the_next_benchmark(tmp_path: Path) -> None:
@@ -221,7 +221,8 @@ def test_missing_or_wrong_device_is_reported(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     reason = take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}})
-    assert reason == f"cuda:5 is gpu-{other}; NVML has gpu-87654321-0000-0000-0000-000000000000 at index 0"
+    planned = "gpu-87654321-0000-0000-0000-000000000000"
+    assert reason == f"cuda:5 has the UUID gpu-{other}, but NVML's GPU 0 has the UUID {planned}"
     monkeypatch.setattr("agent.benchmarks.runtime.context.Context.device_error", lambda _: "")
     assert take_device(rank, {"uuids": {"0": f"GPU-{other}"}}) == ""
     properties.uuid = "<no UUID>"

@@ -359,14 +359,17 @@ def test_file_that_was_written_but_not_read_has_the_excluded_reader_as_its_reaso
 
     monkeypatch.setattr(Clients, "step", fail)
     observed = measure(tmp_path)
-    reason = "every host that should have read the file of this host was excluded before it finished"
+    reason = "every host that should have read this host's file was excluded before it finished reading"
     assert problems(observed) == {"h1": {f"{tmp_path}/shared: {reason}"}, "h3": {f"{tmp_path}/shared: broken"}}
     assert values(observed, "bandwidth", op="read") == {"h1": 2e9, "h2": 2e9}
 
 
-def test_host_that_wrote_no_whole_block_is_the_reason_that_its_file_is_not_read(tmp_path: Path) -> None:
-    result = {**RESULT, "io_bytes": 1 << 19}
-    (tmp_path / "programs/write.json").write_text(json.dumps({"jobs": [{"error": 0, "write": result}] * 2}))
+@pytest.mark.parametrize("slow_job", [{"io_bytes": 1 << 19}, {"io_bytes": 0, "total_ios": 0}], ids=["half", "nothing"])
+def test_job_that_wrote_no_whole_block_is_the_reason_that_the_file_of_its_host_is_not_read(
+    slow_job: dict[str, int], tmp_path: Path
+) -> None:
+    jobs = [{"error": 0, "write": result} for result in (RESULT, {**RESULT, **slow_job})]
+    (tmp_path / "programs/write.json").write_text(json.dumps({"jobs": jobs}))
     too_short = f"{tmp_path}/shared: a job of this host wrote less than 1 MiB in {CHOSEN['seconds']:g} s"
     reasons = {too_short, f"{too_short}, and no other host has a longer file to read"}
     assert problems(measure(tmp_path)) == dict.fromkeys(HOSTS, reasons)

@@ -91,7 +91,7 @@ def test_findings_are_sorted_by_severity_and_exclude_idle_links() -> None:
     assert [item.reason.endswith(doctor.IDLE_REASON) for item in idle_links] == [True]
     assert diagnosis.exit_code == 1
     lines = doctor.table(diagnosis).splitlines()
-    rows = [line.split()[0] for line in lines[lines.index("FOUND") + 1 : lines.index("FOUND") + 3]]
+    rows = [line.split()[0] for line in lines[lines.index("FAILED") + 1 : lines.index("FAILED") + 3]]
     assert rows == ["rma", "reset"]
 
 

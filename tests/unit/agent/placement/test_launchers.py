@@ -126,7 +126,7 @@ WRONG_LAUNCHER_VARIABLES = [
     (
         SLURM,
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"},
-        "this is the job script, which runs only once; in the script, start this command with srun",
+        "this process is in the job script, which Slurm runs only once; in the script, start this command with srun",
     ),
     (SLURM, srun(node=2), "SLURM_NODEID is 2, but it must be less than SLURM_STEP_NUM_NODES, which is 2"),
     (SLURM, srun(SLURM_STEP_NODELIST="h[1-3]"), "SLURM_STEP_NODELIST has 3 hosts but SLURM_STEP_NUM_NODES is 2"),

@@ -194,7 +194,9 @@ def test_run_without_a_report_or_with_a_rejection_cannot_become_a_baseline(
     report = report_of(run)
     documents.write(run / "report.json", {**report, "decision": "accepted"})  # edited by hand
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
-    assert "is rejected when it is judged again, but the decision in its report is accepted" in capsys.readouterr().err
+    assert (
+        "is rejected when it is judged again, but the decision in its report is `accepted`" in capsys.readouterr().err
+    )
     assert not (tmp_path / "base").exists()
 
 

@@ -231,7 +231,7 @@ def findings(*, criteria: Any = None, **changes: Any) -> list[str]:
                 "same_as_fleet": True,
                 "group_by": ["infiniband.hca.bord_id"],
             },
-            "group_by: no collector reads infiniband.hca.bord_id (did you mean infiniband.hca.board_id?)",
+            "`group_by`: no collector reads infiniband.hca.bord_id (did you mean infiniband.hca.board_id?)",
         ),
         (
             {"name": "gpu.count", "unit": "1", "scope": "host", "value": 8, "stage": "later"},
@@ -350,8 +350,8 @@ def test_model_pack_must_judge_each_important_figure_or_list_it_as_unknown() -> 
     assert pack_findings(gpu_names=()) == []
     assert pack_findings(datasheet={})[0] == "a GPU model without a datasheet cannot be checked"
     assert len(pack_findings(unknown={"memory.bandwidth": "why"})) == 8
-    assert pack_findings(unknown={"memory.x": "why"})[0].startswith("unknown: no observation is called memory.x")
-    assert pack_findings(lacks={"memory.x": {}})[0].startswith("lacks: no observation is called memory.x")
+    assert pack_findings(unknown={"memory.x": "why"})[0].startswith("`unknown`: no observation is called memory.x")
+    assert pack_findings(lacks={"memory.x": {}})[0].startswith("`lacks`: no observation is called memory.x")
     assert len(pack_findings(criteria=(rule(value=600.0, scope="gpu"),))) == 8
     for changes in (
         {"fleet_fraction": 0.9},

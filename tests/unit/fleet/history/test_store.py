@@ -139,7 +139,10 @@ def test_rehearsals_and_simulations_are_kept_apart(tmp_path: Path) -> None:
     done = rackproof("history", "racks", "--history", store, "--kind", SIMULATED)
     assert done.stdout.startswith("SIMULATED: not figures of GPUs\n")
     other = rackproof("history", "racks", "--history", store, "--kind", "rehearsal").stderr
-    assert f"no history of kind rehearsal in {store}: it has histories only of --kind gpu and --kind simulated" in other
+    assert (
+        f"no history of kind rehearsal in {store}: to read another history of this directory, add --kind gpu or --kind simulated"
+        in other
+    )
 
 
 def cut_off(path: Path) -> None:

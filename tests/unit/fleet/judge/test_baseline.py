@@ -260,7 +260,7 @@ def test_limit_of_a_criterion_without_a_baseline_is_an_error() -> None:
          "90 % of the accepted level; this level is 0.1 kB/s (median of 4 accepted runs without 1 outlier)"),
         ({"change": 2.0}, level(), "the accepted level plus 2 B/s; this level is 0.1 kB/s (one accepted run)"),
         ({"fraction": 0.98, "sigmas": 2}, level(precision=0.02),
-         "96 % of the accepted level, because 2 sigma of its noise are more than 2 %; this level is 0.1 kB/s (one accepted run)"),
+         "96 % of the accepted level, because 2 sigma of its noise are 4 %; this level is 0.1 kB/s (one accepted run)"),
     ],
 )  # fmt: skip
 def test_limit_states_its_source(limits: Any, accepted: Level, expected_text: str) -> None:

@@ -405,7 +405,7 @@ def test_scope_that_only_some_snapshots_have_is_named_unless_it_is_a_log_entry()
     second_fan = with_value(metrics, "fan.health", "fan=FAN2", "OK")
     assert bmc_verdicts(with_entries(1, new=1), metrics, metrics) == []
     found = [(item.name, item.scope, item.stage, item.reason) for item in bmc_verdicts(metrics, second_fan, metrics)]
-    reason = "missing {}, but another snapshot of the BMC has it"
+    reason = "missing in the snapshot {}, but another snapshot of the BMC has it"
     assert found == [
         ("bmc.fan.health", "fan=FAN2", "preflight", reason.format("before preflight")),
         ("bmc.fan.health", "fan=FAN2", "benchmark", reason.format("after benchmark")),

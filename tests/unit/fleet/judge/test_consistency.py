@@ -219,7 +219,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "negative size": (
         change_figures(lambda item: replace(item, params={**item.params, "size": -8192}), "gemm."),
-        "its parameter size is -8192",
+        "its parameter size is -8192, but must not be negative",
     ),
     "size that the plan does not have": (
         change_figures(lambda item: replace(item, params={**item.params, "size": 64}), "gemm."),
@@ -235,7 +235,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "no copies with memory of the GPU's own NUMA node": (
         change_figures(lambda item: with_params(item, numa="remote"), "host_copy.bandwidth"),
-        "but the record has no such copy for the GPU's own node",
+        "but the record has no copy of this direction and size with memory of the GPU's own node",
     ),
     "record that ends before it begins": (
         lambda record: replace(record, began="2026-11-22T04:00:00Z"),

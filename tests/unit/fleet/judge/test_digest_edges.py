@@ -79,7 +79,7 @@ def test_digest_verdict_states_the_majority_and_the_deviating_gpu() -> None:
     assert (alike.reason, alike.limit, alike.detail) == (f"found {GOOD}, as on all 3 comparable GPUs", GOOD, "")
     undecided = judged(*three_hosts(BAD)[:2])[0]
     assert (undecided.limit, undecided.operator, undecided.action) == (None, "", "none")
-    assert undecided.reason.endswith(f"2 digests on 2 GPUs, {BAD} on this one")
+    assert undecided.reason.endswith(f"2 digests on 2 GPUs, {BAD} on this GPU")
     without_serial = host_view("h1", digest_of(BAD), gpus=(replace(builders.gpu("h1", 0), serial=""),))
     assert "the GPU with serial unknown does not" in judged(without_serial, *three_hosts()[1:])[0].reason
 

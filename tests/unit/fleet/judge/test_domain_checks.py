@@ -120,21 +120,21 @@ BY_RACK = "the GPU model implies that the hosts of rack r1 are one NVLink domain
         ),
         (
             IN_INVENTORY, NO_DOMAIN, {CLUSTER: {"gpu=0": "unsupported: no fabric"}},
-            (INCONCLUSIVE, "none", f"{NAMED}, but the GPU reports none: no fabric"),
+            (INCONCLUSIVE, "none", f"{NAMED}, but the GPU reports no domain: no fabric"),
         ),
         (
             IN_INVENTORY, NO_DOMAIN, {"gpu.count": {"gpu=0": 1}},
-            (INCONCLUSIVE, "none", f"{NAMED}, but the GPU reports none: not read"),
+            (INCONCLUSIVE, "none", f"{NAMED}, but the GPU reports no domain: not read"),
         ),
         (IN_INVENTORY, NO_DOMAIN, {}, None),
         (BY_MODEL, NO_DOMAIN, {CLUSTER: {"gpu=0": "unsupported: no fabric"}, "gpu.count": {"gpu=0": 1}}, None),
         (
             BY_MODEL, UUID, {CLUSTER: {"gpu=0": "unsupported: no fabric"}, "gpu.count": {"gpu=0": 1}},
-            (INCONCLUSIVE, "none", f"{BY_RACK}, but the GPU reports none: no fabric"),
+            (INCONCLUSIVE, "none", f"{BY_RACK}, but the GPU reports no domain: no fabric"),
         ),
         (
             BY_MODEL, NO_DOMAIN, {CLUSTER: {"gpu=0": "unsupported: no fabric"}, TO_SWITCH: {"gpu=0": 0}},
-            (INCONCLUSIVE, "none", f"{BY_RACK}, but the GPU reports none: no fabric"),
+            (INCONCLUSIVE, "none", f"{BY_RACK}, but the GPU reports no domain: no fabric"),
         ),
     ],
 )  # fmt: skip
@@ -161,7 +161,7 @@ def test_last_reason_of_a_gpu_without_a_domain_counts() -> None:
         {CLUSTER: {"gpu=0": f"error: {why}", "gpu=1": "error: other"}, NODES: {"gpu=0": 1}} for why in ("first", "last")
     ]
     ((_, _, _, reason),) = of_name(judged(view("t0", *snapshots)), CLUSTER)
-    assert reason.endswith("reports none: last")
+    assert reason.endswith("reports no domain: last")
 
 
 # ---- IMEX ----
@@ -259,15 +259,15 @@ def test_last_reading_of_the_number_of_imex_hosts_is_judged() -> None:
 @pytest.mark.parametrize(
     ("readings", "why"),
     [
-        ({}, "its own address is not known"),
+        ({}, "the address of this host in the IMEX domain is not known"),
         (connections({"t1": "error: first", "t2": "error: last"}), "last"),
         (connections({"t1": "error: first", "t2": "unsupported: last"}), "first"),
-        (connections({"t1": "connected"}), "its own address is not known"),
+        (connections({"t1": "connected"}), "the address of this host in the IMEX domain is not known"),
     ],
 )
 def test_connections_of_a_host_without_an_address_are_inconclusive(readings: Readings, why: str) -> None:
     found = of_name(judged(view("t0", {STATE: {"host": "ready"}, **readings})), CONNECTION)
-    assert found == [("t0", INCONCLUSIVE, "none", f"its connections could not be read: {why}")]
+    assert found == [("t0", INCONCLUSIVE, "none", f"the IMEX connections of the host could not be read: {why}")]
 
 
 def connection_verdict(own: Mapping[str, str], *others: HostView, **readings: Any) -> tuple[str, str, str] | None:

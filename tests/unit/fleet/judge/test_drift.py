@@ -57,7 +57,7 @@ def soak(*all_series: Series, width: float = 60.0, planned: float = 600.0, **ove
 
 
 def rate_levels(one: Series, **over: Any) -> list[float] | None:
-    """Return the levels of a rate relative to its start, or None if its drift cannot be evaluated."""
+    """Return the levels of a rate as shares of its mean in the reference period, or None if its drift cannot be evaluated."""
     course = rate_course(one, soak(one, **over))
     return None if course is None else [round(level, 3) for level in course.levels]
 
@@ -89,7 +89,10 @@ def test_drift_needs_six_buckets_and_a_positive_start(means: tuple[float, ...], 
 def test_start_of_a_rate_is_its_mean_over_the_first_hour_or_the_first_tenth(
     planned: float, width: float, start: float
 ) -> None:
-    """The shorter of the two periods is used. `planned`: duration of the soak, and `width`: duration of a bucket, in seconds."""
+    """The shorter of the two periods is used, with every bucket that begins in it.
+
+    `planned`: duration of the soak, and `width`: duration of a bucket, in seconds.
+    """
     course = rate_course(series(10, 20, 30, 40, 50, 60, 70, 80), soak(planned=planned, width=width))
     assert course is not None
     assert course.start == start
@@ -118,9 +121,10 @@ def test_start_is_weighted_by_sample_count() -> None:
         ((1, 0.95, 0.9, 0.9, 1, 1, 1), (2, 4)), ((1, 1, 0.9, 0.9), (2, None)), ((1, 1, 0.9, 0.9, 1), (2, None)),
     ],
 )  # fmt: skip
-def test_first_drop_below_the_limit_has_a_start_and_an_end(
+def test_drop_lasts_from_the_first_to_the_last_low_bucket_while_the_median_of_three_buckets_is_low(
     shares: tuple[float, ...], fell: tuple[int, int | None]
 ) -> None:
+    """`shares`: one value for each bucket; below 0.95 a bucket is low. `fell`: start and end; None if the last median is low."""
     course = RateCourse(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
     assert course.first_drop(0.95) == fell
 
@@ -177,6 +181,7 @@ def test_failing_drift_states_when_it_began() -> None:
         with_drift_time(soaked_host(FALLING), drift_failure()).detail
         == "from 3 min 00 s on, 10.0 % below its level in the first tenth"
     )
+    assert with_drift_time(soaked_host(FALLING), drift_failure(limit=1)).detail.startswith("from 1 min 00 s on, 10.0 %")
     again = soak(series(*(100, 99, 90, 90, 99, 99, 99), dtype="x"))
     assert (
         with_drift_time(soaked_host(again), drift_failure()).detail
@@ -187,11 +192,11 @@ def test_failing_drift_states_when_it_began() -> None:
 @pytest.mark.parametrize(
     "over",
     [
-        {"verdict": PASS}, {"name": RATE}, {"limit": 1}, {"limit": 0.90}, {"scope": "gpu=1", "params": {}}, {"params": {}},
+        {"verdict": PASS}, {"name": RATE}, {"limit": 0.90}, {"scope": "gpu=1", "params": {}}, {"params": {}},
         {"name": "drift.memory.bandwidth"}, {"scope": "gpu=7"},
     ],
 )  # fmt: skip
-def test_time_of_the_drift_is_not_added_to_other_verdicts(over: dict[str, Any]) -> None:
+def test_no_time_is_added_to_a_verdict_without_a_drop_of_this_figure_below_its_limit(over: dict[str, Any]) -> None:
     assert with_drift_time(soaked_host(FALLING), drift_failure(**over)) == drift_failure(**over)
 
 
@@ -222,7 +227,7 @@ def launch(outcome: str = "finished", reason: str = "", number: int = 1, stage: 
 COMPLETE = soak()
 
 
-def test_complete_soak_has_no_finding() -> None:
+def test_only_a_planned_soak_must_be_in_the_record_and_complete() -> None:
     assert soak_findings(COMPLETE) == []
     assert soak_findings(soak(), None) == []
     assert soak_findings(None, plan=PLAN) == []
@@ -248,7 +253,7 @@ def test_incomplete_soak_is_reported(over: dict[str, Any], reasons: list[str]) -
 
 def test_reason_names_the_first_failed_round() -> None:
     bad = (launch(), launch("failed", "why", 2), launch("failed", "", 3), launch("failed", "x", 4, "benchmark"))
-    assert soak_findings(COMPLETE, launches=bad) == [("host", "2 of 10 rounds did not finish: round 2: why")]
+    assert soak_findings(COMPLETE, launches=bad) == [("host", "2 of 12 rounds did not finish: round 2: why")]
     assert soak_findings(replace(COMPLETE, failed=5), launches=bad[2:3]) == [
         ("host", "5 of 15 rounds did not finish: round 3: failed")
     ]
@@ -285,7 +290,7 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
     [
         (figures(10, 10), {}, []), (figures(10, 7, n=9), {}, []),
         (figures(10, 6), {}, ["gpu=1"]), (figures(6, 10), {}, ["gpu=0"]),
-        # A figure may end two rounds, or three buckets if that is longer, before the same figure of other parts, but not earlier.
+        # A figure may end before the same figure of other parts: by two rounds or three buckets, whichever is longer.
         (figures(10, 6, n=9), {"finished": 2}, []), (figures(10, 6, n=9), {"finished": 5}, []),
         (figures(10, 5, n=9), {"finished": 5}, ["gpu=1"]),
         (figures(20, 1, n=9), {"finished": 1}, []), (figures(20, 1, n=9), {"finished": 2}, ["gpu=1"]),
@@ -310,7 +315,9 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
     one = series(*(100,) * 6, scope="gpu=1", dtype="x", op="y")
     soak_record = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
     soak_record = replace(soak_record, finished=1)
-    expected_text = f"{RATE}[dtype=x,op=y] was last measured at 06:00, but the latest {RATE} of this host is from 10:00"
+    expected_text = (
+        f"{RATE}[dtype=x,op=y] was last measured at 06:00 of the soak, but another {RATE} of this host at 10:00"
+    )
     assert soak_findings(soak_record) == [("gpu=1", f"{expected_text} (and 1 more)")]
     few = soak(series(*(100,) * 7))
     assert soak_findings(few) == [("gpu=0", f"{RATE} was measured in 7 of 10 rounds")]

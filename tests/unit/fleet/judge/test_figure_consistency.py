@@ -152,8 +152,8 @@ def test_samples_of_a_soak_may_vary_less_because_they_are_means_of_rounds() -> N
     ("params", "reason"),
     [
         ({"size": 0}, ""),
-        ({"size": -1}, "its parameter size is -1"),
-        ({"size": -0.5}, "its parameter size is -0.5"),
+        ({"size": -1}, "its parameter size is -1, but must not be negative"),
+        ({"size": -0.5}, "its parameter size is -0.5, but must not be negative"),
         ({"placement": "-1"}, ""),
         ({"size_bytes": 8, "moved_bytes": 8, "world_size": 2}, ""),
         ({"size_bytes": 8, "moved_bytes": 15, "world_size": 2}, ""),

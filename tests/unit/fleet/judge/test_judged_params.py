@@ -125,4 +125,4 @@ def test_copy_is_reported_if_it_states_more_gpus_than_the_host_has() -> None:
 
     changed = builders.with_observations(EVIDENCE, change)
     reasons = {item.reason for item in judge(PLAN, {"h1": changed}, PACKS) if item.name == "host_copy.bandwidth"}
-    assert "copies of 9 GPUs at once, but 8 GPUs of the host are under test" in reasons
+    assert "copies of 9 GPUs at once, but only 8 GPUs of the host are under test" in reasons

@@ -126,7 +126,7 @@ def csv_with(text: str) -> str:
             "line 3: slot '12:00:00': give a PCI address (0000:1b:00.0), the index of the GPU",
         ),
         (csv_with("r12-h02,gpu,,"), "line 3: serial is empty"),
-        (csv_with("r12-h02,gpu,,1,spare"), "line 3: 'spare' is outside the columns"),
+        (csv_with("r12-h02,gpu,,1,spare"), "line 3: 'spare' is in no named column"),
         (csv_with('r12-h02,gpu,,"1'), "not CSV"),
         ("host,kind,solt,serial\n", "order.csv line 1: unknown column solt (did you mean slot?)"),
         ("host,kind,slot\nr12-h01,gpu,1\n", "line 1: no column serial"),
@@ -351,7 +351,7 @@ def test_misplaced_missing_and_unordered_nics_fail() -> None:
     assert not_passing(manifest_verdicts(plan, with_nics(plan, **node_guids(mlx5_0=GUID), **pci_addresses))) == [
         ("h1", "hca=mlx5_0", FAIL, "ordered for h1 slot 0000:1b:00.0, found in slot 0000:5e:00.0 (also named mlx5_0)")
     ]
-    unknown = "ordered for h1 slot 0000:1b:00.0, found in that host; the slot of hca=mlx5_0 was not reported"
+    unknown = "ordered for h1 slot 0000:1b:00.0, found in that host; the PCI address of hca=mlx5_0 was not reported"
     assert not_passing(manifest_verdicts(plan, with_nics(plan, **node_guids(mlx5_0=GUID)))) == [
         ("h1", "hca=mlx5_0", INCONCLUSIVE, unknown)
     ]
@@ -461,5 +461,5 @@ def test_slot_of_a_gpu_without_a_pci_address_is_unknown() -> None:
     ]
     evidence["h1"] = replace(evidence["h1"], records=tuple(records))
     on_gpu = [item for item in not_passing(manifest_verdicts(plan, evidence)) if item[:2] == ("h1", "gpu=0")]
-    reason = "ordered for h1 slot 0000:1b:00.0, found in that host; the slot of gpu=0 was not reported"
+    reason = "ordered for h1 slot 0000:1b:00.0, found in that host; the PCI address of gpu=0 was not reported"
     assert on_gpu == [("h1", "gpu=0", INCONCLUSIVE, reason)]

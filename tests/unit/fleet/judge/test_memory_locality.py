@@ -39,7 +39,10 @@ def problems(*copies: Observation, node: int | None = None, nodes: int | None = 
     return [reason for _, _, reason, _ in found]
 
 
-NOT_LOCAL = "the copy uses memory of another NUMA node, but the record has no such copy for the GPU's own node"
+NOT_LOCAL = (
+    "the copy uses memory of another NUMA node, "
+    "but the record has no copy of this direction and size with memory of the GPU's own node"
+)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +50,7 @@ NOT_LOCAL = "the copy uses memory of another NUMA node, but the record has no su
     [
         ([copy()], []),
         ([copy(devices=2)], []),
-        ([copy(devices=3)], ["copies of 3 GPUs at once, but 2 GPUs of the host are under test"]),
+        ([copy(devices=3)], ["copies of 3 GPUs at once, but only 2 GPUs of the host are under test"]),
         ([copy(None)], ["its parameter `numa` is None, expected `local`, `remote` or `unknown`"]),
         ([copy("near")], ["its parameter `numa` is near, expected `local`, `remote` or `unknown`"]),
         ([copy("unknown")], []),

@@ -75,7 +75,10 @@ def is_annotated(verdict: Verdict, *views: HostView) -> bool:
     return result is not verdict
 
 
-TEXT = "are the same machine and were measured at the same time: give the machine to one host of the inventory, and measure again"
+TEXT = (
+    "are the same machine and were measured at the same time: list this machine as one host in the inventory, "
+    "and measure again"
+)
 
 
 def test_slow_figure_names_all_hosts_of_the_machine_and_stays_a_failure() -> None:

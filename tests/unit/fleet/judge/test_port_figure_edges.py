@@ -71,7 +71,7 @@ def test_bandwidth_is_roughly_its_stated_share_of_the_rate_of_the_port(
     way = {**SETTINGS, **params}
     found = [item for item in problems(*bandwidth_and_share(bandwidth, share, **way)) if item[0] == "verbs.bandwidth"]
     rate = bandwidth / share / (2 if params else 1) if share else 0
-    reason = f"the bandwidth and its verbs.rate_ratio imply a port rate of {rate:g} B/s, but the port has 5e+10 B/s"
+    reason = f"the bandwidth and its verbs.rate_ratio imply a port rate of {rate:g} B/s instead of 5e+10 B/s"
     assert found == ([("verbs.bandwidth", f"{PORT},partner=h2", reason)] if is_wrong else [])
 
 

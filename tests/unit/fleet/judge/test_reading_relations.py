@@ -60,17 +60,17 @@ CASES: dict[str, tuple[list[Metric], str, str]] = {
     "adapter that network.operstate does not list": (
         [metric("network.operstate", nic_eth0="up"), metric("network.carrier", nic_eth0=True, nic_eth1=True)],
         "nic=eth1",
-        "but network.operstate was not",
+        "but network.operstate was not read for it",
     ),
     "PCI device that pcie.kind does not list": (
         [metric("pcie.kind", pci_0="nvme"), metric("pcie.width", pci_1=16)],
         "pci=1",
-        "but pcie.kind was not",
+        "but pcie.kind was not read for it",
     ),
     "reading without a value, of an adapter that network.operstate does not list": (
         [metric("network.operstate", nic_eth0="up"), replace(metric("network.speed"), absent={"nic=eth1": "error: x"})],
         "nic=eth1",
-        "but network.operstate was not",
+        "but network.operstate was not read for it",
     ),
     "reading without a value, of a GPU that the record does not list": (
         [replace(metric("gpu.fan.speed"), absent={"gpu=7": "unsupported: x"})],

@@ -63,8 +63,10 @@ DEADLINE = PLAN.stage("benchmark").deadline_s
         ({"deadline_s": DEADLINE + 1, "duration_s": 10.0},
          [f"the launch had a deadline of {DEADLINE + 1:g} s, but the plan has {DEADLINE:g} s"]),
         ({"members": ("h9",)},
-         ["the launch had the members h9, but not this host", "a launch of one host had the members h9"]),
-        ({"members": ("h1", "h9")}, ["a launch of one host had the members h1, h9"]),
+         ["the launch had the members h9, but not this host",
+          "the launch of this stage must have this host as its only member, but had h9"]),
+        ({"members": ("h1", "h9")},
+         ["the launch of this stage must have this host as its only member, but had h1, h9"]),
     ],
 )  # fmt: skip
 def test_launch_must_fit_its_own_deadline_the_planned_deadline_and_its_host(
@@ -156,6 +158,10 @@ def timed(
 
 def record_problem(reason: str) -> Problem:
     return "record", "host", reason, ""
+
+
+def foreign_problem(contents: str) -> Problem:
+    return record_problem(f"the record of the launches of {contents}, which belong in another record")
 
 
 @pytest.mark.parametrize(
@@ -319,21 +325,19 @@ def moved_figures(source: Record) -> Change:
 
 def test_record_must_have_only_figures_of_its_own_launches() -> None:
     host, gang = GANG
-    assert problems_of_changed(moved_figures(host)) == [
-        record_problem("the record of the launches of gang r1 has figures of the stage benchmark")
-    ]
+    assert problems_of_changed(moved_figures(host)) == [foreign_problem("gang r1 has figures of the stage benchmark")]
     assert problems_of_changed(moved_figures(gang), gang=False) == [
-        record_problem("the record of the launches of this host alone has figures of the stage gang")
+        foreign_problem("this host alone has figures of the stage gang")
     ]
     added = problems_of_changed(
         lambda record: replace(record, observations=(*record.observations, host.observations[0]))
     )
-    assert added == [record_problem("the record of the launches of gang r1 has figures of the stage benchmark")]
+    assert added == [foreign_problem("gang r1 has figures of the stage benchmark")]
     absent = replace(gang.observations[0], status=SKIPPED, value=None, reason="no")
     assert problems_of_changed(lambda record: replace(record, observations=(absent,)), gang=False) == []
     measured = gang.observations[1]
     assert problems_of_changed(lambda record: replace(record, observations=(absent, measured)), gang=False) == [
-        record_problem("the record of the launches of this host alone has figures of the stage gang")
+        foreign_problem("this host alone has figures of the stage gang")
     ]
 
 
@@ -348,17 +352,15 @@ def moved_snapshots(stage: str) -> Change:
 
 def test_record_must_have_only_readings_of_its_own_launches() -> None:
     assert problems_of_changed(moved_snapshots("benchmark")) == [
-        record_problem("the record of the launches of gang r1 has readings of the stage benchmark")
+        foreign_problem("gang r1 has readings of the stage benchmark")
     ]
     assert problems_of_changed(moved_snapshots("gang"), gang=False) == [
-        record_problem("the record of the launches of this host alone has readings of the stage gang")
+        foreign_problem("this host alone has readings of the stage gang")
     ]
     only_preflight = problems_of_changed(
         lambda record: replace(moved_snapshots("preflight")(record), observations=(), launches=())
     )
-    assert only_preflight == [
-        record_problem("the record of the launches of gang r1 has readings of the stage preflight")
-    ]
+    assert only_preflight == [foreign_problem("gang r1 has readings of the stage preflight")]
     assert problems_of_changed(lambda record: replace(record, snapshots=())) == []
 
 

@@ -167,7 +167,9 @@ def test_count_of_gpus_on_the_bus_must_not_exceed_the_number_that_the_bus_lists(
 )
 def test_reading_of_a_part_that_is_not_in_the_list_of_parts_is_named(given: Metric, expected: list[str]) -> None:
     found = [item for item in problems([NICS], [given]) if "was read for" in item[2]]
-    assert found == [(given.name, scope, f"was read for {scope}, but network.operstate was not") for scope in expected]
+    assert found == [
+        (given.name, scope, f"was read for {scope}, but network.operstate was not read for it") for scope in expected
+    ]
     assert [item for item in problems([given]) if "was read for" in item[2]] == []
 
 

@@ -51,11 +51,13 @@ def test_nothing_is_required_without_rackproof_verbs_required_or_without_a_gang(
 
 
 def test_host_without_any_port_has_a_verdict_even_if_the_inventory_states_no_number() -> None:
-    assert reasons(wanted=0) == {"host": f"0 of 1 RDMA ports were measured, {WHY}: the host has no RDMA port"}
+    assert reasons(wanted=0) == {"host": f"0 of 1 required RDMA ports were measured, {WHY}: the host has no RDMA port"}
 
 
 def test_host_with_too_few_ports_has_a_verdict() -> None:
-    assert reasons(port(0)) == {"host": f"1 of 2 RDMA ports were measured, {WHY}: the host has no other RDMA port"}
+    assert reasons(port(0)) == {
+        "host": f"1 of 2 required RDMA ports were measured, {WHY}: the host has no other RDMA port"
+    }
 
 
 def test_each_port_with_a_reason_has_a_verdict_with_all_its_reasons() -> None:
@@ -75,14 +77,14 @@ def test_port_with_an_error_has_no_further_verdict() -> None:
 
 def test_only_the_host_is_named_if_it_is_not_known_which_port_should_have_been_measured() -> None:
     figures = [port(0), port(1, "no cable"), port(2, "no partner")]
-    reason = f"1 of 2 RDMA ports were measured, {WHY}: no cable; no partner"
+    reason = f"1 of 2 required RDMA ports were measured, {WHY}: no cable; no partner"
     assert reasons(*figures) == {"host": reason}
 
 
 def test_host_is_named_too_if_more_ports_are_missing_than_have_a_reason() -> None:
     assert reasons(port(0, "no cable"), wanted=2) == {
         scope_of(0): f"{PORT}: no cable",
-        "host": f"0 of 2 RDMA ports were measured, {WHY}: the host has no other RDMA port",
+        "host": f"0 of 2 required RDMA ports were measured, {WHY}: the host has no other RDMA port",
     }
 
 
@@ -139,5 +141,5 @@ def test_port_of_another_network_is_not_named(
     layers: dict[int, str], rates: dict[int, float], active: dict[int, bool], is_named: bool
 ) -> None:
     found = reasons(port(0), port(1, "not in the fabric"), metrics=readings(layers, rates, active))
-    host = {"host": f"1 of 2 RDMA ports were measured, {WHY}: not in the fabric"}
+    host = {"host": f"1 of 2 required RDMA ports were measured, {WHY}: not in the fabric"}
     assert found == ({scope_of(1): f"{PORT}: not in the fabric"} if is_named else host)

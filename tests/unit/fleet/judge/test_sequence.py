@@ -60,7 +60,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "snapshot earlier than the previous one": (
         False,
         snapshots(lambda items: timed(items, builders.WHEN, LAST, LATER)),
-        f"the snapshot after benchmark was taken at {LATER}, before the previous one at {LAST}",
+        f"the snapshot after benchmark was taken at {LATER}, earlier than the previous one at {LAST}",
     ),
     "first snapshot last": (
         False,
@@ -124,7 +124,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
     "culprit of a finished launch": (
         True,
         launches(lambda item: replace(item, culprit=Culprit(kind="rank_ended", hosts=("h1",), text="rank 1 ended"))),
-        "the launch has the outcome finished, but was ended because of h1",
+        "the launch has the outcome `finished`, but the record names hosts that stopped it: h1",
     ),
     "same rank twice in a failed launch": (
         True,

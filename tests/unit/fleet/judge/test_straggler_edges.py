@@ -90,17 +90,17 @@ def test_verdict_names_the_straggler_before_the_cause() -> None:
         ({"throttled_share hw_power_brake": 1.0}, "power brake active for 100 % of the time"),
         ({"throttled_share hw_slowdown": 0.5, "throttled_share sw_thermal": 0.4},
          "thermal slowdown (software) active for 40 % of the time, hardware slowdown active for 50 % of the time"),
-        ({"temperature": 70.5}, "it was at 70 °C (peers: 60 °C)"), ({"temperature": 70.0}, NO_CAUSE),
+        ({"temperature": 70.5}, "its GPU was at 70 °C (peers: 60 °C)"), ({"temperature": 70.0}, NO_CAUSE),
         ({"launch": 0.028}, "its GPU waits for the CPU: launching kernels takes 28 ms a step (peers: 10 ms)"),
         ({"launch": 0.027}, NO_CAUSE),
         ({"cpu_wait": 0.0016}, "its threads wait 1.6 ms a step for a processor (peers: 0 ms)"), ({"cpu_wait": 0.0015}, NO_CAUSE),
         ({"cpu_pressure": 0.21}, "its host was short of processors for 21 % of the time (peers: 0 %)"),
         ({"cpu_pressure": 0.2}, NO_CAUSE),
-        ({"cpu_time": 0.0121, "launch": None}, "it needs 12.1 ms of CPU time a step (peers: 10 ms)"),
+        ({"cpu_time": 0.0121, "launch": None}, "the rank needs 12.1 ms of CPU time a step (peers: 10 ms)"),
         ({"cpu_time": 0.012, "launch": None}, NO_CAUSE), ({"cpu_time": 0.09, "launch": 0.027}, NO_CAUSE),
         ({"cpu_time": 0.0121, "launch": 0.0271},
          "its GPU waits for the CPU: launching kernels takes 27.1 ms a step (peers: 10 ms); "
-         "it needs 12.1 ms of CPU time a step (peers: 10 ms)"),
+         "the rank needs 12.1 ms of CPU time a step (peers: 10 ms)"),
         *(({name: None}, NO_CAUSE) for name in USUAL if name != "compute"),
         ({"cpus": 16.0}, NO_CAUSE), ({"cpus": 0.0}, NO_CAUSE), ({"cpus": 17.0}, NO_CAUSE),
     ],
@@ -138,7 +138,7 @@ def test_cpu_wait_above_twice_and_launch_time_above_105_percent_of_those_of_peer
 def test_causes_on_the_gpu_are_listed_first() -> None:
     verdict = annotate(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
     assert verdict.detail.partition(": ")[2] == (
-        "it was at 80 °C (peers: 60 °C); it may use 4 of its host's processors, its peers 16; "
+        "its GPU was at 80 °C (peers: 60 °C); the rank may use 4 of its host's processors, its peers 16; "
         "its host was short of processors for 50 % of the time (peers: 0 %)"
     )
 
@@ -153,7 +153,7 @@ def test_causes_on_the_gpu_are_listed_first() -> None:
 )  # fmt: skip
 def test_action_is_configure_if_only_a_configured_cpu_limit_is_the_cause(own: dict[str, Any], action: str) -> None:
     assert annotate(**own).action == action
-    assert "stopped it in 6 % of the periods" in annotate(cpu_throttled_share=0.06).detail
+    assert "stopped it in 6 % of the quota periods" in annotate(cpu_throttled_share=0.06).detail
 
 
 def test_cpu_quota_that_stops_the_peers_as_often_is_not_the_cause() -> None:

@@ -154,7 +154,7 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
         pytest.param(
             HOT,
             "its SM clock was 1200 MHz (peers: 1900 MHz); thermal slowdown (hardware) active for 80 % of the time; "
-            "it was at 88 °C (peers: 58 °C)",
+            "its GPU was at 88 °C (peers: 58 °C)",
             "inspect_hardware",
             id="hot",
         ),
@@ -166,15 +166,15 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
         ),
         pytest.param(
             QUOTA,
-            "the CPU quota of its cgroup stopped it in 100 % of the periods; its threads wait 10.9 ms a step for a processor "
-            "(peers: 0.001 ms)",
+            "the CPU quota of its cgroup stopped it in 100 % of the quota periods; "
+            "its threads wait 10.9 ms a step for a processor (peers: 0.001 ms)",
             "configure",
             id="quota",
         ),
         pytest.param(
             PINNED,
-            "it may use 1 of its host's processors, its peers 64; its GPU waits for the CPU: launching kernels takes 18.1 ms "
-            "a step (peers: 6.7 ms); its threads wait 11 ms a step for a processor (peers: 0.001 ms)",
+            "the rank may use 1 of its host's processors, its peers 64; its GPU waits for the CPU: launching kernels takes "
+            "18.1 ms a step (peers: 6.7 ms); its threads wait 11 ms a step for a processor (peers: 0.001 ms)",
             "configure",
             id="pinned",
         ),
@@ -422,7 +422,7 @@ def share_one_cpu() -> Iterator[Callable[[int], None]]:
         pytest.param(pause_repeatedly, "", id="stopped"),
         pytest.param(
             share_one_cpu,
-            "it may use 1 of its host's processors",
+            "the rank may use 1 of its host's processors",
             id="starved",
             marks=pytest.mark.skipif(len(os.sched_getaffinity(0)) <= RANKS, reason="needs more CPUs than ranks"),
         ),

@@ -103,10 +103,10 @@ def test_report_states_the_result_of_each_waiver() -> None:
     used, idle, old, absent = waiver(), waiver(host="h2"), waiver(host="h3", until="2026-11-20"), waiver(absent=True)
     verdicts = [replace(FAILED, waiver=used), replace(FAILED, waiver=used), FAILED, replace(FAILED, waiver=absent)]
     assert [str(line) for line in summary((used, idle, old, absent), verdicts, "2026-11-21T00:00:00Z")] == [
-        "WAIVED: c on h1: 2 failed; by me until 2026-11-21: known",
+        "WAIVED: c on h1: 2 failed verdicts, accepted by me until 2026-11-21: known",
         "Waiver not used: c on h2 (by me until 2026-11-21)",
         "Waiver EXPIRED on 2026-11-20: c on h3 (by me)",
-        "WAIVED: c on h1: 1 inconclusive; by me until 2026-11-21: known",
+        "WAIVED: c on h1: 1 inconclusive verdict, accepted by me until 2026-11-21: known",
     ]
 
 
@@ -127,7 +127,7 @@ def test_run_with_a_waived_failure_passes_with_waivers(tmp_path: Path, capsys: p
     report, shown = report_of(run), " ".join(capsys.readouterr().out.split())
     assert (report["decision"], report["acceptance"]["status"]) == ("accepted", "PASS WITH WAIVERS")
     assert "FINAL ACCEPTANCE: PASS WITH WAIVERS" in shown
-    assert "WAIVED hbm-copy on h1 gpu=0: 1 failed; by Ada Example until 2026-12-31" in shown
+    assert "WAIVED hbm-copy on h1 gpu=0: 1 failed verdict, accepted by Ada Example until 2026-12-31" in shown
     assert "Memory bandwidth FAIL (waived)" in shown
     assert "1/4 GPUs" in shown
     waived = [item for item in report["verdicts"] if "waiver" in item]

@@ -247,8 +247,8 @@ def test_decompression_bomb_is_rejected() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"run_id": "r0"}, "a record of run r0 (host h1), not of r1"),
-        ({"nonce": "f" * 32}, "was made with another plan named r1"),
+        ({"run_id": "r0"}, "a record of run r0 (host h1), not of run r1"),
+        ({"nonce": "f" * 32}, "was made with another plan for run r1"),
         ({"host": "h9"}, "host h9 is not in the plan"),
     ],
 )
@@ -264,12 +264,12 @@ def test_foreign_record_is_quarantined(
     assert {event["what"] for event in events} == {"quarantined"}
 
 
-def test_record_whose_frame_names_another_host_is_rejected(run: Path, plan: Plan, tmp_path: Path) -> None:
+def test_record_whose_log_lines_name_another_host_is_rejected(run: Path, plan: Plan, tmp_path: Path) -> None:
     record = builders.records(plan, "h1")[0]
     lines = list(frames.lines(text_of(record), run_id="r1", host="h2"))
     done = rackproof("collect", run, log_of(tmp_path, lines))
     assert done.returncode == 2
-    assert "the record is of host h1, but its frame names h2" in done.stderr
+    assert "the record is of host h1, but its log lines name h2" in done.stderr
 
 
 def test_only_a_later_record_replaces_an_earlier_one(run: Path, plan: Plan, tmp_path: Path) -> None:
@@ -324,8 +324,8 @@ def test_record_that_changes_earlier_data_needs_the_attempt_option(
     changed_log = log_of(tmp_path, emitted_lines(replace(record, ended=LATER, **change(record))))
     done = rackproof("collect", run, changed_log)
     assert done.returncode == 2
-    assert "hosts/h1.json: 2 records began at" in done.stderr
-    assert "the later one lacks or changes data of the earlier one" in done.stderr
+    assert "hosts/h1.json: 2 records have the start time" in done.stderr
+    assert "a later one lacks or changes data of an earlier one" in done.stderr
     assert (run / "hosts" / "h1.json").read_bytes() == original
     assert rackproof("collect", run, changed_log, "--attempt", "last").returncode == 0
     assert documents.read(run / "hosts" / "h1.json", "record")["ended"] == LATER

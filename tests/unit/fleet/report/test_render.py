@@ -1121,7 +1121,7 @@ def report_with_every_section() -> FleetReport:
             1: record(fleet_plan, 1, slow=1, more=other_benchmarks(1), launches=(failed,), software=older),
         },
         events={"gpu-01": ["failed at benchmark: launch: rc 1"]},
-        quarantined=[Quarantined(path="hosts/gpu-99.json", reason="the plan has no such host")],
+        quarantined=[Quarantined(path="hosts/gpu-99.json", reason="the plan expects no such record")],
     )
 
 

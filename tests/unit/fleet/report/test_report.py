@@ -15,9 +15,11 @@ import pytest
 
 from fleet.judge.criteria import read_packs
 from fleet.records.load import load
+from fleet.report.facts import HostFacts
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
+from fleet.report.summary import untested_gpus
 from fleet.report.tables.headline import checks
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
@@ -164,7 +166,9 @@ def test_invalid_record_is_quarantined(run: Path, corrupt: Callable[[Path], None
 def test_record_of_an_unplanned_host_is_quarantined(run: Path) -> None:
     shutil.copy(run / "hosts" / "h1.json", run / "hosts" / "h9.json")
     report = report_of(run)
-    assert [(item.path, item.reason) for item in report.quarantined] == [("hosts/h9.json", "the plan has no such host")]
+    assert [(item.path, item.reason) for item in report.quarantined] == [
+        ("hosts/h9.json", "the plan expects no such record")
+    ]
     assert report.decision == "accepted"
 
 
@@ -415,6 +419,19 @@ def test_shared_gpus_are_a_caveat(tmp_path: Path) -> None:
         "GPUs shared other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3"
         in shown
     )
+
+
+def test_gpus_outside_the_plan_are_a_caveat(tmp_path: Path) -> None:
+    """h1 has two GPUs more than the inventory states. h2 and h3 are halves of a machine with two GPUs."""
+    hosts = builders.plan("h1", "h2", "h3").hosts
+    halves = [replace(host, devices=(index,)) for index, host in enumerate(hosts[1:])]
+    facts = {"h1": HostFacts(gpus_on_bus=4), "h2": HostFacts(gpus_on_bus=2), "h3": HostFacts(gpus_on_bus=2)}
+    (line,) = untested_gpus([hosts[0], *halves], facts, [("h2", "h3")])
+    assert line.text.endswith("(rackproof_gpu_count, rackproof_gpu_devices): h1 (2 of 4)")
+    assert [*untested_gpus([hosts[0], *halves], {**facts, "h1": HostFacts()}, [])][0].text.endswith(
+        "h2 (1 of 2), h3 (1 of 2)"
+    )
+    assert list(untested_gpus(hosts, dict.fromkeys(facts, HostFacts(gpus_on_bus=2)), [])) == []
 
 
 @pytest.mark.parametrize(

@@ -593,7 +593,7 @@ def test_rejected_record_is_reported_in_every_format(run: Path, capsys: pytest.C
     output = [capsys.readouterr().out, *((run / f"scaling.{kind}").read_text() for kind in ("md", "html", "json"))]
     for text in output:
         assert "gangs/all/h2.json: " in text
-        assert "the plan has no such host" in text
+        assert "the plan expects no such record" in text
         assert "\x1b" not in text
     assert "<b>.json" not in output[1] + output[2]
 
