@@ -206,7 +206,7 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
     launches = [launch for launch in view.evidence.launches() if launch.stage == SOAK and not launch.succeeded]
     if failed := max(soak.failed, len(launches)):
         first = f": round {launches[0].number}: {launches[0].reason or launches[0].outcome}" if launches else ""
-        yield f"{failed} of {soak.rounds - soak.failed + failed} rounds did not finish{first}"
+        yield f"{failed} of {max(soak.rounds, failed)} rounds did not finish{first}"
     if soak.cut > MAX_CUT_ROUNDS:
         yield f"{soak.cut} of {soak.rounds} rounds were interrupted because their supervisor process ended, for an unknown reason"
     needs_drift = planned_s >= REFERENCE_S and not view.plan.rehearsal

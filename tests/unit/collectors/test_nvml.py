@@ -813,7 +813,7 @@ class TestDeviceFile:
         absent = self.reason(tmp_path, monkeypatch, pynvml.NVML_ERROR_UNKNOWN)
         assert isinstance(absent, NotOpened)
         assert absent.status == "error"
-        assert f"NVML: Unknown Error: /dev/nvidiactl: {os.strerror(number)}: this process may not use" in absent.reason
+        assert f"NVML: Unknown Error: /dev/nvidiactl: {os.strerror(number)}: no permission to use" in absent.reason
 
     def test_reason_names_a_missing_device_only_if_the_driver_is_loaded(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -164,7 +164,7 @@ def plausibility_findings(name: str, **changes: Any) -> list[str]:
         ("x.wrong_words", {"operator": "eq", "value": 1}, "must be 0"),
         ("x.wrong_words", {"operator": "lt", "value": 1}, ""),
         ("x.wrong_words", {"operator": "lt", "value": 2}, "must be 0"),
-        ("x.wrong_words", {"operator": "le"}, "must be 0, whatever"),
+        ("x.wrong_words", {"operator": "le"}, "must be 0, so it must not be compared"),
         ("x.mismatches", {"operator": "eq", "value": False}, ""),
         ("x.tested_share", {"value": 0.9}, ""),
         ("x.tested_share", {"value": 0.89}, "not tested"),

@@ -295,7 +295,7 @@ HIGHER, LOWER = "higher is better", "lower is better"
         ({**WRONG, "value": 3, "operator": "le"}, "3: an error count must be 0; write `eq` and 0"),
         ({**WRONG, "value": 2, "operator": "lt"}, "an error count must be 0"),
         ({**WRONG, "value": 1, "operator": "eq"}, "an error count must be 0"),
-        ({**WRONG, "value": None, "fleet_fraction": 1.0, "operator": "le"}, "must be 0, whatever other parts have"),
+        ({**WRONG, "value": None, "fleet_fraction": 1.0, "operator": "le"}, "must be 0, so it must not be compared"),
         ({"name": "digest.mismatches", "unit": "1", "where": {}, "value": 1, "operator": "le"}, "must be 0"),
         ({"name": "checkpoint.identical", "unit": "1", "scope": "", "where": {}, "value": False, "operator": "eq"},
          "only a faulty part meets this limit"),

@@ -252,8 +252,9 @@ def test_incomplete_soak_is_reported(over: dict[str, Any], reasons: list[str]) -
 
 
 def test_reason_names_the_first_failed_round() -> None:
+    # COMPLETE counts 10 finished and 0 failed rounds, so the two failed launches are among these 10.
     bad = (launch(), launch("failed", "why", 2), launch("failed", "", 3), launch("failed", "x", 4, "benchmark"))
-    assert soak_findings(COMPLETE, launches=bad) == [("host", "2 of 12 rounds did not finish: round 2: why")]
+    assert soak_findings(COMPLETE, launches=bad) == [("host", "2 of 10 rounds did not finish: round 2: why")]
     assert soak_findings(replace(COMPLETE, failed=5), launches=bad[2:3]) == [
         ("host", "5 of 15 rounds did not finish: round 3: failed")
     ]

@@ -709,7 +709,7 @@ def test_list_faults_prints_all_kinds(capsys: pytest.CaptureFixture[str]) -> Non
         (["--profile", "soak"], "is not simulated"),
         (["--profile", "scaling"], "is not simulated"),
         (["--racks", "9"], "more racks than hosts"),
-        (["--hosts", "3", "--racks", "3"], "has 1 host, but a launch needs at least 2: give more hosts"),
+        (["--hosts", "3", "--racks", "3"], "only 1 host, but a launch needs at least 2: give more hosts"),
         (["--hosts", "1", "--gang", "all"], "--gang all: a gang would have only 1 host"),
         (["--model", "h100-sxm"], "no data of h100-sxm"),
         (["--gpus", "17"], "at most 16"),
