@@ -9,7 +9,7 @@ from schemas.scopes import Scope, directory_path
 _MAX_SUFFIXES = 4
 """Maximum number of different suffixes in a list of GPUs and processes. A suffix is the text after the device: `, link 2`.
 
-For a longer list only the number of scopes is given: `56 pairs of GPUs`. A list with other devices is never shortened.
+If there are more, only the number of scopes is given: `56 pairs of GPUs`. A list with other devices is never shortened.
 """
 _DEVICES = {"gpu": "GPU", "cpu": "process"}
 _KINDS = {

@@ -44,10 +44,10 @@ class Upload:
 
 
 def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
-    """Upload those files of a run with a report that are not in the store or have other content there; report.json comes last.
+    """Upload the files of a judged run, except files that the store already has with the same content. Upload report.json last.
 
-    Nothing is deleted in the store. The name of an object is the prefix, the name of the run directory, and the path of the file
-    in that directory.
+    Nothing is deleted in the store. The name of an object is PREFIX/RUN/PATH: the prefix in `url`, the name of the run directory,
+    and the path of the file in that directory.
 
     Args:
         run_dir: the run directory.
@@ -56,7 +56,8 @@ def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
 
     Raises:
         UsageError: `url` or `endpoint` is not valid.
-        RunError: there is no report, a file is unreadable or not regular, or a name has a backslash or an unprintable character.
+        RunError: the run has no report, a file is unreadable or not regular, or a file name has a backslash or an unprintable
+            character.
         HeldError: the run is in progress.
         WriteError: the store cannot be reached or refuses a request. The files that were already uploaded remain there.
     """
@@ -147,8 +148,9 @@ def _files(directory: Path, run_dir: Path) -> Iterator[str]:
 def _client(endpoint: str) -> Any:
     """Return an S3 client. boto3 finds the credentials, for example in the environment or in the AWS configuration files.
 
-    Stores other than AWS often support neither the bucket's name as a part of the host name, nor the checksums that AWS added in
-    2025. Therefore a request to an `endpoint` has the bucket in its path. Every upload has its MD5, which all stores verify.
+    Stores other than AWS often do not support the bucket's name as a part of the host name, so requests to an `endpoint` have the
+    bucket in their path. Many also do not support the checksums that boto3 adds by default since 2025, so these are turned off.
+    Each upload has an MD5 checksum instead, which all stores verify.
     """
     import boto3
     from botocore.config import Config

@@ -203,7 +203,7 @@ def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], ma
     """Return the plan of a run on this machine only.
 
     Raises:
-        UsageError: an option has an invalid value; the message names it.
+        UsageError: an option has an invalid value.
     """
     devices = [int(index) for index in options.devices.split(",")] if options.devices else None
     count = options.gpus or (len(devices) if devices else machine.gpus.expected)
@@ -240,7 +240,7 @@ def _other_lease(plan: Plan) -> lease.Lease | None:
 
 
 def _measure(directory: Path, document: Mapping[str, Any]) -> None:
-    """Run the benchmarks under the supervisor, unless they finished in an earlier attempt.
+    """Run the benchmarks under the supervisor (which starts and watches the ranks), unless they finished in an earlier attempt.
 
     Always copy the host's record from HOST_DIRECTORY to the run directory, even if the launch fails.
     """
@@ -250,7 +250,7 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
     record = stages.record_snapshot(run, PREFLIGHT, once=True)
     try:
         if stages.find_earlier_launch(record.launches, BENCHMARK, [host], 0):
-            print_progress("the benchmarks have already run: nothing is measured again")
+            print_progress("the benchmarks have already finished: nothing is measured again")
             return
         count = len(run.host.devices)
         devices = f"{count} process{'' if count == 1 else 'es'} on CPUs" if plan.rehearsal else counted(count, "GPU")
@@ -265,7 +265,7 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
 def _run_study(directory: Path, document: Mapping[str, Any]) -> None:
     """Measure the cells (combinations of settings) of a scaling study that need only one host.
 
-    Each cell runs under the supervisor, and is measured only once.
+    A cell whose launch is in the records is not measured again.
 
     Raises:
         RunError: the record in HOST_DIRECTORY has a cell that is missing in the records of the run directory.

@@ -30,9 +30,11 @@ class Level:
     params: Mapping[str, Value] = field(default_factory=dict)
     """The settings with which the figure was measured."""
     sigma: float | None = None
-    """Standard deviation between runs, divided by the value; None for fewer than three runs, or if the value is 0."""
+    """Standard deviation between runs, divided by the value; None if fewer than three runs remain without outliers, or if the
+    value is 0."""
     precision: float | None = None
-    """Standard error of the median within a run, divided by the value; None if a run measures the figure only once."""
+    """Standard error of the median of a run's repetitions, divided by this median; the largest of all runs. None if no run
+    repeats the measurement."""
     left_out: int = 0
     """Number of runs excluded as outliers."""
     values: Mapping[str, float] = field(default_factory=dict)
@@ -97,7 +99,7 @@ class HostBaseline:
 
     host: PartBaseline | None = None
     gpus: Mapping[str, PartBaseline] = field(default_factory=dict)
-    """Serial of a GPU -> its baseline."""
+    """Serial of a GPU (without a serial, its UUID) -> its baseline."""
     problem: str = ""
     """Why the baseline is rejected; empty if it is not."""
 
@@ -131,7 +133,7 @@ class Change:
     scope: str
     """`gpu=3`, `host`, `hca=mlx5_1`."""
     what: str
-    """Name of the figure, the kind of part, or the component of a version."""
+    """Name of the figure, kind of the part, or name of the component whose version changed."""
     text: str
     """One sentence for people."""
     serial: str = ""

@@ -92,7 +92,7 @@ def _choice_problem(items: Sequence[str], choices: Sequence[str]) -> str:
     unknown = next((item for item in items if item not in choices), None)
     if unknown is None:
         return ""
-    return f"has no {unknown}{nearest(unknown, choices)}: choose from {', '.join(choices)}"
+    return f"does not accept {unknown}{nearest(unknown, choices)}: choose from {', '.join(choices)}"
 
 
 def needs_torch(benchmarks: Collection[str]) -> bool:

@@ -162,7 +162,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
 
 
 def write(path: Path, value: Json, *, mode: int = READABLE) -> None:
-    """Write `value` as JSON atomically: a reader sees either the old or the new file. `mode`: its permissions.
+    """Write `value` as JSON atomically: a reader sees either the old or the new file. `mode`: permissions of the file.
 
     Raises:
         ValueError: `value` has NaN or an infinity.
@@ -217,7 +217,7 @@ def name_file(error: BaseException, path: Path | str) -> None:
 
 
 def refuse_special(path: Path) -> None:
-    """Raise OSError if `path` is a device, pipe or socket, or directly in /dev: root would replace /dev/null by a file."""
+    """Raise OSError if `path` is a device, pipe or socket, or directly in /dev. Root could replace /dev/null with a file."""
     is_special = path.exists() and not path.is_file() and not path.is_dir()
     if is_special or path.absolute().parent == _DEVICES:
         raise OSError(errno.EINVAL, "not a regular file, and would be replaced by one", str(path))
@@ -244,7 +244,7 @@ def faults(value: Json, schema: str) -> list[ValidationError]:
 
     If jsonschema-rs is installed, jsonschema runs only for a value that the compiled schema does not accept.
     """
-    with contextlib.suppress(ValueError, OverflowError):  # the value is not JSON
+    with contextlib.suppress(ValueError, OverflowError):  # `is_valid` raises these if the value is not JSON
         if COMPILES and compiled(schema).is_valid(value):
             return []
     return list(validator(schema).iter_errors(value))

@@ -86,7 +86,7 @@ def expected_durations(plan: Plan, host: PlannedHost, stage: Stage) -> dict[str,
     if plan.rehearsal and not measured.keys() >= stage.benchmarks.keys():
         return {}
     size = size_of(plan, host, stage.name)
-    # Ranks run the benchmarks that need the process group last.
+    # Ranks run the benchmarks that need the process group after all others.
     names = sorted(stage.benchmarks, key=lambda name: name in BENCHMARKS and BENCHMARKS[name].needs_group)
     return {
         name: measured[name] if name in measured else expected_s(name, stage.benchmarks[name], size) for name in names

@@ -31,7 +31,10 @@ class RunError(RackproofError):
 
 
 class HeldError(RunError):
-    """The run or the host is in use by another process or run, or was stopped. The message says by whom and what to do."""
+    """Another process, run or user holds the run or the host, or the run was stopped on the host.
+
+    The message names the holder and says what to do.
+    """
 
     exit_code = HELD
 

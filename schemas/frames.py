@@ -35,7 +35,7 @@ TEXTS = {"run_id": 256, "host": 253, "gang": 256, "node": 253, "sha256": 64}
 
 @dataclass(frozen=True, kw_only=True)
 class FramedRecord:
-    """The text of a record, from the lines of a log or from a file, and whose record it is. It is not validated."""
+    """The text of a record, from the lines of a log or from a file, and whose record it is. The text is not validated."""
 
     run_id: str
     host: str

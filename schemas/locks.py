@@ -63,8 +63,8 @@ def read_line(descriptor: int, schema: str) -> dict[str, Any] | None:
 def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
     """Replace the content of the file with the document, as one line. A reader always gets the old or the new document."""
     text = (json.dumps(document) + "\n").encode()
-    # One call, which a signal does not interrupt. Until the file is truncated, the rest of a longer old line may follow the new
-    # line. A reader ignores it.
+    # One call writes the whole line, and a signal does not interrupt it. Until the file is truncated, the rest of a longer old
+    # line may follow the new line. `read_line` ignores the rest.
     try:
         os.pwrite(descriptor, text, 0)
         os.ftruncate(descriptor, len(text))
@@ -92,7 +92,10 @@ def boot_id() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """The process that executes a run. It is in `lock.json` on the control node, and in the lease by which a run locks a host."""
+    """The identity of the process that executes a run.
+
+    The claim is in `lock.json` on the control node, and in the lease by which a run locks a host.
+    """
 
     run_id: str
     user: str
@@ -166,7 +169,7 @@ def pid_namespace() -> str:
 
 
 def user_name() -> str:
-    """Return the account that started this process, before sudo if it was used; `user UID` if the account has no name."""
+    """Return the account that started this process (with sudo: that called sudo); `user UID` if the account has no name."""
     with contextlib.suppress(KeyError, OSError):  # a container may have no name for the account
         return os.environ.get("SUDO_USER") or getpass.getuser()
     return f"user {os.getuid()}"

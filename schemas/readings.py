@@ -55,8 +55,8 @@ PROMETHEUS_NAMES: Mapping[str, str] = {
     "sxid.count": "sxid_errors",
     "xid.count": "xid_errors",
 }
-"""Reading -> its name in Prometheus, if the usual name would end in `_count`: Prometheus reserves this ending for histograms and
-summaries."""
+"""Reading -> its name in Prometheus without `rackproof_`, if the usual name would end in `_count`: Prometheus reserves this
+ending for histograms and summaries."""
 
 
 def metric_name(name: str) -> str:
@@ -80,7 +80,7 @@ class Reading:
     fractional: bool = False
     """Whether a value with the unit 1 may be other than a whole number."""
     bounds: tuple[float, float] | None = None
-    """Lowest and highest possible value, if the bounds of the unit do not fit."""
+    """Lowest and highest possible value; None if the bounds of the unit apply (`fleet/judge/credibility.py`)."""
     full_only: bool = False
     """Whether only the snapshots before and after a launch have the reading, because it is slow to read or never changes."""
 

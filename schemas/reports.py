@@ -32,7 +32,8 @@ ACTIONS = (
 )
 """What to do about a failed criterion, most severe first."""
 RECORD = "record"
-"""Name of the verdict on a host without a record. Such a host is judged only by criteria on its BMC."""
+"""Name of a verdict on a record as a whole: the host has no record, or identities in records contradict each other. A host
+without a record is judged only by criteria on its BMC."""
 CRITICAL, WARNING = "critical", "warning"
 SEVERITY = {action: WARNING if action in ("configure", "monitor", "none") else CRITICAL for action in ACTIONS}
 """Action -> severity of a failure, if the criterion states no severity. The alerts use the same words."""
@@ -143,7 +144,7 @@ class Verdict:
 
     @property
     def part_scope(self) -> str:
-        """Scope of the part at fault: `gpu=3` if the scope is `gpu=3,link=2`; `gang=r1` if it is not a single part."""
+        """Scope of the part at fault: `gpu=3` if `scope` is `gpu=3,link=2`; `gang=r1` for the hosts of a gang together."""
         return self.part or Scope.parse(self.scope).part
 
     @property
@@ -230,7 +231,7 @@ class Adapter:
     """A network adapter of a host, and what is known about it and its ports."""
 
     name: str
-    """`mlx5_0`; the interface if it is no adapter for RDMA."""
+    """Name of the RDMA device, such as `mlx5_0`; name of the Ethernet interface if it belongs to no RDMA device."""
     scopes: tuple[str, ...]
     """Scopes under which it is observed: adapter, Ethernet interfaces of its ports, PCI device."""
     slot: str = ""
@@ -353,7 +354,7 @@ class SummaryLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """The summary on top of the report. `status` is PASS, PASS WITH WAIVERS, FAIL or INCOMPLETE, after the `mark`, if any."""
+    """The summary on top of the report. `status`: PASS, PASS WITH WAIVERS, FAIL or INCOMPLETE, preceded by the mark, if any."""
 
     status: str
     lines: tuple[SummaryLine, ...]

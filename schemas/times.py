@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 
 
 def utc_now() -> str:
-    """Return the current time, as records have it."""
+    """Return the current time in UTC, in the format that records use."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 

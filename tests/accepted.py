@@ -37,7 +37,7 @@ def run_directory(
 
 
 def small_plan(*hosts: str) -> Plan:
-    """Return a plan whose only benchmarks are SMALL_BENCHMARKS and in which no hosts launch together (they form no gang)."""
+    """Return a plan with the benchmarks SMALL_BENCHMARKS, and without gangs (a gang: the hosts of one multi-node launch)."""
     plan = builders.plan(*hosts, profile="smoke", gpu_count=2, rackproof_gang="none")
     planned = plan.stage("benchmark").benchmarks
     return builders.with_benchmarks(plan, benchmark={name: planned[name] for name in SMALL_BENCHMARKS})

@@ -5,14 +5,14 @@
     .venv/bin/python -m tests.alterations --count 20000 --seed 2 runs/rehearsal           # the same without make
 
 The elements are found by walking a record along its JSON schema, so a new field of the schema is altered too. An alteration
-removes an element, or swaps it with another element of its kind, possibly of another host. It may also duplicate an item of a
-list or mapping, negate or scale a number, or change the name of a unit or the day of a time. `ALLOWED` lists the alterations
-after which a run may still be accepted, each with its reason.
+makes one change: it removes an element, swaps it with another element of its kind (possibly of another host), duplicates an item
+of a list or mapping, negates or scales a number, replaces the name of a unit, or changes the day of a time. `ALLOWED` lists the
+alterations after which a run may still be accepted, each with its reason.
 
-To save time, only the host of an altered record and the hosts that launch with it are judged. The statistics of all hosts but
-the host of the altered record are computed once. If the judged hosts are accepted although the change is not allowed and alters
-the content (`_content`), the whole run is judged from files, as `rackproof report` does, and this decision counts. If the judged
-hosts are not accepted, the whole run is judged from files in one of CHECKED_FROM_FILES cases.
+To save time, only the host of an altered record and the hosts that launch with it are judged. The statistics of all hosts except
+the host of the altered record are computed once and reused. If the judged hosts are accepted although the change is not allowed
+and alters the content (`_content`), the whole run is judged from files, as `rackproof report` does, and this decision counts. If
+the judged hosts are not accepted, the whole run is judged from files in one case out of CHECKED_FROM_FILES.
 """
 
 from __future__ import annotations
@@ -74,10 +74,10 @@ FACTOR = 1000
 """`scale` multiplies or divides by this factor, as if GB had been taken for MB."""
 DAY = timedelta(days=1)
 CHECKED_FROM_FILES = 500
-"""One of this many altered runs that `AcceptedRun.quick_decision` does not accept is judged from files too."""
+"""Of the altered runs that `AcceptedRun.quick_decision` does not accept, one in this many is judged from files too."""
 JUDGED_WHOLE = 40
-"""For one of this many altered runs, all criteria are applied even if elements of the evidence contradict each other, to check
-that no criterion crashes. For the others, a contradiction ends the judgement (`_HostJudge.decision`)."""
+"""In one of this many altered runs, all criteria are applied even if elements of the evidence contradict each other, to check
+that no criterion crashes. In the others, a contradiction makes the decision INCOMPLETE, and no criterion is applied."""
 PART = 5_000
 """Alterations per task of the process pool."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -127,11 +127,12 @@ ALLOWED: Mapping[str, str] = {
     r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have booted at the same time",
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
     r"scale snapshots/preflight before/metrics/host\.uptime/values/host": (
-        "if the first uptime is divided, the uptime grows more than the clock, which may have been set back during the run; if "
-        "it is multiplied, the next uptime is lower, which the judge takes for a reboot and does not accept"
+        "after a division, the uptime rises by more than the wall clock until the next snapshot, as it does if the clock is set "
+        "back during the run; after a multiplication, the next uptime is lower: the judge takes this for a reboot and does not "
+        "accept the run"
     ),
     r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon may run on one host and not on others",
-    r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "a higher limit than that of the other hosts is no fault",
+    r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "only a limit lower than that of the other hosts is a fault",
     r"(remove|swap) launches/.*/log_tail": "explains a failure, and no launch of an accepted run failed",
     r"swap snapshots/.*/metrics/collector\..*": "how long a collector took is not judged",
     r"swap (began|ended|(snapshots|launches)/[^/]+/(at|began|duration_s))": "the hosts are measured at the same time",
@@ -147,7 +148,9 @@ ALLOWED: Mapping[str, str] = {
     r"(remove|negate|scale) observations/.*/params/(bytes|cache_bytes|cpus_per_rank|devices|free_bytes|graphed)": _DESCRIBES,
     r"(remove|negate|scale) observations/.*/params/(learning_rate|memory_node|places|repetitions|threads)": _DESCRIBES,
     r"(remove|negate|scale) observations/host_memory\..*/params/size_bytes": "depends on the size of the processors' caches",
-    r"scale observations/(transformer|mixture_of_experts)\..*/params/layers": "the benchmark adapts their number to the memory",
+    r"scale observations/(transformer|mixture_of_experts)\..*/params/layers": (
+        "the benchmark adapts the number of layers to the memory of the GPU"
+    ),
     r"(remove|scale) observations/pairs\..*/params/.*": _DESCRIBES,
     r"(remove|scale) launches/[^/]+/number": "only distinguishes launches of one stage; these runs have one launch per stage",
     r"scale launches/[^/]+/deadline_s": (
@@ -221,7 +224,7 @@ def part_of_record(kind: str) -> str:
         case "software":
             return "version"
         case "snapshots" if "metrics" in rest:
-            return {"values": "value of a reading", "absent": "reason without reading", "unit": "unit"}.get(
+            return {"values": "value of a reading", "absent": "reason for a missing reading", "unit": "unit"}.get(
                 inner, "reading"
             )
         case "observations":
@@ -466,7 +469,10 @@ class AcceptedRun:
             )
 
     def outcome(self, alteration: Alteration) -> str:
-        """Return the outcome of an alteration: `invalid`, `rejected`, `incomplete`, `accepted`, `allowed` or `without effect`."""
+        """Return the outcome of an alteration: `invalid`, `rejected`, `incomplete`, `accepted`, `allowed` or `without effect`.
+
+        If the altered run is accepted, `allowed` means that the change is allowed, and `accepted` that it is not.
+        """
         changed = alteration.apply(self.documents)
         decision = self.quick_decision(changed, whole=alteration.seed % JUDGED_WHOLE == 0)
         if decision == ACCEPTED:
@@ -502,7 +508,7 @@ class AcceptedRun:
         """Return the decision on the host of the last changed record and the hosts that launch with it.
 
         The result is `invalid` if a changed record breaks a rule for records, or belongs to another run, host or gang (hosts of
-        one multi-node launch). If `whole` is false, no criterion is applied once the evidence of the host contradicts itself.
+        one multi-node launch). If `whole` is false and the evidence of the host contradicts itself, the result is `incomplete`.
         """
         evidence = dict(self._run.evidence)
         host = ""
@@ -525,7 +531,7 @@ class AcceptedRun:
 
 
 def _port_figures(plan: Plan) -> set[str]:
-    """Return the names of the figures that each RDMA port must have. The plan lists no ports, so it cannot expect them."""
+    """Return the names of the figures that each RDMA port must have. The plan lists neither the ports nor these figures."""
     benchmarks = {name for stage in plan.stages for name in stage.benchmarks}
     return {output.name for name in benchmarks for output in BENCHMARKS[name].outputs if output.scope == "port"}
 
@@ -565,7 +571,7 @@ class _HostJudge:
     def decision(self, evidence: Mapping[str, Evidence], *, whole: bool) -> str:
         """Return the decision.
 
-        If `whole` is false and the evidence of the host contradicts itself, it is INCOMPLETE, even if a criterion would fail.
+        If `whole` is false and the evidence of the host contradicts itself, the decision is INCOMPLETE; no criterion is applied.
         """
         views = host_views(self._plan, evidence, self._packs)
         if not whole and any(True for view in views if view.host.name == self._host for _ in contradictions(view)):
@@ -631,8 +637,8 @@ class PartReader:
 
 
 _TOKENS = itertools.count(1 << 40)
-"""Tokens (`Metric.token`) for the metrics that PartReader reads. They begin high, so that they differ from the tokens that
-`quick.Reader` gives to the metrics of whole records. Without tokens, the judge is slow."""
+"""Numbers for the metrics that PartReader reads. The judge recognizes equal metrics by them (`Metric.token`); without them it is
+slow. They begin high, so that they differ from those that `quick.Reader` assigns to the metrics of the unaltered run."""
 
 
 def _metric(document: Json) -> Metric | None:

@@ -143,7 +143,7 @@ def inventory(*names: str, **variables: Any) -> dict[str, dict[str, Any]]:
 
 
 SIZES = {"benchmark": [8, 128 << 20, 1 << 30, 8 << 30], "gang": [8, 64 << 20, 1 << 30, 4 << 30]}
-"""Stage -> sizes of the collectives in a plan, in bytes: those of the profile `standard` to which criteria apply."""
+"""Stage -> sizes of the collectives in a plan, in bytes: those of the profile `standard` whose speed a criterion judges."""
 OPS = {
     "benchmark": ["all_reduce", "all_gather", "broadcast", "gather", "hypercube"],
     "gang": ["all_reduce", "all_to_all"],
@@ -224,9 +224,10 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
 
 @cache  # most tests call it with the same arguments
 def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
-    """Return readings that criteria for an H200 judge: those in NEVER_ABSENT with their values, other optional ones unsupported.
+    """Return the readings that the H200 criteria judge, if they are optional or in NEVER_ABSENT.
 
-    Readings of BMCs, and readings in `exported`, which the snapshot already has, are left out.
+    Readings in NEVER_ABSENT have the values given there; all others are unsupported. Readings of BMCs, and those in `exported`,
+    which the snapshot already has, are left out.
     """
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
@@ -327,7 +328,7 @@ def node_figures(scope: str, stage: str = "benchmark") -> list[Observation]:
 
 
 def _world_size(run_plan: Plan, host: PlannedHost, stage: str) -> dict[str, int]:
-    """Return the parameter `world_size`: the number of ranks of the gang in the stage `gang`, or else of the host."""
+    """Return the parameter `world_size`: the number of ranks of the host or, in the stage `gang`, of all hosts of its gang."""
     return {"world_size": run_plan.ranks(run_plan.gangs()[host.gang]) if stage == "gang" else len(host.devices)}
 
 
@@ -356,7 +357,7 @@ def _value(name: str, params: Any) -> Any:
 
 
 def slowed_collective(observation: Observation, *, op: str) -> Observation:
-    """Return the observation. A bandwidth or latency of the collective `op` gets the value of a collective with 1 GB/s."""
+    """Return the observation; if it is a bandwidth or latency of the collective `op`, with the value for a rate of 1 GB/s."""
     if observation.name in (f"collective.{op}.algbw", f"collective.{op}.busbw"):
         return replace(observation, value=1e9)
     if observation.name == f"collective.{op}.latency":
@@ -410,9 +411,9 @@ def evidence(run_plan: Plan) -> dict[str, Evidence]:
 
 
 def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
-    """Return the evidence with snapshot `taken` in the last record, in place of its snapshots of the same stage and phase.
+    """Return the evidence with snapshot `taken` in the last record, from which snapshots of the same stage and phase are removed.
 
-    `taken` becomes the last snapshot, or the last but one if its phase is `during`.
+    `taken` becomes the last snapshot of the record, or the last but one if its phase is `during`.
     """
     *others, last = evidence.records
     kept = [

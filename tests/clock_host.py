@@ -2,7 +2,8 @@
 
     python -m tests.clock_host PORT WORK NODE SHIFT_S
 
-PORT is that of the key store on 127.0.0.1, WORK a directory, NODE the number of the host (0 or 1), SHIFT_S the shift in seconds.
+PORT is the port on 127.0.0.1 of the key store through which the two hosts exchange messages. WORK is a working directory, NODE
+the number of the host (0 or 1), and SHIFT_S the shift in seconds.
 """
 
 from __future__ import annotations

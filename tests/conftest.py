@@ -28,11 +28,11 @@ gc.disable()  # pytest creates little garbage while it collects the tests
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
-    # Each of the four workers of `make test` starts with one of the first four files. Of the files that call `install_agent` for
-    # lab hosts, lab/test_resume is the first. The others wait until it has installed the agent, and copy the installed files.
+    # Each of the four workers of `make test` starts with one of the first four files. Of the files that call `install_agent`,
+    # lab/test_resume is the first and installs the agent on a lab host. The others wait for that and copy the installed files.
     *("lab/test_resume", "unit/fleet/judge/test_alterations", "unit/fleet/records/test_hostile", "browser/test_report"),
     *("lab/test_roles", "lab/test_mpi"),
-    # The order below lets a worker run a short file after one of the longest files above.
+    # The files below are not sorted by duration: a worker that finishes one of the long files above gets a short one next.
     *("lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_parts_over_ssh", "lab/test_hostile_host", "lab/test_strangers"),

@@ -1,4 +1,4 @@
-"""Write run directories of fleets of any size, healthy except for given faults, for tests and the benchmark of the report."""
+"""Write run directories of fleets of any size, healthy except for given faults."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ NETWORK_PROFILE: dict[str, Any] = {
 
 
 def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool = True, **variables: Any) -> Plan:
-    """Return a plan of `count` hosts named `r00000-h0` …, eight per rack, with one gang per rack or no gangs."""
+    """Return a plan of `count` hosts named `r00000-h0` …, eight per rack.
+
+    `gangs`: whether the hosts of each rack form a gang (the hosts of one multi-node launch). Otherwise there are no gangs.
+    """
     names = [f"r{at // HOSTS_PER_RACK:05}-h{at % HOSTS_PER_RACK}" for at in range(count)]
     hosts = {
         name: {

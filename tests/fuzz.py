@@ -6,7 +6,7 @@
 Most mutations change bytes or JSON values of one file of a small healthy run: a host record or gang record, sometimes plan.json
 or events.jsonl. The run is then read as `rackproof report` reads it. If the changed file is still valid, the run is judged. If
 the run is accepted, `rejection_reason` checks that this is right: it reads the files itself and uses no code of the judge except
-the parsed criteria. After some of these mutations, the complete command runs, which writes files.
+the parsed criteria. After some of these mutations, the complete command `rackproof report` runs, which writes files.
 
 The other mutations corrupt a file listed in `CASES` and run a `rackproof` verb that reads this file. `CASES` has waivers, a
 baseline, a run's copy of a baseline, reports, signed files, journal.jsonl and lock.json.
@@ -89,7 +89,7 @@ VALUES: tuple[Any, ...] = (
 )  # fmt: skip
 """A mutation may replace a value of a JSON document by one of these."""
 EXTREMES = (1.7e308, -1.7e308, 5e-324, 1e60, -1e60, 1e-60, 2**63, 0, "x")
-"""A mutation may replace every number in a part of a JSON document by one of these."""
+"""A mutation may replace all numbers in a part of a JSON document by one of these."""
 TOKENS = (
     b'"', b":", b",", b"{", b"}", b"[", b"]", b"\\", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800",
     b"NaN", b"1e999", b"-Infinity", b"[" * 3000, b'{"a":' * 40, b"0", b"-", b"e9", b"null", b"true", b'"host": "h2",',
@@ -229,7 +229,7 @@ def _random_container(rng: random.Random, document: Any) -> Any:
         container = rng.choice(inner)
 
 
-# The oracle: decides from the bytes alone whether a run may be accepted
+# The oracle: decides from the bytes of the files and the criteria whether a run may be accepted
 
 
 def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: Sequence[Criterion]) -> str:
@@ -375,9 +375,10 @@ def _violation(criterion: Criterion, host: dict[str, Any], document: dict[str, A
 
 
 def _values_of(criterion: Criterion, document: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
-    """Return the values that a criterion judges, and why a collector lost one of them (or an empty string).
+    """Return the values that a criterion judges, and why a collector could not read one of them (empty if it read all).
 
-    The values are in order of time for each scope of a reading, and for each name, scope and parameters of an observation.
+    The values of a reading are grouped by scope, those of an observation by name, scope and parameters. Within a
+    group, readings are sorted by time, and observations are in the order of the record.
     """
     values: dict[str, list[Any]] = {}
     lost = ""
@@ -825,7 +826,10 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextlib.contextmanager
 def _watched(directory: Path, writes: Sequence[Path], report: Callable[[str], None]) -> Iterator[None]:
-    """Report writes, creations, renames and removals outside of the directories `writes`, and changed entries of `directory`."""
+    """Report what is written, created, renamed or removed outside of the directories `writes`.
+
+    Also report new or missing entries of `directory`.
+    """
     if not getattr(sys, "_fuzz_audited", False):
         sys.addaudithook(_audit)
         sys._fuzz_audited = True  # type: ignore[attr-defined]

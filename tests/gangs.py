@@ -26,7 +26,7 @@ LATE_STATUS_AGE_S, LOST_STATUS_AGE_S = HOST_SILENT_S - 1, HOST_SILENT_S + 0.1
 SILENT_RANK_S = RANK_SILENT_S + 0.1
 """Age of the last heartbeat of a silent rank, in seconds."""
 SETTLED_S = SETTLE_S + 0.1
-"""Age of the failure or end of a rank, in seconds, when all ranks that failed as a result have reported it."""
+"""Age of the failure or end of a rank, in seconds: by then, all ranks that failed as a result have reported their failure."""
 RUNNING_FIELDS = {
     "alive_s": 30.0,
     "grouped": True,
@@ -80,7 +80,7 @@ def gang_snapshot(
 
 
 def timed_out_ranks(*exceptions: RankState) -> dict[str, RankState]:
-    """Return `r0` to `r5` -> state of this rank: the given states in `exceptions`; all other ranks have timed out."""
+    """Return the states of ranks 0 to 5, with the keys `r0` to `r5`. All ranks except those in `exceptions` have timed out."""
     states = {f"r{number}": rank_state(number, **TIMED_OUT_FIELDS) for number in range(6)}
     return states | {f"r{state.rank}": state for state in exceptions}
 

@@ -5,11 +5,14 @@
 This command writes the history, queries it, and prints the planted faults and the faults that the queries find. If they differ,
 it exits with 1.
 
-The figures of each GPU, host and rack deviate by a constant factor from the average, and each run adds noise. All stress figures
-vary with the season. GPUs fail at random and are replaced. In addition, these faults are planted: GPUs that age, a GPU that
-becomes slower in one step, a rack that becomes slower and repeatedly loses power, and driver updates that change figures. A GPU
-fails again and again, and in one slot GPU after GPU fails. One host repeatedly has a power supply failure, another repeatedly
-loses all its GPUs, and a third repeatedly loses a DIMM.
+The figures of each GPU, host and rack deviate by a constant factor from the average, and each run adds noise. The figure
+`stress.throughput` varies with the season. GPUs fail at random and are replaced. In addition, these faults are planted:
+
+- GPUs that become slower with age, and a GPU that becomes slower in one step
+- a GPU that fails again and again, and a slot in which the replacement GPUs fail too
+- a host with repeated power supply failures, one that repeatedly loses all its GPUs, and one that repeatedly loses a DIMM
+- a rack that becomes slower and repeatedly loses power
+- driver updates that change figures
 """
 
 from __future__ import annotations
@@ -49,19 +52,19 @@ DRIVER_EFFECTS = {  # figure, old driver, new driver -> relative change of the f
     ("memory.bandwidth", DRIVERS[1], DRIVERS[2]): -0.015,
 }
 AGING_PER_YEAR, RACK_DRIFT_PER_YEAR, STEP = -0.06, -0.05, -0.04
-"""Changes of ln(figure): of an aging GPU per year, of the drifting rack per year, and of the GPU with a step, once."""
+"""Changes of ln(figure): per year for an aging GPU, per year for the rack that becomes slower, once for the GPU with a step."""
 FAILURES_PER_YEAR = 0.01
 """Random failures per GPU and year."""
 
 
 @dataclass(kw_only=True)
-class Planted:
-    """Faults of a history: either those that were planted, or those that the queries find. Both must be equal."""
+class Faults:
+    """Faults of a history. Those that were planted must equal those that the queries find."""
 
     drifts: dict[tuple[str, str], str] = field(default_factory=dict)
     """(`gpu`, serial) or (`rack`, name) -> `drift` or `step`."""
     lemons: set[tuple[str, str]] = field(default_factory=set)
-    """Kind (`part`, `slot`, `host`, `rack`) and id of each lemon, which is something that fails again and again."""
+    """Kind and id of each lemon: a `part`, `slot`, `host` or `rack` that fails again and again."""
     effects: set[tuple[str, str, str]] = field(default_factory=lambda: set(DRIVER_EFFECTS))
     """Figure, old driver and new driver of each driver update that changed the figure."""
 
@@ -75,7 +78,7 @@ class FleetHistory:
         self._levels: dict[str, float] = {}
         self._serial_count = 0
         self.serials = {place: self._new_serial() for place in self._places()}
-        self.planted = Planted()
+        self.planted = Faults()
         self._plant()
 
     def _places(self) -> Iterator[tuple[str, str]]:
@@ -175,7 +178,8 @@ class FleetHistory:
                 yield _cause(f"{self._rack}-h{host:02}", "", "", "power-lost", "inspect_hardware")
         if month % 4 == 0:
             yield _cause(*self._dimm, "", "dimm-missing", "reseat")
-        yield _cause("r00-h00", "", "", "wrong-setting", "configure")  # in every run: must not make the host a lemon
+        # A wrong setting in every run: the queries must not report the host as a lemon.
+        yield _cause("r00-h00", "", "", "wrong-setting", "configure")
 
     def _repair(self, causes: list[dict[str, Any]]) -> None:
         """Replace the GPUs to be returned (`rma`), except the planted lemon, which passes again without a repair."""
@@ -237,9 +241,9 @@ def _figure(place: dict[str, str], slot: str, serial: str, name: str, settings: 
             "unit": unit, "value": value, "accepted": decision == "accepted"}  # fmt: skip
 
 
-def found_faults(history: History) -> Planted:
+def found_faults(history: History) -> Faults:
     """Return the faults that the queries of the history find."""
-    return Planted(
+    return Faults(
         drifts={(item.level, item.id): item.shape for item in drifts(history)},
         lemons={(item.kind, item.id) for item in lemons(history) if item.is_lemon},
         effects={(item.name, item.old, item.new) for item in driver_effects(history) if item.finding == CLEAR},

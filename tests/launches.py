@@ -24,10 +24,10 @@ def launch_program(
     channel: Any = None,
     **fields: Any,
 ) -> Record:
-    """Run a program under the supervisor and return the record of this host with the outcome of the launch, as `run_launch` does.
+    """Run a program under the supervisor. Like `run_launch`, return the host's record, which has the outcome of the launch.
 
-    `arguments`, `environment` and `ranks` are the fields of Command. `fields` are further fields of LaunchSpec, or replace those
-    set here.
+    `arguments`, `environment` and `ranks` are the fields of Command. `fields` are fields of LaunchSpec; they take precedence over
+    those set here.
     """
     spec = LaunchSpec(
         **{

@@ -67,16 +67,16 @@ class MutationScope:
 
     Files whose tests launch real ranks or judge whole fleets are left out, because they take too long."""
     min_score: float
-    """Share of the mutants (0 to 1) that the tests must at least detect."""
+    """Smallest share of the mutants (0 to 1) that the tests must detect."""
     ends_processes: bool = False
     """Whether a mutant may kill arbitrary processes, so that it needs its own PID namespace."""
 
     def chosen(self, name: str, wanted: list[str]) -> list[str]:
-        """Return what to mutate in this scope: all its targets if `wanted` names the scope, else the matching part of `wanted`.
+        """Return all targets of this scope if `wanted` names the scope, else the entries of `wanted` whose file is in the scope.
 
         Args:
             name: name of this scope.
-            wanted: scopes, files and functions from the command line. A file or function matches if its file is in the scope.
+            wanted: names of scopes, `FILE` and `FILE:FUNCTION` from the command line.
         """
         files = {target.partition(":")[0] for target in self.targets}
         return (
@@ -139,11 +139,11 @@ MAX_EXTRA_S = 15.0
 MAX_FILE_S = 400.0
 """Limit of elapsed time for all tests of one test file while their lines are traced. If they take longer, none is used."""
 MAX_TESTS_S, MAX_SUPERVISOR_TESTS_S = 30.0, 60.0
-"""Of the tests that execute a line, the fastest are used whose times, measured while tracing, add up to at most this. Tests of
-the supervisor get a higher limit, because they mostly wait."""
+"""Limit of the total time, measured while tracing, of the tests that are used for one line. The fastest tests that execute the
+line are used. Tests of the supervisor get a higher limit, because they mostly wait."""
 MAX_TRACED_CALLS, MAX_SUPERVISOR_TRACED_CALLS = 200, 2000
-"""In each test, the lines of a function are traced only in its first calls, as many as this. The supervisor gets a higher limit,
-because it calls some functions again and again."""
+"""Number of calls of each function that are traced in each test; the lines of later calls are not traced. The supervisor gets a
+higher limit, because it calls some functions again and again."""
 CLONE_NEWNS, CLONE_NEWPID, MS_REC, MS_PRIVATE, PR_SET_PDEATHSIG = 0x20000, 0x20000000, 0x4000, 0x40000, 1
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -438,9 +438,10 @@ class MutationPlugin:
         }
 
     def _write_lines(self, path: Path, items: list[pytest.Item]) -> None:
-        """Run the tests while their lines are traced. Write JSON: `file:line` -> [seconds, test] of each test that executes it.
+        """Run the tests while their lines are traced, and write a JSON object to `path`.
 
-        The key "" has the tests that are not used, because they fail or take too long.
+        The object has `file:line` -> [seconds, test] of each test that executes the line. The key "" has the tests that are not
+        used, because they fail or take too long.
         """
         wanted = {str(ROOT / mutant.file): mutant.file for mutant in self.chosen}
         executed: set[tuple[str, int]] = set()

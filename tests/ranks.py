@@ -85,7 +85,7 @@ def start(module: str, *arguments: str, work: Path, ranks: int = 2, hosts: Seque
 
 
 def start_alone(module: str, *arguments: str, work: Path, **environment: str) -> Ranks:
-    """Start one rank that runs `module` in directory `work`, with the variables `environment` and without those of torchrun."""
+    """Start one rank that runs `module` in the directory `work`. It gets the variables `environment`, but none of torchrun's."""
     return Ranks([_fork(module, arguments, work, work, environment)], work / "output")
 
 
@@ -99,7 +99,7 @@ def _fork(
 
 
 def _run(module: str, arguments: list[str], environment: dict[str, str], directory: Path, work: Path) -> None:
-    os.setsid()  # as torchrun does: Linux may divide CPU time among sessions (autogroup)
+    os.setsid()  # as torchrun does: Linux may divide CPU time among sessions (autogroup), so each rank needs its own
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment}
     torch.set_num_threads(1)  # OMP_NUM_THREADS is set too late: OpenMP read it when torch was imported
     os.chdir(directory)

@@ -32,8 +32,8 @@ def main() -> None:
     """Run the benchmarks that request.json lists, and all cases with injected faults.
 
     For each benchmark that needs the process group, report as `operations` how many collective operations the heartbeat counted.
-    At the end, rank 0 measures torch.compile alone, and writes these observations to the directory `alone`. The caller has hidden
-    the C++ compiler, so torch.compile fails.
+    At the end, rank 0 measures torch.compile without the other rank, and writes these observations to the directory `alone`. The
+    caller has hidden the C++ compiler, so torch.compile fails.
     """
     requested = json.loads(Path("request.json").read_text(encoding="utf-8"))
     stage, settings = requested["stage"], requested["benchmarks"]

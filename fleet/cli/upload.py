@@ -41,7 +41,5 @@ def call(options: argparse.Namespace) -> int:
         print(json.dumps(asdict(result)))
         return 0
     size = f"{result.size_bytes / 1e6:.1f} MB"
-    print(
-        f"uploaded: {counted(len(result.uploaded), 'file')} ({size}), {len(result.unchanged)} unchanged: {result.url}"
-    )
+    print(f"{counted(len(result.uploaded), 'file')} uploaded ({size}), {len(result.unchanged)} unchanged: {result.url}")
     return 0

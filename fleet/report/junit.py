@@ -98,7 +98,7 @@ def render_junit(report: FleetReport) -> Iterator[str]:
 def _fleet(report: FleetReport) -> str:
     """Return the suite of the fleet.
 
-    It has the case `decision`. If the report lists no passes, it also has a case for each criterion and settings with passes.
+    It has the case `decision`. If the report lists no passes, it also has a case for each entry of `report.judged` with passes.
     """
     class_name = _class_name(report, "fleet")
     verdict = _VERDICTS.get(report.decision, INCONCLUSIVE)

@@ -10,7 +10,7 @@ from schemas.scopes import Scope
 
 
 def host_anchor(host: str) -> str:
-    """Return the URL fragment of a host's page: `host=NAME`, with the name percent-encoded and without `#`."""
+    """Return the URL fragment of a host's page: `host=NAME`, without the leading `#`. NAME is percent-encoded."""
     return f"host={quote(clean(host), safe='')}"
 
 
@@ -20,7 +20,7 @@ def host_anchors(report: FleetReport) -> dict[str, str]:
 
 
 def adapter_anchor(host: str, scope: str) -> str:
-    """Return the URL fragment of a network adapter's page: `hca=HOST/NAME`; empty if the scope is not on an adapter.
+    """Return the URL fragment of a network adapter's page: `hca=HOST/NAME`; empty if the scope is that of another part.
 
     If the report has no page for the adapter, the fragment opens the page of the host.
     """

@@ -49,8 +49,8 @@ from schemas.reports import (
 )
 
 MAX_VERDICTS, MAX_VERDICTS_OF_HOST = 20_000, 200
-"""Maximum number of verdicts in a report that leaves out passes, and of one host in it. The second limit applies only if more
-than MAX_VERDICTS verdicts do not pass."""
+"""Maximum number of verdicts in a report that leaves out passes, and maximum number of them on one host. The second maximum
+applies only if more than MAX_VERDICTS verdicts do not pass."""
 
 
 def merge(
@@ -163,11 +163,13 @@ def fleet_report(
 def _host_reports(
     context: RunContext, reports: Mapping[str, HostReport], manifest: Iterable[Verdict]
 ) -> list[HostReport]:
-    """Return the hosts in the order of the plan. Their decisions consider `manifest`: verdicts on ordered parts and on cables.
+    """Return the reports on the hosts, in the order of the plan.
 
-    In a large fleet at most MEASURED_HOSTS hosts keep their measurements: first hosts that were rejected without considering
-    `manifest`, then the others in the order of the plan. `reports` may have the measurements of more hosts, because each process
-    that judged a share of the hosts kept the measurements of some of them.
+    `manifest` are the verdicts on ordered parts and on cables. Each decision is based on them too.
+
+    In a large fleet at most MEASURED_HOSTS hosts keep their measurements: first hosts that are rejected in `reports`, that is
+    before `manifest` is included, then the others, both in the order of the plan. `reports` may have the measurements of more
+    hosts, because each process that judged a share of the hosts kept the measurements of some of them.
     """
     hosts = [reports[host.name] for host in context.plan.hosts]
     if not context.in_full:

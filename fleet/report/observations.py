@@ -37,7 +37,7 @@ COLUMNS = (
 )
 WHOLE_NUMBERS = frozenset({"launch", "samples", "verdicts"})
 NUMBERS = frozenset({"value", "min", "p50", "max", "cv", "limit"})
-"""Columns of numbers, besides WHOLE_NUMBERS. All other columns are text, so that each column of the CSV file has one type."""
+"""Columns of floats. Columns that are neither in NUMBERS nor in WHOLE_NUMBERS are text, so that each column has one type."""
 MISSING = "missing"
 """Status of an expected observation that was not reported. The verdict on it has a row of its own."""
 NOT_LISTED = "not listed"
@@ -65,7 +65,7 @@ class ObservationRow:
     observations if it was a probe or a cell of a scaling study, or if a later launch of the stage replaced it."""
     verdict: Verdict | None = None
     verdicts: int = 0
-    """Number of criteria that judged the observation; `verdict` is the most severe of their verdicts."""
+    """Number of verdicts on the observation. `verdict` is the most severe of them (`_severity`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +98,8 @@ def render_csv(report: FleetReport, evidence: Mapping[str, Evidence], *, all_hos
     """Yield the file in pieces: the header, then one piece per host of the report.
 
     Args:
-        report: the report, with the hosts in the order of the pieces, and the verdicts.
-        evidence: evidence by host, read one host at a time.
+        report: the report. The pieces are in the order of its hosts.
+        evidence: host -> its evidence; used for one host at a time.
         all_hosts: in a large fleet, include the observations of accepted hosts too.
     """
     shared, verdicts = shared_fields(report), by_host(report.verdicts)
@@ -197,7 +197,7 @@ def _find(observations: Sequence[Observation], candidates: Iterable[int], verdic
     """Return the index of the observation that the verdict judges; None if there is none.
 
     A verdict has all parameters of its observation, or only those that the plan states. If several observations match, those with
-    exactly the parameters of the verdict are preferred. Of several such observations, the last one is returned.
+    exactly the parameters of the verdict are preferred. If several remain, the last one is returned.
     """
     params = verdict.params.items()
     matches = []

@@ -30,7 +30,7 @@ from schemas.scopes import Scope
 from schemas.times import seconds_or_nan
 
 MAX_FAILURES = 500
-"""Maximum number of series in each metric of failures. The most severe actions come first."""
+"""Maximum number of series in each metric of failures. If there are more, those with the most severe actions are kept."""
 LABEL_LIMIT = 128
 _FAILURE = ("host", "rack", "gpu", "scope", "serial", "criterion", "action")
 _FIGURE = (*_FAILURE, "name", "stage", "params", "unit", "operator")

@@ -27,7 +27,7 @@ class VerdictChange:
     old: Document | None
     new: Document | None
     absent: str = "not judged"
-    """What the report that lacks the verdict says about it: `not judged`, or `not listed` if that report leaves verdicts out."""
+    """Text for the report that lacks the verdict: `not listed` if that report leaves out verdicts, otherwise `not judged`."""
 
     @property
     def about(self) -> Document:
@@ -118,8 +118,8 @@ def change_lines(old: Document, report: FleetReport, changes: Sequence[VerdictCh
         "gone": "gone",
         "limit": "with different details",
     }
-    counts = ", ".join(f"{count} {words[kind]}" for kind, count in kinds.items()) or "no verdict changed"
-    yield f"{counts}; {same} unchanged"
+    counts = ", ".join(f"{count} {words[kind]}" for kind, count in kinds.items())
+    yield f"{f'verdicts: {counts}' if counts else 'no verdict changed'}; {same} unchanged"
     for change in changes[:MAX_LINES]:
         yield f"{change.kind}: {change}"
     if len(changes) > MAX_LINES:

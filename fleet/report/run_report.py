@@ -55,7 +55,7 @@ def report_of(run: Run, packs: Sequence[Pack], *, jobs: int | None = None) -> Fl
     """Return the report on a run.
 
     Args:
-        run: from `load`.
+        run: the run, from `fleet.records.load.load`.
         packs: every pack that may apply.
         jobs: number of processes; None: one for few hosts, else one per processor.
     """
@@ -139,7 +139,10 @@ def _judge(job: _Job, share: Share) -> _Judged:
 def _only_host(
     plan: Plan, gang_report: FleetReport, report: HostReport, diff: BaselineDiff, cables: Cables
 ) -> FleetReport:
-    """Return `gang_report` reduced to one host (`report`). For a host without a gang, `gang_report` is on that host alone."""
+    """Return `gang_report` reduced to one host (`report`).
+
+    `gang_report` is on all hosts of its gang (the hosts of one multi-node launch), or on the host alone if it has no gang.
+    """
     verdicts = tuple(verdict for verdict in gang_report.verdicts if verdict.host == report.name)
     causes = diagnose(verdicts, plan.gangs(), cables)
     versions = compare_versions(plan, [report], shipped_advisories())

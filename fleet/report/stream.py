@@ -15,7 +15,7 @@ _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
 
 
 def is_temporary(name: str) -> bool:
-    """Return whether `name` is the name of a temporary file of `replacing` or `documents.write_text`: of an unfinished write."""
+    """Return whether `name` has the form of the names that `replacing` and `documents.write_text` give to temporary files."""
     return bool(_TEMPORARY.fullmatch(name))
 
 

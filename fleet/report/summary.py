@@ -149,7 +149,7 @@ def shared_machines(machines: Sequence[Sequence[str]]) -> Iterator[SummaryLine]:
     """Yield a caveat if several hosts of the run are one machine. `machines`: for each such machine, the names of its hosts."""
     if machines:
         more = f"; {counted(len(machines) - MAX_MACHINES, 'more machine')}" if len(machines) > MAX_MACHINES else ""
-        groups = "; ".join(f"{_names(hosts, MAX_GANG_NAMES)} share the machine" for hosts in machines[:MAX_MACHINES])
+        groups = "; ".join(f"{_names(hosts, MAX_GANG_NAMES)} share a machine" for hosts in machines[:MAX_MACHINES])
         text = f"{groups}{more} (the same host.boot_id)"
         values = {"hosts": len({host for hosts in machines for host in hosts})}
         yield SummaryLine(kind=LineKind.CAVEAT, title="Hosts on one machine", text=text, values=values)
@@ -158,7 +158,7 @@ def shared_machines(machines: Sequence[Sequence[str]]) -> Iterator[SummaryLine]:
 def untested_gpus(
     hosts: Sequence[PlannedHost], facts: Mapping[str, HostFacts], machines: Sequence[Sequence[str]]
 ) -> Iterator[SummaryLine]:
-    """Yield a caveat if hosts have more GPUs than are under test. `machines`: the names of the hosts that share a machine."""
+    """Yield a caveat if hosts have more GPUs than are under test. `machines`: for each shared machine, the names of its hosts."""
     devices = {host.name: set(host.devices) for host in hosts}
     for names in machines:
         together = set().union(*(devices[name] for name in names))
@@ -200,8 +200,11 @@ def _soak_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
 
 
 def _incomplete_gang_lines(plan: Plan, facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
-    """Yield caveats on each gang whose last finished launch does not include all of its hosts, or of which no launch finished."""
-    # If a rank has no device, the launch finishes on the other hosts but measures nothing. Such a launch has a culprit.
+    """Yield caveats on gangs (a gang: the hosts of one multi-node launch) that were not measured with all of their hosts.
+
+    For each host, the last launch that finished with a result counts. A gang that was launched without a result has a caveat too.
+    """
+    # If a rank has no device, the launch finishes on the other hosts but measures nothing. Such a launch has a `culprit`.
     launches = [(host, launch) for host, of_host in facts.items() for launch in of_host.gang_launches]
     without_result = {(launch.number, launch.members) for _, launch in launches if launch.culprit}
     last = {
@@ -248,7 +251,7 @@ def _check_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
         state = verdict.verdict, verdict.waiver is not None
         part = verdict.host, verdict.part_scope
         states.setdefault(_benchmark(verdict), {}).setdefault(state, set()).add(part)
-        # If a host has no record, or did not run a stage, the verdict on that applies to each benchmark of the stage.
+        # A verdict on the record of a host applies to every benchmark, and a verdict on a stage to every benchmark of this stage.
         for stage in plan.stages:
             if verdict.name in ("record", f"stage.{stage.name}"):
                 for benchmark in stage.benchmarks:
@@ -302,10 +305,11 @@ def cause_lines(
     slots: Mapping[tuple[str, str], str],
     hosts: Iterable[HostReport] = (),
 ) -> list[SummaryLine]:
-    """Return one line per cause that is not waived, the most urgent first; if there are too many, the rest is counted.
+    """Return one line per cause that is not waived, the most urgent first; after _MAX_CAUSES lines, one line counts the rest.
 
-    Every host gets a line before any host gets a second one. The last lines name those of `hosts` that are not accepted and that
-    no cause line names: one line per decision, with at most MAX_OTHER_HOSTS names and the number of the rest.
+    If there are too many causes, the first cause of each host is preferred to further causes of any host. The last lines name
+    those of `hosts` that are not accepted and that no cause line names: one line per decision, with at most MAX_OTHER_HOSTS names
+    and the number of the rest.
 
     Args:
         causes: the causes; `Cause.verdicts` are positions in `verdicts`.
@@ -322,7 +326,7 @@ def cause_lines(
 
 
 def select_causes(causes: Iterable[Cause]) -> tuple[list[Cause], int]:
-    """Return the causes that a summary shows, and the number of the others. Waived causes are not counted."""
+    """Return the causes that a summary shows, and the number of the others. Waived causes are in neither."""
     blocking = [cause for cause in causes if cause.waiver is None]
     first_of_host = {cause.host: number for number, cause in reversed([*enumerate(blocking)])}
     by_need = sorted(range(len(blocking)), key=lambda number: first_of_host[blocking[number].host] != number)
@@ -355,11 +359,11 @@ class CauseText:
     what: str
     """The part, what is wrong with it, its serial and PCI address, and why."""
     checks: str
-    """Name of the leading verdict and number of the others: `xid.count and 280 more checks`."""
+    """Name of the first verdict in `Cause.verdicts`, and number of the other verdicts: `xid.count and 280 more checks`."""
 
 
 def describe_cause(cause: Cause, first: Verdict, slots: Mapping[tuple[str, str], str]) -> CauseText:
-    """Return a cause in words. `first` is its leading verdict; `slots` is the result of `pci_slots`."""
+    """Return a cause in words. `first` is the first of its verdicts; `slots` is the result of `pci_slots`."""
     slot = slots.get((cause.host, Scope.parse(cause.part).device), "") if len(cause.hosts) == 1 else ""
     serial = cause.serial if len(cause.hosts) == 1 else ""
     identity = ", ".join(f"{name} {value}" for name, value in (("serial", serial), ("PCI", slot)) if value)

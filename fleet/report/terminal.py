@@ -19,7 +19,7 @@ _MIN_WIDTH = 60
 
 
 def add_color_option(parser: argparse.ArgumentParser) -> None:
-    """Add `--color` to a verb that prints tables."""
+    """Add `--color` to a subcommand that prints tables."""
     parser.add_argument(
         "--color",
         choices=[AUTO, ALWAYS, NEVER],

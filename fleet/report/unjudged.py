@@ -114,7 +114,10 @@ def uncompared_hosts(plan: Plan, hosts: Sequence[HostReport]) -> list[SummaryLin
 
 
 def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:
-    """Return the benchmarks whose speed was not judged: of their rates and figures in _SPEEDS, none was compared with a limit."""
+    """Return the benchmarks that measured a rate but whose speed was not judged.
+
+    The speed of a benchmark is judged if at least one of its rates or of its figures in _SPEEDS was compared with a limit.
+    """
     rates = {name for _, name, unit in fleet_figures(facts) if unit in RATES}
     with_limit = {row.name for row in judged if row.operator} & (rates | _SPEEDS)
     return {name.split(".")[0] for name in rates} - {name.split(".")[0] for name in with_limit}

@@ -33,7 +33,7 @@ class Versions:
     compared: bool = False
     """Whether any version was compared."""
     vulnerable: dict[tuple[str, str], tuple[MissingFixes, list[str]]] = field(default_factory=dict)
-    """Key in PRODUCTS, and version -> fixes that the version lacks, and the hosts that have it."""
+    """(Key in PRODUCTS, version) -> (fixes that the version lacks, hosts that have the version)."""
     of_distribution: dict[tuple[str, str], list[str]] = field(default_factory=dict)
     """Versions that were not compared: the program is from a package of the distribution, which may have added fixes, or its
     package is unknown.
@@ -51,7 +51,7 @@ def compare_versions(plan: Plan, hosts: Iterable[HostReport], advisories: Adviso
     if plan.rehearsal or plan.simulated or not advisories.products:
         return result
     groups: dict[int, tuple[Mapping[str, str], list[str]]] = {}
-    for host in hosts:  # hosts with the same versions share one object
+    for host in hosts:  # hosts with equal versions share one object `software`, so these versions are compared once
         groups.setdefault(id(host.software), (host.software, []))[1].append(host.name)
     for software, names in groups.values():
         for key, product in PRODUCTS.items():

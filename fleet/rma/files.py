@@ -20,7 +20,7 @@ from schemas.errors import RunError
 
 DIRECTORY = "rma"
 _MAX_READABLE_CHARACTERS = 64
-"""Maximum number of characters that a file name keeps of a text. `-` and a digest of eight characters may follow."""
+"""Maximum number of characters of a text that `safe_file_name` keeps. `-` and a digest of eight characters may follow."""
 _UNSAFE_CHARACTERS = re.compile(r"[^A-Za-z0-9._-]")
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
 """Matches file names that Windows does not allow."""
@@ -31,8 +31,8 @@ _ARCHIVE_TIME = (1980, 1, 1, 0, 0, 0)
 def package_names(documents: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a directory name for the package of each document (`part_document`).
 
-    The name is the serial of the part; if the part has no serial, host and part. If several names are equal, host and part follow
-    the serial. All names are sanitized (`safe_file_name`).
+    The name is the serial of the part; if the part has no serial, host and part. If several names are equal apart from case, host
+    and part are appended to the first 24 characters of each. All names are sanitized (`safe_file_name`).
     """
     locations = [f"{item['slot']['host']}-{item['slot']['place']}" for item in documents]
     serials = [str(item["part"].get("serial", "")) for item in documents]
@@ -50,7 +50,8 @@ def package_names(documents: Sequence[Mapping[str, Any]]) -> list[str]:
 def safe_file_name(text: str) -> str:
     """Return `text` as a file name, with `-` instead of `=`.
 
-    If anything else must be changed, a digest of `text` is appended, so that different texts give different names.
+    If anything else must be changed, a digest of `text` is appended. So two texts give the same name only if they differ in
+    nothing but `=` and `-`.
     """
     cleaned = _UNSAFE_CHARACTERS.sub("_", text.replace("=", "-"))[:_MAX_READABLE_CHARACTERS].lstrip(".-")
     if cleaned == text.replace("=", "-") and cleaned and not _RESERVED.match(cleaned):
@@ -63,7 +64,7 @@ def write_package(run_dir: Path, name: str, files: Mapping[str, str], zipped: bo
     """Write one package to the directory `rma/NAME` in `run_dir`, and return the path of the directory.
 
     If `zipped`, also write the archive `rma/NAME.zip`, and return the path of the archive. Other files in the directory,
-    such as an answer of the vendor, are kept.
+    such as an answer from the vendor, are kept.
 
     Args:
         run_dir: directory of the run.

@@ -23,7 +23,7 @@ class Package:
     """An RMA package that was written."""
 
     path: Path
-    """Its directory, or its archive."""
+    """The archive of the package if one was requested (`--zip`), else its directory."""
     model: str
     """Model of the part; its kind, such as `gpu`, if the model is unknown."""
     slot: str
@@ -73,8 +73,8 @@ def cause_rows(
     Args:
         causes: causes of the report, the most urgent first. The rows have the same order.
         packages: host and scope of a part -> its package.
-        any_action: whether a package counts for every cause of its part. If False, it counts only for causes whose action is in
-            PART_ACTIONS.
+        any_action: True: every cause of a part with a package is listed with the package. False: only those causes are whose
+            action is in PART_ACTIONS.
     """
     rows = []
     for cause in causes:

@@ -12,9 +12,9 @@ from schemas.records import MEASURED
 from schemas.reports import FAIL, Cause, CausePart
 
 PROBLEM = "operator-reason"
-"""`Cause.problem` of such a cause."""
+"""`Cause.problem` of the cause that `with_reason` adds."""
 _KINDS = {readings["serial"]: kind for kind, readings in IDENTITY_READINGS.items() if "serial" in readings}
-"""Name of the reading of a serial -> kind of the part."""
+"""Name of a reading that reports a serial -> kind of the parts that have such a serial."""
 
 
 def parts_with_serial(evidence: Mapping[str, Evidence], hosts: Sequence[str], serial: str) -> list[FailedPart]:

@@ -191,10 +191,10 @@ class _SiblingFigures:
 
 
 def _increase(observations: Iterable[Observation], scope: str) -> float | None:
-    """Return by how much the counter with this scope rose over the observations, which are of one counter.
+    """Return by how much a counter rose at `scope`. `observations` are the readings of the counter at several scopes.
 
-    A reset is treated as in verdicts (`fleet/judge/change.py`). Return 0 for a single reading. Return None without a reading,
-    or if a reading is not a number.
+    A reset of the counter is treated as in verdicts (`fleet/judge/change.py`). Return 0 for a single reading. Return None without
+    a reading, or if a reading is not a number.
     """
     readings = [item for item in observations if item.scope == scope]
     if not readings or any(finite(item.value) is None for item in readings):

@@ -198,7 +198,8 @@ def _files(run: Mapping[str, str]) -> str:
     return "\n".join(
         [
             "- `part.json`: the same data for programs, in SI units",
-            "- `observations.csv`: every observation of this part, and those of other parts that failed because of this part",
+            "- `observations.csv`: every observation of this part; an observation of another part is included if it failed "
+            "because of this part",
             f"- Written by Rackproof {code(run['rackproof'])}. The report on the whole fleet is `report.html` of the run.",
         ]
     )

@@ -1,4 +1,4 @@
-"""List commands that test a failed part again, with Rackproof and with tools of NVIDIA."""
+"""List commands that test a failed part again, with Rackproof and with NVIDIA's tools."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def reproduce_commands(
     )
     commands = [
         _command("acceptance test of all hosts, with the same profile", "control node, in the checkout", playbook_command),
-        _command("acceptance test of this host alone: comparisons and launches with other hosts are missing, so it is incomplete",
+        _command("acceptance test of this host alone, without comparisons and launches with other hosts",
               "control node, in the checkout", f"{playbook_command} --limit {host}"),
         _command("check of health and counters in a few seconds (replace /opt/rackproof if rackproof_prefix is set)", part.host,
               f"sudo {AGENT_BIN}/rackproof doctor{count}"),

@@ -143,7 +143,7 @@ def _columns(currency: str, results: StudyResults) -> tuple[str, ...]:
 
 
 def row_texts(row: CellResult, results: StudyResults) -> tuple[str, ...]:
-    """Return the cells of a row of the table. The last cell is the state and, unless the cell was measured, the reason."""
+    """Return the text of each column of a table row. The last is the state of the cell of the study, with reason or remarks."""
     cost = (_format_or_none(row.cost, _money),)
     return (
         str(row.number),

@@ -1,7 +1,7 @@
 """Draw the results of a scaling study: plots of figures by number of ranks, and a bar with the time of each cell.
 
-A cell is one launch of the study. A series is the cells that differ only in hosts and GPUs. Hookup is the time from the launch to
-the end of the first step.
+A cell is one combination of hosts, GPUs and settings, measured in a launch of its own. A series is the cells that differ only in
+hosts and GPUs. Hookup is the time from the launch to the end of the first step.
 """
 
 from __future__ import annotations

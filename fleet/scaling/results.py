@@ -22,8 +22,8 @@ GANG = "all"
 MEASURED, FAILED, SKIPPED, OPEN = "measured", "failed", "skipped", "open"
 """State of a cell.
 
-MEASURED: all its figures are valid. FAILED: it was launched, but a figure is missing or invalid. SKIPPED: the inventory has too
-few hosts, or the budget is used up. OPEN: not launched yet.
+MEASURED: all its figures are valid. FAILED: it was launched, but has no valid result; `CellResult.reason` states why. SKIPPED:
+the inventory has too few hosts, or the budget is used up. OPEN: not launched yet.
 """
 MAX_LAUNCH_S = 366 * 86400.0
 """Maximum duration of a launch in seconds. A cell whose record has a longer one fails."""
@@ -79,7 +79,7 @@ class CellResult:
     efficiency: float | None = None
     """Throughput per rank, divided by the throughput per rank of cell `against`."""
     against: int = 0
-    """Number of the smallest measured cell with the same batch per rank, epochs, CPUs and precision."""
+    """Number of the measured cell with the fewest ranks and the same batch per rank, epochs, CPUs and precision as this cell."""
     share: float | None = None
     """Throughput divided by the throughput of cell `unconfined`; None if the CPUs of this cell are not limited."""
     unconfined: int = 0
@@ -148,7 +148,7 @@ def evaluate_study(plan: Plan, evidence: Mapping[str, Evidence], *, price: float
 
 
 def next_cell(plan: Plan, evidence: Mapping[str, Evidence], present: Collection[str]) -> Decision:
-    """Return the launch of the first open cell for which enough hosts are present; none if there is no such cell.
+    """Return the launch of the first open cell for which enough hosts with enough GPUs are present; none if no cell is suitable.
 
     Cells are launched one at a time, because two at once would share the network between the hosts.
     """

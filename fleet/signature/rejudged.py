@@ -38,7 +38,7 @@ Its arguments are the run directory, and packs and waivers in addition to those 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """Packs and waivers from the command line, in addition to those of the plan."""
+    """Packs (files with criteria) and waiver files from the command line, in addition to those of the plan."""
 
     criteria: tuple[str, ...] = ()
     waivers: tuple[str, ...] = ()
@@ -61,7 +61,7 @@ def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
 def differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
     """Describe how report.json (`document`) differs from the run judged again (`report`).
 
-    Only if all decisions and verdicts are equal, other fields are compared.
+    Other fields are compared only if all decisions and verdicts are equal.
     """
     if lines := verdict_differences(document, report):
         return lines
@@ -71,7 +71,7 @@ def differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
 
 
 def verdict_differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
-    """Describe each difference between the decisions on the fleet, the decisions on its hosts, and the verdicts."""
+    """Describe each difference in the decision on the fleet, in the decision on a host, or in a verdict."""
     lines = [_difference("decision", document["decision"], report.decision)]
     reported = {host["name"]: host["decision"] for host in document["hosts"]}
     judged = {host.name: host.decision for host in report.hosts}
@@ -87,9 +87,9 @@ def _difference(name: str, reported: str | None, judged: str | None) -> str:
 
 
 def rule_digests(run_dir: Path, rules: Rules) -> dict[str, str]:
-    """Return pack name, or path of a pack or waiver file -> SHA-256, for the files with which the run may be judged.
+    """Return file -> SHA-256 for all shipped packs, the packs that the plan names, and the packs and waiver files in `rules`.
 
-    These are the shipped packs, the packs that the plan names, and the packs and waiver files in `rules`.
+    The key is the name of a shipped pack, or the path of any other file.
 
     Raises:
         UsageError: one of these packs or waiver files cannot be read.

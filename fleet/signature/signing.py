@@ -167,7 +167,7 @@ def verify(
         UsageError: there is no file of allowed signers.
     """
     if not (run_dir / SUMS).exists() or not (run_dir / SIGNATURE).exists():
-        raise RunError(f"{run_dir}: not signed: {SUMS} or {SIGNATURE} is missing: rackproof sign {run_dir} --key …")
+        raise RunError(f"{run_dir}: not signed: {SUMS} or {SIGNATURE} is missing: run rackproof sign {run_dir} --key …")
     data = read(run_dir / SUMS)
     try:
         signer = str(ssh.verify(data, run_dir / SIGNATURE, allowed, identity))
@@ -210,8 +210,8 @@ def _with_judgement(
 ) -> Verification:
     """Judge the run again and add the result.
 
-    If packs, waivers or Rackproof have changed since the run was signed, they may be the cause of a difference. Then the result
-    is UNCONFIRMED, not CHANGED.
+    If the report does not match the records, the result is CHANGED. But if packs, waivers or Rackproof have changed since the run
+    was signed, this may be the reason, so the result is UNCONFIRMED.
     """
     try:
         current = rule_digests(run_dir, rules)

@@ -94,7 +94,7 @@ def _reason_invalid(done: subprocess.CompletedProcess[str], data: bytes, signatu
     if not check.returncode and (match := _KEY.search(check.stdout)):
         return (
             f"made with key {match[1]} {match[2]}, which is not the key of an allowed signer "
-            f"for the namespace {NAMESPACE} at this time"
+            f"whose entry is valid now and for the namespace {NAMESPACE}"
         )
     output = (done.stderr or done.stdout).strip().splitlines()
     return f"does not match the checksums: {output[-1] if output else 'ssh-keygen rejected it'}"

@@ -18,7 +18,7 @@ class Compared:
     """The result of rendering the files again and comparing checksums."""
 
     differ: tuple[str, ...]
-    """Names of the files that differ, whichever flags of `rackproof report` they are rendered with."""
+    """Names of the files that no set of `rackproof report` flags renders with the same checksum."""
     not_rendered: Mapping[str, str]
     """Name of a file that cannot be rendered on this machine -> why."""
 

@@ -72,7 +72,7 @@ class FaultyHost:
 
     @staticmethod
     def is_early(document: Doc, snapshot: Doc) -> bool:
-        """Return whether a snapshot was taken before the first launch of the host. Faults under load do not show in it."""
+        """Return whether a snapshot was taken before the first launch of the host. It does not show faults under load."""
         return "gang" not in document and (snapshot["stage"] == PREFLIGHT or snapshot["phase"] == "before")
 
     def set_reading(self, name: str, value: Any, scope: str = "", **snapshots: Any) -> None:
@@ -132,7 +132,7 @@ class Effect:
     """Which pairs of hosts are slow.
 
     HOST: every pair with the faulty host. PATH: only its pair with the next host of the gang. SWITCH: every pair with a host at
-    the same leaf switch. RAIL: all pairs.
+    the leaf switch of the faulty host. RAIL: all pairs.
     """
 
 
@@ -152,7 +152,7 @@ class Fault:
     of_bmc: bool = False
     """Whether the fault shows only in the readings of the BMC."""
     breaks_domain: bool = False
-    """Whether NCCL cannot use NVLink between this host and other hosts of its NVLink domain. The host must be in a domain."""
+    """Whether the fault prevents NCCL from using NVLink between the hosts of the NVLink domain. The host must be in a domain."""
     least_gpus: int = 1
     """Minimum number of GPUs that a host must have for this fault."""
     of_storage: bool = False
@@ -519,7 +519,7 @@ def _degrading_cable(host: FaultyHost) -> None:
 
 
 def _missing_dimm(host: FaultyHost) -> None:
-    """Empty a memory slot, so that the host has less memory, and one socket uses a channel less than the other."""
+    """Empty a memory slot, so that the host has less memory and one socket uses fewer memory channels than the other."""
     share = (len(SLOTS) - 1) / len(SLOTS)
     host.set_reading("host.dimm.populated", False, FAULTY_SLOT, late=False)
     for name in OF_MODULE:
@@ -645,7 +645,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("dark_lane", "an optical module of the host receives no light on one lane", apply=_dark_lane, of_gpu=False),
         Fault("degrading_cable", "a port of the host loses data in each launch", apply=_degrading_cable, of_gpu=False),
         Fault("missing_dimm", "memory module missing, or not detected by the firmware", apply=_missing_dimm, of_gpu=False),
-        Fault("slow_dimm", "memory module for a lower speed than the others", apply=_slow_dimm, of_gpu=False),
+        Fault("slow_dimm", "memory module rated for a lower speed than the others", apply=_slow_dimm, of_gpu=False),
         Fault("slow_host", "half the bandwidth to every other host", apply=_no_change, of_gpu=False,
               in_gang=_on_every_rail(0.5)),
         Fault("swapped_cables", "cables of two adapters swapped: those of one GPU and of the next GPU", apply=_swapped_cables,
@@ -667,9 +667,9 @@ FAULTS: Mapping[str, Fault] = {
               apply=_slow_storage_client, of_gpu=False, of_storage=True),
         Fault("storage_wrong_byte", "one byte of the host's checkpoint is stored wrong (needs --storage)",
               apply=_storage_wrong_byte, of_gpu=False, of_storage=True),
-        Fault("hung", "benchmarks do not finish: ended at the deadline", apply=_hung,
+        Fault("hung", "benchmarks do not finish, so the launch is ended at its deadline", apply=_hung,
               in_gang=lambda _: Effect(ended_by="rank_silent")),
-        Fault("unreachable", "SSH not reachable from the start", apply=_unreachable, of_gpu=False, is_unreachable=True),
+        Fault("unreachable", "host not reachable over SSH during the run", apply=_unreachable, of_gpu=False, is_unreachable=True),
         Fault("no_record", "record of the host never fetched", apply=_no_record, of_gpu=False),
         Fault("truncated_record", "record of the host truncated", apply=_truncated_record, of_gpu=False),
         Fault("stale_record", "record of the host from an earlier run", apply=_stale_record, of_gpu=False),

@@ -34,9 +34,12 @@ Doc = dict[str, Any]
 LARGE_BYTES = 1 << 20
 """A collective of at least this size is large: bandwidth, not latency, determines its duration."""
 MIN_NVLS_RANKS = 8
-"""Assumed number of GPUs of a host from which on NCCL uses NVLink SHARP. NCCL did not use it on the four measured H200."""
+"""Assumed minimum number of ranks on a host with which NCCL uses NVLink SHARP. NCCL did not use it on the four measured H200."""
 _SHUFFLES = {"stress.flop_per_cycle": 1, "stress.power": 2, "stress.temperature": 3}
-"""Figure -> seed that shuffles its values over the levels. The GPU with the best throughput is then not the best in it too."""
+"""Figure -> seed that shuffles its values over the levels.
+
+Without the shuffle, the GPU with the highest throughput would have the highest value of this figure too.
+"""
 HOST_COPIES = ("host_copy.bandwidth", "host_copy.wrong_bytes")
 """Figures with the parameter `devices`: how many GPUs of the host copied at the same time."""
 _RATES = ("throughput", "flops")
@@ -99,7 +102,8 @@ def _scopes(
 def _draw_group(expectation: Expectation) -> str:
     """Return the group of slots of an observation, without its scope. Slots of one group have the same level.
 
-    The figures of one stress load share a group, and so do those of one collective and those of one training.
+    These share a group: all `stress` figures; the figures of one collective with the same placement; and the figures of a
+    benchmark that all ranks measure together with the same parameters.
     """
     first, second = expectation.name.split(".")[:2]
     if first == "stress":
@@ -153,7 +157,8 @@ def _figures_for(
 ) -> Sequence[Mapping[str, Any]]:
     """Return the figures for an expectation: those of the data file, or figures made here.
 
-    Made here are the duration of `verbs`, durations that the data file lacks, and transport and NVLink SHARP of collectives.
+    Made here are the duration of `verbs`, durations that the data file lacks, the transport of collectives between hosts, and
+    whether collectives use NVLink SHARP.
     """
     if expectation.name == DURATION.name and expectation.params.get("benchmark") == VERBS:
         return [{"unit": "s", "value": verbs_seconds(plan, group.stage), "params": dict(expectation.params)}]

@@ -164,7 +164,10 @@ def _leaf(record: Doc) -> Any:
 
 
 def _append_launch(before: Doc, after: Doc) -> Doc:
-    """Return the record of a host after one more launch (`after`). The observations of `before` move into its last launch."""
+    """Return the record `before` of a host, extended by its record of one more launch (`after`).
+
+    The observations of `before` move into the last launch of `before`.
+    """
     *earlier, last = before["launches"]
     if before["observations"]:
         last = {**last, "observations": before["observations"]}

@@ -86,7 +86,7 @@ def read_gpu_data(model: str) -> GpuData:
     """Read the data file of a model.
 
     Raises:
-        UsageError: the model has none.
+        UsageError: the model has no data file.
     """
     if model not in model_names():
         raise UsageError(

@@ -1,4 +1,4 @@
-"""The memory modules of a simulated host, one in each channel of two processors, and the values of faulty ones."""
+"""Readings of the memory modules of a simulated host, which has one module in each memory channel of its two processors."""
 
 from __future__ import annotations
 
@@ -8,19 +8,21 @@ from typing import Any
 Doc = dict[str, Any]
 SLOTS = tuple(f"dimm=P{socket}-DIMM{channel}1" for socket in (1, 2) for channel in "ABCDEFGH")
 FAULTY_SLOT = SLOTS[10]
+"""Slot that a simulated fault empties, or in which it puts a slower module."""
 SIZE, SPEED, LOWER_SPEED = 64 << 30, 4_800_000_000, 4_400_000_000
+"""Size of a module in bytes; its speed in transfers per second; the speed of the slower module in FAULTY_SLOT."""
 LESS_INTERLEAVED = 0.6
-"""Assumed memory bandwidth of a host that lacks the module of one channel, as a share of the bandwidth with all modules."""
+"""Assumed memory bandwidth of a host if FAULTY_SLOT is empty, as a share of the bandwidth with all modules."""
 _USABLE_SHARE = 0.98
-_OF_SLOTS: dict[str, tuple[str, Any]] = {
+_OF_SLOTS: dict[str, tuple[str, Any]] = {  # reading of each slot -> unit, value
     "host.dimm.populated": ("1", True),
     "host.dimm.size": ("B", SIZE),
     "host.dimm.type": ("1", "DDR5"),
     "host.dimm.speed_rated": ("transfers/s", SPEED),
 }
 OF_MODULE = tuple(_OF_SLOTS)[1:]
-"""Readings of a slot that are absent if the slot is empty."""
-_OF_HOST: dict[str, tuple[str, Any]] = {
+"""Names of the readings that an empty slot does not have."""
+_OF_HOST: dict[str, tuple[str, Any]] = {  # reading of the host -> unit, value
     "host.dimm.slot_count": ("1", len(SLOTS)),
     "host.dimm.count": ("1", len(SLOTS)),
     "host.memory.speed": ("transfers/s", SPEED),

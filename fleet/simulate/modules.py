@@ -1,6 +1,6 @@
-"""Readings of the module (the transceiver) at a port that receives too little light or has a degrading cable.
+"""Readings of an optical module (transceiver) for two simulated faults: a lane that receives no light, and a degrading cable.
 
-Healthy simulated hosts have no readings of modules, like real hosts without mlxlink.
+Healthy simulated hosts have no readings of modules, like real hosts on which the program mlxlink is not installed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PORT = "hca=mlx5_0,port=1"
 LANES, DARK = (1, 2, 3, 4), 3
 """Lanes of the module, and the lane that receives no light."""
 _LIGHT_W = 1.5e-3
-"""Optical power that a lane receives if it has no fault."""
+"""Optical power in watts that a lane without a fault receives."""
 _MODULE = {"vendor": "SIMULATED", "part_number": "SIM-OSFP-400", "serial": "SIM0000001", "firmware_version": "1.0"}
 _COUNTERS = ("port.symbol_errors", "port.fec_uncorrectable", "port.link_downs")
 
@@ -31,7 +31,7 @@ def module_with_dark_lane() -> list[dict[str, Any]]:
 
 
 def module_on_degrading_cable(launches: int) -> list[dict[str, Any]]:
-    """Return the readings of a module after `launches` launches. Its port counted errors in each, but the link stayed up."""
+    """Return the readings of a module after `launches` launches. In each, the port counted errors, but the link stayed up."""
     errors = {name: count * launches for name, count in zip(_COUNTERS, (4000, 12, 0), strict=True)}
     power = dict.fromkeys(LANES, _LIGHT_W)
     counters = [_metric(name, {PORT: count}) for name, count in errors.items()]

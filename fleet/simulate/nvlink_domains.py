@@ -1,7 +1,8 @@
-"""Make the hosts of a simulated rack one NVLink domain: its cluster UUID, the connections of IMEX, and NCCL's transport.
+"""Change the records of the hosts of a simulated rack so that the rack is one NVLink domain.
 
-No record of a real rack with an NVLink domain exists, so the readings have the form in which NVIDIA's programs report them. The
-figures of benchmarks stay those of hosts without NVLink between them.
+The hosts get a common cluster UUID and clique ID, the state of IMEX (the daemon with which hosts share GPU memory), and NCCL's
+transport over NVLink. No record of a real NVLink domain was available, so these readings imitate the output of NVIDIA's programs,
+and the bandwidths and latencies of the benchmarks stay those of hosts without NVLink between them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def join_domain(
     """Change the records of a host so that the host is in the NVLink domain of its rack.
 
     Args:
-        documents: kind of record (`host` or `gang`) -> the record of this kind of the host.
+        documents: kind of record (`host` or `gang`) -> the host's record of this kind.
         members: names of the hosts of the domain, in the order in which IMEX numbers them.
         host: name of the host.
         rack: number of the rack.

@@ -1,6 +1,6 @@
-"""The RDMA ports of a simulated host, one InfiniBand port for each GPU.
+"""Make the readings of the RDMA ports of a simulated host, and the figures that the benchmark `verbs` measures for the ports.
 
-This module makes the readings of the ports, and the figures that the benchmark `verbs` measures for them.
+A simulated host has one InfiniBand port for each GPU.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def _metric(name: str, values: Mapping[str, Any]) -> Doc:
 def verbs_seconds(plan: Plan, stage: str) -> float:
     """Return the seconds that `verbs` takes in a stage.
 
-    In the stage `gang` these are the seconds of the gang with the most rounds, in any other stage those of the host with the most
-    ports.
+    In the stage `gang`, `verbs` tests pairs of hosts in rounds: return the seconds of the gang with the most rounds. In any other
+    stage, each host tests its ports one after the other: return the seconds of the host with the most ports.
     """
     chosen = settings(VERBS, plan.stage(stage).benchmarks[VERBS])
     in_gang = stage == GANG
@@ -121,7 +121,7 @@ def _is_share(figure: PortFigure) -> bool:
 
 
 def _group(figure: PortFigure, rail: int, partner: int | str) -> str:
-    """Return the group of the template slots of one test. One group for all figures of a test gives them the same level."""
+    """Return the group of a figure (see `template.Slot`). All figures of one test have the same group, and so the same level."""
     return f"{figure.test}/{rail}/{partner}/{sorted(figure.params.items())}"
 
 
@@ -176,9 +176,9 @@ def _values(median: float, deviation: float) -> list[float]:
 
 
 def update_best(document: Doc) -> None:
-    """Compute the figure BEST of each port again, after its `verbs.rate_ratio` was changed in the gang record `document`.
+    """Compute the figure BEST of each port again, after `verbs.rate_ratio` of a port was changed in the gang record `document`.
 
-    BEST is the greatest `verbs.rate_ratio` of the port over all partners, in the test of SHARE.
+    BEST is the greatest `verbs.rate_ratio` of the port over all partners, in the test with the parameters SHARE.
     """
     shares: dict[str, list[float]] = {}
     for item in document["observations"]:

@@ -34,10 +34,10 @@ Doc = dict[str, Any]
 ALL, JUDGED = "all", "judged"
 """Readings that a record has: all, or only those that a criterion names and a few more, which keeps the records small."""
 _ALWAYS_INCLUDED = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "infiniband.link_layer", "collector.")
-"""Name prefixes of readings that a record has in both cases, whether a criterion names them or not."""
+"""Name prefixes of readings that a record has with ALL and with JUDGED, whether a criterion names them or not."""
 _REPORTED_TOGETHER = frozenset({*TOGETHER, MODULE, *OF_MODULES})
-"""Readings that the agent always reports together with certain other readings (see `derived_readings`). A record has them in both
-cases, because the judge misses them in a record that has the other readings."""
+"""Readings that the agent always reports together with certain other readings (see `derived_readings`). A record has them with
+ALL and with JUDGED, because the judge reports them as missing if the record has only the other readings."""
 NVLINKS = 18
 """Number of NVLinks of each GPU."""
 READINGS_GPUS = 4
@@ -51,9 +51,9 @@ PROPORTIONAL_READINGS = (
 )
 """Readings that are proportional to the number of GPUs of the host."""
 TIMES = {"gpu.throttle.time": 38.6}
-"""Counter of seconds that rises under load -> its highest value in the data file, from the end of a real run."""
+"""Reading that counts seconds and rises under load -> its highest value in the data file, from the end of a real run."""
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
-"""Readings whose value is the number of GPUs, if their scope is the host."""
+"""Readings whose value for the host is its number of GPUs."""
 DURING_GANG = "during the gang launch"
 """Source of the readings of a snapshot during a gang launch. These are the readings of the phase `during` in the data file, but
 counters have their values of the phase `after`: the host record already has these values, and a counter must not fall."""
@@ -316,7 +316,7 @@ def _launch(plan: Plan, stage: str, members: Any, ranks: Any, began: float, ende
 
 @cache
 def judged_names() -> tuple[str, ...]:
-    """Return the names, some of them patterns such as `launch.*`, in the criteria of the shipped packs."""
+    """Return the names of readings and figures in the criteria of the shipped packs. Some are patterns such as `launch.*`."""
     return tuple({criterion.name for pack in read_packs([]) for criterion in pack.criteria})
 
 
@@ -326,7 +326,7 @@ def _is_wanted(name: str, readings: str) -> bool:
 
 
 def _metrics(data: GpuData, shape: RecordShape, phase: str, at: float, loaded_s: float) -> Iterator[Doc]:
-    """Yield the metrics of one snapshot that are in the data file, without those of InfiniBand.
+    """Yield the metrics of one snapshot from the data file, except those of InfiniBand.
 
     Args:
         data: data file of the GPU model.
@@ -359,7 +359,7 @@ def _values(
     """Yield scope and value of each reading of a metric."""
     for general_scope, value in readings.items():
         if name in TIMES and isinstance(value, list):
-            # The real run may have been longer than the simulated one: scale its times to at most 45 % of `loaded_s`.
+            # The real run may have been longer than the simulated one: scale the value so that it is at most 45 % of `loaded_s`.
             value = [number * min(1.0, 0.45 * loaded_s / TIMES[name]) for number in value]
         for gpu, scope in _scopes(general_scope, devices):
             yield scope, _value(name, value, gpu, devices, at)
@@ -423,7 +423,7 @@ def host_values(
 ) -> dict[str, str]:
     """Return placeholder -> its text for a host: run, name, identities of boot and GPUs, cables and ports.
 
-    All but those of the run are the same in every simulated run.
+    All texts except those in `run` are the same in every simulated run.
 
     Args:
         run: run id and nonce.
@@ -439,5 +439,5 @@ def host_values(
 
 
 def serial(number: int, gpu: int) -> str:
-    """Return the serial of a simulated GPU, which no real GPU has."""
+    """Return the serial of a simulated GPU. No real GPU has such a serial."""
     return f"SIM{number:06d}{gpu:02d}"

@@ -9,14 +9,15 @@ from typing import Any
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 HOST, GANG = "host", "gang"
-"""Which random draw sets the level of a slot (the index in `Slot.texts`): one for each host, or one for all hosts of a gang."""
+"""How the level of a slot (an index in `Slot.texts`) is drawn at random: once for each host, or once for all hosts of a gang."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
     """A random value in a document: one of several JSON texts, which the level selects.
 
-    If the slot is the value of the key `**` of an object, each text is one or more members of that object, as `"value":1.5`.
+    If the slot is the value of the key `**` of an object, each text is one or more members of that object,
+    such as `"value":1.5`.
     """
 
     texts: Sequence[str]
@@ -28,7 +29,7 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Greatest:
-    """The greatest value of several slots, which are in different groups whose levels are drawn for each host.
+    """The greatest value of several slots. Each slot is in a group of its own, whose level is drawn for each host.
 
     All these slots have the same `texts`.
     """
@@ -36,11 +37,12 @@ class Greatest:
     texts: Sequence[str]
     """One text for each level, with one member, such as `"value":1.5`."""
     groups: Sequence[str]
+    """The groups of the slots."""
 
 
 @dataclass(frozen=True)
 class Placeholder:
-    """A value that `Template.render` gets by name. Its text replaces the `%s` in `form`."""
+    """A value whose text is passed to `Template.render` under `name`. The text replaces the `%s` in `form`."""
 
     name: str
     form: str = '"%s"'
@@ -53,10 +55,10 @@ class Template:
     pieces: list[str] = field(default_factory=lambda: [""])
     """The fixed text before, between and after the slots."""
     slots: list[tuple[Sequence[str], str, int]] = field(default_factory=list)
-    """For each slot: its texts, which draw sets its level (empty for a placeholder or `Greatest`), and its group number."""
+    """For each slot: its texts, `HOST` or `GANG` (empty for a placeholder or `Greatest`), and the number of its group."""
     placeholders: dict[str, list[str]] = field(default_factory=dict)
-    """Name of a placeholder -> a list with its text only. Placeholders with the same name share the list, so `render` sets
-    all of them at once."""
+    """Name of a placeholder -> a list whose only item is the text. Placeholders with the same name share the list, so `render`
+    sets all of them at once."""
     groups: dict[str, dict[str, int]] = field(default_factory=lambda: {HOST: {}, GANG: {}})
     """`HOST` or `GANG` -> group -> number of the group."""
     greatest: dict[int, Greatest] = field(default_factory=dict)

@@ -56,7 +56,7 @@ def make_timeline(stage: str, devices: int, durations: Mapping[str, float], star
 def _gpu_series(
     generator: random.Random, began_s: Mapping[str, float], end_s: float, bucket_s: float
 ) -> dict[str, str]:
-    """Return name -> series of one GPU: for each time bucket a word such as `693-4+8` (see `schemas/trace.py`)."""
+    """Return name -> series of one GPU. It has a word for each time bucket: `693-4+8` is mean 693, minimum 689, maximum 701."""
     series: dict[str, list[str]] = {name: [] for name in SPREADS}
     power_factor, temperature = generator.gauss(1.0, 0.008), IDLE_TEMPERATURE_CEL + IDLE_LOAD[0] * KELVIN_PER_W
     for index in range(max(1, int(end_s / bucket_s))):
@@ -95,7 +95,7 @@ def throttle(series: dict[str, str], *, watts: int, mhz: int, hot_cel: int = 0) 
 
 
 def lose_gpu(timeline: dict[str, Any], gpu: str, reason: str, *, after_share: float = 0.0) -> None:
-    """End the series of a GPU after the share `after_share` of the launch; if it is 0, remove them. Record the reason."""
+    """End the series of a GPU after `after_share` of the launch (0: remove the series), and record the reason."""
     series = timeline["gpus"].pop(gpu)
     if after_share:
         timeline["gpus"][gpu] = {

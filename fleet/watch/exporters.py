@@ -45,9 +45,9 @@ class StageReport:
     """Seconds from the agent's last update of the metrics to the deadline of the stage, both by the host's clock; None if the
     stage is not running, or if not reported."""
     expected_s: float | None = None
-    """Seconds from the same update to the expected end of the stage; None as for `remaining_s`."""
+    """Seconds from the same update to the expected end of the stage; None if the stage is not running, or if not reported."""
     benchmark: str = ""
-    """The benchmark that most ranks run; empty if the stage is not running, or if not reported."""
+    """The benchmark that the largest number of ranks runs; empty if the stage is not running, or if not reported."""
 
 
 class Exporters:
@@ -64,7 +64,7 @@ class Exporters:
         self._started = False
 
     def stage_reports(self, host: str) -> Mapping[str, StageReport]:
-        """Return stage -> the report on it in the last successful scrape of the host; empty if there was no such scrape."""
+        """Return stage -> its state in the last successful scrape of the host's exporter; empty if there was no such scrape."""
         with self._lock:
             return self._stage_reports.get(host, {})
 
@@ -79,7 +79,7 @@ class Exporters:
         Args:
             hosts: names of the hosts.
             targets: path of the file with the exporters' addresses; empty: `prometheus/RUN_ID.json` beside the run directory.
-            background: return at once, and let a thread scrape the hosts repeatedly; if false, scrape them once before returning.
+            background: whether to return at once while a thread scrapes the hosts repeatedly; if false, scrape them once first.
         """
         with self._lock:
             self._hosts, self._targets_path = frozenset(hosts), targets
@@ -165,7 +165,7 @@ def fetch(address: str) -> str:
 
 
 def parse_page(page: str, run_id: str, at: float) -> dict[str, StageReport]:
-    """Return stage -> the report on it in a metrics page; empty if the page is not about this run.
+    """Return stage -> its state in a metrics page; empty if the page is not about this run.
 
     `at` is the time of the scrape in seconds since 1970.
     """
@@ -201,7 +201,7 @@ def parse_page(page: str, run_id: str, at: float) -> dict[str, StageReport]:
 
 
 def _main_benchmark(samples: list[tuple[str, dict[str, str], float]], stage: str) -> str:
-    """Return the benchmark that most ranks run; empty if not reported."""
+    """Return the benchmark that the largest number of ranks runs; empty if not reported."""
     rank_counts: Counter[str] = Counter()
     for name, labels, value in samples:
         if name == "rackproof_stage_ranks" and labels.get("stage") == stage:

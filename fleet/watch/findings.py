@@ -49,7 +49,7 @@ class LiveFindings:
     outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Host -> stage -> outcome of its last launch."""
     problems: tuple[str, ...] = ()
-    """For each record that could not be read, why; or why the records could not be judged. One line for each problem."""
+    """Why single records are rejected, or why the records could not be judged; one line for each problem."""
 
 
 class LiveJudge:
@@ -86,7 +86,7 @@ class LiveJudge:
         if self._read_changed() or not self.findings.at:
             try:
                 self.findings = self._judge_all()
-            except Exception as error:  # noqa: BLE001 - only `rackproof report` exits with this error
+            except Exception as error:  # noqa: BLE001 - `rackproof watch` continues; `rackproof report` reports the error
                 problem = f"the records cannot be judged: {type(error).__name__}: {error}"
                 self.findings = LiveFindings(expected=len(self._paths()), problems=(problem,))
 
@@ -148,7 +148,7 @@ def _stage_outcomes(records: list[Record]) -> dict[str, str]:
     """Return stage -> outcome of its last launch. The stage `soak` has the outcome of the whole soak, and only after its end."""
     outcomes = {launch.stage: launch.outcome for record in records for launch in record.launches}
     for soak in (record.soak for record in records if record.soak):
-        outcomes.pop(SOAK, None)  # this outcome is that of a round
+        outcomes.pop(SOAK, None)  # the outcome of a single round of the soak
         if soak.ended:
             outcomes[SOAK] = "failed" if soak.reason else "finished"
     return outcomes

@@ -25,7 +25,7 @@ SILENT_S = 300.0
 
 
 def changes(old: View | None, new: View) -> list[str]:
-    """Return a line for each difference between two views, or for the state of the run if `old` is None."""
+    """Return a line for each difference between two views. If `old` is None, return lines for the current state of the run."""
     lines = [*_run_changes(old, new), *_state_changes(old, new), *_new_findings(old, new), *_end(old, new)]
     return [_log_line(new.at, line) for line in lines]
 
@@ -47,9 +47,9 @@ def _run_changes(old: View | None, new: View) -> Iterator[str]:
 
 
 def _state_changes(old: View | None, new: View) -> Iterator[str]:
-    """Yield a line with the reason for each host that has failed or needs attention since the old view.
+    """Yield a line with the reason for each host that failed or became unreachable, or whose `trouble` is no longer empty.
 
-    Yield a single line for all other hosts with the same new state in a stage, because hundreds of hosts can change at once.
+    Other hosts that entered the same state of a stage share one line, because hundreds of hosts can change at once.
     """
     before = {host.name: host for host in old.hosts} if old else {}
     hosts_by_change: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -109,8 +109,8 @@ def _heartbeat(view: View) -> tuple[str, str]:
     """Return a line such as `benchmark: 3 of 4 hosts done, r12-h07 61 %`, and its ending, such as `, about 1 min 10 s left`.
 
     The ending is `, at most … left` if the expected end is unknown for a host, but a deadline is known. If the task does not wait
-    for a stage, the ending is the time since the start of the task, such as ` for 20 s`. Both are empty if the task is running on
-    no host.
+    for a stage, the ending is the time since the start of the task, such as ` for 20 s`. If the task is running on no host, line
+    and ending are empty.
     """
     if not view.pending:
         return "", ""
@@ -136,7 +136,7 @@ def _time_left(pending: list[HostStatus]) -> str:
 
 
 def _progress(pending: list[HostStatus], stage: str) -> str:
-    """Return the progress of each host; if there are many, only the least progress with its host, and the greatest."""
+    """Return the progress of each host; for more than NAMED_HOSTS / 2 hosts, only the lowest (with its host) and the highest."""
     if len(pending) <= NAMED_HOSTS // 2:
         return ", ".join(f"{host.name} {_host_progress(host, stage)}" for host in pending)
     shares = {host.name: share for host in pending if (share := host.cells[stage].progress) is not None}

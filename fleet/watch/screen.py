@@ -45,8 +45,8 @@ MIN_HOST_COLUMNS, MAX_STATE_COLUMNS, MIN_NOTE_COLUMNS = 12, 14, 14
 FINDING_LIMIT = 1000
 """Maximum number of characters of a finding."""
 FINDINGS_SHARE = 3
-"""If the window is too small, findings get 1/FINDINGS_SHARE of the lines below the head, but at least two lines, and more if the
-table of hosts needs fewer lines than the rest."""
+"""If the window has too few lines for all hosts and findings, 1/FINDINGS_SHARE of the lines below the head (the state of the run
+and its stages) are for findings, but at least two lines. Lines that the table of hosts does not need are for findings too."""
 
 
 @contextlib.contextmanager
@@ -118,7 +118,7 @@ class RunScreen:
 
 
 def _one_line(text: str, style: str = "") -> Text:
-    """Return sanitized text, which is cut rather than wrapped if it is wider than its place."""
+    """Return sanitized text, which is cut instead of wrapped if it is wider than the window or its table column."""
     return Text(clean(text), style, no_wrap=True, overflow="ellipsis")
 
 
@@ -172,7 +172,7 @@ def _state_counts(view: View, stage: str) -> Text:
 
 
 def _host_table(view: View, hosts: Sequence[HostStatus], columns: int, rows: int | None = None) -> RenderableType:
-    """Return the table of hosts. If it has more than `rows` rows, its last row is the number of hosts that are not shown."""
+    """Return the table of hosts. If it needs more than `rows` lines, its last line is the number of hosts that are not shown."""
     hidden: Sequence[HostStatus] = ()
     if rows is not None and len(hosts) > rows - 1:
         by_attention = sorted(hosts, key=attention_rank)  # stable: ties keep the order of the inventory
@@ -246,7 +246,8 @@ def _note(host: HostStatus) -> str:
 def _count_by_stage(hosts: Iterable[HostStatus]) -> str:
     """Return how many hosts are in which state of which stage, such as `9 benchmark running, 390 benchmark done`.
 
-    The stage of a host is the last one that has begun on it. Only the four most common results are returned.
+    The stage of a host is the last one that has begun on it. Only the four most common combinations of stage and state
+    are returned.
     """
     counts: Counter[str] = Counter()
     for host in hosts:
@@ -259,7 +260,7 @@ def _count_by_stage(hosts: Iterable[HostStatus]) -> str:
 
 
 def _findings(view: View) -> Iterator[Text]:
-    """Yield an empty line, then the findings. Long lines are wrapped, not cut, since the operator must act on them."""
+    """Yield an empty line, then the findings. Lines wider than the window are wrapped, because the operator needs all text."""
     findings = [_finding(f"note: {note}", STYLES[UNKNOWN]) for note in view.notes]
     findings += [_finding(f"{host.name}: {host.trouble}", STYLES[FAILED]) for host in view.hosts if host.trouble]
     if view.summary:

@@ -19,8 +19,8 @@ class StageCell:
 
     state: str
     progress: float | None = None
-    """Share of the expected duration that has passed; if no duration is known, share of the expected observations that have been
-    made. None: unknown."""
+    """Share of the stage that is done, from 0 to 1: of its expected duration or, if no duration is known, of its expected
+    observations. None: unknown."""
     since: float | None = None
     """When the stage entered this state, in seconds since 1970; None: unknown."""
 
@@ -136,7 +136,7 @@ def expected_s(hosts: Sequence[HostStatus], stages_s: Mapping[str, float]) -> fl
     waiting. None if no stage is running or waiting, or if the expected end of a running stage is unknown on any host.
 
     Args:
-        hosts: all hosts of the run. The stages with the state `left`, after the host left the run, are not counted.
+        hosts: all hosts of the run. The stages that a host will not reach because it left the run (`left`) do not count.
         stages_s: stage -> its expected duration in seconds; empty if the durations are unknown.
     """
     current = [host for host in hosts if any(host.cells[stage].state == RUNNING for stage in stages_s)]

@@ -5,7 +5,7 @@ If no host is left to run the last play, the plugin writes the report itself.
 `events.jsonl` has each failed or unreachable host, with task and message, and the hosts that completed each play. The report
 needs these events, and Ansible itself does not keep them.
 `progress.jsonl` has the start of each play and task, and the outcome of each task on each host, for `rackproof watch`. An error
-while this file is written never ends the playbook.
+while `progress.jsonl` is written never ends the playbook.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ LAST_COMMAND = "_rackproof_last_command"
 """Variable of the play that ends a run. Its value is the verb of `rackproof` that the play runs: `report` or `scaling`.
 
 If this play starts no task because no host is left, the plugin runs the verb. It does not run the verb in check mode, with
-`--tags` (other than `all`), if `--skip-tags` skips this play, or if no play with the tag `run` remains.
+`--tags` (other than `all`), if `--skip-tags` skips this play, or if no play with the tag `run` is selected.
 """
 MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000
@@ -231,7 +231,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Record the hosts that completed the previous play, and the start of the new play.
 
-        `rackproof watch` finds the stage of the new play from its roles.
+        `rackproof watch` derives the stage of the new play from its roles and its name.
         """
         # Otherwise the garbage collector of each forked worker visits all objects of this process: 6 % of the playbook's time.
         gc.freeze()
@@ -403,7 +403,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
 
 def _labels(play: Any) -> set[str]:
-    """Return the values of `--skip-tags` that skip the play: its tags, `all`, and `tagged` or `untagged`."""
+    """Return the values of `--skip-tags` that skip the play: its tags, `all`, and `tagged` (`untagged` if it has no tags)."""
     return {*play.tags, "tagged" if play.tags else "untagged", "all"}
 
 

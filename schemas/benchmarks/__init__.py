@@ -23,7 +23,7 @@ class Output:
     name: str
     """Dotted name; `{op}` stands for the value of the parameter `op`, which is in `over`."""
     unit: str
-    """SI base unit; `1` for a ratio or a count."""
+    """Unit without an SI prefix, such as `s`, `B/s` or `FLOP/s`; `1` for a ratio or a count."""
     scope: str
     """There is one observation for each:
 
@@ -37,7 +37,8 @@ class Output:
       have no such port.
     - `directory`: directory that the inventory names for the benchmark (`Benchmark.directories`): `directory=data:scratch` is
       /data/scratch.
-    - `numa`: NUMA node with processors and memory: `numa=1`. The plan does not state how many such nodes a host has.
+    - `numa`: NUMA node with processors and memory: `numa=1`. Never demanded, because the plan does not state how many such nodes
+      a host has.
     """
     over: Mapping[str, str] = field(default_factory=dict)
     """Parameter of the observation -> setting of the benchmark that lists its values."""

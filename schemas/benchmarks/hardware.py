@@ -421,7 +421,7 @@ HARDWARE: Mapping[str, Benchmark] = {
     "digest": Benchmark(
         group="compute",
         title="Silent corruption",
-        summary="seeded computations and copies whose results must be bit-identical each time and on all GPUs of a model",
+        summary="seeded computations and copies whose results must be bit-identical each time and on all GPUs of the same model",
         settings={
             "workloads": ["gemm", "reduction", "training_step"],
             "peer_copies": [],  # possible: `round_trip`, to each other GPU of the host and back

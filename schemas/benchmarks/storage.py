@@ -30,8 +30,10 @@ STORAGE: Mapping[str, Benchmark] = {
             "ops": ["read", "write"],
             "percentiles": ["p50", "p99"],
             "sharings": ["together"],  # `together`: all directories at once; `alone`: one after the other
-            "seconds": 1.0,  # for each rate; everything that was written in this time is read back
-            "size_bytes": 32 << 30,  # maximum that is written to a directory; never more than half of its free space
+            # For each rate. Each job of fio then reads back and compares as many bytes as the slowest job wrote in this time.
+            "seconds": 1.0,
+            # Maximum that is written to a directory. Directories on the same disks together use at most half of the free space.
+            "size_bytes": 32 << 30,
             "jobs": 4,
         },
         choices={"sharings": ("together", "alone"), "percentiles": ("p50", "p99", "p99_9")},

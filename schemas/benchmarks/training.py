@@ -188,13 +188,14 @@ TRAINING: Mapping[str, Benchmark] = {
     "inference": Benchmark(
         group="training",
         title="Inference",
-        summary="a decoder with a full KV cache: prefill and decoding rates, latencies, and whether all rounds give equal tokens",
+        summary="a decoder with a full KV cache: prefill and decoding rates, latencies, and whether equal prompts give equal "
+        "tokens",
         settings={
             "layers": 8,
             "width": 4096,
             "heads": 32,
             "prompt": 2048,
-            "steps": 1000,  # decoding steps of a round: enough for a p99.9 of each round
+            "steps": 1000,  # decoding steps of a round (all prompts, decoded once): enough for a p99.9 of each round
             "share": 0.8,  # share of the free memory that keys and values fill
             "most_bytes": 0,  # upper limit of keys and values; 0: no limit
             "seconds": 20.0,

@@ -37,7 +37,7 @@ from tests import builders
 from tests.fakes import adapters
 
 NOISE = 0.004
-"""Relative standard deviation of a rate among parts."""
+"""Relative standard deviation of a rate from part to part."""
 _RATES = ("FLOP/s", "B/s", "images/s", "tokens/s")
 
 
@@ -152,10 +152,10 @@ def lab() -> FleetReport:
 
 
 def large(hosts: int = 10_000, bad: int = 300) -> FleetReport:
-    """Return the report on a large fleet. It has no observations, and verdicts that pass are only counted.
+    """Return the report on a large fleet. It lists only the verdicts that do not pass; the passes are counted.
 
     `bad`: number of random draws of a host. The hosts of the first two thirds of the draws become rejected, those of the last
-    third incomplete. A host may be drawn more than once.
+    third incomplete. If a host is drawn more than once, its last draw counts.
     """
     rng = random.Random(hosts)  # noqa: S311 - the same report each time
     decisions = {rng.randrange(hosts): kind for kind in (REJECTED, REJECTED, INCOMPLETE) for _ in range(bad // 3)}

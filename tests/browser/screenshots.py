@@ -1,7 +1,7 @@
 """Take the screenshots in docs/images: `python -m tests.browser.screenshots [NAME …]`.
 
 Each NAME is one of `lab`, `h200`, `demo`, `host` and `pulse`; without a name, all are taken. To keep the pictures small, their
-height and number of colours are limited. The exit code is 1 if a report picture in docs/images is larger than 250 kB.
+height and number of colours are limited. The exit code is 1 if a file docs/images/report-*.png is larger than 250 kB.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def _reduce_colours(path: Path) -> None:
 
 
 def main(names: list[str]) -> int:
-    """Take the pictures. Return 1 if a report picture in docs/images, new or old, is too large."""
+    """Take the pictures. Return 1 if a file docs/images/report-*.png, new or old, is larger than MAX_BYTES."""
     chosen = set(names) or {"lab", "h200", "demo", "host", "pulse"}
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=CHROMIUM_ARGUMENTS)

@@ -1,4 +1,4 @@
-"""Test the history page in a browser: plots and table of racks; no console messages, requests or accessibility violations."""
+"""Test the history page in a browser: plots, table of racks, accessibility, and no console messages or network requests."""
 
 from __future__ import annotations
 

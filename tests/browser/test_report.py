@@ -83,7 +83,9 @@ def test_list_filters_by_text_decision_action_and_rack(watched: WatchedPage, fil
     page = watched.open(files["racks"])
     page.keyboard.press("/")
     page.keyboard.type("gemm r01")
-    assert hosts_listed(page) == [], "of the causes of a host, only the most urgent one is searched"
+    assert hosts_listed(page) == [], (
+        "GEMM is not the most urgent cause of any r01 host, and only that cause is searched"
+    )
     page.locator("#find").fill("r01-h03-3")
     assert hosts_listed(page) == ["r01-h03"], "the search must find a host by the serial of its GPU"
     assert page.locator("#count").inner_text() == "1 of 12 hosts"

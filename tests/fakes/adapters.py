@@ -1,6 +1,6 @@
 """Make readings and figures of a host with two network adapters.
 
-The readings of the modules and of the physical layer come from captured outputs of ethtool and mlxlink.
+The readings of the optical modules come from captured outputs of ethtool, those of the physical layer from one of mlxlink.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def metrics(host: int, module: str = HEALTHY, *, gpus: int = 2, symbol_errors: i
     """Return the readings of `mlx5_0` and `mlx5_1`, the PCIe paths of the GPUs to these adapters, and the uptime of the host.
 
     Args:
-        host: number of the host. The GUIDs of its adapters contain this number. Its ports are connected to the switch port with
-            this number.
+        host: number of the host. It is part of the GUIDs of the adapters. Both adapters report it as the number of the switch
+            port to which they are connected.
         module: file with the output of ethtool for the optical module of the first adapter: HEALTHY or DARK.
         gpus: number of GPUs of the host; half of them are below the PCIe switch of each adapter.
         symbol_errors: symbol errors of the port of the first adapter.

@@ -151,7 +151,7 @@ def old_schema() -> Resources:
 def new_schema() -> Resources:
     """Return the resources of a healthy tray with `PowerSubsystem`, `ThermalSubsystem` and `Sensors`, as on OpenBMC.
 
-    The tray has no power supply. Its `HealthRollup` is `Critical` although all parts are healthy, as after an old log entry.
+    The tray has no power supply. All its parts are healthy, but its `HealthRollup` is `Critical`: an old log entry can do this.
     """
     tray, gpu = f"{V1}/Chassis/Chassis_0", f"{V1}/Chassis/HGX_GPU_0"
     detectors = "/Chassis/Chassis_0/ThermalSubsystem/LeakDetection/LeakDetectors"

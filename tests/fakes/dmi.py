@@ -1,4 +1,4 @@
-"""Build the SMBIOS table of a host (DMTF DSP0134): an array of memory modules (structure 16) and its slots (structure 17)."""
+"""Build the SMBIOS table of a host (DMTF DSP0134): a memory array (structure type 16) and its slots (structure type 17)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Slot:
     part_number: str = "M321RAJA0MB0-CWMNY"
     serial: str = "80CE0123"
     length: int = 0x5C
-    """Length of structure 17 in bytes, without its texts. In older versions of SMBIOS, it is shorter and has fewer fields."""
+    """Length of the structure in bytes, without its texts. In older versions of SMBIOS, it is shorter and has fewer fields."""
     array: int = ARRAY
     """Handle of the array that the slot belongs to."""
 

@@ -1,7 +1,7 @@
 """Build the /proc, /sys and programs of a host as a tree of small files, for collectors that have the argument `root`.
 
-The tree is that of a healthy GPU host with two sockets, reduced to what tests need: 4 processors, 2 NUMA nodes, 2 memory
-controllers with 2 modules each, 2 NVMe disks in an array, and Docker with NVIDIA's toolkit.
+The tree is that of a healthy GPU host with two sockets, reduced to what tests need: 4 logical CPUs, 2 NUMA nodes, 2 EDAC memory
+controllers with 2 DIMMs each, an SMBIOS table with 16 DIMMs, 2 NVMe disks in an array, and Docker with NVIDIA's toolkit.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ FILES = {
     "sys/block/loop1/size": "1\n",
     "sys/block/sr0/device/state": "running\n",
     "sys/block/sda/device/state": "running\n",
-    "sys/block/sda/removable": "1\n",  # the virtual drive of the host's management controller
+    "sys/block/sda/removable": "1\n",  # the virtual drive of the host's BMC
     "sys/block/md0/md/degraded": "0\n",
     "sys/fs/ext4/md0/errors_count": "0\n",
     "etc/os-release": 'PRETTY_NAME="Ubuntu 24.04.1 LTS"\nNAME="Ubuntu"\nVERSION_ID="24.04"\nID=ubuntu\n',

@@ -1,7 +1,8 @@
 """Build the /sys of an HGX host, for the `pcie`, `infiniband` and `network` collectors.
 
-The host has eight PCIe switches, each with a GPU, a ConnectX-7 for InfiniBand and an NVMe drive. It has four NVSwitches, each
-below a bridge, a ConnectX-6 Dx (Ethernet, RoCE) and a Broadcom NIC. A test changes the built tree with the functions below.
+The host has eight PCIe switches, each with a GPU, a ConnectX-7 for InfiniBand and an NVMe drive. It also has a ConnectX-6 Dx
+(Ethernet, RoCE), a Broadcom NIC and four NVSwitches. Each of these six devices is below a bridge of its own. A test changes the
+built tree with the functions under "changes".
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ AER = {
 
 
 def build_tree(root: Path, gpus: int = 8) -> Path:
-    """Build the tree of a healthy host with `gpus` GPUs, InfiniBand adapters and drives, and half as many NVSwitches.
+    """Build the tree of a healthy host, and return `root`.
 
-    Return `root`.
+    `gpus` is the number of GPUs, of InfiniBand adapters and of drives. There are half as many NVSwitches, rounded up.
     """
     for number in range(gpus):
         up, down = f"0000:{0x16 + 0x10 * number:02x}:00.0", f"0000:{0x17 + 0x10 * number:02x}"
@@ -269,7 +270,7 @@ def _drive(root: Path, above: tuple[str, ...], address: str, numa: int) -> None:
 
 
 def _class_device(root: Path, kind: str, name: str, address: str) -> Path:
-    """Add a directory below a PCI device, a link from /sys/class to the directory, and a link back from it to the device."""
+    """Add a directory below a PCI device, with a link `device` to the PCI device, and a link from /sys/class to the directory."""
     below = pci(root, address).resolve() / kind / name
     below.mkdir(parents=True)
     (below / "device").symlink_to("../..")

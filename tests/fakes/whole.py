@@ -1,7 +1,8 @@
 """Build a complete GPU host without hardware: /proc, /sys, /dev and programs under a root directory, and the fake NVML.
 
 Run as a program with the root directory as argument, this module prints a full snapshot for each phase that it reads from
-standard input. With `readings` after the root it prints the catalogue of readings instead, with `metrics` docs/metrics.md.
+standard input. With the further argument `readings` it prints the catalogue of readings instead, and with `metrics` the text of
+docs/metrics.md.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def environment() -> dict[str, str]:
 
 @pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Return the base image: RACKPROOF_TEST_BASE or, if unset, a new small Debian with Python, pip, Open MPI and torch."""
+    """Yield the name of the base image: $RACKPROOF_TEST_BASE or, if unset, a new Debian with Python, pip, Open MPI and torch."""
     if ready := os.environ.get("RACKPROOF_TEST_BASE"):
         yield ready
         return

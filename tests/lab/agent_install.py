@@ -1,7 +1,6 @@
-"""Install the agent on lab hosts. In a test run, the playbook installs it on one host; every other host gets a copy of the files.
+"""Install the agent on lab hosts (hosts simulated on this machine), for tests that do not test the installation itself.
 
-It serves tests that only need an installed agent. The installation itself is tested in test_roles and
-tests/unit/playbooks/test_collection.
+In a test run, the playbook installs the agent on one host; every other host gets a copy of the installed files.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 #!/usr/bin/python3 -IS
 """Run Ansible modules on the control node: the module `command` in a new process, other modules in forks of one server process.
 
-A command that the module `command` runs may search its parent processes for ansible-playbook, or leave a process running. Both
-would go wrong in a fork of the server, but other modules do neither. In the fork, which `module_python.py` requests, a module
-takes a fifth of the time.
+In a fork, a module takes a fifth of the time. The module `command` is not run in a fork, because the command that it runs may
+search its parent processes for ansible-playbook, or leave a process running. Both go wrong in a fork.
 """
 
 import os
@@ -14,9 +13,10 @@ COMMAND = b"module_fqn='ansible.modules.command'"
 
 
 def main():
-    """Replace the program of this process by module_python.py or module_server.py, which runs the module.
+    """Replace the program of this process by module_python.py or module_server.py, and let it run the module.
 
-    Ansible passes the program of the module on standard input, or in the file that the first argument names.
+    module_python.py runs the module in a fork of the server. module_server.py runs it in this process: the module `command`, and
+    a module that Ansible passes in a file (the first argument) instead of on standard input.
     """
     in_server = False
     if not sys.argv[1:]:

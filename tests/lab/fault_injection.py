@@ -14,7 +14,7 @@ def inject_fault(lab: Lab, host: str, text: str) -> None:
     directory = lab.on(host, *PURELIB).stdout.strip()
     lab.put(host, f"{directory}/fault.py", text)
     # The guard process, which starts the launcher, has the launcher's module in its arguments too. It must not run the fault, so
-    # the condition checks only the module after its own `-m`.
+    # the condition checks only the module that this Python process itself runs: the one after the first `-m`.
     lab.put(
         host,
         f"{directory}/fault.pth",

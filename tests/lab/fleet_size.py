@@ -1,10 +1,10 @@
 """Measure the load on the control node when it accepts a fleet of 200 hosts: `python -m tests.lab.fleet_size 200`.
 
 Every host of the inventory is this machine, over a local connection, with a state directory and an exporter for each host. The
-agent is installed once for all hosts. The profile has only a short benchmark stage, drivers are ignored, and there is no gang
-(hosts of a multi-node launch). The hosts are accepted twice; in the second run they are already set up. The printed CPU seconds
-are those of ansible-playbook and the processes that it waits for, including the Ansible modules on the hosts. They exclude the
-benchmarks, which run in the background on the same CPUs.
+agent is installed once for all hosts. The profile has only a short benchmark stage, the NVIDIA driver is not checked, and there
+is no gang (hosts of a multi-node launch). The acceptance runs twice; in the second run the hosts are already set up. The printed
+CPU seconds are those of ansible-playbook and the processes that it waits for, including the Ansible modules on the hosts. They
+exclude the benchmarks, which run in the background on the same CPUs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the acceptance twice and print its load. Return 1 if a host was not accepted."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("hosts", type=int, nargs="?", default=200)
-    parser.add_argument("--keep", action="store_true", help="keep the working directory")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the working directory, and do not run the playbook teardown"
+    )
     options = parser.parse_args(arguments)
     directory = Path(tempfile.mkdtemp(prefix="rackproof-size-", dir="/var/tmp"))
     profile = smallest_torch_profile(0.2)

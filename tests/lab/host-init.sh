@@ -85,7 +85,7 @@ KbdInteractiveAuthentication no
 UsePAM no
 UseDNS no
 MaxStartups 100:30:200
-# OpenSSH's default key exchange is slower: 0.15 s.
+# OpenSSH's default key exchange is slower.
 KexAlgorithms curve25519-sha256
 Subsystem sftp internal-sftp
 C

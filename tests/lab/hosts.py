@@ -58,9 +58,10 @@ def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
 
 
 def outside_root_overlay(paths: Iterable[Path]) -> list[Path]:
-    """Return those of `paths` that an overlay of / does not contain: directories below PRIVATE, or on another file system than /.
+    """Return those of `paths` that the overlay of / does not contain.
 
-    A directory is left out if it is below another returned directory and on the same file system as that directory.
+    They are below a directory in PRIVATE, or on another file system than /. A directory is left out if it is below another
+    returned directory and on the same file system as that directory.
     """
     device = Path("/").stat().st_dev
     chosen: list[Path] = []

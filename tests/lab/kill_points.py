@@ -2,9 +2,9 @@
 
 Each run is killed and resumed once, or as many times as `--in-one-run` sets. In the end its report must equal that of an
 undisturbed run, apart from numbers and the keys in `_VARYING_KEYS`. Every host must have launched every stage once, and no
-temporary file or lock may be left over. A kill sends SIGKILL to ansible-playbook and then to its children on the control node,
-except some SSH masters. Processes on the hosts continue. The kill points are spread evenly over the tasks of the undisturbed run,
-each 0 to 1.6 s after the start of a task.
+temporary file or lock may be left over. A kill sends SIGKILL to ansible-playbook and then to its children on the control node;
+some SSH control masters survive (`Attempt.kill`). Processes on the hosts continue. The kill points are spread evenly over the
+tasks of the undisturbed run, each 0 to 1.6 s after the start of a task.
 """
 
 from __future__ import annotations
@@ -46,22 +46,25 @@ _VARYING_KEYS = frozenset({"run_id", "log_tail", "samples", "stopped"})
 def smallest_profile(seconds: float) -> dict[str, Any]:
     """Return the smallest profile with the stages benchmark and gang. Its ranks do not import torch.
 
-    Importing torch would take 2 s of CPU time. The benchmark stage takes about twice `seconds`. The inventory must set
+    Importing torch would take 2 s of CPU time. The benchmark stage takes about `2 * seconds` seconds. The inventory must set
     `rackproof_local_storage`.
     """
     storage = {"local_storage": {"ops": ["read"], "seconds": seconds, "size_bytes": 1 << 20, "jobs": 1}}
     return _profile({"benchmark": storage, "gang": {"verbs": {}}})
 
 
-def profile_without_figures() -> dict[str, Any]:
-    """Return a profile without torch and without gangs. On a host without RDMA ports, its only figure is `benchmark.duration`."""
+def smallest_benchmark_profile() -> dict[str, Any]:
+    """Return a profile with only the stage `benchmark`. Its ranks do not import torch.
+
+    On a host without RDMA ports, the only measured value is `benchmark.duration`.
+    """
     return _profile({"benchmark": {"verbs": {}}})
 
 
 def smallest_torch_profile(seconds: float) -> dict[str, Any]:
     """Return the smallest profile with the stages benchmark and gang whose ranks use torch.
 
-    The benchmark stage takes about `seconds`.
+    The benchmark stage takes about `seconds` seconds.
     """
     stress = {"dtypes": ["fp32"], "size": 64, "seconds": seconds, "settle_seconds": min(0.2, seconds / 2)}
     collective = {"ops": ["all_reduce"], "sizes_bytes": [8, 65536], "seconds": 0.1}
@@ -107,7 +110,7 @@ class Attempt:
         return [name for name, _ in self.begun]
 
     def reached(self, task: int | str, then_s: float = 0.0) -> bool:
-        """Wait until `then_s` seconds after a task (name, or number from 0) begins. Return False if the playbook ends before."""
+        """Wait until `then_s` seconds after a task (name, or number from 0) begins. Return False if the playbook ends first."""
         deadline = time.monotonic() + RUN_S
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
@@ -121,7 +124,7 @@ class Attempt:
     def kill(self) -> None:
         """Kill the processes with the attempt's mark on the control node, ansible-playbook first.
 
-        Some SSH masters survive: their new process title overwrites the environment that has the mark.
+        Some SSH control masters survive: they set a process title, which overwrites the environment variable MARK.
         """
         self.process.kill()
         while family := list(marked(self.mark)):
@@ -173,8 +176,8 @@ class Site:
     ) -> Attempt:
         """Start playbooks/`playbook`.yml on the control node; `seconds` is the argument of `self.profile`.
 
-        The inventory has the hosts in `only`, or all. `variables` are set for all hosts; one that is None is not set.
-        `of_hosts`: host -> variables of only this host. `tags`: value of the option --tags.
+        The inventory has the hosts in `only`, or all hosts if `only` is empty. `variables` are set for all hosts; a variable with
+        the value None is not set. `of_hosts`: host -> variables of only this host. `tags`: value of the option --tags.
         """
         profile = self.lab.directory / f"tiny{seconds:g}.yml"
         profile.write_text(yaml.safe_dump(self.profile(seconds)))
@@ -224,21 +227,21 @@ class Site:
         return endings
 
     def replaced_launches(self, host: str, run_id: str) -> list[str]:
-        """Return the log directories on the host of launches that a later launch of the same stage replaced."""
+        """Return the directories on the host with the logs of attempts that a later attempt at the same launch replaced."""
         return self.lab.on(
             host, "sh", "-c", f"ls -d {STATE}/runs/{run_id}/logs/* 2>/dev/null", check=False
         ).stdout.split()
 
     def snapshots(self, host: str, run_id: str) -> list[tuple[str, str]]:
-        """Return (stage, phase) of the snapshots before and after a stage, in the records on the host."""
+        """Return (stage, phase) of each snapshot in the records on the host, except those taken during a stage."""
         phases = []
         for path in ("record.json", "gangs/rack1.json"):
             record = json.loads(self.lab.on(host, "cat", f"{STATE}/runs/{run_id}/{path}").stdout)
-            phases += [(seen["stage"], seen["phase"]) for seen in record["snapshots"] if seen["phase"] != "during"]
+            phases += [(item["stage"], item["phase"]) for item in record["snapshots"] if item["phase"] != "during"]
         return phases
 
     def left_over(self, run_id: str) -> list[str]:
-        """Return temporary files and locks in the run directory of the control node, and temporary files and leases on hosts."""
+        """Return temporary files and locks in the run directory, and temporary files and leases (locks of hosts) on hosts."""
         paths = [str(path.relative_to(self.runs)) for path in (self.runs / run_id).rglob("*") if path.is_file()]
         leftovers = [path for path in paths if Path(path).name.startswith(".") or path.endswith(("lock.json", ".tmp"))]
         for host in self.lab.hosts:
@@ -248,7 +251,7 @@ class Site:
 
 
 def shape(value: Any) -> Any:
-    """Return a report without `_VARYING_KEYS` in which `#` replaces every number. Words and the lengths of lists remain."""
+    """Return a copy of a report, or of a part of it, without `_VARYING_KEYS` and with `#` in place of every number."""
     if isinstance(value, dict):
         return {key: shape(item) for key, item in value.items() if key not in _VARYING_KEYS}
     if isinstance(value, list):
@@ -271,8 +274,8 @@ def differences(actual: Any, wanted: Any, where: str = "report") -> list[str]:
     return [] if actual == wanted else [f"{where}: {str(actual)[:300]} instead of {str(wanted)[:300]}"]
 
 
-ONCE = [("benchmark", "finished"), ("gang", "finished")]
-SNAPSHOTS = [
+EXPECTED_LAUNCHES = [("benchmark", "finished"), ("gang", "finished")]
+EXPECTED_SNAPSHOTS = [
     ("preflight", "before"),
     ("benchmark", "before"),
     ("benchmark", "after"),
@@ -285,9 +288,9 @@ def differences_from_undisturbed(site: Site, run_id: str, undisturbed: dict[str,
     """Return how a run that was killed and resumed differs from an undisturbed one."""
     problems = differences(shape(site.report(run_id)), shape(undisturbed))
     for host in (host.name for host in site.lab.hosts):
-        if (launches := site.launches(host, run_id)) != ONCE:
+        if (launches := site.launches(host, run_id)) != EXPECTED_LAUNCHES:
             problems.append(f"{host} launched {launches}")
-        if (taken := site.snapshots(host, run_id)) != SNAPSHOTS:
+        if (taken := site.snapshots(host, run_id)) != EXPECTED_SNAPSHOTS:
             problems.append(f"{host} took the snapshots {taken}")
         if logs := site.replaced_launches(host, run_id):
             problems.append(f"{host} launched more than once: {logs}")
@@ -309,7 +312,7 @@ def chain(
 
 
 def kill(site: Site, run_id: str, task: int | str, then_s: float, log: Any = print, **variables: Any) -> bool:
-    """Start or resume the run and kill it `then_s` seconds after the start of a task. Return False if the run ends before."""
+    """Start or resume the run and kill it `then_s` seconds after the start of a task. Return False if it ends first."""
     attempt = site.start(run_id, **variables)
     if attempt.reached(task, then_s):
         attempt.kill()

@@ -42,7 +42,7 @@ __all__ = ["Host", "Lab", "LabError", "LabUnavailable", "Prometheus", "requireme
 
 CONTROL_ADDRESS = "10.77.0.2"
 MODULE_PYTHON = Path(__file__).absolute().with_name("module_python.py")
-"""`ansible_python_interpreter` of the hosts. It runs modules in forks of a server that has imported their common code."""
+"""`ansible_python_interpreter` of the hosts. It runs Ansible modules in forks of a server that has imported their common code."""
 CONTROL_PYTHON = MODULE_PYTHON.with_name("control_python.py")
 """Python interpreter of the control node. It runs the module `command` in a new process, other modules in forks of the server."""
 CONTROL_SHELL = MODULE_PYTHON.with_name("control_shell.sh")
@@ -133,7 +133,7 @@ class Lab:
     def popen(
         self, command: Command, *, env: Mapping[str, str] | None = None, **arguments: Any
     ) -> subprocess.Popen[str]:
-        """Start a command on the control node. It is ended with the lab. `arguments` are passed to `subprocess.Popen`."""
+        """Start a command on the control node. It is killed when the lab ends. `arguments` are passed to `subprocess.Popen`."""
         return self._popen([*self._control_prefix(), *command], processes.environment(env), **arguments)
 
     def on(
@@ -163,7 +163,7 @@ class Lab:
         cwd: Path = Path("/"),
         **arguments: Any,
     ) -> subprocess.Popen[str]:
-        """Start a command inside a host. It is ended with the lab. `arguments` are passed to `subprocess.Popen`."""
+        """Start a command inside a host. It is killed when the lab ends. `arguments` are passed to `subprocess.Popen`."""
         return self._popen(self.host(host).inside(command, cwd), {**ENVIRONMENT, **(env or {})}, **arguments)
 
     def ssh(
@@ -290,7 +290,7 @@ class Lab:
         return False
 
     def _remove(self) -> None:
-        """End all processes and delete all namespaces of the lab. Raise a KeyboardInterrupt that arrives meanwhile at the end."""
+        """End all processes and delete all namespaces of the lab. A KeyboardInterrupt during this is raised at the end."""
         interrupt: KeyboardInterrupt | None = None
         while True:
             try:
@@ -302,8 +302,8 @@ class Lab:
             raise interrupt
 
     def _remove_once(self) -> None:
-        # _started and _inits may lack processes of the lab: an interrupt may come before a process is appended, and programs
-        # such as SSH masters leave the process group. machine.remove() finds them by their network namespace.
+        # end_all() may miss processes of the lab: an interrupt may come between the start of a process and its entry in _started
+        # or _inits, and SSH control masters leave their process group. machine.remove() finds them by their network namespace.
         processes.end_all(self._started)
         if self._run_directory.name:
             machine.remove(self._run_directory.name)

@@ -1,4 +1,4 @@
-"""Degrade the links of lab hosts: limit their rate, delay frames, or lose frames."""
+"""Degrade the links of lab hosts: limit their rate, delay frames, or drop frames."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Fault = Callable[[Lab, str], AbstractContextManager[None]]
 
 @contextmanager
 def limited(lab: Lab, host: str, rate: str, burst: str = "64kb") -> Iterator[None]:
-    """Limit the rate at which the host sends. After a pause, the first `burst` bytes are not limited. Units: those of `tc`."""
+    """Limit the rate at which the host sends, except for the first `burst` bytes after a pause. Both are values for `tc`."""
     qdisc = ("dev", "eth0", "root", "tbf")
     lab.on(host, "tc", "qdisc", "add", *qdisc, "rate", rate, "burst", burst, "latency", "100ms")
     try:
@@ -30,21 +30,21 @@ def limited(lab: Lab, host: str, rate: str, burst: str = "64kb") -> Iterator[Non
 
 @contextmanager
 def delayed(lab: Lab, host: str, delay_s: float = 0.02) -> Iterator[None]:
-    """Delay each frame from and to the host."""
+    """Delay each frame from and to the host by `delay_s`."""
     with _wired(lab, host, delay_s, 0.0):
         yield
 
 
 @contextmanager
 def lossy(lab: Lab, host: str, lost: float) -> Iterator[None]:
-    """Lose frames from and to the host. `lost` is the lost share of frames of 1500 B: the argument LOST_SHARE of wire.py."""
+    """Drop frames from and to the host. `lost` is LOST_SHARE of wire.py: the share of frames of 1500 B that are dropped."""
     with _wired(lab, host, 0.0, lost):
         yield
 
 
 @contextmanager
 def _wired(lab: Lab, host: str, delay_s: float, lost: float) -> Iterator[None]:
-    """Insert wire.py between the port of the host and the bridge, both in the network namespace of the switch."""
+    """Insert wire.py, which delays or drops frames, between the switch port of the host and the bridge of the switch."""
     switch = lab.control.removesuffix("control") + "switch"
     near, far = f"{host}-in", f"{host}-out"
 

@@ -74,7 +74,7 @@ def claim() -> Path:
 
 
 def remove(lab: str) -> None:
-    """Kill every process in the lab's namespaces; delete the namespaces and the lab's run directory. Calls may be repeated."""
+    """Kill all processes in the lab's namespaces; delete the namespaces and the run directory. Repeated calls are allowed."""
     names = [path for path in _entries(NAMESPACES) if (owned := OWNED.fullmatch(path.name)) and owned["lab"] == lab]
     deadline = time.monotonic() + 10
     while pids := _inside(names):
@@ -106,7 +106,7 @@ def _started(pid: int) -> str | None:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return None
-    return stat.rpartition(")")[2].split()[19]  # the program name, in parentheses, may contain anything
+    return stat.rpartition(")")[2].split()[19]  # the program name before `)` may contain spaces and parentheses
 
 
 def _inside(namespaces: Iterable[Path]) -> set[int]:

@@ -3,7 +3,7 @@
 
 The server listens on a socket that it inherits, serves only processes of its own user, and exits after IDLE_S seconds without
 requests. Code that the modules do not share comes from the archive of each module; it is compiled once and cached under /run.
-If Ansible uses this file itself as the Python interpreter, the file runs the module in its own process, with the same cache.
+If Ansible uses this file as the Python interpreter, the module runs in the process that Ansible started, with the same cache.
 """
 
 import ast
@@ -36,7 +36,7 @@ COMMON = (
 class ArchiveFinder:
     """Import finder for Python modules below the package `ansible` that the server has not imported.
 
-    It takes them from the archive of the Ansible module, which is first on sys.path.
+    It takes them from the archive of the running Ansible module. This archive is the first entry of sys.path.
     """
 
     @staticmethod
@@ -75,7 +75,7 @@ def prepare():
 
 
 def run(arguments):
-    """Run the program in the file `arguments[1]`, or on standard input if there is no such argument."""
+    """Run the program in the file `arguments[1]`, or the program on standard input if there is no such argument."""
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     sys.argv, sys.path[0] = arguments, ""
     if arguments[1:]:

@@ -71,7 +71,7 @@ class Package:
 def recorded(name: str) -> Iterator[Package]:
     """Yield the packages in RECORD under `name` (a distribution, or `container_toolkit`), each in every version.
 
-    A package with `from` or `only` exists only from this driver branch on, or only in this branch.
+    A package whose entry has `from: 580` exists in the driver branches 580 and later; with `only: 570`, only in branch 570.
     """
     record: dict[str, Any] = yaml.safe_load(RECORD.read_text())[name]
     for version in record["versions"]:
@@ -83,7 +83,7 @@ def recorded(name: str) -> Iterator[Package]:
 
 
 def headers(prefix: str) -> Package:
-    """Return a package of the kernel headers of this machine. `prefix` begins the names of such packages in a distribution."""
+    """Return a package of the kernel headers of this machine. Its name is `prefix` and the kernel release."""
     return Package(name=prefix + platform.release(), version="1-1")
 
 
@@ -137,14 +137,14 @@ def apt_repository(directory: Path, packages: Iterable[Package], key: Key, archi
 
 def _deb(directory: Path, package: Package, architecture: str) -> str:
     """Build a package and return its entry for the index (the file Packages)."""
-    exact = {"=": package.version, ">=": package.upstream}
+    versions = {"=": package.version, ">=": package.upstream}
     fields = {
         "Package": package.name,
         "Version": package.version,
         "Architecture": architecture,
         "Maintainer": MAINTAINER,
         "Source": package.source,
-        "Depends": ", ".join(f"{name} ({relation} {exact[relation]})" for name, relation in package.depends.items()),
+        "Depends": ", ".join(f"{name} ({relation} {versions[relation]})" for name, relation in package.depends.items()),
         "Conflicts": ", ".join(package.conflicts),
         "Description": "A fake package of Rackproof's tests",
     }

@@ -20,7 +20,7 @@ AGENT = r"(^|[ /])rackproof [a-z]|torch\.distributed|agent\.(benchmarks|launch)"
 """Pattern for `pgrep -f` that matches the processes of the agent. A subcommand must follow `rackproof`, because the path of any
 program may contain a directory named rackproof."""
 SHOWN = 4000
-"""Maximum number of characters that the exception of a failed command shows of stdout and of stderr: the last ones."""
+"""The exception of a failed command shows at most this many characters of the end of stdout, and of the end of stderr."""
 
 
 def environment(additions: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -77,13 +77,13 @@ def _show(error: Exception, *outputs: str | bytes | None) -> None:
 
 
 def kill_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Send a signal to the group of a process, which `start_new_session` made the leader of this group."""
+    """Send a signal to the process group of a process that was started with `start_new_session`, and so leads its group."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 
 
 def end_all(processes: Iterable[subprocess.Popen[str]], grace: float = 2) -> None:
-    """Ask every process group to end, kill those whose leader still runs after `grace` seconds, and wait for all leaders."""
+    """Send SIGTERM to each process group, and SIGKILL if its leader still runs after `grace` seconds. Wait for all leaders."""
     running = [process for process in processes if process.poll() is None]
     for process in running:
         kill_group(process, signal.SIGTERM)
@@ -105,10 +105,10 @@ def close_pipes(process: subprocess.Popen[str]) -> None:
 
 
 @contextlib.contextmanager
-def arguments_seen() -> Iterator[set[str]]:
-    """Sample the command lines of all processes of this machine every 0.5 s until the block ends. Yield their set.
+def sample_command_lines() -> Iterator[set[str]]:
+    """Yield a set to which the command lines of all processes of this machine are added every 0.5 s until the block ends.
 
-    They include the processes of the lab hosts.
+    The processes of the lab hosts are included.
     """
     ended, arguments = threading.Event(), set[str]()
 

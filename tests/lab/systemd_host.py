@@ -5,7 +5,7 @@ The host has a copy-on-write view of this machine's root file system and its own
     with SystemdHost(tmp_path) as host:
         host.on("systemctl", "is-system-running")
 
-Needs what the lab needs, and the Debian package systemd-container.
+Needs what the lab needs (lab.py), and the Debian package systemd-container.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from .lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS
 
 READY_SECONDS = 30.0
 BASE, PACKAGES = "/usr/local/lib/lab-base", "/usr/local/lib/lab-packages"
-"""Mount points in the host for the Python installation and the site-packages of the tests. On this machine these directories may
-be below /root or /tmp, but a service of the host may have a private /tmp and an account that cannot read /root."""
+"""Mount points in the host for the Python installation and the site-packages of the tests. Their paths on this machine may be
+below /root or /tmp. A service of the host might not reach them there: it may have a private /tmp and run as a user other than
+root."""
 # Start the host in its own mount namespace and in its own control groups: the systemd of the host creates groups below these.
 START = """
 set -e
@@ -53,7 +54,7 @@ class SystemdHost:
         self._namespace = ""
         self._groups: list[Path] = []
         self._process: subprocess.Popen[str] | None = None
-        self._payload = 0
+        self._init_pid = 0
 
     def __enter__(self) -> SystemdHost:
         machine.sweep()
@@ -72,7 +73,7 @@ class SystemdHost:
 
     def on(self, *command: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a command inside the host, without SSH."""
-        enter = ["nsenter", f"--target={self._payload}", "--all", "--"]
+        enter = ["nsenter", f"--target={self._init_pid}", "--all", "--"]
         return processes.run([*enter, *command], check=check, timeout=timeout)
 
     def control(self, command: processes.Command, **arguments: Any) -> subprocess.CompletedProcess[str]:
@@ -141,8 +142,8 @@ class SystemdHost:
                 raise machine.LabError(f"the host with systemd does not answer SSH; its log:\n{log}")
             time.sleep(0.05)
         children = processes.run(["pgrep", "--parent", str(self._process.pid)]).stdout.split()
-        self._payload = int(children[0])
-        # The start-up files of the shell would slow down every SSH command.
+        self._init_pid = int(children[0])
+        # Empty the start-up files of the shell, which would slow down every SSH command.
         self.on(
             "sh",
             "-c",

@@ -55,10 +55,11 @@ class Run:
 
 
 def rehearsal_profile() -> dict[str, Any]:
-    """Return the rehearsal profile with one rank per host. Its stress test lasts FRESH_S, for which the exporter caches a page.
+    """Return the rehearsal profile with one rank per host.
 
-    The training uses synthetic images even if this machine has Fashion-MNIST, because evaluation on Fashion-MNIST takes five
-    times as long.
+    The stress test lasts FRESH_S, as long as the exporter caches a page. So `rackproof watch` gets a page with the progress of
+    the benchmark stage before the stage ends. The training uses synthetic images even if this machine has Fashion-MNIST, because
+    evaluation on Fashion-MNIST takes five times as long.
     """
     profile: dict[str, Any] = yaml.safe_load((PROFILES / "rehearsal.yml").read_text())
     profile["processes_per_host"] = 1
@@ -88,7 +89,9 @@ class Watched(Run):
     """A run that `rackproof watch` followed from the preflight on."""
 
     views: list[dict[str, Any]]
+    """Output of `rackproof watch --json`."""
     lines: list[str]
+    """Output of `rackproof watch` without `--json`."""
     arguments: set[str]
     """Command lines of all processes during the run."""
 
@@ -96,7 +99,7 @@ class Watched(Run):
 @pytest.fixture(scope="module")
 def accepted(site: Site, prometheus: Prometheus) -> Watched:
     """Run the complete rehearsal while two `rackproof watch` processes follow it."""
-    with processes.arguments_seen() as arguments, pytest.MonkeyPatch.context() as patch:
+    with processes.sample_command_lines() as arguments, pytest.MonkeyPatch.context() as patch:
         patch.setenv("RACKPROOF_HEARTBEAT", "2")
         attempt = site.start(
             "first",

@@ -35,7 +35,7 @@ BOOT = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
 
 
 def wait(event: str, get: Callable[[], Any], timeout: float) -> Any:
-    """Call `get` until it returns a true value, and return this value. `event` describes in a failure what did not happen."""
+    """Call `get` until it returns a true value, and return this value. `event` names what is awaited, for the failure message."""
     deadline = time.monotonic() + timeout
     while not (value := get()):
         assert time.monotonic() < deadline, f"did not happen within {timeout} s: {event}"

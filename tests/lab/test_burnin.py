@@ -27,8 +27,8 @@ from tests.lab.lab import Lab
 HOSTS = ("node1", "node2", "node3")
 KILLED, FAULTY = "node2", "node3"
 SOAK_S = 30
-"""Duration of the soak in seconds. It is long enough for a second round on two busy processors: the supervisor is killed after
-the first round."""
+"""Duration of the soak in seconds. It is long enough for a second round even on two busy processors, because the fixture `burnin`
+kills a supervisor in a round after the first one."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "a soak of short rounds",
@@ -91,7 +91,7 @@ def record_of(site: Site, host: str) -> dict[str, Any]:
 
 
 def wait_for_round(site: Site, host: str, count: int) -> dict[str, Any]:
-    """Wait until the record on the host has `count` finished rounds, and return the record."""
+    """Wait until the record on the host has at least `count` finished rounds, and return the record."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         record = record_of(site, host)

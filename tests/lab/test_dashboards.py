@@ -97,9 +97,9 @@ class Site:
             raise AssertionError(f"{parameters}: {error.read().decode()}") from None
 
     def values(self, promql: str, *, instant: bool, seconds: float = 20) -> list[tuple[dict[str, str], list[float]]]:
-        """Return labels and values of each series, without NaN values and without series that have no other values.
+        """Return labels and values of each series, without NaN values and without series that have only NaN values.
 
-        With `instant` a series has its newest value, else the values of the last `seconds`.
+        With `instant`, a series has only its newest value, otherwise its values of the last `seconds` seconds.
         """
         now = time.time()
         if instant:
@@ -121,7 +121,7 @@ class Site:
 
 
 def default_values(dashboard: str) -> dict[str, str]:
-    """Return dashboard variable -> value: everything is selected, but only host BAD in the dashboard of a single host."""
+    """Return dashboard variable -> value. Everything is selected, except that `rackproof-host` shows only host BAD."""
     return {**ALL_VALUES, "$host": BAD} if dashboard == "rackproof-host" else ALL_VALUES
 
 
@@ -188,7 +188,7 @@ def publish_run(directory: Path, plan: Any, host: str) -> LivePublisher:
 
 
 def degrade(item: Any) -> Any:
-    """Return the observation as host BAD measures it: lower rates, wrong words of memory, and no value of `digest.value`."""
+    """Return the observation as host BAD measures it: lower rates, wrong words in memory, and no value of `digest.value`."""
     if item.name == "integrity.wrong_words" and item.scope == "gpu=1":
         return replace(item, value=3)
     if item.name == "digest.value":
@@ -223,7 +223,7 @@ def inject_faults(directory: Path) -> None:
 
 
 def configure(directory: Path, targets: list[dict[str, Any]]) -> Path:
-    """Write the configuration, rules and targets of Prometheus, and the verdicts that it scrapes. Return the configuration."""
+    """Write the configuration, rules and targets of Prometheus, and the verdicts that it scrapes. Return prometheus.yml."""
     (directory / "web").mkdir()
     (directory / "web" / "verdicts.prom").write_text(verdicts_text())
     (directory / "targets.json").write_text(json.dumps(targets))
@@ -387,7 +387,7 @@ def test_only_bad_gpus_are_highlighted(site: Site) -> None:
     state = values_of(site, find_query("fleet", "Rack $rack: hosts and their GPUs"))
     assert len(state) == len(HOSTS) * len(DEVICES)
     bad = {(str(gpu), host): value for (gpu, host), value in state.items() if value}
-    assert bad.items() >= {("1", BAD): 2, ("2", BAD): 2}.items()
+    assert bad.items() >= {("1", BAD): 2, ("2", BAD): 2}.items()  # 2: critical
     assert {host for _, host in bad} == {BAD}
 
 
@@ -418,7 +418,7 @@ def test_slow_host_is_below_the_limit_of_the_criteria(site: Site) -> None:
 
 
 def test_dashboard_shows_the_decision_on_each_host(site: Site) -> None:
-    assert values_of(site, find_query("fleet", "Newest report")) == {("r1",): 3}
+    assert values_of(site, find_query("fleet", "Newest report")) == {("r1",): 3}  # 3: rejected
     decisions = values_of(site, find_query("fleet", "Verdicts by host"))
     assert decisions.keys() == {
         ("accepted", "h1", "r1", "r1"),
@@ -430,11 +430,11 @@ def test_dashboard_shows_the_decision_on_each_host(site: Site) -> None:
 
 def test_dashboard_shows_the_state_of_each_stage(site: Site) -> None:
     stages = values_of(site, find_query("run", "Stages"))
-    assert {state for (_, stage), state in stages.items() if stage == "benchmark"} == {2}
-    assert {state for (_, stage), state in stages.items() if stage == "gang"} == {3}
+    assert {state for (_, stage), state in stages.items() if stage == "benchmark"} == {2}  # 2: running
+    assert {state for (_, stage), state in stages.items() if stage == "gang"} == {3}  # 3: finished
 
 
-FIGURES = [
+COUNT_QUERIES = [
     panel_query
     for panel_query in panel_queries()
     if panel_query.instant and panel_query.panel in ("Hosts", "GPUs", "Alerts")
@@ -442,9 +442,13 @@ FIGURES = [
 
 
 @pytest.mark.parametrize(
-    "panel_query", FIGURES, ids=lambda panel_query: f"{panel_query.dashboard} {panel_query.panel} {panel_query.letter}"
+    "panel_query",
+    COUNT_QUERIES,
+    ids=lambda panel_query: f"{panel_query.dashboard} {panel_query.panel} {panel_query.letter}",
 )
-def test_panel_shows_no_data_instead_of_zero_if_its_host_is_absent(site: Site, panel_query: PanelQuery) -> None:
+def test_panel_shows_no_data_instead_of_zero_if_the_selected_host_does_not_exist(
+    site: Site, panel_query: PanelQuery
+) -> None:
     assert values_of(site, panel_query, {**ALL_VALUES, "$host": "absent"}) == {}
 
 
@@ -452,7 +456,7 @@ def test_lost_host_stays_on_the_dashboard(site: Site) -> None:
     """Must be the last test, since it stops an exporter."""
     processes.end_all([site.exporters["h3"]])
     wait_for_values(site, find_query("fleet", "Hosts", "B"), {(): 1})
-    wait_for_values(site, find_query("fleet", "Hosts over time"), {("h3", "r1"): 3})
+    wait_for_values(site, find_query("fleet", "Hosts over time"), {("h3", "r1"): 3})  # 3: no answer
     wait_for_values(
         site, find_query("fleet", "Rack $rack: hosts and their GPUs"), {(str(gpu), "h3"): 3 for gpu in DEVICES}
     )

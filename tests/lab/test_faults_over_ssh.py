@@ -97,9 +97,9 @@ class Limit:
     def exhaust(self, lab: Lab, host: str, victim: str) -> None:
         """Start a process that exhausts the memory of the group. The kernel kills `victim` first, and then the started process.
 
-        The kernel kills the process with the highest sum of its oom_score_adj and its share of the group's memory, in
-        thousandths. The oom_score_adj of the victim is 1000, that of the started process 700. A launcher in the group must
-        survive: its share is up to 600.
+        The kernel kills the process with the highest score: oom_score_adj plus the share of the group's memory in thousandths.
+        The oom_score_adj of the victim is 1000, that of the started process 700. A launcher in the group must survive. Its score
+        is only its share, at most 600.
         """
         self.set(self.used() + 64_000_000)
         hog = f"echo 1000 >/proc/{victim}/oom_score_adj; echo 700 >/proc/self/oom_score_adj; echo $$ >{self.path}/cgroup.procs"
@@ -209,7 +209,8 @@ if sys.orig_argv[2] == "agent.benchmarks.rendezvous":
 
     collective._sample = lambda *arguments: threading.Event().wait()
 """
-"""Not yet a fault: the collectives of a host do not end, so the gang is still in this phase when a fault is injected."""
+"""Code for `inject_fault` that is not a fault: the collectives of the host do not end. So the gang is still in the phase
+`collective` when the fault is injected."""
 CLOCK_AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
 
 

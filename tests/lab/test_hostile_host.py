@@ -30,7 +30,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from fleet.report.formats import FORMATS
 from tests.accepted import rackproof
 from tests.lab.agent_install import install_agent
-from tests.lab.kill_points import ANSIBLE_OUTPUT, MARK, ROOT, STATE, marked, profile_without_figures
+from tests.lab.kill_points import ANSIBLE_OUTPUT, MARK, ROOT, STATE, marked, smallest_benchmark_profile
 from tests.lab.lab import MODULE_PYTHON, Lab
 from tests.unit.playbooks.test_trust_boundary import variables_of_the_playbooks
 
@@ -73,7 +73,7 @@ def typed(option: dict[str, Any], program: str) -> Any:
 
 
 def facts(program: str) -> dict[str, Any]:
-    """Return variable -> value, for all variables of roles and playbooks. A value has the path `program` if its type permits it.
+    """Return variable -> value for all variables of roles and playbooks. A value contains `program` if its type permits it.
 
     The names are from argument_specs, vars files and plays. Further names, internal ones included, are found by a regular
     expression in all files of roles and playbooks.
@@ -136,7 +136,7 @@ class Played:
     total_bytes: int
     """Largest sum of the memory of all processes of the playbook on the control node. Shared pages are counted once."""
     new_files: list[str]
-    """New files and directories below the directory of the control node, except those in the run directory."""
+    """Files and directories that the run created, except those in its run directory and in the directory of the lab."""
     seconds: float
 
     def report(self) -> dict[str, Any]:
@@ -148,11 +148,11 @@ PEAK = (
     "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); "
     "print('PEAK', resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss); sys.exit(code)"
 )
-"""Program that prints the largest resident memory, in KiB, of a command and the processes that it waited for."""
+"""Program that runs a command and then prints the resident memory, in KiB, of the largest process of the command."""
 
 
 class MemorySampler(threading.Thread):
-    """Samples the memory of all processes with this mark (see MARK), and keeps the largest sum."""
+    """Samples the memory of all processes with this mark (see MARK), and keeps the largest sum in `total`."""
 
     def __init__(self, mark: str) -> None:
         super().__init__(daemon=True)
@@ -187,7 +187,7 @@ def played(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
     bait, runs = Bait(directory / "bait"), directory / "runs"
     bait.create()
     runs.mkdir()
-    (directory / "tiny.yml").write_text(yaml.safe_dump(profile_without_figures()))
+    (directory / "tiny.yml").write_text(yaml.safe_dump(smallest_benchmark_profile()))
     variables = {
         "rackproof_profile": str(directory / "tiny.yml"),
         "rackproof_runs_directory": str(runs),

@@ -1,6 +1,6 @@
 """Test mpirun (Open MPI) on two hosts, as an unprivileged user and over SSH on port 2222.
 
-Except for measured values, its records must equal those of the same launch with torchrun.
+Except for measured values, the records of a launch with mpirun must equal those of the same launch with torchrun.
 """
 
 from __future__ import annotations
@@ -108,8 +108,9 @@ def evidence(lab: Lab, run_id: str) -> dict[str, Evidence]:
 
 
 def comparable_results(lab: Lab, plan: Plan) -> Any:
-    """Return what must not depend on the launcher: the verdicts of the stage `gang`, and from the records the observations
-    without their values, the launches and the snapshots.
+    """Return what must not depend on the launcher: parts of the verdicts, observations, launches and snapshots.
+
+    Measured values and reasons are not included.
     """
     by_host = evidence(lab, plan.run_id)
     gang = {host: item.records[1] for host, item in by_host.items()}
@@ -136,7 +137,7 @@ def comparable_results(lab: Lab, plan: Plan) -> Any:
                 (snapshot.stage, snapshot.phase)
                 for record in by_host[host].records
                 for snapshot in record.snapshots
-                if snapshot.phase != "during"  # the first is taken after 2 s, and the launch may end before
+                if snapshot.phase != "during"  # the first one is taken after 2 s, and the launch may end before
             }
             for host in HOSTS
         },

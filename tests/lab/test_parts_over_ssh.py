@@ -1,5 +1,5 @@
-"""Test one run over real SSH with faults outside the GPUs: a missing memory module, an old driver, parts that BMCs report as
-faulty or exchanged, a benchmark that fails, and an unreachable host. No secret may be in a file, output or command line.
+"""Test one run over real SSH with these faults: a missing memory module, an old driver, parts that BMCs report as faulty or
+exchanged, a benchmark that fails, and an unreachable host. The run must not write a secret to a file, output or command line.
 
 The NVML library, the SMBIOS tables and the BMCs are fakes; the collectors that read them are real. Slow, full, hanging and
 corrupt file systems are tested by `make test-storage`.
@@ -71,7 +71,7 @@ def serials(host: str) -> tuple[str, str]:
 
 
 def mockup(host: str, gpus: tuple[str, ...]) -> bmc.Resources:
-    """Return a healthy BMC that reports these GPUs."""
+    """Return the Redfish resources of a healthy BMC that reports GPUs with these serials."""
     resources = bmc.old_schema()
     for number, serial in enumerate(gpus, 1):
         resources[f"{bmc.V1}/Systems/1/Processors/GPU{number}"]["SerialNumber"] = serial
@@ -194,7 +194,7 @@ def rack(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
             account = {"user": bmc.USER, "password": bmc.PASSWORD, "ca": str(certificate)}
             account["address"] = serve(lab, directory / host, host, certificate)
             accounts[host] = {f"rackproof_bmc_{name}": value for name, value in account.items()}
-        with processes.arguments_seen() as arguments:
+        with processes.sample_command_lines() as arguments:
             attempt = play(lab, directory, accounts)
             assert attempt.reached("benchmark : Run the benchmarks"), attempt.lines[-20:]
             resources = mockup(LOST, reported[LOST])
@@ -259,7 +259,7 @@ def test_unreachable_host_is_reported_and_its_gang_finishes_without_the_host(rac
         assert (launch["outcome"], launch["members"]) == ("finished", [HEALTHY, PLAIN])
 
 
-def test_no_credential_is_in_a_file_of_the_run_or_in_the_output(rack: Rack) -> None:
+def test_no_bmc_credential_is_in_a_file_of_the_run_or_in_the_output(rack: Rack) -> None:
     written = b"".join(path.read_bytes() for path in rack.run.rglob("*") if path.is_file()) + rack.output.encode()
     assert b"Power Supply 2 AC lost" in written
     assert [canary for canary in (bmc.USER, bmc.PASSWORD) if canary.encode() in written] == []

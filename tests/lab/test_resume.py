@@ -57,7 +57,7 @@ def undisturbed(site: Site) -> Run:
 
 
 def changed_tasks(output: str) -> set[str]:
-    """Return the names of the tasks that changed a host."""
+    """Return the names of the tasks that reported a change on at least one host."""
     changed, task = set(), ""
     for line in output.splitlines():
         if line.startswith("TASK ["):
@@ -140,8 +140,7 @@ def write_partial_files(run: Path) -> None:
 
 
 TRAINING = {"max_steps": 2, "batch_size": 8, "data_directories": []}
-"""Settings of a training. It uses synthetic images, because the hosts do not have the data set Fashion-MNIST, which has six times
-as many images."""
+"""Settings of a training that uses synthetic images even if the hosts have Fashion-MNIST, which has six times as many images."""
 STUDY = {
     "schema": "rackproof.profile/1",
     "summary": "the smallest study with two launches",

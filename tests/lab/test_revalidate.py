@@ -1,8 +1,8 @@
-"""Test acceptance and re-validation of a rack over real SSH. The last tests run the command of the systemd timer,
-with a fake Slurm.
+"""Test acceptance and re-validation of a rack over real SSH. The last tests run the command of the systemd service that a timer
+starts, with a fake Slurm.
 
-The simulated maintenance slows the link of one host and replaces one GPU. A fake NVML in /usr/lib gives every record GPU serials;
-the benchmarks run on the CPU.
+The simulated maintenance slows the link of one host and replaces one GPU. A fake NVML in /usr/lib gives each host GPUs with
+serials; the benchmarks run on the CPU.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
 
 @contextmanager
 def limited_links(lab: Lab, slow: str = "") -> Iterator[None]:
-    """Limit the links of the rack; the link of the host `slow` gets the lowest limit."""
+    """Limit the link of each host to RATE, but that of the host `slow` to SLOW_RATE."""
     with ExitStack() as stack:
         for host in HOSTS:
             stack.enter_context(links.limited(lab, host, SLOW_RATE if host == slow else RATE))

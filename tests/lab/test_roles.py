@@ -30,7 +30,7 @@ RELEASES = {
     "node2": "ID=ubuntu\nVERSION_ID='24.04'\n",
     "node3": "ID='rocky'\nID_LIKE='rhel centos fedora'\nVERSION_ID='9.6'\nPLATFORM_ID='platform:el9'\n",
 }
-"""Host -> content of /etc/os-release. Only node1 has that of this machine, Debian. Every host has real apt and dnf."""
+"""Host -> content of /etc/os-release. All other system files are those of this machine, with real apt and dnf."""
 # Make a lab host look freshly installed: remove container runtimes, NVIDIA's programs and package sources. Create directories
 # that are missing if this machine is a container, and fakes of the programs that rebuild the initramfs, which log their calls.
 BARE = """
@@ -105,7 +105,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         lab.popen(serve, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for host, release in RELEASES.items():
             lab.on(host, "sh", "-c", BARE)
-            lab.on(host, "rm", "/etc/os-release")  # a link into /usr
+            lab.on(host, "rm", "/etc/os-release")  # a link into /usr, which `put` would follow
             lab.put(host, "/etc/os-release", release)
         yield Site(lab=lab, directory=directory / "runs")
 
@@ -165,7 +165,7 @@ HEALTHY_FILES = {
     "/tmp/pci/0000:07:00.0/class": "0x068000\n",
     "/tmp/module/nvidia/refcnt": "0\n",
 }
-"""Files of a healthy host with two GPUs behind an NVSwitch."""
+"""Files of a healthy host with two GPUs and one NVSwitch."""
 Files = Mapping[str, str | None]
 
 
@@ -256,7 +256,7 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
     "no fabric manager": (
         {f"{BIN}/nv-fabricmanager": None},
         (),
-        r"fabric manager 580.126.20 running, because 1 NVSwitches are .*; found: nv-fabricmanager is not installed",
+        r"manager 580.126.20 running, because NVSwitches are on .* \(1\); found: nv-fabricmanager is not installed",
     ),
     "fabric manager of another release": (
         {f"{BIN}/nv-fabricmanager": FABRIC_MANAGER.format("580.105.08")},
@@ -650,8 +650,8 @@ class Service:
         print(playbook_run.stdout[-6000:], playbook_run.stderr[-2000:])
         return playbook_run
 
-    def process(self) -> str:
-        """Return the PID of the exporter."""
+    def exporter_pid(self) -> str:
+        """Return the PID of the exporter, or `0` if it does not run."""
         return self.host.on("systemctl", "show", "--property=MainPID", "--value", "rackproof-exporter").stdout.strip()
 
 
@@ -714,17 +714,17 @@ def test_exporter_without_a_service_runs_only_during_the_run(service: Service) -
 def test_exporter_runs_as_a_dynamic_user_and_can_read_its_sources(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The playbook uses sudo, which needs a terminal on this host (HARDEN), so it turns pipelining off."""
+    """The playbook turns pipelining off, because it uses sudo, which needs a terminal on this host (HARDEN)."""
     monkeypatch.setenv("ANSIBLE_BECOME_ALLOW_SAME_USER", "1")
     deployed = service.play("deploy", ansible_become=True)
     assert (deployed.returncode, "Turn pipelining off for this host" in deployed.stdout) == (0, True)
-    process = service.process()
-    status = service.host.on("cat", f"/proc/{process}/status").stdout
+    pid = service.exporter_pid()
+    status = service.host.on("cat", f"/proc/{pid}/status").stdout
     fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
     assert 61184 <= int(fields["Uid"].split()[0]) <= 65519  # the range of systemd's dynamic users
     assert {fields[key] for key in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
     assert (fields["NoNewPrivs"], fields["Seccomp"]) == ("1", "2")
-    assert service.host.on("readlink", f"/proc/{process}/fd/0").stdout == "/dev/kmsg\n"
+    assert service.host.on("readlink", f"/proc/{pid}/fd/0").stdout == "/dev/kmsg\n"
     scraped = service.host.control(["curl", "--silent", "http://127.0.0.1:9836/metrics"]).stdout
     assert re.search(r"^rackproof_host_memory_total_bytes [1-9]", scraped, re.MULTILINE)
     assert 'rackproof_collector_success{collector="host"} 1.0' in scraped
@@ -740,14 +740,14 @@ def test_unit_is_valid_and_hardened(service: Service) -> None:
 
 
 def test_service_restarts_only_if_the_agent_changes(service: Service) -> None:
-    before = service.process()
+    before = service.exporter_pid()
     again = service.play("deploy")
     assert outcome(again, "changed") == {"node1": 1}  # only the targets file changes, since the run id differs
-    assert service.process() == before
+    assert service.exporter_pid() == before
     upgraded = service.play("deploy", rackproof_wheelhouse=str(ROOT / "build" / "wheelhouse"))
     assert upgraded.returncode == 0
     assert service.host.on("sh", "-c", "ls /opt/rackproof/wheels | grep -c prometheus_client").stdout == "1\n"
-    assert service.process() not in ("0", before)
+    assert service.exporter_pid() not in ("0", before)
 
 
 def test_teardown_leaves_nothing_behind(service: Service) -> None:

@@ -62,7 +62,7 @@ PROFILE = {
         "benchmark": {
             "deadline_s": 90,
             "collective_timeout_s": 60,
-            "benchmarks": {"verbs": {}},  # does not import torch, which takes 2 s of CPU time
+            "benchmarks": {"verbs": {}},  # does not import torch: the import takes 2 s of CPU time
         },
         "gang": {
             "deadline_s": 90,
@@ -176,7 +176,7 @@ def test_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
 
 
 def test_faulty_node_is_drained_with_the_reason_before_the_job_starts(lab: Lab) -> None:
-    """The prolog requires eight GPUs on node2, which has none. On node1 it does not count GPUs, so node1 still runs jobs."""
+    """The prolog requires eight GPUs on node2, which has none. On node1 it requires no GPUs, so node1 still runs jobs."""
     lab.put("node2", "/etc/rackproof/slurm-health.conf", f"RACKPROOF={RACKPROOF}\nSECONDS=0\nGPUS=8\n")
     lab.on(HOSTS[0], "sbatch", "--parsable", "--nodelist=node2", "--output=/dev/null", "--wrap=true", cwd=Path(SHARED))
     _wait(lambda: _states(lab)["node2"].startswith("drain"), 40, lambda: _logs(lab))

@@ -2,7 +2,8 @@
 
 Real supervisors (each watches the ranks of its host), torchrun and gloo run on three lab hosts.
 
-One foreign machine is on the fabric. The other is on a management network, to which node1 is also connected.
+The two foreign machines are not hosts of the gang. One is on the fabric. The other is on a management network, to which node1 is
+also connected.
 """
 
 from __future__ import annotations
@@ -75,12 +76,12 @@ print("done")
 class FinishingGang(Gang):
     """A launch with one rank per host, whose benchmark ends after `seconds`.
 
-    `admit` is the value of `--admit`: which machines can connect to its ports, `anyone` or `members`.
+    `admit` is the value of `--admit`: `anyone` or only `members` can connect to the ports of the launch.
     """
 
     ranks = {host: (rank,) for rank, host in enumerate(HOSTS)}  # noqa: RUF012
     during = "collective all_reduce in_place 4096 B"
-    """The phase in which ranks measure. The links are so slow that the ranks mostly wait, and other tests can use the CPUs."""
+    """The phase in which ranks measure. The links are slow, so the ranks mostly wait, which leaves the CPUs to other tests."""
 
     def __init__(self, lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -> None:
         super().__init__(lab, admit, members=members)
@@ -138,7 +139,7 @@ class ForeignMachines:
         return self._python(namespace, CONNECT, address, str(port))
 
     def send_nonsense(self, namespace: str, address: str, *ports: int) -> None:
-        """Send nonsense to `ports` from a namespace, and keep some of the connections open until all is sent.
+        """Send nonsense to `ports` from a namespace, and keep some of the connections open until everything is sent.
 
         If `ports` includes RENDEZVOUS, also set and delete guessed keys with a client of the TCPStore.
         """
@@ -148,7 +149,7 @@ class ForeignMachines:
             print("TCPStore client:", self._python(namespace, TORCH_STORE_CLIENT, address, str(RENDEZVOUS)))
 
     def route_fabric_over_management(self) -> None:
-        """Route packets of the machine on the management network to node1's fabric address over the management network."""
+        """Let the machine on the management network reach node1's fabric address over the management network."""
         first = self.lab.host("node1").address
         self._ip("-n", self.management, "route", "replace", first, "via", FIRST_ON_MANAGEMENT)
 
@@ -195,7 +196,7 @@ def test_gang_listens_only_on_the_fabric_and_survives_nonsense(lab: Lab, foreign
     gang.check_finished()
 
 
-def test_only_members_are_admitted_and_a_killed_supervisor_leaves_no_process_listener_or_nft_rule(
+def test_only_members_are_admitted_and_a_killed_supervisor_leaves_no_process_no_listener_and_no_nft_rule(
     lab: Lab, foreign_machines: ForeignMachines
 ) -> None:
     gang = start_gang(lab, "members", HOSTS, LONG_SECONDS)

@@ -4,7 +4,8 @@
 
 LOST_SHARE is the share of full frames (1500 B) that are lost. Each time that 1500 B / LOST_SHARE have passed, the current frame
 is lost: with 0.01, one frame in every 150 kB. Long frames are therefore lost more often than short ones, and every exchange of
-more data has losses. TCP may repair one loss within milliseconds; after several losses in one exchange it waits for a timeout.
+more than 150 kB has losses. TCP may repair one loss within milliseconds; after several losses in one exchange it waits for its
+retransmission timeout.
 
 The program needs CAP_NET_RAW. With PACKET_VNET_HDR each frame has a header that names the offloads still to be done (checksum,
 segmentation), so the offloads of the interfaces can stay enabled.

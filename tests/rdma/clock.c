@@ -5,9 +5,10 @@
  * waits for a processor of the real machine. Then the calibration fails, or its result is several times too high or too low, and
  * so is every bandwidth.
  *
- * With this library, the counter and gettimeofday return the same time, in nanoseconds. It advances with the kernel's monotonic
- * clock, but skips long pauses during a calibration: if one of two successive readings is a call of gettimeofday, at most CAP_NS
- * count as the time between them. Between two successive readings of the counter, as around a measurement, all the time counts.
+ * With this library, the counter counts nanoseconds, and gettimeofday returns the same time. This time advances with the kernel's
+ * monotonic clock, but skips long pauses during a calibration: if one of two successive readings is a call of gettimeofday, at
+ * most CAP_NS nanoseconds count between them. Between two successive readings of the counter, as around a measurement, all the
+ * time counts.
  *
  * prctl(PR_SET_TSC) makes the instruction that reads the counter (rdtsc) raise SIGSEGV. The signal handler then returns the time.
  */

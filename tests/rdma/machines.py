@@ -42,7 +42,8 @@ PORT_KBITS = 500
 """Rate of each port in kbit/s. At this low rate, a port needs a second to send the 64 packets that Soft-RoCE keeps in
 flight. So a virtual machine that has to wait up to a second for a real processor loses no bandwidth."""
 LIMIT_RATE = "tbf rate {kbits}kbit burst 4kb latency 5s"
-"""Arguments of tc(8) that limit the rate of a port. Its queue holds what it sends in 5 s: more than all packets in flight."""
+"""Arguments of tc(8) that limit the rate of a port. The port's queue holds what the port sends in 5 s: more than all packets in
+flight."""
 QP_TIMEOUT = 20
 """Timeout exponent for perftest: Soft-RoCE repeats an unacknowledged packet after 4 s (4.096 µs x 2^20). perftest's default is
 67 ms."""
@@ -54,7 +55,7 @@ mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
 for module in {modules}; do insmod /modules/$module.ko; done
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,ro,cache=loose root /root
 for directory in proc sys dev; do mount --bind /$directory /root/$directory; done
-mount -t tmpfs run /root/run # for temporary files, because /tmp may contain the checkout
+mount -t tmpfs run /root/run # for temporary files too: a tmpfs on /tmp would hide a checkout in /tmp
 mount -t tmpfs state /root/var/lib; mkdir /root/var/lib/rackproof
 mkdir -p /dev/shm /root/run/lldpd; mount -t tmpfs shm /dev/shm; mount -t tmpfs shm /root/dev/shm; hostname {host}
 mount -t 9p -o trans=virtio,version=9p2000.L,msize=512000,cache=none shared /root/mnt

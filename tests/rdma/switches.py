@@ -66,7 +66,7 @@ class Switches:
         _run(f"ip -n {namespace} link set {name} master {_MANAGEMENT} up")
 
     def swap(self, first: int, second: int, host: int) -> None:
-        """Swap the cables of the rails `first` and `second` of host number `host` (from 1) at the two leaf switches."""
+        """Swap the cables of host number `host` (from 1) at the leaf switches of the rails `first` and `second` (from 0)."""
         first_leaf, second_leaf = self._namespaces[first], self._namespaces[second]
         _run(f"ip -n {first_leaf} link set swp{host} netns {second_leaf} name moved")
         _run(f"ip -n {second_leaf} link set swp{host} netns {first_leaf}")

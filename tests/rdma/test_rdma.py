@@ -1,15 +1,15 @@
 """Acceptance runs of virtual machines with Soft-RoCE, perftest, lldpd and Linux bridges: a report names only the injected fault.
 
 Each test is a complete run: a plan, `rackproof run-host` on every machine, and the report. The run is a rehearsal (a run without
-GPUs). A rehearsal judges RDMA ports and cables only if the inventory requires their measurement (`rackproof_verbs_required`), so
-the inventory does. The stages have only the benchmark `verbs`, which does not import torch: the import takes a minute on an
-emulated processor.
+GPUs). A rehearsal judges RDMA ports and cables only if the inventory sets `rackproof_verbs_required`, so the inventory of these
+tests sets it. The stages have only the benchmark `verbs`, which does not import torch: the import takes a minute on an emulated
+processor.
 
-The shipped criteria apply, except those in REPLACED. The criterion `verbs-best-partner` compares a port's highest bandwidth to
-any other host with the rate that the port reports. Soft-RoCE reports 2.5 Gb/s for every port, whatever rate tc sets. So this
-criterion is replaced by one that requires 60 % of the rate that tc sets. tc does not limit a transfer from a port to itself, so
-its bandwidth depends on the emulated processor only. The criteria for such transfers are replaced by criteria with a lower limit
-of 0.
+The shipped criteria apply, except those in REPLACED. The criterion `verbs-best-partner` limits a ratio: the highest bandwidth
+that a port reaches with any other host, divided by the rate that the port reports. Soft-RoCE reports 2.5 Gb/s for every port,
+whatever rate tc sets. So this criterion is replaced by one that requires 60 % of the rate that tc sets. tc does not limit a
+transfer from a port to itself, so its bandwidth depends on the emulated processor only. The criteria for such transfers are
+replaced by criteria with a lower limit of 0.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ VERBS = {
     "size_bytes": 8448,
     "seconds": 8,
 }
-"""`size_bytes` is above 8 KiB: perftest counts such messages one by one. It counts smaller messages in steps of 100."""
+"""`size_bytes` is above 8 KiB, because perftest counts smaller messages only in steps of 100, too coarse for these slow ports."""
 STAGE = {"deadline_s": 600, "collective_timeout_s": 120, "benchmarks": {"verbs": VERBS}}
 LIMIT_S, LLDP_S, ATTEMPTS = 1500.0, 60, 3
 """LIMIT_S: seconds within which the machines must finish their commands. LLDP_S: seconds within which lldpd must show a new
-neighbour. ATTEMPTS: maximum number of runs in one test, if the clock could not be calibrated."""
+neighbour. ATTEMPTS: maximum number of runs in one test (see NOT_CALIBRATED)."""
 NOT_CALIBRATED = "verbs.bandwidth is 0"
-"""Part of a verdict's reason. perftest reports a bandwidth of 0 if it could not calibrate the cycle counter, because the emulated
-machine was interrupted."""
+"""Part of a verdict's reason after which the run is repeated. perftest reports a bandwidth of 0 if it could not calibrate the
+cycle counter, because the emulated machine was interrupted."""
 STATED_RATE, SET_RATE = 2.5e9, PORT_KBITS * 1e3
 """Rate of each port in bit/s: as Soft-RoCE reports it, and as tc sets it."""
 REPLACED = (
@@ -60,7 +60,7 @@ RUN_HOST = (
 )
 LEAVES = ("leaf0", "leaf1")
 Findings = set[tuple[str, str, str, str]]
-"""Host, part, problem and cable of each cause in a report; the cable is empty if the report names none."""
+"""Host, scope, problem and cable of each part in the causes of a report; the cable is empty if the report names none."""
 
 
 @pytest.fixture(scope="module")
@@ -83,9 +83,9 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def accept(lab: Machines, pack: Path, directory: Path, *stages: str, manifest: Path | None = None) -> dict[str, Any]:
-    """Run `stages` on the machines, and return the report.
+    """Run `stages` on the machines, and return the report of the last run.
 
-    If perftest could not calibrate its clock, repeat the run. There are at most ATTEMPTS runs.
+    The run is repeated if perftest could not calibrate the cycle counter. There are at most ATTEMPTS runs.
     """
     inventory, profile = directory / "hosts.yml", directory / "verbs.yml"
     variables = {"rackproof_infiniband_ports": RAILS, "rackproof_verbs_required": True, "rackproof_gang": "all"}

@@ -109,7 +109,8 @@ function cells(rack) {
   return picture;
 }
 
-// One path per color. A failed host is a cross, an incomplete one a diamond, so that the map is readable without color.
+// The SVG path of the hosts with one decision (`kind`, an index in TONES) for which `wanted` returns true. A failed host has a
+// cross and an incomplete host is a diamond, so that the map is readable without color.
 function hostShapes(rack, kind, wanted) {
   let path = "";
   rack.hosts.forEach((number, at) => {
@@ -121,7 +122,7 @@ function hostShapes(rack, kind, wanted) {
   return path;
 }
 
-// A search fades the whole picture and draws the matching hosts again on top, so that the others are not redrawn.
+// A search fades the whole picture and draws only the matching hosts again, on top of it.
 function highlightMatches(rack, shown) {
   const matching = shown ? rack.hosts.filter((number) => shown[number]).length : rack.hosts.length;
   const some = matching > 0 && matching < rack.hosts.length;
@@ -195,7 +196,7 @@ function tableOf(caption, heads, rows, css) {
     roles(el("table", { class: css }, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...rows))));
 }
 
-// A narrow screen lays the rows out differently; the roles keep the element a table for screen readers.
+// On a narrow screen the rows are not displayed as a table. With these roles it is still a table for screen readers.
 function roles(table) {
   const names = { table: "table", thead: "rowgroup", tbody: "rowgroup", tr: "row", td: "cell", "thead th": "columnheader", "tbody th": "rowheader" };
   for (const [selector, role] of Object.entries(names)) for (const element of selector === "table" ? [table] : table.querySelectorAll(selector)) element.setAttribute("role", role);
@@ -243,12 +244,12 @@ function pairPicture(pairs) {
     svg("svg", { class: "heat", width: across * step + 220, height: pairs.partners.length * step, role: "img", "aria-label": summary }, ...shapes, ...labels));
 }
 
-// Power, temperature and clocks during the launches.
+// Power, temperature and clocks of the GPUs in each stage.
 function overTime(number, traces) {
   const head = el("h3", {}, "Power, temperature and clocks over time");
   if (!traces.length) return [head, el("p", { class: "empty" }, "Left out because of the size of this report. To draw them, run ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
   const throttled = traces.some((trace) => trace[5].some((part) => part[3].some((plot) => plot && plot[3])));
-  return [head, el("p", { class: "lede" }, "The horizontal axis is the time of the stage. The line is the mean, the shaded band reaches from the lowest to the highest value; gaps are missing data. Dashed lines: a benchmark began. ",
+  return [head, el("p", { class: "lede" }, "The horizontal axis is the time since the stage began. The line is the mean, the shaded band reaches from the lowest to the highest value; gaps are missing data. Dashed lines: a benchmark began. ",
     throttled && "Shaded from top to bottom: clocks were throttled for a reason other than the power limit. ", "All plots of a column have the same scale."), ...traces.map(trace)];
 }
 
@@ -276,7 +277,7 @@ function spark(label, began, [, band, line, throttled]) {
     throttled && svg("path", { class: "throttled", d: throttled }), began && svg("path", { class: "began", d: began, ...thin }), svg("path", { class: "spread", d: band }), svg("path", { class: "line", d: line, ...thin }));
 }
 
-// The summary of a host that is printed after the overview: causes and GPUs, without figures over time, checks and logs.
+// The summary of one host, for printing after the overview: its causes and its GPUs.
 function briefOf(number) {
   const page = data.pages[number];
   const head = el("h3", {}, icon(tone(number)), names[number], " ", note(decisionName(number)));
@@ -285,7 +286,7 @@ function briefOf(number) {
     page.gpus.length > 0 && el("p", { class: "print-gpus" }, note("GPU: "), ...page.gpus.map(([state, index, , serial]) => [el("span", { class: state === "f" ? "off" : "" }, `${textAt(index)} `, code(textAt(serial))), " · "]).flat().slice(0, -1))];
 }
 
-// Network adapters: a table on the page of the host, and a page of each.
+// Network adapters: a table on the page of the host, and a page for each adapter.
 const adapterLink = (number, name) => el("a", { href: `#hca=${encodeURIComponent(`${names[number]}/${name}`)}` }, name);
 const verdictCell = (kind) => kind ? el("span", { class: `verdict ${KIND[kind]}` }, icon(KIND[kind]), KIND[kind]) : "";
 
@@ -319,7 +320,8 @@ function adapterSection([title, rows, zeros, absent, columns, lanes, pictures]) 
   return parts;
 }
 
-// Power of each lane in dBm between the limits of the module; a lane without light is a cross at the bottom.
+// Optical power of each lane in dBm, with the alarm and warning limits that the module reports. A lane that fails is a cross; a
+// lane without light is a cross at the bottom.
 function lanePicture(port, [title, limits, lanes]) {
   const known = [...limits, ...lanes.map(([, power]) => power)].filter((value) => value !== null);
   const low = Math.min(...known, 0) - 1, high = Math.max(...known, 0) + 1, height = 130, left = 44, step = 24;
@@ -370,7 +372,7 @@ function pageOf(number, id = "") {
   return parts;
 }
 
-// Figures beside those of accepted parts in former runs, and the earlier values of the same part.
+// For each figure: its percentile among accepted parts in former runs, and a plot of the part's values over the runs.
 function formerRuns(number, rows) {
   if (!rows.length) return [el("p", { class: "empty" }, "The comparison with former runs is left out because of the size of this report. To write it, run ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])} --history DIRECTORY`))];
   const cells = rows.map(([name, settings, part, place, trend, line]) => el("tr", {}, el("th", { scope: "row" }, code(textAt(name)), textAt(settings) && el("i", {}, textAt(settings))), el("td", {}, textAt(part)), el("td", {}, textAt(place) || "–"),
@@ -457,7 +459,7 @@ function overview(target) {
 
 function route() {
   let fragment = location.hash.slice(1);
-  try { fragment = decodeURIComponent(fragment); } catch { /* malformed: no such host */ }
+  try { fragment = decodeURIComponent(fragment); } catch { /* malformed percent-encoding: use the fragment as it is */ }
   const [, kind, rest] = /^(host|hca|find|rack)=([^]*)$/.exec(fragment) || [];
   if (kind === "host" && numberOf.has(rest)) return show(numberOf.get(rest));
   if (kind === "hca") {
@@ -508,7 +510,7 @@ function describePlots() {
   }
 }
 
-// The navigation marks the section at the top of the window.
+// The navigation marks the last section whose top edge is in or above the upper third of the window.
 function markSections() {
   const links = [...document.querySelectorAll(".contents a")];
   const sections = links.map((each) => $(each.hash.slice(1)));
@@ -551,8 +553,8 @@ function start() {
   for (const command of document.querySelectorAll(".command")) command.append(copyButton());
   markSections();
   describePlots();
-  // When the overview is printed, summaries of hosts follow it: of all hosts of a fleet of up to four, otherwise of the first 40 hosts
-  // that are not accepted. The page of a host is printed alone.
+  // If the overview is printed, summaries of hosts follow it: of all hosts if there are at most four, otherwise of the first 40
+  // hosts that are not accepted. If the page of a host is printed, nothing follows it.
   let opened = [];
   addEventListener("beforeprint", () => {
     opened = [...document.querySelectorAll("details.rest:not([open])")];

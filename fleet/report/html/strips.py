@@ -1,5 +1,6 @@
-"""Build the strip plots of the report page. A strip plot shows the values of one figure on all parts, along one axis.
+"""Build the strip plots of the report page.
 
+A figure is one quantity, measured with the same settings on all parts. Its strip plot shows these values along one axis.
 A figure that has the same value on every part, and fails on none, is listed as text instead.
 """
 
@@ -106,7 +107,7 @@ class StripGroup:
 
 
 def groups(report: FleetReport) -> list[StripGroup]:
-    """Return the groups: health first, then the benchmarks in the order of TITLES. In a group, figures that fail come first."""
+    """Return the groups: health first, then the benchmarks in the order of `TITLES`. In a group, figures that fail come first."""
     by_title: dict[str, tuple[list[Strip], list[ConstantFigure]]] = {}
     for distribution in distributions(report):
         strips, constants = by_title.setdefault(_group_title(distribution.key.name), ([], []))
@@ -182,7 +183,7 @@ def drawn_limits(limits: Sequence[Limit]) -> list[float]:
 
 
 def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
-    """Return begin and width of each region in which values fail, in percent of the axis.
+    """Return begin and width of each region in which values fail, in percent of the axis, as are `limits`.
 
     A minimum has a region below it, a maximum a region above it, and a limit that values must equal has both. Several limits of
     one of these three kinds share their regions, which cover only the values that are beyond all these limits.
@@ -226,7 +227,8 @@ class EvidencePlot:
 def evidence(report: FleetReport, reasons: Iterable[Reason]) -> dict[int, EvidencePlot]:
     """Return `id(reason)` -> plot.
 
-    A reason has a plot if one of its verdicts compares a number with a numeric limit, and several parts have the figure.
+    A reason has a plot if one of its `candidates` compares a number with a numeric limit, and the figure of this verdict has
+    several values.
     """
     wanted = [
         (reason, [item for item in reason.candidates if item.operator in (*_ORDERED, "eq")]) for reason in reasons
@@ -281,7 +283,10 @@ def _settings(figure: Distribution) -> str:
 
 
 def _as_integer(value: float) -> Value:
-    """Return a whole number below 1e15 as an `int`: `quantity` does not round an `int` that it writes without a unit prefix."""
+    """Return a whole number below 1e15 as an `int`, and any other value unchanged.
+
+    `quantity` does not round an `int` that it writes without a unit prefix.
+    """
     return int(value) if float(value).is_integer() and abs(value) < 1e15 else value
 
 
@@ -317,8 +322,7 @@ def _mark(point: Point, unit: str) -> Mark:
 def _worst(points: Iterable[Point], limits: Sequence[Limit], unit: str) -> tuple[WorstPart, ...]:
     """Return up to _MAX_WORST failing parts, furthest beyond the limit first.
 
-    If no part fails, return one part: an inconclusive one if there is any, otherwise one that passes. Of several, it is the one
-    with the smallest margin.
+    If no part fails, return one part: of the inconclusive parts, or else of those that pass, the one with the smallest margin.
     """
     ordered = sorted(
         (point for point in points if point.state != UNJUDGED),

@@ -30,7 +30,7 @@ _MAX_SIZE = 1 << 60
 
 
 Operation = tuple[str, str]
-"""Operation and placement: `in_place`, `out_of_place`, or empty if the record does not state the placement."""
+"""Name of a collective operation, and its placement: `in_place`, `out_of_place`, or empty if the record does not state it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -57,7 +57,10 @@ def _text(observation: Observation | None) -> str:
 
 
 def _by_user(report: FleetReport) -> dict[str, list[Observation]]:
-    """Return host or gang -> its observations of collective operations. Those that all hosts of a gang report are in it once."""
+    """Return host or gang (the hosts of one multi-node launch) -> its observations of collective operations.
+
+    All hosts of a gang report the same observations. The gang has each of them once.
+    """
     users: dict[str, dict[tuple[str, tuple[tuple[str, Value], ...]], Observation]] = {}
     for host in report.hosts:
         for item in host.measurements:
@@ -87,7 +90,7 @@ def _algorithms(observations: Sequence[Observation]) -> str:
 def latencies(report: FleetReport) -> list[Table]:
     """Return a table of latencies within hosts and one between hosts, for operations launched one by one and in a CUDA graph.
 
-    The tables have only the message sizes that were measured in a CUDA graph. A table without any is left out.
+    The tables have only the message sizes that were measured in a CUDA graph. A table without such sizes is left out.
     """
     groups = list(_by_user(report).values())
     tables = (
@@ -124,7 +127,7 @@ def _latency_table(caption: str, groups: Sequence[Sequence[Observation]]) -> Tab
 
 
 def _by_operation(groups: Sequence[Sequence[Observation]], kind: str) -> dict[str, dict[int, list[float]]]:
-    """Return operation -> message size in bytes -> measured values of this kind in seconds, over all groups."""
+    """Return operation -> message size in bytes -> measured values of `kind` in seconds, over all groups of ranks."""
     values: dict[str, dict[int, list[float]]] = {}
     for item in (item for items in groups for item in items):
         message, value = finite(item.params.get("size_bytes")), finite(item.value)

@@ -64,7 +64,10 @@ class Distribution:
             self.points[point.host, point.scope] = point
 
     def summarize(self) -> None:
-        """Compute range and counts from the points. Call it with `inconclusive` set to the number of verdicts without a value."""
+        """Compute range and counts from the points.
+
+        `inconclusive` must already be the number of inconclusive verdicts without a value.
+        """
         values = [point.value for point in self.points.values()]
         self.range = (min(values), statistics.median(values), max(values))
         self.count = len(values)
@@ -73,12 +76,15 @@ class Distribution:
 
 
 def distributions(report: FleetReport) -> list[Distribution]:
-    """Return the distribution of each figure with values, from the verdicts, or in a large fleet from `FleetReport.judged`."""
+    """Return the distribution of each figure with numeric values.
+
+    It is computed from the verdicts and measurements, or in a large fleet from `FleetReport.judged`.
+    """
     return _of_verdicts(report) if report.detail == ALL else _of_spreads(report.judged)
 
 
 def _of_verdicts(report: FleetReport) -> list[Distribution]:
-    """Return the figures with verdicts on numbers, and other measured figures of single devices except IN_OTHER_TABLES."""
+    """Return the figures with verdicts on numbers, and the other numeric figures of single devices except IN_OTHER_TABLES."""
     figures: dict[FigureKey, Distribution] = {}
     without_value: Counter[FigureKey] = Counter()
     for verdict in report.verdicts:
@@ -107,7 +113,7 @@ def _of_verdicts(report: FleetReport) -> list[Distribution]:
 
 
 def _of_spreads(judged: Iterable[Judged]) -> list[Distribution]:
-    """Return the figures of a large fleet from the histogram and the worst parts of each criterion."""
+    """Return the figures of a large fleet, from the histogram and the worst parts that `judged` has for each criterion."""
     by_figure: dict[tuple[object, ...], list[Judged]] = {}
     for row in judged:
         by_figure.setdefault((row.name, row.stage, tuple(row.params.items()), row.unit), []).append(row)

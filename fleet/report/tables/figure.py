@@ -27,7 +27,7 @@ LEGEND = (
 _OUTPUT_PARAMS: Mapping[str, tuple[str, ...]] = {
     output.name: tuple(output.over) for entry in BENCHMARKS.values() for output in entry.outputs
 }
-"""Name of a figure in the catalogue of benchmarks -> the parameters whose values a benchmark varies (`Output.over`)."""
+"""Name of a figure in the catalogue of benchmarks -> the parameters that the benchmark varies to measure it (`Output.over`)."""
 
 
 class FigureKey(NamedTuple):

@@ -92,7 +92,7 @@ class _Figures:
         return [value for item in items if item.status == MEASURED and (value := finite(item.value)) is not None]
 
     def scale(self, name: str) -> tuple[float, str]:
-        """Return the divisor for the values of one name, and their unit after the division."""
+        """Return the divisor for the values of all figures with this name, and their unit after the division."""
         values = [value for key in self._keys[name] for value in self.values(key)]
         unit = next(
             item.unit for figures in self.by_device.values() for key, item in figures.items() if key.name == name
@@ -181,7 +181,10 @@ def _devices(host: HostReport, figures: _Figures) -> list[str]:
 
 
 def _throttled_cell(figures: _Figures, device: Device, keys: Sequence[FigureKey]) -> TableCell:
-    """Return the throttle reasons that were active, with their share of the time (`power cap 38 %`), and those not measured."""
+    """Return each throttle reason that was active, with its share of the time (`power cap 38 %`).
+
+    A reason whose share was not measured is listed with the status of the observation (`power cap error`).
+    """
     items = {key: item for key, item in figures.by_device.get(device, {}).items() if key in keys}
     if not items:
         return EMPTY

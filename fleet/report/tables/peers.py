@@ -186,7 +186,7 @@ def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, fail
 
 
 def _notes(readings: Readings, link: str) -> Sequence[str]:
-    """Return the figures besides the bandwidth one way: link, `no access`, bandwidth both ways and latency, as far as known."""
+    """Return the figures besides the bandwidth one way that are known: link, `no access`, bandwidth both ways, latency."""
     access, both, latency = (readings.get(kind) for kind in (_ACCESS, _BOTH_WAYS, _LATENCY))
     notes = [link] if link else []
     if access and access.value is False:

@@ -36,7 +36,7 @@ class Reason:
     value: str
     """Value of the leading verdict; empty if that lacks a value, a limit or an operator."""
     wanted: str
-    """Its limit with the sign of the operator; empty like `value`."""
+    """Limit of the leading verdict, with the sign of the operator; empty if `value` is empty."""
     margin: str
     why: str
     """`Cause.why`: the explanation from the leading verdict; empty if there is none."""
@@ -65,7 +65,7 @@ class Reason:
     seen: str = ""
     """How often former runs had the cause: `3 times, last on 2026-02-01 in r2`; empty if none had it."""
     candidates: tuple[Verdict, ...] = ()
-    """Verdicts that the page may plot: the leading verdict, then `_worst_figure`."""
+    """The leading verdict, then the result of `_worst_figure`. The page plots the first of them that it can plot."""
 
 
 def reasons(verdicts: Sequence[Verdict], causes: Iterable[Cause], seen: Mapping[int, str]) -> list[Reason]:
@@ -119,7 +119,7 @@ def _reason(cause: Cause, group: Sequence[Verdict], seen: str) -> Reason:
 def reset_command(reason: Reason, address: str) -> str:
     """Return the command that resets the GPU at the PCI address `address`.
 
-    Empty if the action of the leading verdict is not `reset_gpu`, or if `address` is empty.
+    Empty if the cause has not failed, the action of its leading verdict is not `reset_gpu`, or `address` is empty.
     """
     is_reset = reason.verdict == FAIL and reason.lead.action == "reset_gpu" and address
     host = shlex.quote(clean(reason.lead.host))
@@ -129,8 +129,8 @@ def reset_command(reason: Reason, address: str) -> str:
 def next_command(reason: Reason, run_id: str) -> tuple[str, str]:
     """Return what the next command does, in words, and the command.
 
-    If the part is returned, the command packages it. If the leading verdict is on a reading, the command runs `rackproof doctor`
-    on its host. Otherwise it measures the hosts of the cause again.
+    If the part is returned to its vendor, the command writes the RMA package. If the leading verdict is on a reading, the command
+    runs `rackproof doctor` on the host of this verdict. Otherwise, it measures the first _MAX_HOSTS hosts of the cause again.
     """
     host = shlex.quote(clean(reason.lead.host))
     if reason.is_returned:

@@ -33,7 +33,7 @@ COLUMNS = (
 Drifts = Mapping[tuple[str, str, str], float]
 """Lowest level of a rate during the soak, divided by the mean of that rate at the start of the soak (`fleet/judge/drift.py`).
 
-The key is the host, the scope, and the name with the parameters of the rate (`_figure`).
+The key is the host, the scope, and a text of name and parameters of the rate (`_figure`).
 """
 
 
@@ -73,7 +73,7 @@ class HostTimeline:
     anchor: str
     summary: str
     complete: bool
-    """Whether the soak has ended, but not early, and no round failed. Interrupted rounds are allowed."""
+    """Whether the soak has ended, did not end early, and has no failed round. Interrupted rounds are not failed rounds."""
     ends: str
     """Time since the beginning of the soak at the right end of each sparkline: `24:00`."""
     columns: tuple[SparkColumn, ...]
@@ -114,7 +114,8 @@ def _host_timeline(host: HostReport, soak: Soak, drifts: Drifts) -> HostTimeline
 def summary(soak: Soak) -> str:
     """Return actual and planned duration and the rounds: `23 h 10 min of 24 h 00 min in 270 rounds (1 did not finish)`.
 
-    If the soak ended early, the reason follows.
+    The number of rounds includes those that did not finish and those that were interrupted. If the soak ended early, the reason
+    follows.
     """
     remarks = [f"{soak.failed} did not finish"] if soak.failed else []
     remarks += [f"{soak.cut} interrupted"] if soak.cut else []
@@ -142,7 +143,7 @@ def _part_order(scope: str) -> tuple[str, int]:
 
 
 def _events_by_gpu(host: HostReport, events: Sequence[Event]) -> list[tuple[str, Event]]:
-    """Return each event with its scope. If the device of the scope is the PCI address of a GPU, that GPU replaces it."""
+    """Return (scope, event) for each event. A scope with the PCI address of a GPU is replaced by a scope with its index."""
     gpus = {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in host.gpus if gpu.pci_bus_id}
     scoped = []
     for event in events:
@@ -172,7 +173,7 @@ def _part_row(
 def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:
     """Yield the rates of the whole host. Of a rate that depends on the message size, only the largest size is included.
 
-    With small messages, latency determines the rate.
+    With smaller messages, latency limits the rate.
     """
     rates = [item for item in soak.timeline.series if item.scope == "host" and is_rate(item)]
     largest: dict[str, int] = {}
@@ -198,7 +199,7 @@ def _size(series: Series) -> int:
 
 
 def judged_drifts(report: FleetReport) -> Drifts:
-    """Return the drift in every verdict on a drift that the report lists.
+    """Return the drifts from the drift verdicts in the report.
 
     Drift cannot be computed from the timeline in the report, which has fewer buckets than the record.
     """

@@ -34,7 +34,7 @@ def render_summary(report: FleetReport) -> str:
 
 
 def render_screen(report: FleetReport, *, width: int | None = None, colour: bool = False) -> str:
-    """Return status and summary as tables for a terminal, cleaned like `render_summary`.
+    """Return status and summary as tables for a terminal. Texts from hosts are cleaned as in `render_summary`.
 
     Args:
         report: the report.
@@ -83,7 +83,7 @@ def _checks(lines: Iterable[SummaryLine]) -> Table:
     _set_result_width(table)
     for line in lines:
         result, note = clean(line.text), ""
-        if not line.verdict:  # `NOT JUDGED (why)` or `NOT COMPARED (why)`; a verdict keeps its note, such as `(waived)`
+        if not line.verdict:  # `NOT JUDGED (why)` or `NOT COMPARED (why)`: the reason moves to the column AFFECTED
             result, _, note = result.partition(" (")
         affected = ", ".join(filter(None, (_affected(line), note.removesuffix(")"))))
         table.add_row(clean(line.title), Text(result, style=_STYLES.get(line.verdict, "")), affected)
@@ -91,7 +91,7 @@ def _checks(lines: Iterable[SummaryLine]) -> Table:
 
 
 def _affected(line: SummaryLine) -> str:
-    """Return `1/504 GPUs, 2/64 hosts`."""
+    """Return how many GPUs and hosts are affected, of how many: `1/504 GPUs, 2/64 hosts`."""
     counts = (
         (line.values.get(key), line.values.get(f"{key}_total"), name)
         for key, name in (("gpus", "GPUs"), ("hosts", "hosts"))

@@ -19,10 +19,10 @@ from schemas.stages import SOAK
 
 COLOURS = 16
 REST = "start and end"
-"""Name, in place of a benchmark, of the time of launches that no benchmark accounts for."""
+"""Used in place of the name of a benchmark: the time in the launches of a stage that is not part of any benchmark."""
 _MAX_SLOWEST = 5
 _MIN_REST_S = 0.05
-"""Seconds. A stage has a row `start and end` only if this time is longer."""
+"""The time REST of a stage is shown only if it is longer than this many seconds."""
 
 
 class StageTime(NamedTuple):
@@ -97,7 +97,7 @@ def times(report: FleetReport) -> Times:
 def summary_line(report: FleetReport) -> str:
     """Return `3 min 20 s per host: Collectives 62 s, Stress 21 s`; empty if no host reported durations.
 
-    The first time is the sum of all medians over the hosts. The five longest benchmarks follow.
+    `3 min 20 s` is the sum of the medians over the hosts, including REST. The five longest benchmarks follow.
     """
     medians = _medians(_seconds_of_hosts(report))
     if not medians:

@@ -103,7 +103,7 @@ def _scope_suffix(scope: str) -> str:
 
 
 def _rows(group: Sequence[Verdict], merge: bool) -> list[VerdictRow]:
-    """Return one row for the group; or one row per verdict, if one row would not show which value is of which part and size.
+    """Return one row for the group; or one row per verdict, if one row would not show to which part and size a value belongs.
 
     With `merge`, the result is always one row, with all values or their range. Without it, the group becomes one row in two
     cases: all values are equal, or there is only one message size. If the verdicts do not pass, or their values differ, the group
@@ -147,7 +147,10 @@ def _row(group: Sequence[Verdict], scopes: Sequence[str], equal: bool) -> Verdic
 
 
 def _settings(group: Sequence[Verdict]) -> str:
-    """Return parameters with one value in the whole group, the number of values of the others, and the message sizes."""
+    """Return the parameters of a group as text: `bf16, 2 placements, 8 B … 8 GiB (31 sizes)`.
+
+    If a parameter has one value in the whole group, this value is given, otherwise the number of its values. `phase` is left out.
+    """
     values_of: dict[str, dict[Value, None]] = {}
     for verdict in group:
         for key, value in verdict.params.items():

@@ -65,7 +65,7 @@ def version_order(name: str) -> tuple[int, str]:
 
 
 def _name_and_scope(key: str) -> tuple[str, str]:
-    """Return `gpu.vbios_version[gpu=3]` as name and scope; the scope is empty for a component of the whole host."""
+    """Split a key such as `gpu.vbios_version[gpu=3]` into name and scope. The scope of a component of the whole host is empty."""
     match = _PART_COMPONENT.fullmatch(key)
     return (match.group(1), match.group(2)) if match else (key, "")
 

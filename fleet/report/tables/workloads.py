@@ -1,7 +1,7 @@
 """Show the figures of the larger workloads (`NAMES`) as a table with a row per figure.
 
 There is a column per host and per gang (the hosts of one multi-node launch). If there are more than _MAX_COLUMNS, the columns are
-instead the lowest, median and highest value, and how many hosts or gangs have one.
+instead the lowest, median and highest value, and how many hosts or gangs have a value.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _text(item: Observation, value: float | None) -> str:
 def _range(items: Sequence[Observation], failing: int) -> tuple[TableCell, ...]:
     """Return the cells of a row: lowest, median and highest value, and how many hosts or gangs have a value.
 
-    The note of the last cell says for how many the figure fails. For texts, the first cell has the distinct values, and the next
-    two are empty.
+    The note of the last cell says on how many hosts or gangs the figure fails. If the values are texts, the first cell has the
+    distinct values, and the next two are empty.
     """
     measured = [item for item in items if item.status == MEASURED]
     values = [value for item in measured if (value := finite(item.value)) is not None]

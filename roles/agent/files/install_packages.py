@@ -23,7 +23,8 @@ SOURCES = (
     "default-timeout",
     "retries",
 )
-# As in pip, a later file overrides an earlier one. PIP_CONFIG_FILE excludes the files of the user, and /dev/null all files.
+# As in pip, a later file overrides an earlier one. If PIP_CONFIG_FILE names an existing file, the user's files are not
+# read. If it is /dev/null, no file is read.
 given_file = os.environ.get("PIP_CONFIG_FILE", "")
 directories = (os.environ.get("XDG_CONFIG_DIRS") or "/etc/xdg").split(os.pathsep)
 files = [*(f"{directory}/pip/pip.conf" for directory in directories), "/etc/pip.conf"]

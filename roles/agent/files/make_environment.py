@@ -4,7 +4,7 @@ An environment of the agent is replaced if it is incomplete, has another Python,
 
 Argument: directory of the environment.
 
-This script removes the old environment itself, because `venv --clear` would also remove the wheels in this directory.
+This script removes the old environment itself, because `venv --clear` would also remove the wheels in that directory.
 """
 
 import pathlib

@@ -18,7 +18,7 @@ MESSAGE_CHARACTERS = 300
 
 
 def run(*command):
-    """Run a program. Return its output and an empty text, or an empty text and an error message if it fails."""
+    """Run a program and return (output, error message). The message is empty if the program succeeds, the output if it fails."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
@@ -120,8 +120,8 @@ def fabric_problems(policy, switches, version, programs):
     """Yield the problems of the fabric manager, if this host needs one."""
     if policy == "ignored" or (policy == "auto" and not switches):
         return
-    reason = f"{switches} NVSwitches are on the PCI bus" if switches else "nvidia_driver_fabric_manager requires it"
-    needed = f"fabric manager {version or 'of the driver'} running, because {reason}"
+    reason = f"NVSwitches are on the PCI bus ({switches})" if switches else "nvidia_driver_fabric_manager requires it"
+    needed = f"fabric manager {version or 'of any version'} running, because {reason}"
     output, error = run("nv-fabricmanager", "--version")
     installed = (re.findall(r"\d+(?:\.\d+)+", output) or [""])[-1]
     if error or not installed:

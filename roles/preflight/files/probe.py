@@ -50,8 +50,8 @@ def problems(options):
         yield f"the host does not resolve its own name {socket.gethostname()}: add it to /etc/hosts"
     yield from network_problems(options)
     yield from environment_problems(options.environment)
-    # In a gang (the hosts of one multi-node launch), torch's rendezvous uses the first port. Two hosts receive the statuses of
-    # the other hosts on the next two ports.
+    # In a gang (the hosts of one multi-node launch), the first host uses the first port for torch's rendezvous, and the second
+    # port to receive the statuses of the other hosts. The second host of the gang receives the statuses on the third port.
     rendezvous = [("rendezvous", options.rendezvous_port + offset) for offset in range(3)]
     for service, port in (("exporter", options.exporter_port), *rendezvous):
         owner = listening_process(port)
@@ -129,7 +129,11 @@ def interface_problems(variable, name):
 
 
 def environment_problems(given):
-    """Yield the problems of the ranks' environment variables, from the inventory (`given`), this host and NCCL's files."""
+    """Yield the problems of the environment variables that the ranks get.
+
+    The variables come from NCCL's configuration files, the environment of this host and the inventory (`given`). If several of
+    them set a variable, the last one in this order counts.
+    """
     variables, sources = nccl_files()
     for values, source in ((os.environ, "the environment of this host"), (given, "rackproof_environment")):
         variables.update(values)

@@ -321,7 +321,7 @@ int nvmlDeviceGetRepairStatus(Device gpu, unsigned out[3]) /* RepairStatus=chann
     return OK;
 }
 
-int nvmlDeviceGetRowRemapperHistogram(Device gpu, unsigned out[5]) /* ...=banks with availability max high partial low none */
+int nvmlDeviceGetRowRemapperHistogram(Device gpu, unsigned out[5]) /* ...=max high partial low none: numbers of banks */
 {
     READ(gpu, "RowRemapperHistogram")
     for (int i = 0; i < 5; i++)
@@ -329,7 +329,7 @@ int nvmlDeviceGetRowRemapperHistogram(Device gpu, unsigned out[5]) /* ...=banks 
     return OK;
 }
 
-int nvmlDeviceGetRetiredPages(Device gpu, unsigned cause, unsigned *size, unsigned long long *out) /* ...=address address */
+int nvmlDeviceGetRetiredPages(Device gpu, unsigned cause, unsigned *size, unsigned long long *out) /* ...=addresses */
 {
     READ(gpu, "RetiredPages.%u", cause)
     unsigned room = *size;
@@ -484,7 +484,7 @@ int nvmlDeviceGetFieldValues(Device gpu, int size, struct field *out)
 
 struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
 
-int nvmlDeviceGetComputeRunningProcesses_v3(Device gpu, unsigned *size, struct process *out) /* ...=pid pid */
+int nvmlDeviceGetComputeRunningProcesses_v3(Device gpu, unsigned *size, struct process *out) /* ...=PIDs */
 {
     READ(gpu, "ComputeRunningProcesses")
     unsigned room = *size;

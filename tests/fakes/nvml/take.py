@@ -17,7 +17,7 @@ from schemas.records import to_json
 
 @cache
 def collector(full_snapshot: bool, *devices: int) -> NvmlCollector:
-    """Return the collector of the GPUs with these NVML indices, or of all GPUs if there are none. It is created only once."""
+    """Return the collector of the GPUs with these NVML indices (none: of all GPUs). Each collector is created only once."""
     return NvmlCollector(devices or None, full_snapshot, pauses_s=[0.0] * 3)
 
 

@@ -1,6 +1,7 @@
 """Declare two operators of torchvision, so that the CUDA build of torchvision can be imported with a CPU build of torch.
 
-Only tests use this file. On a real host, torchvision must fit torch; if it does not, the training benchmark reports it.
+Only tests use this file. On a real host, the builds of torchvision and torch must match; if they do not, the training benchmark
+reports it.
 """
 
 import sys

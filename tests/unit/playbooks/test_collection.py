@@ -24,7 +24,7 @@ from deploy.galaxy.role_readmes import generated_pages
 from schemas import VERSION
 from tests import ROOT
 from tests.fakes import bmc
-from tests.lab.kill_points import profile_without_figures
+from tests.lab.kill_points import smallest_benchmark_profile
 from tests.lab.lab import CONTROL_SHELL
 from tests.lab.prometheus import free_port
 from tests.unit.playbooks.test_trust_boundary import hostile_python
@@ -189,13 +189,13 @@ class Rehearsal:
 def rehearsal(site: Path) -> Rehearsal:
     """Run the playbook `acceptance` on the first of the two hosts in inventory/local/rehearsal.yml, with a BMC.
 
-    The profile is `profile_without_figures`. ANSIBLE_INJECT_FACT_VARS makes every fact a variable. This is the default of
+    The profile is `smallest_benchmark_profile`. ANSIBLE_INJECT_FACT_VARS makes every fact a variable. This is the default of
     Ansible, which the `ansible.cfg` of the collection turns off. The fact cache of Ansible keeps the facts after the run.
     """
     (site / "bait").mkdir()
     (site / "bait" / "file").write_text("kept", encoding="utf-8")
     profile, inventory = site / "tiny.yml", site / "one.yml"
-    profile.write_text(yaml.safe_dump(profile_without_figures()), encoding="utf-8")
+    profile.write_text(yaml.safe_dump(smallest_benchmark_profile()), encoding="utf-8")
     content = yaml.safe_load((installed(site) / "inventory" / "local" / "rehearsal.yml").read_text(encoding="utf-8"))
     del content["gpu_hosts"]["hosts"]["local2"]
     assert content["gpu_hosts"]["vars"].pop("ansible_python_interpreter") == "{{ ansible_playbook_python }}"

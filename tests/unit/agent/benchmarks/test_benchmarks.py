@@ -64,7 +64,7 @@ def torchrun(work: Path, request: dict[str, Any], **environment: str) -> None:
 
 
 def run_as_agent(work: Path, request: dict[str, Any], program: str, **environment: str) -> None:
-    """Run a request on two ranks, as the agent does: a launcher imports torch once and forks the ranks. They run `program`."""
+    """Run a request on two ranks, as the agent does: a launcher imports torch once and forks the ranks, which run `program`."""
     write_request(work, request)
     config = {"name": "ranks", "rank": 0, "hosts": 1, "address": "127.0.0.1", "port": 0, "admitted": [], "trains": True}
     (work / "rendezvous.json").write_text(json.dumps(config))
@@ -124,7 +124,7 @@ def observations(work: Path) -> list[Observation]:
 
 
 def check_every_output_once(settings: dict[str, dict[str, Any]], measured: list[Observation]) -> None:
-    """Check that each output of the benchmarks in `settings` has one observation: for each device, or for the host."""
+    """Check that each output of the benchmarks in `settings` is observed once per device or, if its scope is the host, once."""
     for name, chosen in settings.items():
         for expected in expand("benchmark", name, chosen, "cpu"):
             scopes = [
@@ -193,12 +193,8 @@ def test_collectives_deliver_correct_values(measured: list[Observation]) -> None
 
 def test_ratio_of_busbw_to_algbw_is_that_of_nccl_tests(measured: list[Observation]) -> None:
     values = {(item.name, item.params.get("size_bytes"), item.params.get("placement")): item.value for item in measured}
-    factors = {  # bus bandwidth / algorithm bandwidth
-        "all_reduce": 1.0,
-        "broadcast": 1.0,
-        "reduce": 1.0,
-        "send_recv": 1.0,
-    }  # for two ranks; 0.5 for the other operations
+    # Bus bandwidth divided by algorithm bandwidth, for two ranks. For the operations that are not listed it is 0.5.
+    factors = {"all_reduce": 1.0, "broadcast": 1.0, "reduce": 1.0, "send_recv": 1.0}
     for op in OPERATIONS:
         placement = "out_of_place" if supports_placement(op, "out_of_place", "cpu") else "in_place"
         algbw, busbw, latency = (
@@ -316,7 +312,7 @@ def test_expected_elements_of_a_reduction_are_the_sums_of_the_sent_ones(op: str,
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce", "reduce_scatter"])
 def test_ranks_send_different_elements_in_a_reduction_of_up_to_2600_ranks(op: str) -> None:
-    """Otherwise a reduction that adds one rank twice and another never would not be wrong."""
+    """Otherwise a reduction that adds the elements of one rank twice and skips another rank could give the right sum."""
     assert len({OPERATIONS[op].sent(rank, 0, 2600) for rank in range(2600)}) == 2600
 
 
@@ -339,7 +335,7 @@ def test_sums_of_45_000_ranks_are_integers_that_fp32_represents_exactly(op: str)
 def test_error_without_a_supervisor_sets_the_exit_code_and_is_printed(
     tmp_path: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    """The supervisor is the agent's process that launches the ranks. It would write an error of a benchmark to the record."""
+    """Under a supervisor (the agent's process that launches the ranks), errors of benchmarks are in the host's record instead."""
     started = ranks.start_alone("agent.benchmarks", *arguments, work=tmp_path)
     codes, output = started.wait(), started.output.read_text()
     assert (codes, message in output) == ([code], True), output

@@ -69,7 +69,7 @@ def test_sort_returns_numbers_in_order_and_their_positions() -> None:
 
 
 @pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
-def test_every_bit_of_a_result_is_in_its_digest(workload: str) -> None:
+def test_any_flipped_bit_of_a_result_changes_its_digest(workload: str) -> None:
     result = digest_workloads.WORKLOADS[workload](16, CPU).compute()
     factors = digest.digest_factors(result)
     right = int(digest.compute_digest(result, factors))

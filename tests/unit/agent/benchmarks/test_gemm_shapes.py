@@ -1,6 +1,6 @@
-"""Matrix products in the shapes of language models: wrong products are counted.
+"""Test the benchmark `gemm_shapes`, which multiplies matrices in the shapes of language models and counts wrong products.
 
-Criteria packs list the data types that their GPU lacks.
+Also test that criteria packs list the data types of `gemm_shapes` that their GPU lacks.
 """
 
 from __future__ import annotations
@@ -99,7 +99,8 @@ def test_product_with_a_wrong_last_bit_is_counted_unless_the_next_product_replac
     )
     gemm_shapes.run(rank, {**SETTINGS, "dtypes": ["fp32"]})
     (count,) = (item.value for item in rank.observations if item.name == "gemm_shapes.wrong_products")
-    # If the first product is wrong, the 9 others differ from it. A timed product is replaced before it is compared.
+    # The check of product 0 tolerates a wrong last bit, so the 9 later products that differ from product 0 are counted instead.
+    # Product 1 is replaced before the products are compared.
     assert count == {0: 9, 1: 0, 12: 1}[wrong_at]
 
 

@@ -138,8 +138,8 @@ def test_memory_limit_is_that_of_the_host_or_of_a_group_of_the_process(
         (0, 64 * GIB, 64 * GIB, 32 * MIB),  # the setting `size_bytes`
         (24 * MIB, 64 * GIB, 64 * GIB, 48 * MIB),  # four times the cache of a node, divided among its two threads
         (10 * GIB, 64 * GIB, 64 * GIB, 128 * MIB),  # at most four times `size_bytes`
-        (0, 240 * MIB, 64 * GIB, 10 * MIB),  # a quarter of the free memory, for 3 arrays of each of a node's 2 threads
-        (0, 64 * GIB, 240 * MIB, 5 * MIB),  # a quarter of the limit, for 3 arrays of each of the 4 threads of the host
+        (0, 240 * MIB, 64 * GIB, 10 * MIB),  # a quarter of `free`, divided by 3 arrays x 2 threads of a node
+        (0, 64 * GIB, 240 * MIB, 5 * MIB),  # a quarter of `limit`, divided by 3 arrays x 4 threads of the host
     ],
 )
 def test_size_of_arrays_follows_the_caches_and_the_free_memory(

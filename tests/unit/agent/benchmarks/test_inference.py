@@ -46,7 +46,8 @@ def test_cached_decoding_gives_the_scores_of_the_whole_sequence(tmp_path: Path) 
 
 
 def test_healthy_device_has_no_wrong_token_and_fills_the_allowed_memory(tmp_path: Path) -> None:
-    # Room for 20 sequences of 22 positions (prompt and steps). Their number is rounded down to a multiple of 8: 16.
+    # A sequence takes 4 B (a key and a value in bf16) x 2 layers x width 64 x 22 positions (prompt and steps). There is room for
+    # 20 sequences, and this number is rounded down to a multiple of 8: 16.
     observations = measure(tmp_path, most_bytes=20 * 4 * 2 * 64 * 22)
     assert value(observations, "wrong_tokens") == 0
     free = inference.free_bytes(torch.device("cpu"))

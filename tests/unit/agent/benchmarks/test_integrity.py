@@ -206,7 +206,7 @@ def test_neighbours_finds_a_word_that_changes_when_its_neighbours_are_inverted(
 
 
 class Fading:
-    """Memory that loses bit 63 of one word each time that `fade` is called. Tests call it in `time.sleep` or a matrix product."""
+    """Memory that loses bit 63 of one word each time that `fade` is called. Tests call `fade` in `time.sleep` or a product."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.memory: list[MemoryUnderTest] = []
@@ -260,7 +260,7 @@ def test_bit_that_fades_only_in_heat_is_found(tmp_path: Path, monkeypatch: pytes
 def test_stuck_column_is_reported_with_its_bit_and_all_addresses(
     pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bit 9 of every 64th word is always 1. Each pattern writes a 0 to this bit in at least about half of these words."""
+    """Bit 9 of every 64th word is always 1. `random` writes a 0 to about half of these bits, the other patterns to all."""
     compare = WrongWords.compare
 
     def compare_stuck(errors: WrongWords, words: torch.Tensor, expected: torch.Tensor, fill: Any, address: int) -> None:

@@ -1,4 +1,4 @@
-"""Test the benchmark of local storage with the real fio, and with fakes of fio that hang, print nonsense or flip a bit."""
+"""Test the benchmark of local storage with the real fio, and with replacements of it that hang, print nonsense or flip a bit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if options.get("name") == "comparison":
         file.seek(1234567); file.write(bytes([byte[0] ^ 1])); file.flush(); os.fsync(file.fileno())
 os.execv({shutil.which("fio")!r}, ["fio", *sys.argv[1:]])
 """
-"""Fake of fio: it runs the real fio. Before the pass `comparison`, which compares all blocks, it flips one bit of the file."""
+"""Wrapper around fio. Before the pass (run of fio) `comparison`, which compares all blocks, it flips one bit of the file."""
 
 
 def measure(work: Path, *paths: Path | str, **chosen: Any) -> list[dict[str, Any]]:

@@ -117,7 +117,7 @@ def test_barrier_skips_a_rank_that_left_the_benchmark(tmp_path: Path) -> None:
 
 
 def test_stress_counts_devices_that_finish_earlier(tmp_path: Path) -> None:
-    """The parameter `devices` is the number of devices that were under load when the rank began."""
+    """The parameter `devices` counts all devices of the host that began together, also those that finish earlier."""
     store = dist.HashStore()
     short, long = (context(tmp_path, store, rank, 2) for rank in range(2))
     chosen = {"dtypes": ["fp32"], "size": 64, "settle_seconds": 0.0}
@@ -444,7 +444,7 @@ def test_nccl_error_without_a_last_message_has_only_the_text_of_its_code(more: d
 
 
 def test_store_wait_times_out(tmp_path: Path) -> None:
-    """The readiness check catches these two types of errors (`STORE_ERRORS`)."""
+    """The readiness check catches the same two types of errors (`STORE_ERRORS`)."""
     with pytest.raises((RuntimeError, ValueError)):
         dist.HashStore().wait(["missing"], timedelta(seconds=0.1))
 

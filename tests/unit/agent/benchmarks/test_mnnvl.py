@@ -34,7 +34,7 @@ result = {"op": "all_reduce", "size_bytes": 1000, "moved": 1000, "seconds": 4.0 
 print("NCCL WARN not a line of the protocol")
 print(json.dumps({"results": [result]}))
 """
-"""The fake program. Its collective takes 1 s; with NCCL_MNNVL_ENABLE=0, which prevents NVLink between hosts, it takes 4 s."""
+"""The fake program. It reports that its collective took 1 s, or 4 s with NCCL_MNNVL_ENABLE=0 (no NVLink between hosts)."""
 
 
 class Ranks:

@@ -51,7 +51,7 @@ REASONS = {
     "v6-error-rtr-client": "the queue pairs cannot be connected",
     "v6-error-version-too-old-client": "the perftest of the other host is too old",
 }
-"""File with an error -> words that the text of `failure_reason` must contain."""
+"""File -> words that the text of `failure_reason` must contain. All but `v45-read-bw-client` have an error message."""
 
 
 def text(name: str, stream: str) -> str:

@@ -1,6 +1,7 @@
-"""Planted faults: bits of results are flipped on a CPU. The share of runs that find the fault is compared with the formulas.
+"""Planted faults: bits of results are flipped on a CPU. The share of runs that find it is compared with a formula.
 
-The formulas are in `fleet/judge/planted_faults.py`; `rackproof power --planted-faults` prints them.
+The formulas give the probability that a run finds a fault. They are in `fleet/judge/planted_faults.py`, and
+`rackproof power --planted-faults` prints the probabilities.
 """
 
 from __future__ import annotations

@@ -160,7 +160,8 @@ def test_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         def multiply_wrongly() -> torch.Tensor:
             product = multiply()
-            # Only the last product of a period is compared, so all products after number 20 are wrong, too.
+            # `pulse` compares only the last product of each period. Product 9 may not be the last of a period, so all products
+            # after product 20 are wrong, too.
             if (call := next(calls)) == wrong_at or call > 20:
                 product[0, 0] += 1
             return product
@@ -272,7 +273,7 @@ def test_hosts_of_a_gang_are_in_phase(tmp_path: Path) -> None:
 
 
 SHIFT_S = -86_400.5
-"""Seconds that are added to the clock of the second host: it is more than a day behind the clock of the first host."""
+"""Seconds that are added to the clock of the second host, so that it is more than a day behind the clock of the first host."""
 
 
 @pytest.fixture

@@ -240,7 +240,7 @@ def test_hosts_that_are_split_evenly_name_only_the_hosts_whose_files_they_lack(t
 def test_host_that_sees_more_files_than_most_hosts_does_not_lack_any(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For example, h2 has an overlay of the shared directory: its own files are on its disk."""
+    """h1 and h3 do not see the files of h2, for example because an overlay mount on h2 writes them to the local disk of h2."""
     see = shared_clients.run_directory_program
 
     def hide(context: Any, arguments: dict[str, list[str]]) -> Any:
@@ -307,7 +307,8 @@ def test_shard_that_is_truncated_or_has_swapped_blocks_or_flipped_bits_is_wrong(
         "swapped": blocks[1] + blocks[0] + blocks[2], "short": good[:-5], "empty": b"",
         "flipped": good[:70] + bytes([good[70] ^ 8]) + good[71:],
     }  # fmt: skip
-    # Each block begins with its number as 8 bytes, big-endian, so blocks 0 and 1 differ only in byte 7.
+    # Each block is its number as 8 bytes, big-endian, and then the same bytes in all blocks. So blocks 0 and 1 differ only in
+    # byte 7.
     for name, content in cases.items():
         path.write_bytes(content)
         result = shard.read(str(path), "seed", size, False)

@@ -1,4 +1,4 @@
-"""Test the training benchmarks on CPUs and gloo. Two ranks run them once, without and with injected faults, for all tests."""
+"""Test the training benchmarks on CPUs with gloo. Two ranks run them once, without and with injected faults, for all tests."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def reported(work: Path) -> list[Observation]:
 
 @pytest.fixture(scope="module")
 def measured(reported: list[Observation]) -> list[Observation]:
-    """Return the observations without injected faults, except the counts of collective operations."""
+    """Return the observations without injected faults. The counts of collective operations are left out."""
     return [item for item in reported if item.stage == "benchmark" and item.name != "operations"]
 
 

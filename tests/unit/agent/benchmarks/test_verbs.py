@@ -279,7 +279,7 @@ def test_both_hosts_report_the_bandwidth_of_every_rail(
         assert {item["params"]["sharing"] for item in rates} == {"together"}
 
 
-def test_hosts_coordinate_through_the_store_of_torchrun(
+def test_hosts_coordinate_through_a_prefix_store_of_torch(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")
@@ -360,14 +360,14 @@ def test_figure_is_reported_once_if_the_partner_is_silent_after_the_test(
 
 
 PARTNERS_PORT = {"ports/h2": ["0000:16:00.0/1"]}
-"""Key and value with which the partner h2 publishes the slots of its ports."""
+"""Key and value with which the partner h2 publishes the slot of its only port."""
 
 
 @pytest.mark.parametrize("posted", [{}, PARTNERS_PORT, {**PARTNERS_PORT, "1/round/h2": "here", "1/round/h2/gone": ""}])
 def test_partner_that_does_not_take_part_causes_one_error(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, posted: dict[str, Any]
 ) -> None:
-    """The three cases: the partner never starts, it hangs in an earlier round, or it has stopped waiting for this host."""
+    """The three cases: the partner publishes nothing, it publishes only its ports, or it no longer waits for this host."""
     for number, bus in enumerate(("15", "35")):
         add_adapter(tmp_path, f"mlx5_{number}", bus)
     monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))

@@ -1,6 +1,6 @@
-"""Benchmarks report wrong data as a count, which criteria can judge, and not as an error.
+"""A benchmark that finds wrong data reports how much is wrong, as a measured value, so that criteria can judge it.
 
-If the device fails later, the count is still reported.
+If the device fails later, the benchmark still reports this value.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ def results(rank: Context) -> dict[str, Any]:
 def make_products_wrong(
     monkeypatch: pytest.MonkeyPatch, benchmark: ModuleType, is_wrong: Callable[[int], bool], fails_at: int = -1
 ) -> None:
-    """Change one element of product n (counted from 0) if `is_wrong(n)` is true; product `fails_at` raises an error."""
+    """Change one element of product n (counted from 0) if `is_wrong(n)` is true.
+
+    Product number `fails_at` raises an error instead (-1: no product does).
+    """
     build = benchmark.build_product
 
     def build_wrong(*arguments: Any, **options: Any) -> Any:
@@ -94,7 +97,10 @@ def test_wrong_product_of_gemm_is_counted(
 
 @pytest.mark.parametrize("wrong_at", [0, 1 << 20])
 def test_wrong_product_of_stress_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int) -> None:
-    """Later products are compared with the first one, which is wrong if `wrong_at` is 0. Product 1 << 20 is never computed."""
+    """The last product of each block is compared with product 0, so every block counts as wrong if product 0 is wrong.
+
+    Product number 1 << 20 is never computed, so with this `wrong_at` no product is wrong.
+    """
     make_products_wrong(monkeypatch, stress, lambda call: call == wrong_at)
     rank = context(tmp_path)
     stress.run(rank, STRESS)
@@ -107,7 +113,7 @@ def test_wrong_product_of_stress_is_counted(tmp_path: Path, monkeypatch: pytest.
 def test_wrong_products_of_stress_are_reported_if_the_device_fails_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_from: int
 ) -> None:
-    """Products from number `wrong_from` on are wrong, and product 400 fails. So with 1 << 20 no product is wrong."""
+    """Products from number `wrong_from` on are wrong, and product 400 raises an error. With 1 << 20, no product is wrong."""
     make_products_wrong(monkeypatch, stress, lambda call: call >= wrong_from, fails_at=400)
     monkeypatch.setattr(stress, "BLOCK_S", 0.0)
     rank = context(tmp_path)
@@ -250,7 +256,7 @@ def test_wrong_elements_before_a_hang_are_reported(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(collective, "CollectiveBuffers", WrongCollective)
     monkeypatch.setattr(collective.dist, "get_backend", lambda: "gloo")
     rank = context(tmp_path)
-    sums = iter([2.0 * wrong])  # `wrong` elements on each of 2 ranks; a second sum, after the hang, would fail
+    sums = iter([2.0 * wrong])  # each of 2 ranks has `wrong` wrong elements; a second sum, after the hang, would fail
     monkeypatch.setattr(rank, "sum_over_ranks", lambda value: next(sums))
     monkeypatch.setattr(rank, "min_max_over_ranks", lambda code: (code, code))
     monkeypatch.setattr(rank, "max_over_ranks", list)
@@ -288,17 +294,17 @@ def test_no_rank_waits_for_a_device_without_a_time_limit() -> None:
     assert [path.name for path in sources if waits.search(path.read_text())] == []
 
 
-class Swapped:
-    """A transport that delivers the data of rank 5, with two elements exchanged if `swaps` is true."""
+class SwappingTransport:
+    """A fake transport. It delivers what the peer would send, with two elements swapped if `swaps` is true."""
 
     def __init__(self, swaps: bool) -> None:
         self._swaps = swaps
 
     def exchange(self, send: torch.Tensor, receive: torch.Tensor, peer: int) -> Callable[[], None]:
-        """Return a function that receives the elements."""
+        """Return a function that writes the data of rank `peer` to `receive`."""
 
         def call() -> None:
-            receive.copy_(send + peer)  # rank n sends the data of rank 0, which is this rank, plus n
+            receive.copy_(send + peer)  # element by element, rank n sends what this rank (rank 0) sends, plus n
             if self._swaps and receive.numel() > 3:
                 receive[[2, 3]] = receive[[3, 2]]
 
@@ -308,7 +314,7 @@ class Swapped:
 @pytest.mark.parametrize("swaps", [False, True])
 def test_element_at_the_wrong_place_is_counted_for_the_pair(tmp_path: Path, swaps: bool) -> None:
     rank = context(tmp_path)
-    exchange = pairs.PairExchange(rank, cast(pairs.PairTransport, Swapped(swaps)), 1 << 12, 0.01)
+    exchange = pairs.PairExchange(rank, cast(pairs.PairTransport, SwappingTransport(swaps)), 1 << 12, 0.01)
     pairs._measure_pair(rank, exchange, "h2", 5, 1)
     found = results(rank)
     if swaps:
@@ -348,7 +354,7 @@ ERRORS = [
 
 
 def run_with_error(error: Exception, run: Callable[[], None], *caught: type[Exception]) -> None:
-    """Run a benchmark in which `error` occurs. The benchmark must raise the error, unless its type is in `caught`."""
+    """Run a benchmark in which `error` occurs. `caught`: exceptions that the benchmark handles; it must raise any other."""
     if isinstance(error, caught):
         run()
         return

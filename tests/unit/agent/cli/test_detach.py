@@ -22,11 +22,11 @@ from rackproof import main as rackproof
 arguments, sys.argv = sys.argv[1:], ["-c", "print('the log')"]
 sys.exit(rackproof.main([*arguments, "--detach"]))
 """
-"""`rackproof` with --detach. The background process prints a line and ends."""
+"""Program that runs `rackproof` with --detach. Its background process only prints "the log" and ends: it measures nothing."""
 
 
 def begin(directory: Path, profile: str = "rehearsal") -> HostRun:
-    """Return a run of two hosts that form a gang."""
+    """Return host h1's run of a plan in which h1 and h2 form a gang (the hosts of one multi-node launch)."""
     plan = builders.plan("h1", "h2", profile=profile)
     return HostRun.begin(directory / "runs" / "r1", "h1", json.dumps(to_json(plan)))
 
@@ -54,7 +54,8 @@ def test_outcome_of_a_background_process_is_printed_as_json_and_its_log_on_stand
     assert "the log\n" in done.stderr
 
 
-def test_gang_whose_supervisor_was_killed_is_not_finished_although_its_probe_was(tmp_path: Path) -> None:
+def test_finished_probe_of_an_earlier_process_does_not_finish_the_gang_stage(tmp_path: Path) -> None:
+    """A probe is a short test launch of the gang."""
     run = begin(tmp_path)
     probe = replace(builders.launch("probe", ("h1", "h2")), ranks=(), number=1)
     run.append(run.host.gang, launches=[probe])

@@ -52,9 +52,9 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def gang(me: str, port: int, nonce: str = builders.NONCE) -> Gang:
-    """Return the gang (the hosts of one multi-node launch) as host `me` has it.
+    """Return the gang (the hosts of one multi-node launch) as host `me` sees it.
 
-    `port` is the port of the rendezvous of the ranks. The field `Gang.port`, for status messages, is the port after it.
+    `port` is the rendezvous port of the ranks. Status messages use `Gang.port`, which is `port + 1`.
     """
     addresses = {"h1": "127.0.0.1", "h2": "127.0.0.2", "h3": "127.0.0.3"}
     return Gang(me=me, members=HOSTS, addresses=addresses, port=port + 1, nonce=nonce, context="r1 meeting all")
@@ -147,7 +147,7 @@ def run_dir(tmp_path: Path) -> Path:
     return directory
 
 
-def test_printed_record_is_read_by_collect(run_dir: Path) -> None:
+def test_printed_records_can_be_read_from_the_log(run_dir: Path) -> None:
     done = subprocess.run(
         [sys.executable, command.__file__, "emit-record", "--run-dir", run_dir, "--host", "h1"],
         capture_output=True,
@@ -167,7 +167,9 @@ def test_printed_record_is_read_by_collect(run_dir: Path) -> None:
     ]
 
 
-def test_host_without_record_prints_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_missing_record_is_an_error_and_standard_output_is_empty(
+    run_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for path in (run_dir / "record.json", run_dir / "gangs" / "r1.json"):
         path.unlink()
     assert command.main(["emit-record", "--run-dir", str(run_dir), "--host", "h1"]) == 2
@@ -216,7 +218,8 @@ def test_wrong_usage_is_refused_and_no_record_is_printed(
     )
     assert (done.returncode, done.stdout) == (code, "")
     assert message in done.stderr
-    # `inspect` creates the run directory before it rejects h9. All other cases are refused before the first verb runs.
+    # `run-host` calls the verb `inspect`, which creates the run directory and then rejects h9. In all other cases `run-host`
+    # itself refuses the command line, before it calls a verb.
     assert not (tmp_path / "new").exists() or "h9" in message
 
 
@@ -230,7 +233,9 @@ def test_plan_that_is_not_text_is_an_error_with_its_path(
     assert f"--plan {plan}: not UTF-8 at offset 1" in capsys.readouterr().err
 
 
-def test_record_is_printed_even_if_it_cannot_be_copied(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_record_is_printed_even_if_it_cannot_be_copied_to_the_results(
+    run_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     run = HostRun(run_dir, "h1")
     options = argparse.Namespace(run_dir=run_dir, host="h1", results=Path("/proc/none"), quiet=False)
     with pytest.raises(OSError, match="/proc/none"):
@@ -246,7 +251,7 @@ def test_launch_refuses_port_0_and_the_two_highest_ports(port: int, capsys: pyte
 
 
 def test_verbs_do_not_inherit_placement_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Placement variables are those in which a launcher or an operator sets the ranks."""
+    """Placement variables are those in which mpirun, srun or Kubeflow's operator sets the ranks."""
     kubeflow = {
         "RANK": "1",
         "WORLD_SIZE": "2",

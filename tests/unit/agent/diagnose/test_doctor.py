@@ -23,7 +23,7 @@ def run(*arguments: str) -> Done:
 
 
 class FixedCollector:
-    """A collector that returns the given readings: NAME=VALUE of the host, or NAME={GPU: VALUE}. `__` in NAME means a dot."""
+    """A collector with fixed readings. Its arguments: NAME=VALUE for the host, NAME={GPU: VALUE} for GPUs; `__` means a dot."""
 
     name = "fixed"
 
@@ -161,9 +161,9 @@ def test_health_check_does_not_drain_a_node_if_doctor_or_the_settings_are_broken
         ),
         ("", "was not drained: [Errno 2] No such file or directory"),
     ],
-    ids=["drained", "drained before", "controller not reachable", "scontrol not installed"],
+    ids=["drained", "already drained", "controller not reachable", "scontrol not installed"],
 )
-def test_health_check_logs_why_a_faulty_node_was_not_drained(
+def test_health_check_logs_a_fault_and_a_failure_to_drain_the_node(
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

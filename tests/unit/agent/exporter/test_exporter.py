@@ -53,7 +53,7 @@ Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 class Fake:
-    """A collector whose families `function` returns. `calls` is the number of calls of `collect`."""
+    """A collector that returns the families that `function` returns. `calls` counts the calls of `collect`."""
 
     def __init__(self, name: str, function: Callable[[], Iterable[Family]]) -> None:
         self.name = name
@@ -107,7 +107,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def scrape_machine(library: Path, directory: Path, scenario: Path) -> str:
-    """Run the real collectors in a separate process, and return the exported text.
+    """Run the real collectors (for the first two of four GPUs) in a separate process, and return the exported text.
 
     `scenario` is the file with the answers of the fake NVML. The kernel log contains faults in every scenario.
     """
@@ -174,7 +174,7 @@ def test_metrics_with_names_of_dcgm_exporter_have_its_units_and_labels() -> None
     assert "DCGM_" not in text_of(Exporter([Fake("nvml", read)]))
 
 
-def test_gpm_utilization_is_exported_under_the_names_of_dcgm_prof_fields() -> None:
+def test_gpm_readings_are_exported_under_the_names_of_dcgm_prof_fields() -> None:
     def read() -> list[Family]:
         values = (
             ("gpu.uuid", "GPU-1", "1"),
@@ -325,7 +325,7 @@ def test_time_for_which_a_collector_has_been_stuck_is_exported(
 
 
 class FakeSource:
-    """A source of Prometheus families that is not a collector (`exporter.Source`)."""
+    """An `exporter.Source`: it returns Prometheus families. (A collector returns objects of the class `Family`.)"""
 
     def __init__(self, name: str, function: Callable[[], Iterable[Metric]]) -> None:
         self.name, self.collect = name, function
@@ -440,7 +440,7 @@ def scrape_over_http(url: str) -> Series:
         return series(answer.read().decode())
 
 
-def test_failure_of_a_collector_is_logged_when_its_reason_changes_and_when_it_ends(
+def test_each_new_reason_for_a_collector_failure_and_the_recovery_are_logged_once(
     serving: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="agent")

@@ -47,7 +47,7 @@ def read_live(run: HostRun) -> Json:
 
 
 def series(document: Json, later_s: float = 0.0) -> Series:
-    """Return the samples that are exported `later_s` seconds after `document`, the content of `live.json`, was written.
+    """Return the samples of a scrape `later_s` seconds after `live.json` was written. `document`: the content of this file.
 
     The sample names are without `rackproof_`.
     """
@@ -60,7 +60,7 @@ def series(document: Json, later_s: float = 0.0) -> Series:
 
 
 def state(exported: Series, stage: str) -> list[str]:
-    """Return each state whose `stage_state` series of this stage is not 0. Valid metrics have exactly one."""
+    """Return each state for which the series `stage_state` of this stage is not 0. There must be exactly one."""
     return [
         dict(labels)["state"]
         for (name, labels), value in exported.items()
@@ -164,7 +164,8 @@ def test_stage_is_published_while_it_runs_and_after_its_end(run: HostRun, end_st
     assert any(name == "benchmark_flop_per_second" for name, _ in after), (
         "the last figures must still be exported after the end of the stage, so that they are scraped"
     )
-    # Figures are exported for 300 s after the end of the stage (LINGER_S), counts of wrong results until another run starts.
+    # A figure is a series with the value of an observation. It is exported for 300 s after the end of the stage (LINGER_S).
+    # Counts of wrong results are exported for longer: until another run starts.
     assert not any(name.startswith("benchmark_") for name, _ in series(ended, later_s=400))
     wrong = {"metric": "rackproof_benchmark_wrong_results", "value": 7.0, "labels": {"benchmark": "gemm", "gpu": "0"}}
     next(item for item in ended["stages"] if item.get("figures"))["figures"].append(wrong)
@@ -246,7 +247,7 @@ def test_progress_is_the_elapsed_share_of_the_expected_duration(tmp_path: Path) 
 
 
 def test_end_of_a_slow_benchmark_is_estimated_from_its_observations(tmp_path: Path) -> None:
-    """`gemm` was expected to take a few seconds. After 40 s it has made a quarter of its observations, so it needs 120 s more."""
+    """`gemm` was expected to take a few seconds. After 40 s it has made 3 of 12 observations, so it needs 120 s more."""
     thread = publisher(tmp_path, {"gemm": 20.0}, "standard")
     dtypes = ["fp64", "fp32", "bf16"]
     made = [
@@ -288,7 +289,7 @@ def observation(name: str, value: object, unit: str = "1", scope: str = "host", 
 def exported_figures(*observations: Json, training: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
     """Return (metric, label values …) -> value, for the figures of these observations.
 
-    `training`: observations that ranks wrote while a training runs. The metrics are without `rackproof_benchmark_`.
+    `training`: observations that ranks write during a training. The metrics are without `rackproof_benchmark_`.
     """
     figures, left_out = newest_figures(observations, training)
     assert left_out == 0
@@ -298,7 +299,7 @@ def exported_figures(*observations: Json, training: tuple[Json, ...] = ()) -> di
     }
 
 
-def test_only_the_largest_message_size_of_an_operation_is_exported() -> None:
+def test_only_the_largest_message_size_of_each_operation_and_placement_is_exported() -> None:
     def busbw(op: str, size: int, value: float, placement: str = "in_place") -> Json:
         return observation(f"collective.{op}.busbw", value, "B/s", size_bytes=size, placement=placement, world_size=8)
 
@@ -396,10 +397,10 @@ def test_result_of_a_training_replaces_the_value_from_during_the_training() -> N
 
 @pytest.mark.parametrize("run", ["h100x2", "h200x2-extended", "h200x4-compared"])
 def test_figures_with_different_settings_have_different_labels(run: str) -> None:
-    """No two observations of a run have the same metric and labels, with two exceptions.
+    """No two observations of a run give a series with the same metric and labels.
 
-    Of a metric with message sizes, only the largest size is exported. Counts of wrong results and of observations without a value
-    are sums over several observations.
+    The test leaves out series with the label `size_bytes`, because only the largest message size is exported. It also leaves out
+    counts of wrong results and of observations without a value, because these are sums over several observations.
     """
     (path,) = (ROOT / "docs" / "measurements" / run / "hosts").glob("*.json")
     document = documents.parse(path.read_bytes(), source=run)
@@ -426,7 +427,7 @@ def test_figures_beyond_the_limit_are_counted() -> None:
     assert (len(figures), left_out) == (MAX_FIGURES, 600 - MAX_FIGURES)
 
 
-def test_figures_of_a_healthy_host_have_the_metrics_and_labels_of_metric_names() -> None:
+def test_figures_of_a_healthy_host_have_only_declared_metrics_and_labels() -> None:
     plan = builders.plan("h1", "h2", gpu_count=8)
     for stage in ("benchmark", "gang"):
         document = [to_json(item) for item in builders.results(plan, "h1", stage)]

@@ -292,7 +292,7 @@ def test_tls_connections_are_limited_before_their_handshake(
         before = len(list(Path("/proc/self/fd").iterdir()))
         clients = [stack.enter_context(socket.create_connection(address)) for _ in range(400)]
         time.sleep(0.3)
-        # The sockets of the server, which runs in this process too.
+        # The server runs in this process too: apart from the clients, all new file descriptors are its connections.
         assert len(list(Path("/proc/self/fd").iterdir())) - before - len(clients) <= 101
         for client in clients:
             client.settimeout(5)

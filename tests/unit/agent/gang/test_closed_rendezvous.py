@@ -43,7 +43,7 @@ UNSAFE = {
     "rpc": "import torch.distributed.rpc",
     "distributed checkpoints": "from torch.distributed.checkpoint import load",
 }
-"""Name -> code that can unpickle its input. The linter must refuse each of them."""
+"""Name -> code that uses an unsafe deserializer (it can execute code in its input). The linter must refuse each of them."""
 
 
 def lint(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -69,7 +69,7 @@ def test_product_code_does_not_unpickle() -> None:
 
 
 def unsafe_loads(code: str) -> list[int]:
-    """Return the numbers of the lines that call torch.load without weights_only=True, or bind torch.load to another name."""
+    """Return the numbers of the lines that use torch.load in any way other than a call with weights_only=True."""
     lines = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load":
@@ -238,8 +238,11 @@ def test_gloo_uses_the_interface_of_the_hosts_address_if_the_ranks_run_on_cpus(
 ) -> None:
     """Without a setting, gloo would use the address to which the host name resolves, which is 127.0.1.1 in many /etc/hosts.
 
-    `address`: address of this host in the plan. `given`: GLOO_SOCKET_IFNAME in the environment of this host. `interface`: the
-    expected interface. Ranks run on CPUs in the profile `rehearsal`, and on GPUs in `smoke`.
+    Ranks run on CPUs in the profile `rehearsal`, and on GPUs in `smoke`.
+
+    `address`: address of this host in the plan. If it cannot be resolved, the address from which this host reaches node1 counts.
+    `given`: GLOO_SOCKET_IFNAME in the planned environment of this host; empty: not set.
+    `interface`: the expected interface; empty: gloo chooses.
     """
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     plan = builders.plan("node1", "node2", profile=profile)

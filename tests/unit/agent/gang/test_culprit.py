@@ -41,9 +41,9 @@ from tests.gangs import (
 )
 
 NO_AGES = dict.fromkeys(("h1", "h2", "h3"), 0.0)
-"""Every status has just arrived, so the ages in it (such as `ended_s`) are exact."""
+"""Every status has just arrived, so nothing is added to the ages that it reports (such as `ended_s`)."""
 H2_SECOND_AGO = {**NO_AGES, "h2": 1.0}
-"""The status of h2 arrived one second ago, so one second is added to each age in it."""
+"""The status of h2 arrived one second ago, so one second is added to each age that it reports."""
 
 NO_CULPRIT: dict[str, GangSnapshot] = {
     "all ranks running": gang_snapshot(),
@@ -736,6 +736,6 @@ def test_exit_code_is_described_in_words(code: int | None, expected: str) -> Non
     assert describe_exit(code) == expected
 
 
-def test_phase_of_the_maximum_length_is_accepted() -> None:
+def test_rank_state_with_a_text_of_the_maximum_length_is_accepted() -> None:
     longest = replace(rank_state(3), phase="x" * 512)
     assert parse_rank_state(asdict(longest)) == longest

@@ -135,7 +135,7 @@ def test_only_identified_members_receive_the_verdict(head: PeerChannel, port: in
         caller.channel.close()
 
 
-def test_channel_reports_that_its_host_has_finished_when_it_is_closed(head: PeerChannel, port: int) -> None:
+def test_closing_a_channel_reports_that_its_host_has_finished(head: PeerChannel, port: int) -> None:
     caller = RawMember(head, port)
     caller.send_status()
     head.finished = True
@@ -276,7 +276,8 @@ def test_finished_watcher_is_not_reconnected(channels: list[PeerChannel], monkey
     first, _, third = channels
     first.finished = True
     first.close()
-    before_reconnect_s = peer_channel.RECONNECT_S - 0.5  # after RECONNECT_S, any connection without answers is closed
+    # After RECONNECT_S the connection would be closed anyway, because it brings no answers.
+    before_reconnect_s = peer_channel.RECONNECT_S - 0.5
     poll_until(
         lambda: third.statuses["h1"].finished and third._watchers["h1"].socket is None,
         third,

@@ -26,7 +26,10 @@ GANG = make_gang("h3", 29400)
 
 
 class FakeConnection:
-    """A connection that stores the messages sent on it. `accepts`: the result of `send`; False if its buffer is full."""
+    """A connection that stores the messages sent on it.
+
+    `accepts`: the result of `send`; False: the connection has failed, or its buffer is full.
+    """
 
     def __init__(self, host: str = "", *, greeting: str = "g", heard_at: float = 0.0, accepts: bool = True) -> None:
         self.socket: Any = object()
@@ -47,7 +50,7 @@ class FakeConnection:
 
 
 class FakeSelector:
-    """A selector that reports no events. `calls` lists the calls of its methods; a call of `select` is listed as its time-out."""
+    """A selector that reports no events. `calls` lists the calls of its methods; a call of `select` adds only its time-out."""
 
     def __init__(self) -> None:
         self.calls: list[Any] = []
@@ -218,7 +221,7 @@ def test_status_is_delivered_when_every_reachable_watcher_answered_it_and_no_ans
 
     `statuses`: watcher -> age of its last status, in seconds; a watcher that has sent none is not reachable.
     `answered`: watcher -> number of the newest status of h3 that it has answered.
-    `pending`: indices of the listener's connections on which an answer is still unsent.
+    `pending`: indices of the listener's connections that still have unsent data.
     """
     early_clock.now = 100.0
     watcher._number, watcher._answered = 1, answered
@@ -229,7 +232,7 @@ def test_status_is_delivered_when_every_reachable_watcher_answered_it_and_no_ans
 
 
 @pytest.mark.parametrize(("age_s", "is_decider"), [(HOST_SILENT_S, False), (HOST_SILENT_S + 0.25, True)])
-def test_host_names_the_culprit_itself_only_if_the_watcher_is_silent_for_longer_than_the_limit(
+def test_host_names_the_culprit_itself_only_if_a_watcher_has_been_silent_for_longer_than_the_limit(
     member: Any, age_s: float, is_decider: bool
 ) -> None:
     member.statuses = {"h1": PeerStatus(at=100.0 - age_s)}
@@ -348,7 +351,7 @@ def status(watcher: Any) -> dict[str, Any]:
     return {"host": "h2", "token": "u", "number": 1, "greeting": watcher._token, "ranks": [to_json(rank_state(2))]}
 
 
-def test_status_of_a_member_is_stored_and_answered_only_once(watcher: Any, status: dict[str, Any]) -> None:
+def test_each_status_of_a_member_is_stored_and_answered_only_once(watcher: Any, status: dict[str, Any]) -> None:
     connection = FakeConnection()
     assert watcher._receive_status(connection, {**status, "aborted": True}) is True
     assert watcher.statuses == {"h2": PeerStatus(at=0.5, ranks=(rank_state(2),), aborted=True)}

@@ -250,7 +250,7 @@ def test_ages_are_never_negative(receiver: HeartbeatReceiver, tmp_path: Path, cl
     assert receiver.states()[0].progress_s == 0.0
 
 
-def test_read_reports_news_only_for_a_first_heartbeat_a_first_failure_and_an_end(
+def test_read_reports_a_first_heartbeat_a_first_failure_and_an_end_as_news_but_no_repetition(
     receiver: HeartbeatReceiver, tmp_path: Path
 ) -> None:
     def is_news(*arguments: Any, **fields: Any) -> bool:

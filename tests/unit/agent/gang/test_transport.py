@@ -376,7 +376,7 @@ def test_host_planned_with_a_loopback_address_uses_the_address_from_which_it_rea
     assert asked[-1] == ("127.0.0.9", 29400)
 
 
-def test_host_without_its_planned_address_uses_the_address_from_which_it_reaches_a_peer() -> None:
+def test_host_that_lacks_its_planned_address_uses_the_address_from_which_it_reaches_a_peer() -> None:
     assert own_address(gang_at(h1=OUTSIDE, h2="127.0.0.9")).startswith("127.")
 
 

@@ -1,7 +1,7 @@
 """Test `agent.launch.guard` in forks of this process: how ranks and launchers end, and what the supervisor receives.
 
 The guard is the parent process of a rank, and reports to the supervisor how the rank ended. With the option `--supervisor`,
-the process becomes a launcher instead, and the kernel kills it when its supervisor ends.
+`agent.launch.guard` becomes a launcher instead, and the kernel kills this launcher when its supervisor ends.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def wait_for_exit(pid: int) -> int:
 
 
 class Rank:
-    """A guard and its rank. The rank's program writes a description of its process, and then runs the `statements` of `start`."""
+    """A guard and its rank. The rank's program writes a description of its process and runs the code given to `start`."""
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory = directory
@@ -89,7 +89,10 @@ class Rank:
         monkeypatch.setattr(sys, "argv", ["guard", f"program_{directory.name}", str(self.description_path), "--more"])
 
     def start(self, statements: str = "signal.pause()", launcher: Callable[[], int] = guard.main) -> Rank:
-        """Fork a process that calls `launcher`. By default, this process becomes the guard."""
+        """Fork a process that calls `launcher`. By default, the forked process becomes the guard.
+
+        `statements`: code that the rank's program runs.
+        """
         (self._directory / f"program_{self._directory.name}.py").write_text(
             "import json, os, signal, sys\n"
             "document = {'pid': os.getpid(), 'group': os.getpgrp(), 'name': __name__, 'arguments': sys.argv,\n"
@@ -255,7 +258,7 @@ def test_guard_killed_before_it_starts_its_rank_is_reported(rank: Rank) -> None:
 
 
 def test_rank_sends_heartbeats_although_its_program_does_not_start_them(rank: Rank) -> None:
-    """They start before the program, because its import of torch takes seconds, during which the rank must not appear lost."""
+    """Heartbeats start before the program: importing torch takes seconds, in which the rank must not appear lost."""
     rank.start("signal.pause()")
     wait_until(lambda: rank.state.alive_s is not None)
     assert rank.receiver.states()[0].alive_s is None, "the heartbeats must be those of rank 3, not of rank 0"
@@ -280,8 +283,8 @@ def test_sigterm_ends_a_stopped_rank(rank: Rank) -> None:
 
 def test_guard_waits_for_a_rank_that_handles_sigterm(rank: Rank) -> None:
     exit_on_sigterm = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
-    # The program does not call signal.pause(), because a signal that arrives just before this call would not end it. It closes
-    # its file, because Python ignores a SystemExit that is raised during the warning about an unclosed file.
+    # The program does not call signal.pause(), because a signal that arrives just before this call would not end the pause.
+    # It closes its file, because Python ignores a SystemExit that is raised during the warning about an unclosed file.
     rank.start(
         f"import time; {exit_on_sigterm}; open(sys.argv[1] + '.ready', 'w').close()\nwhile True: time.sleep(0.01)"
     )
@@ -332,7 +335,7 @@ def test_rank_ends_when_its_supervisor_ends(rank: Rank, monkeypatch: pytest.Monk
 def test_rank_in_the_process_group_of_its_guard_ends_when_its_supervisor_ends(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The rank's program moves to the guard's process group, so the guard must kill the rank itself, not only a group."""
+    """The rank's program moves to the guard's process group, so the guard must also kill the rank by its process id."""
     supervisor = fork(lambda: signal.pause())
     monkeypatch.setenv(SUPERVISOR, process_identity(supervisor))
     rank.start("os.setpgid(0, os.getppid()) if os.getpgid(os.getppid()) == os.getppid() else None; signal.pause()")
@@ -419,7 +422,7 @@ def test_launcher_does_not_start_after_the_end_of_its_supervisor(monkeypatch: py
     monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", "1", "true"])
     if os.getpid() == 1:
         pytest.skip(
-            "this process is process 1, so process 1 is the parent of the launcher, and not a supervisor that has ended"
+            "this process has the process id 1, so `--supervisor 1` names the launcher's parent, and not a process that has ended"
         )
     assert wait_for_exit(fork(guard.main)) == guard.ORPHANED
     monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", str(os.getpid()), "sh", "-c", "exit 6"])

@@ -182,7 +182,10 @@ class FakeSender:
 def test_guard_prepares_its_process_and_then_forks_the_rank(
     calls: Calls, monkeypatch: pytest.MonkeyPatch, is_rank: bool, has_environment: bool
 ) -> None:
-    """`is_rank`: the fork returns in the rank, not in the guard; `has_environment`: RANK and HEARTBEAT_DIRECTORY are set."""
+    """`is_rank`: run the branch of the forked child, which becomes the rank, and not the branch of the guard.
+
+    `has_environment`: RANK and HEARTBEAT_DIRECTORY are set.
+    """
     monkeypatch.setattr(sys, "argv", ["guard.py", "program", "--supervisor"])
     monkeypatch.setenv(HEARTBEAT_DIRECTORY, "/work")
     if not has_environment:

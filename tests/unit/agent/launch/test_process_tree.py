@@ -169,7 +169,7 @@ def test_default_wait_after_sigterm_is_as_long_as_the_wait_after_sigkill(
 ) -> None:
     """Process 10 belongs to another user, so it gets neither signal. The limit of the wait after SIGKILL is 4 s (GRACE_S).
 
-    `polls`: number of waits of 1 s in total, four of them after SIGKILL.
+    `polls`: number of waits in total, four of them after SIGKILL. Each wait advances the fake clock by 1 s.
     """
     monkeypatch.setattr(process_tree, "GRACE_S", 4.0)
     processes.put(10, 1)

@@ -1,6 +1,7 @@
-"""The parts of the supervisor: kept snapshots, outcomes, results and logs, the gang monitor, whole launches.
+"""The supervisor, which is the process that runs a launch on one host: its parts, and whole launches.
 
-The supervisor is the process that runs a launch on a host. A gang is the hosts of one multi-node launch.
+Its parts select snapshots, derive the outcome, manage the work directory, monitor the gang (the hosts of one multi-node
+launch) and request dumps of PyTorch's flight recorder.
 """
 
 from __future__ import annotations
@@ -63,9 +64,13 @@ from tests.unit.agent.sampling.test_oom import Tree
 
 
 def snapshot(at: int, watts: Any = 0.0, alarm: str = "", absent: str = "") -> Snapshot:
-    """Return the snapshot taken at second `at`, with the power of GPU 0.
+    """Return the snapshot taken at second `at`.
 
-    `alarm`: the active throttle reason of GPU 0; `absent`: why the clock of GPU 0 was not read. Empty: none.
+    Args:
+        at: second of the minute.
+        watts: power of GPU 0.
+        alarm: active throttle reason of GPU 0; empty if GPU 0 is not throttled.
+        absent: why the clock of GPU 0 was not read; empty if it was read.
     """
     throttle = {f"gpu=0,reason={name}": name == alarm for name in ("power_cap", "hw_slowdown", "sw_thermal")}
     return Snapshot(
@@ -94,7 +99,7 @@ def selected_seconds(*snapshots: Snapshot) -> list[int]:
     return [int(taken.at[-3:-1]) for taken in selector.selected()]
 
 
-def test_only_the_snapshot_with_the_highest_power_is_kept() -> None:
+def test_of_snapshots_without_alarms_only_the_one_with_the_highest_power_is_kept() -> None:
     assert selected_seconds() == []
     assert selected_seconds(snapshot(1)) == [1]
     assert selected_seconds(snapshot(1, 300.0), snapshot(2, 700.0), snapshot(3, 400)) == [2]
@@ -110,9 +115,8 @@ def test_only_the_snapshot_with_the_highest_power_is_kept() -> None:
         ("", "unsupported: not on this host", False),
     ],
 )
-def test_snapshot_with_an_alarm_is_kept_although_another_has_a_higher_power(
-    alarm: str, absent: str, is_kept: bool
-) -> None:
+def test_snapshot_with_a_lower_power_is_kept_only_if_it_has_an_alarm(alarm: str, absent: str, is_kept: bool) -> None:
+    """The throttle reason `power_cap` is no alarm, and neither is an unsupported reading."""
     snapshots = snapshot(1, 100.0, alarm, absent), snapshot(2, 700.0)
     assert selected_seconds(*snapshots) == ([1, 2] if is_kept else [2])
     assert selected_seconds(*reversed(snapshots)) == ([1, 2] if is_kept else [2]), (
@@ -126,11 +130,11 @@ def test_only_the_first_snapshot_of_a_lasting_alarm_is_kept() -> None:
     assert selected_seconds(*alarms, snapshot(9, 700.0)) == [0, 9]
 
 
-def test_new_alarm_is_kept_after_any_number_of_snapshots_with_another_alarm() -> None:
+def test_snapshot_with_a_new_alarm_is_kept_after_many_snapshots_with_another_alarm() -> None:
     same_alarm = [snapshot(number, 500.0, absent=f"error: attempt {number} failed") for number in range(20)]
     two_alarms = snapshot(30, 400.0, "sw_thermal", "error: the driver failed")
     assert selected_seconds(*same_alarm, two_alarms, *same_alarm) == [19, 30], (
-        "snapshot 19 must be kept: it is the last one with the highest power; snapshot 0 must not: 30 shows its alarm too"
+        "19 must be kept: it is the last snapshot of 500 W, the highest power; 0 need not be kept: 30 shows the same alarm"
     )
     assert selected_seconds(*same_alarm, snapshot(31, 400.0, "sw_thermal"), two_alarms) == [0, 19, 31]
     assert selected_seconds(snapshot(1, 9, "hw_slowdown"), two_alarms, snapshot(40, 700.0)) == [1, 30, 40]
@@ -148,7 +152,7 @@ def test_number_of_snapshots_with_alarms_is_limited() -> None:
 
 
 def rank(number: int, exit_code: int | None, phase: str = "gemm bf16") -> Rank:
-    """Return a rank as it is in the record."""
+    """Return a rank of the record, with `number` as its rank and its local rank."""
     return Rank(rank=number, local_rank=number, phase=phase, exit_code=exit_code, log_tail="")
 
 
@@ -199,7 +203,11 @@ LAST_STATE = RankState(rank=0, scope="gpu=0", phase="stress", exit_code=-9)
 def test_end_of_a_rank_comes_from_its_state_file_or_else_from_its_last_observed_state(
     tmp_path: Path, state: Any, last_state: RankState, phase: str, exit_code: int | None
 ) -> None:
-    """`state`: content of the state file; None: no file. `last_state`: the state that the supervisor observed last."""
+    """`state`: content of the state file; None: no file. `last_state`: the state that the supervisor observed last.
+
+    A state file without `exit_code` is invalid as a whole. The exit code in `last_state` is not used if the launcher or a
+    termination signal, such as SIGTERM (-15), ended the rank: such an exit code does not show a fault of the rank.
+    """
     if state is not None:
         (tmp_path / "rank5.state.json").write_text(json.dumps(state))
     (tmp_path / "rank5.log").write_text("bye")
@@ -211,7 +219,8 @@ def test_end_of_a_rank_comes_from_its_state_file_or_else_from_its_last_observed_
 # ---- the work directory ----
 
 
-def test_benchmark_starts_when_its_first_rank_starts(tmp_path: Path) -> None:
+def test_start_of_a_benchmark_is_its_earliest_start_on_any_rank(tmp_path: Path) -> None:
+    """An unknown benchmark, a time that is not a float, and an invalid or missing state file are ignored."""
     for number, state in enumerate(
         [
             {"begun": {"stress": 30.0, "gemm": 12.0, "no such": 1.0, "memory": 5}},
@@ -284,7 +293,7 @@ def test_oldest_archived_attempt_of_the_stage_is_removed(tmp_path: Path) -> None
     work, logs = tmp_path / "gang", tmp_path / "logs"
     work.mkdir()
     archive_logs(work, logs)
-    assert not logs.exists(), "the log directory must not be created if no previous attempt left files"
+    assert not logs.exists(), "the log directory must not be created if the previous attempt left no log"
     for number in range(8):
         (logs / f"gang.{number}").mkdir(parents=True)
         os.utime(logs / f"gang.{number}", (0, 100 - number))  # gang.7 is the oldest
@@ -333,11 +342,11 @@ def receiver(tmp_path: Path) -> Iterator[HeartbeatReceiver]:
 
 @pytest.fixture
 def gang_monitor(receiver: HeartbeatReceiver, clock: FakeClock) -> GangMonitor:
-    """Return the monitor of a host that launches alone, without other hosts."""
+    """Return the monitor of a launch on host h1 alone."""
     return GangMonitor("h1", receiver, None, 60.0)
 
 
-def test_killed_rank_is_named_after_the_other_ranks_had_time_to_report(
+def test_killed_rank_becomes_the_culprit_after_the_other_ranks_had_time_to_report(
     gang_monitor: GangMonitor, tmp_path: Path, clock: FakeClock
 ) -> None:
     send_to_receiver(tmp_path)
@@ -353,9 +362,9 @@ def test_killed_rank_is_named_after_the_other_ranks_had_time_to_report(
 
 
 def test_end_of_a_rank_is_judged_at_once(gang_monitor: GangMonitor, tmp_path: Path, clock: FakeClock) -> None:
-    """A new end is judged before JUDGE_INTERVAL_S has passed since the previous search for a culprit.
+    """When a rank ends, the monitor searches for the culprit without waiting until JUDGE_INTERVAL_S after its last search.
 
-    It happened long ago (`at`), so the monitor does not wait for reports of other ranks either.
+    Here the rank ended 150 s before its message arrives (`at`), so the monitor does not wait SETTLE_S for other ranks either.
     """
     clock.now += 50.0
     assert gang_monitor.poll(0.0) is None
@@ -426,7 +435,7 @@ def test_monitor_does_not_wait_after_success(
 def test_monitor_waits_for_a_verdict_after_a_failure(
     receiver: HeartbeatReceiver, tmp_path: Path, advancing_clock: AdvancingClock, failure: dict[str, Any]
 ) -> None:
-    """`failure`: `code` is the exit code of the launcher, `exit_code` that of the rank; other fields are in the heartbeat."""
+    """In `failure`, `code` is the exit code of the launcher, `exit_code` that of rank 0; other keys are fields of a heartbeat."""
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
     if "failure" in failure:
         send_to_receiver(tmp_path, **failure)
@@ -436,7 +445,7 @@ def test_monitor_waits_for_a_verdict_after_a_failure(
     assert 2 * SETTLE_S <= advancing_clock.now - before < 3 * SETTLE_S
 
 
-def test_culprit_is_named_after_a_failure(
+def test_culprit_is_found_after_a_failure(
     receiver: HeartbeatReceiver, tmp_path: Path, advancing_clock: AdvancingClock
 ) -> None:
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
@@ -453,7 +462,7 @@ def test_culprit_is_named_after_a_failure(
         (1, "rank_raised", "its launcher ended with exit code 1: OSError: [Errno 98] Address already in use"),
     ],
 )
-def test_rank_terminated_by_a_launcher_that_exited_unprompted_is_named(
+def test_rank_terminated_by_a_launcher_that_exited_unprompted_is_the_culprit(
     receiver: HeartbeatReceiver,
     tmp_path: Path,
     advancing_clock: AdvancingClock,
@@ -477,7 +486,7 @@ def test_rank_terminated_by_a_launcher_that_exited_unprompted_is_named(
         (1, "ended with exit code 1 before any rank started: no libcudart"),
     ],
 )
-def test_launcher_that_fails_before_its_ranks_start_is_named_in_a_gang(
+def test_failure_of_a_launcher_before_its_ranks_start_has_a_culprit_only_in_a_gang(
     receiver: HeartbeatReceiver,
     tmp_path: Path,
     advancing_clock: AdvancingClock,
@@ -485,7 +494,10 @@ def test_launcher_that_fails_before_its_ranks_start_is_named_in_a_gang(
     exit_code: int,
     reported: str,
 ) -> None:
-    """Otherwise the other hosts would wait for the launcher's ranks until the deadline. On a single host no culprit is needed."""
+    """Without a culprit, the other hosts of the gang would wait for the launcher's ranks until the deadline.
+
+    The culprit is the first rank of the launcher, with the launcher's failure as the reason.
+    """
     assert GangMonitor("h1", receiver, None, 60.0).await_verdict(exit_code, "no libcudart") is None
     gang_monitor = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     assert gang_monitor._channel
@@ -506,17 +518,18 @@ def test_launcher_that_fails_before_its_ranks_start_is_named_in_a_gang(
 
 
 @pytest.mark.parametrize(("exit_code", "is_named"), [(1, False), (-9, True), (-15, True), (-6, False)])
-def test_launcher_that_fails_late_is_named_only_after_a_fatal_or_termination_signal(
+def test_late_failure_of_a_launcher_has_a_culprit_only_after_a_signal_that_no_other_host_can_cause(
     receiver: HeartbeatReceiver,
     advancing_clock: AdvancingClock,
     gang: Callable[..., Gang],
     exit_code: int,
     is_named: bool,
 ) -> None:
-    """The launcher fails later than OWN_FAILURE_S after its start: it may have waited for a first host that never started.
+    """The launcher fails later than OWN_FAILURE_S after its start, before any of its ranks started.
 
-    So no culprit is named, and probes (short launches of parts of the gang) find the cause. No other host can cause SIGKILL
-    or SIGTERM, so after such a signal this host is named.
+    It may have waited in vain for the first host of the gang, so this host is not the culprit, and probes (short launches of
+    parts of the gang) find the cause. The failure of another host can cause exit code 1 and SIGABRT (-6), but neither SIGKILL
+    (-9) nor SIGTERM (-15). After these two signals, this host is the culprit.
     """
     gang_monitor = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     advancing_clock.now += 301.0
@@ -526,7 +539,7 @@ def test_launcher_that_fails_late_is_named_only_after_a_fatal_or_termination_sig
     gang_monitor._channel.close()
 
 
-def test_failed_rank_is_named_rather_than_its_launcher(
+def test_rank_that_failed_before_its_launcher_is_the_culprit(
     receiver: HeartbeatReceiver, tmp_path: Path, advancing_clock: AdvancingClock
 ) -> None:
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
@@ -537,7 +550,7 @@ def test_failed_rank_is_named_rather_than_its_launcher(
     assert (verdict.rank, verdict.text.rpartition(": ")[2]) == (1, "ended with exit code 3")
 
 
-def test_ranks_ended_by_the_supervisor_are_not_named(
+def test_ranks_ended_by_the_supervisor_are_no_culprits(
     receiver: HeartbeatReceiver, tmp_path: Path, advancing_clock: AdvancingClock
 ) -> None:
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
@@ -569,7 +582,7 @@ def test_pause_that_exceeds_the_poll_by_more_than_2_s_does_not_count_as_silence_
     assert gang_monitor.states()[0].silent_s == 2.5
     clock.now += 3.5
     gang_monitor.poll(1.0)
-    assert gang_monitor.states()[0].silent_s == 2.5, "the second pause must not count as silence of the rank"
+    assert gang_monitor.states()[0].silent_s == 2.5, "the pause of 3.5 s must not count: the poll was to last 1 s"
 
 
 # ---- the flight recorders ----
@@ -618,7 +631,7 @@ def test_dump_is_requested_from_each_listening_rank_and_awaited(
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRun:
-    """Return the run of host h1 in a rehearsal, with short waits in the supervisor."""
+    """Return the run of host h1 in a rehearsal (a run on CPUs), with short waits in the supervisor."""
     for module in (culprit, monitor):
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
     monkeypatch.setattr(supervise, "POLL_S", 0.02)
@@ -629,7 +642,11 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRun:
 
 
 def launch(run: HostRun, program: str, collectors: Sequence[MarkerCollector] = (), **fields: Any) -> Record:
-    """Supervise a shell program in place of torchrun, with two ranks on this host; return the record."""
+    """Supervise a shell program in place of torchrun, with two ranks on this host; return the record.
+
+    The program starts with the result files and state files of two ranks that ended with exit code 0. `fields` are arguments of
+    `launch_program`.
+    """
     work = run.directory / "work"
     work.mkdir()
     for number in (0, 1):
@@ -655,7 +672,7 @@ def test_ranks_get_the_identity_of_their_supervisor_and_the_path_of_their_dumps(
     assert (work / "stdin").read_text() == ""
     assert len(set((work / "ids").read_text().split())) == 1, "the program must lead its own session and process group"
     assert variables["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "7", (
-        "the value in the environment of the command must not be replaced"
+        "the environment of the command must take precedence over `flight_recorder_env`"
     )
     assert flight_recorder_env(work)["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "1000"
     assert (variables["TORCH_FR_BUFFER_SIZE"], variables["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("1000", "1")
@@ -691,7 +708,7 @@ def test_observations_of_a_probe_are_only_in_its_launch(run: HostRun) -> None:
 
 
 class MarkerCollector:
-    """A collector with a single metric, whose name ends with the collector's name."""
+    """A collector with a single metric: `marker.` followed by the name of the collector."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -708,7 +725,10 @@ class MarkerCollector:
 def test_fast_collectors_are_read_while_the_ranks_run_and_full_collectors_before_and_after(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, fast_collectors: list[MarkerCollector] | None, collector: str
 ) -> None:
-    """`fast_collectors`: None: the full collectors. `collector`: name of the collector that is read while the ranks run."""
+    """`fast_collectors`: None if the full collectors are also the fast ones.
+
+    `collector`: name of the collector that is read while the ranks run.
+    """
     monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.02)
     fast = [MarkerCollector("full")] if fast_collectors is None else fast_collectors
     record = launch(run, "sleep 0.3", [MarkerCollector("full")], fast_collectors=fast)
@@ -731,7 +751,7 @@ def test_fast_collectors_are_read_while_the_ranks_run_and_full_collectors_before
 def test_gpu_launch_has_a_timeline_only_in_the_benchmark_and_gang_stages(
     tmp_path: Path, stage: str, has_timeline: bool
 ) -> None:
-    """There is no NVML here, so a timeline has no figures. It gives the missing NVML as the reason."""
+    """A timeline is recorded even without NVML; it then has no figures."""
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
     timeline = launch(run, "true", stage=stage).launches[0].timeline
     assert (timeline is not None) == has_timeline
@@ -779,10 +799,10 @@ def test_unreadable_results_are_named_in_the_reason(run: HostRun) -> None:
     assert reason.startswith("the launcher exited with 2: every rank had finished; no result of rank 1: ")
 
 
-def test_launch_whose_launcher_failed_early_has_no_ranks(
+def test_launch_whose_launcher_failed_before_any_rank_started_has_no_ranks(
     run: HostRun, gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The record names no rank, since no part of the host is at fault."""
+    """The launch has no ranks in the record, because no device of the host is at fault."""
     for module in (culprit, monitor):
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
     channel = PeerChannel(gang("h1", 2))
@@ -810,13 +830,15 @@ def test_launch_with_a_culprit_other_than_its_launcher_lists_its_ranks(
         ("torch.x.DistError: gone\n\x00\x01\n", "torch.x.DistError: gone"), ("\x1b[31mred\n\x00\n", "[31mred"),
     ],
 )  # fmt: skip
-def test_last_readable_line_of_a_log_is_its_error(tmp_path: Path, log: str, line: str) -> None:
+def test_error_line_of_a_log_is_the_last_that_names_an_exception_or_else_the_last_printable_one(
+    tmp_path: Path, log: str, line: str
+) -> None:
     (tmp_path / "launcher.log").write_text(log)
     assert work_directory.last_error_line(tmp_path / "launcher.log") == line
 
 
-def test_rank_that_could_not_take_part_is_the_culprit_in_a_gang(run: HostRun) -> None:
-    """All ranks end normally, but have measured nothing together. The host of the rank that cannot take part names that rank."""
+def test_rank_that_cannot_join_the_process_group_is_the_culprit_in_a_gang(run: HostRun) -> None:
+    """Both ranks of h1 end with exit code 0. Rank 1 recorded in its state file why it could not join (`unable`)."""
     why = "the device was lost: CUDA error: uncorrectable ECC error encountered"
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": why})
     lines: list[str] = []
@@ -828,7 +850,7 @@ def test_rank_that_could_not_take_part_is_the_culprit_in_a_gang(run: HostRun) ->
     )
 
 
-def test_other_errors_are_listed_with_the_unable_ranks(run: HostRun) -> None:
+def test_invalid_result_files_are_listed_after_the_ranks_that_cannot_join_the_process_group(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
     program = f"echo '{state}' | tee rank0.state.json > rank1.state.json; echo [] > rank1.json"
     done = launch(run, program, members=("h1", "h2")).launches[0]
@@ -839,14 +861,14 @@ def test_other_errors_are_listed_with_the_unable_ranks(run: HostRun) -> None:
     assert done.reason.startswith(f"{done.culprit.text}; no result of rank 1: ")
 
 
-def test_deadline_is_reported_despite_an_unable_rank(run: HostRun) -> None:
+def test_deadline_is_reported_despite_a_rank_that_cannot_join_the_process_group(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
     slow = f"echo '{state}' > rank1.state.json; sleep 60"
     done = launch(run, slow, members=("h1", "h2"), deadline_s=0.5).launches[0]
     assert (done.outcome, done.culprit) == ("deadline", None)
 
 
-def test_launch_on_a_single_host_finishes_without_a_culprit_despite_an_unable_rank(run: HostRun) -> None:
+def test_launch_on_a_single_host_has_no_culprit_despite_a_rank_that_cannot_join_the_process_group(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
     done = launch(run, f"echo '{state}' > rank1.state.json").launches[0]
     assert (done.outcome, done.culprit) == ("finished", None)
@@ -882,11 +904,11 @@ sleep 60
 """Shell program that sends the dictionary `message` to the heartbeat receiver in its working directory, and then sleeps."""
 
 
-def test_launch_ends_at_once_if_a_culprit_is_named(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_ends_at_once_if_a_culprit_is_found(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.directory / "work").mkdir()
     os.mkfifo(run.directory / "work" / "flight.rank0.pipe")
     reader = os.open(run.directory / "work" / "flight.rank0.pipe", os.O_RDONLY | os.O_NONBLOCK)
-    # `launch` creates the work directory itself, so the program moves the pipe there.
+    # `launch` fails if the work directory exists, so the pipe waits in `prepared` until the program moves it.
     (run.directory / "work").rename(run.directory / "prepared")
     monkeypatch.setattr(process_tree, "GRACE_S", 60.0)
     monkeypatch.setattr(supervise, "CULPRIT_GRACE_S", 0.1)
@@ -908,7 +930,7 @@ def test_launch_ends_at_once_if_a_culprit_is_named(run: HostRun, monkeypatch: py
 
 @pytest.fixture
 def gang(port: int) -> Callable[..., Gang]:
-    """Return a function that creates a gang on loopback as one of its hosts sees it."""
+    """Return a function that creates the gang of h1, h2, …, all on the same loopback address, as its host `me` sees it."""
 
     def make_gang(me: str, hosts: int = 2) -> Gang:
         members = tuple(f"h{number}" for number in range(1, hosts + 1))
@@ -979,13 +1001,13 @@ def test_no_culprit_after_a_host_ended_its_own_ranks(
     end = time.monotonic() + 5
     while not second_channel.statuses["h1"].finished:
         assert monitors[1].poll(0.01) is None
-        assert time.monotonic() < end, "the status of h1 is not final after 5 s"
+        assert time.monotonic() < end, "h2 does not know after 5 s that h1 has finished"
     assert second_channel.statuses["h1"].aborted
     assert monitors[1].await_verdict(1) is None
     exiting.join(5)
 
 
-def test_message_of_a_rank_ends_the_wait_for_messages_of_other_hosts(
+def test_poll_returns_when_a_rank_of_this_host_sends_a_message(
     monitors: list[GangMonitor], tmp_path: Path
 ) -> None:
     connect(*monitors)
@@ -1035,6 +1057,7 @@ def test_supervisor_names_no_culprit_after_its_own_pause(
 def test_exiting_host_waits_until_both_watchers_have_answered_its_last_status(
     receiver: HeartbeatReceiver, tmp_path: Path, gang: Callable[..., Gang]
 ) -> None:
+    """The watchers are the first two hosts of a gang. They receive the statuses of all hosts."""
     watchers, channel = [PeerChannel(gang(host, 3)) for host in ("h1", "h2")], PeerChannel(gang("h3", 3))
     gang_monitor = GangMonitor("h3", receiver, channel, 60.0)
     end = time.monotonic() + 5
@@ -1063,9 +1086,10 @@ def test_exiting_host_waits_until_both_watchers_have_answered_its_last_status(
         watcher.close()
 
 
-def test_second_watcher_names_no_culprit_before_the_first_is_finished(
+def test_second_watcher_names_a_culprit_only_after_the_first_watcher_has_finished(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, gang: Callable[..., Gang]
 ) -> None:
+    """h1, the first watcher, decides about the culprit while it runs. This host is h2, the second watcher."""
     channel = PeerChannel(gang("h2", 3))
     gang_monitor = GangMonitor("h2", receiver, channel, 60.0)
     send_to_receiver(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False, at=clock.now - 50)
@@ -1093,7 +1117,7 @@ def test_second_watcher_names_no_culprit_before_the_first_is_finished(
         ("h2", {"h1": 0.0, "h3": 0.0}, HOST_SILENT_S + 2 * SETTLE_S + 0.1, True),
     ],
 )
-def test_monitor_waits_for_a_verdict_until_every_host_has_reported_or_is_lost(
+def test_wait_for_a_verdict_is_shorter_if_this_host_decides_and_no_status_of_another_host_is_overdue(
     receiver: HeartbeatReceiver,
     clock: FakeClock,
     gang: Callable[..., Gang],
@@ -1102,10 +1126,14 @@ def test_monitor_waits_for_a_verdict_until_every_host_has_reported_or_is_lost(
     seconds: float,
     settled: bool,
 ) -> None:
-    """`seconds`: how long the monitor has waited since its launcher ended.
+    """The short wait is 2 * SETTLE_S, the long one HOST_SILENT_S longer. h1 decides while it runs, then h2.
 
-    `ages`: age of the newest status of each other host, in seconds; None: the host has finished, and its status is 5 s old.
-    A host that is missing in `ages` has sent no status.
+    Args:
+        me: this host.
+        ages: age of the newest status of each other host, in seconds; overdue if above UNSURE_S. None: the host has finished,
+            and its status is 5 s old. A host that is missing in `ages` has sent no status, which also counts as overdue.
+        seconds: how long the monitor has waited since its launcher ended.
+        settled: whether the monitor stops waiting.
     """
     clock.now = UNSURE_S  # so that an age of UNSURE_S has no rounding error
     channel = PeerChannel(gang(me, 3))

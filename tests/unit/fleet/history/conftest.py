@@ -8,11 +8,11 @@ import pytest
 
 from fleet.history.store import add_run, merge_runs
 from schemas.baselines import SIMULATED
-from tests.histories import FleetHistory, Planted
+from tests.histories import Faults, FleetHistory
 
 
 @pytest.fixture(scope="session")
-def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Planted, Path]:
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> tuple[Faults, Path]:
     """Return the faults that the simulation planted, and the directory of the history.
 
     The history has 20 monthly runs. All except the last two are merged into monthly files.

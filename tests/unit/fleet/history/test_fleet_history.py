@@ -20,15 +20,15 @@ from fleet.history.rows import RunRows
 from fleet.history.store import add_run
 from fleet.history.trends import drifts
 from schemas.baselines import SIMULATED
-from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, STEP, FleetHistory, Planted, found_faults
+from tests.histories import AGING_PER_YEAR, DRIVERS, MODEL, STEP, Faults, FleetHistory, found_faults
 
 
-def test_exactly_the_planted_faults_are_found(fleet: tuple[Planted, Path]) -> None:
+def test_exactly_the_planted_faults_are_found(fleet: tuple[Faults, Path]) -> None:
     planted, directory = fleet
     assert found_faults(History(directory, SIMULATED)) == planted
 
 
-def test_drift_has_the_planted_slope_and_a_small_error(fleet: tuple[Planted, Path]) -> None:
+def test_drift_has_the_planted_slope_and_a_small_error(fleet: tuple[Faults, Path]) -> None:
     history = History(fleet[1], SIMULATED)
     found_drifts = drifts(history)
     aging = [item for item in found_drifts if item.level == "gpu" and item.shape == "drift"]
@@ -46,7 +46,7 @@ def test_drift_has_the_planted_slope_and_a_small_error(fleet: tuple[Planted, Pat
         assert item.others  # gemm.throughput and stress.throughput drift; both are in one finding
 
 
-def test_each_failing_gpu_of_a_bad_slot_is_named(fleet: tuple[Planted, Path]) -> None:
+def test_each_failing_gpu_of_a_bad_slot_is_named(fleet: tuple[Faults, Path]) -> None:
     """`item.serials` selects the slot of GPUs. The other slot that is a lemon is that of a DIMM, which has no serial."""
     (slot,) = (
         item for item in lemons(History(fleet[1], SIMULATED)) if item.kind == "slot" and item.serials and item.is_lemon
@@ -54,7 +54,7 @@ def test_each_failing_gpu_of_a_bad_slot_is_named(fleet: tuple[Planted, Path]) ->
     assert slot.episodes == len(slot.serials) == 5
 
 
-def test_history_of_a_replaced_part_has_its_place_causes_and_repair(fleet: tuple[Planted, Path]) -> None:
+def test_history_of_a_replaced_part_has_its_place_causes_and_repair(fleet: tuple[Faults, Path]) -> None:
     history = History(fleet[1], SIMULATED)
     (slot,) = (item for item in lemons(history) if item.kind == "slot" and item.serials and item.is_lemon)
     sections = {section.name: section.rows for section in part_answer(history, slot.serials[0], values=True).sections}
@@ -67,7 +67,7 @@ def test_history_of_a_replaced_part_has_its_place_causes_and_repair(fleet: tuple
     assert all(0 <= row["percentile"] <= 100 and row["peers"] > 20 for row in sections["figures"])
 
 
-def test_distribution_has_a_row_for_each_rack_driver_and_month(fleet: tuple[Planted, Path]) -> None:
+def test_distribution_has_a_row_for_each_rack_driver_and_month(fleet: tuple[Faults, Path]) -> None:
     history = History(fleet[1], SIMULATED)
     answer = figure_answer(
         history, Selection(name="gemm.throughput", settings="dtype=bf16", accepted_only=False), 7.1e14
@@ -81,7 +81,7 @@ def test_distribution_has_a_row_for_each_rack_driver_and_month(fleet: tuple[Plan
     assert [row["percentile"] > 30 for row in sections["place"]] == [True, False, False]
 
 
-def test_percentile_is_among_accepted_parts_of_the_same_model_driver_and_stage(fleet: tuple[Planted, Path]) -> None:
+def test_percentile_is_among_accepted_parts_of_the_same_model_driver_and_stage(fleet: tuple[Faults, Path]) -> None:
     history = History(fleet[1], SIMULATED)
 
     def figure(value: float, **changed: object) -> PeerFigure:

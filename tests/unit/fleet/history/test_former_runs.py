@@ -31,7 +31,7 @@ from schemas.baselines import REAL, SIMULATED
 from schemas.records import Gpu, Observation, Record, to_json
 from schemas.reports import FigureHistory, FleetReport, HostReport, RunHistory, SeenBefore
 from tests.accepted import Change, rackproof, report_of, run_directory, slowed, swapped
-from tests.histories import DRIVERS, MODEL, Planted
+from tests.histories import DRIVERS, MODEL, Faults
 
 Document = Mapping[str, Any]
 DATES = {f"r{day}": f"2026-10-0{day}T00:00:00Z" for day in range(1, 6)}
@@ -148,7 +148,7 @@ def test_cause_was_seen_before_on_the_same_part(report: FleetReport) -> None:
 
 
 def test_figures_of_gpus_and_hosts_are_compared_over_20_months(
-    fleet: tuple[Planted, Path], judged: tuple[Run, FleetReport]
+    fleet: tuple[Faults, Path], judged: tuple[Run, FleetReport]
 ) -> None:
     """A figure is compared with the newest accepted value of each part. Only the largest message size is compared."""
     history, driver = History(fleet[1], SIMULATED), DRIVERS[2]

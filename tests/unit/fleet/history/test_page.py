@@ -22,7 +22,7 @@ from fleet.history_page.page import render_page
 from fleet.history_page.plots import FRAME, _rack_values, _spreads, plots
 from schemas.baselines import SIMULATED
 from tests.accepted import rackproof
-from tests.histories import DRIVERS, FIGURES, MODEL, FleetHistory, Planted
+from tests.histories import DRIVERS, FIGURES, MODEL, Faults, FleetHistory
 
 HOSTILE = "<script>alert(1)</script>"
 
@@ -46,12 +46,12 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def text(fleet: tuple[Planted, Path]) -> str:
+def text(fleet: tuple[Faults, Path]) -> str:
     return render_page(History(fleet[1], SIMULATED))
 
 
 def test_page_shows_every_drift_lemon_and_month_and_has_a_row_for_each_rack(
-    fleet: tuple[Planted, Path], text: str
+    fleet: tuple[Faults, Path], text: str
 ) -> None:
     planted, directory = fleet
     history = History(directory, SIMULATED)
@@ -154,7 +154,7 @@ def test_text_of_hosts_is_escaped(tmp_path: Path) -> None:
     assert text.count("&lt;script&gt;") > 3
 
 
-def test_command_writes_the_page(fleet: tuple[Planted, Path], tmp_path: Path) -> None:
+def test_command_writes_the_page(fleet: tuple[Faults, Path], tmp_path: Path) -> None:
     path = tmp_path / "fleet.html"
     done = rackproof("history", "page", path, "--history", fleet[1], "--kind", SIMULATED)
     assert (done.returncode, done.stdout, done.stderr) == (0, f"page: {path}\n", "")

@@ -308,7 +308,7 @@ def lines(result: FleetReport) -> dict[str, str]:
 def test_healthy_hosts_on_one_machine_are_accepted_with_a_caveat() -> None:
     result = report()
     assert result.decision == ACCEPTED
-    assert lines(result)["Hosts on one machine"] == f"{', '.join(HOSTS)} share the machine (the same host.boot_id)"
+    assert lines(result)["Hosts on one machine"] == f"{', '.join(HOSTS)} share a machine (the same host.boot_id)"
     for boots in (("A", "B"), (None, None)):
         assert "Hosts on one machine" not in lines(report(boots))
 

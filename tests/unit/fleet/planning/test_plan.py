@@ -247,7 +247,7 @@ def test_plan_is_valid_and_survives_the_round_trip(profile: str) -> None:
     [
         ("benchmarks: {gem: {}}", "unknown benchmark gem (did you mean gemm or gemm_shapes?)"),
         ("benchmarks: {gemm: {dtype: [bf16]}}", "benchmark gemm has no setting dtype (did you mean dtypes?)"),
-        ("benchmarks: {gemm: {dtypes: [bf17]}}", "gemm.dtypes has no bf17 (did you mean bf16?)"),
+        ("benchmarks: {gemm: {dtypes: [bf17]}}", "gemm.dtypes does not accept bf17 (did you mean bf16?)"),
         ("benchmarks: {gemm: {size: big}}", "gemm.size is 'big'"),
         ("benchmarks: {gemm: {size: .nan}}", "not finite"),
         ("benchmarks: {gemm: {size: -5}}", "gemm.size is -5, expected at least 1"),
@@ -263,9 +263,12 @@ def test_plan_is_valid_and_survives_the_round_trip(profile: str) -> None:
         ("benchmarks: {stress: {size: 12.5}}", "stress.size is 12.5, expected a value such as 8192"),
         (
             "benchmarks: {verbs: {memories: [gpuu]}}",
-            "verbs.memories has no gpuu (did you mean gpu?): choose from host, gpu",
+            "verbs.memories does not accept gpuu (did you mean gpu?): choose from host, gpu",
         ),
-        ("benchmarks: {verbs: {figures: ['{x}']}}", "verbs.figures has no {x}: choose from bandwidth, latency"),
+        (
+            "benchmarks: {verbs: {figures: ['{x}']}}",
+            "verbs.figures does not accept {x}: choose from bandwidth, latency",
+        ),
         ("benchmarks: {local_storage: {percentiles: [p95]}}", "local_storage.percentiles has no p95"),
         ("benchmarks: {gemm: {}, gemm: {}}", "duplicate key 'gemm'"),
         ("benchmarks: {}", "benchmarks"),

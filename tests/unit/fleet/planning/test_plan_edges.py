@@ -523,6 +523,6 @@ def test_missing_group_without_a_similar_name_has_no_suggestion() -> None:
 
 def test_error_on_an_unknown_choice_of_a_setting_suggests_the_nearest_choice(tmp_path: Path) -> None:
     with pytest.raises(
-        UsageError, match=r"scaling\.precision has no fp23 \(did you mean fp32\?\): choose from fp32, bf16"
+        UsageError, match=r"scaling\.precision does not accept fp23 \(did you mean fp32\?\): choose from fp32, bf16"
     ):
         read_profile(str(profile_with(tmp_path, "benchmarks: {scaling: {precision: fp23}}")))

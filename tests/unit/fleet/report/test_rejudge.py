@@ -73,9 +73,9 @@ def test_new_criterion_and_changed_limit_are_distinguished(
 ) -> None:
     capsys.readouterr()
     assert call("judge", run, "--criteria", pack(tmp_path / "more.yml", "site", "1.0e+12")) == 0
-    assert "PASS, unchanged\n4 new; " in capsys.readouterr().out
+    assert "PASS, unchanged\nverdicts: 4 new; " in capsys.readouterr().out
     assert call("judge", run, "--criteria", pack(tmp_path / "looser.yml", "hbm-copy", "3.0e+12")) == 0
-    assert "PASS, unchanged\n4 with different details; " in capsys.readouterr().out
+    assert "PASS, unchanged\nverdicts: 4 with different details; " in capsys.readouterr().out
 
 
 def test_removed_waiver_is_shown() -> None:

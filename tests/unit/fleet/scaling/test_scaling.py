@@ -161,7 +161,7 @@ def test_study_with_other_benchmarks_is_an_error(tmp_path: Path) -> None:
         study(tmp_path, profile={**PROFILE, "stages": stages})
     stages["gang"]["benchmarks"] = {"scaling": {"precision": "fp23"}}
     with pytest.raises(
-        UsageError, match=r"scaling.precision has no fp23 \(did you mean fp32\?\): choose from fp32, bf16"
+        UsageError, match=r"scaling.precision does not accept fp23 \(did you mean fp32\?\): choose from fp32, bf16"
     ):
         study(tmp_path, profile={**PROFILE, "stages": stages})
 
