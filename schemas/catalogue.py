@@ -57,11 +57,13 @@ def _convert(value: Any, default: Any) -> Any:
 def value_problem(benchmark: str, key: str, value: Any) -> str:
     """Return why a benchmark's setting cannot have this value, as the end of a sentence; empty if the value is valid."""
     default = BENCHMARKS[benchmark].settings[key]
+    if value == default and type(value) is type(default):
+        return ""
     items, examples = (item if isinstance(item, list) else [item] for item in (value, default))
     examples = examples or [*BENCHMARKS[benchmark].choices[key]]
     is_same_kind = isinstance(value, list) is isinstance(default, list) and (bool(items) or key in _OPEN_LISTS)
     if not is_same_kind or not all(_has_type(item, examples[0]) for item in items):
-        return f"is {value!r}, expected a value such as {default!r}"
+        return f"is {value!r}, expected a value such as {default or examples[:1]!r}"
     choices = items if key in _OPEN_LISTS else BENCHMARKS[benchmark].choices.get(key, examples)
     return _range_problem(value, items, examples[0]) if _is_number(examples[0]) else _choice_problem(items, choices)
 

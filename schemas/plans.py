@@ -243,8 +243,12 @@ class Plan:
 
     @cached_property
     def _mixed(self) -> set[str]:
-        """The gangs whose hosts have different fabric rates."""
-        return {gang for gang, hosts in self._of_gang.items() if len({host.fabric for host in hosts}) > 1}
+        """The gangs whose hosts have different rates of the fabric or of a port."""
+        return {
+            gang
+            for gang, hosts in self._of_gang.items()
+            if len({(host.fabric, host.fabric_gbps) for host in hosts}) > 1
+        }
 
     def stage(self, name: str) -> Stage:
         """Return the planned stage of that name. Raises KeyError."""

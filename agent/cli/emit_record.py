@@ -50,7 +50,7 @@ def emit_records(run: HostRun) -> int:
         documents.DocumentError: a record is invalid or belongs to another host. `rackproof collect` would reject it.
     """
     count = 0
-    for gang, path in _records(run):
+    for gang, path in record_files(run):
         text = path.read_bytes()
         document = documents.parse(text, source=str(path))
         documents.validate(document, "record", source=str(path))
@@ -74,7 +74,8 @@ def _write_line(line: bytes) -> None:
         line = line[os.write(descriptor, line) :]
 
 
-def _records(run: HostRun) -> Iterator[tuple[str, Path]]:
+def record_files(run: HostRun) -> Iterator[tuple[str, Path]]:
+    """Yield gang and path of each record of this host that exists; the gang of the first record is empty."""
     for gang in dict.fromkeys(("", run.host.gang)):
         if run.path(gang).exists():
             yield gang, run.path(gang)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import FrameType
 
 from agent.cli.common import fail, print_progress
-from agent.cli.emit_record import NO_RECORD, emit_records
+from agent.cli.emit_record import NO_RECORD, emit_records, record_files
 from agent.gang.discovery import discover_members
 from agent.gang.protocol import Gang, GangError
 from agent.launch import options as launch_options
@@ -221,7 +221,7 @@ class HostRunner:
         # A signal while the record is printed would truncate it, and `rackproof collect` would reject it.
         _on_termination(signal.SIG_IGN)
         try:
-            count = 1 if self._options.quiet else emit_records(run)
+            count = len([*record_files(run)]) if self._options.quiet else emit_records(run)
             launch_options.publish_results(self._options, run)
         finally:
             lease.release(lease.state_directory(run.directory), self._plan.run_id, self._plan.nonce)

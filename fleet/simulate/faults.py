@@ -155,6 +155,8 @@ class Fault:
     """Whether the fault prevents NCCL from using NVLink between the hosts of the NVLink domain. The host must be in a domain."""
     least_gpus: int = 1
     """Minimum number of GPUs that a host must have for this fault."""
+    least_hosts: int = 1
+    """Minimum number of hosts that the fleet must have for this fault."""
     of_storage: bool = False
     """Whether the fault is in a measured directory. The inventory must then name directories."""
 
@@ -629,7 +631,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("power_limit", "power limit lowered to 550 W", apply=_power_limit),
         Fault("bad_memory_word", "memory words that lose their value", apply=_bad_memory_word),
         Fault("silent_corruption", "wrong results without an error: only the digest differs", apply=_silent_corruption),
-        Fault("duplicate_serial", "same serial as a GPU in another host", apply=_duplicate_serial),
+        Fault("duplicate_serial", "same serial as a GPU in another host", apply=_duplicate_serial, least_hosts=2),
         Fault("wrong_vbios", "VBIOS version that no other GPU has", apply=_wrong_vbios),
         Fault("missing_observations", "no observations of one GPU in `memory` and `gemm`", apply=_missing_observations),
         Fault("slow_nic", "NIC of one GPU at 60 % of its bandwidth, even when it sends to itself", apply=_slow_port,

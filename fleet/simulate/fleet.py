@@ -169,6 +169,8 @@ def place_faults(requests: Sequence[str], plan: Plan, seed: int) -> list[Injecti
             raise UsageError(f"--fault {request}: no directory of {host} is measured; add --storage")
         if FAULTS[kind].of_bmc and not plan.host(host).bmc:
             raise UsageError(f"--fault {request}: {host} has no BMC; add --bmcs")
+        if len(names) < FAULTS[kind].least_hosts:
+            raise UsageError(f"--fault {request}: {kind} needs {FAULTS[kind].least_hosts} hosts; add --hosts")
         devices = plan.host(host).devices
         if len(devices) < FAULTS[kind].least_gpus:
             needed = FAULTS[kind].least_gpus

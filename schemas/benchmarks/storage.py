@@ -25,7 +25,7 @@ STORAGE: Mapping[str, Benchmark] = {
     "local_storage": Benchmark(
         group="storage",
         title="Local storage",
-        summary="fio in the directories of rackproof_local_storage: rates, latencies, and every block read back and compared",
+        summary="fio in the directories of rackproof_local_storage: rates, latencies, and written data read back and compared",
         settings={
             "ops": ["read", "write"],
             "percentiles": ["p50", "p99"],

@@ -63,6 +63,12 @@ def test_host_with_fewer_gpus_slows_the_fabric_even_if_all_ports_are_equally_fas
     assert plan.slowest_port(plan.hosts[0], ("h1", "h2")) == 50e9
 
 
+def test_slowest_port_is_found_even_if_all_hosts_have_the_same_total() -> None:
+    plan = with_rates(400.0, 200.0, 200.0, gpus=(2, 4, 4))
+    assert plan.slowest_fabric(plan.hosts[0], ("h1", "h2")) == 100e9
+    assert plan.slowest_port(plan.hosts[0], ("h1", "h2")) == 25e9
+
+
 def test_number_of_ranks_is_the_number_of_devices_of_the_given_hosts() -> None:
     """A host that is given twice counts once. A host that is not in the plan does not count."""
     plan = with_rates(0, 0, 0, gpus=(4, 2, 1))

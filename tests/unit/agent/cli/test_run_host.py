@@ -20,7 +20,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.cli import run_host
+from agent.cli import emit_record, run_host
 from agent.gang import discovery
 from agent.gang.discovery import PORT_OFFSET, discover_members
 from agent.gang.protocol import MAX_BYTES, Gang
@@ -242,6 +242,15 @@ def test_record_is_printed_even_if_it_cannot_be_copied_to_the_results(
         run_host.HostRunner(options, run.plan, "")._emit(run)
     records, problems = frames.read(capfd.readouterr().out.splitlines(), source="log")
     assert ([record.gang for record in records], problems) == (["", "r1"], [])
+
+
+def test_quiet_run_without_a_record_says_so(run_dir: Path, tmp_path: Path) -> None:
+    run = HostRun(run_dir, "h1")
+    options = argparse.Namespace(run_dir=run_dir, host="h1", results=tmp_path, quiet=True)
+    assert run_host.HostRunner(options, run.plan, "")._emit(run) == 0
+    for gang in ("", run.host.gang):
+        run.path(gang).unlink()
+    assert run_host.HostRunner(options, run.plan, "")._emit(run) == emit_record.NO_RECORD
 
 
 @pytest.mark.parametrize("port", [0, 65534])

@@ -260,6 +260,10 @@ def test_plan_is_valid_and_survives_the_round_trip(profile: str) -> None:
         ),
         ("benchmarks: {collective: {sizes_bytes: [1.5]}}", "collective.sizes_bytes is [1.5], expected a value such as"),
         ("benchmarks: {collective: {ops: []}}", "collective.ops is [], expected a value such as"),
+        (
+            "benchmarks: {digest: {peer_copies: [1]}}",
+            "digest.peer_copies is [1], expected a value such as ['round_trip']",
+        ),
         ("benchmarks: {stress: {size: 12.5}}", "stress.size is 12.5, expected a value such as 8192"),
         (
             "benchmarks: {verbs: {memories: [gpuu]}}",

@@ -271,6 +271,7 @@ def test_shipped_profiles_are_listed_in_alphabetical_order() -> None:
 @pytest.mark.parametrize(
     "settings",
     [
+        "digest: {peer_copies: []}",
         "gemm: {size: 1}",
         "gemm: {seconds: 1}",
         "training: {max_steps: 0}",

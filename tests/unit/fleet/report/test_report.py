@@ -428,9 +428,8 @@ def test_gpus_outside_the_plan_are_a_caveat(tmp_path: Path) -> None:
     facts = {"h1": HostFacts(gpus_on_bus=4), "h2": HostFacts(gpus_on_bus=2), "h3": HostFacts(gpus_on_bus=2)}
     (line,) = untested_gpus([hosts[0], *halves], facts, [("h2", "h3")])
     assert line.text.endswith("(rackproof_gpu_count, rackproof_gpu_devices): h1 (2 of 4)")
-    assert [*untested_gpus([hosts[0], *halves], {**facts, "h1": HostFacts()}, [])][0].text.endswith(
-        "h2 (1 of 2), h3 (1 of 2)"
-    )
+    (line,) = untested_gpus([hosts[0], *halves], {**facts, "h1": HostFacts()}, [])
+    assert line.text.endswith("h2 (1 of 2), h3 (1 of 2)")
     assert list(untested_gpus(hosts, dict.fromkeys(facts, HostFacts(gpus_on_bus=2)), [])) == []
 
 

@@ -469,6 +469,12 @@ def test_swapped_cables_need_two_adapters() -> None:
         place_faults(["swapped_cables:r01-h01"], plan, 0)
 
 
+def test_duplicate_serial_needs_a_second_host() -> None:
+    plan = Fleet(profile="smoke", hosts=1, gpus=2, gang="none").plan("run", CREATED)
+    with pytest.raises(UsageError, match="duplicate_serial needs 2 hosts; add --hosts"):
+        place_faults(["duplicate_serial"], plan, 0)
+
+
 EXPECTED_PACKAGES = {
     "row_remap_failed": "rma",
     "slow_hbm": "rma",
