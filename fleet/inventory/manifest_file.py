@@ -117,7 +117,9 @@ def _check_cells(where: str, values: list[str], names: list[str]) -> None:
     surplus = [value for value in values[len(names) :] if value]
     unnamed = [value for name, value in zip(names, values, strict=False) if value and not name]
     if extra := [*surplus, *unnamed]:
-        raise UsageError(f"{where}: {extra[0]!r} is in no named column: quote values that contain the separator")
+        raise UsageError(
+            f"{where}: {extra[0]!r} is in a column without a name: quote values that contain the separator"
+        )
 
 
 def _yaml_rows(path: Path, text: str) -> list[Row]:
@@ -277,5 +279,5 @@ def _refuse_duplicates(parts: Iterable[Part]) -> None:
             raise UsageError(f"{part.origin}: port {part.slot} of {part.host} has a cable already ({other.origin})")
         if other is not part:
             raise UsageError(
-                f"{part.origin}: slot {part.slot} of {part.host} holds {other.serial} already ({other.origin})"
+                f"{part.origin}: slot {part.slot} of {part.host} already holds serial {other.serial} ({other.origin})"
             )

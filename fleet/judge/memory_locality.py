@@ -42,7 +42,7 @@ def locality_problems(view: HostView) -> Iterator[Problem]:
         elif numa == REMOTE and _copy(item) not in local:
             reason = (
                 "the copy uses memory of another NUMA node, "
-                "but the record has no copy of this direction and size with memory of the GPU's own node"
+                "but the record has no copy of the same GPU, stage, direction and size that uses memory of the GPU's own node"
             )
         elif numa == UNKNOWN and isinstance(node, int) and node >= 0:
             reason = f"the NUMA node of the memory is unknown, but the host reports node {node} for the GPU"

@@ -32,7 +32,7 @@ kind: nvidia.com/gpu
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Return `NAME SCOPE` -> reading; the key of a reading of the whole host is only NAME. NAME is without `container.`.
+    """Return key -> reading. The key is the name without `container.`, followed by the scope unless that is the whole host.
 
     The versions and packages of containerd and runc are left out: test_container_versions.py tests them.
     """
@@ -85,7 +85,7 @@ def test_scrape_starts_no_program(tmp_path: Path) -> None:
     ("files", "change"),
     [
         ({CDI: OLD_CDI}, {"cdi.driver_version": "570.86.15", "cdi.current": False}),
-        ({"etc/cdi/nvidia.yaml": OLD_CDI}, {}),
+        ({"etc/cdi/nvidia.yaml": OLD_CDI}, {}),  # the specification in /var/run/cdi takes precedence
         ({CDI: None, "etc/cdi/old.yaml": OLD_CDI}, {"cdi.driver_version": "570.86.15", "cdi.current": False}),
         ({CDI: host.CDI.replace('name: "1"', 'name: "1:0"')}, {"cdi.gpus": 1}),
         ({DOCKER: "{}"}, {"docker.nvidia_runtime": False, "docker.default_runtime": "runc"}),
@@ -95,6 +95,7 @@ def test_scrape_starts_no_program(tmp_path: Path) -> None:
         ({"usr/bin/containerd": "", "etc/containerd/conf.d/99-nvidia.toml":
           '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n'},
          {"runtime.present runtime=containerd": True, "containerd.nvidia_runtime": True}),
+        # config.toml is a directory, so it cannot be read
         ({"usr/bin/containerd": "", "etc/containerd/config.toml/directory": "",
           "etc/containerd/conf.d/99-nvidia.toml":
           '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n'},
@@ -108,6 +109,7 @@ def test_scrape_starts_no_program(tmp_path: Path) -> None:
 def test_changed_file_affects_only_its_readings(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str | None], change: Readings
 ) -> None:
+    """`files`: path -> content, None if the file is missing; `change`: the readings that differ from those of a healthy host."""
     assert changed(healthy, readings(host.build_tree(tmp_path, files=files))) == change
 
 

@@ -100,7 +100,7 @@ def test_program_without_a_package_does_not_hide_the_package_of_the_other_progra
         ("rpm", "file /usr/bin/runc is not owned by any package"),
     ],
 )
-def test_program_that_no_package_owns_has_no_package(tmp_path: Path, manager: str, error: str) -> None:
+def test_program_that_no_package_owns_is_reported_as_no_package(tmp_path: Path, manager: str, error: str) -> None:
     program(tmp_path, "runc", RUNC)
     program(tmp_path, manager, "", 1, error=error)
     assert readings(tmp_path)["runc.package_version"] == "no package"

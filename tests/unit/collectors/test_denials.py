@@ -18,7 +18,13 @@ UUIDS = {"0": "GPU-a", "1": "GPU-b", "2": "GPU-c"}
 
 
 def family(name: str, values: Mapping[str, Value | Absent], uuids: Mapping[str, str] = UUIDS) -> Family:
-    """Return a family. `values`: scope -> value; `1` is GPU 1, `1 7` is its link 7, empty is the host. `uuids`: GPU -> UUID."""
+    """Return a family (the readings of one name).
+
+    Args:
+        name: name of the readings.
+        values: scope -> value. The scope `1` is GPU 1, `1 7` is link 7 of GPU 1, and the empty scope is the host.
+        uuids: GPU -> UUID.
+    """
     made = Family(name=name, unit="1", help="")
     for scope, value in values.items():
         gpu, _, link = scope.partition(" ")
@@ -28,7 +34,7 @@ def family(name: str, values: Mapping[str, Value | Absent], uuids: Mapping[str, 
 
 
 def flat(families: list[Family]) -> dict[str, list[Value | Absent]]:
-    """Return name of a family -> its values, in order."""
+    """Return name of each family -> its values, in order."""
     return {each.name: [value for _, value in each.readings] for each in families}
 
 

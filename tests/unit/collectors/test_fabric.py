@@ -83,7 +83,7 @@ def test_host_without_switches_is_unsupported(tmp_path: Path) -> None:
 
 
 def test_manager_is_recognized_by_its_pid_file(tmp_path: Path) -> None:
-    """An HGX B200 has no NVSwitch on its PCI bus, so the names of all processes are not read."""
+    """On a host without an NVSwitch on its PCI bus, such as an HGX B200, only the process in the PID file is checked."""
     root = host(tmp_path, switches=0, processes=("nv-fabricmanage",))
     write(root / "run/nvidia-fabricmanager/nv-fabricmanager.pid", "2\n")
     result = read(root)

@@ -2,7 +2,8 @@
 
 The real collectors read the host. NVML is a stub library behind nvidia-ml-py; /proc, /sys and /dev are a tree of files.
 In each run, two snapshots of the host are taken and judged. To save time, faults of different parts share a run.
-The last test requires a fault for every criterion on a reading, except for readings that this host cannot have.
+The last test requires a fault for every criterion of the packs for GPUs, hosts, links, optics and XIDs, unless this host cannot
+have the criterion's reading.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ PortChange = Callable[[Path, str], object]
 SLOTS = dmi.slots()
 """Slots for memory modules of the healthy host."""
 GPU_3_LOG_ADDRESS = links.GPUS[3].removesuffix(".0")
-"""PCI address of GPU 3 as in the kernel log, without the function number."""
+"""PCI address of GPU 3 as in an XID message, without the function number."""
 
 
 def no_change(root: Path, part: int | str = "") -> None:
@@ -65,13 +66,16 @@ class Fault:
     later: Change = no_change
     """Change of the files between the two snapshots."""
     inconclusive: frozenset[str] = frozenset()
-    """Criteria that may become inconclusive because the fault removes readings; `*`: any."""
+    """IDs of the criteria that may become inconclusive because the fault removes readings; `*`: any criterion."""
     part: str = ""
     """The part that the fault changes. Faults of different parts share a run; a fault without a part has a run of its own."""
     within: str = ""
-    """Labels with which the scope of every failed verdict begins; empty: any scope. Not used if `scope` or `scopes` applies."""
+    """Labels that the scope of every failed verdict begins with; empty: any scope.
+
+    Ignored for a criterion whose exact scope is given by `scope` or `scopes`.
+    """
     scope: str = ""
-    """Expected scope of every failed verdict that is not in `scopes`; empty: `within` applies."""
+    """Expected scope of every failed verdict whose criterion is not in `scopes`; empty: `within` applies."""
     scopes: Mapping[str, str] = field(default_factory=dict)
     """Criterion -> expected scope of its only failed verdict, instead of `scope`."""
 
@@ -95,7 +99,7 @@ def fault(name: str, failing: str, **options: Any) -> Any:
 
 
 GPU_NUMBERS, PORT_NUMBERS = itertools.cycle(range(8)), itertools.cycle(range(8))
-"""Iterators over the numbers of the GPUs and of the InfiniBand ports. Each fault changes the GPU or port with the next number."""
+"""Endless iterators over the numbers of GPUs and InfiniBand ports. `gpu_fault` and `port_fault` take the next number."""
 
 
 def gpu_fault(
@@ -137,7 +141,10 @@ def gpu_fault(
 def port_fault(
     name: str, failing: str, *, before: PortChange = no_change, later: PortChange = no_change, labels: str = ""
 ) -> Any:
-    """Return a fault of the InfiniBand port with the next number. `labels` follow those of the port in the scopes of failures."""
+    """Return a fault of the InfiniBand port with the next number, as a test parameter.
+
+    In the expected scope of every failed verdict, `labels` follow the labels of the port.
+    """
     hca = links.IB[next(PORT_NUMBERS)]
     port = f"hca={hca},port=1"
     return fault(
@@ -173,9 +180,9 @@ def xid(code: int, details: str = "pid='<unknown>', name=<unknown>, something ha
     return KernelMessages((f"NVRM: Xid (PCI:{GPU_3_LOG_ADDRESS}): {code}, {details}",))
 
 
-def sxid(code: int, severity: str) -> KernelMessages:
+def sxid(code: int, details: str) -> KernelMessages:
     """Log an SXid of the second NVSwitch."""
-    return KernelMessages((f"nvidia-nvswitch1: SXid (PCI:{links.NVSWITCHES[1]}): {code}, {severity}",))
+    return KernelMessages((f"nvidia-nvswitch1: SXid (PCI:{links.NVSWITCHES[1]}): {code}, {details}",))
 
 
 def memory_modules(*slots: dmi.Slot) -> Change:
@@ -299,7 +306,7 @@ def add_machine_check(root: Path) -> None:
 
 
 FATAL = "RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)"
-"""Details in the kernel message of an NVLink 5 XID. The driver calls this XID fatal (`Fatal`)."""
+"""Text after the code in the kernel message of an NVLink 5 XID that the driver marks as `Fatal`."""
 CODES: dict[str, list[int]] = {
     kind: [int(match[1]) for criterion in read_pack("xid").criteria if (match := re.fullmatch(pattern, criterion.id))]
     for kind, pattern in (("xid", r"xid-(\d+)"), ("fatal", r"xid-(\d+)-fatal"), ("sxid", r"sxid-(\d+)"))
@@ -470,7 +477,7 @@ FAULTS = [
         later=KernelMessages((HUNG_TASK,)), scope="event=hung_task"),
     fault("kernel messages before the run that fail no criterion", "", part="kernel log", before=KernelMessages((
         HUNG_TASK,
-        *MEMORY_ERROR * 10,  # the limit
+        *MEMORY_ERROR * 10,  # as many as the criterion allows
         f"mlx5_core {links.HCAS[2]}: mlx5_pcie_event:299:(pid 7): Detected insufficient power on the PCIe slot (27W).",
         f"pcieport {links.GPU_PORTS[3]}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer, (Receiver ID)",
         "mce: [Hardware Error]: CPU 4: Machine Check: 0 Bank 7: 8c00004000010091",
@@ -665,7 +672,7 @@ FAULTS = [
 
 
 def group_into_runs(faults: Iterable[Fault]) -> list[list[Fault]]:
-    """Return the faults of each run: distribute the faults so that those of one run change different parts."""
+    """Distribute the faults over runs so that the faults of one run change different parts. Return the faults of each run."""
     runs: list[list[Fault]] = []
     for each in faults:
         fitting = (run for run in runs if each.part and not {other.part for other in run} & {each.part, ""})
@@ -777,7 +784,7 @@ RECOVERY_ACTIONS = [
     (7, "system_reboot", "reboot"),
     (99, "unknown (99)", "reset_gpu"),
 ]
-"""Recovery actions that the driver can require: number in NVML, value of the reading, and action of the verdict."""
+"""Recovery action that the driver requires, in three forms: number in NVML, value of the reading, and action of the verdict."""
 
 
 def test_verdict_has_the_recovery_action_of_the_driver(machine: Machine) -> None:
@@ -805,7 +812,7 @@ REFUSALS = {
     "UtilizationRates": ({"gpu.utilization"}, "0 0"),
     "PerformanceState": ({"gpu.performance_state"}, "0"),
 }
-"""NVML function -> the readings that need it, and what it returns for a healthy GPU."""
+"""NVML function with its arguments -> the readings that need it, and what it returns for a healthy GPU."""
 
 
 @pytest.mark.parametrize("codes", [(999, 10), (10, 999)], ids=str)

@@ -262,10 +262,12 @@ def test_local_machine_has_no_errors() -> None:
         ("Features\t: fp asimd\n", "GB200 NVL\n", None),
     ],
 )
-def test_virtual_machine_is_detected(tmp_path: Path, flags: str, product: str, virtual: bool | None) -> None:
+def test_virtual_machine_is_detected_by_cpu_flag_or_on_arm_by_product_name(
+    tmp_path: Path, flags: str, product: str, virtual: bool | None
+) -> None:
     files = {"proc/cpuinfo": f"model name\t: A CPU\n{flags}", "sys/class/dmi/id/product_name": product}
-    values = readings(host.build_tree(tmp_path, files=files))["host.virtual_machine"]
-    assert values == virtual if virtual is not None else isinstance(values, Absent) and values.status == "unsupported"
+    value = readings(host.build_tree(tmp_path, files=files))["host.virtual_machine"]
+    assert value == virtual if virtual is not None else isinstance(value, Absent) and value.status == "unsupported"
 
 
 # ---- parsers ----

@@ -1,6 +1,7 @@
 """Test that the text and JSON output of `nvidia-imex-ctl` is parsed.
 
-If the program is missing, hangs, fails or prints garbage, each reading must have the reason instead of a value.
+If the program is missing, hangs, fails or prints garbage, each reading of the host that needs its output must have the reason
+instead of a value.
 """
 
 from __future__ import annotations
@@ -69,11 +70,11 @@ def read(root: Path) -> dict[str, Value | Absent]:
 
 
 def connections(readings: dict[str, Value | Absent]) -> dict[str, Value | Absent]:
-    """Return number of another host -> state of the connection from this host to that host."""
+    """Return number of another host in the IMEX domain -> state of the connection from this host to that host."""
     return {name.partition("=")[2]: value for name, value in readings.items() if name.startswith("connection ")}
 
 
-def test_domain_that_is_up_connects_this_host_to_every_other_host(tmp_path: Path) -> None:
+def test_this_host_is_connected_to_every_other_host_of_a_domain_that_is_up(tmp_path: Path) -> None:
     readings = read(host(tmp_path, table=UP, address="10.88.0.12"))
     assert connections(readings) == {"0": "connected", "1": "connected", "3": "connected"}
     assert {name: readings[f"{name} host"] for name in ("state", "domain_state", "node_count", "address")} == {
@@ -99,7 +100,7 @@ def test_connections_are_those_of_this_host_only(tmp_path: Path, address: str, e
     assert readings["domain_state host"] == "degraded"
 
 
-def test_json_includes_a_host_that_no_daemon_reaches(tmp_path: Path) -> None:
+def test_host_that_json_lists_only_as_a_peer_of_another_host_belongs_to_the_domain(tmp_path: Path) -> None:
     readings = read(host(tmp_path, document=JSON, address="10.88.0.13"))
     assert connections(readings) == {"1": "connected", "2": "never_connected"}
     assert (readings["node_count host"], readings["node_address imex=2"]) == (3, "10.88.0.12")

@@ -36,7 +36,7 @@ def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
 
 
 def write(root: Path, **files: str) -> None:
-    """Write files in the directory of the port of adapter HCA: name of the file -> its text."""
+    """Write files in the directory of HCA's port. `files`: name of the file -> its text."""
     for name, text in files.items():
         (links.port(root, HCA) / name).write_text(f"{text}\n")
 
@@ -243,7 +243,6 @@ def test_soft_roce_without_a_nic_and_virtual_functions_are_excluded(interface: s
 
 @pytest.mark.parametrize("state", [("4: ACTIVE", "5: LinkUp"), ("1: DOWN", "3: Disabled")])
 def test_soft_roce_on_a_nic_is_read_with_and_without_a_link(state: tuple[str, str], root: Path) -> None:
-    """The port has readings of the same names with and without a link. Without a link, its rate is `unsupported`."""
     adapter = "sys/devices/virtual/infiniband/rxe0"
     files = {"state": state[0], "phys_state": state[1], "link_layer": "Ethernet", "rate": "2.5 Gb/sec (1X SDR)"}
     for name, text in files.items():
@@ -270,7 +269,7 @@ def test_only_an_efa_adapter_reports_efa_counters(root: Path) -> None:
     links.add_efa(root)
     efa = {key: value for key, value in readings(root).items() if key[0].startswith("efa.")}
     expected = {**links.EFA_COUNTERS, "cmds_err": 0}
-    del expected["keep_alive_rcvd"]
+    del expected["keep_alive_rcvd"]  # the collector does not read this counter
     assert efa == {(f"efa.{name}", f"hca={links.EFA},port=1"): value for name, value in expected.items()}
     assert {name for name, _ in readings(root, full_snapshot=False)} >= {name for name, _ in efa}
 

@@ -162,10 +162,10 @@ LOST = {
 
 
 def forms(prefix: str, lines: tuple[str, ...]) -> Iterator[list[str]]:
-    """Yield logs with one message of these lines, in three forms.
+    """Yield three logs. Each has one message, which consists of these lines.
 
-    The forms are: one record per line; the second and later lines indented, without a prefix; all lines in one record. In
-    /dev/kmsg, such a record has escaped line ends and is followed by lines with its properties.
+    The logs differ in form: one record per line; the second and later lines indented, without a prefix; all lines in one
+    record. In /dev/kmsg, a record of several lines has escaped line ends and is followed by lines with its properties.
     """
     yield [prefix + line for line in lines]
     yield [f"{prefix}{lines[0]}", *(f"               {line}" for line in lines[1:])]
@@ -289,7 +289,7 @@ def test_reason_without_an_address_is_not_attributed_to_a_gpu_that_fails_much_la
         ("79, GPU has fallen off the bus.", True),
     ],
 )
-def test_end_of_a_process_and_withdrawal_of_a_recovery_action_are_no_new_fault(text: str, is_fault: bool) -> None:
+def test_only_end_of_a_process_and_withdrawal_of_a_recovery_action_are_no_new_fault(text: str, is_fault: bool) -> None:
     """NVIDIA/NVSentinel issues 1710 and 1440: the driver logs XID 45 for every process that ends abnormally on a GPU."""
     for prefix in PREFIXES.values():
         result = counts(f"{prefix}NVRM: Xid (PCI:0000:18:00): {text}")
@@ -376,7 +376,7 @@ LOG = ROOT / "tests" / "data" / "kernel_log.txt"
 
 
 def paragraphs() -> list[tuple[set[str], list[str]]]:
-    """Return the expected readings and the lines of each paragraph of LOG. The first line of a paragraph lists the readings."""
+    """Return the expected readings (from the first line) and the other lines of each paragraph of LOG, without LOG's header."""
     result = []
     for paragraph in LOG.read_text().split("\n\n")[1:]:
         head, *lines = paragraph.rstrip("\n").split("\n")

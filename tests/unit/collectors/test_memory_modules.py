@@ -1,4 +1,4 @@
-"""Memory modules are read from the SMBIOS table of the firmware. If it cannot be parsed, each reading is an error."""
+"""Memory modules are read from the SMBIOS table of the firmware. If this table cannot be parsed, each reading is an error."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_every_truncated_or_altered_table_gives_slots_or_a_reason() -> None:
     table = dmi.table(SLOTS[:2])
     for position in range(len(table)):
         for content in (table[:position], table[:position] + b"\xff" + table[position + 1 :]):
-            with contextlib.suppress(ValueError):  # any other error would end the collector
+            with contextlib.suppress(ValueError):  # the only exception that becomes the reason of a reading
                 for slot in memory_slots(content):
                     assert len(slot.part_number) <= MAX_TEXT
                     assert slot.part_number.isprintable()

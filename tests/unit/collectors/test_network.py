@@ -1,4 +1,4 @@
-"""The network collector reads NICs from /sys, and bonds and teams from /sys and /proc. It omits all other interfaces."""
+"""The network collector reads NICs and teams from /sys, and bonds from /sys and /proc. It omits all other interfaces."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
 
 
 def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
-    """Return the readings whose value a fault changes, with their values after it."""
+    """Call `fault`, which changes files under `root`. Return the readings that differ afterwards, with their new values."""
     before = readings(root)
     fault(root)
     after = readings(root)
@@ -115,8 +115,8 @@ def test_nic_without_a_cable_has_no_speed_and_no_duplex(root: Path) -> None:
 def test_disabled_nic_has_no_carrier_speed_or_duplex(root: Path) -> None:
     for name in ("carrier", "speed", "duplex"):
         (links.interface(root, NIC) / name).unlink()
-        # Reading clear_refs fails with EINVAL, like reading these three files of a disabled interface. Only the superuser can
-        # open clear_refs for reading.
+        # Reading clear_refs fails with EINVAL, like reading these three files of a disabled interface. The test needs root,
+        # because other users cannot open clear_refs for reading.
         (links.interface(root, NIC) / name).symlink_to("/proc/self/clear_refs")
     absent = {name: value for (name, _), value in readings(root).items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(
@@ -256,7 +256,7 @@ def test_member_is_down_if_either_sys_or_proc_reports_it_as_down(root: Path) -> 
 def add_master(root: Path, name: str, kind: str = "") -> None:
     """Add an interface that has two members but is no bond.
 
-    `kind` is the line of its uevent file with its DEVTYPE; empty: the file has no such line, as for a team.
+    `kind` is the DEVTYPE line of the interface's uevent file; empty: the file has no such line, as with a team.
     """
     links.write(root, f"sys/devices/virtual/net/{name}/type", "1\n")
     links.write(root, f"sys/devices/virtual/net/{name}/uevent", f"{kind}INTERFACE={name}\nIFINDEX=7\n")

@@ -221,7 +221,7 @@ def test_healthy_host_reports_all_readings(reader: nvml.Reader, name: str) -> No
     assert "gpu.nvlink.active gpu=0,link=18" not in observed
     absent = {key: value for key, value in observed.items() if re.match(r"(error|unsupported): ", str(value))}
     assert {key.split()[0] for key in absent} == UNSUPPORTED[name], (
-        "if a reading is absent only on the left, add its NVML function to nvml_stub.c and to the scenario"
+        "for each reading that is only in the left set, add its NVML function to nvml_stub.c and to the scenario"
     )
     assert all(str(value).startswith("unsupported: ") for value in absent.values())
     assert {key.split()[1] for key in absent if "throttle" in key} == {
@@ -366,7 +366,7 @@ DEVIATIONS: dict[str, Readings] = {
 
 
 @pytest.mark.parametrize("name", DEVIATIONS)
-def test_fault_changes_only_its_readings(reader: nvml.Reader, healthy: Readings, name: str) -> None:
+def test_deviation_changes_only_the_expected_readings(reader: nvml.Reader, healthy: Readings, name: str) -> None:
     expected = dict(DEVIATIONS[name])
     if name == "gpu-missing":
         expected |= {key: None for key in healthy if belongs_to(key, [7]) or key.endswith("peer=7")}
@@ -609,8 +609,8 @@ def test_lost_gpu_has_no_peer_paths(reader: nvml.Reader) -> None:
 def lost_gpu_changes(healthy: Readings, gpu: int, why: str = LOST) -> Readings:
     """Return the changes of readings if this GPU does not answer.
 
-    `why` becomes the value of its readings. The readings of each of its links become one reading of the GPU. The paths from and
-    to the GPU are removed.
+    `why` becomes the value of its readings. For each name in LINK_READINGS, one reading of the GPU replaces those of its links.
+    The paths from and to the GPU are removed.
     """
     gpu_readings: Readings = {
         key: None if "link=" in key or "peer=" in key else why for key in healthy if belongs_to(key, [gpu])
@@ -656,7 +656,7 @@ PER_GPU = sorted(
         )
     }
 )
-"""NVML getter with its arguments, from each line of the scenario healthy-h100x8 that applies to all GPUs."""
+"""NVML getters with their arguments, one for each line of the scenario healthy-h100x8 that applies to all GPUs."""
 
 
 @pytest.mark.parametrize("first", range(0, len(PER_GPU), 4))
@@ -671,9 +671,10 @@ def test_recovery_action_is_gpu_reset_if_the_driver_refuses_any_reading_until_a_
     before_r570 = "FieldValues.230=!3"
     lines = (f"gpu.{gpu}.{getter}=!16" for gpu, getter in refused.items())
     observed = readings(reader, "healthy-h100x8", before_r570, *lines)
-    # Exempt getters: CurrentClocksThrottleReasons is called only if the library lacks CurrentClocksEventReasons. Only an exporter
-    # calls those of GPM. NvLinkErrorCounter is not called for the counters 3 and 4. P2PStatus, and NvLinkRemoteDeviceType of all
-    # links but the first, serve only for paths between GPUs, which do not affect the recovery action.
+    # Some getters are exempt because the collector does not call them here. CurrentClocksThrottleReasons is called only if the
+    # library lacks CurrentClocksEventReasons, and the getters of GPM only by an exporter. NvLinkErrorCounter is never called for
+    # the counters 3 and 4. Others are exempt because they serve only for paths between GPUs, which do not affect the recovery
+    # action: P2PStatus, and NvLinkRemoteDeviceType of all links but the first.
     exempt = re.compile("CurrentClocksThrottleReasons|Gpm|P2PStatus|NvLinkErrorCounter|NvLinkRemoteDeviceType")
     for gpu, getter in refused.items():
         assert observed[f"gpu.recovery_action gpu={gpu}"] == "gpu_reset" or exempt.match(getter), getter
@@ -1128,7 +1129,7 @@ def recorded_calls(library: Path, *full_snapshot: str) -> list[list[tuple[object
 
 
 @pytest.mark.parametrize("full_snapshot", [(), ("full_snapshot",)], ids=["scrape", "full snapshot"])
-def test_each_getter_is_called_once(library: Path, full_snapshot: tuple[str, ...]) -> None:
+def test_no_getter_is_called_twice_with_the_same_arguments(library: Path, full_snapshot: tuple[str, ...]) -> None:
     for calls in recorded_calls(library, *full_snapshot):
         assert [call for call in set(calls) if calls.count(call) > 1] == []
 
@@ -1266,7 +1267,7 @@ print(json.dumps(gpu_conflicts(json.loads(sys.argv[1]), share=bool(sys.argv[2]))
 def gpu_conflicts(
     library: Path, scenario: Path, devices: Iterable[int] = range(8), *, share: bool = False
 ) -> list[str]:
-    """Return the result of `gpu_conflicts` in a separate process."""
+    """Return the result of `collectors.nvml.gpu_conflicts` in a separate process."""
     arguments = ["-c", GPU_CONFLICTS, json.dumps(list(devices)), "share" if share else ""]
     result: list[str] = json.loads(nvml.python(arguments, library, scenario))
     return result
@@ -1363,20 +1364,24 @@ CALLS = 250
 
 
 @pytest.mark.parametrize(
-    ("befores", "most"),
+    ("answered_calls", "denied_calls"),
     [
         ((0, 0), 2),
-        *((range(first, CALLS, 93), most) for first in (1, 32, 63) for most in (1, 10)),
+        *((range(first, CALLS, 93), denied_calls) for first in (1, 32, 63) for denied_calls in (1, 10)),
     ],
 )
 def test_momentary_denial_loses_no_reading(
-    reader: nvml.Reader, healthy: Readings, befores: Sequence[int], most: int
+    reader: nvml.Reader, healthy: Readings, answered_calls: Sequence[int], denied_calls: int
 ) -> None:
-    """For each number in `befores`, NVML denies readings of one GPU: it reports that the GPU lacks them.
+    """NVML denies a few calls for some GPUs: it returns `Not Supported`, although the GPU has these readings.
 
-    NVML answers that number of calls for the GPU, denies the next `most` calls, and answers again.
+    For each number in `answered_calls`, NVML answers that many calls for one GPU, denies the next `denied_calls` calls for
+    this GPU, and then answers again.
     """
-    lines = [f"gpu.{gpu}.*=!3 for {most} after {before}" for gpu, before in zip((2, 4, 7), befores, strict=False)]
+    lines = [
+        f"gpu.{gpu}.*=!3 for {denied_calls} after {answered}"
+        for gpu, answered in zip((2, 4, 7), answered_calls, strict=False)
+    ]
     assert changes(healthy, readings(reader, "healthy-h100x8", *lines)) == {}
 
 
@@ -1438,7 +1443,8 @@ for later in sys.argv[2:]:
 def gpm(library: Path, scenario: Path, *later: str) -> list[tuple[Readings, int]]:
     """Collect once for each text of `later`, after adding the text to the scenario.
 
-    Return, for each collection, the GPM readings of GPUs 0 and 1, and how many calls of nvmlInit no nvmlShutdown has undone yet.
+    Return, for each collection, the GPM readings of GPUs 0 and 1, and the number of nvmlInit calls that still lack their
+    nvmlShutdown call.
     """
     return [json.loads(line) for line in nvml.python(["-c", GPM, scenario, *later], library, scenario).splitlines()]
 
@@ -1542,7 +1548,7 @@ print(json.dumps(paths))
 """
 
 
-def test_exporter_reads_paths_again_if_a_link_goes_down_or_they_are_old(library: Path, tmp_path: Path) -> None:
+def test_exporter_reads_paths_again_if_they_are_old_or_a_link_goes_down(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
     reported = nvml.python(["-c", CACHED_PATHS, scenario], library, scenario)
     assert json.loads(reported) == ["NODE", "NODE", "NV18", "NV17"]

@@ -37,10 +37,10 @@ BEYOND_LIMITS: Mapping[str, dict[tuple[str, str], str]] = {
     "qsfpdd-400g-module-fault-tec": {("temperature.alarm", ""): "high", ("temperature.warning", ""): "high"},
     "sfp28-dark": {("rx_power.alarm", "1"): "low", ("rx_power.warning", "1"): "low"},
 }
-"""Name of a capture, without its version -> (reading, lane) -> the reading: `low` or `high`. An empty lane is the whole module.
+"""Name of a capture, without its version -> (name of a reading, lane) -> its value: `low` or `high`. Lane "" is the whole module.
 
-A capture is not listed if the module has no limits, or if every value is within them. An example of the latter is
-`qsfp28-sr4-lane1-rx-low-warning`: the power is within the limits again, but a module keeps its warning flag set until it is read.
+A capture is not listed if the module has no limits, or if every value is within them. In `qsfp28-sr4-lane1-rx-low-warning`, the
+power is within the limits again, but the module still has the warning flag set. The collector does not use this flag.
 """
 
 
@@ -287,7 +287,7 @@ def test_bit_error_rate_without_errors_is_zero_in_every_notation(text: str) -> N
     assert port_of(rows)["symbol_ber", ""] == 0.0
 
 
-def test_healthy_port_has_no_errors_and_error_rates_of_zero() -> None:
+def test_healthy_port_has_no_errors_after_correction() -> None:
     readings = port_of(parse_rows(optics.mlxlink("cx7-ndr-optical-healthy.mft431.json")))
     assert readings["raw_ber", ""] == 2e-10
     assert (readings["effective_ber", ""], readings["symbol_ber", ""], readings["fec_uncorrectable", ""]) == (
@@ -300,7 +300,7 @@ def test_healthy_port_has_no_errors_and_error_rates_of_zero() -> None:
 
 
 @pytest.mark.parametrize("capture", LINK_CAPTURES)
-def test_speed_of_the_link_fastest_enabled_speed_and_cable_speed_are_read(capture: str) -> None:
+def test_link_speed_enabled_speed_and_cable_speed_are_read(capture: str) -> None:
     rows = parse_rows(optics.mlxlink(capture))
     speeds = [port_of(rows)[name, ""] for name in ("speed", "enabled_speed", "cable_speed")]
     if has_link(rows):
@@ -348,7 +348,7 @@ def test_colours_in_the_output_are_ignored() -> None:
     assert module_of(plain).identity["serial"] == "MT2601VS00001"
 
 
-def test_copper_cable_of_mlxlink_has_no_measurements() -> None:
+def test_copper_cable_in_the_output_of_mlxlink_has_no_measurements() -> None:
     readings = module_of(parse_rows(optics.mlxlink("cx7-ndr-dac-no-ddm.mft431.json"))).readings(has_link=True)
     assert {name for name, _ in measured(readings)} == {
         "module.vendor", "module.part_number", "module.serial", "module.type",

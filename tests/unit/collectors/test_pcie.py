@@ -36,7 +36,7 @@ def root() -> Iterator[Path]:
 
 
 def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
-    """Return the readings whose value a fault changes, with their values after it."""
+    """Call `fault`, which changes files under `root`. Return the readings that differ afterwards, with their new values."""
     before = readings(root)
     fault(root)
     after = readings(root)
@@ -128,13 +128,13 @@ def test_scrape_omits_the_readings_that_only_full_snapshots_have(root: Path) -> 
 
 
 def test_link_with_fewer_lanes_is_narrowed(root: Path) -> None:
-    fault = changed(root, lambda root: links.set_link(root, GPU, "current", width=8))
-    assert fault == device_readings(GPU, width=8, narrowed=True)
+    changes = changed(root, lambda root: links.set_link(root, GPU, "current", width=8))
+    assert changes == device_readings(GPU, width=8, narrowed=True)
 
 
 def test_link_at_lower_speed_is_slowed(root: Path) -> None:
-    fault = changed(root, lambda root: links.set_link(root, HCA, "current", speed="16.0"))
-    assert fault == device_readings(HCA, generation=4, slowed=True)
+    changes = changed(root, lambda root: links.set_link(root, HCA, "current", speed="16.0"))
+    assert changes == device_readings(HCA, generation=4, slowed=True)
 
 
 def test_link_at_the_limit_of_its_port_is_neither_slowed_nor_narrowed(root: Path) -> None:
@@ -148,8 +148,8 @@ def test_link_at_the_limit_of_its_port_is_neither_slowed_nor_narrowed(root: Path
 
 
 def test_drive_is_never_narrowed_or_slowed(root: Path) -> None:
-    fault = changed(root, lambda root: links.set_link(root, DRIVE, "current", speed="8.0", width=2))
-    assert fault == device_readings(DRIVE, generation=3, width=2)
+    changes = changed(root, lambda root: links.set_link(root, DRIVE, "current", speed="8.0", width=2))
+    assert changes == device_readings(DRIVE, generation=3, width=2)
 
 
 def test_slowed_and_narrowed_are_unsupported_for_a_gpu_on_a_grace_cpu(root: Path) -> None:
@@ -157,8 +157,8 @@ def test_slowed_and_narrowed_are_unsupported_for_a_gpu_on_a_grace_cpu(root: Path
         (links.pci(root, PORT) / "vendor").write_text("0x10de\n")
         links.set_link(root, GPU, "current", width=1)
 
-    fault = changed(root, grace)
-    assert {(name, getattr(value, "status", value)) for (name, _), value in fault.items()} == {
+    changes = changed(root, grace)
+    assert {(name, getattr(value, "status", value)) for (name, _), value in changes.items()} == {
         ("pcie.width", 1), ("pcie.slowed", "unsupported"), ("pcie.narrowed", "unsupported"),
     }  # fmt: skip
 
@@ -169,13 +169,13 @@ def test_link_and_setting_readings_of_an_unresponsive_device_are_errors(root: Pa
         links.set_link(root, GPU, "current", width=63)
         (links.pci(root, GPU) / "config").write_bytes(b"\xff" * 4096)
 
-    fault = changed(root, lost)
-    assert {name for name, _ in fault} == {
+    changes = changed(root, lost)
+    assert {name for name, _ in changes} == {
         "pcie.generation", "pcie.width", "pcie.slowed", "pcie.narrowed", "pcie.max_payload", "pcie.max_payload_supported",
         "pcie.max_read_request", "pcie.relaxed_ordering.enabled",
     }  # fmt: skip
-    assert {value.status for value in fault.values() if isinstance(value, Absent)} == {"error"}
-    assert all("does not answer" in str(value) for value in fault.values())
+    assert {value.status for value in changes.values() if isinstance(value, Absent)} == {"error"}
+    assert all("does not answer" in str(value) for value in changes.values())
 
 
 @pytest.mark.parametrize(
@@ -229,8 +229,8 @@ def test_aer_errors_are_counters(root: Path) -> None:
 
 
 def test_missing_aer_counter_is_unsupported(root: Path) -> None:
-    fault = changed(root, lambda root: (links.pci(root, NVSWITCH) / "aer_dev_fatal").unlink())
-    assert {key: getattr(value, "status", "") for key, value in fault.items()} == {
+    changes = changed(root, lambda root: (links.pci(root, NVSWITCH) / "aer_dev_fatal").unlink())
+    assert {key: getattr(value, "status", "") for key, value in changes.items()} == {
         ("pcie.aer.fatal", f"pci={NVSWITCH}"): "unsupported"
     }
 
@@ -248,18 +248,18 @@ def test_missing_or_invalid_aer_total_is_an_error(text: str) -> None:
     "address", [GPU, PORT, links.HCA_PORTS[1]], ids=["GPU", "port above the GPU", "port above the adapter"]
 )
 def test_only_acs_of_a_port_above_gpu_or_adapter_redirects_traffic(root: Path, address: str) -> None:
-    fault = changed(root, lambda root: links.set_acs(root, address, links.ACS_KERNEL))
+    changes = changed(root, lambda root: links.set_acs(root, address, links.ACS_KERNEL))
     expected = (
         {}
         if address == GPU
         else device_readings(address, acs__enabled=True) | device_readings(GPU, acs__redirected=True)
     )
-    assert fault == expected
+    assert changes == expected
 
 
 def test_acs_of_a_root_port_does_not_redirect_traffic_below_one_switch(root: Path) -> None:
-    fault = changed(root, lambda root: links.set_acs(root, links.ROOT_PORTS[1], links.ACS_KERNEL))
-    assert fault == device_readings(links.ROOT_PORTS[1], acs__enabled=True)
+    changes = changed(root, lambda root: links.set_acs(root, links.ROOT_PORTS[1], links.ACS_KERNEL))
+    assert changes == device_readings(links.ROOT_PORTS[1], acs__enabled=True)
 
 
 @pytest.mark.parametrize("control", [0x01, 0x11, 0x5D])

@@ -1,4 +1,4 @@
-"""A lost member of redundant storage is named, whether /proc/mdstat, /sys or the device mapper reports the loss."""
+"""A lost member of redundant storage is named if /proc/mdstat, /sys or the device mapper reports the loss."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def lost(observed: Readings) -> set[str]:
 
 
 def mdstat(head: str, body: str) -> str:
-    """Return a /proc/mdstat with one array, md0: `head` is the text after `md0 :`, `body` the text after the number of blocks."""
+    """Return the text of /proc/mdstat with one array, md0. `head` follows `md0 :`, and `body` follows the number of blocks."""
     personalities = "Personalities : [raid1] [raid6] [raid5] [raid4] [raid10] [raid0]"
     return f"{personalities}\nmd0 : {head}\n      937160704 {body}\n      \nunused devices: <none>\n"
 
@@ -92,8 +92,8 @@ LOST_MDSTAT = {
 }  # fmt: skip
 """Case -> head and body for `mdstat`, number of missing members (None: not checked), and members that are reported as lost.
 
-`slot1` is the empty slot 1 (slots count from 0). `empty1` is an empty slot whose number is unknown, because any of
-the empty slots may be that of the failed or rebuilding member. `array=md0` is the whole array.
+`slot1` is the empty slot 1 (slots count from 0). `empty1` is an empty slot whose number is unknown: several slots seem empty, and
+one of them belongs to the failed or rebuilding member. `array=md0` is the whole array.
 """
 
 
@@ -326,10 +326,10 @@ MEMBERS = {
     "linear, has no members": ("linear", "", set()),
     "raid without a status": ("raid", "", set()),
 }
-"""Case -> type and status line of a device, and its members that do not work.
+"""Case -> type and status line of a device-mapper device, and its members that do not work.
 
-The members are paths, or legs: a leg holds one copy or stripe of an LVM RAID or mirror. With `resync`, a leg
-that is not yet in sync (`a`) counts as working.
+The members are paths, or legs: a leg holds one copy or stripe of an LVM RAID or mirror. During a `resync`, such as the first
+synchronization, a leg that is not yet in sync (`a`) counts as working.
 """
 
 

@@ -174,7 +174,7 @@ DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f
 def test_namespaces_of_each_built_in_controller_are_counted(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], namespaces: int | None
 ) -> None:
-    # None: the controller is not a built-in one, or is being removed, so it has no reading.
+    # None: the controller has no reading: it is not on the PCI bus, is for administration only, is being removed, or is virtual.
     expected = {} if namespaces is None else {"storage.controller.namespaces disk=nvme5": namespaces}
     assert {name: healthy[f"storage.controller.namespaces disk={name}"] for name in ("nvme0", "nvme1")} == {
         "nvme0": 1,
@@ -257,7 +257,8 @@ def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
     Args:
         tmp_path: the root
         device: path of the disk below /sys/devices; the function also creates the symbolic links that the kernel would create
-        files: path relative to the directory to which `device` of the disk points -> content; `state` is `live` by default
+        files: path -> content. A path is relative to the directory that the disk's link `device` points to. The file `state` has
+            the content `live` by default
     """
     root = host.build_tree(tmp_path)
     disk = root / "sys/devices" / device
@@ -274,9 +275,9 @@ def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
 
 @pytest.mark.parametrize("options", ["ro - overlay overlay rw", "ro - overlay overlay ro", "rw - overlay overlay ro"])
 def test_state_of_var_is_unsupported_in_a_container_with_a_read_only_root(tmp_path: Path, options: str) -> None:
-    """`storage.state.read_only` is whether /var is read-only. Here /var has no mount of its own, so the root counts.
+    """`storage.state.read_only` is whether /var is read-only. Here /var is not a mount point, so the root file system counts.
 
-    The root is read-only by design in the pods of Rackproof's DaemonSet (`readOnlyRootFilesystem`).
+    The pods of Rackproof's DaemonSet have a read-only root file system by design (`readOnlyRootFilesystem`).
     """
     files = {"proc/self/mountinfo": f"1 0 0:50 / / {options}\n2 1 259:2 /tmp /tmp rw - xfs /dev/nvme0n1p2 rw\n"}
     state = readings(host.build_tree(tmp_path / "pod", files=files))["storage.state.read_only host"]

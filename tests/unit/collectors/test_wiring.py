@@ -45,11 +45,11 @@ CAPTURES = {
     "lldpctl-sonic.json": {"ens9np0": SONIC},
     "lldpctl-two.json": {"ens8f0np0": CUMULUS, "ens9np0": SONIC},
 }
-"""File in tests/data/lldp with output of lldpctl -> interface -> neighbor."""
+"""Name of a file in tests/data/lldp, which has output of lldpctl -> the result of `parse_lldp` for this output."""
 
 
 def readings(root: Path) -> dict[str, dict[str, Value | Absent]]:
-    """Take a full snapshot; return scope -> name of the reading without its first part (`switch_id`) -> value."""
+    """Take a full snapshot. Return scope -> name of the reading without `network.` or `infiniband.` -> value."""
     result: dict[str, dict[str, Value | Absent]] = {}
     for family in WiringCollector(root, full_snapshot=True).collect():
         for labels, value in family.readings:
@@ -75,7 +75,7 @@ def test_every_capture_of_lldpctl_is_tested() -> None:
     assert {path.name for path in LLDP.glob("*.json*")} == CAPTURES.keys()
 
 
-def test_port_of_a_switch_without_a_name_is_read() -> None:
+def test_port_of_an_unnamed_switch_is_read() -> None:
     item = wiring.neighbor(NIC, "leaf01", "swp7")
     del item["chassis"][0]["name"]
     (neighbor,) = parse_lldp(wiring.lldp(item)).values()
@@ -117,7 +117,8 @@ def test_second_switch_on_a_port_is_an_error_and_the_lldp_agent_of_an_adapter_is
 def test_name_of_a_port_is_preferred_to_a_chassis_id_in_its_place() -> None:
     """SONiC sends the chassis ID as the port ID until it has configured LLDP; afterwards it sends the name of the port.
 
-    lldpd on the host keeps the old entry for some time, and then lists two neighbors for one switch port (lldpd/lldpd issue 502).
+    lldpd on the host keeps the old entry for some time. During this time it lists two neighbors for one switch port (lldpd/lldpd
+    issue 502).
     """
     named = wiring.neighbor(NIC, "leaf01", "Ethernet8")
     chassis_id = named["chassis"][0]["id"][0]["value"]
@@ -354,13 +355,13 @@ CABLE = re.compile(
 
 
 def test_each_cable_of_a_captured_fabric_is_parsed() -> None:
-    """CABLE matches a line with the node at the far end of a cable. The test builds the output of smpquery from each such line.
+    """The capture has two lines for each of its 7 cables: each names the node at one end of the cable, and CABLE matches it.
 
-    The capture has two such lines for each of its 7 cables, one for each end.
+    The test builds the output of smpquery from each such line.
     """
-    cables = CABLE.findall((FABRICS / "ibnetdiscover-quantum2.txt").read_text())
-    assert len(cables) == 14
-    for _, kind, digits, port, name in cables:
+    cable_ends = CABLE.findall((FABRICS / "ibnetdiscover-quantum2.txt").read_text())
+    assert len(cable_ends) == 14
+    for _, kind, digits, port, name in cable_ends:
         guid = f"0x{digits}"
         answer = NODE_INFO.format(kind={"S": "Switch", "H": "Channel Adapter"}[kind], guid=guid, port=port)
         neighbor = parse_neighbor(answer, node_description(name))
@@ -368,11 +369,11 @@ def test_each_cable_of_a_captured_fabric_is_parsed() -> None:
             assert neighbor == Neighbor(id=guid, name=name.removeprefix("MF0;").removesuffix(":MQM9700/U1"), port=port)
         else:
             assert neighbor == Absent.error(f"the neighbor is an adapter ({name}), not a switch")
-    assert "Mellanox Technologies Aggregation Node" in {cable[-1] for cable in cables}
+    assert "Mellanox Technologies Aggregation Node" in {name for *_, name in cable_ends}
 
 
 @pytest.mark.parametrize(("kind", "words"), [("Router", "a router"), ("7", "of type 7")])
-def test_neighbor_that_is_neither_switch_nor_adapter_is_named(kind: str, words: str) -> None:
+def test_reason_names_the_type_of_a_neighbor_that_is_neither_switch_nor_adapter(kind: str, words: str) -> None:
     answer = NODE_INFO.format(kind=kind, guid="0x0002c90300000001", port=1)
     reason = f"the neighbor is {words} (edge1), not a switch"
     assert parse_neighbor(answer, node_description("edge1")) == Absent.error(reason)
@@ -387,7 +388,7 @@ def test_neighbor_that_is_neither_switch_nor_adapter_is_named(kind: str, words: 
         ("MF0;:", "MF0;:"),
     ],
 )
-def test_name_of_a_managed_switch_is_read_from_its_description(description: str, expected: str) -> None:
+def test_name_of_a_switch_is_read_from_its_node_description(description: str, expected: str) -> None:
     assert switch_name(description) == expected
 
 

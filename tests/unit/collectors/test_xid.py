@@ -1,4 +1,4 @@
-"""Test the XID collector, which counts XIDs and SXids in kernel logs, and the criteria on each XID code and SXid code."""
+"""Test the XID collector, which counts XIDs and SXids in kernel logs, and the criteria on XIDs and SXids."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_uptime_is_parsed_from_kmsg_dmesg_and_journal() -> None:
     assert kernel_log.uptime(XID_79) == 91827.364554
     assert kernel_log.uptime("[  12.345678] NVRM: Xid (PCI:0000:4c:00.0): 48") == 12.345678
     assert kernel_log.uptime("[91827.364554] gpu-7 kernel: NVRM: Xid (PCI:0000:4c:00.0): 48") == 91827.364554
-    # This line has no time. `uptime` must not return 0, which would mean that no error has ever occurred.
+    # This line has no time. `uptime` must not return 0: in `xid.last_seen`, 0 means that no error has ever occurred.
     assert kernel_log.uptime("NVRM: Xid (PCI:0000:4c:00.0): 48") > 0
 
 

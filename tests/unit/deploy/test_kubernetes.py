@@ -43,7 +43,7 @@ OVERLAYS = sorted({path.parent.name for path in MANIFESTS.glob("*/kustomization.
 VERSION = "1.33.0"
 """Kubernetes version of the schemas: the first in which `backoffLimitPerIndex` of the job in many-hosts is stable."""
 CORE = ("v1", "batch/v1", "apps/v1", "rbac.authorization.k8s.io/v1")
-"""API versions of the resources of Kubernetes itself; all others are of operators."""
+"""API versions of the resources of Kubernetes itself. Resources with any other API version belong to operators."""
 SCHEMAS = ROOT / "build" / "crds"
 MPIJOB_V2BETA1_FIELDS = {
     "slotsPerWorker": "integer",
@@ -69,7 +69,7 @@ PODS = {
         for index in range(job["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"])
     ],
 }
-"""Overlay -> function that returns the DNS names of its pods."""
+"""Overlay -> function that returns the DNS names of the pods of the overlay's job."""
 
 
 @cache
@@ -83,7 +83,10 @@ def of_kind(overlay: str, *kinds: str) -> list[Resource]:
 
 
 def templates(resource: Resource) -> Iterator[tuple[str, Resource]]:
-    """Yield each pod template of a resource, after a name such as `MPIJob Worker` (kind of resource, kind of replica)."""
+    """Yield name and pod template, for each pod template of a resource.
+
+    The name is the kind of the resource (`Job`), followed by the kind of the replicas if it has several (`MPIJob Worker`).
+    """
     spec = resource.get("spec", {})
     for name, replica in {**spec.get("pytorchReplicaSpecs", {}), **spec.get("mpiReplicaSpecs", {})}.items():
         yield f"{resource['kind']} {name}", replica["template"]
@@ -100,7 +103,7 @@ POD_TEMPLATES = [
 
 
 def archive(pattern: str) -> Path:
-    """Return the package with schemas whose file name matches the pattern."""
+    """Return the path of the only file in SCHEMAS, a package with schemas, whose name matches the glob `pattern`."""
     archives = list(SCHEMAS.glob(pattern))
     assert len(archives) == 1, (
         f"{SCHEMAS} has {len(archives)} files {pattern} instead of 1: run `make build/crds/.ready`"
@@ -156,7 +159,7 @@ def validator_of_operator(kind: str) -> jsonschema.Draft7Validator:
 
 
 def _close(schema: Any) -> None:
-    """Change an OpenAPI schema so that it rejects unknown keys. Write `nullable` as the type `null` of JSON Schema."""
+    """Change an OpenAPI schema so that it rejects unknown keys. Replace `nullable` by a second type, `null`."""
     if isinstance(schema, list):
         for item in schema:
             _close(item)

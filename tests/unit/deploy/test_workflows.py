@@ -1,4 +1,4 @@
-"""The workflows in .github are valid by GitHub's schema and safe, and their commands exist. The tests do not need GitHub."""
+"""The workflows in .github match GitHub's schema and are safe, and their commands exist. The tests do not need GitHub."""
 
 from __future__ import annotations
 

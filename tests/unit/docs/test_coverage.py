@@ -1,4 +1,4 @@
-"""Every observation (figure of a benchmark, or reading of a collector) that docs/coverage.md names exists."""
+"""Test that docs/coverage.md names only existing observations: figures of benchmarks and readings of collectors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def expand(pattern: str) -> list[str]:
 
 
 def named_observations(text: str) -> list[str]:
-    """Return the names of observations that a text has in backticks, each after `expand`."""
+    """Return the names of observations that are in backticks in a text, with their braces expanded by `expand`."""
     patterns = (span for span in INLINE.findall(text) if NAME.fullmatch(span) and not span.endswith(FILE_SUFFIXES))
     return [name for pattern in patterns for name in expand(pattern)]
 

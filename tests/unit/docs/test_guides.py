@@ -127,7 +127,7 @@ def test_new_collector_is_exported_catalogued_and_judged(checkout: Path) -> None
     assert 'rackproof_fan_speed{chip="hwmon0",fan="fan1"} 4200.0' in page
 
     assert run(checkout, "-c", JUDGE_A_CHANGED_FAN, str(host), **driver) == "True []\n"
-    del readings["fan.speed"]["varies"]  # then a value that changes during the run is a contradiction
+    del readings["fan.speed"]["varies"]  # without `varies`, a value that changes during the run is a contradiction
     catalogue.write_text(json.dumps(readings), encoding="utf-8")
     contradiction = "[('fan.speed', 'inconclusive', 'changed during the run: 4200, then 4350')]"
     assert run(checkout, "-c", JUDGE_A_CHANGED_FAN, str(host), **driver) == f"True {contradiction}\n"

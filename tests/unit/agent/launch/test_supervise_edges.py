@@ -362,9 +362,9 @@ def test_killed_rank_becomes_the_culprit_after_the_other_ranks_had_time_to_repor
 
 
 def test_end_of_a_rank_is_judged_at_once(gang_monitor: GangMonitor, tmp_path: Path, clock: FakeClock) -> None:
-    """When a rank ends, the monitor searches for the culprit without waiting until JUDGE_INTERVAL_S after its last search.
+    """When a rank ends, the monitor searches for the culprit at once, even within JUDGE_INTERVAL_S of its last search.
 
-    Here the rank ended 150 s before its message arrives (`at`), so the monitor does not wait SETTLE_S for other ranks either.
+    Here the rank ended 150 s before its message arrives (`at`), so the monitor need not wait SETTLE_S for other ranks.
     """
     clock.now += 50.0
     assert gang_monitor.poll(0.0) is None
@@ -1007,9 +1007,7 @@ def test_no_culprit_after_a_host_ended_its_own_ranks(
     exiting.join(5)
 
 
-def test_poll_returns_when_a_rank_of_this_host_sends_a_message(
-    monitors: list[GangMonitor], tmp_path: Path
-) -> None:
+def test_poll_returns_when_a_rank_of_this_host_sends_a_message(monitors: list[GangMonitor], tmp_path: Path) -> None:
     connect(*monitors)
     for _ in range(5):
         monitors[0].poll(0.01)

@@ -1,4 +1,4 @@
-"""The functions of `agent.launch.supervise`, with fakes for processes: what they call, in which order, with which arguments."""
+"""The functions of `agent.launch.supervise`: what they call, in which order and with which arguments. Processes are fakes."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ def culprit(kind: str = "cut_off", host: str = "h1") -> Culprit:
     return Culprit(kind=kind, hosts=(host,), text=f"host {host} …")
 
 
-# ---- the loop over the polls ----
+# ---- the loop that polls the gang monitor ----
 
 
 class FakeLaunch:
     """Replaces the launcher, its process tree and its gang monitor.
 
-    The launcher exits with code 4 after `polls` polls of the gang monitor. `culprits`: number of a poll, from 1 -> the culprit
-    that it returns. `late_culprit`: the culprit that the gang monitor returns after the launcher's exit. `events`: the calls, in
-    order.
+    The launcher exits with code 4 after `polls` polls of the gang monitor. `culprits`: number of a poll (the first is 1) -> the
+    culprit that this poll returns. `late_culprit`: the culprit that the gang monitor returns after the launcher's exit. `events`:
+    the calls, in order.
     """
 
     pid, pids = 77, ()
@@ -101,7 +101,7 @@ def run_fake(
     late_culprit: Culprit | None = None,
     **fields: Any,
 ) -> tuple[Any, list[Any]]:
-    """Run a fake launch. Return the launcher's exit code with the culprit, and the calls in order.
+    """Run a fake launch. Return the result of `_run` (exit code of the launcher, culprit), and the calls in order.
 
     Each reading of the clock advances it by 0.25 s.
     """
@@ -136,7 +136,7 @@ def test_processes_are_scanned_at_the_first_poll_and_then_at_intervals(
     assert events == [*STARTED, "scan", "scan", ("verdict", 4, "bye"), ("end", None), ("wait", supervise.GRACE_S)]
 
 
-def test_culprit_after_the_end_of_the_launcher_shortens_the_grace_period(
+def test_culprit_that_is_found_after_the_end_of_the_launcher_shortens_the_grace_period(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = culprit()
@@ -221,8 +221,8 @@ def test_launcher_starts_under_the_guard_in_a_new_session(tmp_path: Path, monkey
 class FakeTelemetry:
     """Telemetry that adds one observation.
 
-    Its value is a text of the stage, the number of time windows and the number of observations by ranks, so that tests can check
-    these arguments.
+    The value of the observation is a text of the stage, the number of time windows and the number of the ranks' observations, so
+    that tests can check these arguments.
     """
 
     def observations(self, windows: Sequence[Any], observations: Sequence[Any], stage: str) -> list[Any]:
@@ -233,7 +233,7 @@ class FakeTelemetry:
 
 
 def write_rank(work: Path, rank: int, *, unable: str = "", exit_code: int | None = 0) -> None:
-    """Write the result, the last state and the log of a rank."""
+    """Write the result, the last state and the log of a rank. `unable`: why the rank could not join the process group."""
     result = {
         "name": "gemm.throughput", "scope": f"cpu={rank}", "stage": "benchmark", "unit": "FLOP/s", "status": "measured",
         "value": 1.0,
@@ -303,7 +303,7 @@ def test_outcome_has_the_ranks_and_their_results_in_rank_order(tmp_path: Path) -
 def test_telemetry_adds_an_observation_and_in_the_benchmark_and_gang_stages_a_timeline(
     tmp_path: Path, stage: str, is_separate: bool, has_timeline: bool
 ) -> None:
-    """`is_separate`: whether the observations are stored in the launch itself, and not with those of the other stages."""
+    """`is_separate`: whether the observations are stored in the launch itself, and not next to it in the outcome."""
     for number in (3, 2):
         write_rank(tmp_path, number)
     outcome = collect_results(tmp_path, ranks_end(), telemetry=FakeTelemetry(), stage=stage)

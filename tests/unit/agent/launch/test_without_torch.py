@@ -140,12 +140,10 @@ def free_port() -> int:
 def start_hosts(tmp_path: Path, members: Sequence[str], sitecustomize: str) -> list[subprocess.Popen[bytes]]:
     """Start a stage whose only benchmark is `verbs`, with two ranks on each host; return the launcher of each host.
 
-    All hosts are this machine.
-
-    `sitecustomize`: code that Python runs at the start of each launcher and rank.
+    All hosts are this machine. `sitecustomize`: code that Python runs at the start of each launcher and rank.
     """
     plan = builders.plan("h1", "h2", profile="rehearsal")
-    benchmark = replace(plan.stage("gang" if len(members) > 1 else "benchmark"), benchmarks={"verbs": {}})
+    stage = replace(plan.stage("gang" if len(members) > 1 else "benchmark"), benchmarks={"verbs": {}})
     (tmp_path / "sitecustomize.py").write_text(sitecustomize)
     started, port = [], free_port()
     for name in members:
@@ -155,7 +153,7 @@ def start_hosts(tmp_path: Path, members: Sequence[str], sitecustomize: str) -> l
         )
         work = tmp_path / name
         work.mkdir()
-        request = LaunchRequest(stage=benchmark, members=tuple(members), port=port)
+        request = LaunchRequest(stage=stage, members=tuple(members), port=port)
         command = launcher_command(plan, plan.host(name), request, gang=gang, work=work, data=work, uuids={})
         secret = json.loads((work / "rendezvous.json").read_text())["name"]
         assert not any(secret in argument for argument in command.arguments), (

@@ -140,14 +140,17 @@ WRONG_LAUNCHER_VARIABLES = [
 
 
 @pytest.mark.parametrize(("launcher", "variables", "message"), WRONG_LAUNCHER_VARIABLES)
-def test_wrong_launcher_variables_are_named(launcher: str, variables: dict[str, str], message: str) -> None:
+def test_wrong_launcher_variables_are_reported(launcher: str, variables: dict[str, str], message: str) -> None:
     with pytest.raises(PlacementError) as error:
         detect.detect_placement(launcher, variables)
     assert message in str(error.value)
 
 
 def test_single_process_of_another_launcher_is_allowed() -> None:
-    """No second process would also start the ranks. Examples: a shell in a Slurm job of one task, `mpirun -np 1`."""
+    """The only process of srun or mpirun may start torchrun, because no other process starts the same ranks too.
+
+    Examples: a shell in a Slurm job of one task, `mpirun -np 1`.
+    """
     variables = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "1"}
     assert detect.detect_placement(TORCHRUN, variables) is None
 
@@ -159,6 +162,7 @@ def test_mpirun_inside_a_slurm_job_decides_the_placement() -> None:
 
 
 def test_placement_variables_are_not_passed_to_child_processes() -> None:
+    """Child processes run in the same Slurm job and on the same node, so SLURM_JOB_ID and SLURM_NODEID stay right for them."""
     assert without_placement({**open_mpi(), **hydra(), **srun(), "PMIX_RANK": "0", "NCCL_DEBUG": "INFO"}).keys() == {
         "NCCL_DEBUG",
         "SLURM_JOB_ID",
@@ -211,7 +215,7 @@ WRONG_RANK_VARIABLES = [
 
 
 @pytest.mark.parametrize(("variables", "message"), WRONG_RANK_VARIABLES)
-def test_wrong_rank_variables_are_named(variables: dict[str, str], message: str) -> None:
+def test_wrong_rank_variables_are_reported(variables: dict[str, str], message: str) -> None:
     with pytest.raises(PlacementError) as error:
         torch_env.torch_variables(variables)
     assert message in str(error.value)
@@ -235,7 +239,7 @@ def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
     torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "8"}, tmp_path / "no-gpus")
 
 
-# --- this host's part of a gang
+# --- this host's part of a gang (the hosts of one multi-node launch)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
-"""An interrupted run can be resumed, and only one run at a time uses a run directory or a host.
+"""Resume interrupted runs, and refuse simultaneous use of a run directory or a host.
 
-On the control node, a lock protects the run directory. On each host, a lease protects the host.
+On the control node, a lock allows only one playbook at a time in a run directory. On each host, a lease allows only one run at a
+time. A claim, in the lock and in the lease, identifies the process that executes a run, and its operator.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def other_process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def make_claim(pid: int, directory: Path, **changes: object) -> Claim:
-    """Return the claim that identifies a process, and its operator, as the one that executes the run in `directory`."""
+    """Return the claim of process `pid` of alice on control1 to the run in `directory`. `changes`: fields to replace."""
     claim = locks.claim(directory.name, directory.parent, pid, "2026-11-21T04:00:00.000000Z")
     return replace(claim, user="alice", host="control1", **changes)  # type: ignore[arg-type]
 
@@ -78,7 +79,7 @@ def test_error_for_a_second_operator_names_the_holder_and_the_remedy(
         f"wait until it finishes, or stop it (kill {other_process.pid}) and repeat this command to resume the run; "
         "for a separate run choose another rackproof_run_id"
     )
-    with pytest.raises(HeldError):  # a live holder is never overridden
+    with pytest.raises(HeldError):  # the lock of a running process cannot be taken over
         run_lock.acquire(tmp_path / "r1", take_over=True)
     assert not (tmp_path / "r1" / run_directory.JOURNAL).exists()
 
@@ -105,6 +106,7 @@ def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
 def test_holder_is_alive_dead_or_unknown(
     change: dict[str, str], is_alive: bool | None, tmp_path: Path, other_process: subprocess.Popen[bytes]
 ) -> None:
+    """`is_alive`: whether the process of the claim is running; None: unknown."""
     assert make_claim(other_process.pid, tmp_path / "r1", **change).is_running() is is_alive
 
 
@@ -143,7 +145,7 @@ def test_report_by_another_operator_keeps_the_lock(tmp_path: Path, other_process
     assert run_lock.holder(tmp_path / "r1")
 
 
-def test_claim_lists_the_other_runs_whose_holders_are_not_known_to_have_exited(
+def test_claim_lists_the_other_runs_that_are_or_may_be_running(
     tmp_path: Path, other_process: subprocess.Popen[bytes]
 ) -> None:
     write_claim(tmp_path / "live", make_claim(other_process.pid, tmp_path / "live"))
@@ -161,7 +163,8 @@ done = subprocess.run(["/bin/sh", "-c", sys.argv[1]])
 print(done.returncode, flush=True)
 time.sleep(float(sys.argv[2]))
 """
-"""A fake ansible-playbook: it runs a shell command (argument 1), prints its exit code, and sleeps (argument 2, in seconds)."""
+"""A fake ansible-playbook. Argument 1: a shell command, which it runs and whose exit code it prints. Argument 2: the seconds for
+which it then sleeps."""
 
 
 @pytest.fixture
@@ -245,7 +248,7 @@ def test_leftover_files_of_a_killed_run_are_removed(tmp_path: Path) -> None:
     assert (run / "events.jsonl").read_text() == '{"at": 1}\n{"at": 2}\n'
 
 
-def test_shorter_line_overwrites_a_longer_one(tmp_path: Path) -> None:
+def test_shorter_line_replaces_a_longer_one_completely(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
     for runs in ("/a/very/long/directory/of/runs", "/runs"):
         with locks.exclusive(path) as file:
@@ -284,7 +287,7 @@ def claim_since(state: Path, run_id: str, since: str, **changes: object) -> Clai
 
 
 def acquire(state: Path, run_id: str, since: str = "04:00", *, take_over: bool = False, **changes: object) -> str:
-    """Acquire this host for a run; return the message about another run that held it, or an empty text if none did."""
+    """Acquire this host for a run. Return the message about the run from which it was taken; empty if it was free."""
     (state / "runs").mkdir(exist_ok=True)
     return lease.acquire(
         state / "runs" / run_id, make_plan(run_id), claim_since(state, run_id, since, **changes), take_over=take_over
@@ -326,6 +329,7 @@ def test_run_keeps_its_lease_when_resumed(tmp_path: Path) -> None:
 
 
 def test_same_run_id_with_another_nonce_is_another_run(tmp_path: Path) -> None:
+    """The nonce in a plan distinguishes runs of the same id by different operators."""
     acquire(tmp_path, "r1")
     other = replace(make_plan("r1"), nonce="f" * 32)
     with pytest.raises(HeldError):
@@ -333,7 +337,6 @@ def test_same_run_id_with_another_nonce_is_another_run(tmp_path: Path) -> None:
 
 
 def test_host_of_a_run_with_the_same_id_and_another_nonce_is_in_use_and_is_not_released(tmp_path: Path) -> None:
-    """Two operators choose the same name for their runs."""
     acquire(tmp_path, "r1")
     nonce = make_plan("r1").nonce
     assert lease.held_by_other(tmp_path, "r1", nonce) is None
@@ -347,7 +350,7 @@ def test_host_of_a_run_with_the_same_id_and_another_nonce_is_in_use_and_is_not_r
     assert not (tmp_path / "lease.json").exists()
 
 
-def test_stage_does_not_release_a_host_that_was_taken_by_another_run_of_the_same_id(
+def test_end_of_a_stage_does_not_release_a_host_that_another_run_of_the_same_id_has_taken(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(background, "wait", lambda *_: "the stage has ended")
@@ -360,7 +363,7 @@ def test_stage_does_not_release_a_host_that_was_taken_by_another_run_of_the_same
     assert (tmp_path / "lease.json").exists()
 
 
-def test_lease_expires_after_the_deadline_of_the_longest_stage_and_the_idle_time(tmp_path: Path) -> None:
+def test_lease_expires_after_the_longest_deadline_of_a_stage_plus_the_idle_time(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
     longest = max(stage.deadline_s for stage in make_plan().stages)
     assert read_lease(tmp_path)["lasts_s"] == longest + lease.IDLE_S
@@ -379,7 +382,7 @@ from agent.run import lease
 export.FRESH_S = lease.IDLE_S = 0.1
 sys.exit(rackproof.main(["export", "--for-run", "--port=0", "--sample-hz=0", "--state", sys.argv[1]]))
 """
-"""The exporter of a run, which exits if the last scrape is more than 0.1 s ago (normally 15 minutes) and the run has ended."""
+"""The exporter of a run. It exits if the run has ended and the last scrape is more than IDLE_S (here 0.1 s) ago."""
 
 
 def test_exporter_detects_the_end_of_its_run(tmp_path: Path) -> None:
@@ -396,7 +399,7 @@ def test_exporter_detects_the_end_of_its_run(tmp_path: Path) -> None:
     assert not end_of_run.is_reached(long_ago_s)
 
 
-def test_exporter_exits_after_its_run(tmp_path: Path) -> None:
+def test_exporter_exits_after_the_end_of_its_run(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
     command = [sys.executable, "-c", EXPORT, tmp_path]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as exporter:
@@ -495,7 +498,7 @@ def test_stop_does_not_end_another_run(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     "options", [["--run-dir", "/x/runs/r1", "--end"], ["--take-over"], ["--run-dir", "/x/runs/r2", "--take-over"]]
 )
-def test_stop_ends_the_supervisor(
+def test_stop_with_the_option_end_or_take_over_ends_the_supervisor(
     tmp_path: Path, supervisor: subprocess.Popen[str], options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rackproof.main(["stop", str(tmp_path / "exporter"), *options]) == 0
@@ -560,7 +563,7 @@ def test_process_that_ends_before_it_is_ready_is_an_error(tmp_path: Path) -> Non
 
 
 def start_and_wait(directory: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Run a process that starts `program` in the background and waits until it is ready; return that process, which has ended."""
+    """Let a process start `program` in the background and wait until `program` is ready; return that process after its end."""
     start = "from pathlib import Path; from agent.run import background; "
     start += (
         f"print(background.start(['-c', {program!r}], Path({str(directory)!r}), 'exporter', wait_until_ready=True))"
@@ -597,12 +600,12 @@ def test_process_that_ends_before_the_signal_is_reported_as_ended(
 
 
 @pytest.mark.parametrize("text", ["", "1", "x 1", "\x00 \x00"])
-def test_damaged_process_file_names_no_process(text: str, tmp_path: Path) -> None:
+def test_process_with_a_damaged_pid_file_counts_as_not_running(text: str, tmp_path: Path) -> None:
     (tmp_path / "benchmark.pid").write_text(text)
     assert not background.is_running(tmp_path, "benchmark")
 
 
-def test_wait_names_a_stage_that_the_plan_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wait_for_a_stage_that_the_plan_lacks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     acquire(tmp_path, "r1")
     documents.write(tmp_path / "runs" / "r1" / "plan.json", to_json(make_plan("r1")))
     arguments = ["wait", f"--run-dir={tmp_path / 'runs' / 'r1'}", "--host=h1", "--stage=soak"]
@@ -610,7 +613,9 @@ def test_wait_names_a_stage_that_the_plan_lacks(tmp_path: Path, capsys: pytest.C
     assert "--stage soak: not in the plan of run r1; it has: " in capsys.readouterr().err
 
 
-def test_repeated_stage_prints_only_the_record_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_stage_prints_the_record_on_stdout_and_the_note_on_stderr(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     acquire(tmp_path, "r1")
     run = HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(make_plan("r1"))))
     run.append(launches=[builders.launch("benchmark", ("h1",))])
@@ -621,7 +626,7 @@ def test_repeated_stage_prints_only_the_record_as_json(tmp_path: Path, capsys: p
 
 
 def test_poll_of_a_stopped_soak_does_not_acquire_the_host_again(tmp_path: Path) -> None:
-    """`rackproof soak --looks` polls a soak, and renews the lease with `only_if_held`."""
+    """`rackproof soak --looks` polls a soak. It renews the lease with `only_if_held`."""
     acquire(tmp_path, "r1")
     lease.renew(tmp_path / "runs" / "r1", make_plan("r1"), only_if_held=True)
     lease.release(tmp_path, "r1")
@@ -658,7 +663,7 @@ def plan_text() -> str:
 
 
 def run_at_once(*commands: Sequence[str], stdin: str = "") -> list[str]:
-    """Run the commands at the same time; return their outputs. All must succeed."""
+    """Run the Python commands at the same time; return their outputs. All must succeed."""
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     processes = [subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True, **pipes) for command in commands]
     outputs = [process.communicate(stdin)[0] for process in processes]
@@ -669,7 +674,8 @@ def run_at_once(*commands: Sequence[str], stdin: str = "") -> list[str]:
 def test_resumed_run_keeps_its_first_snapshot(tmp_path: Path) -> None:
     """The counters in later snapshots are compared with those in the first snapshot, so it must not be replaced.
 
-    A command of a killed playbook may still run while the next playbook starts the same command.
+    Three `inspect` commands run at the same time, because a command of a killed playbook may still run while the next playbook
+    starts the same command.
     """
     directory = tmp_path / "runs" / "r1"
     directory.parent.mkdir()
@@ -721,7 +727,10 @@ def test_exclusive_task_waits_for_the_end_of_the_same_task_in_another_process(tm
 
 
 def test_hosts_of_a_run_may_not_share_a_state_directory(tmp_path: Path) -> None:
-    """On a network file system, or if the inventory has a machine twice, the hosts would overwrite each other's records."""
+    """Hosts that share a state directory would overwrite each other's records.
+
+    They share it if it is on a network file system, or if two hosts of the inventory are the same machine.
+    """
     plan = json.dumps(to_json(builders.plan("h1", "h2", profile="smoke")))
     with pytest.raises(documents.DocumentError, match="host h9 is not in the plan"):
         HostRun.begin(tmp_path / "r1", "h9", plan)

@@ -1,4 +1,4 @@
-"""What a supervisor reads in the work directory of a launch (states, results, logs), and the logs of earlier attempts."""
+"""The work directory of a launch, which the supervisor (the process that runs the launch on a host) reads, and archived logs."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ def test_request_is_written(tmp_path: Path) -> None:
 
 
 def test_benchmark_starts_when_the_first_rank_begins_it(tmp_path: Path) -> None:
+    """Names that are no benchmarks (`pause`), times that are not floats, and a missing state file (rank 2) are ignored."""
     write_state(tmp_path, 0, {"begun": {"gemm": 30.0, "memory": 20.0, "pause": 1.0}})
     write_state(tmp_path, 1, {"begun": {"gemm": 10.0, "memory": 25.0, "stress": "soon", "pairs": 5}})
     times = benchmark_start_times(tmp_path, [0, 1, 2])
@@ -72,7 +73,7 @@ def test_benchmark_runs_until_the_next_one_begins(tmp_path: Path, since: float, 
 
 
 def last_state(**fields: Any) -> RankState:
-    """Return the last state that the supervisor observed of a rank, whose phase is `training`."""
+    """Return the last state of a rank that the supervisor observed: in phase `training`, unless `fields` has another phase."""
     return RankState(**{"rank": 0, "scope": "gpu=0", "phase": "training", **fields})
 
 
@@ -95,7 +96,11 @@ def last_state(**fields: Any) -> RankState:
 def test_end_of_a_rank_comes_from_its_state_file_or_else_from_its_last_observed_state(
     tmp_path: Path, state: Any, last: dict[str, Any], phase: str, code: int | None
 ) -> None:
-    """`state`: content of the state file; `last`: fields of the last observed state; `phase` and `code`: the expected end."""
+    """`state`: content of the state file; `last`: fields of the last observed state; `phase` and `code`: the expected end.
+
+    A state file without `exit_code` is invalid as a whole. The observed exit code is not used if the launcher or SIGTERM ended
+    the rank.
+    """
     write_state(tmp_path, 5, state)
     (tmp_path / "rank5.log").write_text("the end\n")
     rank = read_rank_end(tmp_path, 5, 1, last_state(**last))
@@ -166,7 +171,9 @@ def test_tail_is_limited_in_size_and_always_decodable_and_empty_without_a_log(tm
         ("x" * 400, "x" * MAX_LAST_LINE),
     ],
 )
-def test_last_line_with_an_error_or_else_the_last_line_is_returned(tmp_path: Path, log: str, line: str) -> None:
+def test_error_line_of_a_log_is_the_last_that_names_an_exception_or_else_the_last_printable_one(
+    tmp_path: Path, log: str, line: str
+) -> None:
     path = tmp_path / "log"
     path.write_text(log)
     assert last_error_line(path) == line

@@ -98,12 +98,12 @@ LOG = "6,{number},{at},-;Out of memory: Killed process {pid} (python3) total-vm:
         ((10**15, 4712), ""),
         ((1, 4711), ""),
     ],
-    ids=["unreadable log", "our process", "another process", "before the launch"],
+    ids=["unreadable log", "process of the launch", "another process", "before the launch"],
 )
 def test_kernel_log_decides_if_no_control_group_counts_kills(
     tmp_path: Path, log: tuple[int, int] | None, message: str
 ) -> None:
-    """`log`: when the kernel logged a kill, in µs since boot, and the killed process; None: the log cannot be read."""
+    """`log`: time of the logged kill, in µs since boot, and PID of the killed process; None: the log is unreadable."""
     tree = Tree(tmp_path, version=0)
     memory = OomWatch(tmp_path)
     tree.machine(1)

@@ -114,7 +114,7 @@ def log_of(readings: list[PowerValue]) -> PowerLog:
 
 
 def frozen(readings: list[PowerValue], first: float, last: float) -> list[PowerValue]:
-    """Return the readings of a meter that shows the same value from `first` to `last` (seconds after BEGIN)."""
+    """Return the readings, but with the same power in all readings from `first` to `last` (seconds after BEGIN)."""
     held = next(value.power for value in readings if value.at >= BEGIN + first)
     return [replace(value, power=held) if first <= value.at - BEGIN < last else value for value in readings]
 
@@ -163,7 +163,7 @@ def test_stuck_meter_is_an_error_and_not_unsupported() -> None:
         assert all("the power stayed at" in item.reason for item in observed)
 
 
-def test_slew_is_the_fastest_rise_between_two_successive_values() -> None:
+def test_slew_is_the_median_over_the_periods_of_the_fastest_rise_between_two_values() -> None:
     wave = power_wave(meter(2.0, noise=0.5, window_s=0.001, update_s=0.1), BEGIN, 2.0)
     assert wave.slew == pytest.approx(600 / 0.1, rel=0.06)
     slow = power_wave(meter(2.0, noise=0.5, window_s=0.4, update_s=0.1), BEGIN, 2.0)

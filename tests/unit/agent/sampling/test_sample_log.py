@@ -44,7 +44,10 @@ def _small_logs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_launch(begun: dict[str, float], seconds: float, read: Any) -> Telemetry:
-    """Return the telemetry of a launch. `begun`: benchmark -> its start; `read`: function of the time that returns the sample."""
+    """Return the telemetry of a launch that lasts `seconds`.
+
+    `begun`: benchmark -> second at which it begins; `read`: function that returns the sample at a given second.
+    """
     names = [*begun]
 
     def running(since: float) -> list[str]:
@@ -59,7 +62,7 @@ def run_launch(begun: dict[str, float], seconds: float, read: Any) -> Telemetry:
 
 
 def test_long_benchmark_that_ended_long_ago_and_short_benchmark_at_the_end_have_figures() -> None:
-    """After `stress` follow ten times as many samples as a log can hold. `straggler` lasts for less than a second."""
+    """After the end of `stress`, ten times as many samples follow as a log can hold. `straggler` lasts for less than a second."""
     begun = {"stress": 0.0, "digest": 60.0, "straggler": 260.2, "collective": 261.0}
     telemetry = run_launch(
         begun,
@@ -97,7 +100,7 @@ def test_samples_that_are_kept_after_merging_are_not_all_from_the_same_phase_of_
 
 
 @pytest.mark.parametrize("gap", [(5.0, 6.5), (385.0, 386.5)])
-def test_gap_between_samples_is_found_after_the_samples_are_merged(gap: tuple[float, float]) -> None:
+def test_longest_gap_between_samples_is_known_after_the_samples_are_merged(gap: tuple[float, float]) -> None:
     log = SampleLog()
     for tick in range(8000):
         if not gap[0] < (at := tick * PERIOD_S) < gap[1]:
@@ -110,7 +113,7 @@ def test_gap_between_samples_is_found_after_the_samples_are_merged(gap: tuple[fl
     assert other.reads == pytest.approx(2000, abs=40)
 
 
-def test_failed_sample_is_found_after_it_is_merged() -> None:
+def test_failed_sample_makes_the_figures_of_its_window_errors_after_it_is_merged() -> None:
     telemetry = run_launch({"stress": 0.0}, 400.0, lambda at: LOST if 200.0 <= at < 200.04 else sample())
     for item in figures(telemetry, "stress", 0.0, 399.9).values():
         assert item.status == ERROR

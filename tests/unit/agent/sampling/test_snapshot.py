@@ -79,7 +79,7 @@ def test_failed_collector_affects_only_its_readings() -> None:
     assert isinstance(outcome["good"], float)
 
 
-def test_blocked_collector_is_named_and_not_waited_for_after_the_deadline(gate: threading.Event) -> None:
+def test_blocked_collector_is_reported_and_not_awaited_after_the_deadline(gate: threading.Event) -> None:
     began = time.monotonic()
     families, outcome = collect([Fake("stuck", blocked(gate)), Fake("good", load)], deadline_s=0.1)
     assert time.monotonic() - began < 30
@@ -274,12 +274,12 @@ def test_utc_now_is_valid_in_a_record() -> None:
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 
-# ---- every NVML scenario ----
+# ---- every scenario of the fake NVML library ----
 
 
 @pytest.fixture(scope="module")
 def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nvml.Reader]:
-    """Yield a reader of NVML scenarios."""
+    """Yield a program that takes snapshots with the fake NVML library, each with the answers in a scenario file."""
     directory = tmp_path_factory.mktemp("nvml")
     with nvml.Reader(nvml.build(directory), directory / "now") as started:
         yield started

@@ -84,10 +84,13 @@ def test_sampler_passes_its_dictionary_of_stuck_collectors_to_each_snapshot(monk
 
 
 def snapshot(at: int, watts: Any = 0.0, *alarms: str, **throttled: Any) -> Snapshot:
-    """Return a snapshot taken at second `at`, with the power of GPU 0.
+    """Return a snapshot taken at second `at`.
 
-    `alarms`: any texts; for each, a reading of a GPU's clock failed, which is an alarm, and the text is its GPU index.
-    `throttled`: throttle reason -> whether it is active on GPU 0, which is also an alarm, except for `power_cap`.
+    Args:
+        at: second of the minute.
+        watts: power of GPU 0.
+        alarms: texts, each in place of a GPU index. The clock of each such GPU could not be read, which is an alarm.
+        throttled: throttle reason -> whether it is active on GPU 0, which is also an alarm, except for `power_cap`.
     """
     return Snapshot(
         stage="benchmark",
@@ -135,7 +138,7 @@ def selected(*snapshots: Snapshot) -> list[int]:
     ],
 )  # fmt: skip
 def test_highest_load_and_every_alarm_are_kept(snapshots: tuple[Snapshot, ...], expected: list[int]) -> None:
-    """`expected`: the seconds at which the kept snapshots were taken. The load is the power."""
+    """`expected`: the seconds at which the kept snapshots were taken. The load of a snapshot is the total power of its GPUs."""
     assert selected(*snapshots) == expected
 
 

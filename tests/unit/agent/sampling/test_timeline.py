@@ -92,7 +92,7 @@ def with_trace(plan: Plan, trace: Trace | None, host: str = "h1", duration_s: fl
 
 
 def embedded_data(report: FleetReport) -> dict[str, Any]:
-    """Return the data that is embedded in the page."""
+    """Return the JSON data that is embedded in the HTML page of the report."""
     result = re.search(r'<script type="application/json" id="data">(.*?)</script>', render_html(report), re.DOTALL)
     assert result
     return dict(json.loads(result[1]))
@@ -149,7 +149,7 @@ def test_failed_samples_are_a_gap_with_the_reason() -> None:
 
 
 def test_unsampled_time_is_a_gap_for_every_gpu() -> None:
-    """While the driver hangs, there are no samples, so no sample can fail."""
+    """While the driver hangs, no samples are taken, so there are no failed samples either."""
     telemetry = ManualTelemetry([0])
     for at in (*range(10), *range(20, 30)):
         telemetry.handle(float(at), {0: gpu_sample(at)})

@@ -201,8 +201,11 @@ def test_samples_include_a_round_that_is_in_the_record_but_not_in_the_recorder(n
     assert samples.cv > 0
 
 
-def test_rounds_before_a_long_pause_can_vary_as_much_as_the_samples_state() -> None:
-    """After a pause of days, one bucket has all rounds from before the pause."""
+def test_coefficient_of_variation_is_plausible_even_if_a_long_pause_follows_most_rounds() -> None:
+    """A pause of days makes the time buckets so long that a single bucket has all rounds before the pause.
+
+    The mean of that bucket hides how its rounds vary, so the coefficient of variation is raised to what the extremes require.
+    """
     recorder, found = Recorder(), []
     for number, value in enumerate([0.9, 1.1] * 10 + [1.0], 1):
         new = [builders.observation("gemm.throughput", value, scope="gpu=0", dtype="bf16")]
@@ -313,7 +316,7 @@ def test_figure_without_a_series_has_one_sample_per_round(
     assert _sample_problem(result.samples, float(result.value or 0), has_rounds=True) == ""
 
 
-def test_change_of_a_digest_counts_as_one_mismatch_and_both_digests_are_kept() -> None:
+def test_any_number_of_changes_between_two_digests_counts_as_one_mismatch_and_both_are_kept() -> None:
     recorder, aggregates = Recorder(), []
     for number, digest in enumerate(("aa", "aa", "bb", "aa", "bb"), 1):
         observed = [
@@ -336,6 +339,7 @@ def test_error_in_one_round_is_an_error_of_the_soak() -> None:
 def test_wrong_results_count_even_if_they_could_not_be_counted_in_other_rounds(
     name: str, values: tuple[int | None, ...], expected: int | None
 ) -> None:
+    """`values`: count in each round, None if the round had an error; `expected`: aggregate, None if it is an error."""
     lost = replace(measurement(0, name), status=ERROR, value=None, reason="CUDA error: unspecified launch failure")
     result = aggregated(*(lost if value is None else measurement(value, name) for value in values))
     assert (result.status, result.value) == (ERROR if expected is None else MEASURED, expected)
@@ -523,7 +527,7 @@ def test_stop_policy_decides_which_finding_ends_the_soak(
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_fatal_findings_have_the_actions_that_the_page_on_burn_in_lists(action: str) -> None:
-    """The action `configure` is not fatal: a wrong setting can be corrected after a burn-in of days, so it does not end it."""
+    """The action `configure` is not fatal: a wrong setting does not end a burn-in of days, because it can be corrected later."""
     page = (ROOT / "docs" / "burnin.md").read_text()
     (sentence,) = (line for line in page.splitlines() if line.startswith("- `fatal` (default)"))
     verdict = Verdict(
@@ -585,7 +589,7 @@ def test_recorded_round_is_counted_once_after_a_kill(tmp_path: Path) -> None:
     wrong_words = measurement(3, "integrity.wrong_words", pattern="random")
     work = write_rank_results(run, wrong_words)
     run.append(observations=[wrong_words], launches=[replace(builders.launch(SOAK, ("h1",), devices=2), number=number)])
-    resumed = SoakRun(run.directory, "h1")  # a process that was killed before it cleared the work directory
+    resumed = SoakRun(run.directory, "h1")  # the previous process was killed before it cleared the work directory
     assert resumed.salvage_round(work) == ""
     assert not work.exists()
     assert (resumed.state.finished, resumed.state.cut) == (1, 0)
@@ -690,7 +694,7 @@ def test_record_has_power_clock_temperature_and_throttling_of_every_gpu(tmp_path
     assert {event["scope"] for event in document["timeline"]["events"]} == {"gpu=2,reason=hw_thermal"}
 
 
-# ---- verdicts: drift from the first hour, and from the fleet
+# ---- verdicts: drift relative to the first hour, and relative to the fleet
 
 DAY = 24 * HOUR
 
@@ -771,10 +775,11 @@ def test_gpu_that_slows_down_fails_only_if_the_fleet_slows_down_less(plan: Plan)
     assert "below its level in the first hour" in result[0].reason
 
 
-def test_interrupted_or_short_soak_is_inconclusive(plan: Plan) -> None:
+def test_short_soak_or_one_with_failed_or_interrupted_rounds_is_inconclusive(plan: Plan) -> None:
     evidence = evidence_of_soak(plan)
 
     def reasons_with(**changes: Any) -> list[str]:
+        """Return the reasons of the verdicts if `changes` replace fields of h1's soak, which has 288 finished rounds."""
         record = evidence["h1"].records[0]
         soak = replace(record.soak, **changes)
         result = not_passed(plan, with_h1(evidence, soak=soak, launches=record.launches[: soak.finished]))
@@ -795,7 +800,7 @@ def test_interrupted_or_short_soak_is_inconclusive(plan: Plan) -> None:
     assert reasons_with(timeline=few, finished=1) == [
         "too few rounds to evaluate the drift of stress.throughput: 1 in 24 h 00 min"
     ]
-    assert reasons_with(cut=3) == []
+    assert reasons_with(cut=3) == []  # three interrupted rounds are tolerated
     reason = "4 of 292 rounds were interrupted because their supervisor process ended, for an unknown reason"
     assert reasons_with(cut=4) == [reason]
     assert reasons_with(soaked_s=DAY - 60) == ["ended after 23 h 59 min of 24 h 00 min, without a reason"]

@@ -77,7 +77,7 @@ R535, R580, R595 = "Linux(R535)", "Linux(R580)", "Linux(R595)"
 def test_a_driver_bulletin_has_a_range_for_each_branch() -> None:
     """The range of a branch also contains the versions between this branch and the branch before it in the bulletin.
 
-    For example, the range of R580 begins at 536, after the last listed branch R535.
+    For example, R580 follows R535 in the bulletin, so the range of R580 begins at 536.
     """
     fixes = {R580: "580.159.03", R535: "535.309.01", R595: "595.71.05", "Windows(R580)": "582.53"}
     document = bulletin("Tesla", {"CVE-2026-1": fixes, "CVE-2026-2": fixes})
@@ -125,7 +125,7 @@ def test_bulletins_on_unknown_products_are_ignored(product: str) -> None:
 
 
 def vulnerability(module: str, *events: dict[str, str], **fields: Any) -> dict[str, Any]:
-    """Return an OSV document on one Go module; `events` are where its affected version ranges begin and end."""
+    """Return an OSV document on one Go module; `events` are the beginnings and ends of the affected version ranges."""
     return {
         "id": "GO-2026-1",
         "aliases": ["CVE-2026-1", "GHSA-aaaa-bbbb-cccc"],
@@ -138,20 +138,23 @@ def vulnerability(module: str, *events: dict[str, str], **fields: Any) -> dict[s
 
 RUNC = "github.com/opencontainers/runc"
 FIXED = ({"introduced": "0"}, {"fixed": "1.2.8"}, {"introduced": "1.3.0-rc.1"}, {"fixed": "1.3.3"})
+FIXED_IN_V2 = ({"introduced": "0"}, {"fixed": "2.0.7"})
 
 
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
         (vulnerability(RUNC, *FIXED), [("runc", [("0", "1.2.8"), ("1.3.0-rc.1", "1.3.3")])]),
-        (vulnerability("github.com/containerd/containerd/v2", *FIXED[:2]), [("containerd", [("2", "1.2.8")])]),
+        (vulnerability("github.com/containerd/containerd/v2", *FIXED_IN_V2), [("containerd", [("2", "2.0.7")])]),
         (vulnerability(RUNC, {"introduced": "0"}), []),
         (vulnerability(RUNC, *FIXED, withdrawn="2026-07-01T00:00:00Z"), []),
         (vulnerability("github.com/docker/docker", *FIXED), []),
     ],
     ids=["runc", "module of major version 2", "no fix", "withdrawn", "module of no known product"],
 )
-def test_an_osv_document_has_a_range_for_each_fix(document: dict[str, Any], expected: list[Any]) -> None:
+def test_ranges_of_an_osv_document_end_with_a_fix_and_a_withdrawn_or_irrelevant_document_has_none(
+    document: dict[str, Any], expected: list[Any]
+) -> None:
     """`expected`: each product with its ranges, as (first affected version, first version with the fix)."""
     found = document_advisories(document, Path("GO-2026-1.json"))
     assert [(key, [(each.first, each.fixed) for each in item.ranges]) for key, item in found] == expected

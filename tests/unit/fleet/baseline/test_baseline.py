@@ -1,7 +1,7 @@
 """Test baselines: the figures of accepted runs, with which later runs of the same hosts and GPUs are compared.
 
-The level of a figure is a robust median over the accepted runs of one part. Its noise is the standard deviation of a
-new measurement around the level. The limit for later runs follows from level and noise.
+The level of a figure is a robust median over the accepted runs of one part (a host or a GPU). The noise of the figure is the
+standard deviation of a new measurement around the level. The limit for later runs follows from level and noise.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ PACKS = read_packs(())
 
 
 def test_outlier_among_twenty_values_is_ignored() -> None:
-    """The outlier is 10 000. The method of SuperBench, another tool that validates GPU hosts, would make it the baseline."""
+    """The outlier is 10 000. The method of SuperBench, another tool that validates GPU hosts, would make 10 000 the baseline."""
     result = robust_level([401.0] * 19 + [10_000.0])
     assert (result.value, result.sigma, result.n, result.left_out) == (401.0, 0.0, 19, 1)
 
@@ -111,7 +111,7 @@ def criterion(operator: str = "ge", **options: float) -> Criterion:
 
 
 def level(sigma: float | None = None, runs: int = 4) -> Level:
-    """Return a level of 100 B/s from this number of runs. Between runs, its relative standard deviation is `sigma`."""
+    """Return a level of 100 B/s from `runs` runs. `sigma`: relative standard deviation between the runs; None: unknown."""
     return Level(
         name="memory.bandwidth", unit="B/s", value=100.0, sigma=sigma, values={str(i): 100.0 for i in range(runs)}
     )
@@ -205,7 +205,7 @@ def test_run_without_a_report_or_with_a_rejection_cannot_become_a_baseline(
     [
         (lambda report: {**report, "verdicts": report["verdicts"][1:]}, "report.json does not match the records: "),
         (lambda report: {**report, "verdicts": "none"}, "report.json: verdicts: 'none' is not a list"),
-        (lambda report: {**report, "more": 1}, "report.json: the document: unknown more"),
+        (lambda report: {**report, "colour": 1}, "report.json: the document: unknown colour"),
     ],
     ids=["lacks a verdict", "verdicts are a text", "unknown field"],
 )
@@ -337,7 +337,7 @@ def test_baseline_list_and_show_print_the_parts(base: Path, capsys: pytest.Captu
     assert "did you mean h1-" in capsys.readouterr().err
 
 
-def test_show_suggests_the_kind_of_which_the_host_has_a_baseline(
+def test_show_suggests_the_kind_for_which_the_host_has_a_baseline(
     base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_directory(
@@ -378,6 +378,7 @@ def test_unchanged_run_passes(base: Path, tmp_path: Path) -> None:
 
 
 def test_loss_of_one_part_beyond_its_noise_fails_only_that_part(base: Path, tmp_path: Path) -> None:
+    # 0.95 of the level is below the limit, which is 0.96 of the level.
     verdicts = judge_with_baseline(base, tmp_path / "after", slowed("stress.throughput", 0.95))
     (verdict,) = [item for item in verdicts if item.criterion.startswith("baseline")]
     assert (verdict.host, verdict.scope, verdict.criterion, verdict.verdict) == ("h1", "gpu=0", "baseline-stress", FAIL)

@@ -140,7 +140,10 @@ def snapshot(stage: str, phase: str, *, readable: bool) -> Snapshot:
 
 
 def test_successful_reading_replaces_only_failed_readings_of_the_same_stage_and_phase(run: Path) -> None:
-    """The first reading in the stage `preflight` fails and the second succeeds. The run is then resumed."""
+    """The first reading in the stage `preflight` fails and the second succeeds, so it replaces the first.
+
+    The run is then resumed. Its readings are added, because the earlier ones of the same stage and phase succeeded.
+    """
     plan = plan_of(run)
     before_resume = [("preflight", "before", False), ("preflight", "before", True), ("benchmark", "after", True)]
     for stage, phase, readable in [*before_resume, ("preflight", "before", True), ("benchmark", "after", False)]:

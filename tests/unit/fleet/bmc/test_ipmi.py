@@ -99,9 +99,10 @@ def test_bmc_without_a_route_is_not_reachable() -> None:
 def test_sensor_beyond_its_critical_limit_has_an_alarm_and_unknown_health_gives_no_value(
     bits: int | None, alarm: str | None
 ) -> None:
-    """pyghmi adds a number for each limit that a sensor exceeds: 1 (warning), 2 (critical) and 4 (non-recoverable).
+    """`bits` is the health of a sensor, as pyghmi returns it; None: not reported.
 
-    `bits` is the sum. pyghmi does not define 8.
+    It is the sum of 1 (warning), 2 (critical) and 4 (non-recoverable), for the limits that the sensor exceeds. pyghmi does not
+    define 8.
     """
     readings = Readings()
     sensor = {"unavailable": False, "value": 91.0, "units": "°C", "states": ["hot"], "type": "Temperature"}
@@ -154,7 +155,7 @@ def test_event_that_ends_a_condition_is_ok_and_an_unknown_severity_is_an_error()
 
 @pytest.mark.parametrize("timecode", [1_780_000_000, 75, 0xFFFFFFFF, None])
 def test_event_has_the_same_mark_when_it_is_read_again(timecode: int | None) -> None:
-    """The mark (ID and time) must not use `timestamp`: pyghmi may compute another second for it in each reading."""
+    """The mark (ID and time) must not use `timestamp`, because it may differ by a second each time pyghmi reads the event."""
     event = {"record_id": 7, "timecode": timecode, "component": "Fan 1", "event": "Low", "severity": 2}
     marks = {_entry({**event, "timestamp": f"2026-11-03T04:05:0{second}"}).mark for second in (6, 7)}
     assert len(marks) == 1

@@ -85,7 +85,7 @@ def test_old_schema_is_read_in_full(certificate: Path) -> None:
 
 
 def test_new_schema_is_read_in_full(certificate: Path) -> None:
-    """The tray has no power supply. Its `HealthRollup` is `Critical`, as after an old log entry, and must not count."""
+    """The tray has no power supply. Its `HealthRollup` is `Critical`, as after an old log entry, but its health is OK."""
     with service(certificate, bmc.new_schema()) as served:
         metrics = read(served.target(certificate))
     assert values(metrics, "power_supply.fitted") == {"host": 0}
@@ -610,15 +610,15 @@ def test_sensor_without_usable_limits_has_no_alarm_reading(limits: tuple[int | N
 
 
 @pytest.mark.parametrize(
-    ("volts", "low", "high", "alarm"),
+    ("number", "low", "high", "alarm"),
     [
         (10.2, 10.8, 0, "10.2, below its critical limit 10.8"), (12.1, 10.8, 0, "none"),
         (-14, -13.2, 0, "-14, below its critical limit -13.2"), (-12, -13.2, 0, "none"),
         (12.1, 0, 11, "12.1, above its critical limit 11"),
     ],
 )  # fmt: skip
-def test_one_limit_is_used_if_the_other_is_unset(volts: float, low: float, high: float, alarm: str) -> None:
-    readings = sensor(Name="12V", ReadingCelsius=volts, LowerThresholdCritical=low, UpperThresholdCritical=high)
+def test_one_limit_is_used_if_the_other_is_unset(number: float, low: float, high: float, alarm: str) -> None:
+    readings = sensor(ReadingCelsius=number, LowerThresholdCritical=low, UpperThresholdCritical=high)
     (value,) = metric(readings, "sensor.alarm").values.values()
     assert value == alarm
 

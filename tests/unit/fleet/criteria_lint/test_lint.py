@@ -25,7 +25,7 @@ SHEET = {
     "power": {"value": 700, "source": "x"}, "pcie": {"generation": 5, "width": 16, "bandwidth": 100.0, "source": "x"},
     "nvlink": {"links": 18, "bandwidth": 800.0, "source": "x"},
 }  # fmt: skip
-"""Datasheet of a GPU model, with round numbers. The bandwidth of `pcie` is that of one direction, of `nvlink` that of both."""
+"""Datasheet of a GPU model, with round numbers. The bandwidth of `pcie` is for one direction, that of `nvlink` for both."""
 
 
 def rule(name: str = "memory.bandwidth", **changes: Any) -> Criterion:
@@ -99,7 +99,7 @@ def test_figures_missing_in_the_datasheet_are_not_compared(part: str) -> None:
 
 
 def test_figures_without_a_peak_in_the_datasheet_are_not_compared() -> None:
-    """The datasheet has neither the rate of the fabric, which limits a gang (a launch over several hosts), nor that of FP4."""
+    """The datasheet has no rate of the network, which limits figures of several hosts (stage `gang`), and no peak for FP4."""
     assert datasheet_findings(rule("collective.all_reduce.busbw", value=1e9, stage="gang")) == []
     assert datasheet_findings(rule("gemm.throughput", value=1e9, where={"dtype": "fp4"})) == []
     assert datasheet_findings(rule("digest.value", value=1e9)) == []
@@ -426,9 +426,9 @@ def test_observation_that_the_catalogue_lacks_accepts_any_parameter() -> None:
 
 
 NOT_ALWAYS_KNOWN = ("samples_per_second", "devices")
-"""Parameters that the test below ignores, because the lint does not know them for some observations that have them.
+"""Parameters that the test below ignores. For some recorded observations that have them, the lint reports "no such parameter".
 
-For example, recorded observations `stress.throughput` have `devices`, but the lint reports it as "no such parameter".
+An example is `devices` of `stress.throughput`.
 """
 
 

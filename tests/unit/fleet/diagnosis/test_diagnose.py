@@ -1,7 +1,7 @@
 """Test the diagnosis: every verdict that does not pass belongs to exactly one cause.
 
-A cause names the faulty part, and also contains the verdicts on the effects of the fault. The list of problems (`PROBLEMS`) has
-the faults that the diagnosis knows; causes come before their effects in it.
+A cause names the faulty part, and also contains the verdicts on the effects of the fault. `PROBLEMS` lists the faults that the
+diagnosis can name, each before its effects.
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ def test_title_of_wrong_copies_between_two_gpus_names_both_gpus() -> None:
         ("pageable_copy.wrong_bytes", {}),
     ],
 )
-def test_wrong_copies_to_the_host_name_every_part_that_may_be_at_fault(name: str, params: dict[str, Any]) -> None:
+def test_title_of_wrong_host_copies_lists_every_part_that_may_be_at_fault(name: str, params: dict[str, Any]) -> None:
     (cause,) = diagnose([failed(name, params=params)], {})
     assert cause.problem == "wrong-host-copies"
     assert cause.title.endswith("not known whether the GPU, its PCIe link or the memory of the host is at fault")
@@ -288,7 +288,10 @@ def test_fault_of_a_port_does_not_explain_errors_of_the_other_port_of_the_adapte
 
 
 def test_unmeasured_port_belongs_to_the_fault_of_the_port_of_the_same_name_on_its_partner() -> None:
-    """Both ports of the only partner have a fault. The fault of the port with another name is first in the list of problems."""
+    """The unmeasured port is mlx5_1 of host a. Its only partner, host b, has a fault of mlx5_0 and one of mlx5_1.
+
+    The fault of mlx5_0 is first in `PROBLEMS`.
+    """
     peers = {"kind": VerdictKind.PEERS, "host": "b"}
     verdicts = [
         failed("infiniband.link_layer", "hca=mlx5_0,port=1", value="Ethernet", limit="InfiniBand", **peers),
@@ -369,7 +372,7 @@ def test_port_with_another_mtu_is_one_cause() -> None:
     assert (cause.problem, cause.part, cause.action) == ("mtu", "hca=mlx5_1", "configure")
 
 
-def test_link_that_is_down_is_named_before_its_speed() -> None:
+def test_title_names_the_link_that_is_down_and_not_its_speed() -> None:
     verdicts = [
         failed("gpu.nvlink.speed", "gpu=1,link=3", value=0.0, limit=26e9, operator="ge", unit="B/s"),
         failed("gpu.nvlink.missing_links", value=1, limit=0),
@@ -620,7 +623,11 @@ def test_heat_is_reported_with_the_temperature_under_load_and_its_duration() -> 
 @pytest.mark.parametrize(
     ("name", "params", "text"),
     [
-        ("local_storage.wrong_blocks", {"first_wrong": 4096}, "2 wrong blocks or more, the first at 4096"),
+        (
+            "local_storage.wrong_blocks",
+            {"first_wrong": "offset 4096"},
+            "2 wrong blocks or more, the first at offset 4096",
+        ),
         ("local_storage.wrong_blocks", {}, "2 wrong blocks or more"),
         ("integrity.wrong_words", {"wrong_addresses": 1, "wrong_bits": "17"}, "2 wrong words at 1 address, bits 17"),
         (
@@ -632,8 +639,8 @@ def test_heat_is_reported_with_the_temperature_under_load_and_its_duration() -> 
         ("integrity.wrong_words", {}, "2 wrong words"),
         (
             "shared_storage.wrong_bytes",
-            {"first_wrong": "a.0", "readers": "b"},
-            "2 wrong bytes, the first in a.0, as read by b",
+            {"first_wrong": "shard 1 byte 12345", "readers": "b"},
+            "2 wrong bytes, the first in shard 1 byte 12345, as read by b",
         ),
         ("shared_storage.wrong_bytes", {}, "2 wrong bytes"),
     ],

@@ -1,6 +1,6 @@
 """Test boundary cases of the diagnosis: which verdicts a cause explains, and how causes are joined, ordered and named.
 
-The list of problems (`PROBLEMS`) has the faults that the diagnosis knows; causes come before their effects in it.
+`PROBLEMS` lists the faults that the diagnosis can name, each before its effects.
 """
 
 from __future__ import annotations
@@ -231,9 +231,10 @@ def test_fault_that_stops_measurements_explains_only_missing_measurements() -> N
     ],
 )
 def test_slow_adapter_explains_no_pairs_that_are_attributed_to_the_gang(suspect: str, scope: str, count: int) -> None:
-    """`suspect`: scope of the slow part. `scope`: scope of a failure that is attributed to the gang; with `partner`, a pair.
+    """A pair of GPUs that a slow adapter slows down would be attributed to the adapter, not to the gang.
 
-    A pair that a slow adapter slows down would be attributed to the adapter, not to the gang.
+    `suspect`: scope of the slow part. `scope`: scope of a failure that is attributed to the gang. If this scope has a `partner`,
+    the failure is that of a pair.
     """
     slow = failed("pairs.bandwidth", suspect, kind=VerdictKind.SUSPECT, stage="gang", **SLOW)
     pair = failed("pairs.latency", scope, part="gang=r1", stage="gang")
@@ -251,7 +252,7 @@ def test_hosts_with_swapped_cables_share_a_cause_that_names_both_hosts_in_order(
 
 
 def test_problem_of_a_port_names_the_cable_unless_the_problem_is_a_wrong_cable() -> None:
-    """The title of a wrong cable already names both ends. `site.thing` is no reading of a port."""
+    """The title of the problem `wrong-cable` already names both ends of the cable. `site.thing` is no reading of a port."""
     verdicts = [failed(name, "nic=eth1", value="x") for name in ("network.switch_id", "network.carrier", "site.thing")]
     cables = {(cause.problem, cause.parts[0].cable) for verdict in verdicts
               for cause in diagnose([verdict], {}, {("a", "nic=eth1"): "leaf0 swp3"})}  # fmt: skip
@@ -477,7 +478,7 @@ def test_slow_figure_of_a_gang_belongs_to_the_first_fault_in_the_list_of_problem
 
 
 def test_fault_explains_missing_results_of_another_host_only_in_its_gang_and_with_its_waiver() -> None:
-    """It does not explain missing results of stages in which each host runs alone, such as `benchmark`."""
+    """In stages in which each host runs alone, such as `benchmark`, a fault explains no missing results of another host."""
     stopped = missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED)
     fell = failed("xid.count", "gpu=1,xid=79")
     assert len(summaries(fell, stopped)) == 1

@@ -1,4 +1,7 @@
-"""Test `rackproof diff`: it lists changed parts, changed versions, and figures (measured values) beyond their noise."""
+"""Test `rackproof diff`, which lists changed parts and versions, and figures that changed by more than their noise.
+
+A figure is a measured value.
+"""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ from fleet.history.database import History
 Level = tuple[str, str, float, str, float, str]
 """A row of the table `levels`: level (`host` or `rack`), id, days since 2024-01-01, driver, ln(figure / VALUE), reference.
 
-The reference names the group of the peers, such as `run` for all racks of the run. The median of these peers is VALUE. If the
-reference is "", there are no peers.
+The reference states where the peers of the host or rack are: in the same `rack` or in the same `run`. The median of these peers
+is VALUE. If the reference is "", there are too few peers.
 """
 VALUE = 7e14
-"""FLOP/s."""
+"""Value of the figure, in FLOP/s, if its logarithm in a `Level` is 0."""
 
 
 class MemoryHistory:

@@ -16,7 +16,7 @@ from schemas.baselines import REAL
 
 NAME, MODEL, DRIVER = "peer_copy.bandwidth", "NVIDIA H200", "570"
 HOSTS = {"a": (4, 1.0e11), "b": (2, 2.0e11), "c": (2, 2.0e11)}
-"""Host -> number of GPUs, bandwidth of each pair in B/s. The 12 pairs of host a are slow. The 2 of b and the 2 of c are fast."""
+"""Host -> number of GPUs, bandwidth of each pair in B/s. Each direction is a pair: host a has 12, hosts b and c have 2 each."""
 
 
 def host_rows(name: str) -> HostRows:

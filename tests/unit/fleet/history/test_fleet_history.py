@@ -43,11 +43,12 @@ def test_drift_has_the_planted_slope_and_a_small_error(fleet: tuple[Faults, Path
         assert item.per_year == pytest.approx(math.expm1(AGING_PER_YEAR), abs=0.008)
         assert 0.001 < item.error < 0.008
         assert item.meaning == "worse"
-        assert item.others  # gemm.throughput and stress.throughput drift; both are in one finding
+        # An aging GPU drifts in gemm.throughput and stress.throughput. One Drift has both: one in `name`, one in `others`.
+        assert item.others
 
 
 def test_each_failing_gpu_of_a_bad_slot_is_named(fleet: tuple[Faults, Path]) -> None:
-    """`item.serials` selects the slot of GPUs. The other slot that is a lemon is that of a DIMM, which has no serial."""
+    """Two slots are lemons, one of GPUs and one of a DIMM. `item.serials` selects the slot of GPUs: DIMMs have no serials."""
     (slot,) = (
         item for item in lemons(History(fleet[1], SIMULATED)) if item.kind == "slot" and item.serials and item.is_lemon
     )
@@ -77,7 +78,8 @@ def test_distribution_has_a_row_for_each_rack_driver_and_month(fleet: tuple[Faul
     first, second, third = (row["median"] for row in sections["by_driver"])
     assert second / first == pytest.approx(1.02, abs=0.005)
     assert third / second == pytest.approx(1.0, abs=0.005)
-    # 7.1e14 is the average level under the first driver. Under the second and third driver, GPUs are 2 % faster.
+    # 7.1e14 FLOP/s is the average level under the first driver. Under the second and third driver, GPUs are 2 % faster, so the
+    # percentile of 7.1e14 is lower.
     assert [row["percentile"] > 30 for row in sections["place"]] == [True, False, False]
 
 
@@ -111,7 +113,7 @@ def test_percentile_is_among_accepted_parts_of_the_same_model_driver_and_stage(f
 
 
 def test_rack_that_drifts_is_found_if_each_run_has_only_one_rack(tmp_path: Path) -> None:
-    """A rack cannot be compared with other racks of the same run. The season changes stress.throughput by up to 2 %."""
+    """No run has other racks to compare with. The seasonal change of stress.throughput (up to 2 %) must not count as a drift."""
     simulated = FleetHistory(racks=6, hosts=3, gpus=4, months=10, seed=2)
     for rows in simulated.rack_runs():
         add_run(tmp_path, rows)
@@ -123,7 +125,10 @@ def test_rack_that_drifts_is_found_if_each_run_has_only_one_rack(tmp_path: Path)
 
 @pytest.mark.parametrize("is_measured", [True, False])
 def test_only_a_run_that_measured_the_host_ends_a_failure(tmp_path: Path, is_measured: bool) -> None:
-    """A host that was not measured between two failures does not count as repaired."""
+    """Every second run has a failure of the host. `is_measured`: whether the other runs measured the host.
+
+    If they did not, the host does not count as repaired, and all failures are one episode.
+    """
     failure = {
         "host": "r00-h00", "rack": "r00", "slot": "", "serial": "", "problem": "power-supply", "title": "power supply",
         "action": "inspect_hardware", "severity": "critical", "confidence": "certain", "waived": False,
@@ -138,4 +143,4 @@ def test_only_a_run_that_measured_the_host_ends_a_failure(tmp_path: Path, is_mea
     history = History(tmp_path, SIMULATED)
     assert [item.episodes for item in lemons(history)] == ([3] if is_measured else [])
     repairs = next(s.rows for s in part_answer(history, "r00-h00").sections if s.name == "repairs")
-    assert len(repairs) == is_measured
+    assert len(repairs) == is_measured  # `repairs` has one row for each problem, not for each failure

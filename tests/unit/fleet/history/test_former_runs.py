@@ -90,7 +90,7 @@ def figure(section: RunHistory, name: str, part: str = "gpu=0", host: str = "h1"
 
 
 def test_history_changes_no_decision_verdict_or_cause(runs: Path, tmp_path: Path) -> None:
-    """Only the section `history` of the report differs. It is absent if the directory given with `--history` does not exist."""
+    """`--history` adds only the section `history` to the report, and not even that if the given directory does not exist."""
     run, store = tmp_path / "r5", tmp_path / "h"
     shutil.copytree(runs / "r5", run)
     shutil.copytree(runs / "h", store)
@@ -125,8 +125,10 @@ def test_each_accepted_part_counts_once_with_its_newest_value(report: FleetRepor
     assert section.runs == 4
     bandwidth, own = figure(section, "memory.bandwidth")
     assert (bandwidth.accepted, bandwidth.model) == (4, "NVIDIA H200")
-    # The newest accepted value of this GPU is from r3 (-0.4 %). Its value in r5 (-0.8 %) is below all newest accepted values.
+    # The newest accepted value of this GPU is from r3, 0.4 % below that of r1. Its value in r5, 0.8 % below that of r1, is less
+    # than the newest accepted values of all four GPUs.
     assert own.percentile == 0.0
+    # Of the four values, one is less than that of GPU 0 of h2, and three are equal, which count half: (1 + 3 / 2) / 4.
     assert figure(section, "memory.bandwidth", host="h2")[1].percentile == 62.5
     assert [value / own.values[0] for value in own.values] == pytest.approx([1, 0.998, 0.996, 0.994, 0.992], abs=1e-5)
 

@@ -35,7 +35,7 @@ from tests.accepted import Done, nonce, rackproof
 
 HOSTS = ("h1", "h2", "h3")
 RUNS = MAX_RUNS + 2
-"""More runs than are read from directories."""
+"""Number of runs: more than MAX_RUNS, the number that is read if there are only run directories."""
 NOW = "2026-11-21T04:00:00Z"
 FIGURES = ("gemm.throughput", "memory.bandwidth", "stress.throughput", "collective.all_reduce.busbw")
 
@@ -63,9 +63,9 @@ def generated_run(directory: Path, name: str, day: int, draw: random.Random) -> 
 
 
 def altered(item: Observation, bad: set[str], missing: set[str], draw: random.Random) -> Observation | None:
-    """Return None for a name in `missing`; otherwise the observation.
+    """Return None if the name of the observation is in `missing`; otherwise the observation.
 
-    benchmark.duration gets a random value, and a name in `bad` gets the value 1.
+    `benchmark.duration` gets a random value. An observation whose name is in `bad` gets the value 1.
     """
     if item.name in missing:
         return None
@@ -84,7 +84,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def comparable(runs: Sequence[PastRun]) -> list[PastRun]:
-    """Return the runs, oldest first, without `settings` and `devices`, which the history does not have.
+    """Return the runs, oldest first, without `settings` and `devices`, which the history does not store.
 
     The selection of tests does not use these fields.
     """
@@ -155,7 +155,7 @@ def test_all_runs_count_for_findings_but_only_the_newest_runs_count_for_costs(tm
     gemm, memory = sorted(choice.items, key=lambda item: item.benchmark)
     assert gemm.why.startswith(f"1 finding in {RUNS} measurements")
     assert gemm.cost_s == RUNS - (MAX_COSTS + 1) / 2, (
-        "median of the newest MAX_COSTS durations; that of run n is n seconds"
+        "the cost is the median of the newest MAX_COSTS durations; in run number n, gemm took n seconds"
     )
     assert (memory.cost_s, "1 measurement, last run 81 days ago" in memory.why) == (7.0, True)
 
@@ -197,9 +197,9 @@ def one_run(fleet: Path, tmp_path: Path) -> Path:
 
 
 def test_inventory_or_option_names_the_history(fleet: Path, one_run: Path) -> None:
-    """The history in the inventory is used instead of the earlier runs beside `--run-dir`.
+    """The history that the inventory names is used instead of the earlier runs beside `--run-dir`.
 
-    `--history`, which may be a history or a directory of runs, is used instead of both.
+    The value of `--history`, a history or a directory of runs, is used instead of both.
     """
     assert (is_history(fleet / "h"), is_history(one_run)) == (True, False)
     store, new = str(fleet / "h"), ("--run-dir", one_run / "new")

@@ -1,4 +1,7 @@
-"""Imported figures of other tools get the name and SI unit that Rackproof uses for them. Files of unknown content are errors."""
+"""Figures imported from other tools get the name and SI unit of the same figure of Rackproof, if there is one.
+
+A file of unknown content is an error.
+"""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from tests.unit.fleet.history.memory import MemoryHistory
 
 RACKS, HOSTS, GPUS, RUNS = 8, 4, 8, 24
 Failures = Iterator[tuple[int, str, str, str]]
-"""Number of the run, host, slot and serial of each failure. The slot is empty if the host itself failed."""
+"""Run number, host, slot and serial of each failure. Slot and serial are empty if the host itself failed."""
 
 
 def history_of(
@@ -28,9 +28,9 @@ def history_of(
 
     Args:
         failures: failures of the benchmark `peer_copy`.
-        busy_rack: number of a rack with 1000 additional runs, one run an hour.
+        busy_rack: number of a rack that has 1000 additional runs, one an hour; empty: there is no such rack.
         wrong: runs with a wrong date.
-        short: runs without `peer_copy`.
+        short: runs that do not measure `peer_copy`.
     """
     history, failed = MemoryHistory(), list(failures)
     failing = {(str(number), host) for number, host, *_ in failed}
@@ -195,7 +195,7 @@ def test_runs_with_a_wrong_date_do_not_count_as_runs_of_the_parts() -> None:
 
 
 def test_run_without_the_failed_benchmark_does_not_end_a_failure() -> None:
-    """A GPU with a broken link fails in each complete run. The runs in between do not measure the link."""
+    """Only every fourth run has the benchmark `peer_copy`, in which the GPU fails. So only such a run can end the failure."""
     short = tuple(number for number in range(RUNS) if number % 4)
     assert repeated_failures(of_part(0, 4, 8, 12, 16, 20), short=short) == []
     assert [item.episodes for item in repeated_failures(of_part(0, 4, 12, 20), short=short)] == [3]

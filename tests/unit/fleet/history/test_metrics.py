@@ -18,7 +18,7 @@ Series = dict[tuple[str, ...], float]
 
 
 def slow(record: Record) -> Record:
-    """Halve the memory bandwidth of GPU 0 of h1, which is then too low for its model. Return other records unchanged."""
+    """Return a record of h1 with half the memory.bandwidth of GPU 0, so that h1 is rejected; return other records unchanged."""
     if record.host != "h1":
         return record
     return replace(record, observations=tuple(
@@ -28,7 +28,10 @@ def slow(record: Record) -> Record:
 
 
 def metrics(history: Path, *options: str) -> tuple[dict[str, Series], str]:
-    """Return the metrics (name without prefix -> label values, sorted by label name -> value) and their text."""
+    """Return the metrics and the text from which they were parsed.
+
+    The metrics: name without prefix -> {label values, in the order of the label names -> value}.
+    """
     done = rackproof("history", "metrics", "--history", history, *options)
     assert (done.returncode, done.stderr) == (0, "")
     families = {

@@ -49,7 +49,7 @@ def test_renamed_host_is_found_by_its_chassis_serial_under_both_names(tmp_path: 
 
 
 def test_serial_that_two_slots_of_a_host_share_has_one_place(tmp_path: Path) -> None:
-    """The two ports of an adapter have one serial, and so have the two interfaces of a bond."""
+    """The two ports of an adapter have the same serial, and so do the two interfaces of a bond."""
 
     def bond(_: int, host: HostRows) -> HostRows:
         ports = [{**host.parts[0], "part": "NIC", "slot": f"nic={name}", "serial": BOND} for name in ("eth0", "eth1")]

@@ -98,7 +98,7 @@ def test_tolerance_factor_matches_published_tables(count: int, factor: float) ->
 
 
 @pytest.mark.parametrize("bad_share", [0.2, 0.4])
-def test_floor_fits_the_healthy_parts_even_if_40_percent_are_bad(tmp_path: Path, bad_share: float) -> None:
+def test_floor_fits_the_healthy_parts_even_if_up_to_40_percent_are_bad(tmp_path: Path, bad_share: float) -> None:
     floor = floors(history_of(tmp_path, bad_share))["gemm.throughput"]
     sigma = (PART_SIGMA**2 + RUN_SIGMA**2) ** 0.5
     assert floor.left_out >= bad_share * HOSTS
@@ -106,7 +106,7 @@ def test_floor_fits_the_healthy_parts_even_if_40_percent_are_bad(tmp_path: Path,
     assert 0.6 * sigma < floor.sigma / floor.centre < 1.7 * sigma
     below = (LEVEL - floor.limit) / (LEVEL * sigma)
     assert 2.5 < below < 7, (
-        "0.1 % of healthy parts are lower than level - 3.1 sigma; the limit has a margin for errors of the estimates"
+        "0.1 % of healthy parts are more than 3.1 sigma below LEVEL; a margin for errors of the estimates is added"
     )
     assert floor.limit < LEVEL * (1 - 2.5 * sigma)
     assert floor.finds < 0.12

@@ -89,8 +89,8 @@ def test_each_query_has_json_and_csv_output(store: Path, question: list[str]) ->
 
 
 @pytest.mark.parametrize("question", [["figure", "stress.throughput"], ["lemons"]])
-def test_only_the_subcommand_part_uses_the_option_named_values(store: Path, question: list[str]) -> None:
-    """`--values` adds all values to the CSV of `rackproof history part`. It does not change the CSV of other subcommands."""
+def test_option_values_changes_only_the_csv_of_the_subcommand_part(store: Path, question: list[str]) -> None:
+    """With `--values`, the CSV of `rackproof history part` has a row for each value instead of one for each place of the part."""
     assert ask(store, *question, "--csv", "--values").stdout == ask(store, *question, "--csv").stdout
     header, *rows = ask(store, "part", "h1-0", "--csv", "--values").stdout.splitlines()
     assert header == "name,settings,stage,within,began,run,driver,value"

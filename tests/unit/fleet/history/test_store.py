@@ -448,6 +448,7 @@ def test_only_files_that_an_index_of_the_history_listed_are_removed(tmp_path: Pa
 
 
 def test_names_of_directories_do_not_become_columns(tmp_path: Path, judged: dict[str, Judged]) -> None:
+    """By default, DuckDB reads a directory `rack=9` in the path of a file as a column `rack` (Hive partitioning)."""
     directory = tmp_path / "rack=9" / "name=x"
     add(directory, *judged.values())
     merge_runs(directory, REAL)

@@ -11,7 +11,7 @@ from tests.unit.fleet.history.memory import Level, memory_history
 
 MONTHS = 16
 FAR = 900.0
-"""Days since the first run. The regular runs end about 450 days earlier."""
+"""Day of the additional run of rack 0, counted from the first run. The regular runs end about 450 days earlier."""
 
 
 def racks(
@@ -21,10 +21,10 @@ def racks(
 
     Args:
         count: number of racks.
-        per_year: drift of rack 0: change of the logarithm of its figure in a year.
-        odd: change of the logarithm in one additional run of rack 0, on day FAR; 0: there is no such run.
-        reference: `run`: as if each figure had been divided by the median of other racks in its run; "": not divided.
-        noise: standard deviation of the logarithm of a figure.
+        per_year: change of ln(figure) of rack 0 in a year.
+        odd: change of ln(figure) in one additional run of rack 0, on day FAR; 0: there is no such run.
+        reference: "run": the rows are marked as relative to other racks of the run (`memory.Level`); "": as not relative.
+        noise: standard deviation of ln(figure).
     """
     generator = random.Random(7)  # noqa: S311
     rows: list[Level] = []
@@ -46,7 +46,7 @@ def test_rack_that_drifts_is_found(count: int, reference: str) -> None:
 
 
 def test_drift_of_one_of_two_racks_needs_a_lower_z_than_one_of_many() -> None:
-    """Its z is 3.47. The limit is 2.81 for two tested series, and more than 3.5 only if more than 22 series are tested."""
+    """The z of this drift is 3.47. The limit for z is 2.81 if two series are tested, and 3.48 if 20 series are tested."""
     (item,) = drifts(memory_history(racks(2, per_year=-0.015, noise=0.006)))
     assert item.id == "r0"
     assert 3.3 < item.z < 3.5
@@ -54,6 +54,6 @@ def test_drift_of_one_of_two_racks_needs_a_lower_z_than_one_of_many() -> None:
 
 @pytest.mark.parametrize("reference", ["", "run"])
 @pytest.mark.parametrize("count", [1, 2, 3, 6])
-def test_one_run_with_a_wrong_date_is_no_drift(count: int, reference: str) -> None:
-    """One run, more than a year after the others, is 5 % slower. A wrong date or the state of the rack may explain that."""
+def test_change_in_only_one_run_is_no_drift(count: int, reference: str) -> None:
+    """One run of rack 0 is 5 % slower and is dated more than a year after the others. Its date may be wrong."""
     assert drifts(memory_history(racks(count, odd=-0.05, reference=reference))) == []

@@ -1,7 +1,7 @@
-"""Test the alerts for Prometheus. Rackproof generates the rule file and the runbook from two sources.
+"""Test the alerts for Prometheus.
 
-These are the table of alerts (`fleet/integrations/alerts/table.yml`) and the criteria packs, the files that define the limits.
-If UPDATE_GOLDEN=1 is set, the tests rewrite the rule file and the runbook.
+Rackproof generates the rule file and the runbook from the table of alerts (`fleet/integrations/alerts/table.yml`) and from the
+criteria packs, the files that define the limits. If UPDATE_GOLDEN=1 is set, the tests rewrite the rule file and the runbook.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def test_command_criteria_alerts_prints_the_rules(tmp_path: Path) -> None:
 # ---- limits come from the packs ----
 
 
-def test_only_rules_without_a_criterion_have_a_duration() -> None:
+def test_only_rules_without_a_criterion_have_a_for_clause() -> None:
     criteria = {entry["labels"].get("criterion") for entry in entries(RULES.read_text()) if "for" in entry}
     assert criteria == {None}
 
@@ -263,7 +263,7 @@ def test_rules_use_only_exported_metrics(scraped: set[str]) -> None:
 
 
 def name_of(rule: Rule) -> str:
-    """Return the name of an alert and, if the rule has criteria, their id or its template: `xid-{{ $labels.xid }}`."""
+    """Return the name of the alert and `Rule.criterion`, if the rule has one: an id, or a template `xid-{{ $labels.xid }}`."""
     return f"{rule.alert.alert} {rule.criterion}".strip()
 
 
@@ -511,7 +511,7 @@ def test_alert_of_a_disk_has_its_model_serial_and_slot(tmp_path: Path) -> None:
     check_alerts(tmp_path, info | array, 20, "")
 
 
-def test_annotations_of_a_disk_name_model_serial_and_command(tmp_path: Path) -> None:
+def test_annotations_of_a_disk_alert_contain_model_serial_and_command(tmp_path: Path) -> None:
     labels = {"host": "h0", "instance": "h0:9836", "job": "rackproof", "rack": "r1", "run_id": "r", "disk": "nvme0n1"}
     labels |= {"severity": "warning", "action": CRITERIA["disk-online"].action, "criterion": "disk-online"}
     labels |= {"serial": "S64$(reboot)", "slot": "0000:80:00.0", "model": "MZQL2"}

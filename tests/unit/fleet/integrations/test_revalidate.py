@@ -1,4 +1,4 @@
-"""Test revalidation: an accepted fleet is measured again, except hosts that are in use, such as by a job of Slurm.
+"""Test revalidation: an accepted fleet is measured again, except hosts that are in use, for example by a Slurm job.
 
 The tests cover draining and resuming nodes in the scheduler, the records of hosts in use, the notification about the run, and
 the command `rackproof revalidate`.
@@ -399,8 +399,8 @@ class Host:
 
         Args:
             lines: changes to the state of the fake GPUs, in the format of `tests/fakes/nvml/scenarios`
-            because: why the scheduler reports the host as in use; empty: it does not
-            claim: text of lock.json of this run, which identifies the process that executes it; empty: `busy` identifies itself
+            because: why the scheduler reports the host as in use; empty: the scheduler does not report it as in use
+            claim: text of the run's lock.json, which identifies the operator; empty: the operator is the user of this process
         """
         scenario = nvml.write(self.path / "nvml.conf", "healthy-h200x4", *lines)
         command = [*RACKPROOF, "busy", f"--plan={self.path / 'plan.json'}", f"--run-dir={self.run}", "--host=h1"]
@@ -517,7 +517,7 @@ def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: An
 
 
 def skip_h2(plan: Plan, directory: Path) -> None:
-    """Replace the record of h2 by that of a host that was not measured because it was in use. Remove its gang records."""
+    """Replace the record of h2 by that of a host that was not measured because it was in use. Remove the gang records of h2."""
     planned = plan.host("h2")
     observations = [
         {
@@ -626,7 +626,7 @@ def test_notification_is_printed_only_for_requested_states(tmp_path: Path, capsy
 
 
 def test_notification_names_every_failed_host(tmp_path: Path) -> None:
-    """The text lists the causes, and then the other failed hosts. If the report has no causes, the text has its reasons."""
+    """The text lists the causes (without causes, the reasons in the report's summary), and then the other failed hosts."""
     report, plan = judged(tmp_path, lambda plan, directory: None)
     lines = {
         "count": "Hosts: 0 of 3 accepted",

@@ -1,6 +1,6 @@
-"""The verdict on an observation that was not measured has the kind `in_use` if another job uses the host.
+"""The verdict on an observation that was skipped because another job uses the host has the kind `in_use`.
 
-Otherwise its kind is the status of the observation.
+The kind of the verdict on any other observation that was not measured is the status of the observation.
 """
 
 from __future__ import annotations

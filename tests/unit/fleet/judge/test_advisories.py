@@ -100,7 +100,7 @@ def test_a_version_needs_the_fixes_of_its_branch(
     ("product", "version"),
     [
         ("nic_firmware", "229.2.48.0"),  # firmware of a Broadcom adapter
-        ("nic_firmware", "14.32.1010"),  # ConnectX-4 Lx: its firmware versions are not those of the newer adapters
+        ("nic_firmware", "14.32.1010"),  # ConnectX-4 Lx: `PRODUCTS` has only newer adapter models
         ("driver", "580.95.05-grid"),
         ("driver", ""),
         ("runc", "unknown"),

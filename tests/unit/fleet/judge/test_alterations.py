@@ -26,7 +26,7 @@ KINDS = {
     "snapshot": {REMOVE, DUPLICATE, SWAP},
     "reading": {REMOVE, DUPLICATE, SWAP},
     "value of a reading": {REMOVE, DUPLICATE, SWAP, NEGATE, SCALE},
-    "reason for a missing reading": {REMOVE, DUPLICATE},  # no SWAP: all parts of a kind have the same reason
+    "reason for a missing reading": {REMOVE, DUPLICATE},  # no SWAP: elements of one kind have equal reasons here
     "unit": {REMOVE, UNIT},
     "figure": {REMOVE, DUPLICATE, SWAP, NEGATE, SCALE},
     "setting of a figure": {REMOVE, DUPLICATE, SWAP, SCALE},

@@ -1,4 +1,4 @@
-"""Test limits from baselines: robust levels, noise, figures and parts, limits, and missing baselines.
+"""Test limits from baselines: robust levels, noise, the figures and parts that are compared, limits, and missing baselines.
 
 A baseline has the accepted records of hosts and GPUs. An accepted record has a level for each figure: its robust median over the
 accepted runs.
@@ -68,12 +68,13 @@ def baseline_criterion(operator: str = "ge", name: str = "memory.bandwidth", **l
 @pytest.mark.parametrize(
     ("values", "value", "n"),
     [
+        # None of fewer than five values is an outlier.
         ([3.0], 3.0, 1), ([1.0, 3.0], 2.0, 2), ([1.0, 2.0, 900.0], 2.0, 3), ([1.0, 2.0, 3.0, 900.0], 2.5, 4),
         ([100.0, 100.0, 100.0, 100.0, 900.0], 100.0, 4),
-        # More than half of the values are equal, so the sigma is 0. Nevertheless, values within 1 % of them are no outliers.
+        # More than half of the values are equal: only values that differ from them by more than 1 % are outliers.
         ([100.0] * 5 + [101.0], 100.0, 6), ([100.0] * 5 + [99.0], 100.0, 6), ([100.0] * 5 + [101.1], 100.0, 5),
         ([-100.0] * 5 + [-101.0], -100.0, 6),
-        # The narrowest interval with more than half of the values gives the middle: of two clusters, it is in the larger one.
+        # Outliers are far from the narrowest interval with more than half of the values. It is in the larger of two clusters.
         ([1.0, 1.0, 1.0, 5.0, 5.0], 1.0, 3), ([1.0, 1.0, 5.0, 5.0, 5.0], 5.0, 3), ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 5),
         # The narrowest interval is 100 to 102. Its width is 1.349 sigmas, so values within 5 sigmas are those in 101 ± 7.41.
         ([100.0, 101.0, 102.0, 108.4, 93.6], 101.0, 5), ([100.0, 101.0, 102.0, 108.5, 93.5], 101.0, 3),
@@ -118,7 +119,7 @@ def level_of_runs(*values: float) -> Level:
     return level_of("a.b", "W", "gang", "link=1", {"op": "x"}, {f"r{at}": value for at, value in enumerate(values)})
 
 
-def test_level_has_a_sigma_from_three_runs_on() -> None:
+def test_level_of_three_or_more_runs_has_a_sigma_unless_it_is_0() -> None:
     assert level_of_runs(10.0, 12.0).sigma is None
     result = level_of_runs(10.0, 11.0, 12.0)
     assert result.sigma == pytest.approx(1 / 0.8862 / 11)
@@ -366,7 +367,7 @@ def test_accepted_record_without_a_comparable_figure_is_reported() -> None:
     without_figures = HostBaseline(host=HOST, gpus={"h1-0": part_baseline("gpu", "h1-0")})
     text = "has none of the figures that are compared in this run"
     assert missing_baselines(without_figures, COMPARED) == [("gpu=0", f"the accepted record of serial h1-0 {text}")]
-    # Only measured figures that a criterion compares count. One in both this run and the accepted record is enough.
+    # Only measured figures that a criterion compares count. It is enough if the accepted record has one of those of this run.
     assert missing_baselines(without_figures) == []
     assert missing_baselines(without_figures, replace(COMPARED, baseline=None, value=1)) == []
     assert missing_baselines(without_figures, replace(COMPARED, scope="host")) == []

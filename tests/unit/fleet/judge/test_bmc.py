@@ -1,6 +1,7 @@
 """Test verdicts on the readings of BMCs: missing readings, failed parts, and serials that differ between a host and its BMC.
 
-The control node reads each BMC several times during a run, at MOMENTS in these tests, and stores the readings in its record.
+The control node reads each BMC several times during a run, at MOMENTS in these tests. The record of the BMC has a snapshot of the
+readings for each of these times.
 """
 
 from __future__ import annotations
@@ -101,7 +102,7 @@ def decision(evidence: dict[str, Evidence]) -> str:
 
 
 def test_bmc_that_was_first_read_after_a_launch_is_inconclusive() -> None:
-    """If the record of a BMC is lost and the run is resumed, a new record begins. Earlier log entries do not count as new."""
+    """If the record of a BMC is lost and the run is resumed, a new record begins, which lacks earlier events."""
     record = bmc_record("h2")
     late = tuple(replace(item, at=item.at.replace("T04", "T05")) for item in record.snapshots)
     record = replace(record, began=late[0].at, ended=late[-1].at, snapshots=late)
@@ -394,7 +395,7 @@ def test_missing_or_wrong_reading_is_named_unless_the_bmc_could_not_be_read(
     assert len(shown) == len(MOMENTS) * len(problems)
 
 
-def test_missing_readings_of_a_bmc_are_in_the_order_of_their_names() -> None:
+def test_missing_readings_of_a_bmc_are_reported_in_the_order_of_their_names() -> None:
     metrics = tuple(item for item in healthy("h1").metrics() if item.name == "bmc.readable")
     names = [item.name for item in bmc_verdicts(metrics, metrics, metrics)]
     assert names == sorted({*NAMES} - {"bmc.readable"}) * len(MOMENTS)
@@ -413,7 +414,7 @@ def test_scope_that_only_some_snapshots_have_is_named_unless_it_is_a_log_entry()
 
 
 @pytest.mark.parametrize("problem", ["", "bmcs/h1.json is missing"])
-def test_bmc_without_a_record_is_one_inconclusive_verdict(problem: str) -> None:
+def test_bmc_without_a_record_gets_one_inconclusive_verdict(problem: str) -> None:
     view = HostView(SMALL, SMALL.hosts[0], replace(host_evidence(SMALL), bmc_problem=problem), ())
     (verdict,) = judge_bmc(view)
     assert (verdict.name, verdict.scope, verdict.verdict) == ("bmc.readable", "host", INCONCLUSIVE)
@@ -535,7 +536,8 @@ def test_lost_redundancy_is_attributed_to_the_first_part_that_failed(verdict: di
     ("serials", "reported", "expected"),
     [
         (("A-1", "A-2"), ("A-2", "a-1"), {"gpu=0": PASS, "gpu=1": PASS}),
-        # The BMC may not report every GPU if it reports fewer serials of a form (length, only digits or not) than the host has.
+        # The form of a serial is its length, and whether it has only digits. A serial that the BMC does not report gets a verdict
+        # only if the BMC reports at least as many serials of this form as the host.
         (("A-1", "A-2"), ("A-1",), {"gpu=0": PASS}),
         (("A-1", "A-2"), ("A-1", "A-3"), {"gpu=0": PASS, "gpu=1": FAIL}),
         (("A-1", "A-2"), ("A-1", "A-33"), {"gpu=0": PASS}), (("123", "124"), ("123", "A-3"), {"gpu=0": PASS}),

@@ -235,7 +235,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "no copies with memory of the GPU's own NUMA node": (
         change_figures(lambda item: with_params(item, numa="remote"), "host_copy.bandwidth"),
-        "but the record has no copy of this direction and size with memory of the GPU's own node",
+        "but the record has no copy of the same GPU, stage, direction and size that uses memory of the GPU's own node",
     ),
     "record that ends before it begins": (
         lambda record: replace(record, began="2026-11-22T04:00:00Z"),
@@ -557,7 +557,7 @@ def with_samples(item: Observation, **fields: float) -> Observation:
 
 
 @pytest.mark.parametrize("kind", SOAK_FIGURES)
-def test_figure_of_a_soak_with_a_wrong_unit_or_value_or_samples_or_that_is_duplicate_is_named(kind: str) -> None:
+def test_wrong_unit_or_value_or_samples_or_duplicate_of_a_figure_of_a_soak_is_named(kind: str) -> None:
     change, reason = SOAK_FIGURES[kind]
     run = load(MEASURED_RUNS / "h200x4-burnin")
     measured = run.evidence["h200x4"]
@@ -668,7 +668,7 @@ def test_bandwidth_over_nvlink_is_credible_at_every_message_size(size: int, op: 
         ),
     ],
 )
-def test_numa_node_of_copied_memory_may_be_unknown_only_if_the_host_has_several_and_does_not_report_the_gpus_node(
+def test_numa_node_of_a_copy_may_be_unknown_only_if_the_host_has_several_nodes_and_does_not_report_that_of_the_gpu(
     readings: dict[str, dict[str, Value]], reason: str
 ) -> None:
     def change(record: Record) -> Record:

@@ -1,4 +1,4 @@
-"""Test the hourly rates of counters: the readings that decide a rate, the hours over which a counter counted, and their text."""
+"""Test the hourly rates of counters: the readings that decide a rate, and the hours over which a counter counted."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def view_of(*snapshots: tuple[str, str, Readings]) -> HostView:
         ((5, 5), (UPTIME,), False, (ERRORS,)),
     ],
 )
-def test_uptime_and_counter_age_are_deciding_readings_only_for_a_rate_of_a_counter_above_0(
+def test_uptime_and_counter_age_are_deciding_readings_only_for_an_hourly_rate_and_a_counter_that_is_above_0(
     counts: tuple[Value, Value], bases: tuple[str, ...], per_hour: bool, expected: tuple[str, ...]
 ) -> None:
     ages = dict.fromkeys(bases, 1.0)
@@ -180,5 +180,5 @@ def test_least_rate_is_0_for_at_most_one_event_and_is_inversely_proportional_to_
         (100.0, 1, "7 counted in 4.17 days before the run, 1 more during the run"),
     ],
 )
-def test_age_is_in_hours_below_two_days_and_in_days_above(hours: float, increase: float, text: str) -> None:
+def test_age_is_in_hours_below_two_days_and_otherwise_in_days(hours: float, increase: float, text: str) -> None:
     assert describe_age(hours, 7, increase) == text

@@ -153,7 +153,7 @@ def test_reading_in_the_record_of_the_wrong_source_is_reported() -> None:
 def compared(id: str, name: str, unit: str, expected: float, datasheet: str = "", **fields: Any) -> Criterion:
     """Return a criterion whose floor is 0.5 times `expected`.
 
-    `datasheet` names the figure of the datasheet from which `expected` is; empty: `expected` is not from the datasheet.
+    `datasheet`: the figure of the datasheet that gives `expected`; empty: `expected` is not from the datasheet.
     """
     return criterion(
         name, id=id, unit=unit, operator="ge", expected=expected, fraction=0.5, datasheet=datasheet, **fields
@@ -187,7 +187,7 @@ def over(value: float, unit: str, peak: float) -> str:
         (figure("gemm.throughput", 3.1e15, dtype="bf16"), over(3.1e15, "FLOP/s", 1e15)),
         (figure("gemm.throughput", 3.1e15, dtype="fp8"), ""),  # COMPARED has no datasheet figure for fp8
         (figure("gemm.throughput", 2e14, dtype="fp32"), over(2e14, "FLOP/s", 5e13)),
-        # The rate of fp64 may reach that of fp32, by which it may be emulated.
+        # fp64 may be emulated with fp32, so it may be as fast as fp32. COMPARED has no datasheet figure for fp64.
         (figure("gemm.throughput", 1.4e14, dtype="fp64"), ""),
         (figure("gemm.throughput", 2e14, dtype="fp64"), over(2e14, "FLOP/s", 5e13)),
         (figure("gemm.throughput", 2e18, dtype="fp8"), HIGH.format(2e18, "FLOP/s", 1e18)),

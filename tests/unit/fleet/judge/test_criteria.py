@@ -305,7 +305,7 @@ HIGHER, LOWER = "higher is better", "lower is better"
         ({"value": None, "fleet_fraction": math.nan}, "not a finite number"),
     ],
 )  # fmt: skip
-def test_limit_that_passes_faulty_parts_is_reported(changes: dict[str, Any], why: str) -> None:
+def test_limit_that_faulty_parts_would_pass_is_reported(changes: dict[str, Any], why: str) -> None:
     (finding,) = lint_changed(**changes)
     assert why in finding
 
@@ -325,7 +325,7 @@ def test_limit_that_just_excludes_faulty_parts_is_accepted(changes: dict[str, An
 
 @pytest.mark.parametrize("name", [name for name in shipped_packs() if read_pack(name).gpu_names])
 def test_each_dtype_of_the_standard_profile_is_in_the_datasheet_or_listed_as_lacking_or_unknown(name: str) -> None:
-    """A dtype is in the datasheet of the pack or in `lacks`, never in both. If `unknown` has the figure, it may be in neither."""
+    """A dtype is in the datasheet of the pack or in `lacks`, never in both. If the figure is in `unknown`, both may lack it."""
     pack = read_pack(name)
     planned = {"gemm": set(), "stress": set()}
     for stage in read_profile("standard")["stages"].values():

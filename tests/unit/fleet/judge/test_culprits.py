@@ -115,7 +115,7 @@ def test_pairs_are_not_attributed_without_a_clear_culprit(gpus: int, failing: Pa
 
 
 def test_unknown_pairs_count_neither_for_nor_against_a_gpu() -> None:
-    """GPU 6 has three failed pairs. This is more than half of five measured pairs, but not more than half of six."""
+    """GPU 6 fails with three others: more than half of the five with which it was measured, but not more than half of six."""
     for lost, attributed in (({3, 4}, {"gpu=6"}), ({3}, set())):
         unmeasured = {(a, b) for a, b in pairs_of(6) if {a, b} & lost}
         verdicts = pair_verdicts(8, {(0, 6), (1, 6), (2, 6)}, unknown=unmeasured)
@@ -123,7 +123,7 @@ def test_unknown_pairs_count_neither_for_nor_against_a_gpu() -> None:
 
 
 def test_pairs_with_an_invalid_scope_are_ignored() -> None:
-    """GPU 6 fails with three of seven others. A fourth failed pair would make it the cause."""
+    """GPU 6 fails with three of seven others. If it failed with a fourth, it would be the cause."""
     strange = [
         replace(item, scope=scope)
         for scope in ("gpu=88,peer=6", "gpu=06,peer=6", "gpu=6,peer=6")
@@ -207,7 +207,7 @@ def test_new_xid_is_attributed_to_the_only_gpu_that_reported_one(
 
 
 @pytest.mark.parametrize("verdict", [PASS, INCONCLUSIVE])
-def test_only_a_failed_xid_is_attributed(verdict: str) -> None:
+def test_xid_verdict_that_did_not_fail_and_a_failure_without_an_xid_are_not_attributed(verdict: str) -> None:
     host = host_view(8, {}, {"gpu=3,xid=79": 1})
     others = [replace(xid_verdict(), verdict=verdict), replace(xid_verdict(), name="host.load")]
     assert with_culprits(host, [xid_count_verdict("gpu=3,xid=79"), *others])[1:] == others
@@ -239,7 +239,7 @@ def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, c
 
 
 def test_rma_document_lists_attributed_pairs(tmp_path: Path) -> None:
-    """`siblings_summary` of each finding is over the 42 ordered pairs of the other seven GPUs, which are all above the limit."""
+    """`siblings_summary` of each finding covers the 42 ordered pairs of the other seven GPUs. All of them are above the limit."""
     assert (
         main(
             ["simulate", str(tmp_path / "r1"), "--hosts", "2", "--profile", "smoke", "--fault", "nvlink_down:r01-h01:6"]

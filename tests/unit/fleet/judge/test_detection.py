@@ -1,7 +1,7 @@
 """Test which faults a criterion detects.
 
-For a figure that varies, this is the smallest fault that is found with a probability of 99 %. For a count or a state it is any
-value beyond the limit, whatever the spread of the healthy values. The latter is called "found by logic" (LOGIC).
+For a figure that varies, the result is the smallest fault that is found with a probability of 99 %. A criterion on a count or a
+state finds any value beyond the limit, whatever the spread of the healthy values: "found by logic" (LOGIC).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def healthy() -> list[Detection]:
         (0.5, 3, 0.0),
     ],
 )
-def test_quantiles_are_those_of_the_published_table(probability: float, freedom: float, t: float) -> None:
+def test_quantiles_are_those_of_published_tables_of_students_t(probability: float, freedom: float, t: float) -> None:
     assert t_quantile(probability, freedom) == pytest.approx(t, rel=3e-4, abs=1e-6)
     assert t_cdf(t, freedom) == pytest.approx(probability, abs=2e-5)
     assert t_cdf(-t, freedom) == pytest.approx(1 - probability, abs=2e-5)

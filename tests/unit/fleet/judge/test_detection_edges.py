@@ -205,7 +205,10 @@ def test_gpu_that_moves_to_another_slot_is_the_same_part() -> None:
 def test_fault_of_parts_without_a_spread_is_their_distance_from_the_limit(
     level: float, operator: str, fault: float, alarm: float
 ) -> None:
-    """`level`: the value of each of three parts, divided by the limit. `fault`: the distance as a share of the value."""
+    """`level`: the value of each of three parts, divided by the limit.
+
+    `fault`: the distance from the limit as a share of the value; 0 if the value fails.
+    """
     assert _fault([[level]] * 3, operator, RELATIVE) == (fault, alarm, 2.0)
 
 

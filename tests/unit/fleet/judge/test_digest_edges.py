@@ -115,7 +115,7 @@ def test_number_of_other_gpus_that_differ_is_stated(others: tuple[str, str], tex
     assert judged(*views)[0].reason.endswith(f"; {text}")
 
 
-def test_wrong_copy_may_be_a_fault_of_the_host() -> None:
+def test_action_for_a_wrong_copy_is_not_rma_because_the_host_may_be_at_fault() -> None:
     views = [
         host_view(host, replace(digest_of(value), params={"workload": "copy"}))
         for host, value in (("h1", BAD), ("h2", GOOD), ("h3", GOOD))
@@ -148,7 +148,9 @@ OTHER_MODEL = replace(builders.gpu("h1", 0), name="NVIDIA X")
         (host_view("h1", digest_of(BAD, "host")), False),
     ],
 )
-def test_only_gpus_of_the_same_model_and_software_are_compared(odd: HostView, compared: bool) -> None:
+def test_only_digests_of_equal_gpu_model_software_stage_and_settings_are_compared(
+    odd: HostView, compared: bool
+) -> None:
     """`odd`: h1, whose GPU has another digest than those of h2 and h3. It fails if the three digests are compared."""
     verdicts = digest_verdicts(odd, *three_hosts()[1:])
     assert verdicts == ([("h1", "gpu=0", FAIL)] if compared else []) + [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]

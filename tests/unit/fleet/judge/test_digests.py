@@ -29,7 +29,7 @@ WORKLOADS = ("gemm", "reduction", "training_step")
 
 
 def gangless_plan(*hosts: str, gpu_count: int) -> Plan:
-    """Return a plan without gangs, so that it may have a single host, and with the benchmarks of `with_comparisons`."""
+    """Return a plan without gangs, so that it may have a single host. It has only the benchmarks of `with_comparisons`."""
     return with_comparisons(builders.plan(*hosts, gpu_count=gpu_count, rackproof_gang="none"))
 
 
@@ -241,11 +241,11 @@ def test_each_workload_is_compared_only_between_equal_gpus(workload: str) -> Non
         ("NVIDIA A100-SXM4-80GB", "gemm_fp4", []),
         ("NVIDIA A100-SXM4-80GB", "gemm_int8", ["digest.value", "digest.mismatches"]),
         ("Tesla T4", "gemm_tf32", []),
-        ("NVIDIA B200", "gemm_fp4", []),  # torch may not support fp4
+        ("NVIDIA B200", "gemm_fp4", []),  # older versions of torch lack fp4
         ("NVIDIA B200", "gemm_fp8_e4m3", ["digest.value", "digest.mismatches"]),
     ],
 )
-def test_unsupported_number_format_is_inconclusive_only_on_a_gpu_that_supports_it(
+def test_unsupported_number_format_is_inconclusive_unless_the_gpu_or_an_older_torch_lacks_it(
     gpu_name: str, workload: str, judged: list[str]
 ) -> None:
     plan = extended_plan("h1", gpu_count=1)

@@ -1,7 +1,7 @@
 """Test the verdicts on the hosts of one NVLink domain, from the readings of a few hosts.
 
-The verdicts are on the membership of each GPU, on IMEX (the NVIDIA daemon by which hosts share GPU memory), on its connections
-between the hosts, and on NCCL's transport.
+The verdicts are on the membership of each GPU in the domain, on IMEX (the NVIDIA daemon by which hosts share GPU memory), on the
+connections of IMEX between the hosts, and on NCCL's transport.
 """
 
 from __future__ import annotations
@@ -143,7 +143,8 @@ def test_gpu_must_report_a_domain(
 ) -> None:
     """A GPU that reports no domain is judged in three cases.
 
-    The inventory names the domain of its host, a GPU of any host of the rack reports one, or its NVLinks end at a switch.
+    The inventory names the domain of its host, a GPU of any host of the rack reports one, or the NVLinks of this GPU end at a
+    switch, so that TO_SWITCH has a value.
     """
     # A temperature is added, because a GPU of which no reading has a value is not judged here.
     own = {**own, "gpu.temperature": {"gpu=0": 40}} if any("unsupported" in str(item) for item in own.values()) else own
@@ -232,7 +233,7 @@ def test_unavailable_imex_fails_if_imex_is_ready_on_another_host_of_the_rack() -
         ),
     ],
 )
-def test_imex_configuration_must_have_as_many_hosts_as_the_inventory_has_in_the_domain(
+def test_imex_configuration_must_have_at_least_as_many_hosts_as_the_inventory_has_in_the_domain(
     plan: Plan, count: Value, expected: str | None
 ) -> None:
     verdicts = judged(view("t0", {**healthy("t0"), NODES: {"host": count}}, plan=plan))
@@ -273,7 +274,8 @@ def test_connections_of_a_host_without_an_address_are_inconclusive(readings: Rea
 def connection_verdict(own: Mapping[str, str], *others: HostView, **readings: Any) -> tuple[str, str, str] | None:
     """Return verdict, action and reason on the connections of t0.
 
-    `own`: other host -> state of the connection as t0 reports it; empty: t0 does not report it. All others are `connected`.
+    `own`: other host -> state of the connection to it, as t0 reports it; empty: t0 does not report it. t0 reports `connected` for
+    hosts that are not in `own`.
     """
     states = dict.fromkeys(HOSTS[1:], "connected") | dict(own)
     first = {**healthy("t0"), **connections({other: state for other, state in states.items() if state}), **readings}
@@ -369,7 +371,10 @@ def transport_verdicts(
     hosts: tuple[str, ...] = THREE,
     members: tuple[str, ...] = THREE,
 ) -> list[tuple[str, str, str, str]]:
-    """Return host, verdict, action and detail; each host reports the observations. `change`: host -> its readings."""
+    """Return host, verdict, action and detail of each verdict on the transport. Each host reports the observations.
+
+    `change`: host -> its readings; a host that is not in it has healthy readings.
+    """
     launches = (builders.launch("gang", members),)
     views = [
         view(host, (change or {}).get(host, healthy(host)), plan=plan, observations=observations, launches=launches)
@@ -429,7 +434,7 @@ def test_each_launch_has_a_verdict() -> None:
         ({}, {"hosts": ("t0", "t1")}),
     ],
 )
-def test_transport_is_not_judged_unless_all_members_are_in_one_partition(
+def test_transport_is_judged_only_for_several_hosts_that_are_all_in_one_partition(
     change: Mapping[str, Readings], options: dict[str, Any]
 ) -> None:
     assert transport_verdicts((transport("NET/IB"),), change, **options) == []

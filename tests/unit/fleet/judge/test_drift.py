@@ -1,6 +1,7 @@
 """Test verdicts on soaks: the drift of rates, its start and end, and incomplete soaks.
 
-The timelines have only a few buckets. A bucket is a time interval of a soak, for which the record has one mean of each figure.
+A soak is a stage that repeats benchmarks in rounds for a planned time. A bucket is a time interval of a soak: the record has one
+mean of each figure for it. The soaks of these tests have only a few buckets.
 """
 
 from __future__ import annotations
@@ -124,7 +125,10 @@ def test_start_is_weighted_by_sample_count() -> None:
 def test_drop_lasts_from_the_first_to_the_last_low_bucket_while_the_median_of_three_buckets_is_low(
     shares: tuple[float, ...], fell: tuple[int, int | None]
 ) -> None:
-    """`shares`: one value for each bucket; below 0.95 a bucket is low. `fell`: start and end; None if the last median is low."""
+    """`shares`: one value for each bucket of 1 s; below 0.95 a bucket is low.
+
+    `fell`: start and end of the drop in seconds; the end is None if the last median is low.
+    """
     course = RateCourse(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
     assert course.first_drop(0.95) == fell
 
@@ -252,12 +256,13 @@ def test_incomplete_soak_is_reported(over: dict[str, Any], reasons: list[str]) -
 
 
 def test_reason_names_the_first_failed_round() -> None:
-    # COMPLETE counts 10 finished and 0 failed rounds, so the two failed launches are among these 10.
     bad = (launch(), launch("failed", "why", 2), launch("failed", "", 3), launch("failed", "x", 4, "benchmark"))
-    assert soak_findings(COMPLETE, launches=bad) == [("host", "2 of 10 rounds did not finish: round 2: why")]
+    failing = replace(COMPLETE, finished=8, failed=2)
+    assert soak_findings(failing, launches=bad) == [("host", "2 of 10 rounds did not finish: round 2: why")]
     assert soak_findings(replace(COMPLETE, failed=5), launches=bad[2:3]) == [
         ("host", "5 of 15 rounds did not finish: round 3: failed")
     ]
+    # The soak counts no failed round, but the record has two failed launches of the soak.
     assert soak_findings(replace(COMPLETE, finished=0), launches=bad) == [
         ("host", "2 of 2 rounds did not finish: round 2: why")
     ]

@@ -191,7 +191,7 @@ def test_hosts_are_one_machine_if_all_gpus_of_one_are_in_the_other() -> None:
     assert counts.same_machine("other", fleet["other"]) == counts.same_machine("none", fleet["none"]) == []
 
 
-def test_hosts_of_one_machine_have_an_adapter_in_common_if_they_report_adapters() -> None:
+def test_host_that_reports_an_adapter_is_one_machine_only_with_hosts_that_report_the_same_adapter() -> None:
     fleet = {
         "h1": machine("A", guid="1"),
         "h2": machine("A", guid="1"),

@@ -130,7 +130,9 @@ def test_value_and_limit_are_shown_in_readable_units(value: Value, limit: Value,
 @pytest.mark.parametrize(
     ("scope", "count"), [("gpu", 2), ("reason", 2), ("link", 2), ("host", 1), ("", 1), ("disk", 0)]
 )
-def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_part(scope: str, count: int) -> None:
+def test_reading_missing_in_every_scope_is_inconclusive_for_each_gpu_or_the_host_but_not_for_a_disk(
+    scope: str, count: int
+) -> None:
     plan = one_figure_plan(gpu_count=2)
     verdicts = judge_criteria(plan, host_evidence(plan), criterion(scope=scope))
     assert [(item.verdict, item.reason, item.criterion) for item in verdicts] == [
@@ -326,7 +328,7 @@ def test_required_increase_is_judged_by_the_net_change() -> None:
     ("count", "optional", "verdict"), [(4, False, PASS), (1, False, INCONCLUSIVE), (1, True, None)]
 )
 @pytest.mark.parametrize("name", ["gpu.thing", "memory.thing"])
-def test_comparison_with_a_small_fleet_is_inconclusive_or_if_optional_gives_no_verdict(
+def test_fleet_comparison_with_too_few_peers_is_inconclusive_or_gives_no_verdict_if_optional(
     count: int, optional: bool, verdict: str | None, name: str
 ) -> None:
     hosts = [f"h{number}" for number in range(1, count + 1)]
@@ -363,7 +365,7 @@ STEPS = (
 
 
 def counter_readings(*values: Any, name: str = "gpu.thing") -> list[Observation]:
-    """Return readings of a counter with these values, one at each of the first STEPS."""
+    """Return the readings of a counter. The first value is read at the first of STEPS, the second at the second, and so on."""
     return [
         Observation(
             name=name, scope="gpu=0", stage=stage, unit="1", status=MEASURED, value=value, params={"phase": phase}
@@ -443,10 +445,11 @@ def test_non_numeric_counter_fails() -> None:
         assert summarize(judge_criteria(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
             ("gpu=0", "c", FAIL)
         ]
+    assert change(counter_readings(0, "x", 9, name="xid.last_seen")).total == "x"
 
 
-@pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3), ((0, "x", 9), "x")])
-def test_time_of_the_newest_event_may_fall_and_does_not_count_as_a_reset(values: tuple[Any, ...], total: Any) -> None:
+@pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3)])
+def test_falling_time_of_the_newest_event_is_not_a_reset(values: tuple[int, ...], total: int) -> None:
     observed_change = change(counter_readings(*values, name="xid.last_seen"))
     assert observed_change.total == total
     assert observed_change.drop == ""
@@ -546,15 +549,15 @@ def test_figure_missing_in_the_baseline_is_inconclusive_unless_optional() -> Non
     assert baseline_outcomes(plan, evidence, optional=True) == []
 
 
-def test_noisy_baseline_is_inconclusive() -> None:
+def test_baseline_with_too_much_noise_or_with_unknown_noise_is_inconclusive() -> None:
     plan = one_figure_plan()
     evidence = host_evidence(plan, "h1", reading(16, name=NAME))
-    for noisy, why in (
-        (width_level(16, sigma=0.2), "a noise (sigma) of"),
-        (width_level(16, unit="B/s"), "runs with different values"),
+    for level, fraction, why in (
+        (width_level(16, sigma=0.2), 0.9, "a noise (sigma) of"),
+        (width_level(16, unit="B/s"), 1.0, "the limit needs the noise of the accepted figure, which is unknown"),
     ):
-        rule = {"baseline": VsBaseline(fraction=1.0 if "different" in why else 0.9)}
-        ((verdict, value, limit, reason),) = baseline_outcomes(plan, evidence, noisy, **rule)
+        rule = {"baseline": VsBaseline(fraction=fraction)}
+        ((verdict, value, limit, reason),) = baseline_outcomes(plan, evidence, level, **rule)
         assert (verdict, value, limit) == (INCONCLUSIVE, 16, None)
         assert why in reason
 
@@ -717,7 +720,9 @@ def test_host_problem_is_reported_in_addition_to_the_verdicts_on_its_record() ->
         ({"same_as_fleet": False, "value": None}, 0),
     ],
 )
-def test_site_criterion_that_matches_nothing_is_reported(fields: Any, lines: int) -> None:
+def test_required_criterion_of_an_operator_pack_that_matches_no_observation_is_reported(
+    fields: Any, lines: int
+) -> None:
     plan = one_figure_plan()
     rule = criterion("disk.thing", scope="disk", origin="ours", **fields)
     verdicts = judge(plan, {"h1": host_evidence(plan)}, [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)])
@@ -727,7 +732,7 @@ def test_site_criterion_that_matches_nothing_is_reported(fields: Any, lines: int
     assert shipped == []
 
 
-def test_site_criterion_that_needs_a_baseline_is_not_reported_without_one() -> None:
+def test_criterion_of_an_operator_pack_that_needs_a_baseline_is_not_reported_without_one() -> None:
     plan = one_figure_plan()
     rule = criterion("disk.thing", scope="disk", origin="ours", value=None, baseline=VsBaseline())
     packs = [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)]
@@ -808,7 +813,8 @@ def test_empty_stage_reports_the_reason_of_its_last_launch(launches: tuple[Launc
         "host",
         f"nothing was observed; {reason}",
     )
-    finished = launches == (benchmark_launch("finished"),)  # then another verdict reports that no snapshot follows
+    # After a finished launch, another verdict reports that the record has no snapshot after the launch.
+    finished = launches == (benchmark_launch("finished"),)
     assert {item.name for item in more} == ({"stage.benchmark"} if finished else set())
 
 
@@ -880,7 +886,7 @@ def test_unsupported_figure_that_the_model_lacks_is_not_missing() -> None:
         assert len(verdicts) == lines
 
 
-def test_duplicate_serials_are_found_in_any_order() -> None:
+def test_duplicate_serials_are_found_whatever_the_order_of_merging() -> None:
     plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
     evidence = {host: host_evidence(plan, host) for host in ("h1", "h2", "h3")}
     same = replace(builders.gpu("h2", 1), serial="h1-0")
@@ -991,7 +997,6 @@ def test_limited_space_shows_a_cause_of_each_host_before_a_second_cause_of_any_h
 
 
 def test_hosts_that_no_cause_names_are_listed() -> None:
-    """Some failed hosts have no cause: a large report does not list every verdict, and a fault may be on another host."""
     decisions = {f"h{number}": REJECTED for number in range(60)} | {"u1": INCOMPLETE, "good": ACCEPTED}
     lines = cause_texts([replace(FAILED, host=f"h{number}") for number in range(20)], {}, decisions)[20:]
     assert lines[0].startswith("Failed as well: h20, ")
@@ -1190,7 +1195,7 @@ def test_gang_figure_counts_once_and_peers_are_grouped_by_position() -> None:
     assert fleet.peers_at(key, "gpu=1,link=7", placed).values == tuple(
         sorted(20.0 - at for at in range(outliers.MIN_PEERS_FOR_DEVIATION))
     )
-    assert fleet.peers_at(key, "gpu=0,link=7", placed) == whole  # the peers at `gpu=0` are too few
+    assert fleet.peers_at(key, "gpu=0,link=7", placed) == whole  # too few peers at `gpu=0`: all positions count
     fleet.add_figures(key, "gpu=0", [0.5])
     assert fleet.peers_at(key, "gpu=0").values[0] == 0.5
     assert (whole.model, fleet.peers_at(("", "n", "s", "gpu", (), ""), "gpu=0").model) == ("m", "this kind")
@@ -1327,7 +1332,7 @@ def test_fleet_statistics_of_groups_of_hosts_are_merged() -> None:
         assert len(known.figures.peers(views[0], views[0].observations["memory.bandwidth"][0]).values) == 3
 
 
-def test_fleet_is_compared_by_model_scope_kind_and_position() -> None:
+def test_parts_are_compared_with_parts_of_the_same_gpu_model_and_kind_of_scope() -> None:
     plan = one_figure_plan("h1", "h2", gpu_count=2)
     rule = criterion("memory.bandwidth", operator="ge", fleet_fraction=0.9)
     two = tuple(replace(builders.gpu("h1", at), name=name) for at, name in enumerate(("NVIDIA X", "NVIDIA H200")))
@@ -1374,7 +1379,7 @@ def view_of(*records: Record) -> HostView:
 
 
 def test_only_paths_between_two_gpus_count_as_nvlinks() -> None:
-    """A scope or path of another form is ignored, and raises no error: any program may have written the record."""
+    """A scope or path of another form is ignored and raises no error, because a record is not trusted."""
     paths = {"gpu=0,peer=1": "NV18", "host": "NV4", "gpu=0": "NV4", "gpu=1,peer=0": "NV" + "9" * 900, "peer=1": "NV2"}
     record = builders.records(PLAN_OF_H1, "h1")[0]
     taken = replace(record.snapshots[0], metrics=(Metric(name="gpu.peer.link", unit="1", values=paths),))

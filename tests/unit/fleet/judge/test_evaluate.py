@@ -88,7 +88,7 @@ def test_criterion_needs_a_known_limit_and_with_new_part_a_run_that_accepts_new_
 
 
 @pytest.mark.parametrize(("name", "expected"), [("gpu.nvlink.active_links", False), ("gpu.thing", True)])
-def test_nvlinks_of_a_lone_gpu_of_a_virtual_machine_are_not_judged(name: str, expected: bool) -> None:
+def test_lone_gpu_of_a_virtual_machine_is_judged_except_for_its_nvlinks(name: str, expected: bool) -> None:
     lone = host_view(
         ONE, "h1", reading(True, name="host.virtual_machine", scope="host"), reading(0, name="gpu.nvlink.active_links")
     )
@@ -121,7 +121,7 @@ FULL_HOST = {
 
 
 @pytest.mark.parametrize(
-    ("variable", "value", "without"),
+    ("variable", "value", "default"),
     [
         ("gpu_count", 2, 2),
         ("fabric_bytes_per_second", 1e11, 0.0),
@@ -136,9 +136,9 @@ FULL_HOST = {
         ("vbios_version", "96.1", ""),
     ],
 )
-def test_variable_has_the_value_of_the_inventory(variable: str, value: Any, without: Any) -> None:
+def test_variable_has_the_value_of_the_inventory_or_a_default(variable: str, value: Any, default: Any) -> None:
     assert inventory_value(host_view(with_host(TWO, **FULL_HOST)), variable) == value
-    assert inventory_value(host_view(TWO), variable) == without
+    assert inventory_value(host_view(TWO), variable) == default
 
 
 def test_limit_is_a_fraction_of_a_rate_but_not_of_a_count() -> None:
@@ -297,7 +297,7 @@ def test_failure_by_impossible_values_alone_is_inconclusive() -> None:
     ("scope", "expected"),
     [("gpu", ["gpu=1"]), ("link", ["gpu=1"]), ("reason", ["gpu=1"]), ("host", []), ("", []), ("disk", [])],
 )
-def test_part_without_a_reading_is_not_observed(scope: str, expected: list[str]) -> None:
+def test_host_or_gpu_without_a_reading_is_reported_as_not_observed(scope: str, expected: list[str]) -> None:
     view = host_view(TWO, "h1", reading(1))
     groups = [[builders.observation("gpu.thing", 1, scope="gpu=0,link=1")]]
     found = [*judge_unobserved(view, criterion(scope=scope), groups)]

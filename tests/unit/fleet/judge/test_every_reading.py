@@ -1,8 +1,9 @@
 """Every reading (from a collector) and every figure (from a benchmark) is judged, or INFORMATIONAL gives the reason why not.
 
 The cases are generated: each reading of a complete host and each figure of a plan gets a bad value, first on one part, then on
-one host, then on all hosts. A check must find the bad value, unless there are criteria on this reading or figure and none of
-them can find a fault of this extent (`can_find`).
+one host, then on all hosts. If INFORMATIONAL lists the reading or figure, no criterion may find the bad value. Otherwise, a check
+must find it, unless there are criteria on this reading or figure and none of them can find a fault of this extent (`can_find`).
+If there are no criteria on a figure, a bad value on all hosts need not be found.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ EVENTS: Mapping[str, tuple[str, Value]] = {
 
 @dataclass(frozen=True)
 class PlanAndPacks:
-    """A plan without figures, and the packs that judge it."""
+    """A plan that expects no figures, and the packs with which its hosts are judged."""
 
     plan: Plan
     packs: tuple[Pack, ...]
@@ -127,9 +128,10 @@ def not_passing(plan: Plan, packs: tuple[Pack, ...], evidence: Mapping[str, Evid
 
 @cache
 def record_of(host: str) -> Record:
-    """Return the record of a host. `evidence_of` replaces its snapshots.
+    """Return the record of a host. `evidence_of` replaces the snapshots of the record.
 
-    Its skipped figure states why the RDMA ports have no figures. Without a reason, the ports would not pass.
+    The record has a skipped figure, whose reason states why the RDMA ports have no figures. Without this figure, the ports
+    would not pass.
     """
     gpus = tuple(
         replace(builders.gpu(host, index), name=GPU_NAME, pci_bus_id=f"0000{links.GPUS[index]}") for index in range(8)
@@ -203,7 +205,7 @@ def with_healthy_values(metric: Metric) -> Metric:
 
 
 def healthy_value(metric: Metric) -> Value:
-    """Return a healthy value for a reading that the host does not support: the limit of a criterion, or 1 without a limit."""
+    """Return a healthy value for a reading that the host does not support: the limit of a criterion, or 1 if none has a limit."""
     for item in read_pack(MODEL).criteria:
         if item.matches_name(metric.name) and item.value is not None:
             return item.value
@@ -230,7 +232,7 @@ def alterations(metric: Metric, scopes: Iterable[str]) -> Iterator[tuple[Metric,
 
 @dataclass(frozen=True)
 class Healthy:
-    """A fleet of healthy hosts with few readings, and the verdicts on them that are not passes.
+    """A fleet of healthy hosts with few readings. `findings`: the verdicts on these hosts, except passes.
 
     The readings are `metric`, those that its criteria group by, and all of PORTS if `metric` is one of them.
     """
@@ -278,7 +280,8 @@ def criteria_that_find(healthy: Healthy, name: str, extent: str) -> set[str]:
 def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
     """Return groups of scopes that are faulty together.
 
-    For `one part`, there is a group for the first scope of each `reason` and `event`; otherwise, one group has all scopes.
+    For `one part`, each group has one scope: the first one of each `reason` or `event`. If the scopes have neither label, the
+    only group has the first scope. For other extents, one group has all scopes.
     """
     if extent != "one part":
         return [list(metric.values)]
@@ -291,7 +294,8 @@ def scopes_of(metric: Metric, extent: str) -> list[list[str]]:
 def can_find(criterion: Criterion, extent: str) -> bool:
     """Return whether a criterion can find a fault of this extent.
 
-    A comparison needs good parts, and the evidence has no baseline to compare with.
+    A criterion that compares parts cannot find a fault that all of them have. A criterion that compares with a baseline finds
+    nothing here, because the evidence has no baseline.
     """
     if criterion.baseline is not None:
         return False
@@ -329,7 +333,7 @@ def test_each_reason_of_throttling_is_judged_or_informational(name: str, throttl
 
 
 def complete_fleet(metrics: Mapping[str, Metric], **changed: Mapping[str, Metric]) -> set[tuple[str, ...]]:
-    """Return the verdicts that are not passes on hosts with all readings. `changed`: host -> its readings that differ."""
+    """Return the verdicts, except passes, on hosts with all readings except EVENTS. `changed`: host -> its other readings."""
     healthy = {name: metric for name, metric in metrics.items() if name not in EVENTS}
     packs = (replace(plan_and_packs().packs[0], criteria=criteria_on(*READINGS)),)
     evidence = {host: evidence_of(host, {**healthy, **changed.get(host, {})}) for host in HOSTS}
@@ -408,7 +412,7 @@ def only_links(snapshot: Snapshot) -> Snapshot:
 
 
 def in_all_records(evidence: Evidence, change: Any) -> Evidence:
-    """Return the evidence after `change` of every figure in the host record and in the gang record."""
+    """Return the evidence with `change` applied to every figure of the host record and of the gang record."""
     return builders.with_observations(builders.with_observations(evidence, change), change, gang=True)
 
 
@@ -441,7 +445,7 @@ def changes(scope: str) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class HealthyFigure:
-    """Healthy hosts with the figures of one name and settings, and the verdicts on them that are not passes."""
+    """Healthy hosts with the figures of one name and settings. `findings`: the verdicts on these hosts, except passes."""
 
     plan: Plan
     criteria: tuple[Criterion, ...]

@@ -198,8 +198,8 @@ def test_settings_of_a_planned_figure_are_its_planned_parameters_and_numa_and_th
     values = {"op": "copy", "size_bytes": 1, "numa": "local", "world_size": 2}
     assert planned.params(measure(params=values)) == {"numa": "local", "op": "copy", "world_size": 2}
     assert list(planned.params(measure(params=values))) == ["numa", "op", "world_size"]
-    # Neither the plan, which has `memory.bandwidth` only in the stage `benchmark`, nor the catalogue states which parameters of
-    # the next two figures are settings. So all of them are.
+    # PLAN does not expect the next two figures: it has `memory.bandwidth` only in the stage `benchmark`. The catalogue does not
+    # state their settings either. So all of their parameters count as settings.
     assert planned.params(measure("memory.other", params=values)) == values
     assert planned.params(measure(params=values, stage="gang")) == values
 
@@ -212,7 +212,8 @@ def test_settings_of_a_figure_that_no_plan_expects_are_those_of_the_catalogue() 
         "number": 3,
     }
     assert Planned(PLAN).params(measure("peer_copy.wrong_bytes", params=values)) == {"numa": "local", "number": 3}
-    # The catalogue decides only for figures that no plan expects. Other plans expect `gemm.throughput`.
+    # The catalogue states no settings of `gemm.throughput`, because a plan that expects this figure states them. PLAN does not
+    # expect it. So all of its parameters count as settings.
     assert Planned(PLAN).params(measure("gemm.throughput", params=values)) == values
 
 
@@ -319,7 +320,7 @@ def test_benchmark_figures_are_distinguished_from_readings(name: str, expected: 
     assert from_benchmark(name) is expected
 
 
-def test_full_bounded_cache_is_emptied() -> None:
+def test_full_bounded_cache_is_emptied_before_an_entry_is_added() -> None:
     cache: BoundedCache[int, int] = BoundedCache(3)
     for number in range(3):
         cache[number] = number
@@ -331,7 +332,7 @@ def test_full_bounded_cache_is_emptied() -> None:
 def test_bounded_cache_is_sent_to_another_process_without_its_entries() -> None:
     cache: BoundedCache[int, int] = BoundedCache(1)
     cache[1] = 1
-    sent = copy.copy(cache)
+    sent = copy.copy(cache)  # uses `__reduce__`, as pickle does
     sent[2], sent[3] = 2, 3
     assert dict(sent) == {3: 3}
 

@@ -224,12 +224,13 @@ NO_LAUNCH = "figures were measured, but the record has no launch: whether the st
         (("finished", "failed"), True, [(STAGE, "host", "failed: failed 1")]),
         ((), True, [(STAGE, "host", NO_LAUNCH)]),
         (("failed", "timed_out"), False, [(STAGE, "host", "nothing was observed; timed_out 1")]),
+        # The reason of a missing figure is that of the last failed launch, even if a later launch finished.
         (("failed", "finished"), False, [(NAME, "gpu=0", "not observed; failed 0")]),
         (("finished",), False, [(NAME, "gpu=0", "not observed; the launch finished, so the reason is not known")]),
         ((), False, [(NAME, "gpu=0", f"not observed; {NOT_STARTED}")]),
     ],
 )
-def test_outcome_of_the_last_launch_is_judged(
+def test_launches_of_a_stage_and_its_missing_figures_are_judged(
     outcomes: Sequence[str], is_measured: bool, expected: list[tuple[str, str, str]]
 ) -> None:
     observations = (figure(),) if is_measured else ()
@@ -313,7 +314,7 @@ def test_pairs_with_a_host_that_did_not_take_part_are_not_missing() -> None:
 
 
 @pytest.mark.parametrize(("members", "is_expected"), [(ALL, False), (("h1", "h2"), True), ((), True)])
-def test_observation_that_the_number_of_ranks_excludes_is_not_missing(
+def test_hypercube_is_not_missing_if_the_number_of_ranks_is_no_power_of_two(
     members: tuple[str, ...], is_expected: bool
 ) -> None:
     four = builders.plan("h1", "h2", "h3", "h4", profile="smoke", gpu_count=1)
@@ -327,7 +328,7 @@ def test_observation_that_the_number_of_ranks_excludes_is_not_missing(
     of_gang = (builders.launch("gang", members),) if members else ()
     found = absences(plan, observations=(), launches=of_gang, snapshots=(read["gang"],))
     assert [name for name, *_ in found] == ([name] if is_expected else [])
-    # The number of members of the gang does not exclude a hypercube within the host.
+    # Within a host, the number of hosts in the launch does not exclude the hypercube.
     alone = replace(four, expected=(replace(item, stage="benchmark", scope="host"),))
     found = absences(alone, observations=(), launches=(builders.launch("benchmark", ALL),), snapshots=(
         read["benchmark"],))  # fmt: skip

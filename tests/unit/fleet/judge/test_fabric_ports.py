@@ -36,8 +36,8 @@ def totals(
         layers: number of an adapter with one port -> the link layer of the port.
         rates: number of an adapter -> the rate of its port in B/s.
         interfaces: scope of a network interface -> its rate in B/s.
-        states: `state`, `phys_state` or `active` -> number of an adapter -> value of its port. Without it, every
-            port is active.
+        states: `state`, `phys_state` or `active` -> number of an adapter -> value of this reading for its port. If none of the
+            three is given, every port is active.
     """
     given = {"link_layer": layers, "rate": rates, **(states or {"active": dict.fromkeys(layers, True)})}
     metrics = [

@@ -1,4 +1,4 @@
-"""Every host is added to each statistic of a fleet, and each statistic is merged when two groups of hosts are merged."""
+"""Hosts are added to each statistic of a fleet, and each statistic is merged when two groups of hosts are merged."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_every_statistic_is_tested() -> None:
     assert vars(FleetStats(Planned(PLAN))).keys() == known
 
 
-def test_normal_paths_and_shared_machines_are_found_after_the_last_merge(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_complete_finds_normal_paths_and_shared_machines(monkeypatch: pytest.MonkeyPatch) -> None:
     stats, found = FleetStats(Planned(PLAN)), []
     monkeypatch.setattr(stats.paths, "find_normal_paths", found.append)
     monkeypatch.setattr(stats.machines, "complete", lambda: found.append("machines"))

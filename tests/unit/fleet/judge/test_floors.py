@@ -2,7 +2,7 @@
 
 Half of a figure may pass if its floor is low (WITH_LOW_FLOORS, `_fails_at_half`). The healthy figures were measured for Rackproof
 or published; each row has its source. The tests of all models and GPU counts derive healthy figures from the datasheet:
-`host_rates` multiplies the rates there by the shares that the weakest models reach.
+`host_rates` multiplies the rates there by the lowest shares that any healthy model reaches.
 """
 
 from __future__ import annotations
@@ -372,7 +372,10 @@ WITH_LOW_FLOORS = (
 
 
 def linked_figures(row: BetweenGpus, factor: float) -> list[Observation]:
-    """Return the figures of a row, multiplied by `factor`. One parameter is different in each, so that all of them are judged."""
+    """Return a figure for each value of a row, multiplied by `factor`.
+
+    One parameter differs between the figures, because figures with equal parameters would get only one verdict.
+    """
     if row.name == "peer_copy.bandwidth":
         return [
             figure(row.name, value * 1e9 * factor, scope="gpu=0,peer=1", access=True, size_bytes=at + 1, **row.params)
@@ -399,7 +402,7 @@ def test_figure_that_depends_on_topology_fails_only_if_it_is_far_too_low(row: Be
 
 
 DTYPE_SHARES = {"fp64": 0.9, "fp32": 0.52, "tf32": 0.62, "fp16": 0.62, "bf16": 0.585, "fp8": 0.58}
-"""Data type -> share of the datasheet that short matrix products (`gemm`) reach on the weakest models."""
+"""Data type -> lowest share of the rate in the datasheet that short matrix products (`gemm`) reach on any healthy model."""
 A100 = ("a100-sxm-40", "a100-sxm-80", "a100-pcie-40", "a100-pcie-80")
 DIRECTIONS = ("host_to_device", "device_to_host")
 
@@ -462,7 +465,7 @@ def scaled(figures: Iterable[Observation], factor: float) -> list[Observation]:
 
 
 def _paths(model: str, count: int) -> list[tuple[str, int]]:
-    """Return the paths that join the GPUs of a host with `count` GPUs of this model, and the number of links in each path."""
+    """Return each path that may join all pairs of GPUs of a host with `count` GPUs of this model: (path, number of NVLinks)."""
     links = read_pack(model).datasheet.get("nvlink", {}).get("links", 0)
     paths = [(f"NV{links}", links)] if links and (model in SXM or count == 2 or model.startswith("gh200")) else []
     if links and count == 4 and model != "gb200":
@@ -681,7 +684,8 @@ def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
             alike = [
                 rate for rate in by_name.get(item.name, ()) if all(rate.params[key] == item.params[key] for key in keys)
             ]
-            # Sizes that `host_rates` does not have get its slowest rate, so that no message exceeds the rate of the link.
+            # A message size that `host_rates` does not have gets the slowest rate of this collective, which the link certainly
+            # allows.
             alike = alike or sorted(by_name.get(item.name, ()), key=lambda rate: float(rate.value or 0))[:1]
         return replace(item, value=alike[0].value) if alike else item
 

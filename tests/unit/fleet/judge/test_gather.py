@@ -1,8 +1,8 @@
 """Hosts share a layout if their benchmarks made the same observations, whatever their values. They are added to the statistics
 together.
 
-The result must equal the statistics of hosts that are added one by one. Hosts that may not share a layout (`is_regular`) are
-always added one by one.
+The result must equal the statistics of hosts that are added one by one. Hosts for which `is_regular` is false share no layout:
+they are always added one by one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ def gangs() -> dict[str, Evidence]:
 
 
 def slow_paths(stats: FleetStats) -> tuple[Any, ...]:
-    """Return the paths over slow transports. Paths over fast ones are not gathered, because they never explain a failure."""
+    """Return the paths (a kind of bandwidth with its transport, `fleet.judge.paths.Path`) over slow transports.
+
+    Paths over fast transports are not gathered, because a fast transport never explains a failure.
+    """
     passing = {path for path in stats.paths._passing if slow_transport(path[-1], within=True)}
     best = {key: value for key, (_, value) in stats.paths._best.items() if slow_transport(key[0][-1], within=True)}
     return passing, best
@@ -110,7 +113,7 @@ def gathered(
 
 
 def on_hosts(*changes: Change) -> dict[str, Evidence]:
-    """Return evidence of the hosts of the plan, after one of `changes` on each of them."""
+    """Return evidence of the hosts of PLAN. The first of `changes` is applied to h1, the second to h2, the third to h3."""
     return fleet(PLAN, **dict(zip(ALL, changes, strict=True)))
 
 
@@ -158,7 +161,7 @@ def test_values_are_added_when_those_of_max_pending_hosts_are_collected(monkeypa
     assert counts == [0, 2, 2]
 
 
-def test_after_the_last_host_the_support_of_readings_is_finished_and_equal_groups_are_shared() -> None:
+def test_finish_completes_the_support_of_readings_and_shares_equal_groups() -> None:
     plan = replace(PLAN, hosts=tuple(replace(host, rack=f"r-{host.name}") for host in PLAN.hosts))
     gatherer, calls = Gatherer(Planned(plan)), []
     gatherer._stats.support.finish = lambda: calls.append("support")  # type: ignore[method-assign]
@@ -178,9 +181,9 @@ def test_readings_of_records_that_the_quick_reader_did_not_read_are_counted() ->
 
 
 def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
-    """The quick reader refuses infinite numbers, and a host that it refuses shares no layout with a host that it reads.
+    """The test does not use the quick reader, which refuses infinite numbers. So all hosts share a layout.
 
-    So here it reads no host, and all hosts share a layout.
+    A host that the quick reader refuses would share no layout with a host that it reads.
     """
     for odd in (INFINITE, float("nan")):
         changes = {name: with_figure(odd if name == "h2" else SPEED) for name in ALL}
@@ -206,7 +209,7 @@ def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
     ],
     ids=range(12),
 )
-def test_figures_and_readings_that_must_be_the_same_are_counted_in_their_group(rule: Criterion) -> None:
+def test_figures_and_readings_are_counted_for_each_kind_of_criterion(rule: Criterion) -> None:
     changes = {"h2": with_figure(SPEED + 1), "h3": with_figure(None, status=ERROR, reason="no")}
     racks = replace(PLAN, hosts=tuple(replace(host, rack=f"r-{host.name}") for host in PLAN.hosts))
     for plan in (PLAN, racks):
@@ -391,10 +394,10 @@ def test_figures_of_pairs_are_counted_although_each_host_has_different_partners(
     assert gathered(rule, FLOOR, plan=GANGS, evidence=changed) == []
 
 
-def test_figures_of_pairs_are_counted_if_the_first_host_has_only_infinite_figures() -> None:
-    """The quick reader refuses infinite numbers, and a host that it refuses shares no layout with a host that it reads.
+def test_figures_of_pairs_are_counted_if_those_of_the_first_host_are_infinite() -> None:
+    """The test does not use the quick reader, which refuses infinite numbers. So all hosts share a layout.
 
-    So here it reads no host, and all hosts share a layout.
+    A host that the quick reader refuses would share no layout with a host that it reads.
     """
 
     def copied(name: str, record: Record) -> Record:

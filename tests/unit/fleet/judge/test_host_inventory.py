@@ -111,7 +111,7 @@ def test_adapter_is_ethernet_if_a_port_is_ethernet_and_none_is_infiniband(
 ) -> None:
     readings: dict[str, dict[str, Value]] = {GUID: {"hca=a": "0c42:a103"}, MAC: {"nic=a": "0c:42"}, LAYER: layers}
     assert [part.ethernet for part in parts(GUID, readings)] == [is_ethernet]
-    assert [part.ethernet for part in parts(MAC, readings)] == [False], "the field is set only for parts with a GUID"
+    assert [part.ethernet for part in parts(MAC, readings)] == [False], "`ethernet` is true only for parts with a GUID"
 
 
 @pytest.mark.parametrize(
@@ -196,7 +196,7 @@ def test_module_is_known_to_be_missing_only_if_the_host_reported_the_port_of_its
             "the host did not report any module: ethtool or mlxlink is missing, or the host has no port",
         ),
         (MODULE_SERIAL, {PORT: "X1"}, ""),
-        (MODULE_SERIAL, {PORT: "error: lost"}, ""),
+        (MODULE_SERIAL, {PORT: "error: lost"}, ""),  # `unread_ports` has the reason for a single port
     ],
 )
 def test_no_part_can_be_called_missing_if_an_adapter_does_not_report_its_identity(

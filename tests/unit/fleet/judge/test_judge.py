@@ -162,7 +162,7 @@ def test_unmeasured_figure_is_inconclusive_with_its_reason(status: str) -> None:
 
 
 def test_missing_benchmark_result_is_reported() -> None:
-    """Four times, one result of every fourth figure name is removed. The judge reports exactly these results as missing."""
+    """For each record of h1, four times: one result of every fourth figure name is removed. Exactly these are reported."""
     plan = builders.plan("h1", "h2", profile="smoke")
     complete = builders.evidence(plan)
     for gang in (False, True):
@@ -683,7 +683,7 @@ def test_host_with_gpus_of_two_models_has_no_pack_of_a_model() -> None:
 
 
 def fleet_pack(fraction: float = 0.95, name: str = "gemm.throughput", scope: str = "gpu") -> Pack:
-    """Return a site pack with one criterion relative to the fleet median."""
+    """Return a pack of the operator with one criterion: a figure must be at least `fraction` of the fleet median."""
     criterion = Criterion(
         id="relative",
         name=name,
@@ -928,7 +928,7 @@ def test_eight_gpus_without_nvls_fail_with_the_remedy() -> None:
 
 @pytest.mark.parametrize("first", [0, 1])
 def test_each_slow_operation_fails_on_eight_gpus(first: int) -> None:
-    """Every second operation is slow."""
+    """Every second operation is slow, from the operation at position `first`."""
     slow = BENCHMARKS["collective"].settings["ops"][first::2]
 
     def slowed(item: Observation) -> Observation:
@@ -971,7 +971,10 @@ def test_slow_host_fails_in_a_fleet_of_three(name: str, value: float, criterion:
 def bandwidth_failures(
     transport: str, change: Callable[[str, Observation], Observation], model: str, *site: Pack
 ) -> list[Verdict]:
-    """Return failures of bandwidths on three hosts that use this transport, after `change` of each (host, observation)."""
+    """Return the failures of `busbw` figures on three hosts that use this transport.
+
+    `change` is called with each host and each observation of the host, and returns the observation that replaces it.
+    """
     plan = builders.plan("h1", "h2", "h3", gpu_count=4, rackproof_gang="none", rackproof_gpu_model=model)
     evidence = builders.evidence(plan)
     for host in evidence:
@@ -1156,7 +1159,7 @@ def test_xid_that_reappears_from_the_journal_is_not_new() -> None:
     assert [item for item in findings(plan, evidence) if item.criterion == "xid-during-run"] == []
 
 
-def test_figure_below_several_floors_does_not_also_fail_by_the_lower_floors_with_the_basis_model() -> None:
+def test_figure_that_misses_several_floors_does_not_also_fail_by_a_lower_floor_of_basis_model() -> None:
     plan = builders.plan("h1", gpu_count=4, rackproof_gang="none")
     evidence = builders.evidence(plan)
 

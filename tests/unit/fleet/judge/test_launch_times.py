@@ -1,6 +1,7 @@
-"""A host is inconclusive if the time that it reports for a launch overlaps with that of no other host of the launch.
+"""A host gets an inconclusive verdict if it reports a launch at a time at which no other host reports this launch.
 
-Times that are at most 300 s apart (`CLOCK_TOLERANCE_S`) count as overlapping. Each launch in these tests takes 1 s.
+Two hosts report a launch at the same time if at most 300 s (`CLOCK_TOLERANCE_S`) are between the end of the launch on one host
+and its start on the other. Each launch in these tests takes 1 s.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ def moved(text: str, seconds: float) -> str:
     return (datetime.fromisoformat(text) + timedelta(seconds=seconds)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def named(delays: Sequence[float], number: int = 1, outcome: str = "finished") -> list[str]:
-    """Return the hosts with a verdict. `delays`: for each host, by how many seconds the start of its launch is moved."""
+def hosts_with_verdicts(delays: Sequence[float], number: int = 1, outcome: str = "finished") -> list[str]:
+    """Return the hosts that get a verdict. `delays`: for each host, by how many seconds the start of its launch is moved."""
     plan = builders.plan(*(f"h{index}" for index in range(1, len(delays) + 1)), profile="smoke", gpu_count=1)
     evidence = {}
     for (host, of_host), delay in zip(builders.evidence(plan).items(), delays, strict=True):
@@ -34,9 +35,9 @@ def named(delays: Sequence[float], number: int = 1, outcome: str = "finished") -
             for item in gang_record.launches
         )
         evidence[host] = Evidence(records=(host_record, replace(gang_record, launches=launches)))
-    found = list(separate_launches(plan, evidence))
-    assert {item.verdict for item in found} <= {INCONCLUSIVE}
-    return [item.host for item in found]
+    verdicts = list(separate_launches(plan, evidence))
+    assert {item.verdict for item in verdicts} <= {INCONCLUSIVE}
+    return [item.host for item in verdicts]
 
 
 YEARS = 10 * 365 * 86400
@@ -52,22 +53,22 @@ YEARS = 10 * 365 * 86400
         ((0, 302, 0), ["h2"]),
         ((0, 300, 0), []),
         ((0, YEARS), ["h1", "h2"]),
-        ((0, 0, YEARS, YEARS), []),  # each host overlaps with another one, so either pair may be right
-        ((0, 250, 500, 750), []),  # each host overlaps with the next one
+        ((0, 0, YEARS, YEARS), []),  # two hosts report each of the two times, so either may be right
+        ((0, 250, 500, 750), []),  # each host reports about the same time as the next one
     ],
 )
-def test_host_is_named_if_its_time_of_the_launch_overlaps_with_that_of_no_other_host(
+def test_host_gets_a_verdict_if_no_other_host_reports_the_launch_at_the_same_time(
     delays: Sequence[float], expected: list[str]
 ) -> None:
-    assert named(delays) == expected
+    assert hosts_with_verdicts(delays) == expected
 
 
 def test_launches_that_failed_or_have_no_number_are_not_compared() -> None:
-    assert named((0, YEARS), outcome="failed") == []
-    assert named((0, YEARS), number=0) == []
+    assert hosts_with_verdicts((0, YEARS), outcome="failed") == []
+    assert hosts_with_verdicts((0, YEARS), number=0) == []
 
 
-def test_moved_time_is_valid() -> None:
+def test_moved_time_can_be_parsed() -> None:
     assert epoch_seconds(moved(builders.WHEN, 5)) == epoch_seconds(builders.WHEN) + 5
 
 
@@ -82,7 +83,7 @@ def two_hosts(profile: str = "smoke") -> tuple[Plan, dict[str, Evidence]]:
     return plan, evidence
 
 
-def test_verdict_names_the_launch_and_is_a_contradiction() -> None:
+def test_verdict_names_the_launch_and_has_the_kind_contradictory() -> None:
     first, _ = separate_launches(*two_hosts())
     assert (first.criterion, first.source, first.kind) == ("plan", "plan", VerdictKind.CONTRADICTORY)
     assert (first.name, first.stage, first.scope) == ("stage.gang", "gang", "gang=r1")

@@ -1,7 +1,7 @@
 """Hosts share a layout if their benchmark observations differ only in values, and if each host is regular (`is_regular`).
 
-A layout is what the observations of a host have in common with those of other hosts: all except their values. A token is a
-number by which the quick reader of records marks equal readings, and observations of equal kind (`kind_of`); 0 means none.
+A layout is what the observations of these hosts have in common: all except their values. A token is a number that `quick.Reader`
+assigns. Equal readings have the same token, and so have observations of the same kind (`kind_of`). Token 0 means not assigned.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def values(*figures: Observation, plan: Any = GANG_PLAN) -> HostValues:
     return HostValues(host_view(plan, "h1", observations=figures))
 
 
-def test_figures_of_pairs_are_separate_and_keep_their_order() -> None:
+def test_observations_on_pairs_of_hosts_are_separated_and_keep_their_order() -> None:
     alone, pair = figure(), figure(scope="gpu=0,partner=h2")
     assert split_pairs([alone, pair, figure(2.0)]) == ([alone, figure(2.0)], [pair])
     assert split_pairs([alone]) == ([alone], [])
@@ -99,7 +99,7 @@ def test_all_planned_pairs_must_be_measured_without_an_error(
     assert host.expected_pair_count == len(PAIRS)
 
 
-def test_host_without_planned_pairs_lacks_no_pair() -> None:
+def test_host_without_planned_pairs_has_all_pairs() -> None:
     assert values(plan=PLAN).has_all_pairs()
     assert values(plan=PLAN).expected_pair_count == 0
 
@@ -110,12 +110,10 @@ def test_key_of_readings_is_their_tokens_if_all_have_one(tokens: tuple[int, ...]
     for metric, token in zip(metrics, tokens, strict=True):
         vars(metric)["token"] = token
     host = HostValues(host_view(PLAN, "h1", *metrics))
-    of_one = host.readings_key([metrics[0].name])
-    assert (
-        of_one == (tokens[0],) * 3 if tokens[0] else of_one is None
-    )  # the reading has its token in each of the three snapshots
-    found = host.readings_key([metric.name for metric in metrics])
-    assert found == (tuple(token for token in key for _ in range(3)) if key else None)
+    # The host has three snapshots. Each has all of these readings, with the same tokens.
+    assert host.readings_key([metrics[0].name]) == ((tokens[0],) * 3 if tokens[0] else None)
+    key_of_all = tuple(token for token in key for _ in range(3)) if key else None
+    assert host.readings_key([metric.name for metric in metrics]) == key_of_all
 
 
 def test_position_of_an_observation_is_the_index_of_its_value_in_the_values_of_the_host() -> None:
@@ -129,7 +127,7 @@ def test_hosts_that_differ_only_in_values_share_a_layout() -> None:
     compiled: list[tuple[HostValues, int]] = []
     cache: LayoutCache[int] = LayoutCache(lambda host, number: compiled.append((host, number)) or number)  # type: ignore[func-returns-value]
     first, second, other = values(figure(1.0)), values(figure(2.0)), values(figure("text"))
-    # A text is another kind of value than a number, so `other` has a layout of its own.
+    # The value of `other` is a text, not a number, so `other` does not share the layout of the others.
     assert [cache.of_host(host) for host in (first, second, other, second, other)] == [1, 1, 2, 1, 2]
     assert [number for _, number in compiled] == [1, 2]
     cache.clear()
@@ -175,20 +173,23 @@ def launches(**fields: Any) -> Callable[[Record], Record]:
         (launches(reason="rank 1 ended"), False, False),
         (launches(members=("h1",)), True, False),
         (launches(members=("h2", "h1")), True, True),
-        (lambda record: replace(record, observations=(*record.observations, figure(name="gpu.power"))), True, False),
-        (lambda record: replace(record, observations=(*record.observations, figure(name="launch.mpi"))), True, True),
         (lambda record: replace(record, gang="other"), False, False),
     ],
     ids=[
         "healthy", "failed launch of the gang", "single-host launch stopped at its deadline", "launch of the gang with a reason",
-        "single-host launch with a reason", "launch of the gang without h2", "other order of hosts", "a reading among results",
-        "a version among results", "no host record, only gang records",
+        "single-host launch with a reason", "launch of the gang without h2", "other order of hosts",
+        "no host record, only gang records",
     ],
 )  # fmt: skip
 def test_host_is_regular_if_it_has_a_host_record_and_every_launch_had_all_hosts_and_succeeded(
     change: Callable[[Record], Record], gang: bool, expected: bool
 ) -> None:
     assert regular(change, gang=gang) is expected
+
+
+@pytest.mark.parametrize(("name", "expected"), [("gpu.power", False), ("launch.mpi", True)], ids=["reading", "version"])
+def test_benchmark_results_of_a_regular_host_may_include_versions_but_no_readings(name: str, expected: bool) -> None:
+    assert regular(lambda record: replace(record, observations=(*record.observations, figure(name=name)))) is expected
 
 
 def test_host_with_a_benchmark_result_in_a_snapshot_is_irregular() -> None:

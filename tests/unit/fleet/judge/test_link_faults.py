@@ -1,6 +1,6 @@
-"""Failures because of XID 145 are attributed to the GPU of the same NVLink domain that reports XID 149 (dead NVLink).
+"""Failures because of XID 145 are attributed to the GPU of the same NVLink domain that reports a fatal XID 149 (dead NVLink).
 
-No other failures are attributed to it.
+A failure of `xid.last_seen` is one of them if the host reports XIDs and all of them are 145, 149 or 45.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def failure(host: str = "h1", **fields: Any) -> Verdict:
 
 
 def views(dead: Metric = DEAD, plan: Any = ONE_DOMAIN, **logs: Metric) -> list[HostView]:
-    """Return the views of h1, h2 and h3; h2 has the reading `dead`. `logs` has one more reading for h1 or h2."""
+    """Return the views of h1, h2 and h3; h2 has the reading `dead`. `logs`: h1 or h2 -> one more reading of that host."""
     return [
         host_view(plan, "h1", *([logs["h1"]] if "h1" in logs else [])),
         host_view(plan, "h2", dead, *([logs["h2"]] if "h2" in logs else [])),
@@ -51,7 +51,7 @@ def attributed(verdict: Verdict, hosts: list[HostView] | None = None) -> Verdict
 
 
 @pytest.mark.parametrize("name", ["xid.count", "xid.fatal"])
-def test_xid_145_of_another_gpu_of_the_domain_names_the_gpu_with_the_dead_link(name: str) -> None:
+def test_failure_because_of_xid_145_names_the_gpu_of_the_domain_that_has_the_dead_link(name: str) -> None:
     result = attributed(failure(name=name, detail="in the kernel log"))
     assert result.reason == f"found 1; {WHY}"
     assert result.detail == f"{WHY}; in the kernel log"
@@ -72,7 +72,7 @@ def test_detail_is_only_the_explanation_if_the_failure_had_no_detail() -> None:
         failure(host="h2", scope="gpu=1,xid=145"),
         failure(host="h4"),
     ],
-    ids=["pass", "inconclusive", "other XID", "other reading", "the GPU with the dead link itself", "unknown host"],
+    ids=["pass", "inconclusive", "another XID", "another reading", "the GPU with the dead link itself", "unknown host"],
 )
 def test_verdicts_that_do_not_follow_from_the_dead_link_stay_the_same(verdict: Verdict) -> None:
     assert attributed(verdict) is verdict
@@ -91,7 +91,7 @@ def test_xid_145_of_the_other_gpu_of_the_host_with_the_dead_link_follows_from_th
         ((), False),
     ],
 )
-def test_failure_of_xid_last_seen_follows_from_a_dead_link_only_if_the_log_has_no_xids_but_145_149_and_45(
+def test_failure_of_xid_last_seen_follows_from_a_dead_link_only_if_the_log_has_xids_and_all_are_145_149_or_45(
     codes: tuple[str, ...], follows: bool
 ) -> None:
     log = Metric(

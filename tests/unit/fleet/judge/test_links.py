@@ -1,6 +1,6 @@
-"""The switch port to which each network port of a host is cabled is found in the readings of the host.
+"""The readings of a host show to which switch port each of its network ports is cabled.
 
-The names of switches and of their ports in the readings are compared with those that an operator wrote.
+The names of the switch and of its port in these readings are compared with the names that an operator wrote.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ def test_interface_of_an_adapter_also_has_the_scope_of_the_adapter(
         ({"switch": "leaf", "switch_id": "0xab:cd", "port": "swp1"}, "AB-CD", "swp1", True),
     ],
 )
-def test_link_is_found_by_name_or_id_of_the_switch_and_by_name_or_label_of_the_port(
+def test_switch_is_recognised_by_its_name_or_id_and_its_port_by_name_or_label(
     fields: dict[str, str], switch: str, port: str, is_at: bool
 ) -> None:
     assert link(**fields).is_at(switch, port) is is_at
@@ -131,7 +131,7 @@ def test_link_is_found_by_name_or_id_of_the_switch_and_by_name_or_label_of_the_p
         ("aa:bb:cc:dd:ee:ff", "", "swp1", False),
         ("aa:bb:cc:dd:ee:ff", "", "aa-bb-cc-dd-ee-00", True),
         ("aa:bb:cc:dd:ee:ff", "", "7", False),
-        ("", "swp1", "swp1", False),
+        ("", "swp1", "swp1", False),  # the switch sends no name of its port, only a label
     ],
 )
 def test_address_or_number_that_a_switch_sends_without_a_label_can_only_be_compared_with_the_same_form(
@@ -141,7 +141,10 @@ def test_address_or_number_that_a_switch_sends_without_a_label_can_only_be_compa
 
 
 def links_of(*snapshots: Readings, absent: Mapping[str, str] | None = None) -> dict[str, PortLink]:
-    """Return the links of a host by scope; `absent`: scope -> why the last snapshot has no `network.switch_id`."""
+    """Return the links of a host by scope.
+
+    `absent`: scope -> status and reason, for each port for which the last snapshot has no `network.switch_id`.
+    """
     shots = []
     for at, readings in enumerate(snapshots):
         metrics = [Metric(name=name, unit="1", values=values) for name, values in readings.items()]
@@ -172,7 +175,7 @@ ETHERNET: Readings = {
 }
 
 
-def test_host_without_a_switch_has_no_links() -> None:
+def test_host_without_readings_of_a_switch_has_no_links() -> None:
     assert links_of({"network.speed": {"nic=eth0": 1e9}}) == {}
 
 
@@ -250,7 +253,7 @@ def test_switch_that_changed_during_the_run_is_unknown() -> None:
     def at(switch: str) -> Readings:
         return {"network.switch_id": {"nic=eth0": switch, "nic=eth1": "same"}}
 
-    links = links_of(at("a"), at("b"), at("a"))
+    links = links_of(at("a"), at("b"), at("a"))  # the reason names each switch once
     changed = links["nic=eth0"]
     assert (changed.switch_id, changed.has_changed) == ("", True)
     assert changed.reason == "the switch changed during the run: a, then b"

@@ -1,4 +1,4 @@
-"""Test the manifest (the file that lists the ordered parts): formats, errors, misplaced or missing parts, report and `plan`.
+"""Test the manifest (the file that lists the ordered parts): formats, errors, verdicts, report, and the command `plan`.
 
 `test_manifest_edges.py` tests the boundary conditions of the comparison.
 """
@@ -81,7 +81,7 @@ def test_csv_dialects_of_spreadsheets_are_read(tmp_path: Path, content: str | by
 def test_yaml_values_are_kept_as_text(tmp_path: Path) -> None:
     text = (
         "- {host: r12-h01, kind: gpu, serial: 01650123000456, slot: 3}\n"
-        "- host: r12-h02\n  kind: nic\n  serial: 12:34:56:10:20:30\n"  # YAML 1.1 reads this as a base-60 number
+        "- host: r12-h02\n  kind: nic\n  serial: 12:34:56:10:20:30\n"  # YAML 1.1 reads this serial as a base-60 number
         "- {host: r12-h02, kind: nic, serial: 0x0c42a10300658b2e}\n"
     )
     assert read_parts(tmp_path, text, "order.yml") == [
@@ -120,13 +120,16 @@ def csv_with(text: str) -> str:
             "line 3: serial 1650123000456 is listed twice (order.csv line 2, for r12-h01)",
         ),
         (csv_with("r12-h02,gpu,,01650123000456"), "line 3: serial 01650123000456 is listed twice"),
-        (csv_with("r12-h02,gpu,7,2\nr12-h02,gpu,07,3"), "line 4: slot 7 of r12-h02 holds 2 already (order.csv line 3)"),
+        (
+            csv_with("r12-h02,gpu,7,2\nr12-h02,gpu,07,3"),
+            "line 4: slot 7 of r12-h02 already holds serial 2 (order.csv line 3)",
+        ),
         (
             csv_with("r12-h02,gpu,12:00:00,2"),
             "line 3: slot '12:00:00': give a PCI address (0000:1b:00.0), the index of the GPU",
         ),
         (csv_with("r12-h02,gpu,,"), "line 3: serial is empty"),
-        (csv_with("r12-h02,gpu,,1,spare"), "line 3: 'spare' is in no named column"),
+        (csv_with("r12-h02,gpu,,1,spare"), "line 3: 'spare' is in a column without a name"),
         (csv_with('r12-h02,gpu,,"1'), "not CSV"),
         ("host,kind,solt,serial\n", "order.csv line 1: unknown column solt (did you mean slot?)"),
         ("host,kind,slot\nr12-h01,gpu,1\n", "line 1: no column serial"),
@@ -177,7 +180,10 @@ def test_impossible_path_is_a_usage_error() -> None:
 
 
 def gpu_line(host: str, index: int, **over: Any) -> Part:
-    """Return a manifest line that lists the GPU which `builders` creates in this host with this index."""
+    """Return a manifest line that lists the GPU which `builders` creates in this host with this index.
+
+    The index is also the number of the line in the file, so lines of several hosts have the same number.
+    """
     return Part(
         **({"host": host, "kind": "gpu", "serial": f"{host}-{index}", "origin": f"order.csv line {index}"} | over)
     )
@@ -286,6 +292,7 @@ def test_ordered_gpu_is_inconclusive_and_not_missing_if_a_gpu_of_the_host_report
         verdict
         for _, _, verdict, _ in not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(lost,))}))
     ] == [INCONCLUSIVE]
+    # Without the counts, no reading shows that the host has a second GPU.
     uncounted = tuple(
         replace(item, metrics=tuple(m for m in item.metrics if m.name not in ("gpu.count", "gpu.pci_count")))
         for item in first.snapshots
@@ -314,10 +321,10 @@ def with_nics(plan: Plan, **readings: Mapping[str, Any]) -> dict[str, Evidence]:
         Metric(
             name=name.replace("__", "."),
             unit="1",
-            values={scope: value for scope, value in positions.items() if not isinstance(value, tuple)},
-            absent={scope: ": ".join(value) for scope, value in positions.items() if isinstance(value, tuple)},
+            values={scope: value for scope, value in by_scope.items() if not isinstance(value, tuple)},
+            absent={scope: ": ".join(value) for scope, value in by_scope.items() if isinstance(value, tuple)},
         )
-        for name, positions in readings.items()
+        for name, by_scope in readings.items()
     )
     taken = Snapshot(stage="benchmark", phase="after", at=builders.WHEN, duration_s=0.1, metrics=metrics)
     evidence = builders.evidence(plan)
@@ -412,7 +419,7 @@ def test_manifest_of_a_plan_is_the_same_after_writing_and_reading_json() -> None
     assert "manifest" not in to_json(ordered_plan([]))
 
 
-def test_manifest_must_list_either_no_gpus_or_as_many_as_the_inventory_and_be_the_same_on_all_hosts() -> None:
+def test_manifest_must_list_no_gpus_or_as_many_as_the_inventory_and_must_be_the_same_file_for_all_hosts() -> None:
     hosts = builders.inventory(rackproof_gpu_count=2)
     common: dict[str, Any] = {"run_id": "r", "nonce": builders.NONCE, "created": builders.WHEN}
     smoke = read_profile("smoke")
@@ -440,7 +447,8 @@ def test_plan_command_stores_the_manifest(tmp_path: Path) -> None:
     path.write_text("host,kind,serial\nh1,gpu,165\nh2,gpu,167\n")
     assert "was begun with other values of manifest" in rackproof(*plan_command, listing(tmp_path, hosts)).stderr
     without_manifest = {
-        name: {key: value for key, value in of.items() if key != "rackproof_manifest"} for name, of in hosts.items()
+        name: {key: value for key, value in of_host.items() if key != "rackproof_manifest"}
+        for name, of_host in hosts.items()
     }
     assert (
         "was begun with other values of manifest"

@@ -68,15 +68,12 @@ ORDERED = ordered_part("ffff:0000:0000:0001")
 def test_adapter_that_was_not_ordered_fails_unless_some_of_its_ports_report_ethernet_and_none_infiniband(
     ports: list[Metric], fails: bool
 ) -> None:
-    ordered = guid_reading("ffff:0000:0000:0001", "ordered")
-    metrics = [Metric(name=HCA, unit="1", values={**ordered.values, "hca=a": GUID})]
-    for metric in ports:
-        metrics.append(metric)
-    merged = Metric(
-        name=LAYER, unit="1", values={key: value for one in ports for key, value in one.values.items()},
-        absent={key: value for one in ports for key, value in one.absent.items()},
+    guids = Metric(name=HCA, unit="1", values={"hca=ordered": ORDERED.serial, "hca=a": GUID})
+    link_layers = Metric(
+        name=LAYER, unit="1", values={key: value for port in ports for key, value in port.values.items()},
+        absent={key: value for port in ports for key, value in port.absent.items()},
     )  # fmt: skip
-    verdicts = judged(ordered_plan(ORDERED), metrics[0], merged)
+    verdicts = judged(ordered_plan(ORDERED), guids, link_layers)
     assert summarize(verdicts) == [(HCA, "hca=ordered", PASS)] + ([(HCA, "hca=a", FAIL)] if fails else [])
     for item in verdicts[1:]:
         assert (item.criterion, item.serial, item.action) == ("manifest-extra", GUID, "inspect_hardware")
@@ -110,7 +107,9 @@ def test_notations_of_one_serial_are_equal_after_normalization() -> None:
         ({}, ("x",), ""), ({}, ("x", ""), "1 GPU of the host does not report a serial"), ({"gpu.count": "many"}, ("x",), ""),
     ],
 )  # fmt: skip
-def test_gpu_without_a_serial_may_be_the_ordered_gpu(counts: dict[str, Any], gpus: tuple[str, ...], why: str) -> None:
+def test_ordered_gpu_is_missing_only_if_every_gpu_of_the_host_reports_a_serial(
+    counts: dict[str, Any], gpus: tuple[str, ...], why: str
+) -> None:
     present = tuple(replace(builders.gpu("h1", at), serial=serial) for at, serial in enumerate(gpus))
     metrics = [reading(value, name=name, scope="host") for name, value in counts.items()]
     (verdict, *_) = judged(ordered_plan(ordered_part("lost", "gpu")), *metrics, gpus=present)

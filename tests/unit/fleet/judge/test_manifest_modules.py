@@ -29,7 +29,7 @@ Ports = dict[str, str]
 
 
 def modules(ports: Ports) -> list[Metric]:
-    """Return the readings of the modules of a host."""
+    """Return the readings of the modules of a host, and of the adapters that have the ports."""
     absent = {scope: text for scope, text in ports.items() if ": " in text}
     values = {scope: text for scope, text in ports.items() if scope not in absent}
     addresses = {"hca=mlx5_0": "0000:1a:00.0", "hca=mlx5_1": "0000:3a:00.0"}
@@ -151,7 +151,7 @@ def test_manifest_file_may_list_modules_and_cables(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "message"),
     [
-        (("h1,module,mlx5_0,S1,,,", "h1,module,mlx5_0,S2,,,"), "slot mlx5_0 of h1 holds S1 already"),
+        (("h1,module,mlx5_0,S1,,,", "h1,module,mlx5_0,S2,,,"), "slot mlx5_0 of h1 already holds serial S1"),
         (("h1,module,,S1,,,", "h2,module,,S1,,,"), "serial S1 is listed twice"),
         (("h1,module,mlx5_0,1E+12,,,",), "was rounded by a spreadsheet"),
         (("h1,module,mlx5_0,<b>,,,",), "is not a valid serial of a module"),

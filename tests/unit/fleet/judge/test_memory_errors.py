@@ -1,4 +1,4 @@
-"""Wrong words in the memory test (`integrity`) fail only the GPU with these words.
+"""Memory words that the memory test (`integrity`) finds to be wrong fail only the GPU that has these words.
 
 This is tested with records of this version and with records of older versions, which lack `integrity.error`.
 """
@@ -50,16 +50,16 @@ def reported_by_older_versions(item: Observation, faulty: bool) -> list[Observat
 
 
 @pytest.mark.parametrize(
-    ("version", "place"),
+    ("version", "details"),
     [(reported_by_this_version, " at 2 addresses, bits 3, 17"), (reported_by_older_versions, "")],
     ids=["this version", "older versions"],
 )
 def test_wrong_words_fail_only_the_gpu_with_them(
-    version: Callable[[Observation, bool], list[Observation]], place: str
+    version: Callable[[Observation, bool], list[Observation]], details: str
 ) -> None:
     plan = builders.plan("h1", "h2", profile="standard")
     evidence = builders.evidence(plan)
-    for host, own in evidence.items():
+    for host, of_host in evidence.items():
 
         def changed(items: list[Observation], host: str = host) -> list[Observation]:
             return [
@@ -68,9 +68,11 @@ def test_wrong_words_fail_only_the_gpu_with_them(
                 for result in (version(item, (host, item.scope) == ("h2", "gpu=1")) if item.name == WORDS else [item])
             ]
 
-        records = tuple(replace(record, observations=tuple(changed([*record.observations]))) for record in own.records)
-        evidence[host] = replace(own, records=records)
-    # Verdicts that do not pass without wrong words either:
+        records = tuple(
+            replace(record, observations=tuple(changed([*record.observations]))) for record in of_host.records
+        )
+        evidence[host] = replace(of_host, records=records)
+    # Verdicts that do not pass even if no word is wrong:
     unrelated = [item for item in judge(plan, builders.evidence(plan), read_packs([])) if item.verdict != PASS]
     verdicts = judge(plan, evidence, read_packs([]))
     not_passing = [item for item in verdicts if item.verdict != PASS]
@@ -79,4 +81,4 @@ def test_wrong_words_fail_only_the_gpu_with_them(
     } == {("integrity-wrong-words", "h2", "gpu=1", "rma")}
     assert len(not_passing) == len(unrelated) + 10, "each of the ten patterns of the test must give one failure"
     titles = [cause.title for cause in diagnose(verdicts, {})]
-    assert f"GPU 1 of h2 has memory that returns wrong data: 20 wrong words{place}" in titles
+    assert f"GPU 1 of h2 has memory that returns wrong data: 20 wrong words{details}" in titles

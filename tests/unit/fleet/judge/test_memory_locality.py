@@ -1,6 +1,6 @@
 """A copy is a measured transfer between a GPU and host memory. What the record states about it must be consistent.
 
-The NUMA node of the memory and the number of GPUs that copied at once are compared with the host and the GPU's other copies.
+This is checked for the NUMA node of the memory, and for the number of GPUs that copied at once.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def copy(
 def problems(*copies: Observation, node: int | None = None, nodes: int | None = None) -> list[str]:
     """Return the reason of each problem with these copies.
 
-    The host reports `node` as the NUMA node of GPU 0, and has `nodes` NUMA nodes. If one of them is None, it is not reported.
+    The host reports that GPU 0 is at NUMA node `node`, and that it has `nodes` NUMA nodes. None: not reported.
     """
     metrics = [Metric(name="pcie.numa_node", unit="1", values={"gpu=0": node})] if node is not None else []
     metrics += [Metric(name="host.numa.count", unit="1", values={"host": nodes})] if nodes is not None else []
@@ -41,7 +41,7 @@ def problems(*copies: Observation, node: int | None = None, nodes: int | None = 
 
 NOT_LOCAL = (
     "the copy uses memory of another NUMA node, "
-    "but the record has no copy of this direction and size with memory of the GPU's own node"
+    "but the record has no copy of the same GPU, stage, direction and size that uses memory of the GPU's own node"
 )
 
 

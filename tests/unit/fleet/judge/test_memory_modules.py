@@ -27,7 +27,10 @@ GIB = 1 << 30
 
 
 def modules(**changed: Any) -> tuple[Metric, ...]:
-    """Return the readings of a healthy host with changes: name of a reading (with `__` for `.`) -> its value in one scope."""
+    """Return the readings of a healthy host with changes.
+
+    `changed`: name of a reading (with `__` for `.`) -> its new value for NUMA node 1, the module in SLOT, or the host.
+    """
     readings = {item["name"]: item for item in memory_module_metrics()}
     readings["host.memory.total"] = {"name": "host.memory.total", "unit": "B", "values": {"host": 1007 * GIB}}
     nodes = {"numa=0": 503 * GIB, "numa=1": 504 * GIB}
@@ -80,11 +83,11 @@ def test_missing_module_is_one_cause_at_its_slot(hosts: int) -> None:
     assert len(cause.verdicts) == 4
 
 
-@pytest.mark.parametrize(("stated", "found"), [(16, HEALTHY), (15, MISSING), (None, MISSING), (12, HEALTHY)])
-def test_single_host_has_no_cause_unless_the_inventory_states_more_modules(
-    stated: int | None, found: Sequence[Metric]
+@pytest.mark.parametrize(("stated", "readings"), [(16, HEALTHY), (15, MISSING), (None, MISSING), (12, HEALTHY)])
+def test_single_host_has_no_cause_if_it_has_at_least_as_many_modules_as_the_inventory_states(
+    stated: int | None, readings: Sequence[Metric]
 ) -> None:
-    assert causes({"h1": found}, **({"rackproof_dimm_count": stated} if stated else {})) == []
+    assert causes({"h1": readings}, **({"rackproof_dimm_count": stated} if stated else {})) == []
 
 
 def test_single_host_with_fewer_modules_than_stated_fails() -> None:
@@ -130,8 +133,8 @@ def test_missing_dmi_table_is_inconclusive_only_if_other_hosts_or_the_inventory_
 ) -> None:
     assert causes({"h1": unread, "h2": unread}) == []
     for readings, variables in (({"h1": unread, "h2": HEALTHY}, {}), ({"h1": unread}, {"rackproof_dimm_count": 16})):
-        found = causes(readings, **variables)
-        assert {(cause.host, cause.verdict) for cause in found} == {("h1", INCONCLUSIVE)}
+        inconclusive = causes(readings, **variables)
+        assert {(cause.host, cause.verdict) for cause in inconclusive} == {("h1", INCONCLUSIVE)}
     assert causes({"h1": ()}, rackproof_dimm_count=16), (
         "a record from which the readings were removed must not be accepted"
     )

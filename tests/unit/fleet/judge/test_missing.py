@@ -42,7 +42,7 @@ def host_with_slots(
 ) -> Evidence:
     """Return evidence of a host whose driver lists the GPUs in `slots`. The PCI bus has these GPUs and those in `on_bus`.
 
-    `modules`: module number of the GPU in each slot.
+    `modules`: module number of the GPU in each slot; if empty, no GPU reports one.
     """
     devices = range(len(slots))
     gpus = tuple(
@@ -112,7 +112,7 @@ def host_that_loses_a_gpu(name: str, *counts: int | None) -> Evidence:
 
     Args:
         name: name of the reading of the kernel log.
-        counts: number of log lines about the GPU in the first and in every later snapshot; None: the log cannot be read.
+        counts: number of log lines about the GPU in the first snapshot, then in each later one; None: the log cannot be read.
     """
     evidence = host_with_slots("h2", REMAINING)
     host_record, *rest = evidence.records
@@ -137,7 +137,7 @@ def host_that_loses_a_gpu(name: str, *counts: int | None) -> Evidence:
         ((1, 1), False),  # the GPU answered after this line
         ((1, 2), True),
         ((0, 1), True),
-        ((2, 1), True),  # old lines were overwritten, so one of these may be new
+        ((2, 1), True),  # old lines were overwritten, so the remaining line may be new
         ((None, 1), True),
     ],
 )
@@ -256,7 +256,7 @@ def test_gpus_outside_the_plan_that_are_bound_to_vfio_do_not_explain_a_missing_g
 
 
 def add_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
-    """Return the evidence with these metrics in every snapshot. A metric with the name of the first one is replaced."""
+    """Return the evidence with these metrics in every snapshot. The first one replaces a metric of the same name."""
     return replace(
         evidence,
         records=tuple(
@@ -292,10 +292,13 @@ def test_no_empty_slot_is_named_if_the_readings_of_slots_contradict_each_other()
     assert count_details(findings(h2=more)) == {DRIVER: ""}, (
         "three GPUs are only on the bus, so any of them may be the missing one"
     )
+    # Two slots (1 and 3) are empty, but the bus lacks only one GPU: it has one in slot 7.
     elsewhere = host_with_slots("h2", [0, 2], on_bus=[7])
     assert count_details(findings(h2=elsewhere)) == {DRIVER: text_on_bus(7), BUS: ""}
+    # The GPU of slot 3 has the address that slot 1 has in other hosts.
     renumbered = host_with_slots("h2", [0, 3], on_bus=[2], address=lambda slot: f"0000:0{(0, 9, 2, 1)[slot]}:00.0")
     assert count_details(findings(h2=renumbered)) == {DRIVER: text_on_bus(2), BUS: ""}
+    # The driver lists a GPU at an address at which the bus has none.
     off_bus = change_gpus(
         host_with_slots("h2", REMAINING), lambda gpu: replace(gpu, pci_bus_id="0000:55:00.0") if gpu.index == 0 else gpu
     )
@@ -385,7 +388,7 @@ def test_accepted_gpu_without_an_address_is_named_by_its_serial_alone() -> None:
 def test_no_serial_is_named_if_more_accepted_gpus_are_gone_than_are_missing() -> None:
     more = with_accepted_gpus(host_with_slots("h2", REMAINING), 0, 1, 2, 3, 4)
     assert count_details(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), (
-        "two accepted GPUs are gone, but only one is missing"
+        "two GPUs of the baseline are gone, but the count is only one too low"
     )
 
 
@@ -402,7 +405,7 @@ def test_verdict_on_the_count_of_the_driver_names_no_slot_if_a_gpu_has_no_addres
 
 @pytest.mark.parametrize("missing", [0, 2])
 def test_no_slot_is_named_if_only_some_gpus_are_tested(missing: int) -> None:
-    """A missing GPU outside the test changes the indices, and the PCI bus also shows the GPUs outside the test."""
+    """A missing GPU outside the test changes the indices of the tested GPUs, and the PCI bus also shows GPUs outside the test."""
     chosen = replace(PLAN, hosts=tuple(replace(each, devices=(1, 2, 3)) for each in PLAN.hosts))
     present = [slot for slot in ALL if slot != missing]
     evidence = {
@@ -509,7 +512,7 @@ def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path) -> No
     launches = [launch.members for host in report.hosts for launch in host.launches if host.name == "r01-h01"]
     assert [members for members in launches if len(members) > 1] == [
         ("r01-h01", "r01-h02", "r01-h03", "r01-h04"), ("r01-h01", "r01-h03", "r01-h04"),
-    ], "the faulty host must be found without a launch of only some hosts to locate it"  # fmt: skip
+    ], "the only launch after the failed one must be the one without the faulty host"  # fmt: skip
     where = "nothing at PCI 0000:09:00.0 (module 4), where 3 of 3 hosts with 8 GPUs have a GPU"
     assert {item.detail for item in failed} == {where}
     assert re.search(

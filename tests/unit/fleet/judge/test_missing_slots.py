@@ -44,7 +44,7 @@ def view(
         modules: slot -> module number; None: the number of the slot plus 1.
         plan: the plan of the run.
         on_bus: further slots in which the PCI bus has a GPU; if empty, there is no reading of the bus.
-        snapshots: for each snapshot, name -> values of further readings.
+        snapshots: for each snapshot, its further readings: name -> scope -> value.
     """
     of_slot = {slot: slot + 1 for slot in range(4)} if modules is None else modules
     listed = {f"gpu={index}": of_slot[slot] for index, slot in enumerate(slots) if slot in of_slot}
@@ -158,7 +158,7 @@ def test_number_of_empty_slots_must_equal_the_number_of_missing_gpus() -> None:
     assert FULL.describe_empty(view((0, 2, 3)), 1, ()) == EMPTY_1
     assert FULL.describe_empty(view((0, 2, 3)), 2, ()) == ""
     assert FULL.describe_empty(view((0, 3)), 1, [ADDRESSES[1]]).startswith("nothing at PCI 0000:02:00.0 (module 3)")
-    # Callers do not ask for 0 slots, but 0 is the number of empty slots of this host.
+    # The host has no empty slot, so the text names none. No caller asks for 0 slots.
     assert FULL.describe_empty(view(), 0, ()) == "nothing at , where 2 of 2 hosts of its build have a GPU"
 
 
@@ -234,7 +234,12 @@ SINCE = "present when the host was accepted, missing now: serial h1-1"
         ({"pci_bus_id": ADDRESSES[2]}, f"{SINCE}; {EMPTY_1}"),
         ({"serial": "", "uuid": ""}, EMPTY_1),
     ],
-    ids=["with its address", "without an address", "at an address that another GPU has now", "without a serial"],
+    ids=[
+        "with its address",
+        "without an address",
+        "at an address that another GPU has now",
+        "without a serial and a UUID",
+    ],
 )
 def test_gpu_that_the_host_had_at_its_acceptance_and_that_is_absent_now_is_named(
     changed: dict[str, str], expected: str
@@ -244,7 +249,7 @@ def test_gpu_that_the_host_had_at_its_acceptance_and_that_is_absent_now_is_named
     assert result(host) == (expected, "reseat")
 
 
-def test_gpus_that_are_absent_since_acceptance_are_named_only_if_exactly_as_many_are_missing() -> None:
+def test_gpus_that_are_absent_since_acceptance_are_named_only_if_the_count_is_too_low_by_their_number() -> None:
     other = replace(ACCEPTED[0], serial="h1-9", uuid="GPU-9", pci_bus_id="0000:09:00.0")
     assert result(with_accepted(view((0, 2, 3)), *ACCEPTED, other)) == (EMPTY_1, "reseat")
     assert result(with_accepted(view((0, 2, 3)), *ACCEPTED[2:])) == (EMPTY_1, "reseat")
@@ -307,7 +312,7 @@ NO_SPACE = "has no address space (BAR): enable Above 4G Decoding, or enlarge the
         (logged("message=other_driver"), "is in use by another driver, such as nouveau", "configure"),
     ],
 )
-def test_cause_in_the_kernel_log_is_named_and_a_setting_has_the_action_configure(
+def test_cause_in_the_kernel_log_is_named_and_a_wrong_setting_has_the_action_configure(
     log: dict[str, dict[str, Any]], cause: str, action: str
 ) -> None:
     listed = "on the PCI bus, but not listed by the driver: 0000:01:00.0"
@@ -405,6 +410,7 @@ def test_action_is_to_configure_only_if_settings_explain_all_missing_gpus(
 def test_action_is_not_to_configure_if_more_gpus_are_only_on_the_bus_than_settings_explain() -> None:
     drivers = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": 5}}
     assert result(on(1, snapshots=(drivers,)))[1] == "reseat"
+    # A count that is not a number is ignored.
     not_a_number = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": "many"}}
     assert result(on(1, snapshots=(not_a_number,)))[1] == "configure"
 

@@ -131,7 +131,7 @@ def test_module_of_an_interface_is_at_the_interface_or_else_at_the_port_of_its_a
         (failed(PORT, "network.rx_errors"), INTERFACES, ""),
     ],
 )
-def test_failure_of_an_interface_is_attributed_to_the_adapter_to_which_its_port_belongs(
+def test_failed_reading_of_the_link_of_an_interface_is_attributed_to_its_adapter_unless_it_has_a_part_already(
     verdict: Verdict, interfaces: dict[str, Value], part: str
 ) -> None:
     view = view_of({"infiniband.interface": interfaces})

@@ -1,6 +1,7 @@
 """Broken connections between the hosts of an NVLink domain are attributed to the hosts at fault.
 
-Each host reports the state of its IMEX daemon (it joins the hosts of the domain), and of the connections to the other daemons.
+IMEX is NVIDIA's daemon that joins the hosts of a domain. Each host reports the state of its daemon, and the state of its
+connection to each other daemon.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def healthy(host: str, hosts: tuple[str, ...] = HOSTS) -> Readings:
 
 
 def with_transport(item: Observation, transport: str) -> Observation:
-    """Return the figure with this transport, as its value or as its parameter."""
+    """Return the observation with this transport: as the value of `collective.transport`, or as the parameter of a figure."""
     if item.name == TRANSPORT:
         return replace(item, value=transport)
     return replace(item, params={**item.params, "transport": transport}) if "transport" in item.params else item
@@ -514,11 +514,8 @@ def test_gb200_tray_outside_the_fabric_of_its_rack_is_inconclusive(transport: st
 def test_gb200_rack_outside_the_nvlink_fabric_is_inconclusive_if_its_nvlinks_end_at_switches() -> None:
     def change(readings: dict[str, Readings]) -> None:
         for of_host in readings.values():
-            of_host |= {
-                CLUSTER: NOT_JOINED,
-                CLIQUE: NOT_JOINED,
-                TO_SWITCH: {"gpu=0": 0, "gpu=1": 0},
-            }  # no missing links
+            # A GPU has a reading of its missing NVLinks, here 0, only if its NVLinks end at switches.
+            of_host |= {CLUSTER: NOT_JOINED, CLIQUE: NOT_JOINED, TO_SWITCH: {"gpu=0": 0, "gpu=1": 0}}
 
     assert {item[1:] for item in of_gb200(change, transport="NET/IB/GDRDMA")} == {
         (gpu, CLUSTER, INCONCLUSIVE) for gpu in PCI

@@ -1,4 +1,4 @@
-"""Test limits that depend on the fleet: a fraction of its median, or a number of robust deviations from it.
+"""Test limits that depend on the fleet: a fraction of its median, or a number of robust deviations from its median.
 
 A figure is compared with those of all peers (comparable parts), or only with those in the same position of other hosts.
 """
@@ -223,7 +223,7 @@ def test_lint_checks_fleet_and_baseline_limits(operator: str, limit: str, findin
         "vs_baseline: {fraction: 0.9}, value: 1.0",
     ],
 )
-def test_empty_or_ambiguous_limit_is_refused(limit: str, tmp_path: Path) -> None:
+def test_limit_with_missing_conflicting_or_too_small_values_is_refused(limit: str, tmp_path: Path) -> None:
     path = tmp_path / "ours.yml"
     path.write_text(PACK.format(operator="ge", limit=limit))
     with pytest.raises(UsageError):

@@ -94,7 +94,7 @@ def test_criterion_of_the_last_shipped_pack_that_defines_its_id_applies() -> Non
     assert values_by_id(pack("a", rule("x", 1), rule("y", 1)), pack("b", rule("x", 2))) == {"x": 2, "y": 1}
 
 
-def test_criterion_of_the_operator_replaces_only_the_shipped_criterion_that_its_field_replaces_names() -> None:
+def test_criterion_of_the_operator_replaces_only_the_shipped_criterion_whose_id_it_has_in_replaces() -> None:
     shipped = pack("a", rule("x", 1), rule("y", 1))
     assert values_by_id(shipped, pack("site", rule("x", 2), rule("z", 2), chosen=True)) == {"x": 1, "y": 1, "z": 2}
     assert values_by_id(shipped, pack("site", rule("mine", 2, "x"), chosen=True)) == {"y": 1, "mine": 2}

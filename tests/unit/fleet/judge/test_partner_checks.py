@@ -1,6 +1,6 @@
-"""If all figures of a host for its pairs with other hosts pass, these passes are counted without creating verdicts.
+"""If a figure passes in every pair that a host forms with other hosts, these passes are counted without creating verdicts.
 
-This is done only if the figures are alike, so that one limit applies to all of them (`are_alike`).
+This is done only if the figures of the pairs are alike, so that one limit applies to all of them (`are_alike`).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def test_row_keeps_value_host_and_pair_of_a_counted_pass() -> None:
         "figures of two names",
     ],
 )
-def test_judged_figures_are_alike_if_they_are_all_of_one_name_and_differ_only_in_pair_and_value(
+def test_judged_figures_are_alike_if_they_are_all_figures_of_one_name_and_differ_only_in_pair_and_value(
     judged: list[Observation], others: list[Observation], expected: bool
 ) -> None:
     values = values_of(*judged, *others)

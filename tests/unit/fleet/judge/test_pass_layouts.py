@@ -259,7 +259,7 @@ def differing(rule: Criterion, *values: Any) -> dict[str, Evidence]:
 
 @pytest.mark.parametrize("rule", [HEAT, REPLAYS])
 def test_readings_that_differ_on_every_host_are_evaluated_only_on_the_first_two(rule: Criterion) -> None:
-    """The evaluation on h1 is for all hosts with equal readings. That on h2 gives a limit with which later hosts are compared."""
+    """The evaluation on h1 counts for hosts with the same readings. That on h2 gives a limit, with which h3 is compared."""
     counted = count(rule, evidence=differing(rule, 40, 41, 42))
     assert counted.left() == {}
     assert counted.evaluated == {("h1", rule.id): 1, ("h2", rule.id): 1}
@@ -289,7 +289,7 @@ def test_equal_readings_after_a_different_one_are_counted_without_an_evaluation(
 
 
 def test_readings_without_a_key_are_evaluated_on_each_host() -> None:
-    """Only records that the quick reader reads have keys, by which equal readings are recognised. These records were not read."""
+    """Only `quick.Reader` gives readings the keys by which equal readings are recognised. It did not read these records."""
     records = {
         name: Evidence(records=(host_evidence(PLAN, name, *healthy_readings()).records[0],)) for name in EVERYWHERE
     }
@@ -399,27 +399,26 @@ def test_layout_states_what_its_hosts_measured() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "statuses", "measured"),
+    ("change", "statuses", "measured", "is_complete"),
     [
-        (without("memory.bandwidth"), {"": 1}, ["digest.value"]),
-        (with_figure(None, status=ERROR, reason="no"), {"error": 1}, ["digest.value"]),
+        (without("memory.bandwidth"), {"": 1}, ["digest.value"], False),
+        (with_figure(None, status=ERROR, reason="no"), {"error": 1}, ["digest.value"], False),
         (with_more(Observation(name="gemm.thing", scope="host", stage="benchmark", unit="1", status=ERROR, reason="no")),
-         {"measured": 1}, ["memory.bandwidth", "digest.value"]),
+         {"measured": 1}, ["memory.bandwidth", "digest.value"], False),
         (with_more(builders.observation("drift.memory.bandwidth", 1.0, scope="gpu=0")),
-         None, ["memory.bandwidth", "digest.value"]),
+         {"measured": 1}, ["memory.bandwidth", "digest.value"], True),
     ],
+    ids=["missing figure", "figure with an error", "unplanned error", "additional drift"],
 )  # fmt: skip
-def test_missing_observation_or_unplanned_error_makes_a_layout_incomplete(
-    change: Change, statuses: dict[str, int] | None, measured: list[str]
+def test_layout_is_incomplete_only_if_an_observation_is_missing_or_has_an_error(
+    change: Change, statuses: dict[str, int], measured: list[str], is_complete: bool
 ) -> None:
     counted = count(FLOOR, evidence=fleet(PLAN, h2=change))
     layout = counted.remaining["h2"].layout
     assert layout is not None
     assert (layout.number, counted.remaining["h1"].layout_number, counted.remaining["h3"].layout_number) == (2, 1, 1)
-    assert (layout.is_complete, counted.remaining["h2"].plan_is_met) == (
-        (True, True) if statuses is None else (False, False)
-    )
-    assert dict(layout.statuses) == (statuses or {"measured": 1})
+    assert (layout.is_complete, counted.remaining["h2"].plan_is_met) == (is_complete, is_complete)
+    assert dict(layout.statuses) == statuses
     assert [name for _, name, _ in layout.measured] == measured
 
 
@@ -483,8 +482,10 @@ def test_missing_pairs_of_a_host_do_not_make_its_layout_incomplete(change: Chang
 
 def test_criterion_on_pairs_is_left_to_judge_on_a_host_with_a_pair_that_was_measured_twice() -> None:
     assert count(PAIRS, plan=GANGS, evidence=with_gang_record("h2", with_first_pair_twice)).left() == {"h2": ["pairs"]}
-    of_no_pair = replace(PAIRS, scope="host")
-    assert count(of_no_pair, plan=GANGS, evidence=gangs()).left() == {}
+
+
+def test_criterion_on_hosts_judges_no_figure_of_pairs() -> None:
+    assert count(replace(PAIRS, scope="host"), plan=GANGS, evidence=gangs()).left() == {}
 
 
 def test_figures_of_gangs_are_counted_with_the_scope_of_each_gang() -> None:
@@ -589,7 +590,8 @@ def test_values_pass_if_they_meet_every_check(value: Any, fields: dict[str, Any]
         (None, "ge", "ge", False), (1.0, "eq", "eq", False), (1.0, "ge", "le", False),
     ],
 )  # fmt: skip
-def test_passes_are_counted_by_their_numbers_only_with_a_numeric_limit_and_the_operator_of_the_row_unless_it_is_eq(
+def test_condition_for_counting_passes_as_numbers(
     limit: Any, operator: str, row_operator: str, is_number: bool
 ) -> None:
+    """The limit must be a number, and criterion and row must have the same operator, which must not be `eq`."""
     assert passes._counts_numbers(row(operator=row_operator), criterion(operator=operator), limit) is is_number

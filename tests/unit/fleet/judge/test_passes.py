@@ -46,7 +46,11 @@ PLAN = one_figure_plan(*NAMES)
 
 
 def healthy_readings(**changes: Any) -> tuple[Metric, ...]:
-    """Return the readings of a healthy host. `changes`: key in `values` -> value or metric; None removes the reading."""
+    """Return the readings of a healthy host.
+
+    `changes`: key of a reading in `values` below -> its new value or metric (None removes the reading), or any other key -> a
+    further metric.
+    """
     values = {"thing": 1, "counter": 4, "clock": 1.5e9, "version": "570", "links": 18} | changes
     named = {
         "thing": ("gpu.thing", "gpu=0"), "counter": ("gpu.counter", "gpu=0"), "clock": ("gpu.clock", "gpu=0"),
@@ -197,7 +201,7 @@ def test_equal_hosts_pass() -> None:
 
 LOST = reading(absent="error: gone", name="gpu.thing")
 NONE = reading(absent="unsupported: no", name="gpu.clock")
-FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
+CHANGES: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "slower than the floor": (with_figure(3.9e12), [H5]),
     "slower than the fleet": (with_figure(4.1e12), [H5]),
     "slower but within every limit": (with_figure(4.25e12), []),
@@ -254,6 +258,7 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
         with_readings(healthy_readings(more=reading("a", name="gpu.serial")),
         healthy_readings(more=reading("b", name="gpu.serial"))), [H5]),
 }  # fmt: skip
+"""Description -> change of the record of h5, and the hosts that must then have a finding (none if the change is no fault)."""
 
 
 def assert_gathered(plan: Plan, evidence: dict[str, Evidence], packs: Sequence[Pack], parts: int = 1) -> None:
@@ -378,9 +383,9 @@ def test_benchmark_results_that_are_texts_booleans_or_numbers_are_counted(
     assert hosts_with_findings(fleet(**{**hosts, H5: faulty}), rule) == [H5]
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_fault_of_one_host_is_found_on_the_expected_hosts(fault: str) -> None:
-    change, expected_hosts = FAULTS[fault]
+@pytest.mark.parametrize("description", CHANGES)
+def test_change_of_one_host_gives_findings_on_the_expected_hosts(description: str) -> None:
+    change, expected_hosts = CHANGES[description]
     assert hosts_with_findings(fleet(**{H5: change})) == expected_hosts
 
 
@@ -434,7 +439,7 @@ TWO_HEATS = Metric(name=HEAT.name, unit="1", values={"gpu=0": 40, "gpu=1": 99})
         ({"replays": (None, 6, 8)}, [H5]),
     ],
 )
-def test_one_fault_among_readings_that_differ_between_hosts_fails_one_host(
+def test_fault_in_a_reading_that_differs_between_hosts_fails_only_the_host_with_the_fault(
     readings: dict[str, Any], expected_hosts: list[str]
 ) -> None:
     changes = {name: with_unique_readings(at, **(readings if name == H5 else {})) for at, name in enumerate(NAMES)}
@@ -621,7 +626,7 @@ def test_repeated_figure_fails_if_one_of_its_values_fails(
     assert hosts_with_findings(fleet(**dict.fromkeys(NAMES, repeat_figure)), rule) == expected_hosts
 
 
-def test_figure_that_the_pack_lists_in_lacks_may_be_unsupported() -> None:
+def test_figure_that_the_pack_has_in_its_field_lacks_may_be_unsupported() -> None:
     none = with_figure(None, status=UNSUPPORTED, reason="no")
     evidence = fleet(**dict.fromkeys(NAMES, none))
     lacking = pack(FLOOR, FRACTION, lacks={"memory.bandwidth": {"op": ("copy",)}})
@@ -684,7 +689,7 @@ def test_criterion_on_the_fabric_applies_only_if_the_inventory_states_the_rate_o
 
 
 def gang_plan(count: int = 6, size: int = 3) -> Plan:
-    """Return a plan of `count` hosts in gangs of `size`. It expects one figure of each gang, of each pair and of each GPU."""
+    """Return a plan of `count` hosts in gangs of `size`. It expects one figure of each gang, each pair of hosts and each GPU."""
     plan = builders.plan(*NAMES[:count], profile="smoke", gpu_count=1)
     names = ("collective.all_reduce.busbw", "pairs.bandwidth", "memory.bandwidth")
     kept = [
@@ -754,7 +759,9 @@ FIRST, SECOND = ["h1", "h2", "h3"], ["h4", "h5", "h6"]
         (lambda record: replace(record, gang="g1"), []),
     ],
 )  # fmt: skip
-def test_fault_of_one_host_of_a_gang_is_found_on_the_expected_hosts(change: Any, expected_hosts: list[str]) -> None:
+def test_change_of_one_host_of_a_gang_gives_findings_on_the_expected_hosts(
+    change: Any, expected_hosts: list[str]
+) -> None:
     assert gang_hosts_with_findings(gang_fleet(h2=change)) == expected_hosts
 
 

@@ -1,6 +1,7 @@
-"""Test how likely the comparisons of a benchmark find a planted fault, and how many results and elements they compare.
+"""Test the probability with which the comparisons of a benchmark find a planted fault, and how many results they compare.
 
-A planted fault is an assumed fault of a GPU that returns wrong bits without an error.
+A planted fault is an assumption: a GPU returns wrong bits without reporting an error. A result, such as a matrix product, has
+many elements.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def comparison(repetitions: float | None, elements: int = 1) -> Comparison:
     )  # fmt: skip
 
 
-def test_probability_of_finding_a_fault_is_that_of_at_least_one_wrong_result_or_element() -> None:
+def test_found_is_the_probability_that_at_least_one_compared_result_or_element_is_wrong() -> None:
     assert comparison(2, 5).found(0.1, per_element=False) == pytest.approx(1 - 0.9**2)
     assert comparison(2, 5).found(0.1, per_element=True) == pytest.approx(1 - 0.9**10)
     assert comparison(None).found(0.1, per_element=True) is None
@@ -94,9 +95,9 @@ def test_repetitions_are_scaled_to_the_time_that_the_profile_gives_a_workload() 
               figure("digest.mismatches", 0, "gpu=1", workload="gemm", repetitions=40),
               figure("digest.wrong_peer_copies", 0, "gpu=0,peer=1", copy="copy", repetitions=8))  # fmt: skip
     found = of_run(*counts)
-    # The slower GPU counts: gpu=1 repeated `gemm` 40 times in 2 s, so 20 times per second. The run gave 2 s to each of its 2
-    # workloads and 1 kind of copy (a third of 6 s). The profile gives 4 s to each (a third of 12 s): 80 repetitions of `gemm`.
-    # The first result, with which the repetitions are compared, is the 81st.
+    # The run divided its 6 s equally between `gemm`, `sort` and the copies between GPUs: 2 s each. In 2 s, gpu=1 (the slower GPU)
+    # repeated `gemm` 40 times. The profile divides 12 s between `gemm`, `copy` and the copies between GPUs: 4 s each, so 80
+    # repetitions of `gemm`. The first result, with which they are compared, counts too. `copy` was measured only between GPUs.
     assert found["gemm"].repetitions == pytest.approx(81)
     assert found["copy"].repetitions == pytest.approx(8 / 2 * 4)
     assert found["copy to each of the other GPUs"].repetitions == pytest.approx(16)
@@ -131,12 +132,12 @@ def test_unusable_figure_gives_no_repetitions(unusable: Observation) -> None:
     assert found["sort"].repetitions is None
 
 
-def test_number_of_products_that_stress_compares_follows_from_the_time_that_the_profile_gives_it() -> None:
+def test_number_of_matrix_products_that_stress_compares_follows_from_its_time_in_the_profile() -> None:
     known = figure("digest.mismatches", 0, workload="gemm", repetitions=1)
     chosen = {"seconds": 2.5, "settle_seconds": 1.0, "dtypes": ["bf16"], "size": 10}
     short = of_run(known, chosen={"stress": chosen})["bf16"]
     long = of_run(known, chosen={"stress": {**chosen, "seconds": 20.0}})["bf16"]
-    # In (2.5 + 1) s, a product every 0.25 s (a tenth of 2.5 s); in (20 + 1) s, a product every 0.5 s.
+    # A matrix product every 0.25 s (a tenth of `seconds`) in 2.5 s + 1 s; every 0.5 s (the longest interval) in 20 s + 1 s.
     assert (short.repetitions, long.repetitions) == (14, 42)
     assert (short.elements, short.always_alone, short.always_compared) == (100, 0.0, 0.0)
 

@@ -1,6 +1,6 @@
 """Test `rackproof power --planted-faults`: how likely the benchmarks of a profile find a GPU that returns wrong bits.
 
-The repetitions that earlier runs measured are scaled to the time that the profile gives each test.
+How often a test repeats its computation is taken from earlier runs, and scaled to the time that the profile gives the test.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ RUN = ROOT / "docs/measurements/h200x2"
 
 
 def measured(profile: str, planned: str = "standard", **repetitions: int) -> dict[str, Comparison]:
-    """Return test (such as `digest gemm`) -> comparison of a profile, computed from a run of two GPUs.
+    """Return test (benchmark and case, such as `digest gemm`) -> its comparison in a profile, computed from one run.
 
-    GPU 1 makes half as many repetitions as GPU 0.
+    The run has two GPUs. GPU 1 makes half as many repetitions as GPU 0.
 
     Args:
         profile: profile whose comparisons are returned.
         planned: profile of the run.
-        repetitions: workload -> repetitions of GPU 0.
+        repetitions: workload -> number of its repetitions on GPU 0.
     """
     plan = builders.plan("h1", gpu_count=2, profile=planned, rackproof_gang="none")
 
@@ -49,9 +49,9 @@ def measured(profile: str, planned: str = "standard", **repetitions: int) -> dic
 
 
 def test_repetitions_are_those_of_the_slowest_gpu_in_proportion_to_the_time_budget() -> None:
-    standard = measured("standard", gemm=1000)  # GPU 1: 500 in 2/3 s (2 s for 3 workloads), and the first result
+    standard = measured("standard", gemm=1000)  # 500 on GPU 1 in 2/3 s (2 s for 3 workloads), plus the first result
     assert standard["digest gemm"].repetitions == pytest.approx(501)
-    smoke = measured("smoke", gemm=1000)  # 1 s for three workloads
+    smoke = measured("smoke", gemm=1000)  # 250 in 1/3 s (1 s for 3 workloads), plus the first result
     assert smoke["digest gemm"].repetitions == pytest.approx(251)
     extended = measured("extended", gemm=1000)  # 120 s for 16 workloads and the copies between GPUs
     assert extended["digest gemm"].repetitions == pytest.approx(500 / (2 / 3) * 120 / 17 + 1)
@@ -63,7 +63,7 @@ def test_repetitions_are_those_of_the_slowest_gpu_in_proportion_to_the_time_budg
     assert extended["digest round_trip to each of the other GPUs"].repetitions is None
 
 
-def test_fault_in_every_repetition_is_found_only_with_other_gpus_or_a_known_result() -> None:
+def test_fault_in_every_repetition_is_found_only_by_comparison_with_other_gpus_or_with_a_known_result() -> None:
     extended = measured("extended", gemm=1000)
     for name, alone, compared in (
         ("digest gemm", 0.0, 1 - COLLISION),
@@ -89,6 +89,7 @@ def test_unmeasured_workloads_are_listed_separately() -> None:
     assert "digest sort" in line
     assert "digest gemm," not in line
     rows = [line for line in lines if "| digest gemm |" in line]
+    # The columns `always, GPU alone` and `always, three equal GPUs`.
     assert [row.split(" | ")[5:7] for row in rows] == [["not found", "> 99.9999 %"]]
 
 
@@ -102,7 +103,7 @@ def test_command_prints_text_and_json(capsys: pytest.CaptureFixture[str]) -> Non
     assert document["patterns"]["one bit of one element"] == 0.0
 
 
-def test_wrong_use_of_the_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_arguments_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["power", "--pool", "--profile", "smoke", str(RUN)]) == 64
     assert "--planted-faults" in capsys.readouterr().err
     assert main(["power", "--planted-faults", str(RUN), str(RUN)]) == 64

@@ -1,7 +1,8 @@
 """Figures of RDMA ports that contradict each other or the readings of the ports are inconclusive.
 
 The figures come from the benchmark `verbs`. The share of a test (`verbs.rate_ratio`) is its bandwidth divided by the rate of the
-port. The best share (`verbs.best_ratio`) is the greatest over all partners.
+port, or by twice the rate if the test sends both ways. The best share of a port (`verbs.best_ratio`) is its greatest share over
+all partners (the other hosts with which it was tested).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ GUIDS = {f"hca=mlx5_{number}": f"b8ce:f603:0000:000{number}" for number in range
 
 
 def link_readings(rate: float = RATE, guids: Any = GUIDS, width: int = 4) -> list[Metric]:
-    """Return the readings of two ports, the first of which has this rate and width."""
+    """Return the readings of two ports and their adapters. Only the first port has this rate (B/s) and width (lanes)."""
     rates, widths = {"hca=mlx5_0,port=1": rate, PORT: RATE}, {"hca=mlx5_0,port=1": width, PORT: 4}
     return [
         *readings(), Metric(name="infiniband.rate", unit="B/s", values=rates),
@@ -44,13 +45,13 @@ def link_readings(rate: float = RATE, guids: Any = GUIDS, width: int = 4) -> lis
 
 
 def changed(name: str, change: Change, *, partner: str = "", **params: Any) -> dict[str, Sequence[Observation]]:
-    """Return the figures of a fleet after `change` of one figure of PORT on h1.
+    """Return the figures of a healthy fleet, with `change` applied to one figure of PORT on h1.
 
     Args:
         name: name of the figure without `verbs.`.
         change: the change.
-        partner: the other host of the pair that the figure measures; empty: the figure measures the port without a partner.
-        params: parameters of the figure.
+        partner: the other host of the test; empty: the figure is of PORT without a partner.
+        params: parameters that the figure must have.
     """
     figures = fleet()
     scope = f"{PORT},partner={partner}" if partner else PORT
@@ -100,8 +101,8 @@ def test_healthy_figures_agree() -> None:
     assert findings(fleet()) == set()
 
 
-def test_best_share_is_the_higher_of_the_share_alone_and_the_share_while_all_ports_transfer() -> None:
-    """The profile `extended` measures each pair of ports alone, and then all rails together."""
+def test_best_share_is_the_higher_of_the_share_alone_and_the_share_with_all_ports_together() -> None:
+    """The profile `extended` tests each pair of ports alone, and then all pairs of ports of two hosts together."""
     both = [
         replace(item, value=value, params={**item.params, "sharing": sharing})
         for item in fleet()["h1"]
@@ -166,7 +167,7 @@ def test_link_that_changes_during_the_run_is_inconclusive(name: str, after: list
     assert changed_link not in findings({}, link_readings(), of=f"infiniband.{name}")
 
 
-def test_adapter_without_a_guid_in_a_snapshot_is_inconclusive() -> None:
+def test_adapter_without_a_guid_is_inconclusive_if_its_port_was_read() -> None:
     without_guid = link_readings(guids={"hca=mlx5_0": GUIDS["hca=mlx5_0"]})
     found = findings(fleet(), without_guid, of="infiniband.hca.node_guid")
     assert {(host, "hca=mlx5_1", "plan", INCONCLUSIVE) for host in ("h1", "h2", "h3")} <= found

@@ -1,4 +1,8 @@
-"""Each active port and each pair of ports must have its figures, or a record must state why they were not measured."""
+"""Each active RDMA port, and each pair of ports of two hosts, must have its figures, or a reason why it was not measured.
+
+The share of a test (`verbs.rate_ratio`) is its bandwidth as a share of the rate of the port. The best share of a port
+(`verbs.best_ratio`) is the greatest over all partners (the other hosts with which the port was tested).
+"""
 
 from __future__ import annotations
 
@@ -42,7 +46,10 @@ def best(number: int = 0) -> Observation:
 
 
 def pair_figures(host: str, number: int = 0) -> list[Observation]:
-    """Return the figures of one port with the other hosts. The second host of a pair has only those that both hosts must have."""
+    """Return the figures of one port of `host` with each other host, and its best share.
+
+    The host that comes second in a pair has only the figures that both hosts must have.
+    """
     others = [name for name in HOSTS if name != host]
     return [
         item for other in others for item in figures(port(number, other), "gang", ("together",), both_only=host > other)
@@ -75,7 +82,7 @@ NEITHER = "the port is active or tested in another stage, but has neither a figu
 
 
 def alone(*observations: Observation, **fields: Any) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of the verdicts on the ports of h1 in the stage without partners (`benchmark`)."""
+    """Return name, scope and reason of the verdicts on the ports of h1 in the stage `benchmark` (tests without a partner)."""
     found = list(silent_ports(view("h1", *observations, **fields)))
     assert {item.stage for item in found} <= {"benchmark"}
     return [(item.name, item.scope, item.reason) for item in found]
@@ -130,7 +137,7 @@ def test_reason_for_one_test_excuses_only_the_figures_of_that_test() -> None:
     assert alone(latency, *[item for item in ALONE if item.name != "verbs.bandwidth"]) != []
 
 
-def test_nothing_is_required_of_a_failed_stage_a_port_that_is_not_active_or_a_stage_without_verbs() -> None:
+def test_failed_stages_inactive_ports_and_stages_without_verbs_need_no_figures() -> None:
     assert alone(failed=True) == []
     assert alone(active=()) == []
     without = builders.with_benchmarks(PLAN, benchmark={"training": {}}, gang={"verbs": CHOSEN})
@@ -142,11 +149,11 @@ def test_port_that_another_stage_measured_is_required_even_if_it_is_not_active()
 
 
 def together(change: Any = lambda host, items: items, **active: tuple[int, ...]) -> list[tuple[str, str, str, str]]:
-    """Return host, name, scope and reason of the verdicts on pairs.
+    """Return host, name, scope and reason of the verdicts on the ports and pairs of the gang stage.
 
     Args:
-        change: (host, its figures) -> its figures in the record.
-        active: host -> numbers of its active ports, if it has others than port 0.
+        change: (host, its healthy figures) -> its figures in the record.
+        active: host -> numbers of its active ports. On the other hosts only port 0 is active.
     """
     views = [view(host, *change(host, pair_figures(host)), active=active.get(host, (0,))) for host in HOSTS]
     found = list(silent_pairs(views))
@@ -155,6 +162,7 @@ def together(change: Any = lambda host, items: items, **active: tuple[int, ...])
 
 
 def of_h1(change: Any) -> Any:
+    """Return a change for `together` that applies `change` to the figures of h1 only."""
     return lambda host, items: change(items) if host == "h1" else items
 
 
@@ -186,7 +194,7 @@ def test_best_share_is_required_of_a_port_with_shares() -> None:
 
 def test_best_share_is_not_required_of_a_port_without_shares() -> None:
     def failed(items: list[Observation]) -> list[Observation]:
-        """Return the figures of a host whose tests of bandwidth all failed."""
+        """Return the figures of a host whose bandwidth tests all failed."""
         kept = [item for item in items if item.name not in ("verbs.best_ratio", "verbs.rate_ratio", "verbs.mtu")]
         return [
             replace(item, status=ERROR, value=None, reason="no") if item.name == "verbs.bandwidth" else item
@@ -206,12 +214,12 @@ def test_reason_excuses_the_pair_or_the_port_or_the_host_for_which_it_is_stated(
     assert ("h1", port(0, "h2")) not in {(host, scope) for host, _, scope, _ in excused}
     for scope in (port(), "host"):
         found = together(of_h1(lambda items, scope=scope: [absent(scope)]))
-        # A reason for the port excuses its missing figures. But h1 then states nothing about any port with h2 or h3, which
-        # each measured one port with h1. This causes a verdict on the host, unless the reason is for the host.
+        # A reason for the port excuses its missing figures. But h2 and h3 each measured one port with h1, and h1 states neither
+        # figures nor reasons for any port with them. This causes a verdict on h1, unless the reason is for the whole host.
         assert {where for host, _, where, _ in found if host == "h1"} == ({"host"} if scope == port() else set())
 
 
-def test_failed_test_with_a_partner_excuses_all_ports_and_a_skipped_test_only_its_port() -> None:
+def test_failed_test_excuses_all_ports_with_its_partner_and_a_skipped_test_only_its_own_port() -> None:
     def failed(items: list[Observation]) -> list[Observation]:
         return [*[item for item in items if "partner=h2" not in item.scope], absent(port(5, "h2"), status=ERROR)]
 
@@ -225,7 +233,7 @@ def test_failed_test_with_a_partner_excuses_all_ports_and_a_skipped_test_only_it
     ]
 
 
-def test_host_that_states_fewer_ports_than_its_partner_measured_is_inconclusive() -> None:
+def test_host_with_figures_or_reasons_for_fewer_ports_than_its_partner_measured_is_inconclusive() -> None:
     def two_ports(host: str, items: list[Observation]) -> list[Observation]:
         return [*items, *pair_figures(host, 1)] if host == "h1" else items
 
@@ -249,10 +257,10 @@ def test_second_host_of_a_pair_need_not_report_a_test_that_sends_both_ways_and_f
         return items
 
     assert together(failed) == []
-    only_second_host_fails = [
+    missing_only_on_second_host = [
         item for item in together(lambda host, items: failed(host, items) if host == "h2" else items) if item[0] == "h2"
     ]
-    assert [scope for _, _, scope, _ in only_second_host_fails] == [port(0, "h1")]
+    assert [scope for _, _, scope, _ in missing_only_on_second_host] == [port(0, "h1")]
 
 
 def test_host_without_a_gang_or_a_finished_launch_has_no_verdicts_on_pairs() -> None:

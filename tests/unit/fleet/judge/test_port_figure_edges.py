@@ -1,4 +1,8 @@
-"""Figures of an RDMA port must agree with the rate of the port and with each other. The link of the port must not change."""
+"""Figures of an RDMA port must agree with the rate of the port and with each other. The link of the port must not change.
+
+The share of a test (`verbs.rate_ratio`) is its bandwidth divided by the rate of the port, or by twice the rate if the test sends
+both ways. The best share (`verbs.best_ratio`) is the greatest over all partners (the other hosts with which the port was tested).
+"""
 
 from __future__ import annotations
 
@@ -32,8 +36,8 @@ def problems(
 
     Args:
         figures: the figures of the host.
-        rates: the rate of PORT in each snapshot.
-        readings: all readings of each snapshot, in place of `rates`.
+        rates: the rate of PORT (B/s) in each snapshot. The snapshots have no other readings.
+        readings: all readings of each snapshot: name -> scope -> value. If given, `rates` is not used.
     """
     given = readings or [{"infiniband.rate": {PORT: rate}} for rate in rates]
     shots = tuple(
@@ -65,7 +69,7 @@ def bandwidth_and_share(bandwidth: float, share: float, **params: Any) -> list[O
         (4.5e10, 0.0, {}, False),
     ],
 )
-def test_bandwidth_is_roughly_its_stated_share_of_the_rate_of_the_port(
+def test_bandwidth_in_each_direction_is_roughly_its_share_of_the_rate_of_the_port(
     bandwidth: float, share: float, params: dict[str, str], is_wrong: bool
 ) -> None:
     way = {**SETTINGS, **params}
@@ -75,7 +79,7 @@ def test_bandwidth_is_roughly_its_stated_share_of_the_rate_of_the_port(
     assert found == ([("verbs.bandwidth", f"{PORT},partner=h2", reason)] if is_wrong else [])
 
 
-def test_port_without_a_reading_of_its_rate_is_compared_with_its_other_figures() -> None:
+def test_figures_of_a_port_are_compared_with_each_other_if_its_rate_was_not_read() -> None:
     tests = [
         *bandwidth_and_share(4.5e10, 0.9),
         *bandwidth_and_share(4.0e10, 0.8, partner="h3"),
@@ -108,7 +112,7 @@ def best(value: Any, partners: int) -> Observation:
         (0.9, 3, "it is the best of 3 partners, but verbs.rate_ratio was measured with 2 partners"),
     ],
 )
-def test_best_share_is_roughly_the_greatest_of_the_shares_with_all_partners(
+def test_best_share_must_be_roughly_the_greatest_share_and_state_the_right_number_of_partners(
     stated: float, partners: int, reason: str
 ) -> None:
     tests = [*bandwidth_and_share(4.5e10, 0.9), *bandwidth_and_share(4.0e10, 0.8, partner="h3")]
@@ -151,11 +155,12 @@ def test_nothing_is_compared_without_a_measured_bandwidth_or_share() -> None:
 @pytest.mark.parametrize("name", ["infiniband.rate", "infiniband.width"])
 def test_rate_or_width_of_a_link_that_changed_during_the_run_is_named(name: str) -> None:
     values = [{name: {PORT: value, "hca=mlx5_1,port=1": 1}} for value in (4, 2, 4)]
+    # The reason names each value once.
     assert problems(readings=values) == [(name, PORT, "changed during the run: 4, then 2")]
 
 
 def adapter(guid: str | None, *, port: bool = True) -> dict[str, dict[str, Any]]:
-    """Return the readings of an adapter. `guid`: None if it was not read. `port`: whether its port was read."""
+    """Return the readings of an adapter. `guid`: its GUID; None: not read. `port`: whether readings of its port are included."""
     known = {"infiniband.hca.node_guid": {"hca=mlx5_0": guid}} if guid else {"infiniband.hca.node_guid": {}}
     return {**known, **({"infiniband.link_layer": {PORT: "InfiniBand"}} if port else {})}
 
@@ -172,8 +177,9 @@ def adapter(guid: str | None, *, port: bool = True) -> dict[str, dict[str, Any]]
         ([adapter("a"), adapter(None, port=False)], []),
         ([adapter(None), adapter(None)], []),
     ],
+    ids=["same GUID", "other GUID", "GUID missing once", "neither GUID nor port read", "GUID never read"],
 )
-def test_guid_of_an_adapter_is_constant_and_read_with_its_ports(
+def test_guid_that_was_read_once_must_stay_the_same_and_be_read_whenever_the_ports_are(
     readings: list[dict[str, Any]], expected: list[str]
 ) -> None:
     assert problems(readings=readings) == [("infiniband.hca.node_guid", "hca=mlx5_0", reason) for reason in expected]

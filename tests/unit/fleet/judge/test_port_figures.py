@@ -40,7 +40,7 @@ def figure(name: str, value: float, port: int, stage: str = "benchmark", **setti
 
 
 def healthy_port(port: int, host: str = "h1") -> list[Observation]:
-    """Return the figures of a healthy port in the profile `standard`: of the host alone, and with each of the other hosts."""
+    """Return the figures of a healthy port in the profile `standard`: without a partner, and with each of the other hosts."""
     return [
         *transfers(port, {"memory": "host"}), *transfers(port, {"memory": "gpu"}),
         figure("latency", 2e-6, port, sharing="alone"), figure("message_rate", 4e6, port, sharing="alone"),
@@ -57,7 +57,7 @@ def transfers(port: int, settings: Mapping[str, Any], stage: str = "benchmark") 
 
 
 def with_partner(port: int, host: str, other: str) -> list[Observation]:
-    """Return what a port measures together with the host `other`. Only the first host of a pair measures the latency."""
+    """Return the figures of a port of `host` with the partner `other`. Only the first host of a pair reports the latency."""
     items = [
         *transfers(port, {"sharing": "together"}, "gang"),
         *transfers(port, {"sharing": "together", "direction": "both_ways"}, "gang"),
@@ -91,7 +91,7 @@ def findings(
     Args:
         figures: host -> its figures.
         readings: readings that are added to every snapshot of every record.
-        members: the hosts in the launch of the gang. Other hosts have no gang record.
+        members: the hosts of the gang launch (the launch on several hosts together). Other hosts have no gang record.
         of: prefix of the names of the figures or readings whose verdicts are returned.
         last: readings that the last snapshot of every record gets in place of `readings`; empty: it gets `readings` too.
         variables: variables of the inventory.
@@ -164,7 +164,7 @@ def test_healthy_ports_pass() -> None:
         (figure("latency", 9e-6, 1, sharing="alone"), {"verbs-port-latency"}),
         (figure("message_rate", 1e6, 1, sharing="alone"), {"verbs-port-messages"}),
         (figure("best_ratio", 0.49, 1, "gang", partners=2), {"verbs-best-partner"}),
-        (figure("best_ratio", 0.49, 1, "gang", partners=1), set()),
+        (figure("best_ratio", 0.49, 1, "gang", partners=1), set()),  # the only partner may be the slow one
     ],
 )
 def test_bad_figure_fails_the_criteria_of_this_figure_only(bad: Observation, criteria: set[str]) -> None:
@@ -215,11 +215,13 @@ def verdicts_on_required_ports(
 
 
 DOWN = absent("unsupported", "the port has no link", "hca=mlx5_1,port=1")
-SLOW = absent("unsupported", "not a port of the fabric: it has less than half the rate", "hca=mlx5_2,port=1")
+SLOW = absent(
+    "unsupported", "not a port of the fabric: it has less than half the rate of the fastest port", "hca=mlx5_2,port=1"
+)
 
 
 def links_of(**layers: tuple[str, float, bool]) -> list[Metric]:
-    """Return the readings of ports: adapter -> link layer, rate and whether the port is active."""
+    """Return the readings of port 1 of each adapter. `layers`: adapter -> link layer, rate (B/s), whether the port is active."""
     names = {"link_layer": "1", "rate": "B/s", "active": "1"}
     return [
         Metric(
@@ -274,7 +276,7 @@ def test_each_port_of_an_adapter_counts_as_one_port() -> None:
 
 
 def test_verdict_on_a_port_names_its_partner_if_it_has_only_one() -> None:
-    """If the port of h2 is down, the diagnosis uses the name of the partner to attribute the verdict to h2."""
+    """The diagnosis attributes such a verdict on h1 to its partner h2 if a port of h2 is down."""
     plan = builders.plan("h1", "h2", gpu_count=2, rackproof_gang="all", rackproof_verbs_required=True)
     plan = builders.with_benchmarks(
         plan,
@@ -306,7 +308,7 @@ def readings(layer: str = "InfiniBand", *, is_active: bool = True) -> list[Metri
 
 
 def without(of_port: str, stage: str = "", instead: Sequence[Observation] = ()) -> dict[str, Sequence[Observation]]:
-    """Return a fleet in which h1 has the observations `instead` in place of the figures whose scopes begin with `of_port`.
+    """Return the figures of a fleet. h1 has `instead` in place of its healthy figures whose scopes begin with `of_port`.
 
     An empty `stage` removes the figures of all stages.
     """
@@ -402,6 +404,6 @@ def test_ports_that_the_partners_measured_are_required_even_without_readings() -
 def test_pair_is_not_required_if_one_of_its_hosts_was_not_in_the_launch() -> None:
     """Only the hosts of a launch must have figures with each other. The launch here is of h1 and h2, without h3."""
     figures = {host: [item for item in items if "h3" not in item.scope] for host, items in fleet().items()}
-    best = {host: with_numbers_of_partners(items) for host, items in figures.items()}
-    assert findings(best, readings(), members=("h1", "h2")) == set()
-    assert findings(best, readings()), "with h3 in the launch, its figures must be reported as missing"
+    without_h3 = {host: with_numbers_of_partners(items) for host, items in figures.items()}
+    assert findings(without_h3, readings(), members=("h1", "h2")) == set()
+    assert findings(without_h3, readings()), "with h3 in the launch, the figures with h3 must be reported as missing"

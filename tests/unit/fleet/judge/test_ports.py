@@ -1,4 +1,6 @@
-"""Ports: optical modules of one part number are compared, counters are judged by rate, and failures name the module.
+"""Ports: optical modules of one part number are compared with each other, and error counters are judged by their rate.
+
+The reason of a failure names the module in the port.
 
 `hosts_with_findings` judges the hosts in three ways, which must agree: by creating all verdicts, by counting passes, and with
 `judge`.
@@ -38,6 +40,7 @@ RISING = criterion(
 )
 HOURS_UP = 100
 FIRST_S, LAST_S = HOURS_UP * 3600.0, HOURS_UP * 3600.0 + 2.0
+"""Uptime of a host in its first and in its last snapshot, in seconds."""
 
 
 def metric(name: str, unit: str = "1", **scopes: Value) -> Metric:
@@ -60,7 +63,7 @@ def module_readings(watts: float, part_number: str = "AO-400", lanes: int = 2) -
 def symbol_error_readings(
     first: int, last: int | None = None, *, age_s: float | None = None
 ) -> tuple[list[Metric], list[Metric]]:
-    """Return the readings of the first and of the last snapshot of a port.
+    """Return the readings of PORT in the first and in the last snapshot.
 
     Args:
         first: symbol errors in the first snapshot.
@@ -169,7 +172,10 @@ def test_counter_that_increases_fails_in_the_stage_in_which_it_increased() -> No
 
 @pytest.mark.parametrize(("count", "found"), [(0, []), (300, []), (340, []), (370, [H5])])
 def test_count_in_a_short_run_may_exceed_the_limit_by_chance(count: int, found: list[str]) -> None:
-    """The limit is 300 errors in five minutes. A port whose true rate is the limit may count 340 by chance, but hardly 370."""
+    """The limit of RISING, 3600 errors an hour, is 300 in five minutes.
+
+    A port whose true rate is the limit may count 340 in five minutes by chance, but hardly 370.
+    """
     evidence = fleet_of(with_metrics(*symbol_error_readings(5)), with_metrics(*symbol_error_readings(5, 5 + count)))
     assert hosts_with_findings(evidence, RISING) == found
 

@@ -1,6 +1,6 @@
 """Test the detection power of floors: noise, false alarms and the command `power`.
 
-A floor is a lower limit. Its detection power is the smallest slowdown that it detects.
+A floor is a lower limit. Its detection power is the smallest slowdown that it detects with a probability of 99 %.
 
 `test_power_edges.py` tests which values, groups and floors are included.
 """
@@ -80,7 +80,7 @@ def gate_of(detection: Power, criterion: str = "floor") -> Gate:
     return next(item for item in detection.gates if item.criterion == criterion)
 
 
-def test_without_noise_the_smallest_detected_slowdown_reaches_down_to_the_floor() -> None:
+def test_without_noise_every_slowdown_to_below_the_floor_is_detected() -> None:
     gate = gate_of(power(runs(lambda number, host, scope: 8e14), [*PACKS, FLOOR_PACK]))
     assert (gate.n, gate.parts, gate.mean, gate.sigma, gate.limit) == (12, 4, 8e14, 0.0, FLOOR)
     assert gate.false_alarm == 0.0
@@ -91,7 +91,8 @@ def test_without_noise_the_smallest_detected_slowdown_reaches_down_to_the_floor(
 def test_run_to_run_noise_causes_false_alarms_and_hides_slowdowns() -> None:
     """Runs at 790, 800 and 810 TFLOP/s: the median absolute deviation is 10 TFLOP/s.
 
-    Sigma is 10 TFLOP/s x 1.4826 x 1.495. The last factor is the correction for three values.
+    Sigma is 10 TFLOP/s x 1.4826 x 1.495. The first factor converts the median absolute deviation of a normal distribution to its
+    standard deviation. The second one corrects the bias of an estimate from three values.
     """
     detection = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, FLOOR_PACK])
     gate, sigma = gate_of(detection), 1e13 * 1.4826 * 1.495
@@ -105,8 +106,8 @@ def test_smallest_detectable_slowdown_is_detected_with_a_probability_of_99_perce
     gate = gate_of(power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, FLOOR_PACK]))
     assert gate.finds is not None
     assert NormalDist(gate.mean * (1 - gate.finds), gate.sigma).cdf(gate.limit) == pytest.approx(0.99)
-    best = gate.mean - NormalDist().inv_cdf(0.999) * gate.sigma
-    assert NormalDist(gate.mean * (1 - gate.could_find), gate.sigma).cdf(best) == pytest.approx(0.99)
+    best_floor = gate.mean - NormalDist().inv_cdf(0.999) * gate.sigma
+    assert NormalDist(gate.mean * (1 - gate.could_find), gate.sigma).cdf(best_floor) == pytest.approx(0.99)
 
 
 def test_false_alarms_include_spread_between_parts() -> None:
@@ -133,7 +134,7 @@ def test_floor_detects_no_slowdown_if_healthy_rates_scatter_too_much() -> None:
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 20])
-def test_robust_sigma_is_unbiased_and_ignores_one_outlier_among_eight_values(count: int) -> None:
+def test_robust_sigma_is_unbiased_and_ignores_one_outlier_among_eight_or_more_values(count: int) -> None:
     draw = random.Random(count)  # noqa: S311 - not used for security
     samples = [[draw.gauss(100, 2) for _ in range(count)] for _ in range(4000)]
     assert statistics.fmean(map(robust_sigma, samples)) == pytest.approx(2.0, rel=0.06)
@@ -141,8 +142,8 @@ def test_robust_sigma_is_unbiased_and_ignores_one_outlier_among_eight_values(cou
         assert robust_sigma([*samples[0][1:], 1e9]) < 10
 
 
-def test_noise_is_measured_on_the_judged_value() -> None:
-    """The median of the samples may differ from the judged value: for example, the value of `stress.power` is a mean."""
+def test_noise_is_computed_from_judged_values_and_not_from_medians_of_samples() -> None:
+    """The judged value of a figure may differ from the median of its samples: for example, `stress.power` is a mean."""
     repeated_runs = runs(lambda number, host, scope: 8e14)
     for number, (_, evidence) in enumerate(repeated_runs):
 
@@ -197,7 +198,7 @@ def test_groups_have_the_figures_that_the_documentation_lists() -> None:
 
 
 def test_all_hosts_of_a_gang_are_one_part() -> None:
-    """A gang is the hosts of one multi-node launch. Their figures are of the whole gang."""
+    """A gang is the hosts of one multi-node launch. All of them report the same figures, those of the whole gang."""
     repeated_runs = []
     for number in range(3):
         plan = replace(builders.plan(profile="smoke", rackproof_fabric_gbps=400), nonce=f"{number:032x}")

@@ -1,7 +1,7 @@
 """Boundary cases of detection power: which values, groups and floors are included.
 
-A floor is a lower limit. Its detection power is the smallest slowdown that it detects. A gate is a floor that a criterion sets
-for one figure, together with the detection power of this floor.
+A floor is a lower limit. Its detection power is the smallest slowdown that it detects with a probability of 99 %. A gate is a
+floor that a criterion sets for one figure, together with the detection power of this floor.
 
 In these tests a run has one or two figures; `test_power.py` tests full plans and the command.
 """
@@ -153,7 +153,7 @@ def test_gang_is_one_part_and_a_gpu_may_have_no_serial() -> None:
     assert without_serial.repeats[0].where == "h1 gpu=0"
 
 
-def test_robust_sigma_of_few_values_is_corrected() -> None:
+def test_robust_sigma_is_corrected_for_the_number_of_values() -> None:
     assert robust_sigma([]) == robust_sigma([5.0]) == 0.0
     assert robust_sigma([1.0, 3.0]) == pytest.approx(1.4826 * 1.196)
     assert robust_sigma([1.0] * 4 + [3.0] * 6) == pytest.approx(0.0)

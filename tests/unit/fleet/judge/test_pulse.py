@@ -1,4 +1,4 @@
-"""Benchmark `pulse` (pulsed load): a bad GPU is named. Healthy hosts have no finding."""
+"""Benchmark `pulse` (a load that pauses in each period): verdicts name a bad GPU, and those on healthy hosts pass."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from tests import builders
 
 HOSTS = ("h1", "h2")
 OPTIONAL = (("work_share", "1", 1.0), ("amplitude", "W", 590.0), ("slew", "W/s", 6000.0))
+"""Name, unit and healthy value of figures that a record need not have."""
 
 
 def pulse_plan() -> Plan:
@@ -28,7 +29,7 @@ def pulse_plan() -> Plan:
 
 
 def healthy(plan: Plan, host: str) -> Evidence:
-    """Return the evidence of a healthy host: the planned figures, and those of OPTIONAL, which some GPU models lack."""
+    """Return the evidence of a healthy host: the planned figures, and those of OPTIONAL."""
     more = tuple(
         builders.observation(f"pulse.{name}", value, scope=f"gpu={gpu}", unit=unit, period_ms=2000)
         for name, unit, value in OPTIONAL
@@ -53,7 +54,10 @@ def findings(change: Callable[[str, Observation], Observation]) -> set[tuple[str
 
 
 def bad(name: str, value: Any, host: str = "h2", gpu: int = 3) -> Callable[[str, Observation], Observation]:
-    """Return a change that gives `value` to the figure `name` of a GPU; if the figure has periods, only for the period of 2 s."""
+    """Return a change that gives `value` to the figure `name` of a GPU.
+
+    Some figures are measured once for each period of the load. Of these, only the one for the period of 2 s is changed.
+    """
 
     def change(measured_host: str, item: Observation) -> Observation:
         chosen = (measured_host, item.name, item.scope) == (host, f"pulse.{name}", f"gpu={gpu}")

@@ -1,6 +1,7 @@
 """Cables of the hosts are compared: which switches belong to a rail, and which ports are not at a switch of their rail.
 
-The switches have names such as `a` and `b`: `at a swp1` means at the port swp1 of the switch `a`.
+A rail is the ports in one slot of all hosts. The switches have names such as `a` and `b`: `at a swp1` means at the port `swp1` of
+the switch `a`, and `hosts have a in this slot` means that their ports in this slot are at the switch `a`.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 
 
 def link(host: str, rail: int, switch: str, **fields: Any) -> PortLink:
-    """Return the port of a rail. `switch`: name and ID of its switch; empty: the switch was not read."""
+    """Return the port of a host in a rail. `switch`: name and ID of its switch; empty: the switch was not read."""
     default: dict[str, Any] = {
         "host": host, "scope": f"nic=eth{rail}", "slot": f"slot{rail}", "names": frozenset(), "is_fastest": True,
         "switch_id": switch, "switch": switch, "port": "swp1" if switch else "", "reason": "" if switch else "no LLDP",
@@ -92,7 +93,7 @@ def test_two_swapped_ports_have_verdicts_with_the_same_detail() -> None:
     )
 
 
-def test_three_ports_exchanged_in_a_circle_do_not_count_as_swapped() -> None:
+def test_ports_count_as_swapped_in_pairs_but_not_in_a_circle_of_three() -> None:
     rails = [host(number, "a", "b", "c") for number in range(1, 7)]
     found = verdicts([*rails, host(7, "b", "c", "a")])
     assert {found["h7", f"nic=eth{rail}"].kind for rail in range(3)} == {VerdictKind.PEERS}
@@ -135,11 +136,12 @@ def test_switch_of_two_rails_belongs_to_the_rail_with_more_hosts() -> None:
     hosts = [host(number, "a", "b") for number in range(6)] + [host(6 + number, "b", "a") for number in range(2)]
     found = states(verdicts(hosts))
     assert found[FAIL] == ["h6 eth0", "h6 eth1", "h7 eth0", "h7 eth1"]
-    half = [host(number, "a", "b") for number in range(4)] + [host(4 + number, "b", "a") for number in range(2)]
-    assert FAIL in states(verdicts(half))
+    two_of_six = [host(number, "a", "b") for number in range(4)] + [host(4 + number, "b", "a") for number in range(2)]
+    assert FAIL in states(verdicts(two_of_six))
 
 
 def test_hosts_of_two_pods_are_compared_within_their_pod() -> None:
+    """A pod is a group of hosts with its own switches."""
     pods = [host(number, "a", "b") for number in range(4)] + [host(4 + number, "c", "d") for number in range(4)]
     assert states(verdicts(pods)).keys() == {PASS}
     assert verdicts(pods)["h0", "nic=eth0"].reason == "at a swp1: 4 of 4 hosts have a in this slot"
@@ -205,6 +207,7 @@ def hosts_on_one_switch_each(*switches: str) -> list[HostLinks]:
 
 
 def test_host_without_peers_fails_with_two_rails_at_one_switch_if_most_hosts_use_two_switches() -> None:
+    """A host without peers shares its switches with no other host."""
     apart = [host(number, f"a{number}", f"b{number}") for number in range(2)]
     found = verdicts([*apart, host(2, "x", "x")])
     assert states(found)[FAIL] == ["h2 eth0", "h2 eth1"]
@@ -213,8 +216,10 @@ def test_host_without_peers_fails_with_two_rails_at_one_switch_if_most_hosts_use
     assert (verdict.limit, verdict.operator, verdict.kind) == (None, "", VerdictKind.PEERS)
     assert states(verdicts([*apart, host(2, "x", "y")])) == {}
     assert states(verdicts(hosts_on_one_switch_each("a", "b", "c"))) == {}
-    assert FAIL not in states(verdicts([apart[0], host(2, "x", "x")]))
-    assert FAIL not in states(verdicts([*apart, host(2, "x", "x"), host(3, "y", "y")]))
+    assert FAIL not in states(verdicts([apart[0], host(2, "x", "x")])), "two hosts are too few"
+    assert FAIL not in states(verdicts([*apart, host(2, "x", "x"), host(3, "y", "y")])), (
+        "half of the hosts is not enough"
+    )
 
 
 def test_switches_that_were_not_read_do_not_count_as_shared() -> None:

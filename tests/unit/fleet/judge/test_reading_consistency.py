@@ -1,4 +1,7 @@
-"""Snapshots of one record that contradict each other: some lack a reading, or a reading that must be constant changed."""
+"""Snapshots of one record that contradict each other.
+
+Some lack a reading, a reading that must be constant changed, or a counted time fell or grew too fast.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +28,12 @@ READ = {
     "xid.count": {},
 }
 FULL_ONLY = ("gpu.temperature_slowdown", "pcie.bar1.size", "storage.disk.serial")
+"""Readings that snapshots during a launch do not have."""
 Changes = dict[str, dict[str, object] | None]
 
 
 def snapshot(number: int, phase: str, changes: Changes) -> Snapshot:
-    """Return a snapshot taken 20 s x `number` after midnight. `changes`: reading -> its values; None omits the reading."""
+    """Return snapshot `number`. One is taken every 20 s. `changes`: reading -> its values; None omits the reading."""
     readings: Changes = {**READ, "host.uptime": {"host": 1000.0 + 20 * number}, **changes}
     metrics = tuple(
         Metric(name=name, unit=READINGS[name].unit, values=values)  # type: ignore[arg-type]

@@ -90,7 +90,10 @@ def test_change_of_a_constant_reading_is_a_problem_with_few_exceptions(
 def growth_problems(
     name: str, scope: str, first: float, second: float, *, seconds: int, uptimes: Sequence[Any] = ()
 ) -> list[tuple[str, str]]:
-    """Return scope and reason of each problem of a reading with two values, the second read `seconds` later."""
+    """Return scope and reason of each problem of a reading with two values, the second read `seconds` after the first.
+
+    `uptimes`: uptime of the host in the two snapshots; empty: not read.
+    """
     shots = []
     for at, value in enumerate((first, second)):
         readings = {name: {scope: value}, **({"host.uptime": {"host": uptimes[at]}} if uptimes else {})}
@@ -115,8 +118,8 @@ def test_counted_time_may_grow_by_the_elapsed_time_plus_the_clock_tolerance(grow
 def test_counted_time_may_grow_by_the_rise_of_the_uptime_plus_the_counting_delay(grown: float, is_wrong: bool) -> None:
     found = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100, uptimes=(1000.0, 1050.0))
     assert found == ([(THROTTLED[1], f"grew by {grown:g} s within 50 s")] if is_wrong else [])
-    unread = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100, uptimes=("long", 1050.0))
-    assert unread == []
+    # If an uptime is not a number, the time between the snapshots counts, with its higher tolerance.
+    assert growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100, uptimes=("long", 1050.0)) == []
 
 
 def test_throttle_time_must_not_fall_but_uptime_may() -> None:
@@ -155,7 +158,7 @@ def test_gpu_that_has_another_identity_in_every_snapshot_than_in_the_record_is_n
     stated = (name, "gpu=0", f"every snapshot has X, but the record states {IDENTITY[name]}")
     assert problems(snapshot(0, right), snapshot(20, right)) == []
     assert problems(snapshot(0, wrong), snapshot(20, wrong)) == [stated]
-    if name != "gpu.pci_bus_id":
+    if name != "gpu.pci_bus_id":  # another check reports a serial, UUID or name that changes during the run
         assert problems(snapshot(0, right), snapshot(20, {name: {"gpu=0": "X"}})) == []
     unknown = replace(GPU, serial="", uuid="", name="", pci_bus_id="")
     assert problems(snapshot(0, wrong), gpus=[unknown]) == []
@@ -194,7 +197,7 @@ def test_only_fast_readings_must_be_in_the_snapshot_during_a_launch(name: str, i
         "gpu.minor_number": {"gpu=0": 0},
     }
     during = {"gpu.power": {"gpu=0": 1}}
-    found = [where for where, _, reason in missing(full, during, "during") if reason == MISSING.format("during")]
+    found = [reading for reading, _, reason in missing(full, during, "during") if reason == MISSING.format("during")]
     assert (name in found) is is_missing
 
 
@@ -252,7 +255,7 @@ def test_missing_values_are_in_the_order_of_their_scopes() -> None:
     assert found == [("gpu.power", gpu, MISSING.format("after")) for gpu in gpus]
 
 
-def test_reading_of_a_disk_is_reported_as_missing_if_the_snapshot_has_another_reading_of_it() -> None:
+def test_reading_of_a_disk_is_reported_as_missing_if_the_snapshot_has_another_reading_of_the_disk() -> None:
     full = {
         "storage.disk.size": {"disk=sda": 1, "disk=sdb": 1},
         "storage.disk.rotational": {"disk=sda": 1, "disk=sdb": 1},

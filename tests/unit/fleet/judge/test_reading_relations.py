@@ -117,16 +117,16 @@ def test_count_that_is_not_the_number_of_parts_is_named(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("during", "is_possible"), [(3, True), (2, True), (0, False), (8, True), (3000, False), (1.5, False)]
+    ("between", "is_possible"), [(3, True), (2, True), (0, False), (8, True), (3000, False), (1.5, False)]
 )
-def test_disks_may_be_attached_and_detached_again_between_two_lists(during: float, is_possible: bool) -> None:
-    """The snapshots before and after a launch list 3 disks and 1 disk. The snapshot during the launch only counts `during` disks.
+def test_disks_may_be_attached_and_detached_again_between_two_lists(between: float, is_possible: bool) -> None:
+    """The first snapshot lists 3 disks, and the last one lists 1 disk. The second one has no list, only the count `between`.
 
-    Any count from 1 to 20 times 3 is possible.
+    Any whole number from 1 (the shorter list) to 60 (20 times the longer list) is possible.
     """
     view = host_views(PLAN, EVIDENCE, PACKS)[0]
     record = view.evidence.records[0]
-    counts = (3, during, 1)
+    counts = (3, between, 1)
     lists = (("a", "b", "c"), (), ("a",))
     snapshots = tuple(
         replace(

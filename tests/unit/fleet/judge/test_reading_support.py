@@ -1,6 +1,7 @@
 """A missing reading is inconclusive if at least half of the parts of the same kind have it, or if every host must have it.
 
-A part is a GPU or a host.
+A part is a GPU, a host or a part of a host, such as a port. Among other things, parts of the same kind have the same GPU model
+and driver.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ GPUS = ("gpu=0", "gpu=1")
 
 
 def with_metric(name: str, change: Callable[[Metric], Metric]) -> Callable[[Record], Record]:
+    """Return a change of a record that applies `change` to the reading `name` in every snapshot."""
+
     def changed(record: Record) -> Record:
         snapshots = (
             replace(taken, metrics=tuple(change(item) if item.name == name else item for item in taken.metrics))
@@ -58,7 +61,7 @@ def verdicts(evidence: dict[str, Evidence], name: str = NAME, of: Plan = PLAN) -
     [{"h2": ("gpu=1",)}, {"h2": GPUS}, {"h2": GPUS, "h3": ("gpu=0",)}],
     ids=["one GPU", "all GPUs of a host", "half of the GPUs"],
 )
-def test_reading_that_at_least_half_of_the_gpus_of_the_kind_have_is_required(
+def test_reading_that_at_least_half_of_the_gpus_of_the_same_kind_have_is_required(
     unsupported: dict[str, Collection[str]],
 ) -> None:
     found = verdicts(fleet(unsupported))
@@ -70,7 +73,7 @@ def test_reading_that_at_least_half_of_the_gpus_of_the_kind_have_is_required(
     assert {(item.reason, item.kind) for item in found} == {(reason, UNSUPPORTED)}
 
 
-def test_reading_that_less_than_half_of_the_gpus_of_the_kind_have_is_optional() -> None:
+def test_reading_that_less_than_half_of_the_gpus_of_the_same_kind_have_is_optional() -> None:
     assert verdicts(fleet({"h1": ("gpu=0",), "h2": GPUS, "h3": GPUS})) == []
     assert verdicts(fleet(dict.fromkeys(("h1", "h2", "h3"), GPUS))) == []
 
@@ -206,14 +209,14 @@ COUNTER = "infiniband.symbol_error"
         ),
     ],
 )
-def test_reading_that_most_hosts_of_the_kind_have_is_required(
+def test_reading_that_most_hosts_of_the_same_kind_have_is_required(
     change: Callable[[Metric], Metric | None], name: str, scopes: Sequence[str], reason: str
 ) -> None:
     found = [item for item in verdicts(fleet_with_ports(change), name) if item.kind == UNSUPPORTED]
     assert {(item.host, item.scope, item.reason) for item in found} == {("h2", scope, reason) for scope in scopes}
 
 
-def test_reading_that_less_than_half_of_the_hosts_of_the_kind_have_is_optional() -> None:
+def test_reading_that_less_than_half_of_the_hosts_of_the_same_kind_have_is_optional() -> None:
     plan = builders.plan("h2", "h3", "h4", profile="smoke", gpu_count=2)
     evidence = fleet_with_ports(lambda metric: metric, plan)
     for host in ("h3", "h4"):
@@ -224,7 +227,7 @@ def test_reading_that_less_than_half_of_the_hosts_of_the_kind_have_is_optional()
 
 @pytest.mark.parametrize("name", ["storage.state.read_only", "clock.synchronized"])
 @pytest.mark.parametrize("change", [unsupported, removed])
-def test_reading_that_every_host_has_is_required_of_a_single_host(
+def test_reading_that_every_host_must_have_is_required_even_of_a_single_host(
     name: str, change: Callable[[str], Callable[[Metric], Metric | None]]
 ) -> None:
     alone = builders.plan("h2", profile="smoke", gpu_count=2, rackproof_gang="none")
@@ -234,7 +237,7 @@ def test_reading_that_every_host_has_is_required_of_a_single_host(
 
 
 def test_clock_synchronization_may_be_unsupported_on_a_virtual_machine() -> None:
-    """The hypervisor may set the clock."""
+    """The hypervisor may set the clock of a virtual machine."""
     alone = builders.plan("h2", profile="smoke", gpu_count=2, rackproof_gang="none")
 
     def virtual(metric: Metric) -> Metric:

@@ -1,4 +1,8 @@
-"""Which optional readings are compared between parts of one kind, and which share of the parts makes a reading required."""
+"""Which optional readings are compared between parts of one kind, and which share of the parts makes a reading required.
+
+A part is a GPU, a host or a part of a host, such as a memory module. Among other things, parts of one kind have the same GPU
+model and driver.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +43,7 @@ def host(
 
 
 def verdicts(*views: HostView, judged: int = 0, name: str = "") -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of each verdict on the host at position `judged`; `name` selects a reading."""
+    """Return name, scope and reason of each verdict on `views[judged]`. `name`: only verdicts on this reading; empty: on any."""
     support = ReadingSupport()
     for view in views:
         support.add(view)
@@ -231,7 +235,7 @@ def test_list_of_parts_is_itself_a_reading_of_the_host() -> None:
         ("host.bios.version", [], False),
     ],
 )
-def test_reading_that_every_host_has_is_required_even_in_a_fleet_of_one_host(
+def test_reading_that_every_host_must_have_is_required_even_in_a_fleet_of_one_host(
     name: str, more: list[Metric], is_required: bool
 ) -> None:
     found = verdicts(host("h1", metric(name, host=NO), *more), name=name)

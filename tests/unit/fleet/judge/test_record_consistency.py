@@ -58,7 +58,7 @@ DEADLINE = PLAN.stage("benchmark").deadline_s
     ("fields", "expected"),
     [
         ({"duration_s": 180.0}, []),  # the deadline is 60 s, and ending the ranks may take 120 s
-        ({"duration_s": 180.5}, ["the launch took 180 s, but its deadline was 60 s"]),
+        ({"duration_s": 181.0}, ["the launch took 181 s, but its deadline was 60 s"]),
         ({"deadline_s": DEADLINE}, []),
         ({"deadline_s": DEADLINE + 1, "duration_s": 10.0},
          [f"the launch had a deadline of {DEADLINE + 1:g} s, but the plan has {DEADLINE:g} s"]),
@@ -113,12 +113,12 @@ def test_launch_that_did_not_finish_may_have_fewer_ranks_than_the_plan(outcome: 
 
 
 def test_probe_has_its_own_deadline_and_may_have_any_number_of_ranks() -> None:
-    """A probe is a short launch of part of a gang. The plan has no stage for it."""
+    """A probe is a short launch on some hosts of a gang (the hosts of one multi-node launch). The plan has no stage for it."""
     probe = {"stage": "probe", "ranks": (), "deadline_s": 1e6, "duration_s": 1.0, "members": ("h1", "h2")}
     assert problems(launches({}, probe)) == []
     late = replace(HEALTHY, ended="2026-11-21T04:05:00Z")
-    assert found(launches({}, {**probe, "deadline_s": 10.0, "duration_s": 130.1})(late)) == [
-        launch_problem("the launch took 130 s, but its deadline was 10 s", "probe")
+    assert found(launches({}, {**probe, "deadline_s": 10.0, "duration_s": 131.0})(late)) == [
+        launch_problem("the launch took 131 s, but its deadline was 10 s", "probe")
     ]
 
 
@@ -279,7 +279,7 @@ BEGIN, BEFORE, AFTER = ("preflight", "before"), ("benchmark", "before"), ("bench
         ((BEGIN, BEFORE), [launch_problem("the record has no snapshot after the launch")]),
     ],
 )
-def test_missing_snapshot_of_the_beginning_or_before_or_after_a_launch_is_named(
+def test_missing_snapshot_at_the_beginning_before_a_launch_or_after_a_launch_is_named(
     phases: tuple[tuple[str, str], ...], expected: list[Problem]
 ) -> None:
     named = {f"stage.{stage}" for stage in ("preflight", "benchmark")}
@@ -309,9 +309,9 @@ GANG = builders.records(GANG_PLAN, "h1")
 
 
 def problems_of_changed(change: Change, *, gang: bool = True) -> list[Problem]:
-    """Return contradictions in the records of h1 after a change of its gang record (`gang`) or of its host record.
+    """Return contradictions in the records of h1 after a change of its gang record or, if `gang` is false, of its host record.
 
-    Only these are returned: contradictions named `record` that the change caused, and all named `launch.<library>`.
+    Only two kinds are returned: those named `record` that the change caused, and all named `launch.<library>`.
     """
     healthy = found(*GANG, plan=GANG_PLAN)
     changed = found(*(change(item) if bool(item.gang) == gang else item for item in GANG), plan=GANG_PLAN)

@@ -28,7 +28,7 @@ def metric(name: str = POWER, why: str = "error: Unknown Error", scope: str = "g
 def refused(
     *snapshots: Metric, packs: tuple[Pack, ...] = (), more: tuple[Metric, ...] = ()
 ) -> list[tuple[str, str, str]]:
-    """Return name, scope and reason of each verdict. There is one snapshot for each metric in `snapshots`; it also has `more`."""
+    """Return name, scope and reason of each verdict. Each metric in `snapshots` becomes a snapshot, which also has `more`."""
     shots = [
         Snapshot(stage=f"stage{at}", phase="before", at="2026-11-21T04:00:00Z", duration_s=0.1, metrics=(item, *more))
         for at, item in enumerate(snapshots)

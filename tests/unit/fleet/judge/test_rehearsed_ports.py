@@ -1,6 +1,6 @@
-"""A rehearsal (a run on CPUs) judges RDMA ports and cables only if it measures ports.
+"""A rehearsal (a run on CPUs) judges RDMA ports and cables only if it measures ports with the benchmark `verbs`.
 
-It judges them only on hosts for which the inventory sets `rackproof_verbs_required`.
+Even then it judges only the hosts for which the inventory sets `rackproof_verbs_required`.
 """
 
 from __future__ import annotations

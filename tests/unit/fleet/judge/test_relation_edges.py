@@ -102,7 +102,7 @@ def test_count_includes_parts_without_a_value(stated: Any, reason: str) -> None:
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(1, True), (2, False), (40, False), (41, True)])
-def test_snapshot_without_a_list_of_interfaces_may_count_up_to_twenty_times_as_many_as_are_listed(
+def test_snapshot_without_a_list_of_interfaces_counts_one_to_twenty_times_as_many_as_another_snapshot_lists(
     stated: int, is_wrong: bool
 ) -> None:
     found = problems([NICS], [metric("network.nic_count", {"host": stated})])
@@ -145,7 +145,7 @@ def test_used_memory_must_not_exceed_total_memory(
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(0, False), (2, False), (3, True), ("many", False)])
-def test_count_of_gpus_on_the_bus_must_not_exceed_the_number_that_the_bus_lists(stated: Any, is_wrong: bool) -> None:
+def test_count_of_gpus_on_the_bus_must_not_exceed_the_number_that_pcie_kind_lists(stated: Any, is_wrong: bool) -> None:
     kinds = metric("pcie.kind", {"pci=0000:01:00.0": "gpu", "pci=0000:02:00.0": "gpu", "pci=0000:03:00.0": "network"})
     found = problems([kinds, metric("gpu.pci_count", {"host": stated})])
     assert found == ([("gpu.pci_count", "host", f"is {stated}, but pcie.kind lists 2 GPUs")] if is_wrong else [])
@@ -200,6 +200,7 @@ def test_optics_scope_names_an_adapter_or_interface_but_an_xid_scope_needs_no_pa
     name: str, scope: str, is_right: bool
 ) -> None:
     labels = READINGS[name].labels
+    # A scope has the label `port` only if the reading has it.
     scope = ",".join(label for label in scope.split(",") if label.split("=")[0] != "port" or "port" in labels)
     found = [item for item in problems([metric(name, {scope: 1})]) if "read in the scope" in item[2]]
     assert bool(found) is not is_right

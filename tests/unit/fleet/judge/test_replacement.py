@@ -1,4 +1,7 @@
-"""A pack of the operator can replace a shipped criterion only with `replaces`. Nothing else weakens a shipped criterion."""
+"""A pack (list of criteria) of the operator can replace a shipped criterion only with the key `replaces`.
+
+Nothing else in a pack of the operator weakens a shipped criterion.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ SHIPPED = {
     "vs_sku": {"expected": 4.276e12, "fraction": 0.97}, "action": "rma", "basis": "measured", "source": "as shipped",
 }  # fmt: skip
 """The criterion `hbm-copy` of the H200, as a pack file contains it, without its id."""
-WEAKENED: dict[str, dict[str, Any]] = {  # what is changed -> the changed keys of SHIPPED; None omits a key
+CHANGES: dict[str, dict[str, Any]] = {  # what is changed -> the changed keys of SHIPPED; None omits a key
     "a wider limit": {"vs_sku": {"expected": 4.276e12, "fraction": 0.76}},
     "another kind of limit": {"vs_sku": None, "vs_fleet": {"fraction": 0.95}},
     "only with a baseline": {"vs_sku": None, "vs_baseline": {"fraction": 0.98}},
@@ -65,14 +68,14 @@ def item(criterion_id: str = "hbm-copy", **changes: Any) -> dict[str, Any]:
     return {"id": criterion_id, **SHIPPED, **changes}
 
 
-@pytest.mark.parametrize("weakened", WEAKENED.values(), ids=WEAKENED)
-def test_criterion_with_a_shipped_id_is_refused_without_replaces(weakened: dict[str, Any], tmp_path: Path) -> None:
-    path = write_pack(tmp_path / "mine.yml", item(**weakened))
+@pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
+def test_criterion_with_a_shipped_id_is_refused_without_replaces(changes: dict[str, Any], tmp_path: Path) -> None:
+    path = write_pack(tmp_path / "mine.yml", item(**changes))
     with pytest.raises(
         UsageError, match=r"mine: hbm-copy: a criterion of .* already has this id; .*add `replaces: hbm-copy`"
     ):
         read_packs([path])
-    read_packs([write_pack(tmp_path / "mine.yml", item(**weakened, replaces="hbm-copy"))])
+    read_packs([write_pack(tmp_path / "mine.yml", item(**changes, replaces="hbm-copy"))])
 
 
 def test_every_shipped_id_is_refused(tmp_path: Path) -> None:
@@ -193,7 +196,7 @@ def test_report_lists_replaced_criteria(tmp_path: Path) -> None:
 
 
 def test_doctor_lint_and_alerts_refuse_a_silent_replacement(tmp_path: Path) -> None:
-    path = write_pack(tmp_path / "mine.yml", item(**WEAKENED["another figure"]))
+    path = write_pack(tmp_path / "mine.yml", item(**CHANGES["another figure"]))
     for command in (("doctor", "--criteria"), ("criteria", "lint"), ("criteria", "alerts")):
         assert rackproof(*command, path).returncode == 64
 
@@ -220,7 +223,7 @@ def host_view(*packs: Pack) -> HostView:
 def test_key_named_lacks_has_no_effect_in_a_pack_of_the_operator() -> None:
     (expected,) = PLAN.expected
     lacks = {"memory.bandwidth": {"op": ("copy",)}}
-    for chosen in (True, False):
+    for chosen in (True, False):  # False: the operator did not choose the pack, so it does not apply to the host
         view = host_view(pack(), pack(name="mine", chosen=chosen, lacks=lacks))
         assert view.lacks(expected) is False
     assert host_view(pack(lacks=lacks)).lacks(expected)
@@ -255,6 +258,7 @@ def test_replacing_a_criterion_does_not_change_which_values_are_credible() -> No
 
 
 def floor(criterion_id: str, limit: float, *, basis: str = "model", **over: Any) -> Verdict:
+    """Return a failure: the value 1.0 is below the lower limit `limit`. `over` replaces fields of the verdict."""
     fields = {
         "host": "h1", "scope": "gpu=0", "name": "a.b", "verdict": FAIL, "value": 1.0, "operator": "ge", "action": "rma",
         "reason": "",
@@ -262,7 +266,7 @@ def floor(criterion_id: str, limit: float, *, basis: str = "model", **over: Any)
     return Verdict(criterion=criterion_id, limit=limit, basis=basis, **{**fields, **over})
 
 
-def test_failure_of_a_stricter_floor_hides_the_failure_of_a_looser_floor_only_if_it_is_as_severe() -> None:
+def test_failure_of_a_stricter_floor_hides_that_of_a_looser_floor_only_if_the_former_is_as_severe() -> None:
     def remaining(*verdicts: Verdict) -> list[str]:
         return [one.criterion for one in without_looser_floors(verdicts)]
 

@@ -1,4 +1,4 @@
-"""With `rackproof_verbs_required`, verdicts name the unmeasured ports of the fabric, or the host if these ports are not known."""
+"""With `rackproof_verbs_required`, verdicts name each RDMA port that was not measured, or the host if the ports are unknown."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def port(number: int, absent: str = "", status: str = SKIPPED, partner: str = ""
 def reasons(
     *figures: Observation, wanted: int = 2, required: bool = True, gang: bool = True, metrics: tuple[Metric, ...] = ()
 ) -> dict[str, str]:
-    """Return scope -> reason of the verdicts on h1. `wanted`: number of ports that the inventory states, 0 if none."""
+    """Return scope -> reason of the verdicts on h1. `wanted`: required number of ports in the inventory; 0: not stated."""
     hosts = tuple(
         replace(host, verbs_required=required, infiniband_ports=wanted, gang=host.gang if gang else "")
         for host in GANG_PLAN.hosts
@@ -109,6 +109,7 @@ def test_verdict_is_of_the_stage_that_measures_ports() -> None:
 
 
 def readings(layers: dict[int, str], rates: dict[int, float], active: dict[int, bool]) -> tuple[Metric, ...]:
+    """Return the readings of ports: number of a port -> link layer, rate, whether it is active."""
     named = (("link_layer", layers), ("rate", rates), ("active", active))
     return tuple(
         Metric(
@@ -140,6 +141,10 @@ IB, ETHERNET = "InfiniBand", "Ethernet"
 def test_port_of_another_network_is_not_named(
     layers: dict[int, str], rates: dict[int, float], active: dict[int, bool], is_named: bool
 ) -> None:
+    """Port 1 is of another network if it is an Ethernet port on a host with InfiniBand, or an active port that is slow.
+
+    It is slow if its rate is less than half the rate of the fastest port with the same link layer.
+    """
     found = reasons(port(0), port(1, "not in the fabric"), metrics=readings(layers, rates, active))
     host = {"host": f"1 of 2 required RDMA ports were measured, {WHY}: not in the fabric"}
     assert found == ({scope_of(1): f"{PORT}: not in the fabric"} if is_named else host)

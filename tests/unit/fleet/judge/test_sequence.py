@@ -25,7 +25,7 @@ Change = Callable[[Record], Record]
 
 
 def changed(change: Change, *, gang: bool = False) -> dict[str, Evidence]:
-    """Return healthy evidence in which one record of h2 is changed."""
+    """Return healthy evidence with a change of the host record of h2 or, if `gang` is true, of its gang record."""
     evidence = builders.evidence(PLAN)
     records = tuple(change(item) if bool(item.gang) == gang else item for item in evidence["h2"].records)
     return {**evidence, "h2": Evidence(records=records)}
@@ -338,6 +338,7 @@ def two_launches(seconds: float, *, later: str = LATER) -> Change:
     ("seconds", "later", "count"), [(70.0, LATER, 0), (70.1, LATER, 1), (1.0, "soon", 0), (1.0, builders.WHEN, 0)]
 )
 def test_launches_may_overlap_by_the_tolerance_of_the_clock(seconds: float, later: str, count: int) -> None:
+    """The tolerance is 60 s."""
     assert len(reasons(changed(two_launches(seconds, later=later), gang=True))) == count
 
 
@@ -354,7 +355,7 @@ NOT_DURING = "the soak took {} s, but the record has no snapshot during it"
 @pytest.mark.parametrize(
     ("series", "soaked_s", "expected"),
     [
-        ((ONE, POLLED), 60.1, [NOT_DURING.format("60")]),
+        ((ONE, POLLED), 61.0, [NOT_DURING.format("61")]),
         ((POLLED,), 60.0, []),
         ((ONE,), 100.0, []),
         ((), 100.0, []),
@@ -445,7 +446,7 @@ def test_gpus_are_not_compared_if_the_records_have_different_gpus_at_an_index() 
 
 
 @pytest.mark.parametrize(("phases", "count"), [(("before", "after"), 0), (("during", "before"), 1), (("after",), 1)])
-def test_first_snapshot_of_a_soak_must_be_of_the_phase_before(phases: tuple[str, ...], count: int) -> None:
+def test_phase_of_the_first_snapshot_of_a_soak_must_be_before(phases: tuple[str, ...], count: int) -> None:
     def change(record: Record) -> Record:
         shots = tuple(replace(record.snapshots[0], stage="soak", phase=phase, at=LATER) for phase in phases)
         return replace(record, snapshots=(*record.snapshots, *shots))

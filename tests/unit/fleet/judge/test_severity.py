@@ -31,7 +31,7 @@ def test_only_failures_have_a_severity(verdict: str) -> None:
 
 def test_alerts_have_the_severity_of_their_criteria() -> None:
     criteria = criteria_of([read_pack(name) for name in PACKS])
-    other = {
+    differing = {
         criterion.id: (criterion.severity, alert.severity)
         for group in read_table()
         for alert in group.alerts
@@ -39,7 +39,7 @@ def test_alerts_have_the_severity_of_their_criteria() -> None:
         for criterion in rule.criteria
         if criterion.severity != alert.severity
     }
-    assert other == {}
+    assert differing == {}
 
 
 PACK = """\

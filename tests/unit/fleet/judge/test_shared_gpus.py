@@ -17,6 +17,7 @@ from schemas.reports import FAIL, Verdict
 from tests import ROOT
 
 RUN = load(ROOT / "docs" / "measurements" / "h200x2-slowed-0.2")
+"""A measured run in which another process used GPU 0 and slowed it down."""
 [HOST] = RUN.plan.hosts
 
 
@@ -57,7 +58,7 @@ def test_gpu_that_was_slow_with_another_process_must_be_measured_again() -> None
 
 
 @pytest.mark.parametrize("reason", ["sharing not allowed", "no process on the GPU"])
-def test_slow_gpu_without_another_process_is_faulty(reason: str) -> None:
+def test_slow_gpu_is_faulty_if_sharing_is_not_allowed_or_no_other_process_used_it(reason: str) -> None:
     plan = replace(RUN.plan, hosts=(replace(HOST, share_gpus=False),)) if reason == "sharing not allowed" else RUN.plan
     for verdict in verdicts(plan, with_processes(0 if reason == "no process on the GPU" else 1)):
         assert verdict.action != "configure"

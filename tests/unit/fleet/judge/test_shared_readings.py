@@ -1,7 +1,8 @@
 """Hosts of one layout share a step of the judge until a host has another value of a reading that the step uses.
 
-A layout is a group of hosts whose benchmarks made the same observations. A step is, for example, the evaluation of a criterion:
-it is done once for all hosts that share it. The token of a reading is a number. Readings with equal tokens are equal.
+A layout is a group of hosts whose benchmark observations differ only in their values. A step is, for example, the evaluation of a
+criterion: it is done once for all hosts that share it. A reading may have a number as its token: readings with equal tokens are
+equal.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from tests.unit.fleet.judge.small_fleet import host_view, one_figure_plan, readi
 
 PLAN = one_figure_plan("h1")
 NAMES = {"first": ("gpu.a",), "second": ("gpu.b", "gpu.c"), "third": ("gpu.c",)}
+"""Step -> names of the readings that it uses."""
 
 
 def values(**tokens: int) -> HostValues:
-    """Return the values of a host. `tokens`: `a` -> token of the value of `gpu.a`, 0 if the value has no token."""
+    """Return the values of a host. `tokens`: `a` -> token of the reading `gpu.a`; 0: the reading has no token."""
     metrics = []
     for name, token in tokens.items():
         metric = reading(1, name=f"gpu.{name}")

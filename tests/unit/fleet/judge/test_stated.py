@@ -102,7 +102,7 @@ PORT_CRITERIA = ("fabric-ports-up", "fabric-ports-rate")
 
 
 def port_failures(readings: tuple[Metric, ...], *hosts: str, **variables: Any) -> set[str]:
-    """Return those of PORT_CRITERIA that fail if all hosts (none named: h1 and h2) have these readings of ports."""
+    """Return those of PORT_CRITERIA that fail if each host has these readings of ports. `hosts`: names; empty: h1 and h2."""
     names = hosts or ("h1", "h2")
     plan = one_figure_plan(*names, gpu_count=8, **{"rackproof_gang": "none", **variables})
     if variables.get("rackproof_gang"):
@@ -209,8 +209,8 @@ def test_adapter_address_that_two_hosts_report_fails_on_both(name: str, value: s
     assert failures(rehearsal, pack, readings) == [], "the hosts of a rehearsal may be one machine"
     required = [replace(host, verbs_required=True) for host in plan.hosts]
     stages = [replace(stage, benchmarks={**stage.benchmarks, "verbs": {}}) for stage in plan.stages]
-    measured = replace(rehearsal, hosts=tuple(required), stages=tuple(stages))
-    assert failures(measured, pack, readings) == (expected if is_found else [])
+    with_ports = replace(rehearsal, hosts=tuple(required), stages=tuple(stages))
+    assert failures(with_ports, pack, readings) == (expected if is_found else [])
 
 
 def test_lifetime_counts_have_lower_limits_on_new_parts_than_on_parts_in_service() -> None:

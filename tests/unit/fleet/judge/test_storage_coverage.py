@@ -1,4 +1,7 @@
-"""A record with a client's bandwidth to a shared directory must also have the total of all clients, if the total has a floor."""
+"""A record with a client's bandwidth to a shared directory must also have the total of all clients, if the total has a floor.
+
+A client is a host that measures the directory. A floor is a lower limit in the inventory.
+"""
 
 from __future__ import annotations
 

@@ -136,8 +136,8 @@ def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
 
 
 # On each rail, a host is judged by its best pair, or by its second best pair if it has eight partners or more. This pair "counts"
-# in the names of the cases. If it is slow, the evidence is "at most 50 %". If it is fast, but at least three of the pairs of the
-# host, and at least half of them, are slow, the evidence is "about 50 %".
+# in the names of the cases. If it has half the normal bandwidth, the evidence is "at most 50 %". If it is fast, but at least
+# three of the host's pairs with healthy partners, and at least half of these pairs, are slow, the evidence is "about 50 %".
 CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "all parts are normal": (matrix(4), {}),
     "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
@@ -204,7 +204,8 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "a NIC is slow with most partners, and each host is fastest with one partner":
         (matrix(8, 1, {**slow_except("ab cd ef gh", 0.95), **slow_links("b", "cdef")}), {}),
     "a NIC is slow with fewer than half of its partners": (matrix(9, 1, slow_links("b", "cde")), {}),
-    "a NIC is slow with half of its partners, and another host is slow": (matrix(8, 1, {**slow_links("b", "cde"), "h": 0.5}), {}),
+    "a NIC is slow with half of its healthy partners, and another host is slow":
+        (matrix(8, 1, {**slow_links("b", "cde"), "h": 0.5}), {}),
     "two NICs are slow with several partners and with each other":
         (matrix(7, 1, {**slow_links("b", "efg"), **slow_links("e", "cd")}), {}),
     "a rail is slow, but one host is too fast on it to count as slow": (matrix(10, 2, slow_rail_1(0.688)), {}),
@@ -605,7 +606,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "be", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a NIC is slow with half of its partners, and another host is slow": [
+    "a NIC is slow with half of its healthy partners, and another host is slow": [
         (
             "host", "h", 0.875,
             "bandwidth of h with 6 of 6 healthy hosts is at most 50 % of the typical value on its only rail: the "
@@ -777,7 +778,7 @@ def run_bisection(
     `links` ("ab"), or more than `max_hosts` hosts (0: no maximum).
 
     Group number `failing_group` also fails, by chance: the groups of all launches are counted from 0 in the order of launch. If
-    its hosts are launched together again, the group has another number.
+    its hosts are launched together again, they are a group with another number, which does not fail by chance.
     """
     names = list("abcdefghijklmnop"[:size])
 
@@ -1150,7 +1151,7 @@ def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
     )
     assert (silent_rank.is_certain("h1"), silent_rank.is_certain("h2")) == (True, False)
     absent = attempt_of(launch(outcome="failed", culprit=culprit("host_absent", "h4")), failed)
-    assert [*absent.culprits()] == ["h2"], "h4 may only be late"
+    assert [*absent.culprits()] == ["h2"], "h4 may merely start late"
 
 
 @pytest.mark.parametrize(
@@ -1337,10 +1338,12 @@ def test_host_that_stopped_a_launch_is_named(named: Culprit, expected: Any) -> N
         ("rank_unable", {"serial": "", "uuid": ""}, "gpu=0"),
         ("rank_lost", {"serial": "other"}, "gpu=0"),
     ],
+    ids=["same GPU", "other serial", "other UUID", "unknown serial and UUID", "lost rank, other serial"],
 )
-def test_fault_of_a_rank_without_a_device_is_attributed_to_the_host_if_the_gpu_index_may_mean_another_gpu(
+def test_only_the_fault_of_a_rank_without_a_device_is_attributed_to_the_host_if_the_gpu_index_may_mean_another_gpu(
     kind: str, change: dict[str, str], scope: str
 ) -> None:
+    """`change`: identity of GPU 0 in the gang record of h2; its serial or UUID may differ from those in the host record."""
     failed = launch(outcome="failed", culprit=culprit(kind, "h2", scope="gpu=0"))
     # A host reports itself if its rank cannot take part, and the other hosts finish. A lost rank is reported by all hosts.
     records = {name: record(name, failed if name == "h2" or kind == "rank_lost" else launch()) for name in NAMES}
@@ -1490,7 +1493,7 @@ def not_passed(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def failed_verdict(
+def earlier_verdict(
     host: str,
     name: str,
     scope: str = "gang=r1",
@@ -1512,7 +1515,7 @@ def failed_verdict(
     )
 
 
-SLOW = failed_verdict("a", "collective.all_reduce.busbw")
+SLOW = earlier_verdict("a", "collective.all_reduce.busbw")
 
 
 def test_healthy_hosts_pass_in_bandwidth_and_latency() -> None:
@@ -1575,16 +1578,16 @@ def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
 @pytest.mark.parametrize(
     ("before", "kind"),
     [
-        (failed_verdict("b", "gemm.throughput", "gpu=1", "benchmark"), "gpu"),
-        (failed_verdict("b", "x", "gpu=1,reason=y", "preflight"), "gpu"),
-        (failed_verdict("b", "x", "gpu=0", "benchmark"), "nic"),
-        (failed_verdict("b", "pairs.bandwidth", "gpu=1", "gang"), "nic"),
-        (failed_verdict("b", "gpu.pcie.width", "gpu=1", "gang"), "gpu"),
-        (failed_verdict("b", "x", "gpu=1", "preflight", FAIL, "none"), "nic"),
-        (failed_verdict("b", "x", "gpu=1", "benchmark", PASS), "nic"),
-        (failed_verdict("c", "x", "gpu=1", "benchmark"), "nic"),
-        (failed_verdict("b", "x", "host", "benchmark"), "nic"),
-        (failed_verdict("z", "x", "gpu=1", "benchmark"), "nic"),
+        (earlier_verdict("b", "gemm.throughput", "gpu=1", "benchmark"), "gpu"),
+        (earlier_verdict("b", "x", "gpu=1,reason=y", "preflight"), "gpu"),
+        (earlier_verdict("b", "x", "gpu=0", "benchmark"), "nic"),
+        (earlier_verdict("b", "pairs.bandwidth", "gpu=1", "gang"), "nic"),  # measured between hosts
+        (earlier_verdict("b", "gpu.pcie.width", "gpu=1", "gang"), "gpu"),  # read on one host
+        (earlier_verdict("b", "x", "gpu=1", "preflight", FAIL, "none"), "nic"),
+        (earlier_verdict("b", "x", "gpu=1", "benchmark", PASS), "nic"),
+        (earlier_verdict("c", "x", "gpu=1", "benchmark"), "nic"),
+        (earlier_verdict("b", "x", "host", "benchmark"), "nic"),
+        (earlier_verdict("z", "x", "gpu=1", "benchmark"), "nic"),
     ],
 )
 def test_gpu_is_suspected_if_it_failed_without_other_hosts(before: Verdict, kind: str) -> None:
@@ -1600,15 +1603,15 @@ def test_gpu_is_suspected_if_it_failed_without_other_hosts(before: Verdict, kind
     ("before", "slow"),
     [
         (SLOW, True),
-        (failed_verdict("a", "collective.all_reduce.algbw"), True),
-        (failed_verdict("a", "collective.barrier.latency"), True),
-        (failed_verdict("a", "collective.all_reduce.wrong_elements"), False),
-        (failed_verdict("a", "training.busbw"), False),
-        (failed_verdict("a", SLOW.name, "gpu=0"), False),
-        (failed_verdict("a", SLOW.name, "gang=r2"), False),
-        (failed_verdict("z", SLOW.name), False),
-        (failed_verdict("a", SLOW.name, verdict=PASS), False),
-        (failed_verdict("a", SLOW.name, verdict=INCONCLUSIVE), False),
+        (earlier_verdict("a", "collective.all_reduce.algbw"), True),
+        (earlier_verdict("a", "collective.barrier.latency"), True),
+        (earlier_verdict("a", "collective.all_reduce.wrong_elements"), False),
+        (earlier_verdict("a", "training.busbw"), False),
+        (earlier_verdict("a", SLOW.name, "gpu=0"), False),
+        (earlier_verdict("a", SLOW.name, "gang=r2"), False),
+        (earlier_verdict("z", SLOW.name), False),
+        (earlier_verdict("a", SLOW.name, verdict=PASS), False),
+        (earlier_verdict("a", SLOW.name, verdict=INCONCLUSIVE), False),
     ],
 )
 def test_fabric_fails_if_only_the_collective_is_slow(before: Verdict, slow: bool) -> None:
@@ -1652,8 +1655,8 @@ def test_pairs_across_racks_are_compared_with_each_other() -> None:
         ("f", FAIL),
         ("g", FAIL),
     }
-    # Host e is alone in its rack, and its pairs are as fast as other pairs across racks, so it passes. The verdict has no limit,
-    # because e would miss the limit, which follows from the median of all pairs.
+    # Host e is alone in its rack, so only its own pairs are across racks. They are equally fast, so e passes. The limit follows
+    # from the median of all pairs of the gang. The pairs of e miss it, so the verdict of e shows no limit.
     verdicts = pair_verdicts(plan_of_racks("abcdE"), matrix(5, shares={"e": 0.5}))
     assert not_passed(verdicts) == []
     assert next((item.value, item.limit, item.operator) for item in verdicts if item.host == "e") == (50, None, "")
@@ -1695,6 +1698,7 @@ def test_pair_within_a_rack_must_not_be_slower_than_pairs_across_racks() -> None
 
 
 def test_minimum_speed_of_a_pair_is_the_highest_typical_speed_that_it_must_reach() -> None:
+    """Only a and b have ports of 800 Gbit/s. Their pair must be as fast as pairs within racks (100) and across racks (50)."""
     within, across = PairKind(gbps=400.0), PairKind(across=True, gbps=400.0)
     assert within.must_match_speed_of(across)
     assert not across.must_match_speed_of(within)
@@ -1738,7 +1742,7 @@ def test_speed_of_a_pair_combines_both_ends() -> None:
     assert figures_of_a(as_rehearsal(plan_of_racks("abc", 1)), "cpu") == [96, 1.5]
 
 
-def test_best_rail_counts_for_two_hosts_in_a_rehearsal() -> None:
+def test_only_the_best_rail_of_each_pair_of_hosts_counts_in_a_rehearsal() -> None:
     pairs = [replace(pair, bandwidth=90.0 if pair.rail else 1.0) for pair in matrix(4, 2)]
     verdicts = pair_verdicts(as_rehearsal(plan_of_racks()), pairs)
     assert [(item.host, item.value) for item in verdicts if item.unit == "B/s"] == [(name, 90) for name in "abcd"]
@@ -1755,7 +1759,7 @@ def test_best_rail_counts_for_two_hosts_in_a_rehearsal() -> None:
 )  # fmt: skip
 def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], failing: str) -> None:
     size = len({host for pair in pairs for host in (pair.a, pair.b)})
-    alone = failed_verdict("b", "gemm.throughput", "cpu=0", "benchmark")
+    alone = earlier_verdict("b", "gemm.throughput", "cpu=0", "benchmark")
     for before in ((), (alone,)):  # that a CPU failed a test without other hosts changes nothing
         verdicts = not_passed(pair_verdicts(as_rehearsal(plan_of_racks("abcde"[:size], 1)), pairs, *before))
         assert [(host, verdict) for host, _, _, verdict in verdicts] == [(name, FAIL) for name in failing]

@@ -1,7 +1,7 @@
 """Find slow and failed parts of simulated fleets: precision and recall of the suspects, number of probe launches, verdicts.
 
 The suspects follow from the pair matrix: the measurements between every two hosts, on each rail (position of a GPU in its host).
-If a launch of all hosts fails, probe launches of some of the hosts find the bad hosts and links. A gang has the hosts of one
+If a launch of all hosts fails, probe launches of some of the hosts find the bad hosts and links. A gang is the hosts of one
 multi-node launch.
 """
 
@@ -355,7 +355,7 @@ def test_fabric_is_suspected_if_slow_pairs_have_no_common_part() -> None:
 
 
 def test_pairs_are_compared_with_pairs_of_their_kind() -> None:
-    """Pairs of hosts in different racks have half the bandwidth, so they are of another kind (`PairKind`). No host is bad."""
+    """Pairs of hosts in different racks are of another kind (`PairKind`). Here they have half the bandwidth. No host is bad."""
     far = {"h14", "h15"}
     pairs = [
         replace(pair, bandwidth=(pair.bandwidth or 0) * 0.5, kind=PairKind(across=True))
@@ -663,7 +663,7 @@ def test_measurement_by_one_end_is_enough_and_hosts_without_pairs_get_no_verdict
 
 
 def test_rehearsal_reports_only_gross_faults_of_whole_hosts() -> None:
-    """In a rehearsal (a run on CPUs), only a host below a quarter of the typical bandwidth fails, and no NIC."""
+    """In a rehearsal (a run on CPUs), a slow host fails only below 25 % of the typical bandwidth. A slow NIC does not fail."""
     for share, expected in ((0.4, set()), (0.1, {("h2", "host")})):
         fleet = Fleet(4, 2, hosts={"h2": share}, nics={("h1", 1): 0.05})
         result = judge_gangs(views(plan_of(fleet, "rehearsal"), fleet), [])

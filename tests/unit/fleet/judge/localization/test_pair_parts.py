@@ -29,7 +29,7 @@ def verdict(**fields: Any) -> Verdict:
 
 
 def suspect(scope: str = "gpu=1", **fields: Any) -> Verdict:
-    """Return a verdict on a suspect of the pair matrix on h1."""
+    """Return a failed verdict on a suspect: a part of h1, by default GPU 1, that the pair matrix shows as slow."""
     return verdict(**{"scope": scope, "serial": "nic-7", **fields})
 
 

@@ -1,8 +1,8 @@
 """Slow RDMA ports, cables and switches are found by measurements without NCCL.
 
 Two layers are measured between the hosts of a gang (the hosts of one multi-node launch): NCCL between pairs of GPUs, and RDMA
-between pairs of ports. Failed and inconclusive verdicts on one layer state what the other layer shows. A rail is the set of ports
-that have the same number on each host.
+between pairs of ports. Failed and inconclusive verdicts on one layer state what the other layer shows. A rail is a set with one
+port of each host: the port with the number of the rail.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def port_figures(host: str, partner: str, rail: int, share: float, **params: Any
 
 
 def with_ports(plan: Plan, nccl: Fleet, ports: Sequence[Pair], sent: Sent = lambda *_: 1.0) -> list[HostView]:
-    """Return the judge's view of each host, with the measured pairs of GPUs of `nccl` and the measured pairs of ports in `ports`.
+    """Return the judge's view of each host. The pairs of GPUs are measured as in `nccl`, the pairs of ports as in `ports`.
 
-    `sent(sender, receiver, rail)` returns the factor by which the bandwidth of the pair is multiplied in this direction.
+    `sent(sender, receiver, rail)` returns the factor by which the bandwidth of a pair of ports is multiplied in this direction.
     """
     both = views(plan, nccl)
     figures: dict[str, list[Observation]] = {host: [] for host in nccl.names}
@@ -159,9 +159,9 @@ def test_no_note_is_added_to_a_pass_or_if_the_other_layer_did_not_measure_the_ho
 def test_nccl_verdict_is_attributed_to_the_only_slow_rail_or_switch_and_a_verdict_on_a_nic_also_to_the_only_slow_port(
     scope: str, slow: list[str], part: str
 ) -> None:
-    """`slow`: the parts of the failed verdicts on ports. `part`: the part to which the NCCL verdict is then attributed.
+    """`slow`: the parts of the failed verdicts on ports. `part`: the part of the NCCL verdict after the comparison with these.
 
-    The NCCL verdict with the scope `gpu=1` was attributed to the NIC `nic=rail1` before.
+    Before the comparison, a verdict with the scope `gpu=1` has the part `nic=rail1`, one with the scope `gang=r1` has none.
     """
 
     def verdict(of_scope: str, of_part: str, result: str = "fail") -> Verdict:
@@ -201,7 +201,10 @@ def test_port_that_is_slow_in_one_direction_is_found(is_sender: bool) -> None:
     "skips", [0, 1], ids=["one failed test of each pair", "a failed and a skipped test of each pair"]
 )
 def test_port_whose_pairs_all_fail_is_named(skips: int) -> None:
-    """The profile `extended` tests the rails of two hosts one by one, then all at once. The second test skips a failed rail."""
+    """The profile `extended` tests the rails of two hosts one by one, then all at once.
+
+    The second test skips a rail if the first test of this rail failed.
+    """
     fleet = Fleet(4, 2)
 
     def sent(host: str, other: str, rail: int) -> float:
@@ -216,7 +219,9 @@ def test_port_whose_pairs_all_fail_is_named(skips: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_hosts_of_a_pair_pass_if_one_end_reports_errors_and_the_other_end_measured_the_pair(size: int) -> None:
+def test_hosts_of_a_pair_pass_if_one_end_measured_it_and_the_other_reports_errors_with_only_this_partner(
+    size: int,
+) -> None:
     fleet = Fleet(size, 2)
 
     def sent(host: str, other: str, _: int) -> float:
@@ -337,10 +342,8 @@ def test_if_the_rate_of_the_ports_is_known_slow_rails_are_found_even_if_all_rail
 
 @pytest.mark.parametrize(("limit", "share"), [(0.8, 0.8), (0.3, 0.3), (None, 0.0)])
 @pytest.mark.parametrize("name", ["verbs.best_ratio", "verbs.rate_ratio"])
-def test_least_share_of_its_rate_that_a_healthy_port_reaches_is_the_limit_of_the_criterion(
-    name: str, limit: float | None, share: float
-) -> None:
-    """A site may replace or remove the criterion. Without the criterion, the share is 0."""
+def test_least_share_of_a_figure_is_the_limit_of_its_criterion(name: str, limit: float | None, share: float) -> None:
+    """A healthy port reaches at least this share of its rate. A site may change the limit, or remove the criterion (None)."""
     pack = read_pack("verbs")
     others = tuple(item for item in pack.criteria if item.name != name)
     criterion = next(item for item in pack.criteria if item.name == name)

@@ -28,7 +28,7 @@ def port(rail: int) -> str:
 
 
 def floors(best: Any = 0.8, alone: Any = 0.9) -> Pack:
-    """Return criteria: a port must reach the share `best` of its rate with its best partner, and `alone` in loopback."""
+    """Return criteria on the share of its rate that a port reaches with its best partner (`best`), and in loopback (`alone`)."""
     rules = (("best", "verbs.best_ratio", best), ("alone", "verbs.rate_ratio", alone))
     return pack(
         *[criterion(name, id=id, operator="ge", value=value, scope="") for id, name, value in rules], chosen=True
@@ -130,7 +130,7 @@ def test_loopback_separates_a_slow_cable_from_a_slow_port(figures: list[Observat
 
 
 @pytest.mark.parametrize("packs", [[], [floors(alone=None)], [floors(alone=0.0)]])
-def test_bandwidth_in_loopback_without_a_limit_is_not_mentioned(packs: list[Pack]) -> None:
+def test_bandwidth_in_loopback_without_a_limit_above_0_is_not_mentioned(packs: list[Pack]) -> None:
     (verdict,) = judged(at_h2, of_h2=[alone(0.95)], packs=packs)
     assert "in loopback" not in verdict.reason
     assert verdict.reason.startswith("suspect NIC h2 rail 1")
@@ -180,7 +180,7 @@ def test_slow_switch_has_a_verdict_in_the_scope_of_each_of_its_ports(is_roce: bo
     ],
 )
 def test_id_of_a_switch_is_converted_to_a_valid_scope(given: tuple[str, str], part: str, names_switch: bool) -> None:
-    """`given` is ID and name of the switch. The reason has the name if it differs from the ID."""
+    """`given` is ID and name of the switch. The reason has the name, if there is one that differs from the ID."""
 
     def named(number: int, rail: int) -> tuple[str, str]:
         return given if (number // 4, rail) == (1, 1) else leaf(number, rail)
@@ -214,7 +214,7 @@ def on_rail(pair: Pair) -> bool:
         ([replace(best("h1", 1), name="verbs.rate_ratio")], INCONCLUSIVE),
     ],
 )
-def test_rail_fails_only_if_one_of_its_ports_is_also_too_slow_for_the_rate_of_the_port(
+def test_slow_rail_fails_only_if_one_of_its_ports_fails_verbs_best_ratio(
     of_criteria: list[Verdict], verdict: str
 ) -> None:
     found = judged(on_rail, size=6, rails=4, verdicts=of_criteria)
@@ -238,7 +238,7 @@ ALL = dict.fromkeys(range(4), RATE)
     ],
     ids=["rate and limit", "no rate", "no limit", "low limit", "ports of half the rate"],
 )
-def test_only_if_rate_and_limit_of_the_ports_are_known_slow_rails_are_found_although_most_rails_are_slow(
+def test_if_most_rails_are_slow_they_are_found_only_below_a_known_share_of_a_known_rate(
     rates: Mapping[int, float], packs: Sequence[Pack], is_found: bool
 ) -> None:
     below = [best("h1", rail) for rail in range(3)]
@@ -248,7 +248,7 @@ def test_only_if_rate_and_limit_of_the_ports_are_known_slow_rails_are_found_alth
     )
 
 
-def test_least_share_is_the_highest_of_the_lower_limits_in_the_criteria() -> None:
+def test_least_share_of_a_figure_is_the_highest_lower_limit_of_its_criteria() -> None:
     rules = (
         criterion("verbs.best_ratio", id="a", operator="ge", value=0.7, scope=""),
         criterion("verbs.best_ratio", id="b", operator="ge", value=0.8, scope=""),
