@@ -76,7 +76,7 @@ def upload(run_dir: Path, url: str, endpoint: str = "") -> Upload:
             _upload_file(store, bucket, f"{folder}/{path}", run_dir / path, stored, result)
     except (BotoCoreError, ClientError) as error:
         count = len(result.uploaded) + len(result.unchanged)
-        done = f"until then, {count} of {len(paths)} files were uploaded or found in the store"
+        done = f"before this error, {count} of {len(paths)} files were uploaded or found in the store"
         raise WriteError(
             f"{run_dir}: not uploaded to {result.url} ({done}): {clean(str(error))}; the run directory and its decision are "
             "unchanged; check endpoint, bucket and credentials (AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY), "

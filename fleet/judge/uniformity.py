@@ -45,7 +45,7 @@ HOST, RACK, DOMAIN, DEVICE = "host", "rack", "domain", "device"
 WITHIN_HOST = (HOST, DEVICE)
 _USE_MAJORITY = "; set the value of the majority, and measure again"
 _USE_ONE = "; set one value on all of them, and measure again"
-_CHANGED = "; it changed during the run: measure again"
+_CHANGED = "; the value changed during the run: measure again"
 """What to do if a criterion with the action `none` or `configure` fails: a version or setting differs, and no part is faulty."""
 
 GroupKey = tuple[str, str, str, str, str]

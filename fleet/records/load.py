@@ -41,7 +41,7 @@ REPORT_BYTES = 4_000_000_000
 """Maximum size of a report.json. The report of a large fleet has up to 20 000 verdicts, and a few kB for each host."""
 MAX_CACHED_HOSTS = 16
 """The evidence of a run with more hosts is not kept in memory, except if only gang records are read."""
-FETCH_AGAIN = "resume the run, or collect it again"
+FETCH_AGAIN = "resume the run, or collect the record again"
 """Advice for a missing or rejected record that no event explains."""
 
 

@@ -175,7 +175,7 @@ def test_failure_is_reported_in_one_line_and_changes_no_file(
     done = rackproof("upload", run, url, "--endpoint", endpoint)
     assert (done.returncode, done.stdout) == (74, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"rackproof: {run}: not uploaded to {url}/r1 (until then, 0 of ")
+    assert line.startswith(f"rackproof: {run}: not uploaded to {url}/r1 (before this error, 0 of ")
     assert {"no bucket": "NoSuchBucket", "no server": "Could not connect", "no credentials": "credentials"}[
         fault
     ] in line
@@ -198,7 +198,10 @@ def test_interrupted_upload_leaves_no_report_in_the_store_and_is_continued(
     done = rackproof("upload", run, URL, "--endpoint", server)
     assert done.returncode == 74
     stored = objects(store)
-    assert f"(until then, {len(stored)} of {len(files(run))} files were uploaded or found in the store)" in done.stderr
+    assert (
+        f"(before this error, {len(stored)} of {len(files(run))} files were uploaded or found in the store)"
+        in done.stderr
+    )
     assert not {"site-a/2026/r1/report.html", "site-a/2026/r1/report.json"} & stored.keys()
     monkeypatch.setattr(upload_module, "_content_type", content_type)
     assert sorted(uploaded(run, server)["unchanged"]) == sorted(stored)

@@ -138,10 +138,10 @@ def test_collection_and_package_require_the_same_minimum_version_of_ansible_core
     assert lowest.removeprefix("ansible-core>=") + ".0" == runtime["requires_ansible"].removeprefix(">=")
 
 
-def test_requirements_of_the_collection_equal_the_requirements_of_the_package() -> None:
-    """meta/requirements.txt lists the Python packages for a control node. Two kinds of requirements of the package are not in it.
+def test_requirements_of_the_collection_equal_the_requirements_of_the_package_for_a_control_node() -> None:
+    """meta/requirements.txt does not list bcrypt and nvidia-ml-py, because only GPU hosts need them.
 
-    They are bcrypt and nvidia-ml-py, which only GPU hosts need, and ansible-core, whose version the execution environment sets.
+    It does not list ansible-core either, because the definition of the execution environment sets its version.
     """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     of_the_package = {*project["dependencies"], *project["optional-dependencies"]["control"]}
@@ -160,7 +160,7 @@ def wheel(directory: Path, to: Path) -> Path:
 
 
 def test_wheel_built_from_the_collection_equals_the_wheel_built_from_the_checkout(site: Path, tmp_path: Path) -> None:
-    """Because the wheels are equal, a change from the checkout to the collection does not install the agent on hosts again."""
+    """A host gets the agent again if its wheel changed. A move from the checkout to the collection must not cause this."""
     collection_wheel, checkout_wheel = wheel(installed(site), tmp_path / "there"), wheel(ROOT, tmp_path / "here")
     assert zipfile.ZipFile(collection_wheel).namelist() == zipfile.ZipFile(checkout_wheel).namelist()
     assert collection_wheel.read_bytes() == checkout_wheel.read_bytes()
@@ -177,7 +177,7 @@ class Rehearsal:
 
     @property
     def bait(self) -> Path:
-        """The directory with `file`, whose path is the value of every added fact. Nothing may be written or removed there."""
+        """The directory of the file whose path is the value of every added fact. Nothing may be written or removed there."""
         return self.site / "bait"
 
     @property
@@ -187,10 +187,10 @@ class Rehearsal:
 
 @pytest.fixture(scope="module")
 def rehearsal(site: Path) -> Rehearsal:
-    """Run the playbook `acceptance` on the first of the two hosts in inventory/local/rehearsal.yml, with a BMC.
+    """Run the playbook `acceptance` on the first of the two hosts in inventory/local/rehearsal.yml, with a simulated BMC.
 
-    The profile is `smallest_benchmark_profile`. ANSIBLE_INJECT_FACT_VARS makes every fact a variable. This is the default of
-    Ansible, which the `ansible.cfg` of the collection turns off. The fact cache of Ansible keeps the facts after the run.
+    The profile is `smallest_benchmark_profile`. ANSIBLE_INJECT_FACT_VARS=True makes every fact a variable. This is Ansible's
+    default, but the `ansible.cfg` of the collection turns it off. Ansible's fact cache keeps the facts after the run.
     """
     (site / "bait").mkdir()
     (site / "bait" / "file").write_text("kept", encoding="utf-8")
@@ -255,8 +255,8 @@ def test_acceptance_playbook_of_the_collection_writes_a_report(rehearsal: Rehear
 def test_facts_of_a_hostile_host_replace_no_variable(rehearsal: Rehearsal) -> None:
     """The BMC is read twice, at its address in the inventory. Its credentials are only in the inventory file.
 
-    tests/lab/test_hostile_host.py tests hostile hosts over SSH, with the checkout, whose `ansible.cfg` applies: facts do not
-    become variables there.
+    tests/lab/test_hostile_host.py tests hostile hosts over SSH, with the `ansible.cfg` of the checkout. With this file, facts do
+    not become variables.
     """
     output = rehearsal.done.stdout + rehearsal.done.stderr
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in output, output[-4000:]

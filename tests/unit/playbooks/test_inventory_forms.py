@@ -71,7 +71,7 @@ def test_localhost_templates_and_variables_of_other_software_are_accepted(tmp_pa
 
 
 def test_misspelt_variable_is_refused(tmp_path: Path) -> None:
-    """The playbook passes the values of known variables to `rackproof plan`, but of this variable only the name."""
+    """The playbook passes only the name of this variable to `rackproof plan`, not its value."""
     done = run_drivers_playbook(tmp_path, {"a": None}, rackprof_rack="x")
     assert done.returncode == 2
     assert "unknown variable rackprof_rack (did you mean" in " ".join(done.stdout.split() + done.stderr.split())

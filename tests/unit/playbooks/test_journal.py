@@ -19,7 +19,7 @@ FAIL: dict[str, Any] = {"ansible.builtin.command": {"argv": ["false"]}}
 
 
 def playbook_of_plays(directory: Path, run_dir: Path, *plays: dict[str, Any]) -> list[str]:
-    """Write a playbook that sets the facts of its run and then has these plays. Return the command that runs it."""
+    """Write a playbook that sets the facts of its run and then runs these plays. Return the command that runs it."""
     command = playbook_of_tasks(directory, run_dir)
     (begin, _) = yaml.safe_load((directory / "play.yml").read_text())
     targets = directory / f"{run_dir.name}.json"
@@ -35,7 +35,7 @@ def measuring_play(task: dict[str, Any], name: str = "Measure") -> dict[str, Any
 
 
 def report_play(command: str = "report") -> dict[str, Any]:
-    """Return a last play of a run. Unlike the real one, it only prints a message.
+    """Return a play that stands in for the last play of a run. It only prints a message.
 
     `command`: the verb of `rackproof` that the plugin runs if every host has failed before this play.
     """
@@ -47,12 +47,12 @@ def report_play(command: str = "report") -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("plays", "command", "evidence"),
     [(("h1 or h2",), "report", "INCOMPLETE"), (("h1", "h2"), "scaling", "is not a scaling study")],
-    ids=["both in one play", "each in its own play"],
+    ids=["both hosts fail in one play", "each host fails in its own play"],
 )
 def test_plugin_ends_the_run_if_every_host_failed(
     tmp_path: Path, run_dir: Path, plays: tuple[str, ...], command: str, evidence: str
 ) -> None:
-    """The plugin runs `rackproof report` or `rackproof scaling`, stops the Prometheus of the run, and removes its targets."""
+    """The plugin runs `rackproof report` or `rackproof scaling`, stops the run's Prometheus, and removes its targets file."""
     failing = [
         measuring_play({**FAIL, "when": f"inventory_hostname in '{hosts}'"}, f"Measure {hosts}") for hosts in plays
     ]

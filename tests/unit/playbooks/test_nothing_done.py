@@ -1,4 +1,4 @@
-"""Test that a playbook that ran no task on any host exits with 64. The operator could take exit code 0 for an acceptance.
+"""Test that a playbook that did nothing exits with 64. The operator could take exit code 0 for an acceptance.
 
 The exit code remains 0 for a playbook that ran tasks (test_inventory_forms) and with `--list-tasks`
 (tests/unit/roles/test_roles.py).

@@ -26,13 +26,13 @@ from tests.lab.lab import CONTROL_PYTHON
 
 PLUGINS = ROOT / "playbooks" / "callback_plugins"
 WAIT = {"ansible.builtin.command": {"argv": ["sleep", "0.2"]}, "vars": {"_rackproof_waits_for": "benchmark"}}
-"""A task that waits for the end of the stage `benchmark`, according to its variable."""
+"""A task that sleeps. Its variable marks it, for the plugin, as a task that waits for the end of the stage `benchmark`."""
 
 
 def playbook_of_tasks(
     directory: Path, run_dir: Path, *tasks: dict[str, Any], hosts: Sequence[str] = ("h1", "h2")
 ) -> list[str]:
-    """Write a playbook that sets the fact with the run directory and runs these tasks. Return the command that runs it."""
+    """Write a playbook that sets the run directory as a fact and runs these tasks. Return the command that runs it."""
     set_facts = {"ansible.builtin.set_fact": {"_rackproof_run_dir": str(run_dir)}, "run_once": True}
     plays = [
         {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "tasks": [set_facts]},
@@ -124,7 +124,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    """Run the two playbooks for a rehearsal (a run on CPUs), of which an earlier command was killed."""
+    """Run the two playbooks for a rehearsal (a run on CPUs). An earlier command for the same rehearsal was killed."""
     directory = tmp_path_factory.mktemp("recorded")
     run_dir, targets, hosts = create_run_directory(directory), directory / "targets.json", ("h1", "h2", "h3")
     (run_dir / "progress.jsonl").write_text(f'{{"at": "2026-11-21T04:00:00Z", "what": "end"}}\n{CUT_OFF}')
@@ -144,7 +144,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     warnings = f"WARNING: Retrying (Retry(total=4)) after connection broken by {'x' * 400}\n" * 5
     (directory / "stderr").write_text(f"{warnings}{ERROR_OF_PIP}\n")
     pip = {"ansible.builtin.shell": f"cat {directory / 'stderr'} >&2; exit 1"}
-    # The agent exits with 75 if the host is leased to another run.
+    # The agent exits with 75 if the host is leased to (reserved for) another run.
     leased = {"ansible.builtin.command": {"argv": ["sh", "-c", "exit 75", "rackproof"]}}
     failing = (("Take the lease", "h2", leased), ("pip", "h3", pip))
     tasks = [{"name": name, **task, "when": f"inventory_hostname == '{host}'"} for name, host, task in failing]
@@ -197,8 +197,7 @@ def test_progress_and_failures_of_the_second_playbook_are_recorded(recorded: Rec
     assert document[-1]["what"] == "end"
 
 
-def test_failure_has_the_name_of_the_task_without_its_role(recorded: Recorded) -> None:
-    """The event names the play instead, in its key `play`."""
+def test_failure_has_the_names_of_the_play_and_of_the_task_without_its_role(recorded: Recorded) -> None:
     assert recorded.failures["h1"]["task"] == "Check the host"
     assert recorded.failures["h1"]["play"] == "Preflight"
 
@@ -216,8 +215,8 @@ def test_events_after_an_incomplete_line_start_on_a_new_line(recorded: Recorded)
     assert json.loads(recorded.lines[2])["what"] == "start"
 
 
-def test_prometheus_keeps_running_if_the_playbook_has_no_last_play_of_a_run(recorded: Recorded) -> None:
-    """deploy.yml is such a playbook. It starts the Prometheus of a run, which must keep running."""
+def test_prometheus_keeps_running_if_no_play_of_the_playbook_ends_the_run(recorded: Recorded) -> None:
+    """deploy.yml is such a playbook: it starts the Prometheus of a run, and a later playbook ends the run."""
     assert recorded.is_monitored
 
 

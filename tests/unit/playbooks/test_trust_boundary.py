@@ -43,7 +43,10 @@ def variables_of_the_playbooks() -> set[str]:
 
 
 def hostile_python(directory: Path, value: str) -> Path:
-    """Write HOSTILE_PYTHON and its facts: one named after each variable, with this value. Return the path of the program."""
+    """Write HOSTILE_PYTHON, and return its path.
+
+    For each variable, the program adds a fact with the name of the variable and the value `value`.
+    """
     facts = dict.fromkeys(sorted(variables_of_the_playbooks()), value)
     assert len(facts) > 100
     (directory / "facts.json").write_text(json.dumps(facts), encoding="utf-8")

@@ -118,7 +118,9 @@ def test_terminal_without_utf_8_gets_escaped_characters(encoding: str) -> None:
 
 
 @pytest.mark.parametrize(("minor", "code"), [(10, 2), (11, 0)])
-def test_make_refuses_an_old_python_before_it_creates_an_environment(tmp_path: Path, minor: int, code: int) -> None:
+def test_make_creates_a_virtual_environment_only_with_python_3_11_or_newer(
+    tmp_path: Path, minor: int, code: int
+) -> None:
     python = tmp_path / "python"
     version = f"import sys; sys.version_info = (3, {minor}, 2)"
     python.write_text(
@@ -146,7 +148,7 @@ def test_values_that_look_like_options_are_accepted(
 @pytest.mark.parametrize("verb", ["report", "judge", "rma", "notice", "watch", "scaling", "sign --key k",
                                   "verify --allowed-signers s"])  # fmt: skip
 @pytest.mark.parametrize("directory", ["nosuch", "empty"])
-def test_directory_without_a_plan_gives_the_same_error_in_every_verb(
+def test_verbs_report_a_directory_without_a_plan_with_the_same_error(
     call_verb: CallVerb, verb: str, directory: str
 ) -> None:
     name, *options = verb.split()

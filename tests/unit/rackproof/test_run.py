@@ -1,4 +1,4 @@
-"""Test `rackproof run`, which measures and judges one machine without Ansible, and its checks before the first measurement."""
+"""Test `rackproof run`, which checks that one machine is ready, and then measures and judges it, without Ansible."""
 
 from __future__ import annotations
 
@@ -53,13 +53,14 @@ TINY = {
 
 
 WHERE = "import agent, rackproof, schemas; print({agent.__file__, rackproof.__file__, schemas.__file__})"
-"""Python program of a child process of the command. It prints the paths of three packages of Rackproof."""
+"""Python program that prints from which files it imports three packages of Rackproof."""
 
 
 def package_locations(directory: Path, **variables: str) -> str:
-    """Return the path from which the command imports `schemas`, and the three paths that its child process prints (WHERE).
+    """Return the output of a Python process that imports Rackproof: four paths of Rackproof's packages.
 
-    `directory` is the first entry of `sys.path` of the command.
+    The first is the file from which the process imports `schemas`. The others are printed by its child process, which runs WHERE.
+    `directory` is the first entry of `sys.path` of the process.
     """
     program = (
         f"import sys, subprocess; sys.path[0] = sys.argv[1]; import rackproof, schemas;"
@@ -115,7 +116,9 @@ def test_rehearsal_is_measured_once_and_judged_each_time(tmp_path: Path) -> None
     assert [(host["name"], host["decision"]) for host in report["hosts"]] == [("me", "accepted")]
     record = documents.read(tmp_path / "here/r1/hosts/me.json", "record")
     observed = {observation["name"] for observation in record["observations"]}
-    assert "overlap.hidden_share" in observed, "the only host must run the benchmarks of the stage gang, too"
+    assert "overlap.hidden_share" in observed, (
+        "a single host must also run the benchmarks of the stage `gang` (launches over several hosts)"
+    )
     assert not any(name.startswith("pairs") for name in observed)
     assert [snapshot["phase"] for snapshot in record["snapshots"]][:2] == ["before", "before"]
     again = run(tmp_path, *options, "--json")
@@ -344,7 +347,7 @@ def test_requested_or_all_devices_are_planned(tmp_path: Path) -> None:
     assert planned(tmp_path, gpus=8).hosts[0].devices == tuple(range(8)), (
         "all 8 requested GPUs must be planned, so that the report lists the 4 missing ones"
     )
-    assert not planned(tmp_path, gpus=8).hosts[0].count_found  # true only if the operator gave no number of GPUs
+    assert not planned(tmp_path, gpus=8).hosts[0].count_found  # `count_found` is true only if --gpus was not given
     host = planned(tmp_path).hosts[0]
     assert (host.devices, host.count_found) == ((0, 1, 2, 3), True)
     assert planned(tmp_path, devices="1,3").hosts[0].devices == (1, 3)

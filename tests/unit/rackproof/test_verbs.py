@@ -1,4 +1,4 @@
-"""Test the help and shell completions of `rackproof`, its default (the newest run), and the output of `criteria` and `diff`."""
+"""Test the help, shell completions and default run (the newest) of `rackproof`, and the output of `criteria` and `diff`."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_completions_of_other_shells_are_valid_if_the_shell_is_installed(
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return `runs` in the working directory. It has three runs of one host each, oldest first: b of h1, c of h2, a of h1."""
+    """Return the directory `runs` with three runs of one host each. Oldest first: `b` of h1, `c` of h2, `a` of h1."""
     monkeypatch.chdir(tmp_path)
     for age, (name, host) in enumerate((("b", "h1"), ("c", "h2"), ("a", "h1"))):
         run = tmp_path / "runs" / name
@@ -152,7 +152,7 @@ def test_criteria_versions_shows_the_minimum_versions_and_the_age_of_their_list(
         assert item["advisory"] in row
 
 
-def test_diff_shows_the_changes_of_all_pairs_of_a_gpu_in_one_row(
+def test_diff_shows_the_regressions_of_all_gpu_pairs_that_include_one_gpu_in_one_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -1,6 +1,6 @@
-"""Test the scripts of the role `agent` that create its virtual environment and install packages into it.
+"""Test the scripts of the role `agent` that create the agent's virtual environment and install packages into it.
 
-The packages must be installed there even if pip.conf sets another target directory.
+The packages must be installed into this environment even if pip.conf sets another target directory.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PYTHON_VERSION = ".".join(map(str, sys.version_info[:3]))
 
 
 def create_environment(prefix: Path, home: Path | str, version: str) -> Path:
-    """Create files like those of an agent's virtual environment that was made with the Python of this version in `home`."""
+    """Create files like those of an agent's virtual environment whose Python is in `home` and has this version."""
     for name in ("bin/pip", "bin/rackproof", "lib/python3.9/torch.pth", "wheels/rackproof-1-py3-none-any.whl"):
         (prefix / name).parent.mkdir(parents=True, exist_ok=True)
         (prefix / name).touch()
@@ -46,7 +46,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_environment_of_another_python_is_replaced(environment: Path) -> None:
-    """The installed packages are removed, the wheels are kept. A second call with the same Python changes nothing."""
+    """The installed packages are removed, and the wheels are kept. A second call with the same Python changes nothing."""
     assert not (environment / "lib" / "python3.9").exists()
     assert (environment / "wheels/rackproof-1-py3-none-any.whl").exists()
     pip = subprocess.run(
@@ -58,7 +58,9 @@ def test_environment_of_another_python_is_replaced(environment: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "is_replaced"), [("3.9.2", True), (PYTHON_VERSION, False)])
-def test_environment_of_another_python_version_is_replaced(tmp_path: Path, version: str, is_replaced: bool) -> None:
+def test_environment_is_kept_only_if_its_python_has_the_same_version(
+    tmp_path: Path, version: str, is_replaced: bool
+) -> None:
     (tmp_path / "venv.py").touch()  # hides the module `venv` of the standard library, so that no environment is built
     prefix = create_environment(tmp_path / "rackproof", PYTHON_HOME, version)
     done = make_environment(prefix, PYTHONPATH=str(tmp_path))
@@ -173,7 +175,8 @@ def test_configuration_files_have_the_same_precedence_as_in_pip(tmp_path: Path, 
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "XDG_"))}
     environment |= {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "etc")}
     if variable:
-        environment["PIP_CONFIG_FILE"] = str(tmp_path / variable)  # this is /dev/null if `variable` is /dev/null
+        # `variable` may be /dev/null. The result is then /dev/null, because it is an absolute path.
+        environment["PIP_CONFIG_FILE"] = str(tmp_path / variable)
     fake = tmp_path / "python"
     fake.write_text('#!/bin/sh\necho "$PIP_FIND_LINKS"\n')
     fake.chmod(0o755)

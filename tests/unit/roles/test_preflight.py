@@ -48,7 +48,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("role", ["preflight", "nvidia_driver", "container_toolkit"])
 def test_probe_can_be_parsed_by_an_old_python(role: str) -> None:
-    """Otherwise the probe of `preflight` would end with a syntax error instead of reporting that the Python is too old."""
+    """Otherwise a host with an old Python would report a syntax error. The probe of `preflight` reports the old Python."""
     ast.parse((ROOT / "roles" / role / "files/probe.py").read_text(), feature_version=(3, 6))
 
 

@@ -104,6 +104,6 @@ def test_invalid_arguments_start_and_stop_nothing(
     assert "prometheus.py stop DIRECTORY" in capsys.readouterr().err
 
 
-def test_program_prints_its_usage() -> None:
+def test_program_prints_its_usage_if_the_verb_is_unknown() -> None:
     done = subprocess.run([sys.executable, SCRIPT, "stopp", "."], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr.splitlines()[0]) == (2, "usage:")

@@ -172,7 +172,7 @@ def test_tasks_files_install_and_main_have_the_same_argument_specs(role: str) ->
 
 
 @pytest.mark.parametrize("distribution", ["debian12", "ubuntu2404", "rhel9"])
-def test_driver_packages_of_each_distribution_are_in_the_test_data(distribution: str) -> None:
+def test_driver_packages_of_a_distribution_are_in_the_test_data(distribution: str) -> None:
     index = yaml.safe_load((ROOT / "tests" / "data" / "packages.yml").read_text())[distribution]
     driver = DRIVERS[distribution]
     assert {*driver["open"], *driver["proprietary"], "nvidia-fabricmanager"} <= set(index["packages"])
@@ -210,7 +210,7 @@ def test_port_owner_is_identified_if_it_closes_a_file_during_the_search(
 ) -> None:
     """The owner of a port is the process that listens on it.
 
-    If it were not identified, an agent that is running would count as another program, and the preflight would fail.
+    If the search did not identify Rackproof's agent as the owner, the preflight would report that another program uses the port.
     """
     readlink = os.readlink
     closed_files = iter([True])
@@ -239,7 +239,7 @@ def test_port_of_another_users_process_is_in_use(probe: Any, monkeypatch: pytest
 def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
     """A soak (benchmarks that are repeated for hours) is polled, and a poll of an unreachable host fails at once.
 
-    So the playbook must wait for the duration of a poll after each of them.
+    So the playbook must wait for the duration of a poll after each failed poll.
     """
     (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
     hosts = {"h1": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}}
@@ -355,7 +355,7 @@ def rendered_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_plays(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run the plays on the hosts of `directory`/hosts.yml, with the roles and action plugins of the checkout.
 
-    The playbook is in `directory`/playbooks, because roles expect the files of the checkout in the parent of its directory.
+    The playbook is in `directory`/playbooks, because roles expect the files of the checkout in `directory`, one level above.
     """
     (directory / "playbooks").mkdir()
     (directory / "playbooks" / "play.yml").write_text(yaml.safe_dump(list(plays)))
@@ -384,7 +384,7 @@ def test_exporter_is_started_with_the_compatibility_options_of_the_inventory(
     unit = (rendered_templates / "rackproof-exporter.service").read_text()
     (command,) = re.findall(r"^ExecStart=\S+ (.*)$", unit, re.MULTILINE)
     assert command.endswith(" --compat=1.0 --compat=dcgm")
-    # The exporter accepts all options of the unit: the only error is the port, an invalid one that the test adds.
+    # The test adds an invalid port. If this is the only error, the exporter accepts all options of the unit.
     assert main([*command.split(), "--port", "70000"]) == 64
     assert "not a port" in capsys.readouterr().err
 
@@ -440,7 +440,7 @@ def failed_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict
 def test_command_that_writes_no_report_fails_the_role(
     failed_reports: tuple[Path, dict[str, str]], tasks_file: str, code: int
 ) -> None:
-    """An incomplete fleet also has exit code 2, but the role must not report one here, nor copy the metrics of an earlier run."""
+    """Exit code 2 also means an incomplete fleet. Here, the role must not report this, nor copy the metrics of an earlier run."""
     directory, output = failed_reports
     name = f"{tasks_file}-{code}"
     assert f"rackproof: {name}: {COMMANDS[tasks_file]}: No space left on device" in output[name]

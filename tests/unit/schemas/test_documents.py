@@ -190,7 +190,7 @@ def test_suggestions_can_be_limited_to_names_with_the_same_letters() -> None:
 
 @pytest.mark.parametrize("path", ["/dev/null", "/dev/stdout", "/dev/new"])
 def test_no_file_in_dev_is_written(path: str) -> None:
-    """The test calls only the check. A call of `write_text` without a working check would replace /dev/null if root ran it."""
+    """The test does not call `write_text`, which would replace /dev/null if the check were broken and root ran the test."""
     with pytest.raises(OSError, match="not a regular file"):
         documents.refuse_special(Path(path))
 

@@ -22,7 +22,7 @@ MEASUREMENTS = ROOT / "docs" / "measurements"
 TOLERANCE = 0.10
 """Maximum error of progress and time left, as a share of the duration of the launch."""
 WITHOUT_A_FABRIC = ("h100x2-two-hosts", "h200x2-two-hosts", "h200x4-two-hosts")
-"""Runs whose gangs (the hosts of one multi-node launch) have no fabric: their launches use loopback sockets. The expected
+"""Runs whose gangs (the hosts of one multi-node launch) have no fabric: the launches of a gang use loopback sockets. The expected
 durations of these launches are known only from an earlier run."""
 
 
@@ -43,8 +43,8 @@ class Replay:
     def errors(self, plan: Plan) -> Iterator[float]:
         """Yield the absolute errors of time left and of progress, as shares of the duration of the launch.
 
-        They are computed at the start of the launch, when each benchmark begins, and at the end. `plan`: the plan from which the
-        expected durations are computed.
+        They are computed for the start of the launch, the start of each benchmark, and the end of the launch. `plan`: the plan
+        from which the expected durations are computed.
         """
         durations = expected_durations(plan, plan.host(self.host), plan.stage(self.stage))
         for at in (0.0, *self.began.values(), self.total_s):
@@ -54,7 +54,7 @@ class Replay:
 
 
 def replays(run: str) -> Iterator[Replay]:
-    """Yield the launches of a run in docs/measurements whose record has the start of each benchmark."""
+    """Yield each launch in docs/measurements/RUN that has recorded start times of its benchmarks."""
     plan = plan_from_json(json.loads((MEASUREMENTS / run / "plan.json").read_text()))
     for path in sorted((MEASUREMENTS / run).glob("hosts/*.json")) + sorted((MEASUREMENTS / run).glob("gangs/*/*.json")):
         record = json.loads(path.read_text())
@@ -69,9 +69,9 @@ def replays(run: str) -> Iterator[Replay]:
 
 
 # Four runs whose records have the start of each benchmark are left out. In h100x1-extended, time budgets are shorter than one
-# pass of a memory test. In h100x1-slowed-0.2, the ranks started 3.5 s sooner than START_S, which is 8 % of this short launch.
-# In h200x4-four-hosts, the hosts compete for the memory of one machine. In h200x2-pulse-between-hosts, each launch has only one
-# or two benchmarks.
+# pass of a memory test. In h100x1-slowed-0.2, the ranks started 3.5 s sooner than START_S, and 3.5 s are 8 % of this
+# short launch. In h200x4-four-hosts, the hosts compete for the memory of one machine. In h200x2-pulse-between-hosts, the launches
+# are so short (5 to 17 s) that the error of START_S is more than 10 % of a launch.
 RUNS = [
     *("h100x1", "h100x2", "h200x1", "h200x2", "h200x4-standard", "h200x4-compared", "h200x4-compared-again"),
     *("h200x4-gated", "h200x4-gated-again"),
@@ -166,7 +166,7 @@ def test_costs_from_which_durations_are_computed_refer_to_settings_of_the_benchm
 @pytest.mark.parametrize(
     ("name", "chosen", "size", "seconds"),
     [
-        # The times are from docs/verbs.md and docs/performance.md.
+        # The times are from docs/verbs.md and docs/performance.md. The third case has no ports, so only the fixed cost remains.
         ("verbs", {"directions": ["one_way"], "memories": ["host", "gpu"]}, Size(gpus=8, ports=8), 8 * 5.0),
         ("verbs", {"figures": ["bandwidth", "latency"], "rounds": 15}, Size(gpus=8, hosts=16, ports=8), 15 * 7.0),
         ("verbs", {}, Size(gpus=8, hosts=16), 0.5),

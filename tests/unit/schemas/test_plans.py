@@ -1,4 +1,8 @@
-"""Test the methods of a plan: rates of fabrics, and the figures (results of benchmarks) and scopes that a host must have."""
+"""Test the methods of a plan: rates of fabrics, and the figures that a host must have.
+
+A figure is the result of a benchmark. Its scope is the part of a host, or the gang (the hosts of one multi-node launch), that was
+measured.
+"""
 
 from __future__ import annotations
 
@@ -45,13 +49,13 @@ def with_rates(*gbps: float, gpus: Sequence[int] = (2, 2, 2)) -> Plan:
 def test_lowest_known_rate_of_the_members_limits_all_members(
     gbps: Sequence[float], members: tuple[str, ...], port: float, fabric: float
 ) -> None:
-    """Return values are in B/s: 400 Gb/s are 50e9 B/s. The fabric of a host has one port for each of its two GPUs."""
+    """The methods return B/s: 400 Gb/s are 50e9 B/s. The fabric of a host has one port for each of its two GPUs."""
     plan = with_rates(*gbps)
     assert plan.slowest_port(plan.hosts[0], members) == port
     assert plan.slowest_fabric(plan.hosts[0], members) == fabric
 
 
-def test_rate_of_a_host_without_a_gang_is_not_limited_by_other_hosts() -> None:
+def test_host_without_a_gang_has_the_rate_of_its_own_ports() -> None:
     alone = replace(PLAN, hosts=tuple(replace(host, gang="", fabric_gbps=400.0) for host in PLAN.hosts))
     assert alone.slowest_port(alone.hosts[0], ("h1", "h2")) == 50e9
     assert alone.slowest_fabric(alone.hosts[0], ("h1", "h2")) == 100e9
@@ -63,7 +67,7 @@ def test_host_with_fewer_gpus_slows_the_fabric_even_if_all_ports_are_equally_fas
     assert plan.slowest_port(plan.hosts[0], ("h1", "h2")) == 50e9
 
 
-def test_slowest_port_is_found_even_if_all_hosts_have_the_same_total() -> None:
+def test_slowest_port_is_found_even_if_all_hosts_have_the_same_total_rate() -> None:
     plan = with_rates(400.0, 200.0, 200.0, gpus=(2, 4, 4))
     assert plan.slowest_fabric(plan.hosts[0], ("h1", "h2")) == 100e9
     assert plan.slowest_port(plan.hosts[0], ("h1", "h2")) == 25e9
@@ -104,7 +108,7 @@ def test_scopes_of_a_figure_on_a_host(item: Expectation, scopes: tuple[str, ...]
 
 
 def test_pairs_of_hosts_use_the_rails_that_all_of_them_have() -> None:
-    """A rail is the GPUs with the same index on all hosts of a gang. h3 has only GPU 0. A host without a gang has no pairs."""
+    """A rail is the GPUs with the same index on all hosts of a gang. h3 has only GPU 0. A host without a gang has no partners."""
     plan = with_rates(0, 0, 0, gpus=(4, 2, 1))
     found = plan.scopes_of(plan.hosts[0], expected("pairs.bandwidth", "peers", "gang"))
     assert {scope.split(",")[0] for scope in found} == {"gpu=0"}
@@ -140,6 +144,7 @@ def test_fewer_figures_are_expected_of_a_host_without_a_gang_or_with_one_gpu() -
 def test_ports_of_a_rehearsal_are_judged_only_if_they_are_measured_and_required(
     rehearsal: bool, required: bool, measures: bool, judged: bool
 ) -> None:
+    """The ports of a run that is not a rehearsal are always judged."""
     benchmarks = {"verbs": {}} if measures else {"training": {}}
     plan = replace(builders.with_benchmarks(PLAN, benchmark=benchmarks), rehearsal=rehearsal)
     assert plan.judges_ports(replace(plan.hosts[0], verbs_required=required)) is judged
@@ -164,6 +169,7 @@ def test_host_and_stage_are_found_by_name_and_an_unknown_name_raises_key_error()
 
 
 def test_longest_time_of_a_soak_is_its_duration_plus_the_deadline_of_one_round() -> None:
+    """A soak repeats its benchmarks in rounds. A round that began before the end of the duration still runs to its end."""
     stage = Stage(name="soak", deadline_s=60.0, collective_timeout_s=1.0, benchmarks={}, duration_s=600.0)
     assert stage.longest_s == 660.0
     assert replace(stage, duration_s=0.0).longest_s == 60.0
@@ -175,7 +181,7 @@ def test_host_has_separate_directories_of_local_and_shared_storage() -> None:
     assert host.directories("shared_storage") == ("/b", "/c")
 
 
-FULL = replace(  # a plan with the parts that PLAN does not have
+FULL = replace(  # a plan with optional fields that are empty in PLAN
     builders.plan("h1", "h2", gpu_count=2, rackproof_local_storage=["/a"], rackproof_shared_storage=["/b", "/c"]),
     manifest=(Part(host="h1", kind="gpu", serial="s1"),),
     waivers=(Waiver(criterion="c", who="me", why="known", until="2026-12-01", host="h1"),),

@@ -22,7 +22,7 @@ DOCS = ROOT / "docs" / "checks.md"
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Yield the expected text of readings.json: of a simulated host with every kind of device, and errors in its kernel log."""
+    """Yield the expected text of readings.json. The simulated host has every kind of device, and errors in its kernel log."""
     with links.memory_directory() as folder:
         root = whole.build_host(folder)
         gpu, switch = links.GPUS[0].removesuffix(".0"), links.NVSWITCHES[0]

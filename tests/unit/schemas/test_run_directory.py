@@ -1,4 +1,4 @@
-"""Test the paths of records in a run directory, the search for runs, and that no other module builds paths of a run directory."""
+"""Test `schemas.run_directory`: paths of records, and the search for runs. No other module builds paths of a run directory."""
 
 from __future__ import annotations
 

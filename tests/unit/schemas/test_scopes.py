@@ -1,6 +1,7 @@
-"""Test `Scope`, a parsed scope (the part of a host that was observed), and `pci_address`.
+"""Test `Scope` and `pci_address`.
 
-No other code splits the strings of scopes. `pci_address` returns a PCI address in the form of sysfs.
+A `Scope` is a parsed scope: the part of a host, or the gang (the hosts of one multi-node launch), that was observed. Only
+schemas/scopes.py splits the strings of scopes. `pci_address` returns a PCI address in the form of sysfs.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from tests import ROOT
         ("gang=rack12", "gang", "gang=rack12", "", "gang=rack12", None),
         ("pci=0000:1b:00.0,xid=79", "xid", "pci=0000:1b:00.0", "xid=79", "pci=0000:1b:00.0", None),
         ("mc=0,dimm=2", "dimm", "mc=0", "dimm=2", "mc=0,dimm=2", 0),
-        ("gpu=123456", "gpu", "gpu=123456", "", "gpu=123456", None),
-        ("gpu=٣", "gpu", "gpu=٣", "", "gpu=٣", None),
+        ("gpu=123456", "gpu", "gpu=123456", "", "gpu=123456", None),  # an index has at most five digits
+        ("gpu=٣", "gpu", "gpu=٣", "", "gpu=٣", None),  # an index has only ASCII digits
         ("", "", "", "", "", None),
     ],
 )
@@ -73,7 +74,7 @@ def test_repeated_kind_of_label_is_detected() -> None:
     assert not any(Scope.parse(text).has_repeated_kind for text in ("host", "gpu=0", "gpu=0,link=1"))
 
 
-def test_no_other_code_splits_scopes() -> None:
+def test_only_the_module_scopes_splits_scopes() -> None:
     split = re.compile(
         r'scope\.(?:r?split|r?partition|startswith|endswith|remove\w+)\(|startswith\(\(?"(?:gang|gpu|pci)='
     )
@@ -87,7 +88,7 @@ def test_no_other_code_splits_scopes() -> None:
     assert matches == []
 
 
-def test_last_label_is_removed_if_it_has_the_kind_and_is_not_the_only_label() -> None:
+def test_last_label_is_removed_if_it_has_the_given_kind_and_is_not_the_only_label() -> None:
     assert Scope.parse("hca=a,port=1,lane=3").without("lane") == "hca=a,port=1"
     assert Scope.parse("hca=a,port=1").without("lane") == "hca=a,port=1"
     assert Scope.parse("lane=3").without("lane") == "lane=3"

@@ -45,11 +45,11 @@ FIGURES: dict[str, tuple[str, float]] = {
 }  # fmt: skip
 """Name of a figure without the prefix `straggler.` -> (unit, value), measured on four healthy H200."""
 SCATTER = {"gpu=0": 1.012, "gpu=1": 0.988}
-"""Scope -> factor by which `compute` differs from FIGURES on this GPU of each host. Fixed, so that tests are reproducible."""
+"""Scope of a GPU -> factor by which its `compute` differs from FIGURES, the same on every host."""
 
 
 def straggler_plan(*hosts: str, gpu_count: int = 2, device: str = "gpu") -> Plan:
-    """Return a plan with the straggler benchmark in the host stage and in the gang stage."""
+    """Return a plan with the straggler benchmark in the stages `benchmark` and `gang`."""
     stage = {"deadline_s": 60, "collective_timeout_s": 30, "benchmarks": {"straggler": {}}}
     profile = {
         "name": "steps",
@@ -68,8 +68,8 @@ def straggler_evidence(
 
     Args:
         plan: the plan of the run.
-        over: (stage, host, scope) -> name -> value in place of the usual one. The name is a key of FIGURES, or the reason of
-            a clock event (such as `power_cap`), whose value is the share of time in which it is active.
+        over: (stage, host, scope) -> name -> value in place of the usual one. The name is a key of FIGURES or a clock event
+            reason such as `power_cap`. The value of a reason is the share of time in which it is active.
     """
     result = builders.evidence(plan)
     for number, (name, host_evidence) in enumerate(result.items()):
@@ -130,7 +130,7 @@ def test_ranks_with_usual_scatter_have_no_straggler() -> None:
     }
 
 
-# The figures of a slow rank that differ from FIGURES.
+# Slow ranks: the figures that replace those of FIGURES.
 HOT = {
     "compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.2e9, "power": 390.0, "temperature": 88, "hw_thermal": 0.8,
     "power_cap": 0.0,
@@ -213,7 +213,7 @@ def test_straggler_is_reported_with_its_cause(figures: Any, reported: str, actio
     )
 
 
-def test_slow_gpu_in_the_host_stage_is_named() -> None:
+def test_slow_gpu_in_the_benchmark_stage_is_named() -> None:
     plan = straggler_plan()
     (actual,) = (
         verdict
@@ -240,7 +240,7 @@ def test_two_gpus_are_not_compared() -> None:
 
 
 def test_slow_process_of_a_rehearsal_passes() -> None:
-    """In a rehearsal, the ranks are CPU processes. Because they share CPUs, their times may differ by any amount."""
+    """In a rehearsal, the ranks are processes that share CPUs, so a slow rank is not a failure."""
     plan = straggler_plan(device="cpu")
     assert plan.rehearsal
     verdicts = straggler_verdicts(
@@ -279,7 +279,7 @@ def test_unsupported_kernel_counter_is_not_reported_as_missing() -> None:
 
 
 def make_unmeasured(name: str, status: str) -> Callable[[Observation], Observation]:
-    """Return a function that gives the figure `name` of GPU 1 this status, and removes its value."""
+    """Return a function that removes the value of the figure `name` of GPU 1, and sets the status of this figure."""
 
     def change(observation: Observation) -> Observation:
         is_target = observation.name == name and observation.scope == "gpu=1"
@@ -306,7 +306,7 @@ def write_kernel_files(
         delays: how long each of two threads waited for a CPU so far, in nanoseconds.
         pressure: how long any process waited for a CPU so far, in microseconds; None if the kernel has no PSI.
         cgroup: content of /proc/self/cgroup.
-        groups: cgroup -> (periods of its CPU quota, throttled periods).
+        groups: cgroup -> (number of periods of its CPU quota, number of periods in which it was throttled).
     """
     files = {f"proc/self/task/{thread}/schedstat": f"5 {delays} 1\n" for thread in (7, 8)}
     files |= {"proc/self/cgroup": cgroup}
@@ -368,8 +368,8 @@ ranks pass."""
 def pause_repeatedly() -> Iterator[Callable[[int], None]]:
     """Yield a function `begin(pid)`. It starts a thread that keeps the process stopped for 90 % of the time.
 
-    Other load on the machine slows a process down far less. On a busy CPU the thread wakes up late. Therefore it stops the
-    process for nine times as long as the process ran.
+    On a busy machine the thread wakes up late, and the process runs for longer than planned. So each pause lasts at least nine
+    times as long as the process ran before it.
     """
     ended, threads = threading.Event(), list[threading.Thread]()
 

@@ -30,7 +30,7 @@ def new_row(**changes: Any) -> TallyRow:
 def add_value(
     to: TallyRow, position: int, value: Any, verdict: str = PASS, limit: Any = 5.0, scope: str = "gpu=0"
 ) -> None:
-    """Add a verdict on the host `h<position>`, which has this position in the plan, to the row `to`."""
+    """Add to the row `to` a verdict on the host `h<position>`. `position` is also the position of the host in the plan."""
     to.add(verdict, value, limit, position, f"h{position}", scope, f"S{position}")
 
 
@@ -43,7 +43,7 @@ def verdict(host: str = "h1", value: Any = 9.0, **over: Any) -> Verdict:
 
 
 def worst_hosts(judged: Judged) -> list[str]:
-    """Return the hosts of the parts that the row lists, the worst first."""
+    """Return the hosts of the listed parts, in the order of the list."""
     return [far.host for far in judged.farthest]
 
 
@@ -207,7 +207,7 @@ def test_limit_is_shown_if_all_verdicts_with_a_limit_have_the_same_limit() -> No
         assert halves[0].judged({}).limit == expected
 
 
-def test_text_values_are_sorted_by_frequency() -> None:
+def test_only_the_most_frequent_texts_are_listed_sorted_by_frequency() -> None:
     row = new_row(operator="eq")
     for at in range(MAX_VALUES + 2):
         for position in range(at + 1):
@@ -245,6 +245,7 @@ def test_spread_has_quantiles_and_bins_of_its_values() -> None:
     ],
 )  # fmt: skip
 def test_spread_of_extreme_values_is_finite(values: tuple[float, ...], expected: tuple[Any, ...]) -> None:
+    """`expected`: number of finite values, minimum, median, maximum, and bins (None: not compared)."""
     row = new_row()
     for position, value in enumerate(values):
         add_value(row, position, value)
@@ -253,10 +254,11 @@ def test_spread_of_extreme_values_is_finite(values: tuple[float, ...], expected:
     assert (spread.n, spread.min, spread.p50, spread.max) == expected[:4]
     if expected[4] is not None:
         assert spread.bins == expected[4]
+    # The difference of these two values overflows to infinity, so no bin counts them.
     wide = new_row()
     for position, value in enumerate((-1.7e308, 1.7e308)):
         add_value(wide, position, value)
-    spread = wide.judged({}).spread  # the width of the range overflows to infinity
+    spread = wide.judged({}).spread
     assert spread
     assert sum(spread.bins) == 0
 
@@ -344,7 +346,7 @@ def test_value_that_is_worse_than_the_last_listed_value_replaces_it(use_add_pass
     assert [far[5] for far in row.farthest][:2] == ["h99", "h7"]
 
 
-def test_hosts_with_mixed_text_and_numbers_are_listed_in_the_order_of_the_plan() -> None:
+def test_text_and_number_that_equals_the_limit_are_listed_in_the_order_of_the_plan() -> None:
     for values in (("a", 5.0), (5.0, "a")):
         row = new_row(operator="eq")
         for position, value in enumerate(values):
@@ -355,7 +357,7 @@ def test_hosts_with_mixed_text_and_numbers_are_listed_in_the_order_of_the_plan()
         assert other.judged({}).values == {"a": 1}
 
 
-def test_repeated_passes_list_their_serials() -> None:
+def test_repeated_passes_are_listed_with_their_serials() -> None:
     row = new_row()
     row.add_repeated(7.0, 5.0, [(0, "h0")], 1, "gpu=0")
     add_value(row, 1, 8.0)
@@ -395,10 +397,10 @@ def test_more_severe_action_is_selected() -> None:
 # Tallies
 
 
-def tally_of(*judged: Verdict) -> Tally:
+def tally_of(*verdicts: Verdict) -> Tally:
     tally = Tally(PLANNED, {f"h{at}": at for at in range(9)})
-    for row in judged:
-        tally.add(row)
+    for item in verdicts:
+        tally.add(item)
     return tally
 
 

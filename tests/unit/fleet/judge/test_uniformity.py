@@ -28,7 +28,7 @@ from tests import builders
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
 """Pack with only the uniformity criteria."""
 OF_EVERY_HOST = ("gpu.peer.link", *(f"launch.{name}" for name in builders.SOFTWARE))
-"""Readings that every host of `builders` has. `uniformity_verdicts` omits them, so that a test gets only the readings it adds."""
+"""Readings that every host of `builders` has. `uniformity_verdicts` omits the verdicts on them."""
 REMEDY = "; set the value of the majority, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")
@@ -40,7 +40,7 @@ def uniform_plan(*hosts: str, **variables: Any) -> Plan:
 
 
 def with_readings(evidence: Evidence, readings: Mapping[str, Mapping[str, Any]], unit: str = "1") -> Evidence:
-    """Return the evidence with one more snapshot; `readings`: name -> scope -> value, or (status, reason) if it has no value."""
+    """Return the evidence with one more snapshot; `readings`: name -> scope -> value, or (status, reason) in place of a value."""
     metrics = tuple(
         Metric(
             name=name,
@@ -55,7 +55,14 @@ def with_readings(evidence: Evidence, readings: Mapping[str, Mapping[str, Any]],
 
 
 def evidence_with(plan: Plan, name: str, values: Mapping[str, Any], *, unit: str = "1") -> dict[str, Evidence]:
-    """Return evidence with the reading `name`; `values`: host -> {scope: value}, or the value for the scope `host`."""
+    """Return evidence with the reading `name`.
+
+    Args:
+        plan: the plan of the run.
+        name: name of the reading.
+        values: host -> {scope: value}, or host -> value for the scope `host`. (status, reason) may be in place of a value.
+        unit: unit of the values.
+    """
     evidence = builders.evidence(plan)
     for host, value in values.items():
         positions = value if isinstance(value, dict) else {"host": value}
@@ -196,7 +203,7 @@ def test_host_without_a_version_that_others_have_is_inconclusive() -> None:
     assert not_passing(verdicts) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
 
 
-def test_unsupported_reading_is_ignored_if_optional() -> None:
+def test_optional_reading_is_ignored_if_it_is_unsupported_but_not_if_it_failed() -> None:
     plan = uniform_plan("h1", "h2")
     values = {"h1": {"gpu=0": NEW, "gpu=1": ("unsupported", "older driver")}, "h2": {"gpu=0": NEW, "gpu=1": NEW}}
     assert not_passing(uniformity_verdicts(plan, evidence_with(plan, "gpu.vbios_version", values))) == []
@@ -217,7 +224,7 @@ def test_reading_that_is_no_longer_supported_is_inconclusive_unless_it_is_option
 
 
 def test_last_value_of_a_number_is_compared() -> None:
-    """A number that changes only during the run, such as the CPU count by a cpuset, is not a difference between hosts."""
+    """On h2 a cpuset hides half of the CPUs, but not at the end of the run. Only the last CPU counts are compared."""
     plan = uniform_plan("h1", "h2")
     evidence = evidence_with(plan, "host.cpu.count", {"h1": 192, "h2": 96})
     evidence = {
@@ -238,7 +245,7 @@ def test_version_that_changed_during_the_run_fails() -> None:
             for item in first.snapshots
         )
         evidence[host] = replace(evidence[host], records=(replace(first, snapshots=taken), *rest))
-    reason = "found 580.1, 3 of 3 hosts have 550.90.07; it changed during the run: measure again"
+    reason = "found 580.1, 3 of 3 hosts have 550.90.07; the value changed during the run: measure again"
     assert [(host, why) for host, _, _, why in not_passing(uniformity_verdicts(plan, evidence))] == [
         ("h2", reason),
         ("h3", reason),
@@ -273,7 +280,7 @@ MEMORY = 2_164_126_347_264
     [
         ({"h2": MEMORY // 2}, ["h2"]),  # half of the modules are missing
         ({"h2": MEMORY * 31 // 32}, ["h2"]),  # one of 32 modules is missing
-        ({"h2": MEMORY - (1 << 30)}, []),  # the kernel reserves more
+        ({"h2": MEMORY - (1 << 30)}, []),  # the kernel of h2 reserves 1 GiB more
         ({"h2": MEMORY * 2}, []),  # more memory than the others is no fault
         (dict.fromkeys(("h2", "h3", "h4"), MEMORY // 2), []),  # one host with more memory is not the reference
         (
@@ -302,7 +309,7 @@ def test_port_that_is_down_but_active_on_other_hosts_fails() -> None:
 
 
 @pytest.mark.parametrize(("state", "action"), [("Polling", "reseat"), ("Disabled", "configure")])
-def test_action_for_a_port_without_a_link_is_configure_if_software_disabled_it_and_else_reseat(
+def test_action_for_a_port_without_a_link_is_configure_if_software_disabled_it_and_otherwise_reseat(
     state: str, action: str
 ) -> None:
     plan = uniform_plan("h1", "h2", "h3")
@@ -329,7 +336,7 @@ def test_port_that_is_active_on_only_one_host_passes() -> None:
 def single_host_findings(
     states: Mapping[str, str], boards: Mapping[str, str], **variables: Any
 ) -> list[tuple[str, str, str, str]]:
-    """Return the verdicts that are not a pass on a host without peers. `states`: port -> state; `boards`: adapter -> board."""
+    """Return the verdicts on a host without peers, except passes. `states`: port -> state; `boards`: adapter -> board ID."""
     plan = uniform_plan("h1", **variables)
     evidence = builders.evidence(plan)
     layers = dict.fromkeys(states, "InfiniBand")
@@ -346,20 +353,22 @@ def test_port_that_deviates_from_most_ports_of_a_single_host_fails() -> None:
     assert single_host_findings(ports(mlx5_3="DOWN"), BOARDS) == expected
 
 
-def test_ports_of_a_single_host_that_may_be_unused_pass() -> None:
+def test_down_port_of_a_single_host_passes_if_it_could_be_unused_by_design() -> None:
     three_down = dict.fromkeys(("mlx5_4", "mlx5_5", "mlx5_6"), "DOWN")
-    assert single_host_findings(ports(**three_down), BOARDS) == [], "five of eight ports are less than three quarters"
+    assert single_host_findings(ports(**three_down), BOARDS) == [], (
+        "only five of eight ports agree, less than three quarters"
+    )
     other = BOARDS | dict.fromkeys(("hca=mlx5_6", "hca=mlx5_7"), "MT_0000000359")
     assert single_host_findings(ports(mlx5_6="DOWN", mlx5_7="DOWN"), other) == [], (
         "the ports of another board must not be compared"
     )
     assert single_host_findings(ports(mlx5_7="DOWN"), BOARDS, rackproof_infiniband_ports=7) == [], (
-        "as many ports are up as the inventory states"
+        "seven ports are up, as the inventory states"
     )
     assert single_host_findings(ports(mlx5_7="DOWN"), {}) == [], "ports of unknown boards must not be compared"
 
 
-def test_links_that_are_down_fail_if_the_board_uses_them() -> None:
+def test_nvlinks_that_are_down_fail_if_at_least_three_quarters_of_the_links_are_up() -> None:
     plan = uniform_plan("h1", gpu_count=1)
 
     def links(down: int, count: int = 18) -> list[tuple[str, str, str, str]]:
@@ -369,7 +378,7 @@ def test_links_that_are_down_fail_if_the_board_uses_them() -> None:
     assert [scope for _, scope, *_ in links(1)] == ["gpu=0,link=0"]
     assert [scope for _, scope, *_ in links(4)] == [f"gpu=0,link={index}" for index in range(4)]
     assert links(6) == [], (
-        "12 of 18 links are up (less than three quarters), as with a bridge: the other links must not fail"
+        "12 of 18 links are up, less than three quarters, as with an NVLink bridge: the 6 others must not fail"
     )
     assert links(18) == [], "no link is up, as in a virtual machine with one GPU: no link may fail"
     assert links(0) == []
@@ -420,7 +429,7 @@ def test_site_pack_disables_a_comparison(tmp_path: Path) -> None:
     assert uniformity_verdicts(plan, evidence, site_pack(tmp_path / "mixed.yml", replaces="uniform-driver")) == []
 
 
-def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
+def test_comparison_of_a_reading_that_no_host_has_does_not_pass_if_a_site_pack_requires_it(tmp_path: Path) -> None:
     plan = uniform_plan("h1", "h2")
     pack = site_pack(tmp_path / "mine.yml", id="uniform-mine", name="software.mine", same_as_fleet=True)
     verdicts = not_passing(uniformity_verdicts(plan, builders.evidence(plan), pack))
@@ -428,7 +437,9 @@ def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("over", [{"operator": "gt"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
-def test_same_as_fleet_is_refused_with_a_key_or_operator_of_another_limit(tmp_path: Path, over: dict[str, Any]) -> None:
+def test_same_as_fleet_is_refused_with_a_key_or_operator_that_it_does_not_allow(
+    tmp_path: Path, over: dict[str, Any]
+) -> None:
     with pytest.raises(UsageError, match=r"criteria\.0"):
         site_pack(tmp_path / "mine.yml", **over)
 
@@ -531,7 +542,7 @@ def test_adapter_that_all_other_hosts_have_is_named_as_missing(hosts: tuple[str,
     assert not_passing(uniformity_verdicts(plan, more)) == [], "an adapter that only one host has is no fault"
 
 
-def test_pci_devices_are_compared_by_slot_except_for_drives() -> None:
+def test_pci_devices_except_drives_are_compared_by_slot() -> None:
     plan = uniform_plan("h1", "h2", "h3")
     evidence = builders.evidence(plan)
     kinds = {"pci=0000:19:00.0": "network", "pci=0000:1a:00.0": "nvme"}

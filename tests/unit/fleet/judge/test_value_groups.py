@@ -1,4 +1,4 @@
-"""Groups of parts that must have the same value: the reference value, the values that agree with it, and missing parts."""
+"""Test groups of parts that must have the same value: the reference value, the values that agree with it, and missing parts."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def group(*values: tuple[Value, int]) -> ValueGroup:
         ([(5, 2), (7, 2), (3, 1)], {"operator": "le"}, (5, 2)),
         ([(5, 2), (7, 2)], {"operator": "eq"}, (None, 0)),
         ([(5, 2), ("a", 2)], {"operator": "ge"}, (None, 0)),
-        # The count of a number includes the numbers within its tolerance.
+        # With `within`, the count of a number includes the numbers that differ from it by at most this fraction of it.
         ([(50, 3), (100, 2), (105, 2)], {"within": 0.1}, (100, 4)),
         ([(50, 3), (100, 2), (120, 2)], {"within": 0.1}, (50, 3)),
         ([(90, 1), (100, 2), (110, 1), (50, 3)], {"within": 0.1}, (100, 4)),
@@ -168,7 +168,7 @@ def test_merged_group_has_the_counts_of_both_groups_and_counts_true_and_1_separa
         (True, 1, {"operator": "le"}, False),
     ],
 )
-def test_value_agrees_if_it_is_within_the_tolerance_of_the_reference_or_is_better(
+def test_value_agrees_if_it_is_preferred_or_within_the_tolerance_of_the_reference_or_better(
     value: Value, reference: Value, fields: dict[str, Any], expected: bool
 ) -> None:
     assert is_alike(rule(**fields), value, reference) == expected
@@ -196,7 +196,7 @@ def test_name_of_a_group_is_the_gang_the_rack_or_the_domain(among: str, name: st
         ("gpu=0", "pcie.width", ("NVIDIA H200", "gpu=0"), "host"),
     ],
 )
-def test_gpus_of_a_model_are_one_group_and_other_parts_and_slot_readings_are_grouped_by_scope(
+def test_group_key_omits_the_gpu_index_except_in_readings_of_slots_and_of_pairs_of_gpus(
     scope: str, name: str, key: tuple[str, str], what: str
 ) -> None:
     compared = rule(name, scope=scope.rpartition(",")[2].partition("=")[0])
@@ -227,7 +227,7 @@ def test_observation_is_judged_by_a_criterion_with_its_name_and_scope(name: str,
     assert has_observation(view("h1", rule(), {name: {scope: 1}}), rule()) == expected
 
 
-def test_readings_of_drives_are_not_compared_by_slot() -> None:
+def test_pci_readings_of_drives_are_not_compared() -> None:
     compared = rule("pcie.width", scope="pci")
     kinds: Readings = {"pcie.kind": {"pci=a": "network", "pci=b": "nvme"}, "pcie.width": {"pci=a": 16, "pci=b": 4}}
     assert [part.key[4] for part in part_values(view("h1", compared, kinds), compared)] == ["pci=a"]
@@ -266,13 +266,13 @@ def adapters(host: str, *names: str) -> HostView:
     return view(host, COMPLETE, {"hca.thing": {f"hca={name}": "x" for name in names}})
 
 
-def test_common_parts_are_on_more_than_half_of_the_hosts_added_so_far() -> None:
+def test_common_parts_are_on_more_than_half_of_the_hosts_that_have_the_most_frequent_part() -> None:
     views = [adapters("h1", "a", "b", "c"), adapters("h2", "a", "b"), adapters("h3", "a"), adapters("h4", "a")]
     groups = ValueGroups(views[:2])
     assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a", "hca=b"]
     for each in views[2:]:
         groups.add(each)
-    assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a"], "half of the hosts is not more than half"
+    assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a"], "`b` is on half of the hosts, not on more than half"
     groups.update(ValueGroups(views[:2]))
     assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a", "hca=b"]
     assert groups.common_parts(views[0], rule(id="unknown")) == {}
@@ -318,7 +318,7 @@ def test_majority_has_the_common_parts_of_a_complete_criterion() -> None:
 
 
 @pytest.mark.parametrize(("domain", "count"), [("", 0), ("nvl1", 2)])
-def test_hosts_outside_a_domain_are_not_compared_within_it(domain: str, count: int) -> None:
+def test_hosts_without_an_nvlink_domain_are_not_compared_within_a_domain(domain: str, count: int) -> None:
     compared = rule(among="domain")
     plan = replace(PLAN, hosts=tuple(replace(host, nvlink_domain=domain) for host in PLAN.hosts))
     views = views_of(compared, {"h1": "a", "h2": "a"}, plan)
@@ -337,7 +337,7 @@ def test_hosts_outside_a_domain_are_not_compared_within_it(domain: str, count: i
         ({"optional": True}, {"h1": "a", "h2": None}, []),
     ],
 )
-def test_only_host_with_a_value_has_no_verdict_and_a_host_without_the_required_value_is_inconclusive(
+def test_host_without_a_value_is_inconclusive_unless_the_reading_is_optional_and_did_not_fail(
     fields: dict[str, Any], values: Mapping[str, Value], expected: list[tuple[str, str]]
 ) -> None:
     compared = rule(**fields)
@@ -404,7 +404,7 @@ def test_tie_of_four_values_lists_all_of_them() -> None:
     assert reason == "found a, 1 of 4 hosts has a, 1 has b, 1 has c, 1 has d"
 
 
-def test_tie_lists_the_four_most_common_values() -> None:
+def test_tie_lists_at_most_four_values() -> None:
     plan = one_figure_plan(*(f"h{number}" for number in range(6)), rackproof_gang="all")
     values = {f"h{number}": text for number, text in enumerate("abcdef")}
     (reason, *_) = [reason for *_, reason in judged(rule(action="reseat"), *views_of(rule(), values, plan))]
@@ -414,7 +414,7 @@ def test_tie_lists_the_four_most_common_values() -> None:
 def test_text_that_changed_during_the_run_fails_and_a_number_may_change() -> None:
     reasons = [
         "found 5, as on all 2 hosts",
-        "found b, 2 of 2 hosts have a; it changed during the run: measure again",
+        "found b, 2 of 2 hosts have a; the value changed during the run: measure again",
     ]
     for old, new, reason in ((6, 5, reasons[0]), ("b", "a", reasons[1])):
         views = [
@@ -424,7 +424,7 @@ def test_text_that_changed_during_the_run_fails_and_a_number_may_change() -> Non
         assert judged(rule(), *views)[0][3] == reason
 
 
-def test_missing_part_fails_with_the_action_and_the_limits_of_the_criterion() -> None:
+def test_missing_part_fails_with_the_action_basis_severity_and_unit_of_the_criterion() -> None:
     compared = replace(COMPLETE, action="reseat", basis="policy", severity="warning", unit="B")
     views = [adapters("h1", "a", "b"), adapters("h2", "a", "b"), adapters("h3", "a"), adapters("h4")]
     groups = ValueGroups(views)
@@ -458,7 +458,7 @@ def test_missing_parts_are_in_the_order_of_their_scopes() -> None:
         ("skipped: busy", PASS),
     ],
 )
-def test_value_that_was_lost_during_the_run_is_inconclusive(last: str, verdict: str) -> None:
+def test_part_is_inconclusive_if_its_last_reading_failed_or_is_unsupported(last: str, verdict: str) -> None:
     first = view("h1", rule(), {NAME: {"host": "a"}}, {NAME: {"host": last}})
     assert judged(rule(), first, *views_of(rule(), {"h2": "a"}))[0][2] == verdict
 
@@ -469,7 +469,7 @@ PORT_RULE = rule("port.thing", scope="port", among="host", action="none")
 
 
 def ports(values: str, criterion: Criterion = PORT_RULE, plan: Plan = PLAN, **more: Mapping[str, Value]) -> HostView:
-    """Return a host with a port for each letter; the letter is the value of the port.
+    """Return a host with one port for each letter of `values`. The letter is the value of the reading of this port.
 
     `more`: other readings, with `__` instead of `.` in their names.
     """
@@ -517,12 +517,12 @@ GROUPED = replace(PORT_RULE, among="", group_by=("port.kind",))
     [("kkkkkkkk", 8), ("kkkkllll", 8), ("kkkkklll", 5), ("kkkk", 4), ("", 0)],
 )
 def test_ports_of_a_lone_host_are_compared_with_ports_of_the_same_kind(kinds: str, count: int) -> None:
-    """A port is not compared if its kind is not known, or if fewer than four ports are of its kind."""
+    """A port is not compared if its kind is not known, or if the host has fewer than four ports of this kind."""
     of_port: dict[str, Value] = {f"hca={number},port=1": kind for number, kind in enumerate(kinds)}
     assert len(judged(GROUPED, ports("aaaaaaaa", GROUPED, port__kind=of_port))) == count
 
 
-def test_kind_of_a_port_may_be_that_of_its_adapter() -> None:
+def test_port_without_a_kind_of_its_own_has_the_kind_of_its_adapter() -> None:
     of_adapter: dict[str, Value] = {f"hca={number}": "k" for number in range(4)}
     assert len(judged(GROUPED, ports("aaab", GROUPED, port__kind=of_adapter))) == 4
 

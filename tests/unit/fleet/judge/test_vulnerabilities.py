@@ -58,7 +58,7 @@ def site() -> tuple[Pack, ...]:
 
 
 def report(packs: tuple[Pack, ...], *metrics: Metric) -> FleetReport:
-    """Return the report on one healthy host. `metrics` replace the readings of the same names in all its snapshots."""
+    """Return the report on one healthy host. `metrics` replace the readings of the same names in every snapshot of the host."""
     plan = builders.plan("h1", rackproof_gang="none")
     (evidence,) = builders.evidence(plan).values()
     records = [
@@ -93,7 +93,7 @@ WITH_TOOLKIT = Metric(
 OLD_DRIVER = reading(DRIVER, "580.95.05")
 
 
-def test_without_a_criterion_of_the_site_no_decision_changes() -> None:
+def test_vulnerable_versions_are_accepted_if_no_chosen_pack_has_a_criterion_on_scores() -> None:
     accepted = report(read_packs([]), OLD_DRIVER, reading(TOOLKIT, "1.0.0"), WITH_TOOLKIT)
     assert accepted.decision == ACCEPTED
     assert not [item for item in accepted.verdicts if item.name.startswith("vulnerability.")]
@@ -118,7 +118,7 @@ def test_a_driver_with_a_vulnerability_is_rejected_with_fix_and_advisory(site: t
 
 
 @pytest.mark.parametrize("key", [key for key, product in PRODUCTS.items() if product.reading])
-def test_vulnerability_and_difference_of_one_product_share_a_cause_and_another_product_has_a_separate_cause(
+def test_vulnerable_version_that_also_differs_is_one_cause_and_a_differing_version_of_another_product_a_second(
     key: str,
 ) -> None:
     def failed(name: str, kind: str = "") -> Verdict:
@@ -186,9 +186,7 @@ def test_the_adapter_with_old_firmware_is_named(site: tuple[Pack, ...]) -> None:
 
 
 @pytest.mark.parametrize(("limit", "decision"), [("9.0", ACCEPTED), ("8.8", REJECTED)])
-def test_the_pack_in_the_documentation_judges_one_product_by_its_limit(
-    tmp_path: Path, limit: str, decision: str
-) -> None:
+def test_the_pack_in_the_documentation_judges_only_the_driver(tmp_path: Path, limit: str, decision: str) -> None:
     page = (ROOT / "docs/versions.md").read_text(encoding="utf-8")
     (text,) = (block for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL) if "schema:" in block)
     path = tmp_path / "site.yml"
@@ -198,7 +196,7 @@ def test_the_pack_in_the_documentation_judges_one_product_by_its_limit(
 
 
 def test_verdict_on_an_unknown_product_is_not_changed() -> None:
-    """A criterion and a record may name a product that is not in PRODUCTS."""
+    """A criterion and a record can name a product that is not in PRODUCTS."""
     plan = builders.plan("h1", profile="smoke", rackproof_gang="none")
     view = HostView(plan, plan.hosts[0], builders.evidence(plan)["h1"], [])
     failed = Verdict(

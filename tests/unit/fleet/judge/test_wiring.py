@@ -49,7 +49,7 @@ from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_fig
 Cables = dict[tuple[str, int], tuple[str, str]]
 """(Host, rail) -> (switch, port of the switch). The rail is the number of a NIC of the host: `ens<rail>np0`."""
 FASTEST, MANAGEMENT = 50e9, 1.25e9
-"""Rates of the ports of rails and of management ports, in B/s."""
+"""Rate of a port of a rail, and rate of a management port, in B/s."""
 FAST = pack(criterion("memory.bandwidth", operator="ge", unit="B/s"))
 
 
@@ -105,7 +105,7 @@ def swap(cables: Cables, first: tuple[str, int], second: tuple[str, int]) -> Cab
 
 
 def links(cables: Mapping[tuple[str, int], tuple[str, str]], **reasons: str) -> list[HostLinks]:
-    """Return the ports of all hosts. An empty switch means that the port was not read; `reasons`: host -> why it was not read."""
+    """Return the ports of all hosts. If a switch is empty, the host could not read it; `reasons`: host -> the reason."""
     of_host: dict[str, list[PortLink]] = {}
     for (host, rail), (switch, port) in cables.items():
         of_host.setdefault(host, []).append(
@@ -215,7 +215,7 @@ def test_each_host_with_swapped_cables_has_one_cause(faulty: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["rails", "rails in pods", "racks", "two rails", "planes"])
-def test_cable_at_a_foreign_switch_is_named(name: str) -> None:
+def test_cable_at_a_switch_that_no_other_host_uses_is_named(name: str) -> None:
     cables = {**HEALTHY[name], ("h02", 1): ("storage7", "swp9")}
     wiring = compare_hosts(cables)
     assert not_passing(wiring) == {("h02", "nic=ens1np0", FAIL)}
@@ -390,7 +390,7 @@ def test_cables_swapped_against_the_manifest_are_one_cause(first: tuple[str, int
         assert text in cause.why
 
 
-def test_cable_at_the_wrong_port_or_switch_is_named_with_both_ends() -> None:
+def test_cause_of_a_wrong_cable_names_the_actual_and_the_planned_switch_port() -> None:
     cables = rail_optimized(4, rails=2)
     found = {**cables, ("h02", 0): ("leaf9", "swp40"), ("h03", 1): ("leaf0-1", "swp40")}
     causes = {cause.host: cause for cause in causes_of(compare_with_manifest(cables, found))}
@@ -399,11 +399,11 @@ def test_cable_at_the_wrong_port_or_switch_is_named_with_both_ends() -> None:
     assert {cause.problem for cause in causes.values()} == {"wrong-cable"}
 
 
-@pytest.mark.parametrize(("other_domain", "is_named"), [("a", True), ("b", False)])
-def test_switch_of_the_same_name_in_another_dns_domain_is_another_switch(other_domain: str, is_named: bool) -> None:
+@pytest.mark.parametrize(("other_domain", "is_same"), [("a", True), ("b", False)])
+def test_switch_of_the_same_name_in_another_dns_domain_is_another_switch(other_domain: str, is_same: bool) -> None:
     ordered = {("h01", 0): ("leaf1.a", "swp1"), ("h01", 1): (f"leaf1.{other_domain}", "swp2")}
     wiring = compare_with_manifest(ordered, {("h01", 0): ("leaf1.a", "swp2"), ("h01", 1): ("leaf9", "swp2")})
-    assert (", and port ens1np0 of h01 to " in wiring.verdicts[0].detail) == is_named
+    assert (", and port ens1np0 of h01 to " in wiring.verdicts[0].detail) == is_same
 
 
 def test_three_cables_moved_in_a_circle_are_three_causes() -> None:
@@ -440,7 +440,7 @@ def test_cable_that_was_not_read_is_inconclusive(hosts: list[HostLinks], reason:
 def test_port_that_the_switch_does_not_name_is_inconclusive_only_at_the_right_switch(sent: str) -> None:
     """Some switches send a MAC address (netbox-community/netbox issue 5818) or a number in place of the name of a port.
 
-    At the right switch, this is no evidence of a wrong cable.
+    At the right switch, this is no evidence of a wrong cable. Without a manifest only the switch is compared, so the port passes.
     """
     cables = rail_optimized(4, rails=2)
     found = {**cables, ("h01", 0): (cables["h01", 0][0], sent), ("h02", 1): ("leaf9", sent)}
@@ -581,7 +581,7 @@ def test_cause_of_firmware_or_a_gpu_names_no_cable(name: str, scope: str) -> Non
 
 
 def test_each_interface_of_an_adapter_with_two_ports_has_the_name_of_its_own_port() -> None:
-    """In a manifest, `mlx5_0` means port 1 of the adapter. If port 2 also had this name, the line would match both ports."""
+    """In a manifest, `mlx5_0` means port 1 of the adapter. If port 2 had this name too, a line with `mlx5_0` would match both."""
     plan = plan_of(hosts=1)
     readings = [
         Metric(name=f"network.{name}", unit="1", values={f"nic=eth{number}": f"{text}{number}" for number in (1, 2)})
@@ -687,7 +687,7 @@ def test_report_names_the_swapped_cables_and_rejects_only_their_host(kind: str) 
     )
 
 
-def test_host_that_did_not_report_its_cables_is_incomplete_under_a_manifest() -> None:
+def test_host_that_did_not_report_its_cables_is_incomplete_if_the_manifest_lists_them() -> None:
     cables = rail_optimized(2, rails=1)
     lines = [replace(line, slot="dev0") for line in lines_of(cables)]
     plan = plan_of(*lines, hosts=2)
@@ -858,7 +858,7 @@ def test_port_is_listed_under_its_manifest_name(scope: str, name: str) -> None:
     assert link.name == name
 
 
-def test_cables_command_prints_csv_or_json_and_exits_2_without_a_cable(
+def test_cables_command_prints_csv_or_json_and_exits_2_if_a_host_has_no_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "run"

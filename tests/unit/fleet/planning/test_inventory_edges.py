@@ -21,7 +21,7 @@ from schemas.errors import UsageError
 
 
 def typed(name: str, value: Any) -> Any:
-    """Return the value to which `check_variables` converts this value of the variable `name`."""
+    """Return `value` as `check_variables` converts it for the variable `name`."""
     return check_variables({"h1": {name: value}})["h1"][name]
 
 
@@ -47,9 +47,7 @@ def typed(name: str, value: Any) -> Any:
         ("other_variable", "8", "8"),
     ],
 )
-def test_text_of_an_ini_inventory_is_converted_to_the_type_of_its_variable(
-    name: str, value: Any, expected: Any
-) -> None:
+def test_value_is_converted_to_the_type_of_its_variable(name: str, value: Any, expected: Any) -> None:
     result = typed(name, value)
     assert (result, type(result)) == (expected, type(expected))
 
@@ -105,12 +103,12 @@ def test_misspelt_variable_is_refused(name: str, nearest: str) -> None:
 @pytest.mark.parametrize(
     "name", ["rakprf_gpu_count", "rack_gpu_count", "ackproo_gpu_coun", "gpu_count", "ansible_user"]
 )
-def test_variable_of_other_software_is_ignored(name: str) -> None:
+def test_variable_without_a_prefix_similar_to_rackproof_is_ignored(name: str) -> None:
     assert check_variables({"h1": {name: 8}}) == {"h1": {name: 8}}
     check_names([name])
 
 
-def test_names_of_rackproof_are_valid() -> None:
+def test_names_without_a_mistake_are_accepted() -> None:
     check_names(["rackproof_gpu_count", "ansible_host"])
 
 

@@ -1,7 +1,8 @@
 """Test the decision which hosts are launched together next. The simulated hosts leave records as real hosts do.
 
-A gang is the hosts of one multi-node launch. If a launch fails, the heartbeats of the hosts may report a culprit: the fault and
-its hosts. If they report none, probes (launches of parts of the gang) find the hosts that do not work together.
+A gang is the hosts of one multi-node launch. If a launch fails, the heartbeats of the hosts may report a culprit: the kind of the
+fault and the hosts that caused it. If they report none, probes (launches of parts of the gang) find the hosts that do not work
+together.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ GBPS = 400.0
 
 
 def plan(*names: str) -> Plan:
-    """Return a plan with one benchmark for single hosts and two for the gang: collectives and pairs of hosts."""
+    """Return a plan with the benchmark `memory` for single hosts, and the benchmarks `collective` and `pairs` for the gang."""
     standard = builders.plan(*names, rackproof_fabric_gbps=GBPS)
     planned = standard.stage("gang").benchmarks
     collective = {**planned["collective"], "ops": ["all_reduce"], "graph_ops": []}
@@ -54,18 +55,18 @@ class SimulatedGang:
     culprit: Callable[[LaunchPlan], Culprit | None] = lambda start: None
     """Returns the culprit that the heartbeats report for a launch; None if they report none."""
     unable: Mapping[str, int] = field(default_factory=dict)
-    """Host -> number of the first launch in which one of its ranks has no device. In later launches it has none either.
+    """Host -> number of a launch. In this and all later launches, one rank of the host has no device.
 
     The other hosts finish these launches without measurements.
     """
     slow: set[str] = field(default_factory=set)
-    """Collectives with one of these hosts are slow, and so are the pairs of one of them with another host."""
+    """The collectives of a launch with one of these hosts are slow, and so is every pair with one of these hosts."""
     unreachable: set[str] = field(default_factory=set)
     """Hosts whose records cannot be fetched."""
     minimum: int = 2
     """Smallest number of hosts that are launched together."""
     flaky: int = 0
-    """Number of launches, from the first one on, that fail by chance."""
+    """Number of launches that fail as if by chance: the first ones."""
     started: list[LaunchPlan] = field(default_factory=list)
     """All launches so far, in their order."""
     launches: dict[str, list[Launch]] = field(default_factory=dict)

@@ -105,7 +105,7 @@ def test_variables_of_other_software_are_ignored(name: str) -> None:
 
 
 def test_misspelt_name_without_a_value_is_refused() -> None:
-    """A playbook passes the names of all variables, but the values of only some. A misspelt name has no value."""
+    """A playbook passes the names of all variables, but values only of known ones and of those that begin with `rackproof_`."""
     check_names(["rackproof_rack", "site_name", "groups", "inventory_hostname", *OTHER_SOFTWARE])
     with pytest.raises(UsageError, match=r"unknown variable rackprof_rack \(did you mean rackproof_rack\?\)"):
         check_names(["site_name", "rackprof_rack"])
@@ -235,7 +235,7 @@ def test_host_with_one_gpu_has_collectives_only_in_the_gang_stage() -> None:
 
 
 @pytest.mark.parametrize("profile", ["smoke", "standard", "rehearsal"])
-def test_plan_is_valid_and_survives_the_round_trip(profile: str) -> None:
+def test_plan_is_valid_and_unchanged_after_writing_and_reading_it(profile: str) -> None:
     plan = builders.plan(profile=profile)
     document = json.loads(json.dumps(to_json(plan)))
     documents.validate(document, "plan", source="plan")

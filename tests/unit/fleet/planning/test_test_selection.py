@@ -34,7 +34,7 @@ from tests.accepted import Done, rackproof
 NOW = "2026-11-21T04:00:00Z"
 STAGES = {BENCHMARK: ["gemm", "memory", "stress", "peer_copy"], "gang": ["collective", "pairs"]}
 EACH = [(stage, name) for stage, names in STAGES.items() for name in names]
-"""Stage and name of every benchmark."""
+"""Stage and name of every benchmark in STAGES."""
 
 
 def ago(days: float) -> str:
@@ -146,7 +146,7 @@ TOOK_S = 10.0
 
 
 def with_long_launches(record: Record) -> Record:
-    """Return the record with launches that took longer than their benchmarks, whose own durations are the costs."""
+    """Return the record with launches of 170 s, so that a test fails if the cost of a benchmark is the duration of its launch."""
     return replace(record, launches=tuple(replace(launch, duration_s=170.0) for launch in record.launches))
 
 
@@ -380,7 +380,7 @@ def test_profile_soak_refuses_a_budget() -> None:
 
 @pytest.mark.parametrize(("short", "whole"), [("revalidate", "standard"), ("revalidate-rehearsal", "rehearsal")])
 def test_revalidation_measures_only_figures_that_the_acceptance_measures(short: str, whole: str) -> None:
-    """The baseline of the acceptance then has every figure of a revalidation. Only the amount of work may differ."""
+    """So every figure of a revalidation is also in a baseline of the acceptance. Only the amount of work may differ."""
     both = [builders.plan("h1", "h2", "h3", profile=name, with_all_sizes=True) for name in (short, whole)]
     revalidated, accepted = (
         {(item.stage, item.name, json.dumps(item.params)) for item in plan.expected} for plan in both

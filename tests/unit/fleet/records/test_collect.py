@@ -223,7 +223,7 @@ def with_non_ascii_data(line: str) -> str:
     ],
     ids=["no checksum", "not ASCII", "nested too deeply"],
 )
-def test_forged_line_is_rejected_with_its_line_number(
+def test_invalid_log_line_is_rejected_with_its_line_number(
     damage: Callable[[str], str], message: str, run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     line = lines_of(plan, "h1")[0]
@@ -252,7 +252,7 @@ def test_decompression_bomb_is_rejected() -> None:
         ({"host": "h9"}, "host h9 is not in the plan"),
     ],
 )
-def test_foreign_record_is_quarantined(
+def test_record_of_another_run_plan_or_host_is_quarantined(
     changes: dict[str, str], message: str, run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     done = rackproof("collect", run, log_of(tmp_path, lines_of(plan, "h1", **changes)))
@@ -389,7 +389,7 @@ def test_unreadable_log_or_folder_is_reported_and_others_are_read(
     refused = {str(tmp_path / name) for name in ("locked", "unreadable.log")}
 
     def unless_refused(function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return `function`, changed to fail for the paths in `refused`. File modes would not refuse access to root."""
+        """Return `function`, changed to fail for the paths in `refused`. File modes would not stop tests that run as root."""
 
         def call(path: Any, *arguments: Any) -> Any:
             if str(path) in refused:

@@ -124,7 +124,7 @@ def test_special_file_in_place_of_a_record_event_file_or_plan_is_rejected(
 
 @pytest.mark.parametrize("damage", SPECIAL_FILES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("verb", ["rma", "judge", "watch"])
-def test_special_file_in_place_of_the_report_is_an_error_except_for_watch(
+def test_special_file_in_place_of_the_report_is_an_error_of_every_command_except_watch(
     run: Path, verb: str, damage: Damage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     damage(run / "report.json")
@@ -302,7 +302,9 @@ def test_host_with_impossible_figures_is_not_accepted(
     assert (run / "report.html").stat().st_size > 0 < (run / "report.md").stat().st_size
 
 
-def test_impossible_soak_figures_give_a_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_soak_figures_give_a_report_that_does_not_accept_the_host(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     buckets = 100  # more buckets than a report shows
     means = [1e-60, *[1e60, -1e60] * 49, 1e60]
     columns = {"low": [-1e60] * buckets, "mean": means, "high": [1e60] * buckets}
@@ -514,7 +516,8 @@ def test_truncated_waiver_file_waives_no_more_than_the_complete_file(tmp_path: P
             result = read_waivers(str(path), ("h1", "h2"))
         except UsageError:
             continue
-        read += 1  # the text of `why` may be truncated
+        read += 1
+        # The text of `why` may be cut off, so it is not compared.
         assert [replace(waiver, why="") for waiver in result] == [
             replace(waiver, why="") for waiver in whole[: len(result)]
         ]
@@ -582,7 +585,7 @@ def test_mutations_insert_copies_of_lists_and_objects() -> None:
 
 
 def test_fuzzer_gives_a_rejection_reason_for_invalid_evidence(tmp_path: Path) -> None:
-    """After each of these changes, the run must not be accepted, and `rejection_reason` must say why."""
+    """For each of these changes, `rejection_reason` must return why the run must not be accepted."""
     trial = fuzz.Trial(tmp_path / "trial", 1, full=True, gang=True)
     document = to_json(trial.plan)
     valid, host_record, gang_record = trial.originals, "hosts/h1.json", "gangs/r1/h1.json"
@@ -633,7 +636,7 @@ def test_fuzz_detects_writes_outside_the_run_directory(tmp_path: Path) -> None:
 def test_report_is_written_for_a_record_with_an_impossible_date(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The schemas' pattern for times admits 30 February. This date replaces each time of a host and a gang record in turn."""
+    """The schemas' pattern for times admits 30 February. Here it replaces, one after the other, the times in two records."""
     directory = tmp_path / "r1"
     fuzz.small_run(directory, full=True, gang=True)
     changed = 0

@@ -48,20 +48,20 @@ def test_error_counter_states_how_many_devices_were_not_checked(render: Callable
 
 
 def test_error_counter_lists_twenty_errors_and_counts_the_others() -> None:
-    report = with_measurements(accepted(), lambda item: item)
+    report = accepted()
     errors = tuple(measured("integrity.wrong_words", 1, "1", f"gpu={index}", pattern="zeros") for index in range(25))
     first, *others = report.hosts
     [counter] = gpus.error_counters(replace(report, hosts=(replace(first, measurements=errors), *others)))
     assert (len(counter.errors), counter.errors[-1]) == (21, "and 5 more")
 
 
-def test_unmeasured_throttle_reason_is_not_read_as_no_throttling() -> None:
-    def unread(item: Observation) -> Observation:
+def test_throttle_reason_that_was_not_measured_is_shown_as_an_error() -> None:
+    def with_error(item: Observation) -> Observation:
         is_chosen = item.name == "stress.throttled_share" and item.params["reason"] == "power_cap"
         is_chosen = is_chosen and item.scope == "gpu=0"
         return replace(item, status=ERROR, value=None, reason="driver hangs") if is_chosen else item
 
-    table = gpus.stress(with_measurements(two_hosts(), unread))
+    table = gpus.stress(with_measurements(two_hosts(), with_error))
     assert table
     assert [(row.cells[-1].text, row.cells[-1].css) for row in table.rows[:2]] == [
         ("power cap error", "inconclusive"),
@@ -93,7 +93,7 @@ def test_only_the_failing_figure_of_a_pair_of_gpus_is_marked_in_the_matrix_of_pa
     assert peers.peers(slow_latency).matrices[0].layers[2].rows[0][1].css == "fail"
 
 
-def test_failure_of_one_host_is_marked_in_a_row_that_shows_the_range_over_many_hosts() -> None:
+def test_failure_of_one_host_is_marked_in_a_row_that_summarizes_many_hosts() -> None:
     report = two_hosts()
     hosts = [replace(report.hosts[index % 2], name=f"gpu-{index:02}") for index in range(6)]
     failure = verdict(host="gpu-03", scope="host", name="checkpoint.identical", params={}, stage="benchmark")
@@ -104,7 +104,7 @@ def test_failure_of_one_host_is_marked_in_a_row_that_shows_the_range_over_many_h
     assert cells["mfu"].css == ""
 
 
-def test_inconclusive_verdicts_are_counted_in_any_order_of_hosts() -> None:
+def test_inconclusive_verdicts_with_and_without_a_value_are_counted_in_any_order() -> None:
     report = rejected()
     listed = [item for item in report.verdicts if item.name == "gemm.throughput"]
     without_value = replace(listed[-1], host="gpu-00", verdict=INCONCLUSIVE, value=None, limit=None, operator="")
@@ -184,7 +184,7 @@ def test_counts_include_failures_that_the_report_does_not_list() -> None:
     )
 
 
-def test_sentence_before_a_command_says_if_the_command_names_only_the_first_hosts() -> None:
+def test_sentence_before_a_command_that_names_only_the_first_20_hosts_says_so() -> None:
     report = rejected()
     [reason] = [item for item in reasons.reasons(report.verdicts, report.causes, {}) if item.verdict == FAIL][:1]
     for count, sentence in ((20, "Then measure again"), (21, "Then measure again (the first 20 of 21 hosts)")):

@@ -71,7 +71,7 @@ def series(report: FleetReport) -> set[str]:
 
 
 def test_dashboard_files_match_the_generator() -> None:
-    """After an intended change, run `python -m deploy.grafana`, which writes the files."""
+    """If you change the generator, write the files with `python -m deploy.grafana`."""
     generated = dashboards()
     assert sorted(generated) == sorted(path.name for path in (HERE / "dashboards").iterdir())
     for name, text in generated.items():

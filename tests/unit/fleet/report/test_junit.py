@@ -109,7 +109,7 @@ def test_verdicts_of_one_cause_are_one_failure(report: FleetReport) -> None:
         assert expected in case.result[0].text
 
 
-def test_waived_failure_is_skipped_with_its_waiver(report: FleetReport) -> None:
+def test_waived_failure_is_a_skipped_test_case_with_the_waiver_in_its_message(report: FleetReport) -> None:
     waiver = Waiver(criterion="row-remap-failed", who="alice", why="spare ordered", until="2026-12-31", host="h2")
     suites = read(replace(report, verdicts=(*report.verdicts, failure(waiver=waiver))))
     ((suite, name, message),) = results(suites.values(), Skipped)
@@ -172,7 +172,7 @@ def test_report_with_any_text_is_valid_xml(text: str) -> None:
     assert len(results([suites["h1"]], Failure)) == 1
 
 
-def test_report_verb_writes_junit_xml(tmp_path: Path) -> None:
+def test_report_command_writes_junit_xml(tmp_path: Path) -> None:
     write_run(tmp_path / "r1", PLAN)
     (tmp_path / "r1" / "hosts" / "h3.json").unlink()
     assert main(["report", str(tmp_path / "r1")]) == 2

@@ -149,7 +149,7 @@ def test_accepted_host_in_a_large_fleet_has_one_row_which_names_its_record(
 
 
 def row_of(value: object, reason: str = "") -> str:
-    """Return a CSV file with one row: a measured observation with this value; if `reason` is given, an error with this reason."""
+    """Return a CSV file with one row: a measured observation with `value`, or an error if `reason` is given."""
     samples = Samples(n=3, min=-1.5, p50=-1.0, max=2.0, cv=0.1)
     observation = Observation(
         name="x.y",

@@ -54,7 +54,7 @@ def test_gpu_has_a_plot_for_each_period_with_a_measurement() -> None:
     assert first is not None
     points = re.findall(r"-?[0-9]+ -?[0-9]+", first.line)
     assert len(points) == 4, (
-        "the line must have four points: the first and the last point of the high level and of the low level"
+        "the line must have four points: start and end of the high level, then start and end of the low level"
     )
     high = int(points[0].split()[1])
     assert high < 10, "the line must start at high power (a small y): the load is on in the first half of the period"

@@ -148,7 +148,7 @@ def test_host_text_stays_inside_its_label(report: FleetReport, hostile: str) -> 
     assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
 
 
-def test_report_verb_writes_verdicts_prom(tmp_path: Path) -> None:
+def test_report_command_writes_verdicts_prom(tmp_path: Path) -> None:
     write_run(tmp_path / "r1", builders.plan("h1", "h2", "h3"))
     rackproof("report", tmp_path / "r1")
     assert nonzero(series((tmp_path / "r1" / "verdicts.prom").read_text())["decision"]) == [{"decision": "accepted"}]

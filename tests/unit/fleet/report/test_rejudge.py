@@ -24,7 +24,7 @@ criteria:
 
 
 def pack(path: Path, criterion: str, value: str) -> Path:
-    """Write a pack with one criterion: a new one if `criterion` is `site`, otherwise one that replaces this shipped criterion."""
+    """Write a pack with one criterion. The id `site` is new; any other id is that of the shipped criterion that is replaced."""
     replaces = f" replaces: {criterion}," if criterion != "site" else ""
     path.write_text(PACK.format(id=criterion, value=value, replaces=replaces))
     return path
@@ -84,7 +84,7 @@ def test_removed_waiver_is_shown() -> None:
     assert str(change) == "h1 gpu=0: n: c: fail (waived) → fail: slow"
 
 
-def test_new_waiver_is_a_changed_waiver(run: Path) -> None:
+def test_new_waiver_is_listed_as_a_changed_waiver(run: Path) -> None:
     report = judge_report(run, [], [])
     first, *others = report.verdicts
     waiver = Waiver(criterion=first.criterion, who="alice", why="spare part ordered", until="2099-12-31")

@@ -399,7 +399,7 @@ def test_summary_shows_status_and_lines() -> None:
     ]
 
 
-@pytest.mark.parametrize("wrong_status", [False, True], ids=["status of the merge", "status without REHEARSAL"])
+@pytest.mark.parametrize("wrong_status", [False, True], ids=["status from merge()", "status without REHEARSAL"])
 def test_rehearsal_is_never_shown_as_accepted(wrong_status: bool) -> None:
     report = rehearsal()
     if wrong_status:
@@ -486,10 +486,10 @@ def test_links_resolve_and_ids_are_unique() -> None:
     assert len([tag for tag, _ in page.elements if tag == "h1"]) == 1
 
 
-def test_content_security_policy_allows_only_own_style_and_script() -> None:
+def test_content_security_policy_allows_only_the_style_and_script_of_the_page() -> None:
     page = Page(render_html(accepted()))
     policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
-    # The page has two scripts. `dict` keeps the second script: only this one runs, the first is data.
+    # The page has two scripts: data, and a script that runs. Both have the key `script`, so `dict` keeps only the second.
     inline = dict(item for item in page.inside if item[0] in ("style", "script"))
     assert [attributes.get("type") for tag, attributes in page.elements if tag == "script"] == [
         "application/json",
@@ -737,7 +737,9 @@ def test_value_just_below_its_limit_is_shown_with_more_digits() -> None:
         ("ge", 10**400, 1, "–"),
     ],
 )
-def test_margin_is_a_signed_share_of_the_limit(operator: str, value: Any, limit: Any, text: str) -> None:
+def test_margin_is_a_share_of_the_limit_and_negative_if_the_value_fails(
+    operator: str, value: Any, limit: Any, text: str
+) -> None:
     assert formatting.signed_percent(formatting.margin(verdict(value, limit, operator=operator))) == text
 
 
@@ -948,7 +950,7 @@ def gpus_table(report: FleetReport) -> figure.Table:
     return table
 
 
-def test_gpu_table_of_many_hosts_shows_range_and_findings() -> None:
+def test_gpu_table_of_many_hosts_shows_the_range_and_the_gpus_of_rejected_hosts() -> None:
     table = gpus_table(twenty_hosts())
     assert [row.head for row in table.rows] == [
         "lowest of the fleet",
@@ -1020,7 +1022,7 @@ def test_first_four_pairs_without_access_are_named_and_the_others_counted() -> N
     )
 
 
-def test_communication_paths_group_hosts() -> None:
+def test_hosts_with_the_same_communication_path_are_in_one_entry() -> None:
     [path] = communication.communication_paths(two_hosts())
     assert (path.used_by, path.transport, path.nvls, path.channels) == ("gpu-00, gpu-01", "P2P/CUMEM", "yes", "24")
     assert path.algorithms == "NVLS/SIMPLE: all_gather; RING/SIMPLE: all_gather"
@@ -1047,7 +1049,7 @@ def test_in_place_and_out_of_place_have_separate_charts() -> None:
     assert "all gather, out of place" in text
 
 
-def test_workloads_have_a_column_per_host_or_a_range() -> None:
+def test_workload_table_has_a_column_per_host_or_the_range_of_many_hosts() -> None:
     few = workloads.workloads(two_hosts())
     assert few
     assert few.columns == ("gpu-00", "gpu-01")
@@ -1063,7 +1065,7 @@ def test_workloads_have_a_column_per_host_or_a_range() -> None:
     assert [cell.text for cell in span.rows[0].cells] == ["92.1 %", "92.1 %", "92.1 %", "20 of 20"]
 
 
-def test_detail_of_a_finding_is_shown() -> None:
+def test_detail_of_a_failed_verdict_is_shown() -> None:
     report = rejected()
     detail = "the ranks communicate over NET/Socket, not InfiniBand: NCCL does not use its fast path"
     verdicts = tuple(replace(item, detail=detail) if item.verdict == FAIL else item for item in report.verdicts)
@@ -1167,7 +1169,7 @@ def test_pair_matrix_shows_every_pair() -> None:
     first = pairs.host_pairs(hosts[0])
     assert (first["partners"], first["rails"]) == (names[1:], ["0", "1"])
     assert (first["bands"], first["rates"][1]) == (["44", "41", "44"], [48.0, 24.0])
-    # One measurement failed. Host `at` recorded the error: first the first host of a pair, then the second host of another pair.
+    # A pair counts as failed if either of its hosts recorded an error: here the first host of a pair, then the second.
     for at, partner in ((0, 1), (3, 0)):
         lost = pair_rate(names[at], names[partner], 0, None)
         host = replace(hosts[at], measurements=(lost, *hosts[at].measurements[1:]))
@@ -1182,18 +1184,23 @@ def test_pair_matrix_shows_every_pair() -> None:
         ("nic", "M2 1h1v1h-1z"),
         ("rail", "M0 1h4v1h-4z"),
         ("host", "M2 0h1v1h-1zM2 1h1v1h-1zM2 2h1v1h-1z"),
-        ("link", ""),
+        ("pair of hosts", ""),
     ],
 )
-def test_picture_of_rails_and_hosts_marks_a_slow_nic_rail_or_host_but_not_a_slow_link(slow: str, path: str) -> None:
+def test_picture_of_rails_and_hosts_marks_a_slow_nic_rail_or_host_but_not_a_slow_pair_of_hosts(
+    slow: str, path: str
+) -> None:
     report = accepted(hosts=4)
     names = [host.name for host in report.hosts]
 
     def is_slow(ends: tuple[str, str], rail: int) -> bool:
         has_host = names[2] in ends
-        return {"nic": has_host and rail == 1, "rail": rail == 1, "host": has_host, "link": set(ends) == {*names[:2]}}[
-            slow
-        ]
+        return {
+            "nic": has_host and rail == 1,
+            "rail": rail == 1,
+            "host": has_host,
+            "pair of hosts": set(ends) == {*names[:2]},
+        }[slow]
 
     hosts = tuple(
         replace(
@@ -1225,7 +1232,7 @@ def test_separate_gangs_have_separate_matrices() -> None:
     assert pairs.pair_matrices(report) == []
 
 
-def test_strip_shows_values_limit_and_worst_part() -> None:
+def test_strip_plot_shows_values_limit_and_worst_part() -> None:
     [gemm] = [group for group in strips.groups(rejected()) if group.title == "GEMM"]
     [strip] = gemm.strips
     assert (strip.label, strip.settings, strip.count, strip.failed) == ("throughput", "bf16", 4, 1)
@@ -1240,7 +1247,9 @@ def test_strip_shows_values_limit_and_worst_part() -> None:
     ("operator", "wrong"),
     [("ge", ((0.0, 40.0),)), ("lt", ((40.0, 60.0),)), ("eq", ((0.0, 39.0), (41.0, 59.0)))],
 )
-def test_strip_shades_the_side_that_fails(operator: str, wrong: tuple[tuple[float, float], ...]) -> None:
+def test_strip_plot_shades_the_sides_on_which_values_fail(
+    operator: str, wrong: tuple[tuple[float, float], ...]
+) -> None:
     assert strips.wrong_sides([(operator, 40.0)]) == wrong
 
 
@@ -1254,13 +1263,13 @@ def test_strip_shades_the_side_that_fails(operator: str, wrong: tuple[tuple[floa
         ([("eq", 1.0), ("eq", 2.0), ("eq", 3.0)], [1.0, 3.0]),
     ],
 )
-def test_strip_with_many_limits_has_its_lines_where_the_shading_ends(
+def test_strip_plot_draws_up_to_two_limits_or_only_those_at_which_the_shading_ends(
     limits: list[tuple[str, float]], lines: list[float]
 ) -> None:
     assert strips.drawn_limits(limits) == lines
 
 
-def test_strip_of_a_large_fleet_is_a_histogram() -> None:
+def test_strip_plot_of_a_large_fleet_is_a_histogram() -> None:
     spread = Spread(n=80, min=6e14, p05=7.4e14, p50=7.5e14, p95=7.6e14, max=7.7e14, bins=(1, 0, 0, 79))
     far = FarthestPart(host="gpu-01", scope="gpu=1", value=6e14, serial="1611", verdict=FAIL)
     row = Judged(
@@ -1324,7 +1333,9 @@ def test_changes_are_shown_if_the_run_has_a_baseline() -> None:
     )
     swapped = Change(kind="replaced", host="gpu-00", scope="gpu=0", what="gpu", text="gpu 1600 was 1699", serial="1600")
     text = Page(render_html(replace(accepted(), baseline="a" * 64, changes=(slower, swapped)))).text
-    counts = "2 differences from baseline aaaaaaaaaaaa on 2 hosts; of these, 2 are changed parts"
+    counts = (
+        "2 differences from baseline aaaaaaaaaaaa on 2 hosts; of these, 2 are changed parts, or figures that are worse"
+    )
     for expected in (counts, "750 TFLOP/s", "600 TFLOP/s", "−20.0 %", "gpu 1600 was 1699"):
         assert expected in text
     assert "Changes since acceptance" not in Page(render_html(accepted())).text

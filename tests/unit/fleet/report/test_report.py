@@ -209,9 +209,9 @@ def test_reason_for_a_missing_or_rejected_record_names_the_remedy(run: Path) -> 
         (run / "hosts" / f"{host}.json").unlink()
     truncated(run / "hosts" / "h2.json")
     reasons = {verdict.host: verdict.reason for verdict in report_of(run).verdicts if verdict.verdict != "pass"}
-    assert reasons["h1"] == "no record: hosts/h1.json is missing; resume the run, or collect it again"
+    assert reasons["h1"] == "no record: hosts/h1.json is missing; resume the run, or collect the record again"
     assert reasons["h2"].startswith("rejected: hosts/h2.json: not JSON")
-    assert reasons["h2"].endswith("; resume the run, or collect it again")
+    assert reasons["h2"].endswith("; resume the run, or collect the record again")
     assert reasons["h3"] == "no record: hosts/h3.json is missing; failed at Gang: Wait: it ended"
 
 
@@ -396,10 +396,10 @@ def test_site_criteria_are_applied_and_named(run: Path, tmp_path: Path) -> None:
     assert rackproof("report", run, "--criteria", criteria(tmp_path / "site.yml", "9.0e+12")).returncode == 1
 
 
-def test_inconsistent_site_criteria_are_rejected(run: Path, tmp_path: Path) -> None:
-    process = rackproof("report", run, "--criteria", criteria(tmp_path / "wrong.yml", "9500", "GB/s"))
+def test_site_criterion_with_a_wrong_unit_is_rejected(run: Path, tmp_path: Path) -> None:
+    process = rackproof("report", run, "--criteria", criteria(tmp_path / "contract.yml", "9500", "GB/s"))
     assert process.returncode == 64
-    assert "wrong: site: GB/s: not the unit of the observation; use B/s" in process.stderr
+    assert "contract: site: GB/s: not the unit of the observation; use B/s" in process.stderr
     assert not (run / "report.json").exists()
 
 
@@ -434,19 +434,19 @@ def test_gpus_outside_the_plan_are_a_caveat(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("library", "verb", "remedy"),
+    ("library", "subcommand", "remedy"),
     [
         ("jinja2", "report", "pip install 'rackproof[control]' (in a checkout: pip install '.[control]')"),
         ("pynvml", "doctor", "pip install 'rackproof' (in a checkout: pip install '.')"),
     ],
 )
 def test_error_about_a_missing_library_names_the_remedy(
-    healthy_run: Path, library: str, verb: str, remedy: str
+    healthy_run: Path, library: str, subcommand: str, remedy: str
 ) -> None:
     program = (
         f"import sys; sys.modules[{library!r}] = None; from rackproof.main import main; sys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", program, verb, *([str(healthy_run)] if verb == "report" else [])]
+    command = [sys.executable, "-c", program, subcommand, *([str(healthy_run)] if subcommand == "report" else [])]
     process = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (process.returncode, process.stdout) == (2, "")
     assert f"{library} is not installed for {sys.executable}: use the Python" in process.stderr

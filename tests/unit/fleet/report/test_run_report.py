@@ -33,12 +33,12 @@ Change = Callable[[Record], Record]
 
 
 def for_observations(change: Callable[[Observation], Observation]) -> Change:
-    """Return a change of a record that applies `change` to each observation of the record."""
+    """Return a function that applies `change` to each observation of a record."""
     return lambda record: replace(record, observations=tuple(map(change, record.observations)))
 
 
 def set_to(name: str, scope: str, value: Any) -> Change:
-    """Return a change of a record that sets the figures of this name and scope to `value`."""
+    """Return a function that sets the figures of a record with this name and scope to `value`."""
 
     def change(observation: Observation) -> Observation:
         return (
@@ -152,7 +152,7 @@ def small_fleet(directory: Path, *faults: str, count: int = 10) -> Run:
 
 @pytest.fixture
 def brief(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let reports on more than four hosts list only exceptions, and omit the measurements of accepted hosts."""
+    """Let reports on more than four hosts omit verdicts that are `pass`, and the measurements of accepted hosts."""
     monkeypatch.setattr(hosts, "FULL_HOSTS", 4)
     monkeypatch.setattr(hosts, "MEASURED_HOSTS", 4)
 
@@ -247,7 +247,7 @@ def launch_together(directory: Path, plan: Plan, members: dict[str, tuple[str, .
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("case", ["smaller gang", "two groups", "slow host"])
-def test_brief_report_names_hosts_measured_together(tmp_path: Path, case: str) -> None:
+def test_brief_and_full_report_name_the_same_groups_of_hosts_measured_together(tmp_path: Path, case: str) -> None:
     run = small_fleet(tmp_path, *(["slower than the datasheet"] if case == "slow host" else []))
     gang = next(iter(run.plan.gangs().values()))
     groups = {"smaller gang": [gang[:-1]], "two groups": [gang[:4], gang[4:]]}.get(case, [])
@@ -261,7 +261,7 @@ def test_brief_report_names_hosts_measured_together(tmp_path: Path, case: str) -
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("is_small", [True, False])
-def test_page_of_one_host_has_the_status_with_its_caveats(tmp_path: Path, is_small: bool) -> None:
+def test_page_of_one_host_shows_waivers_chosen_benchmarks_and_simulation(tmp_path: Path, is_small: bool) -> None:
     run = small_fleet(tmp_path, "slower than the datasheet", count=3 if is_small else 10)
     slow, healthy = run.plan.hosts[2 if is_small else 5].name, run.plan.hosts[0].name
     (criterion,) = {item.criterion for item in full_report(run).verdicts if item.verdict == FAIL and item.host == slow}

@@ -1,4 +1,4 @@
-"""Test when the output of the command is coloured and wrapped."""
+"""Test when Rackproof colours and wraps its output."""
 
 from __future__ import annotations
 

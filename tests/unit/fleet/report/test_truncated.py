@@ -1,4 +1,4 @@
-"""A host whose record is truncated is inconclusive in every output, in fleets of any size."""
+"""A truncated record makes its host incomplete in every output, in fleets of any size."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def write_run(directory: Path, hosts: int, measured: int) -> str:
 
 
 @pytest.mark.parametrize(("hosts", "measured"), [(3, 3), (64, 8), (65, 8), (600, 8)])
-def test_truncated_record_is_inconclusive_in_every_output(hosts: int, measured: int, tmp_path: Path) -> None:
+def test_host_with_a_truncated_record_is_incomplete_in_every_output(hosts: int, measured: int, tmp_path: Path) -> None:
     run = tmp_path / "run"
     broken = write_run(run, hosts, measured)
     arguments = ["--all-observations", *(["--parquet"] if importlib.util.find_spec("pyarrow") else [])]
@@ -77,7 +77,7 @@ def test_truncated_record_is_inconclusive_in_every_output(hosts: int, measured: 
 
 
 def embedded(run: Path) -> dict[str, Any]:
-    """Return the data in the page, with its compressed columns expanded."""
+    """Return the data in the page, after run-length decoding of its compressed columns."""
     text = (run / "report.html").read_text().partition('<script type="application/json" id="data">')[2]
     data: dict[str, Any] = json.loads(text.partition("</script>")[0])
     for column in ("gpus", "measured", "rack"):

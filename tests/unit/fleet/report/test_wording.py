@@ -37,7 +37,7 @@ FAULTS = (
     *("hung", "ecc", "duplicate_serial", "missing_observations", "slow_hbm"),
 )
 FIXED_LINES = (LineKind.CHECK,)
-"""Kinds of summary lines whose title and text are fixed terms, not sentences. Their texts are not replaced."""
+"""Kinds of summary lines whose title and text are fixed terms, not sentences. `reworded` does not replace them."""
 
 
 class RandomTexts:
@@ -129,7 +129,7 @@ def test_reworded_report_has_the_same_figures_and_structure(report: FleetReport)
         assert after[name] == value, name
 
 
-def test_reworded_reasons_in_a_report_by_another_version_are_not_a_change(report: FleetReport) -> None:
+def test_reworded_reasons_of_another_version_of_rackproof_are_not_a_change(report: FleetReport) -> None:
     old = document(replace(reworded(report, RandomTexts(1)), rackproof="0.9.0"))
     assert changed_verdicts(old, report) == ()
 

@@ -1,4 +1,4 @@
-"""Test the packages for vendors: each has the evidence on one failed part. No file is written outside the run directory."""
+"""Test the RMA packages for vendors: each has the evidence on one failed part. No file is written outside the run directory."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ def test_failed_parts_are_the_parts_of_the_causes_except_gangs() -> None:
     ]
 
 
-def test_checks_that_fail_because_of_a_lost_gpu_do_not_change_its_action() -> None:
+def test_checks_that_fail_because_of_a_lost_gpu_do_not_change_the_action_for_the_gpu() -> None:
     """Some of these checks have the action `inspect_hardware` or `rma`. The action for the lost GPU remains `reboot`."""
     verdicts = [failed("gpu=1,xid=79", "reboot"), failed("gpu=1", "inspect_hardware"), failed("gpu=1,peer=2", "rma")]
     verdicts[0] = replace(verdicts[0], name="xid.count")
@@ -421,6 +421,6 @@ def test_increase_of_a_reset_counter_is_its_value_since_the_reset() -> None:
     reset = [reading("before", 40), reading("after", 3)]
     (entry,) = part_module._counters(reset, "gpu=1")
     assert (entry["before"], entry["after"], entry["rose_by"]) == (40, 3, 3)
-    to_zero = {**entry, "after": 0, "rose_by": 0.0}
+    to_zero = {**entry, "after": 0, "rose_by": 0.0}  # reset after the count of 40, so it did not stay at 0
     assert "stayed at 0" not in readme._counters([to_zero])
     assert "`gpu.pcie.replays GPU 1` | `40` | `0` | `0`" in readme._counters([to_zero])

@@ -50,7 +50,8 @@ PROFILE: dict[str, Any] = {
 }
 """Profile of a study with eight cells.
 
-1 to 6: 1, 2 and 4 hosts with 2 GPUs each, each with batch sizes 64 and 128. 7 and 8: one GPU, with all CPUs and with one CPU.
+Cells 1 to 6: 1, 2 and 4 hosts with 2 GPUs each, each with batch sizes 64 and 128.
+Cells 7 and 8: one GPU, with all CPUs and with one CPU.
 """
 REHEARSAL = {**PROFILE, "device": "cpu", "processes_per_host": 2}
 
@@ -211,11 +212,11 @@ class SimulatedHosts:
 
 
 def launched(number: int, members: tuple[str, ...], cell: Cell, **params: Any) -> Launch:
-    lost = 0.9 ** (cell.ranks.bit_length() - 1)
+    efficiency = 0.9 ** (cell.ranks.bit_length() - 1)
     figures = {
         "hookup": (8.0, "s"),
         "duration": (60.0, "s"),
-        "throughput": (1000.0 * cell.batch_size / 64 * cell.ranks * lost / (3 if cell.cpus else 1), "images/s"),
+        "throughput": (1000.0 * cell.batch_size / 64 * cell.ranks * efficiency / (3 if cell.cpus else 1), "images/s"),
         "accuracy": (0.73, "1"),
         "loss": (0.66, "1"),
     }
@@ -333,7 +334,7 @@ def test_failed_cell_has_a_reason_and_does_not_stop_the_study(tmp_path: Path) ->
     assert (row.throughput, row.efficiency) == (None, None)
     assert row.cost == pytest.approx(0.2), "the cost must include failed launches"
     assert (results.rows[3].efficiency, results.rows[3].against) == (1.0, 4), (
-        "the smallest measured cell with batch size 128 must be the reference of efficiency, so its own must be 1"
+        "the smallest measured cell with batch size 128 must be the reference of efficiency, so its own efficiency must be 1"
     )
     assert not results.is_complete
 
@@ -406,10 +407,12 @@ def test_cell_that_was_launched_again_is_reported_with_the_launch_that_measured_
     """
     plan = study(tmp_path, matrix=[{"gpus": [2]}], price={"per_host_hour": 3600})
     assert plan.study
-    lost = replace(
+    failed_launch = replace(
         launched(1, ("h1",), plan.study.cells[0]), outcome="failed", reason="the link went down", duration_s=300
     )
-    simulated = SimulatedHosts(plan, launches={"h1": [lost], "h2": [launched(1, ("h2",), plan.study.cells[0])]})
+    simulated = SimulatedHosts(
+        plan, launches={"h1": [failed_launch], "h2": [launched(1, ("h2",), plan.study.cells[0])]}
+    )
     (row,) = simulated.run_study().rows
     assert simulated.begun == []
     assert (row.state, row.members, row.wall_s) == (MEASURED, ("h2",), 72.0)
@@ -432,7 +435,7 @@ def test_training_ended_by_max_steps_is_noted_in_every_format(tmp_path: Path) ->
         assert render(plan, cut, "").count(message) == len(cut.rows) - cut.count(SKIPPED)
 
 
-def test_launch_in_the_record_of_a_host_that_is_not_its_member_is_ignored(tmp_path: Path) -> None:
+def test_launch_that_is_recorded_by_a_host_that_is_not_a_member_is_ignored(tmp_path: Path) -> None:
     plan = study(tmp_path)
     assert plan.study
     reported = launched(1, ("h2",), plan.study.cells[0])
@@ -448,9 +451,13 @@ def test_only_comparable_cells_are_shown_with_published_figures(tmp_path: Path) 
     rows = SimulatedHosts(plan).run_study().rows
     small, large = RUNS[0], RUNS[2]
     assert (small.machine, small.epochs, small.batch_size) == ("n1-standard-4", 1, 64)
-    assert closest_cell(large, rows) == rows[0], "the cell of one host with two GPUs must be compared"
-    assert closest_cell(small, rows) == rows[7], "the cell with limited CPUs must be compared"
-    assert closest_cell(RUNS[-1], rows) is None, "no cell may be compared, because no cell has twenty epochs"
+    assert closest_cell(large, rows) == rows[0], (
+        "a run with two GPUs must be compared with the cell of one host with two GPUs"
+    )
+    assert closest_cell(small, rows) == rows[7], "a run with few CPUs must be compared with the cell with limited CPUs"
+    assert closest_cell(RUNS[-1], rows) is None, (
+        "a run of twenty epochs must not be compared: no cell has twenty epochs"
+    )
     for params in ({"data": "synthetic"}, {"max_steps": 20}):
         simulated = SimulatedHosts(plan, change=lambda number, host, launch, params=params: with_params(launch, params))  # type: ignore[misc]
         assert closest_cell(large, simulated.run_study().rows) is None
@@ -661,14 +668,16 @@ def test_cell_fails_after_its_supervisor_was_killed_three_times(tmp_path: Path) 
 # --- processors
 
 
-def test_ranks_get_separate_processors_on_separate_cores(tmp_path: Path) -> None:
+def test_ranks_get_separate_processors_and_share_a_core_only_if_all_cores_are_in_use(tmp_path: Path) -> None:
     for cpu in range(8):  # two threads per core: 0 and 4, 1 and 5 …
         directory = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
         directory.mkdir(parents=True)
         (directory / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
     assert [select_cpus(range(8), 1, local_rank, tmp_path) for local_rank in range(5)] == [[0], [1], [2], [3], [4]]
     assert select_cpus(range(8), 3, 1, tmp_path) == [3, 4, 5]
-    assert select_cpus([1, 4, 5, 6], 1, 2, tmp_path) == [6], "every core must come before the second thread of core 1"
+    assert select_cpus([1, 4, 5, 6], 1, 2, tmp_path) == [6], (
+        "the first thread of every core must come before the second thread of core 1"
+    )
     assert select_cpus(range(4), 2, 1, tmp_path / "none") == [2, 3], (
         "without a core topology, processors must be taken in order"
     )

@@ -123,7 +123,7 @@ SHAPES: list[dict[str, Any]] = [
     {"hosts": 1, "gpus": 1, "racks": 1, "gang": "none"},
     {"hosts": 2, "gpus": 1, "racks": 1},
     {"hosts": 2, "racks": 1, "storage": True},
-    {"hosts": 3, "gpus": 4, "racks": 1},  # each port has several partners
+    {"hosts": 3, "gpus": 4, "racks": 1},  # each port is measured with several hosts
     TWO_GANGS,
 ]
 
@@ -132,7 +132,7 @@ SHAPES: list[dict[str, Any]] = [
     ("profile", "shape"),
     [*(("extended", shape) for shape in SHAPES), *((name, TWO_GANGS) for name in ("smoke", "standard", "revalidate"))],
 )
-def test_healthy_fleet_is_accepted_by_each_profile(tmp_path: Path, profile: str, shape: dict[str, Any]) -> None:
+def test_healthy_fleet_is_accepted_with_each_profile(tmp_path: Path, profile: str, shape: dict[str, Any]) -> None:
     report = report_of(run_of(tmp_path / "fleet", profile=profile, **shape))
     assert [cause.title for cause in report.causes] == []
     assert report.decision == ACCEPTED
@@ -447,7 +447,7 @@ def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
 def test_slow_rail_of_a_host_with_swapped_cables_is_attributed_to_the_cables(tmp_path: Path) -> None:
     """Swapped cables send the traffic of two rails of r01-h03 over the spine switch.
 
-    This explains that one of these rails is slow, so the NIC of r01-h03 is not reported as slow.
+    This explains why one of these rails is slow, so the NIC of r01-h03 is not reported as slow.
     """
     faults = ("swapped_cables:r01-h03:0", "slow_nic:r01-h03:1", "slow_nic:r01-h06:0")
     report = report_of(run_of(tmp_path / "run", *faults, hosts=8))

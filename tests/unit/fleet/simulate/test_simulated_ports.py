@@ -1,4 +1,4 @@
-"""Test RDMA ports of simulated fleets: healthy ports pass; a slow port, cable, path, switch or rail is the only cause."""
+"""Test RDMA ports of simulated fleets: healthy ports pass; a faulty NIC, cable, path, switch or rail is the only cause."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def report_of(run: Run) -> FleetReport:
 
 @pytest.fixture
 def profile_with_both_sharings(tmp_path: Path) -> str:
-    """Return a profile: each pair of hosts measures each rail alone, then all rails together, as profile `extended` does."""
+    """Return the path of a profile in which each pair of hosts measures each rail alone, then all rails together."""
     document = yaml.safe_load(Path(PROFILE).read_text())
     document["stages"]["gang"]["benchmarks"]["verbs"]["sharings"] = ["alone", "together"]
     path = tmp_path / "both-sharings.yml"
@@ -75,7 +75,7 @@ def test_healthy_ports_pass_and_have_figures_with_all_other_hosts(tmp_path: Path
     partners = {Scope.parse(item.scope).get("partner") for item in items} - {""}
     assert partners == {f"r01-h0{number}" for number in (1, 3, 4, 5, 6)}, "one launch must measure all pairs of hosts"
     with_latency = {Scope.parse(item.scope).get("partner") for item in items if item.name == "verbs.latency"}
-    assert with_latency == partners - {"r01-h01"}, "only the first host of a pair must measure the latency"
+    assert with_latency == partners - {"r01-h01"}, "the latency of a pair must be measured only by its first host"
     for rail in range(3):
         port = f"hca=mlx5_{rail},port=1"
         shares = [float(item.value or 0) for item in items if item.name == "verbs.rate_ratio" and item.scope.startswith(port)

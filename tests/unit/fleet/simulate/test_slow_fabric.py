@@ -1,6 +1,6 @@
 """Test slow networks of simulated fleets.
 
-If a NIC, cable, rail, host, path or the whole fabric has 50 % or 2 % of its speed, the report names only this part, and no GPU.
+A NIC, cable, rail, host, path or whole fabric with 50 % or 2 % of its speed is reported as a cause. No GPU is.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ HOST, GPU = "r01-h03", 1
 
 
 def slowed(kind: str, share: float, gpu: int) -> Effect:
-    """Return the effect of a simulated fault after which `share` of the speed remains; `fabric`: on all rails of all hosts."""
+    """Return the effect of a fault that leaves `share` of the speed. The kind `fabric` slows all rails of all hosts."""
     if kind == "fabric":
         return Effect(speed=share, rails=(), reach=RAIL)
     in_gang = FAULTS[kind].in_gang
@@ -95,7 +95,7 @@ def test_slow_path_between_two_hosts_is_one_cause_without_a_part_to_return(
     assert {row.name for row in report.hosts if row.decision != "accepted"} == {HOST, "r01-h04"}
 
 
-def test_slow_path_is_not_a_network_cause_if_a_slow_host_explains_the_collectives(
+def test_slow_host_is_the_only_slow_network_cause_beside_a_slow_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     effects = {"r01-h02": ("slow_host", 0.3), HOST: ("slow_path", 0.5)}
@@ -104,10 +104,10 @@ def test_slow_path_is_not_a_network_cause_if_a_slow_host_explains_the_collective
     assert {cause.host for cause in failed if cause.problem == "slow-network"} == {"r01-h02"}
 
 
-def test_slow_pair_of_two_slow_hosts_is_not_a_separate_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between a slow host and a healthy host, 0.4 of the normal bandwidth remains. The limit is 0.25 of the rate of a port.
+def test_slow_pair_of_two_faulty_hosts_is_not_a_separate_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each fault leaves 0.4 of the bandwidth to healthy hosts, which is above the limit of 0.25 of the rate of a port.
 
-    Between the two slow hosts, 0.4 × 0.4 remains on the rail with the slow cable. Only this is below the limit.
+    Between the two faulty hosts, the rail of the slow cable has 0.4 × 0.4 = 0.16 of the bandwidth, which is below the limit.
     """
     report = judged(tmp_path / "run", monkeypatch, {"r01-h02": ("slow_host", 0.4), HOST: ("slow_cable", 0.4)})
     assert sorted((cause.host, cause.part) for cause in report.causes if cause.verdict == FAIL) == [

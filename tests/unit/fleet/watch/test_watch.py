@@ -80,7 +80,7 @@ class Run:
     def task(self, name: str, *, hosts: list[str] | None = None, stage: str = "", ok: bool = True) -> Run:
         """Add a task that each of `hosts` (default: all) begins and, if `ok` is true, ends without a failure.
 
-        `stage`: the stage for whose end the task waits; empty: none.
+        `stage`: the stage whose end the task waits for; empty if it waits for no stage.
         """
         self.add_event("task", task=name, **({"stage": stage} if stage else {}))
         for host in self.names if hosts is None else hosts:
@@ -94,11 +94,11 @@ class Run:
         self.add_event("start", playbook="acceptance.yml", pid=1)
         self.play("Preflight", "preflight").task("preflight : Check that the host can be measured")
         self.play("Inspect", "inspect").task("inspect : Fetch the record")
-        self.play("Benchmark", "benchmark").task("benchmark : Run the benchmarks")
+        self.play("Benchmark", "benchmark").task("benchmark : Read the BMCs during the benchmarks")
         return self.task(WAIT, stage="benchmark", ok=False)
 
     def add_failure(self, host: str, what: str, message: str) -> None:
-        """Add the message of a failure in the task WAIT to events.jsonl. `what`: `failed` or `unreachable`."""
+        """Add to events.jsonl that a host failed or became unreachable in the task WAIT. `what`: `failed` or `unreachable`."""
         event = {
             "at": stamp(self.at),
             "play": "Benchmark",
@@ -112,7 +112,7 @@ class Run:
             file.write(json.dumps(event) + "\n")
 
     def lock(self, pid: int | None = None) -> Run:
-        """Lock the run for a playbook with process ID `pid`. Default: the ID of this test process, so the playbook is running."""
+        """Lock the run for a playbook with process ID `pid`. The default is the ID of this test process, which is running."""
         claim = locks.claim("r1", self.directory.parent, pid or os.getpid(), "2026-11-21T04:00:00.000000Z")
         claim = replace(claim, user="alice", host="control1")
         with locks.exclusive(self.directory / run_directory.LOCK) as file:
@@ -120,7 +120,7 @@ class Run:
         return self
 
     def record(self, host: str, change: Any = lambda record: record) -> None:
-        """Write the record of a host to the run directory. `change`: function that returns the record to write."""
+        """Write the record of a host to the run directory. `change`: function that returns a changed record, which is written."""
         record: Record = change(builders.records(self.plan, host)[0])
         documents.write(self.directory / "hosts" / f"{host}.json", json.loads(json.dumps(to_json(record))))
 
@@ -187,7 +187,7 @@ def test_host_whose_failure_is_rescued_continues_its_stage(run: Run) -> None:
     assert view.hosts[1].trouble == ""
 
 
-def test_host_that_skips_the_second_launch_keeps_its_state_after_the_first(run: Run) -> None:
+def test_host_that_skips_the_second_launch_keeps_its_state_from_the_first_launch(run: Run) -> None:
     run.start_benchmarks()
     run.play("Gang", "gang").task("gang : Run the launch", stage="gang", ok=False)
     run.add_event("ok", host="h1", rc=3).add_event("ok", host="h2", rc=0).add_event("ok", host="h3", rc=0)
@@ -365,7 +365,7 @@ def page(run_id: str = "r1", updated: float = 1000.0, **more: str) -> str:
 
 @contextlib.contextmanager
 def exporter(answer: bytes, pause_s: float = 0.0) -> Iterator[str]:
-    """Serve `answer` to every client, and yield HOST:PORT. With `pause_s`, send single bytes, with this pause after each."""
+    """Serve `answer` to every client, and yield HOST:PORT. If `pause_s` is not 0, pause for this time after each byte."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(10)
         piece = 1 if pause_s else max(1, len(answer))
@@ -392,7 +392,7 @@ def http(body: str, status: str = "200 OK") -> bytes:
 
 
 def write_targets(run: Run, *addresses: str) -> None:
-    """Write the Prometheus targets of the run: these addresses of exporters, for the first hosts of the plan."""
+    """Write the Prometheus targets of the run. `addresses`: of the exporters of the first hosts, in the order of the plan."""
     groups = [
         {"targets": [address], "labels": {"host": host, "rack": "r1", "run_id": "r1"}}
         for host, address in zip(run.names, addresses, strict=False)
@@ -408,7 +408,7 @@ def test_progress_and_remaining_time_come_from_the_exporter(run: Run) -> None:
         view = run.view(scrape_exporters=True)
     first, second, third = view.hosts
     assert first.cells["benchmark"].progress == 0.61
-    # Both times are differences between times in the page: the clock of the host may differ from that of the control node.
+    # 130 s and 70 s are differences between timestamps in the page, because the clocks of host and control node may differ.
     assert first.remaining_s == pytest.approx(130, abs=3)
     assert first.expected_s == pytest.approx(70, abs=3)
     assert second.expected_s is None
@@ -589,7 +589,8 @@ def test_hosts_that_need_attention_come_first_and_hidden_hosts_are_counted(tmp_p
     spent = time.process_time() - began
     assert len(lines) <= 30
     shown = [line.split()[0] for line in lines if re.match(r"r\d\d\d ", line)]
-    assert shown[:3] == ["r395", "r390", "r391"]  # then running hosts, in the order of the inventory
+    # The unreachable host is first. The running hosts follow in the order of the inventory.
+    assert shown[:3] == ["r395", "r390", "r391"]
     assert any("9 running" in line and "390 done" in line and "1 unreachable" in line for line in lines)
     hidden = next(line for line in lines if "more hosts" in line)
     assert f"and {400 - len(shown)} more hosts" in hidden
@@ -635,7 +636,7 @@ def test_heartbeat_line_is_printed_at_most_every_30_s_if_it_has_changed_and_othe
     def lines_after(after: float, share: float | None, pending: tuple[str, ...] = ("h1", "h2", "h3")) -> list[str]:
         """Return the lines to print `after` seconds after the start of the task, if every host has done `share` of its stage.
 
-        `pending`: the hosts on which the task is still running.
+        `share`: None if it is unknown. `pending`: the hosts on which the task is still running.
         """
         hosts = tuple(
             replace(
@@ -655,7 +656,7 @@ def test_heartbeat_line_is_printed_at_most_every_30_s_if_it_has_changed_and_othe
     assert lines_after(40, 0.2) == ["benchmark: 0 of 3 hosts done, h1 20 %, h2 20 %, h3 20 %, at most 9 min 20 s left"]
     assert lines_after(60, 0.3) == []
     assert lines_after(71, 0.3, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 30 %, at most 8 min 49 s left"]
-    assert lines_after(200, 0.3, ("h2",)) == []  # unchanged since 71 s
+    assert lines_after(200, 0.3, ("h2",)) == []  # the same progress as at 71 s
     assert lines_after(372, 0.3, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 30 %, at most 3 min 48 s left"]
     assert lines_after(410, None, ("h2",)) == ["benchmark: 2 of 3 hosts done, h2 unknown, at most 3 min 10 s left"]
     assert lines_after(420, None, ()) == []
