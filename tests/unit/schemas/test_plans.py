@@ -56,7 +56,9 @@ def test_lowest_known_rate_of_the_members_limits_all_members(
 
 
 def test_host_without_a_gang_has_the_rate_of_its_own_ports() -> None:
-    alone = replace(PLAN, hosts=tuple(replace(host, gang="", fabric_gbps=400.0) for host in PLAN.hosts))
+    rates = (400.0, *[100.0] * (len(PLAN.hosts) - 1))
+    hosts = (replace(host, gang="", fabric_gbps=gbps) for host, gbps in zip(PLAN.hosts, rates, strict=True))
+    alone = replace(PLAN, hosts=tuple(hosts))
     assert alone.slowest_port(alone.hosts[0], ("h1", "h2")) == 50e9
     assert alone.slowest_fabric(alone.hosts[0], ("h1", "h2")) == 100e9
 

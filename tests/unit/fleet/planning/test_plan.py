@@ -273,7 +273,7 @@ def test_plan_is_valid_and_unchanged_after_writing_and_reading_it(profile: str) 
             "benchmarks: {verbs: {figures: ['{x}']}}",
             "verbs.figures does not accept {x}: choose from bandwidth, latency",
         ),
-        ("benchmarks: {local_storage: {percentiles: [p95]}}", "local_storage.percentiles has no p95"),
+        ("benchmarks: {local_storage: {percentiles: [p95]}}", "local_storage.percentiles does not accept p95"),
         ("benchmarks: {gemm: {}, gemm: {}}", "duplicate key 'gemm'"),
         ("benchmarks: {}", "benchmarks"),
         ("benchmarks: [", "not YAML"),
