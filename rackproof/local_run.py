@@ -268,7 +268,7 @@ def _run_study(directory: Path, document: Mapping[str, Any]) -> None:
     A cell whose launch is in the records is not measured again.
 
     Raises:
-        RunError: the record in HOST_DIRECTORY has a cell that is missing in the records of the run directory.
+        RunError: the copy of the record in the run directory is rejected, so that a measured cell would be measured again.
     """
     plan = plan_from_json(document)
     host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()
@@ -285,7 +285,7 @@ def _run_study(directory: Path, document: Mapping[str, Any]) -> None:
         number = launches[0].number
         if any((launch.stage, launch.number) == (CELL, number) for launch in run.record(STUDIED).launches):
             raise RunError(
-                f"{run.path(STUDIED)} has cell {number}, but the records in {directory} do not: choose another --run-dir"
+                f"{run.path(STUDIED)} has cell {number}, but its copy in {directory} is rejected: choose another --run-dir"
             )
         print_progress(f"cell {number} of {len(cells)}: {json.dumps(to_json(cells[number - 1]))}")
         cell = run.for_cell(number)

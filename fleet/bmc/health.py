@@ -1,9 +1,9 @@
 """Health of a part in a Redfish resource, in the spelling of the standard: `OK`, `Warning: …`, `Critical: …`.
 
-The property `State` is checked first: the health of a part that is absent or disabled is not read, because some services report
-a wrong one (`Critical` for an empty bay). A part in the state `UnavailableOffline` is present but cannot be used. It is faulty if
-its health is bad or its line input is lost or out of range: this is how Dell and OpenBMC report a power supply whose cord is
-unplugged. Any other part in the state `UnavailableOffline` is a spare, whose health is not read.
+Callers first check with `is_there` whether the part counts: the health of a part that is absent or disabled is ignored, because
+some services report a wrong one (`Critical` for an empty bay). A part in the state `UnavailableOffline` is present but cannot
+be used. It is faulty if its health is bad or its line input is lost or out of range: this is how Dell and OpenBMC report a
+power supply whose cord is unplugged. Any other part in the state `UnavailableOffline` is a spare and does not count.
 
 The health itself is the property `Health`, with the reasons in `Conditions`. `HealthRollup` is not used: an old log entry can
 make it bad.
@@ -32,7 +32,7 @@ def standard(value: object) -> str | None:
 
 
 def is_there(resource: Resource) -> bool:
-    """Return whether the part is installed and in use, or should be in use but cannot be used."""
+    """Return whether the part counts: it is neither absent nor disabled, and it is not a spare (see above)."""
     state = _state(resource)
     if state == _UNUSABLE:
         return standard(_raw_health(resource)) in (WARNING, CRITICAL) or resource.get("LineInputStatus") in _BAD_INPUT

@@ -1,7 +1,7 @@
 """Copy records from logs or volumes into the run directory, for runs without a playbook that fetches them.
 
-A damaged record is rejected. If the records of a host are of different attempts (the host began the run more than once), all its
-collected records are rejected, unless the operator chooses the first or the last attempt. A record is written to `quarantine/` if
+A damaged record is rejected. If the records for one path in the run directory are of different attempts (the host began the run
+more than once), all of them are rejected, unless the operator chooses the first or the last attempt. A record is written to `quarantine/` if
 its run id or nonce is not that of this run, if the plan lacks its host or has the host in another gang (the hosts of one
 multi-node launch), or if it is of an attempt that the operator did not choose.
 
@@ -236,12 +236,12 @@ def _extends(old: Record, new: Record) -> bool:
 
 
 def _describe_attempts(attempts: Sequence[Sequence[tuple[Record, FramedRecord]]]) -> str:
-    """Return the reason why the records of a host are of several attempts, as text for the operator."""
+    """Return, for the operator, why `_group_by_attempt` returned several groups for the records of a host."""
     start_times = sorted({attempt[0][0].began for attempt in attempts})
     if len(start_times) > 1:
         times = ", ".join(start_times)
         return f"the host began the run {len(start_times)} times ({times}), for example because its pod was replaced"
     return (
-        f"{len(attempts)} records have the start time {start_times[0]}, but a later one lacks or changes data of an earlier one: "
+        f"{len(attempts)} records have the start time {start_times[0]}, but one lacks or changes data of an earlier one: "
         "a host never removes or changes data in its record, so another process may have written one of them"
     )

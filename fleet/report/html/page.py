@@ -46,8 +46,8 @@ from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport
 from schemas.scopes import Scope, pci_address
 
 MAX_BYTES = 2_000_000
-"""Intended maximum size of the file in bytes: what does not fit is left out. But some data is never left out and has one value
-per host, so the file of a very large fleet is larger."""
+"""Intended maximum size of the file in bytes: what does not fit is left out. Some data of each host is never left out, so the
+file of a very large fleet is larger than this."""
 _RESERVE = 20_000
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200
@@ -128,16 +128,16 @@ def _headline(report: FleetReport) -> dict[str, Any]:
         "causes": sum(cause.waiver is None for cause in report.causes),
         "notice": headline.notice(report),
         "checks": headline.checks(report),
-        # `escape` returns Markup, which _plain_text does not cut.
+        # A template cuts long texts (`_plain_text`). `escape` returns Markup, which is not cut.
         "caveats": [escape(line) for line in headline.caveats(report)],
-        **_causes(report),
+        **_reasons(report),
         "coverage": _coverage(report),
         "gaps": _gaps(report),
     }
 
 
-def _causes(report: FleetReport) -> dict[str, Any]:
-    """Return the template variables of the section with the causes."""
+def _reasons(report: FleetReport) -> dict[str, Any]:
+    """Return the template variables of the section with the reasons for the decision."""
     groups = _action_groups(reasons(report.verdicts, report.causes, former_runs.seen_before(report)))
     shown = [reason for group in groups for reason in (*group.first, *group.rest)]
     gpus_of = {host.name: host.gpus for host in report.hosts}
@@ -167,8 +167,8 @@ def _slot(reason: Reason, gpus_of: Mapping[str, Sequence[Gpu]]) -> dict[str, Any
 def _action_groups(all_reasons: Sequence[Reason]) -> list[ActionGroup]:
     """Return the failures grouped by action, then a group of what could not be verified, then a group of what is waived.
 
-    The groups of failures are in the order of `all_reasons`: critical failures come first, and among them those with the most
-    severe action.
+    The groups of failures are in the order in which their actions first appear in `all_reasons`. `tables.reasons` puts critical
+    failures first, and among them those with the most severe action.
     """
     groups: dict[tuple[str, str], list[Reason]] = {}
     for reason in all_reasons:

@@ -336,10 +336,10 @@ def test_partner_that_starts_no_server_causes_one_error(
     assert context.observations[0]["reason"] == "h2: did not start a server"
 
 
-def test_figure_is_reported_once_if_the_partner_is_silent_after_the_test(
+def test_measured_bandwidth_gets_no_error_if_the_partner_is_silent_after_its_test(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The partner serves the bandwidth test, but then publishes nothing. So the latency test on this rail is skipped."""
+    """The partner serves the bandwidth test, but then publishes nothing. Only the latency test, which comes next, is skipped."""
     add_adapter(tmp_path, "mlx5_0", "15")
     monkeypatch.setattr(verbs_pairs, "LISTEN_S", 0.5)
     monkeypatch.setattr(verbs, "fabric_ports", partial(rdma_ports.fabric_ports, root=tmp_path))
@@ -382,7 +382,7 @@ def test_partner_that_does_not_take_part_causes_one_error(
         ("hca=mlx5_0,port=1,partner=h2", "h2 did not take part in round 1")
     ]
     assert context.store.check(["verbs/1/round/h1/gone"]) == bool(posted), (
-        "a partner that has published its ports, and arrives late, must not wait for this host"
+        "h1 must announce that it has left the round, so that the partner does not wait; a partner without ports never waits"
     )
 
 

@@ -108,7 +108,7 @@ def test_two_machines_with_the_same_gpus_are_rejected() -> None:
 
 
 def test_record_is_foreign_only_if_all_gpus_and_adapters_differ() -> None:
-    """A gang record is foreign if another machine than that of the host record wrote it."""
+    """A foreign gang record was written by another machine than the record of the host."""
     alone, gang = HEALTHY["h2"].records
     swapped = replace(gang, gpus=(replace(gang.gpus[0], serial="new", uuid="GPU-new"), *gang.gpus[1:]))
     assert with_foreign_records(Evidence(records=(alone, swapped))).foreign == ()
@@ -181,7 +181,7 @@ def test_locally_administered_addresses_and_zeros_identify_no_adapter(value: str
     assert bool(known(fleet).hosts()) is is_unique
 
 
-def test_hosts_are_one_machine_if_all_gpus_of_one_are_in_the_other() -> None:
+def test_two_hosts_are_one_machine_if_every_gpu_of_the_first_or_of_the_second_is_in_both() -> None:
     serials = ("A", "B", "C")
     fleet = {f"h{number}": machine(*serials) for number in (6, 2, 5, 1, 4, 3)}
     fleet |= {"one": machine("B"), "other": machine("A", "X"), "none": machine("Y")}
@@ -191,7 +191,8 @@ def test_hosts_are_one_machine_if_all_gpus_of_one_are_in_the_other() -> None:
     assert counts.same_machine("other", fleet["other"]) == counts.same_machine("none", fleet["none"]) == []
 
 
-def test_host_that_reports_an_adapter_is_one_machine_only_with_hosts_that_report_the_same_adapter() -> None:
+def test_adapters_of_a_host_exclude_hosts_with_the_same_gpu_but_another_adapter() -> None:
+    """A host that reports an adapter, such as h1, needs a host with this adapter. h4 reports none, so the GPU is enough."""
     fleet = {
         "h1": machine("A", guid="1"),
         "h2": machine("A", guid="1"),
@@ -234,7 +235,7 @@ def test_records_of_one_machine_are_inconclusive_and_at_most_three_gpus_are_list
         )
 
 
-def test_counts_from_groups_of_hosts_are_merged() -> None:
+def test_duplicates_are_the_same_if_groups_of_hosts_are_merged() -> None:
     fleet = {"h1": machine("A", "B"), "h2": machine("A", "C"), "h3": machine("A", "B"), "h4": machine("D")}
     whole, merged = known(fleet), DuplicateSerials()
     for part_of_fleet in (["h3", "h4"], ["h2"], ["h1"]):
@@ -313,9 +314,10 @@ def test_gang_record_of_another_machine_is_named_with_the_hosts_that_report_its_
         (machine("A", guid="1"), machine("B"), True), (machine(guid="1"), machine("B"), False),
     ],
 )  # fmt: skip
-def test_gang_record_is_foreign_if_it_differs_in_all_parts_of_the_kinds_that_both_records_have(
+def test_gang_record_is_foreign_if_no_part_is_the_same_as_in_the_record_of_the_host(
     own: Evidence, gang: Evidence, is_foreign: bool
 ) -> None:
+    """Only kinds of parts (GPU, adapter) that both records have are compared. With no such kind, the record is not foreign."""
     evidence = with_gang_record(own, gang)
     assert bool(evidence.foreign) is is_foreign
     assert [record.gang for record in (*evidence.records, *evidence.foreign)] == ["", "g"]
@@ -323,7 +325,9 @@ def test_gang_record_is_foreign_if_it_differs_in_all_parts_of_the_kinds_that_bot
 
 
 @pytest.mark.parametrize(("serial", "is_foreign"), [("S1X", False), ("0000", True), ("System Serial Number", True)])
-def test_gang_record_with_the_serial_of_the_host_is_not_foreign(serial: str, is_foreign: bool) -> None:
+def test_gang_record_with_the_serial_of_the_host_is_not_foreign_except_for_placeholders(
+    serial: str, is_foreign: bool
+) -> None:
     metric = Metric(name="host.system.serial", unit="1", values={"host": serial})
     own, gang = (host_evidence(SMALL, "h1", metric, gpus=(part(name),)) for name in ("A", "B"))
     assert bool(with_gang_record(own, gang).foreign) is is_foreign

@@ -74,7 +74,7 @@ def test_verdict_on_a_replaced_module_names_its_replacement() -> None:
     ]
 
 
-def test_module_in_another_port_is_not_named_as_the_replacement() -> None:
+def test_module_in_its_own_ordered_port_is_not_named_as_the_replacement_of_a_missing_module() -> None:
     """X2 was ordered for the second port, which has Z9 instead. Y1 is in the first port as ordered, so Y1 replaces nothing."""
     missing = judged([line("X2", "mlx5_1"), line("Y1", "mlx5_0")], {FIRST: "Y1", SECOND: "Z9"})[0]
     assert missing == ("h1", SECOND, FAIL, "ordered for h1 slot mlx5_1, found on no host; Z9 is there instead")
@@ -118,7 +118,7 @@ def test_both_ends_of_a_splitter_cable_may_be_ordered_with_one_serial() -> None:
     assert [(host, verdict) for host, _, verdict, _ in missing] == [("h1", PASS), ("h2", FAIL), ("h2", FAIL)]
 
 
-def test_unordered_modules_of_ethernet_ports_fail_only_if_the_manifest_lists_such_modules() -> None:
+def test_unordered_module_of_an_ethernet_port_fails_only_if_the_manifest_lists_modules_of_ethernet_ports() -> None:
     ports = {FIRST: "X1", NIC: "E1"}
     assert [item[2] for item in judged([line("X1", "mlx5_0")], ports)] == [PASS]
     both = judged([line("X1", "mlx5_0"), line("E1", "eth0")], {**ports, "nic=eth1,port=1": "E2"})
