@@ -37,12 +37,16 @@ SLOWEST_FILES = (
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_parts_over_ssh", "lab/test_hostile_host", "lab/test_strangers"),
     *("lab/test_monitoring", "lab/test_run_host"),
-    *("unit/playbooks/test_collection", "unit/roles/test_roles"),
-    *("unit/agent/benchmarks/test_training_benchmarks", "unit/fleet/judge/test_judge"),
-    *("unit/fleet/report/test_run_report", "unit/fleet/judge/test_every_reading", "unit/collectors/test_faults"),
-    *("unit/playbooks/test_nothing_done", "unit/fleet/report/test_report", "unit/docs/test_guides"),
+    # Files that mostly wait (the first of each line) run beside files that compute.
+    *("unit/agent/launch/test_supervise", "unit/playbooks/test_collection", "unit/roles/test_roles"),
+    *("unit/collectors/test_nvml", "unit/agent/benchmarks/test_training_benchmarks", "unit/fleet/judge/test_judge"),
+    *("unit/agent/benchmarks/test_verbs", "unit/fleet/report/test_run_report", "unit/fleet/judge/test_every_reading"),
+    *("unit/agent/benchmarks/test_shared_storage", "unit/collectors/test_faults", "unit/playbooks/test_nothing_done"),
+    *("unit/agent/cli/test_run_host", "unit/fleet/report/test_report", "unit/docs/test_guides"),
+    *("unit/agent/exporter/test_sampler", "unit/fleet/simulate/test_simulate", "unit/fleet/judge/test_consistency"),
+    *("unit/agent/benchmarks/test_common_start", "unit/agent/sampling/test_timeline"),
 )
-"""Test files that take 10 s or more: paths below `tests`, without `.py`. They start first, so that at the end of the test run no
+"""Test files that take about 10 s or more: paths below `tests`, without `.py`. They start first, so that at the end of the run no
 worker is still busy with a long file while the others are idle."""
 
 
