@@ -104,8 +104,8 @@ def read_log(path: Path = KMSG, commands: Sequence[Sequence[str]] = COMMANDS) ->
     except OSError as error:
         lines = _command_lines(commands)
         if not lines:
-            tried = " nor ".join(command[0] for command in commands)
-            reason = f"{error.strerror}; neither {tried} returned the kernel log" if tried else error.strerror
+            tried = " and ".join(command[0] for command in commands)
+            reason = f"{error.strerror}; {tried} did not return the kernel log" if tried else error.strerror
             raise OSError(error.errno, reason, str(path)) from error
         return Log(lines=lines, complete=reaches_boot(lines[0]))
     oldest = timestamp(ring.first)

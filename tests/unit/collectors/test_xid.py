@@ -326,7 +326,7 @@ def test_error_names_the_commands_that_were_tried(tmp_path: Path) -> None:
     (absent,) = read(tmp_path / "kmsg", ("no-such-program",), ("true",), full_snapshot=True)["xid.last_seen"].values()
     assert isinstance(absent, Absent)
     assert absent.reason.endswith(
-        "kmsg: No such file or directory; neither no-such-program nor true returned the kernel log"
+        "kmsg: No such file or directory; no-such-program and true did not return the kernel log"
     )
 
 
