@@ -28,7 +28,8 @@ SOURCE = "a host and its BMC are one machine: the serials that both report are t
 SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
 NAMES = frozenset(name for name in READINGS if name.startswith(BMC))
 MAX_LISTED_EVENTS = 200
-"""A snapshot lists at most this many new entries of an event log, and counts at most one more (`fleet/bmc/event_log.py`)."""
+"""A snapshot lists at most this many new entries of an event log. If there are more, the stated number is this number plus one
+(`fleet/bmc/event_log.py`)."""
 _FOLLOWS = {
     "bmc.power_redundancy.health": ("bmc.power_supply.health",),
     "bmc.fan_redundancy.health": ("bmc.fan.health",),
@@ -67,7 +68,10 @@ def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
 
 
 def with_bmc_part(verdict: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict. If it fails a group of parts and its value names no part, set `part` to the first part that fails."""
+    """Return the verdict. If it fails a group of parts, set `part` to the first part that fails.
+
+    Not if the value itself names the part, as in `Critical: PSU1`.
+    """
     names = _FOLLOWS.get(verdict.name)
     if names is None or verdict.verdict != FAIL or ":" in str(verdict.value):
         return verdict
@@ -208,12 +212,12 @@ def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Prob
 def _compare_serials(view: HostView) -> Iterator[Verdict]:
     """Yield a verdict on each serial that the host reports for a GPU or for itself, if the BMC reports comparable serials.
 
-    Serials are comparable if they have the same form: the serial of a board and that of a module are not. The BMC may number the
-    GPUs in another order, so each serial of a GPU is compared with all GPU serials that the BMC reports.
+    Serials are comparable if they have the same form (`_form`). The serials of a board and of a module have different forms. The
+    BMC may number the GPUs in another order, so each serial of a GPU is compared with all GPU serials that the BMC reports.
 
     A serial fails if the host reports it and the BMC does not. There are two exceptions, which get no verdict. For a GPU: the BMC
-    reports fewer serials of that form than the host has. For the host: the BMC reports no system serial of that form; the serial
-    of the chassis, which it may report, can differ from that of the system.
+    reports fewer serials of that form than the host has. For the host: the BMC reports no system serial of that form. (A
+    chassis serial can make the host pass but not fail, because it can differ from the system serial.)
     """
     gpus = [(f"gpu={gpu.index}", gpu.serial) for gpu in view.gpus]
     reported = _reported(view, GPU_SERIAL)
@@ -236,7 +240,7 @@ def _compare(
     """Yield a verdict on the serials that the host reports (`own`: scope and serial).
 
     A serial passes if it is in `reported`, the serials from the BMC. Otherwise it fails if its form is in `forms`, and gets no
-    verdict if not. `forms` are those of which the BMC should report all serials.
+    verdict if not. The BMC should report all serials with a form in `forms`.
     """
     folded = {serial.casefold() for serial in reported}
     others = [serial for serial in reported if serial not in {mine for _, mine in own}] or reported
@@ -271,7 +275,7 @@ def _compare(
 def is_serial(text: str) -> bool:
     """Return whether a text that firmware reports is a serial number.
 
-    A placeholder is not, nor is a text that, apart from zeros at both ends, only repeats one character.
+    Placeholders are no serials. Neither are texts that only repeat one character; zeros at both ends are ignored for this.
     """
     return len(set(text.strip("0"))) > 1 and not any(word in text.lower() for word in _PLACEHOLDERS)
 

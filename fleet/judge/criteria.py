@@ -29,7 +29,7 @@ Range = dict[str, float]
 """Inclusive bounds of a number: `ge`, `le` or both."""
 Where = Mapping[str, Value | Range]
 MODEL = "model"
-"""Value of `Criterion.basis` for a limit that is derived from figures of other parts."""
+"""Value of `Criterion.basis` for a limit that is calculated from figures of other hardware (GPU models, networks)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,8 @@ class Criterion:
     within: float = 0.0
     """With `same_as_fleet`: numbers that differ by at most this fraction count as the same."""
     prefer: Value = None
-    """With `same_as_fleet`: a value that always passes. If another value is equally common, parts with the other value fail."""
+    """With `same_as_fleet`: a value with which parts always pass. It also wins if it and another value are equally common: then
+    parts with the other value fail."""
     among: str = ""
     """With `same_as_fleet`: compare within the `device`, within the `host`, with all hosts of the same `rack`, or with all hosts
     of the same NVLink `domain` (hosts in no domain are not compared). Default: with the hosts of the same gang."""

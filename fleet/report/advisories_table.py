@@ -17,10 +17,7 @@ from fleet.report.terminal import plain_table
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """The first version of a branch that has all published fixes.
-
-    If Rackproof does not read the version of the product, a floor is any version with a fix.
-    """
+    """A version of a branch with which the operator compares the version of a product (`floors`)."""
 
     product: str
     reading: str
@@ -33,10 +30,10 @@ class Floor:
 
 
 def floors(advisories: Advisories) -> Iterator[Floor]:
-    """Yield the floors of every product: released versions that have a fix and that no advisory lists as affected.
+    """Yield the floors of every product.
 
-    If Rackproof does not read the version of a product, the operator compares it by hand. So for such a product, every version
-    that has a fix is listed.
+    If Rackproof reads the version of the product, these are the released versions that contain a fix and that no advisory lists
+    as affected. For other products, these are all versions that contain a fix.
     """
     for key, product in PRODUCTS.items():
         items = advisories.products.get(key, ())

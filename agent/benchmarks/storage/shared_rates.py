@@ -186,7 +186,7 @@ class SharedRates:
         if mine:
             self._report.figure(target, "shared_storage.bandwidth", max(mine), about, op="read")
         else:
-            reason = f"{too_short}, and no other host has a longer file to read"
+            reason = f"{too_short}, and no other host wrote a file that this host could read"
             self._report.absent(target, reason, "shared_storage.bandwidth", op="read")
         if rate := of_files.get(self._clients.host, 0.0):
             self._report.figure(target, "shared_storage.file_bandwidth", rate, about)

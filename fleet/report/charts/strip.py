@@ -112,7 +112,7 @@ def draw_strip(marks: Sequence[Mark], bins: Sequence[Bin], axis: Axis) -> tuple[
     Without `bins`, up to MAX_DOTS values are drawn as dots. If there are more values, the first MAX_DOTS failures are dots, and
     bars show all other values.
 
-    With `bins`, a histogram of all values, the bars show `bins`. The first MAX_DOTS failures in `marks` are drawn as dots too.
+    With `bins` (the histogram of all values), the bars show this histogram. The first MAX_DOTS failures in `marks` are dots.
     """
     failures = [mark for mark in marks if mark.state == FAIL]
     failing, more_failures = failures[:MAX_DOTS], failures[MAX_DOTS:]

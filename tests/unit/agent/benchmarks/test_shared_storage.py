@@ -156,9 +156,10 @@ def test_scopes_of_a_host_that_measures_alone_are_valid(tmp_path: Path) -> None:
 def test_collecting_host_may_be_late_and_then_wait_for_a_lost_host(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """h1 collects the values of all hosts within a limit of 60 s. h2 calls `gather` first.
+    """h2 calls `gather` and waits for the values, which h1 collects. `sleep` plays h1.
 
-    h1 is late: it calls `gather` 50 s later. Then it waits 60 s in vain for h3, so h2 must wait 110 s for the values.
+    h1 is late: it calls `gather` 50 s later than h2. From then on it waits up to its limit of 60 s for h3, in vain. So h2 must
+    wait 110 s.
     """
     now, store = [0.0], HashStore()
 
@@ -237,7 +238,7 @@ def test_hosts_that_are_split_evenly_name_only_the_hosts_whose_files_they_lack(t
     }
 
 
-def test_host_that_sees_more_files_than_most_hosts_does_not_lack_any(
+def test_host_whose_files_other_hosts_do_not_see_is_named_and_not_the_hosts_that_do_not_see_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """h1 and h3 do not see the files of h2, for example because an overlay mount on h2 writes them to the local disk of h2."""
@@ -316,7 +317,9 @@ def test_shard_that_is_truncated_or_has_swapped_blocks_or_flipped_bits_is_wrong(
         assert result["first"] == {"swapped": 7, "short": size - 5, "flipped": 70, "empty": 0}[name]
 
 
-def test_setting_below_one_block_for_each_job_is_the_reason_and_not_the_free_space(tmp_path: Path) -> None:
+def test_error_blames_the_setting_and_not_the_free_space_if_size_bytes_is_too_small(
+    tmp_path: Path,
+) -> None:
     observed = measure(tmp_path, size_bytes=1 << 20)
     reason = f"{tmp_path}/shared: size_bytes is 1048576, less than 1 MiB for each of 2 jobs: increase it in the profile"
     assert problems(observed) == {host: {reason} for host in HOSTS}
@@ -347,7 +350,7 @@ def test_only_the_host_that_fails_lacks_figures(
     assert (misread["h2"], misread["h3"]) == (0, 0)
 
 
-def test_file_that_was_written_but_not_read_has_the_excluded_reader_as_its_reason(
+def test_host_whose_file_was_not_read_reports_that_the_reader_was_excluded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each file has one reader in the only round. h3 reads the file of h1 and fails."""
@@ -366,17 +369,17 @@ def test_file_that_was_written_but_not_read_has_the_excluded_reader_as_its_reaso
 
 
 @pytest.mark.parametrize("slow_job", [{"io_bytes": 1 << 19}, {"io_bytes": 0, "total_ios": 0}], ids=["half", "nothing"])
-def test_job_that_wrote_no_whole_block_is_the_reason_that_the_file_of_its_host_is_not_read(
+def test_host_with_a_job_that_wrote_less_than_one_block_says_why_nothing_is_read(
     slow_job: dict[str, int], tmp_path: Path
 ) -> None:
     jobs = [{"error": 0, "write": result} for result in (RESULT, {**RESULT, **slow_job})]
     (tmp_path / "programs/write.json").write_text(json.dumps({"jobs": jobs}))
     too_short = f"{tmp_path}/shared: a job of this host wrote less than 1 MiB in {CHOSEN['seconds']:g} s"
-    reasons = {too_short, f"{too_short}, and no other host has a longer file to read"}
+    reasons = {too_short, f"{too_short}, and no other host wrote a file that this host could read"}
     assert problems(measure(tmp_path)) == dict.fromkeys(HOSTS, reasons)
 
 
-def test_host_that_created_no_file_is_the_reason_for_missing_rates_of_files(
+def test_missing_number_of_files_per_second_names_each_host_that_created_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_rates, "MOST_FILES", 0)

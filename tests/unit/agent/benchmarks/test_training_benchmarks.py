@@ -1,4 +1,4 @@
-"""Test the training benchmarks on CPUs with gloo. Two ranks run them once, without and with injected faults, for all tests."""
+"""Test the training benchmarks on CPUs with gloo. One launch of two ranks, with and without injected faults, serves all tests."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 SETTINGS = cpu_settings(TRAINING, QUICK)
 TORCHVISION = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "torchvision")}
-"""Environment variables with which the installed torchvision can be imported although torch is a build for CPUs."""
+"""Environment variables of the ranks. A sitecustomize module in this directory lets them import the real torchvision, although
+torch is a build for CPUs."""
 NO_COMPILER = {"CXX": "/nonexistent/c++"}
 
 
