@@ -198,9 +198,10 @@ class Pack:
 def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, Any]]) -> Criterion:
     """Return the criterion. If its limit is a fraction of a datasheet figure, set `expected` to the value of that figure.
 
-    Limits have the units of the datasheet. Rates of links are those of one direction. `nvlink` and `all_nvlinks` are the rate of
-    all NVLinks of the GPU together; a limit with `nvlink` is scaled to the number of NVLinks that join the GPUs. `host_link` is
-    PCIe if the datasheet names no other link to the CPU. `expected` stays None if the datasheet does not have the figure.
+    Limits have the units of the datasheet. They are rates of one direction of a link: datasheets state NVLink rates of both
+    directions together (so they are halved), and PCIe rates of one. `nvlink` and `all_nvlinks` are the rate of all NVLinks of the
+    GPU together; a limit with `nvlink` is scaled to the number of NVLinks that join the GPUs. `host_link` is PCIe if the
+    datasheet names no other link to the CPU. `expected` stays None if the datasheet does not have the figure.
     """
     part, figure = datasheet.get(criterion.datasheet, {}), None
     if criterion.datasheet == "flops":

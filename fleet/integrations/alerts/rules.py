@@ -56,11 +56,10 @@ class Alert:
     names: tuple[str, ...] = ()
     """Names of observations. The alert covers every criterion that checks one of these observations."""
     expr: str = ""
-    """A condition in PromQL for which there is no criterion. `<share ID>` in it is replaced by the `fleet_fraction` of criterion
-    ID."""
+    """A condition in PromQL that no criterion states. `<share ID>` in it is replaced by the `fleet_fraction` of criterion ID."""
     expr_description: str = ""
-    """Description of the rule of `expr`; empty: `description`. An alert needs it if `$value` means something else in this rule
-    than in the rules of the criteria."""
+    """Description of the rule of `expr`; if empty, `description` is used. An alert needs it if `$value` means something else in
+    this rule than in the rules of the criteria."""
     hold: str = ""
     """How long `expr` must be true before the alert fires, such as `5m`. The rule of a criterion fires at once."""
     action: str = "monitor"

@@ -214,7 +214,7 @@ def test_overlap_figures_follow_from_three_times(both: float, hidden: float, slo
 @pytest.mark.parametrize("ranks", [1, 8, 96, 256, 391, 512, 1024, 10_000])
 @pytest.mark.parametrize("epochs", [1, 2])
 def test_training_has_enough_steps_on_any_number_of_ranks(images: int, ranks: int, epochs: int) -> None:
-    """A rank with too few images for MIN_STEPS steps uses its images several times in an epoch."""
+    """All epochs together have at least MIN_STEPS steps. If a rank has too few images for that, it uses each several times."""
     chosen = settings("training", {"epochs": epochs})
     own, size = images // ranks, chosen["batch_size"]
     steps = training.steps_per_epoch(own, chosen)
