@@ -57,7 +57,7 @@ def _convert(value: Any, default: Any) -> Any:
 def value_problem(benchmark: str, key: str, value: Any) -> str:
     """Return why a benchmark's setting cannot have this value, as the end of a sentence; empty if the value is valid."""
     default = BENCHMARKS[benchmark].settings[key]
-    if value == default and type(value) is type(default):
+    if value == default == []:
         return ""
     items, examples = (item if isinstance(item, list) else [item] for item in (value, default))
     examples = examples or [*BENCHMARKS[benchmark].choices[key]]

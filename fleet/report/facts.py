@@ -40,6 +40,8 @@ class HostFacts:
     """Names of the rates that the host's soak measured too few times to compute their drift (change from the initial level)."""
     gpus_on_bus: int = 0
     """Number of GPUs on the PCI bus in the last snapshot that has it; 0 if it was not read."""
+    gpus_under_test: frozenset[str] = frozenset()
+    """UUIDs, serials or names of the host's GPUs under test; empty if the PCI bus has no other GPUs."""
 
 
 class FactCollector:
@@ -57,7 +59,7 @@ class FactCollector:
             verdicts: its verdicts; without the passes that were only counted, if `remaining` is given.
             remaining: the result of `PassCounter.count`; None if each pass is in `verdicts`.
         """
-        layout = remaining.layout if remaining else None
+        layout, on_bus = remaining.layout if remaining else None, _gpus_on_bus(view)
         if remaining and remaining.layout and remaining.values:
             measured = remaining.layout.measured + measured_figures(remaining.values.pair_observations)
         else:
@@ -73,7 +75,8 @@ class FactCollector:
             rates_without_drift=tuple(
                 name for record in view.evidence.records if record.soak for name in rates_without_drift(record.soak)
             ),
-            gpus_on_bus=_gpus_on_bus(view),
+            gpus_on_bus=on_bus,
+            gpus_under_test=_gpus_under_test(view) if on_bus > len(view.host.devices) else frozenset(),
         )
 
     def _launch(self, launch: Launch) -> Launch:
@@ -93,6 +96,11 @@ class FactCollector:
 def _gpus_on_bus(view: HostView) -> int:
     values = [metric.values.get("host") for _, metric in view.observations.metrics.get("gpu.pci_count", ())]
     return next((int(value) for value in reversed(values) if isinstance(value, int | float)), 0)
+
+
+def _gpus_under_test(view: HostView) -> frozenset[str]:
+    known = {gpu.index: gpu.uuid or gpu.serial for gpu in view.evidence.gpus()}
+    return frozenset(known.get(index) or f"{view.host.name} gpu={index}" for index in view.host.devices)
 
 
 def fleet_figures(facts: Mapping[str, HostFacts]) -> Iterator[tuple[str, str, str]]:

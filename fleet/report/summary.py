@@ -159,14 +159,14 @@ def untested_gpus(
     hosts: Sequence[PlannedHost], facts: Mapping[str, HostFacts], machines: Sequence[Sequence[str]]
 ) -> Iterator[SummaryLine]:
     """Yield a caveat if hosts have more GPUs than are under test. `machines`: for each shared machine, the names of its hosts."""
-    devices = {host.name: set(host.devices) for host in hosts}
+    tested = {host.name: len(host.devices) for host in hosts}
     for names in machines:
-        together = set().union(*(devices[name] for name in names))
-        devices |= dict.fromkeys(names, together)
+        together = frozenset[str]().union(*(facts[name].gpus_under_test for name in names if name in facts))
+        tested |= {name: max(tested[name], len(together)) for name in names}
     partly = [
-        f"{name[:MAX_NAME_LENGTH]} ({len(devices[name])} of {on_bus})"
+        f"{name[:MAX_NAME_LENGTH]} ({tested[name]} of {on_bus})"
         for name, of_host in facts.items()
-        if (on_bus := of_host.gpus_on_bus) > len(devices[name])
+        if (on_bus := of_host.gpus_on_bus) > tested[name]
     ]
     if partly:
         variables = "rackproof_gpu_count, rackproof_gpu_devices"

@@ -84,9 +84,8 @@ class SharedRates:
         """
         item = fio.FioPass(name="write", op="write", pattern="sequential", seconds=self._seconds, depth=DEPTH)
         result = self._pass(item, part, self._clients.host, self._step_bytes)
-        all_wrote = (
-            result and len(result.job_bytes) >= self._runner.jobs
-        )  # fio's result has only jobs that wrote something
+        # `job_bytes` lacks the jobs that wrote nothing.
+        all_wrote = result and len(result.job_bytes) >= self._runner.jobs
         answer = {"rate": result.bytes_per_second, "bytes": min(result.job_bytes) if all_wrote else 0} if result else {}
         answers = {
             host: value for host, value in self._clients.step(step, answer, self._limit_s).items() if host in part

@@ -309,8 +309,10 @@ def test_healthy_hosts_on_one_machine_are_accepted_with_a_caveat() -> None:
     result = report()
     assert result.decision == ACCEPTED
     assert lines(result)["Hosts on one machine"] == f"{', '.join(HOSTS)} share a machine (the same host.boot_id)"
+    assert "GPUs not tested" not in lines(result), "each host tests one of the two GPUs of the machine"
     for boots in (("A", "B"), (None, None)):
         assert "Hosts on one machine" not in lines(report(boots))
+        assert lines(report(boots))["GPUs not tested"].endswith(", ".join(f"{host} (1 of 2)" for host in HOSTS))
 
 
 def test_slow_copies_and_data_loading_are_one_cause_that_names_no_part() -> None:

@@ -421,15 +421,25 @@ def test_shared_gpus_are_a_caveat(tmp_path: Path) -> None:
     )
 
 
-def test_gpus_outside_the_plan_are_a_caveat(tmp_path: Path) -> None:
-    """h1 has two GPUs more than the inventory states. h2 and h3 are halves of a machine with two GPUs."""
+@pytest.mark.parametrize("indices", [(0, 1), (0, 0)], ids=["of the machine", "of each container"])
+def test_gpus_outside_the_plan_are_a_caveat(indices: tuple[int, int]) -> None:
+    """h1 has two GPUs more than the inventory states. h2 and h3 are halves of a machine with two GPUs, A and B.
+
+    `indices`: the indices of A and B. Two containers may each see their own GPU as GPU 0.
+    """
     hosts = builders.plan("h1", "h2", "h3").hosts
-    halves = [replace(host, devices=(index,)) for index, host in enumerate(hosts[1:])]
-    facts = {"h1": HostFacts(gpus_on_bus=4), "h2": HostFacts(gpus_on_bus=2), "h3": HostFacts(gpus_on_bus=2)}
+    halves = [replace(host, devices=(index,)) for index, host in zip(indices, hosts[1:], strict=True)]
+    facts = {
+        "h1": HostFacts(gpus_on_bus=4),
+        "h2": HostFacts(gpus_on_bus=2, gpus_under_test=frozenset("A")),
+        "h3": HostFacts(gpus_on_bus=2, gpus_under_test=frozenset("B")),
+    }
     (line,) = untested_gpus([hosts[0], *halves], facts, [("h2", "h3")])
     assert line.text.endswith("(rackproof_gpu_count, rackproof_gpu_devices): h1 (2 of 4)")
-    (line,) = untested_gpus([hosts[0], *halves], {**facts, "h1": HostFacts()}, [])
-    assert line.text.endswith("h2 (1 of 2), h3 (1 of 2)")
+    same = {**facts, "h1": HostFacts(), "h3": facts["h2"]}
+    for machines in ([], [("h2", "h3")]):  # both hosts test A
+        (line,) = untested_gpus([hosts[0], *halves], same, machines)
+        assert line.text.endswith("h2 (1 of 2), h3 (1 of 2)")
     assert list(untested_gpus(hosts, dict.fromkeys(facts, HostFacts(gpus_on_bus=2)), [])) == []
 
 
