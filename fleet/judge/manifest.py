@@ -70,7 +70,7 @@ def manifest_summary(plan: Plan, verdicts: Iterable[Verdict]) -> str:
         return ""
     outcomes = [(item.criterion, item.verdict) for item in verdicts]
     extra = outcomes.count((EXTRA, FAIL))
-    more = f", {extra} not ordered" if extra else ""
+    more = f"; {extra} {'part that was' if extra == 1 else 'parts that were'} not ordered" if extra else ""
     return f"{outcomes.count((CRITERION, PASS))} of {len(ordered)} parts as ordered{more}"
 
 

@@ -269,7 +269,7 @@ def test_missing_part_and_its_replacement_both_fail() -> None:
         ("h1", "host", FAIL, "ordered for h1, found on no host"),
         ("h1", "gpu=1", FAIL, "found, but no line of the manifest names it"),
     ]
-    assert summary_line(plan) == "Manifest: 3 of 4 parts as ordered, 1 not ordered"
+    assert summary_line(plan) == "Manifest: 3 of 4 parts as ordered; 1 part that was not ordered"
 
 
 def test_host_that_was_not_measured_is_inconclusive() -> None:
