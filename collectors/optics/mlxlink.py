@@ -42,7 +42,9 @@ Rows = Mapping[str, str]
 
 
 def parse_rows(output: str) -> Rows:
-    """Return the output of mlxlink as key -> text. Values of lanes are separated by commas. No two sections have the same key.
+    """Return the output of mlxlink as key -> text. Values of lanes are separated by commas.
+
+    Each key is in only one section of the output.
 
     Raises:
         ReadingError: the output is damaged JSON or JSON with a failed status, or it has no link state.
@@ -137,8 +139,8 @@ def _add_quantity(module: Module, quantity: str, text: str | None, convert: Any)
 def port_of(rows: Rows) -> PortReadings:
     """Return the readings of the port.
 
-    A counter that mlxlink prints as `N/A` is `unsupported` and not 0. mlxlink prints `N/A` for all counters if there is no link.
-    Then the reason contains the status of the link and its opcode.
+    A counter that mlxlink prints as `N/A` is `unsupported` and not 0. If there is no link, mlxlink prints `N/A` for all counters.
+    The reason for their absence is then the text and the opcode with which mlxlink explains why there is no link.
     """
     opcode, status = _text(rows.get("Status Opcode")), clean_text(_text(rows.get("Recommendation")))
     is_up = has_link(rows)

@@ -80,10 +80,12 @@ def _scores(metrics: Mapping[str, Metric]) -> Iterator[Metric]:
 def _why_not_compared(product: Product, version: str, package: str) -> str:
     """Return why the version cannot be compared with the versions that have fixes; empty if it can be.
 
-    `package` is the name and version of the package that has the program; empty if unknown.
+    `package`: name and version of the package from which the product was installed; empty if unknown.
     """
     if not is_vendor_version(product, package):
-        return f"the distribution adds fixes to old versions ({package or 'unknown package'})"
+        if not package:
+            return "the package is unknown, and distributions add fixes to old versions"
+        return f"the distribution adds fixes to old versions ({package})"
     return "" if is_comparable(product, version) else f"not a version of {product.title}"
 
 

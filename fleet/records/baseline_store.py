@@ -43,7 +43,7 @@ _SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 
 
 def kind_of(plan: Plan) -> str:
-    """Return the kind of baseline to which a run can be added, and with which it can be compared."""
+    """Return the kind of baseline for a run. The run is compared only with baselines of this kind, and added only to them."""
     return SIMULATED if plan.simulated else REHEARSAL if plan.rehearsal else REAL
 
 
@@ -128,7 +128,7 @@ def _host_baseline(
 def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir: Path | None) -> PlannedBaseline:
     """Copy the baselines of these hosts, and of the GPUs that they list, into the run directory.
 
-    Return the reference to this snapshot that the plan contains. If `run_dir` is None, nothing is copied.
+    Return a reference to this snapshot, for the plan. If `run_dir` is None, nothing is copied.
 
     Raises:
         UsageError: the directory has no baseline of this kind, or a file in it is invalid.
@@ -162,9 +162,9 @@ def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir:
 def planned_baseline(
     name: object, rehearsal: bool, hosts: Iterable[str], run_dir: Path | None
 ) -> PlannedBaseline | None:
-    """Return the plan's reference to the baselines in the directory `name` (rackproof_baseline); None if `name` is empty.
+    """Copy the baselines in the directory `name` (rackproof_baseline), and return a reference to this snapshot, for the plan.
 
-    A resumed run keeps the snapshot that it has.
+    A resumed run keeps its first snapshot. If `name` is empty, return None.
 
     Raises:
         UsageError: as for `snapshot_baseline`.

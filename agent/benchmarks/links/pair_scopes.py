@@ -16,8 +16,8 @@ from schemas.tournament import partners
 def expected_scopes(context: RankContext, settings: Mapping[str, Any]) -> list[str]:
     """Return the scopes that the plan expects of this rank: one for each host with which this host is paired.
 
-    The pairs are those of the round-robin tournament (schemas/tournament.py) of the planned hosts, also of hosts that are not in
-    this launch. The list is empty if the launch has fewer than two hosts.
+    The pairs come from a round-robin tournament (schemas/tournament.py) of all planned hosts. So a partner may be a host
+    that is not in this launch. The list is empty if the launch has fewer than two hosts.
     """
     gang, members = host_names(context)
     if len(members) < 2:

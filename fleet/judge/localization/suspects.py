@@ -39,7 +39,7 @@ def find_suspects(
 
     Args:
         pairs: every pair of hosts that was attempted, once for each rail.
-        failed_alone: ends whose GPU failed a test that involves no other host.
+        failed_alone: ends of pairs, as (host, rail), whose GPU failed a test that involves no other host.
         collective_slow: whether a collective over all hosts was too slow. If it was, and no pair is slow, the suspect is the
             fabric, or with two hosts the link between them.
         tolerance: limits beyond which a part is slow; the default is for GPU hosts.
@@ -83,7 +83,10 @@ def _edges(pairs: Iterable[Pair], quantity: str) -> list[Edge]:
 
 
 def _merge_suspects(first: Sequence[Suspect], second: Iterable[Suspect]) -> list[Suspect]:
-    """Return the suspects of two quantities, each part once. Leave out the parts of a suspected host and the links to it."""
+    """Merge the suspects found by bandwidth and those found by latency, so that each part is listed once.
+
+    Leave out the parts of a suspected host, and the links to it.
+    """
     merged = {suspect.where: suspect for suspect in first}
     for suspect in second:
         same = merged.get(suspect.where)

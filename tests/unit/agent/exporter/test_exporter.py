@@ -475,7 +475,7 @@ def test_failed_conversion_to_dcgm_names_affects_only_these_names(
     assert "metrics with the names of --compat dcgm cannot be exported" in caplog.text
 
 
-def test_option_compat_has_a_value_for_every_set_of_compatible_names() -> None:
+def test_option_compat_accepts_the_name_of_every_set_of_metric_names() -> None:
     assert sorted(exporter.COMPATIBLE_NAMES) == [*COMPATIBLE]
 
 

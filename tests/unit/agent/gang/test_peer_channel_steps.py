@@ -209,7 +209,7 @@ def test_connection_that_the_watcher_has_closed_is_closed_here_too(member: Any) 
         ({}, {}, (0, 1), False),
     ],
 )
-def test_status_is_delivered_when_every_reachable_watcher_answered_it_and_no_answer_to_a_member_is_unsent(
+def test_status_is_delivered_when_all_reachable_watchers_have_answered_it(
     watcher: Any,
     early_clock: FakeClock,
     statuses: dict[str, float],
@@ -217,7 +217,7 @@ def test_status_is_delivered_when_every_reachable_watcher_answered_it_and_no_ans
     pending: tuple[int, ...],
     is_delivered: bool,
 ) -> None:
-    """The last status of h3 has number 1. h3 has a listener too, so it also owes answers to members.
+    """The last status of h3 has number 1. h3 is a watcher too, so it must also have sent all its answers to members.
 
     `statuses`: watcher -> age of its last status, in seconds; a watcher that has sent none is not reachable.
     `answered`: watcher -> number of the newest status of h3 that it has answered.
@@ -232,7 +232,7 @@ def test_status_is_delivered_when_every_reachable_watcher_answered_it_and_no_ans
 
 
 @pytest.mark.parametrize(("age_s", "is_decider"), [(HOST_SILENT_S, False), (HOST_SILENT_S + 0.25, True)])
-def test_host_names_the_culprit_itself_only_if_a_watcher_has_been_silent_for_longer_than_the_limit(
+def test_host_decides_on_its_own_after_its_watchers_have_been_silent_for_too_long(
     member: Any, age_s: float, is_decider: bool
 ) -> None:
     member.statuses = {"h1": PeerStatus(at=100.0 - age_s)}

@@ -151,7 +151,10 @@ OTHER_MODEL = replace(builders.gpu("h1", 0), name="NVIDIA X")
 def test_only_digests_of_equal_gpu_model_software_stage_and_settings_are_compared(
     odd: HostView, compared: bool
 ) -> None:
-    """`odd`: h1, whose GPU has another digest than those of h2 and h3. It fails if the three digests are compared."""
+    """`odd`: h1, whose GPU has another digest than those of h2 and h3. It fails if the three digests are compared.
+
+    The number of ranks and the version of Python may differ.
+    """
     verdicts = digest_verdicts(odd, *three_hosts()[1:])
     assert verdicts == ([("h1", "gpu=0", FAIL)] if compared else []) + [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
 
@@ -177,10 +180,15 @@ OTHER_FIGURE = builders.observation("memory.bandwidth", 1.0, scope="gpu=0")
         ([("0.9", OTHER_FIGURE), ("0", digest_of(BAD))], True),
         ([("0.9", digest_of(BAD)), ("0", OTHER_FIGURE)], False),
         ([("0.9", OTHER_FIGURE), ("0.8", OTHER_FIGURE), ("0", digest_of(BAD))], True),
-        ([("0.9", digest_of(BAD)), ("0", digest_of(BAD))], True),  # the last record with digests counts
+        (
+            [("0.9", digest_of(BAD)), ("0", digest_of(BAD))],
+            True,
+        ),  # the last record that has digests is of the same version
     ],
 )
-def test_version_of_the_record_with_the_digests_counts(figures: list[tuple[str, Observation]], compared: bool) -> None:
+def test_digests_are_compared_if_the_last_record_that_has_digests_is_of_the_same_version(
+    figures: list[tuple[str, Observation]], compared: bool
+) -> None:
     verdicts = digest_verdicts(records_of("h1", *figures), *three_hosts()[1:])
     assert (("h1", "gpu=0", FAIL) in verdicts) is compared
 
@@ -192,7 +200,7 @@ def test_record_with_a_digest_and_other_figures_counts_as_a_record_with_digests(
     assert digest_verdicts(view, *three_hosts()[1:])[0] == ("h1", "gpu=0", FAIL)
 
 
-def test_digest_in_a_snapshot_is_compared_with_digests_of_any_version_of_rackproof() -> None:
+def test_digests_in_snapshots_are_compared_although_the_versions_of_rackproof_differ() -> None:
     in_snapshot = reading(BAD, name="digest.value")
     views = [
         HostView(

@@ -230,7 +230,7 @@ def test_scores_are_added_only_if_a_pack_chosen_by_the_operator_has_a_criterion_
         ("container.runc.version", "1.1.12", "runc 1.1.12-0ubuntu3.1", None,
          "unsupported: the distribution adds fixes to old versions (runc 1.1.12-0ubuntu3.1)"),
         ("container.runc.version", "1.1.12", None, None,
-         "unsupported: the distribution adds fixes to old versions (unknown package)"),
+         "unsupported: the package is unknown, and distributions add fixes to old versions"),
     ],
 )  # fmt: skip
 def test_each_version_has_a_score_or_a_reason(
