@@ -32,12 +32,17 @@ POWER_CAP = THROTTLE_REASONS["power_cap"]
 FAULTS = {reason: mask for reason, mask in THROTTLE_REASONS.items() if reason != "power_cap"}
 """Throttle reason that is a fault -> its mask."""
 COUNTERS = re.compile(
-    r"(gpu\.(ecc|remapped_rows|retired_pages|nvlink)\..*|gpu\.pcie\.replays|pcie\.(port\.)?aer\..*|xid\.(count|fatal)|kernel\.event\.count"
-    r"|infiniband\.(link_\w+|symbol_error|port_rcv_errors|port_xmit_discards|local_link_integrity_errors)"
-    r"|network\.(carrier_changes|rx_crc_errors)|host\.(machine_checks|memory\.ecc_\w+|dimm\.\w+)|storage\.\w+\.(io|media)_errors)"
+    r"(gpu\.(ecc|remapped_rows|retired_pages|nvlink)\..*|gpu\.pcie\.replays|pcie\.(port\.)?aer\..*"
+    r"|xid\.(count|fatal|message)|sxid\.count|kernel\.event\.count"
+    r"|infiniband\.(link_downed|link_error_recovery|symbol_error|port_rcv_errors|port_rcv_remote_physical_errors"
+    r"|port_xmit_discards|local_link_integrity_errors|excessive_buffer_overrun_errors|vl15_dropped"
+    r"|packet_seq_err|local_ack_timeout_err|roce_adp_retrans)"
+    r"|port\.(fec_uncorrectable|symbol_errors|link_downs|link_recoveries|module_errors|pause_storms)"
+    r"|network\.(carrier_changes|rx_crc_errors|rx_errors|tx_errors)"
+    r"|host\.(machine_checks|memory\.ecc_\w+|dimm\.\w+)|storage\.\w+\.(io|media)_errors)"
 )
-"""Pattern for the names of the counters of which each increase is an event."""
-LOGGED = ("xid.", "kernel.event.")
+"""Pattern for the names of the counters of which each increase is an event. They count errors, not traffic or congestion."""
+LOGGED = ("xid.", "sxid.", "kernel.event.")
 """Name prefixes of counters from the kernel log."""
 
 Key = tuple[str, str, tuple[tuple[str, Value], ...]]

@@ -46,6 +46,7 @@ from schemas import documents
 from schemas.decode import record_from_json
 from schemas.errors import UsageError
 from schemas.plans import Plan
+from schemas.readings import READINGS
 from schemas.records import ERROR, MEASURED, Launch, Metric, Observation, Record, Samples, Snapshot, to_json
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Verdict
 from schemas.stages import SOAK
@@ -136,6 +137,27 @@ def test_only_an_xid_after_the_first_snapshot_is_an_event() -> None:
     recorder.add_counters(0, xids(x31=2))
     recorder.add_counters(10, xids(x31=2, x79=1))
     assert [(one.scope, one.count) for one in recorder.timeline().events] == [("pci=0000:1b:00.0,xid=79", 1)]
+
+
+RECORDED_OTHERWISE = {
+    "gpu.throttle.time",
+    "xid.last_seen",
+    "xid.log_complete",
+    "kernel.event.last_seen",
+    "sxid.last_seen",
+}
+"""Readings that the judge compares with a limit, but whose increase is no event. Throttling is an event by itself, and the others
+change with the counters of the kernel log."""
+
+
+def test_increase_of_each_counter_that_a_criterion_judges_is_an_event() -> None:
+    judged = {criterion.name for one in read_packs(()) for criterion in one.criteria} - RECORDED_OTHERWISE
+    counters = {name for name, reading in READINGS.items() if reading.counter or name.startswith(timeline.LOGGED)}
+    recorder = Recorder()
+    for value in (1.0, 2.0):
+        recorder.add_counters(value, counter_snapshot(**{name.replace(".", "__"): value for name in counters}))
+    events = {event.name for event in recorder.timeline().events}
+    assert counters & judged <= events
 
 
 def test_thermal_throttling_is_an_event_and_power_capping_is_not() -> None:
