@@ -122,7 +122,7 @@ def _specification(files: Files) -> str | Absent:
 
 
 def _count_gpus(specification: str) -> int | Absent:
-    """Return the number of GPUs in a specification. It can name each GPU by its index, by its UUID, or once by each."""
+    """Return the number of GPUs that a specification names by index or UUID. A GPU named by both counts once."""
     try:
         names = device_names(specification)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:

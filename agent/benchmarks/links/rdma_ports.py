@@ -1,7 +1,7 @@
 """Read from /sys the RDMA ports of this host.
 
-The fabric is the network that connects the GPU hosts. The functions select the ports of the fabric, the port of the partner host
-with which a port is measured, and the GPU nearest to a port.
+The fabric is the network that connects the GPU hosts. Between hosts, each port is measured with one port of a partner host.
+The functions select the ports of the fabric, the partner's port, and the GPU nearest to a port.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ INFINIBAND, ROCE = "InfiniBand", "Ethernet"
 CHANNEL_ADAPTER = "1: CA"
 """`node_type` of an adapter whose queue pairs perftest can connect; an adapter for iWARP or EFA has another type."""
 LEAST_SHARE = 0.5
-"""A port whose rate is less than this share of the fastest port's rate is not a port of the fabric. The fastest port is the
-fastest InfiniBand port of the host; if the host has no InfiniBand, its fastest port."""
+"""A port whose rate is less than this share of the fastest port's rate is not a port of the fabric. If the host has InfiniBand
+ports, the fastest of these is the fastest port."""
 _NAME = re.compile(r"[\w.-]{1,64}")
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _IPV4, _LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:", "fe80:"
@@ -33,8 +33,9 @@ class RdmaPort:
     hca: str
     number: int
     slot: str
-    """PCI address of the adapter, and number of the port: `0000:16:00.0/1`. For a software adapter, the name of its network
-    interface replaces the address; if it has no interface, the name of the adapter does. Hosts of one type have equal slots."""
+    """PCI address of the adapter, and number of the port: `0000:16:00.0/1`. A software adapter has no PCI address:
+    the name of its network interface is used, or the name of the adapter if there is no interface. Hosts of one type have equal
+    slots."""
     rail: int
     """Index of the port in the list of this host's ports. Ports with `can_connect` come first; the order is otherwise by slot."""
     link_layer: str
