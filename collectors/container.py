@@ -20,6 +20,9 @@ from collectors.software import DRIVER, module_version
 RUNTIMES = ("docker", "containerd", "podman", "crio", "enroot", "apptainer")
 _DOCKER = "etc/docker/daemon.json"
 _CONTAINERD = ("etc/containerd/config.toml", "etc/containerd/conf.d/99-nvidia.toml")
+_GPU_NAMES = (re.compile(r"\d+"), re.compile(r"gpu\d+"), re.compile(r"GPU-.+"))
+"""Patterns of names of GPUs in a CDI specification. `nvidia-ctk cdi generate --device-name-strategy` has a strategy for each:
+`index`, `type-index` and `uuid`."""
 
 
 class ContainerCollector:
@@ -122,9 +125,9 @@ def _specification(files: Files) -> str | Absent:
 
 
 def _count_gpus(specification: str) -> int | Absent:
-    """Return the number of GPUs in a specification. It can name each GPU by its index, by its UUID, or once by each."""
+    """Return the number of GPUs in a specification. A GPU that has several names counts once."""
     try:
         names = device_names(specification)
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         return Absent.error(f"CDI specification: {error}")
-    return max(sum(name.isdigit() for name in names), sum(name.startswith("GPU-") for name in names))
+    return max(sum(bool(pattern.fullmatch(name)) for name in names) for pattern in _GPU_NAMES)

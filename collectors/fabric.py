@@ -125,7 +125,7 @@ class FabricCollector:
         return False
 
     def _is_in_container(self) -> bool:
-        """Return whether this process is in another PID namespace than the initial one, e.g. that of a container."""
+        """Return whether this process is outside the initial PID namespace, as in a container."""
         try:
             return self._files.target("proc/self/ns/pid") != _FIRST_PID_NAMESPACE
         except OSError:

@@ -70,8 +70,7 @@ class Files:
         The reading is `unsupported` in these cases:
 
         * `parse` raises MissingError.
-        * The file is missing. (But if its path is in /proc or /sys, that file system is not mounted, and `missing` is not given,
-          the reading is an `error`.)
+        * The file is missing. (In a /proc or /sys that is not mounted, this is an `error` unless `missing` is given.)
         * The kernel refuses to read the file (EINVAL, EOPNOTSUPP), and `refused` is given.
         * The device lacks the feature (EOPNOTSUPP, ENODEV, ENXIO), and neither `missing` nor `refused` is given.
 
@@ -121,7 +120,7 @@ class Files:
             return sorted(entry.name for entry in entries)
 
     def matching(self, path: str, pattern: str, none: str) -> list[str] | Absent:
-        """Return the entries of a directory whose whole name matches the pattern, `cpu2` before `cpu10`.
+        """Return the entries of a directory, sorted with `cpu2` before `cpu10`. The pattern must match the whole name.
 
         If no entry matches, or the directory is missing, return `unsupported` with `none` as the reason. If the directory cannot
         be read, or is in a /proc or /sys that is not mounted, return an `error`.

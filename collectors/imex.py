@@ -125,9 +125,9 @@ def _output(process: Process | Absent, option: str) -> str | Absent:
 
 
 def own_number(files: Files, nodes: Mapping[int, ImexNode]) -> int | Absent:
-    """Return the number of the node whose address is an address or the name of this host.
+    """Return the number of this host in the domain.
 
-    Return an `error` if no node, or more than one, has such an address.
+    The `address` of its node is the name or an address of this host. Return an `error` unless exactly one node matches.
     """
     tables = (files.read("proc/net/fib_trie", _LOCAL.findall), files.read("proc/net/if_inet6", _ipv6_addresses))
     local = {address for table in tables if not isinstance(table, Absent) for address in table}

@@ -156,8 +156,8 @@ class InfinibandCollector:
             return dict.fromkeys(names, text)
         rate, width = parse_rate(text)
         narrowed = width if isinstance(width, Absent) else width == 1
-        # Two lanes are no fault: a splitter cable has two of four lanes (HDR100, NDR200). A healthy RoCE or EFA port may report
-        # one lane.
+        # Two lanes are no fault: a splitter cable (HDR100, NDR200) gives each port two of the four lanes. A healthy RoCE or EFA
+        # port may report one lane.
         return {"rate": rate, "width": width, "narrowed": narrowed if layer == INFINIBAND else False}
 
     def _addresses(self, path: str, layer: Value | Absent) -> Readings:

@@ -24,7 +24,7 @@ _RECORD_BYTES = 8192
 
 
 def _stdin_is_kmsg() -> bool:
-    """Return whether standard input is /dev/kmsg. systemd can open it there for a service that lacks the permission."""
+    """Return whether standard input is /dev/kmsg. The exporter's systemd unit opens it (`StandardInput=file:/dev/kmsg`)."""
     status = os.fstat(0)
     return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 11)
 

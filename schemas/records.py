@@ -236,7 +236,7 @@ class Launch:
     culprit: Culprit | None = None
     """The host or rank that stopped the others, if the supervisors identified one."""
     number: int = 0
-    """Number of the launch of a gang, of the cell (one measurement) of a scaling study, or of the round of a soak; 0: none."""
+    """Number of the gang launch, the soak round, or the cell (one measurement) of a scaling study; 0: none."""
     observations: tuple[Observation, ...] = ()
     """Observations of a probe, of a cell, or of a launch that a later launch of the stage replaced. Those of any other launch are
     in `Record.observations`."""

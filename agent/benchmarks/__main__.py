@@ -1,4 +1,4 @@
-"""Run the benchmarks as one rank: `torchrun --nproc-per-node=4 -m agent.benchmarks --epochs 5 --batch-size 128`.
+"""Run the benchmarks. Each process is one rank: `torchrun --nproc-per-node=4 -m agent.benchmarks --epochs 5 --batch-size 128`.
 
 `mpirun -np 4 python -m agent.benchmarks` and srun work too."""
 
@@ -9,7 +9,7 @@ import sys
 
 from agent.placement import torch_env
 
-# Set and check the launcher's variables before the import of torch, which takes seconds, so that wrong ones are reported at once.
+# The import of torch takes seconds, so wrong variables of the launcher are reported before it.
 if __name__ == "__main__":
     torch_env.prepare_environment(sys.argv[1:])
     gc.disable()  # garbage collection would take an eighth of torch's import time, and would free nothing
@@ -104,7 +104,7 @@ def connect_store() -> tuple[Store, int, int]:
     if "RANK" not in os.environ:
         return HashStore(), 0, 1
     store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=60)))
-    # Any process that reaches the store can write to it. Under a supervisor, only supervisors and their ranks know the prefix.
+    # Any process that reaches the store can write to it. Under a supervisor, a secret prefix makes the keys hard to guess.
     return PrefixStore(os.environ.get("TORCHELASTIC_RUN_ID", "rackproof"), store), rank, world_size
 
 

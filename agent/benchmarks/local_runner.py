@@ -23,7 +23,7 @@ from schemas.scopes import directory_scope
 def run_local(context: RankContext, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> str:
     """Run the benchmarks that need no process group.
 
-    Return why this rank's device can no longer be used after them, or an empty string.
+    Return why this rank's device cannot be used afterwards, or an empty string.
 
     Args:
         broken: why the device cannot be used before the first benchmark; empty if it can.

@@ -52,7 +52,7 @@ def run_to_end(context: RankContext, run: Callable[[], object]) -> None:
         run()
         context.save()
         context.begin("end")
-        # Wait until all ranks of this host have saved: if one rank then fails while it exits, the launcher kills the others.
+        # If a rank fails while it exits, the launcher kills the others. So wait until all ranks of this host have saved.
         context.host_barrier()
     except Exception as error:
         context.heartbeat.record_failure(str(error))

@@ -37,8 +37,8 @@ from agent.gang.transport import listen
 BACKEND = "rackproof"
 VISIBLE, WITHOUT_CUDA = "CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK"
 TIMEOUT = timedelta(minutes=10)
-"""How long to wait for late hosts. This is longer than OWN_FAILURE_S of agent.gang.monitor. So the supervisor can distinguish a
-launcher that waited in vain for another host from a launcher that failed by itself, which fails earlier."""
+"""How long to wait for late hosts. If a launcher fails within OWN_FAILURE_S (agent.gang.monitor), before any rank has started,
+the supervisor blames its host. TIMEOUT is longer, so a host that waited in vain for another host is not blamed."""
 
 
 class StaticRendezvous(RendezvousHandler):
@@ -106,7 +106,7 @@ def main() -> None:
     path, *arguments = sys.argv[1:]
     config: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
     if config["trains"]:
-        # Otherwise the first optimizer of each rank imports it. Imported here, before the ranks are forked, it loads only once.
+        # The first optimizer of each rank needs this module. Before the ranks are forked, one import serves them all.
         importlib.import_module("torch._dynamo")
     gc.freeze()  # otherwise Python spends half a second at exit on the objects that the import of torch created
     gc.enable()

@@ -1,9 +1,9 @@
 """Start the ranks of a stage whose benchmarks need no torch: `python -m agent.benchmarks.without_torch FILE REQUEST`.
 
-It does what torchrun does for the other stages (`rendezvous.py`): the first host opens a key-value store, each host forks its
-ranks, and if a rank fails, the other ranks of its host are ended. FILE has the parameters of `rendezvous.py` (address of the
-store, name of the launch, number of this host), and says which ranks run on this host. REQUEST has the benchmarks and their
-settings, and the names of the hosts.
+This module replaces torchrun, which `rendezvous.py` runs for the other stages. The first host opens a key-value store, and each
+host forks its ranks. If a rank fails, the other ranks of its host are ended. FILE has the same parameters as for `rendezvous.py`
+(address of the store, name of the launch, number of this host), and says which ranks run on this host. REQUEST has the benchmarks
+and their settings, and the names of the hosts.
 
 `python -m agent.benchmarks.without_torch --rank REQUEST` runs one of these ranks. Its environment variables say which one.
 """
@@ -34,11 +34,11 @@ from agent.launch import guard
 
 MODULE = "agent.benchmarks.without_torch"
 OPEN_S = 600.0
-"""Seconds for which a rank tries to connect to the store, because the first host may open it late. This is longer than
-OWN_FAILURE_S of agent.gang.monitor, so that the supervisor does not attribute the failed wait to the waiting host."""
+"""Seconds for which a rank tries to connect to the store, because the first host may open it late. torchrun waits equally long
+(TIMEOUT in rendezvous.py)."""
 POLL_S = 0.1
 STORE = "RACKPROOF_STORE"
-"""Environment variable of a rank: path of FILE, which has the address, port and name of the store."""
+"""Environment variable of a rank: path of FILE."""
 
 
 def main() -> int:
@@ -70,7 +70,7 @@ def main() -> int:
 
 
 def _start_rank(config: dict[str, Any], path: Path, request: str, local_rank: int) -> int:
-    """Fork the guard process of a rank, which runs the rank; return the guard's process number."""
+    """Fork the guard of a rank; return its process id. The guard forks the rank and watches it (agent/launch/guard.py)."""
     sys.stdout.flush()
     child = os.fork()
     if child == 0:

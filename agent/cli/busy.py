@@ -122,7 +122,7 @@ def _skipped_observations(run: HostRun, reason: str) -> Iterator[Observation]:
 
 
 def _unit(name: str) -> str:
-    """Return the unit of a planned observation: seconds for `benchmark.duration`, which no benchmark lists as an output."""
+    """Return the unit of a planned observation. No benchmark lists `benchmark.duration` as an output; its unit is seconds."""
     benchmark = BENCHMARKS.get(name.split(".")[0])
     outputs = benchmark.outputs if benchmark else ()
     return next((output.unit for output in outputs if output.makes(name)), "s")

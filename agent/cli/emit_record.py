@@ -75,7 +75,7 @@ def _write_line(line: bytes) -> None:
 
 
 def record_files(run: HostRun) -> Iterator[tuple[str, Path]]:
-    """Yield gang and path of each record of this host that exists; the gang of the first record is empty."""
+    """Yield gang and path of each existing record of this host. The record of the stages that it runs alone has no gang ("")."""
     for gang in dict.fromkeys(("", run.host.gang)):
         if run.path(gang).exists():
             yield gang, run.path(gang)

@@ -60,8 +60,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         type=Path,
         default=STATE,
         metavar="DIRECTORY",
-        help="Rackproof's state directory on this host. The exporter also exports the progress and the figures of the run that "
-        f"its file runs/live.json describes (default: {STATE})",
+        help="Rackproof's state directory on this host. If its file runs/live.json describes a run, the progress and the figures "
+        f"of the run are exported too (default: {STATE})",
     )
     parser.add_argument(
         "--sample-hz",
@@ -96,7 +96,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument(
         "--json",
         action="store_true",
-        help="with --detach: print the process id, and whether this command started the exporter (or it already ran), as JSON",
+        help="with --detach: print a JSON object with the process id, and whether this command started the exporter",
     )
     parser.add_argument(
         "--for-run",

@@ -35,8 +35,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--launcher",
         choices=LAUNCHERS,
         default=TORCHRUN,
-        help="how this command was started. mpi: by mpirun on all hosts; slurm: by srun on all hosts. The variables that mpirun "
-        "or srun sets must agree with the plan. torchrun (default): separately on each host",
+        help="how this command was started. torchrun (default): separately on each host, without mpirun or srun; mpi: by "
+        "mpirun on all hosts; slurm: by srun on all hosts. The variables that mpirun or srun sets must agree with the plan",
     )
     parser.add_argument(
         "--members",
@@ -56,7 +56,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         default=0,
         help="number of this launch of the gang, or in a scaling study the number of the cell (one measurement of the study). If "
         "these hosts have already had a launch with this number, the command does nothing, even if that launch failed. 0 "
-        "(default): it does nothing if one of their launches has finished",
+        "(default): the command does nothing if a launch of these hosts has finished",
     )
     parser.add_argument(
         "--probe", action="store_true", help="run only a short launch that tests whether these hosts work together"
@@ -77,7 +77,8 @@ def _launch(options: argparse.Namespace) -> int:
         placement = detect_placement(options.launcher, os.environ)
         if placement and options.detach:
             return fail(
-                f"--detach with --launcher {placement.launcher}: omit it, because the launcher would end the background process"
+                f"--detach with --launcher {placement.launcher}: omit --detach, because the launcher would end the background "
+                "process"
             )
         if placement and placement.nodes > 1 and options.host:
             return fail(

@@ -2,7 +2,7 @@
 
 For the snapshot and for each stage it runs the same verb (subcommand of `rackproof`) as the playbooks do. Each verb runs in a
 process of its own, so that a crash loses only the measurements of one verb. At the end, even if a stage failed, the record is
-printed to standard output, which is the log of a container (unless --quiet is given).
+printed to standard output, unless --quiet is given. The standard output of a container is its log.
 """
 
 from __future__ import annotations

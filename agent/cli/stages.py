@@ -43,8 +43,8 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
 def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
     """Run a stage in this process, or with --detach in the background; return the exit code (75: another run holds the host).
 
-    In this process: if this run already has a process on this host that runs the same verb (`bench` or `launch`), first wait for
-    its end. If the exit code is 0, copy the records to --results (if given).
+    In this process: first wait until no other process of this run on this host runs the same verb (`bench` or `launch`). Then run
+    the stage, and if its exit code is 0, copy the records to --results (if given).
 
     In the background: return as soon as the stage is started. With --wait, return when it has ended: NOT_FINISHED if it did not
     finish.

@@ -1,8 +1,8 @@
 """Export the collectors' families under the names of NVIDIA's dcgm-exporter, so that its dashboards work unchanged.
 
 Names and units are those of the fields in dcgm-exporter's default-counters.csv, including fields that are commented out there.
-Labels are those of its metrics. All metrics are untyped, because prometheus_client appends `_total` to the name of a counter, and
-`DCGM_FI_*` names do not end with it.
+Labels are those of dcgm-exporter. All metrics are untyped, because prometheus_client appends `_total` to the name of a counter,
+and `DCGM_FI_*` names do not end with it.
 """
 
 from __future__ import annotations

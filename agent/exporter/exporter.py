@@ -199,9 +199,10 @@ def serve(
     sources: Sequence[Source] = (),
     fresh_s: float = FRESH_S,
 ) -> Server:
-    """Serve /metrics in a separate thread, including the processor time and memory of the exporter itself (`process_…`).
+    """Serve /metrics in a separate thread.
 
-    All clients that request the same format and compression within `fresh_s` seconds get the same page.
+    The page also has the processor time and memory of the exporter itself (`process_…`). All clients that request the same format
+    and compression within `fresh_s` seconds get the same page.
 
     Raises:
         OSError: the server cannot listen on the address.
@@ -213,7 +214,7 @@ def serve(
 
 
 class _Undescribed:
-    """Wraps the exporter with an empty description. Otherwise prometheus_client would read the hardware at registration."""
+    """Gives the exporter an empty description. So even with `auto_describe`, registration does not read the hardware."""
 
     def __init__(self, exporter: Exporter) -> None:
         self.collect = exporter.collect

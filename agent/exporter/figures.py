@@ -27,7 +27,7 @@ Series = tuple[str, tuple[tuple[str, str], ...]]
 
 
 class RankFiles:
-    """The result files of one rank. A file is read again only if it has changed; if it was removed, its last content counts."""
+    """The result files of one rank. A file is read again only if it has changed. After its removal, its last content is used."""
 
     def __init__(self, work: Path, rank: int) -> None:
         self._results = work / f"rank{rank}.json"
@@ -78,7 +78,7 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 
     Args:
         observations: in order of time.
-        training: observations that ranks wrote during a training. Observations of the same series in `observations` replace them.
+        training: observations that ranks wrote during a training. For a series that is also in `observations`, they are not used.
     """
     series: dict[Series, float] = {}
     counts: defaultdict[Series, float] = defaultdict(float)
@@ -100,9 +100,10 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 def _drop_smaller_sizes(
     series: dict[Series, float], largest: dict[Series, int], metric: str, labels: Mapping[str, str]
 ) -> bool:
-    """Remove the earlier series of the same operation and return True; if one of them has a larger size, only return False.
+    """Prepare `series` for a new series with these labels; return False if the new series must not be added.
 
-    Series belong to the same operation if their metric and all labels other than `size_bytes` are equal.
+    It must not be added if the same operation already has a series with a larger size. Otherwise, the series that the operation
+    has so far are removed. Series belong to the same operation if their metric and all labels other than `size_bytes` are equal.
     """
     operation, size = _without_size(metric, labels), int(labels["size_bytes"])
     if size < largest.get(operation, 0):

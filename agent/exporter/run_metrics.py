@@ -26,7 +26,7 @@ MAX_BYTES = 2_000_000
 
 
 class RunSource:
-    """Reads `live.json`. If the file does not exist, because this host has had no run, exports nothing; this is not a failure."""
+    """Reads `live.json`. Before its first run, a host has no such file. Then there are no families, and this is not a failure."""
 
     name = "run"
 

@@ -136,7 +136,7 @@ class SamplingLoop(NvmlPoller):
 
     @property
     def stuck_gpu(self) -> int | None:
-        """The GPU that the thread is reading if it has not finished a round over all its GPUs for STUCK_S; otherwise None."""
+        """NVML index of the GPU on which a call hangs (STUCK_S); None if no call hangs."""
         if self._reader and self.is_alive() and time.monotonic() - self._last_round > STUCK_S:
             return self._reader.current
         return None

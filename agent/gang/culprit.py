@@ -34,7 +34,7 @@ TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SAME_MOMENT_S = 0.5
 """Ranks that end less than this time apart count as simultaneous, because their reports may arrive in the wrong order."""
 FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""If a rank dies of one of these signals, the end of another rank was not the cause. (That can cause only SIGABRT.)"""
+"""The end of another rank does not cause these signals. It can cause SIGABRT, which is therefore not listed."""
 WATCHERS = 2
 """The first WATCHERS hosts of a gang receive the statuses of all hosts. The others receive only the watchers' statuses."""
 MAX_TEXT, MAX_HOSTS = 2000, 20
@@ -142,10 +142,8 @@ def _lost_contact(gang: GangSnapshot, silent: Sequence[str], silence: str) -> Cu
     and their report takes precedence.
     """
     if gang.me in gang.members[:WATCHERS]:
-        text = (
-            f"host {gang.me}: no messages from any other host {silence}; either its own link failed, or all other hosts"
-        )
-        return Culprit(kind=CUT_OFF, hosts=(gang.me,), text=f"{text} or their links did")
+        text = f"host {gang.me}: no messages from any other host {silence}; check its link first, then the other hosts"
+        return Culprit(kind=CUT_OFF, hosts=(gang.me,), text=f"{text} and their links")
     text = f"{_host_list(silent)}: no messages {silence}; check their links, hosts and supervisors; if only one host"
     return Culprit(kind=CUT_OFF, hosts=tuple(silent), text=f"{text} reports this, check the link of that host")
 
@@ -197,7 +195,7 @@ def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | 
         return None
     oldest_s = max(report.ended_ago_s for report in ended)
     same_moment = [report for report in ended if oldest_s - report.ended_ago_s <= SAME_MOMENT_S]
-    # Of simultaneous ends, one by a fatal signal or with an unknown exit code counts as the cause of the others.
+    # If ranks ended simultaneously, prefer one that ended by a fatal signal or with an unknown exit code.
     fatal = [
         report for report in same_moment if report.rank.exit_code is None or _was_signalled(report.rank, FATAL_SIGNALS)
     ]
@@ -208,7 +206,7 @@ def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | 
 
 
 def _raised_culprit(first: _Report, ended: Sequence[_Report]) -> Culprit:
-    """Return a culprit with all hosts on which a rank ended with the same exception: its cause may be common to them."""
+    """Return a culprit that names every host on which a rank ended with this exception. These hosts may share its cause."""
     cause = _without_numbers(first.rank.exception)
     hosts = tuple(dict.fromkeys(report.host for report in ended if _without_numbers(report.rank.exception) == cause))
     others = len(hosts) - 1
@@ -266,7 +264,8 @@ def _is_starting(rank: RankState) -> bool:
 def _can_be_silent(rank: RankState) -> bool:
     """Return whether missing heartbeats of this rank indicate a fault.
 
-    They do if the rank has sent a heartbeat, runs and is not busy. While it starts, its process must also be stopped (SIGSTOP).
+    They do if the rank has sent a heartbeat, runs and is not busy. While the rank starts, they do only if its process is also
+    stopped (SIGSTOP).
     """
     is_running = rank.ended_s is None and rank.alive_s is not None
     return is_running and not rank.busy and (rank.stopped or not _is_starting(rank))
@@ -333,7 +332,7 @@ def _find_late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | N
 
 
 def _find_furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report]) -> _Report | None:
-    """Return the running rank that has started the fewest collective operations, if fewer than every rank in `timed_out`.
+    """Return the running rank that has started the fewest collective operations, if every rank in `timed_out` has started more.
 
     A rank that waits in an operation is not returned. If only one rank of `others` still runs, and does not wait, return it
     however many operations it has started.

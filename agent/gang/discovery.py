@@ -128,7 +128,7 @@ def _receive_members(gang: Gang, channel: socket.socket, timeout_s: float) -> li
         channel.settimeout(max(0.001, end - time.monotonic()))  # a time-out of 0 would make recv non-blocking
         data = channel.recv(1 << 16)
         line += data
-        if not data or len(line) > MAX_BYTES:  # the other end is not a member of the gang
+        if not data or len(line) > MAX_BYTES:
             return []
         if time.monotonic() > end:
             raise TimeoutError

@@ -38,7 +38,7 @@ def dump_flight_records(work: Path, ranks: Sequence[int]) -> None:
 
 
 def _request_dump(pipe: Path) -> bool:
-    """Ask for a dump through the pipe; return False if no process has the pipe open, so that no dump will follow."""
+    """Ask for a dump through the pipe. Return False if no process reads the pipe: no dump will follow."""
     with contextlib.suppress(OSError):
         descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
         try:

@@ -3,8 +3,8 @@
 Heartbeats report the rank's progress even while its main thread waits in a collective operation.
 
 Heartbeats are datagrams, independent of the process group. They are not files, because a full or slow disk must not make a
-rank appear lost. NCCL and gloo release the GIL while they wait. So a missing heartbeat means that the process is stopped, has
-ended, gets no CPU time, or computes or waits for a device without releasing the GIL.
+rank appear lost. NCCL and gloo release the GIL while they wait. So a missing heartbeat has one of these causes: the process has
+ended, is stopped, gets no CPU time, or holds the GIL while it computes or waits for a device.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ BUSY_SHARE = 0.05
 
 
 class HeartbeatReceiver:
-    """Receives the messages of the ranks. The socket is in `directory`, which is private to the supervisor."""
+    """Receives the messages of the ranks. The socket is in `directory`, which other users cannot access."""
 
     def __init__(self, directory: Path, ranks: Mapping[int, str]) -> None:
         """`ranks`: rank -> its device, such as `gpu=3`."""

@@ -54,7 +54,7 @@ class GangMonitor:
         """How the launcher ended, the last line of its output, and when it ended. Not set if the launcher succeeded or the
         supervisor ended it."""
         self._launcher_code: int | None = None
-        """Exit code of the failed launcher; None if a fatal or terminating signal ended it, which no other host can cause."""
+        """Exit code of the failed launcher. None: a fatal or terminating signal ended it. No other host can cause that."""
         self.pids: Callable[[], Collection[int]] = tuple
         """Returns the process ids of this launch."""
         if channel:
@@ -116,8 +116,8 @@ class GangMonitor:
         """Return the ranks' states. If the launcher, or the kernel for lack of memory, ended a rank, its `why` has the reason.
 
         If the launcher exited by itself before any rank of this host failed, the launcher is the cause. The ranks that it ended
-        are then marked as failed; if none had started, the first rank is. Without this mark, a rank of another host, which only
-        lost a peer, would be named as the culprit.
+        are then marked as failed. If no rank had started, the first rank is marked. Without this mark, a rank of another host,
+        which only lost a peer, would be named as the culprit.
         """
         states = self._receiver.states()
         if self._launcher_exit and self._channel and not self.has_started() and self._failed_on_its_own():
@@ -193,8 +193,8 @@ class GangMonitor:
     def _is_settled(self, elapsed_s: float) -> bool:
         """Return whether to stop waiting for a verdict, `elapsed_s` after the launcher ended.
 
-        The wait lasts 2 * SETTLE_S. In a gang it lasts HOST_SILENT_S longer, so that a lost host is recognized, unless this host
-        names the culprit (`PeerChannel.is_decider`) and no status is overdue.
+        The wait lasts 2 * SETTLE_S. In a gang it can last HOST_SILENT_S longer, so that a lost host is recognized. This extension
+        ends as soon as no status is overdue and this host is the one that names the culprit (`PeerChannel.is_decider`).
         """
         if elapsed_s < 2 * SETTLE_S or not self._channel:
             return elapsed_s >= 2 * SETTLE_S

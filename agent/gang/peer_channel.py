@@ -37,8 +37,8 @@ class PeerChannel:
     """The connections of one supervisor to its peers. Only `poll` blocks.
 
     Raises:
-        GangError: this host is a watcher, and cannot listen on its address and port. Or only members may connect
-            (`Gang.members_only`), and the name of a member cannot be resolved.
+        GangError: this host is a watcher and cannot listen on its address and port. Or, with `Gang.members_only`, this watcher
+            cannot resolve the name of a member.
     """
 
     def __init__(self, gang: Gang) -> None:
@@ -116,7 +116,7 @@ class PeerChannel:
         self._answer_all()
 
     def is_decider(self, now: float) -> bool:
-        """Return whether this host names the culprit: true if no watcher that has precedence over it can do so.
+        """Return whether this host names the culprit. It does if no watcher with precedence can do so.
 
         The first watcher has precedence over the second, and both over the other hosts. A watcher cannot name the culprit if it
         has finished, has been silent for more than HOST_SILENT_S, or never sent a status.
@@ -139,7 +139,7 @@ class PeerChannel:
         return answered and not pending
 
     def compensate_pause(self, seconds: float) -> None:
-        """Do not count a pause of this process, of this many seconds, in the age of the statuses."""
+        """Do not count a pause of this process, `seconds` long, towards the age of the statuses."""
         self.statuses = {host: replace(status, at=status.at + seconds) for host, status in self.statuses.items()}
 
     def close(self) -> None:

@@ -15,10 +15,12 @@ class RankState:
 
     rank: int
     scope: str
-    """Device: `gpu=3`, or `cpu=0` for a rank on CPUs; empty if the rank ended, or never started, because of its launcher."""
+    """Device: `gpu=3`, or `cpu=0` for a rank on CPUs. Empty if the launcher is at fault: it ended the rank, or failed before
+    any rank started."""
     phase: str = ""
     sequence: int = 0
-    """Number of collective operations that the rank has started; every rank counts the same operations."""
+    """Number of collective operations that the rank has started. All ranks count the same operations, so that the numbers can be
+    compared."""
     grouped: bool = False
     """Whether the ranks depend on one another in this phase."""
     waiting_s: float | None = None
@@ -35,7 +37,8 @@ class RankState:
     """The process sends no heartbeats, but uses a CPU (another thread holds the GIL) or waits for a device. It does not count as
     silent."""
     failure: str = ""
-    """How a benchmark that all ranks run together, or the whole rank, failed: `timeout` or `error`; empty if neither failed."""
+    """How the rank failed: `timeout` or `error`; empty if it has not failed. A failed benchmark counts only if all ranks run it
+    together."""
     failure_age_s: float | None = None
     """Time since that failure; None without one."""
     exception: str = ""

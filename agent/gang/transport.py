@@ -22,7 +22,7 @@ BACKLOG = 128
 PROOF_S = 5.0
 """A new connection must send a valid message within this time."""
 MAX_UNPROVEN = 16
-"""Number of connections without a valid message that are allowed, in addition to one per member."""
+"""This number plus the number of members is the limit for connections without a valid message."""
 REDIAL_S = 1.0
 """Time between two attempts to connect to a member, or to listen."""
 SIOCGIFADDR = 0x8915
@@ -207,9 +207,11 @@ def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
 def own_address(gang: Gang) -> str:
     """Return this host's planned address, or the local address from which it reaches a peer.
 
-    The local address is returned if the planned address does not belong to this machine or is a loopback address. In two cases
-    the planned address is returned all the same: the planned addresses of all hosts are loopback addresses, so the hosts are on
-    one machine; or the peer's name cannot be resolved or has no route, so the local address is not known.
+    The local address is returned if the planned address does not belong to this machine or is a loopback address. There are two
+    exceptions, in which the planned address is returned:
+
+    - The planned addresses of all hosts are loopback addresses. The hosts are then on one machine.
+    - The peer cannot be resolved or has no route. The local address is then not known.
     """
     planned = gang.addresses[gang.me]
     with contextlib.suppress(OSError):

@@ -147,7 +147,7 @@ def _wait_for_rank(child: int, parent: int, sender: DatagramSender) -> int:
 
 
 def _kill(child: int, *, group_only: bool = False) -> None:
-    """Kill the process group of the rank. Unless `group_only`, also kill the rank itself: it may not have its own group yet."""
+    """Kill the process group of the rank. Unless `group_only`, also kill the rank itself, in case it has no group yet."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child, signal.SIGKILL)
     if not group_only:

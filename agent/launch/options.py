@@ -32,8 +32,8 @@ def standalone_options() -> argparse.ArgumentParser:
     group = parser.add_argument_group("without Ansible")
     group.add_argument(
         "--plan",
-        help="plan.json, or - for standard input: begin the run of this plan and take the first snapshot of this host "
-        "(default, except for run-host: continue the run in --run-dir)",
+        help="plan.json, or - for standard input: begin the run of this plan and take the first snapshot of this host. "
+        "Without this option, bench and launch continue the run in --run-dir; run-host requires it",
     )
     group.add_argument(
         "--results",
@@ -103,7 +103,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 
 def publish_results(options: argparse.Namespace, run: HostRun) -> None:
-    """If `--results` is given, copy this host's records to that directory, and the plan unless the directory has a plan."""
+    """If `--results` is given, copy this host's records to that directory. Also copy the plan if the directory has none."""
     if not options.results:
         return
     plan = RunDirectory(options.results).plan

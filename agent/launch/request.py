@@ -17,7 +17,7 @@ class LaunchRequest:
     members: tuple[str, ...]
     """Hosts that start together (a gang), in rank order. A single name means a launch on this host alone."""
     number: int = 0
-    """Number of the launch of a gang, of the cell (one measurement) of a scaling study, or of the round of a soak; 0: none."""
+    """Number of the gang launch, the soak round, or the cell (one measurement) of a scaling study; 0: none."""
     port: int = 0
     """Port of the rendezvous on the first member. The statuses use the next two ports."""
     members_only: bool = False

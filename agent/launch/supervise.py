@@ -72,7 +72,7 @@ class LaunchSpec:
     collective_timeout_s: float = 60.0
     """Time-out of the process group."""
     number: int = 0
-    """Number of the launch of a gang, of the cell (one measurement) of a scaling study, or of the round of a soak; 0: none."""
+    """Number of the gang launch, the soak round, or the cell (one measurement) of a scaling study; 0: none."""
     collectors: Sequence[Collector] = ()
     """Read before and after the launch."""
     fast_collectors: Sequence[Collector] = ()
@@ -162,7 +162,7 @@ def _collect_results(
     if culprit and culprit is not end.culprit:
         report(f"stage {spec.stage}: {culprit.text}")
     if culprit and culprit.kind == "rank_ended" and culprit.hosts == (spec.host.name,) and not end.any_rank_started:
-        ranks = []  # the launcher failed before any rank started: no part of this host is at fault
+        ranks = []  # the launcher failed before any rank started, so no device is at fault
     observations, timeline = results.observations, None
     if telemetry:
         observations = (*observations, *telemetry.observations(results.windows, observations, spec.stage))

@@ -28,8 +28,8 @@ from schemas.plans import Plan, PlannedHost
 from schemas.stages import CELL, GANG
 
 STORAGE = ("local_storage", "shared_storage")
-"""Keys of the request to the ranks, one for each kind of storage directory. A request lacks the key of a kind if the inventory
-names no directory of that kind."""
+"""Keys of the request to the ranks, one for each kind of storage directory. A key is missing if the inventory names no
+directory of that kind."""
 LOOPBACK = "lo", "127.0.0.1"
 """Interface and address for the connections between ranks in a launch on one host."""
 
@@ -62,7 +62,8 @@ def launcher_command(
         LaunchError: torch is needed and not installed, `host` has too few CPUs, or the name of the first member cannot be
             resolved.
         GangError: on this host, the address of a watcher (one of the first two members) is a loopback address, but this host's
-            own address is not (`check_addresses`); or only members may connect, and the name of one of them cannot be resolved.
+            own address is not (`check_addresses`). Or this host is the first member, only members may connect, and the name of
+            a member cannot be resolved.
     """
     stage, members = request.stage, gang.members
     uses_torch = needs_torch(stage.benchmarks)
@@ -175,9 +176,8 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
 def _gloo_interface(host: PlannedHost, gang: Gang, request: LaunchRequest) -> str:
     """Return the interface for gloo; empty if gloo chooses one itself.
 
-    If the ranks of several hosts run on CPUs and no interface is requested, return the interface of this host's `own_address`.
-    gloo itself would choose the interface of the address to which the host name resolves, which is often 127.0.1.1 because of
-    /etc/hosts.
+    If the ranks of several hosts run on CPUs, and neither the request nor GLOO_SOCKET_IFNAME names an interface, return the
+    interface of this host's `own_address`. gloo itself would resolve the host name, which /etc/hosts often maps to 127.0.1.1.
     """
     if len(gang.members) == 1:
         return LOOPBACK[0]

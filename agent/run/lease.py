@@ -1,9 +1,9 @@
 """Allow only one run of a playbook at a time on a host, with a lease: the file `lease.json` in the host's state directory.
 
-The lease names the run and its operator. The start of the run, of each stage and of each soak round on this host renews it, and
-the end of the run releases it. If nothing renews it, for example because the control node is lost, it expires. docs/resume.md
-says when another run may take the host. The lease of a `rackproof run` is in its run directory, so it does not keep other runs
-off the host.
+The lease names the run and its operator. It is renewed when the run, a stage or a soak round starts on this host, and
+released when the run ends. If nothing renews it, for example because the control node is lost, it expires. docs/resume.md says
+when another run may take the host. The lease of a `rackproof run` is in its run directory, so it does not keep other runs off
+the host.
 """
 
 from __future__ import annotations
@@ -112,7 +112,8 @@ def acquire(run_dir: Path, plan: Plan, by: Claim, *, take_over: bool = False) ->
         A message for the operator if the host was taken from another run; else an empty string.
 
     Raises:
-        HeldError: another run holds the host, and the host may not be taken from it or its supervisor does not end.
+        HeldError: another run holds the host. Either the host must not be taken from that run, or the supervisor of that run
+            does not end.
     """
     note = ""
     with exclusive(state_directory(run_dir) / LEASE, MODE) as file:
@@ -161,7 +162,7 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, only_if_held: bool = Fa
 def release(state: Path, run_id: str, nonce: str = "", *, any_run: bool = False, end: bool = False) -> str:
     """Release the host if this run holds it, or with `any_run` if any run holds it.
 
-    If another process is running as the supervisor of the holder, the host is not released, unless `end` is set.
+    Without `end`, the host is not released while the holder's supervisor is running, except if that is this process.
 
     Args:
         state: state directory of this host.
@@ -224,7 +225,7 @@ def _new_lease(plan: Plan, by: Claim, at: str) -> Lease:
 
 
 def _preempt(lease: Lease, by: Claim, take_over: bool) -> str:
-    """Return a message that says why the host may be taken from the run in `lease`; raise HeldError if it may not be taken.
+    """Return a message that says why the host may be taken from the run in `lease`; raise HeldError if this is not allowed.
 
     With `take_over`, end the supervisor of that run if it is running.
     """

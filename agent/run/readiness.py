@@ -21,7 +21,8 @@ SHM = "/dev/shm"  # noqa: S108 - no temporary file
 SHM_BYTES = 1 << 30
 """NVIDIA's NCCL guide recommends --shm-size=1g for containers. Docker's default is 64 MiB."""
 BYTES_PER_GPU, BYTES_PER_PROCESS = 4 * GIB, GIB // 2
-"""Estimated host memory per rank: on a GPU (including 1 GiB of pinned buffers and a CUDA context), and on a CPU."""
+"""Estimated host memory of a rank on a GPU and of a rank on a CPU. A rank on a GPU has a CUDA context, and pinned buffers
+(by default 2 GiB in the benchmark `host_copy`)."""
 DISK_BYTES = GIB // 4
 """Estimated disk space for records, logs and the files that the benchmark `checkpoint` saves."""
 REHEARSE = "`rackproof run --profile rehearsal` tries every stage on CPUs"
@@ -44,7 +45,8 @@ class Gpus:
     def expected(self) -> int:
         """Number of GPUs that should be tested: the higher of the counts of the PCI bus and the driver.
 
-        In a container, the number of its device nodes replaces the count of the PCI bus, which includes GPUs of other containers.
+        If a container has device nodes of GPUs, their number replaces the count of the PCI bus. The PCI bus also shows GPUs of
+        other containers.
         """
         driver = self.answering if isinstance(self.answering, int) else 0
         if self.given:
@@ -236,7 +238,7 @@ def _disk_problems(directory: Path) -> Iterator[str]:
         with tempfile.TemporaryFile(dir=directory):
             status = os.statvfs(directory)
     except OSError as error:
-        yield f"{directory}: {error.strerror or error}: give with --run-dir a directory that this user can write to"
+        yield f"{directory}: {error.strerror or error}: give a --run-dir that this user can write to"
         return
     free = status.f_bavail * status.f_frsize
     if free < DISK_BYTES:

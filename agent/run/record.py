@@ -57,7 +57,7 @@ def read_plan_text(path: str) -> str:
 
 
 def run_directory(path: str) -> Path:
-    """Return the absolute path of a run directory from the command line, because the ranks have another working directory."""
+    """Return the absolute form of a path from the command line. The ranks have another working directory."""
     return Path(path).absolute()
 
 
@@ -114,8 +114,8 @@ class HostRun:
     def path(self, gang: str = "") -> Path:
         """Return the path of a record of this host.
 
-        With `gang` (a name for the hosts of one multi-node launch), this is the record of the stages that the host runs in that
-        gang; without, the record of the stages that it runs alone.
+        A gang is the group of hosts of one multi-node launch. The host has one record for the stages of each gang. If `gang` is
+        empty, the record is that of the stages that the host runs alone.
         """
         return own_record(self.directory, gang)
 
@@ -149,10 +149,7 @@ class HostRun:
         launches: Iterable[Launch] = (),
         software: Mapping[str, str] | None = None,
     ) -> Record:
-        """Add these parts to the record, write it atomically, and return it.
-
-        If a stage runs again, its new observations replace the earlier ones, which are moved into the stage's last launch.
-        """
+        """Add these parts to the record (`merge`), write it atomically, and return it."""
         record = self.record(gang)
         known_gpus = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}
         record = replace(
@@ -175,7 +172,8 @@ class HostRun:
     ) -> Record:
         """Return the record with these parts added.
 
-        If a stage is repeated, its earlier observations move into its last launch in `record` that started ranks.
+        If a stage is repeated, its new observations replace the earlier ones. The earlier ones move into an earlier launch of the
+        stage: the last one that started ranks.
         """
         repeated = {observation.stage for observation in observations}
         repeated |= {launch.stage for launch in launches if launch.ranks}

@@ -11,7 +11,7 @@ Self = TypeVar("Self", bound="LaunchThread")
 
 
 class LaunchThread(threading.Thread):
-    """Thread for work that a driver or a disk may block, so that the supervisor is not blocked. It is a context manager.
+    """A driver or a disk that blocks this thread does not block the supervisor. The thread is a context manager.
 
     At the end of the context, `_ended` is set, and `run` must then return. The supervisor waits up to GRACE_S for that. If the
     context ends with an exception, for example because of SIGTERM, the supervisor does not wait: the sender of the signal

@@ -68,7 +68,7 @@ class PowerWave:
     high: float
     """W under load."""
     slew: float
-    """Median over the periods of the fastest rise in a period, in W/s. A rise is measured between two successive values of NVML,
+    """The fastest rise in a period, in W/s: the median of all periods. A rise is measured between two successive values of NVML,
     so the real rise may be faster."""
     update_s: float
     """Lower quartile of the times between two new values of NVML, in seconds."""
@@ -144,7 +144,7 @@ def _contrast(moments: Sequence[float], powers: Sequence[float], lag: float) -> 
 
 
 def _slew(updates: Sequence[PowerValue], begin: float, period_s: float) -> float:
-    """Return the median over the periods of the fastest rise in a period, in W/s."""
+    """Return the fastest rise in a period, in W/s: the median of all periods."""
     largest: dict[int, float] = {}
     for earlier, later in itertools.pairwise(updates):
         number = int((later.at - begin) // period_s)
@@ -163,8 +163,8 @@ def _wave(moments: Sequence[float], powers: Sequence[float]) -> str:
 class PowerLog:
     """The power values of one GPU that differ from the previous value, at most MAX_VALUES of them. A value takes 16 bytes.
 
-    When the log is full, every second of its blocks (of BLOCK values) is removed. From then on, only half as many of the new
-    blocks are kept.
+    When the log is full, every other block of BLOCK values is removed. From then on, only half as many of the new blocks are
+    kept.
     """
 
     def __init__(self) -> None:

@@ -95,7 +95,7 @@ def _metric(family: Family) -> Metric:
 
 
 def _recordable(value: Value | Absent) -> Value | Absent:
-    """Return the value, or an error if it is a number that would make the record, with all its other readings, invalid."""
+    """Return the value, or an error instead of a number that would make the whole record invalid."""
     if isinstance(value, str):
         return _text(value)
     if isinstance(value, int) and abs(value) >= 1 << 64:

@@ -54,7 +54,7 @@ class SnapshotSelector:
     def add(self, snapshot: Snapshot) -> None:
         """Keep the snapshot if it has the highest load so far, or if it shows a new alarm.
 
-        For a new alarm it is kept only if at most MAX_ALARMS snapshots are needed to show the alarms so far.
+        At most MAX_ALARMS snapshots are kept for their alarms.
         """
         if self._highest is None or _power(snapshot) >= _power(self._highest):
             self._highest = snapshot

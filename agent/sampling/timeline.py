@@ -41,7 +41,7 @@ COUNTERS = re.compile(
     r"|network\.(carrier_changes|rx_crc_errors|rx_errors|tx_errors)"
     r"|host\.(machine_checks|memory\.ecc_\w+|dimm\.\w+)|storage\.\w+\.(io|media)_errors)"
 )
-"""Pattern for the names of the counters of which each increase is an event. They count errors, not traffic or congestion."""
+"""Pattern of names of counters of errors. Each increase of such a counter is an event."""
 LOGGED = ("xid.", "sxid.", "kernel.event.")
 """Name prefixes of counters from the kernel log."""
 
@@ -142,8 +142,8 @@ class Recorder:
                 if isinstance(value, bool) or not isinstance(value, int | float):
                     continue
                 key = (metric.name, scope)
-                # A counter from the kernel log has no reading before its error first occurs. So if the first snapshot lacks the
-                # counter, its value before the snapshot in which it first appears counts as 0.
+                # A counter from the kernel log has no reading until the first error. If it appears after the first
+                # snapshot, it rose from 0.
                 default = 0.0 if metric.name.startswith(LOGGED) and self._has_counters else value
                 before = self._counters.get(key, default)
                 self._counters[key] = value

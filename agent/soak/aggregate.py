@@ -33,7 +33,7 @@ ROUNDING = 1e-4
 FIRST_LAUNCHES, LAST_LAUNCHES, FAILED_LAUNCHES = 1, 3, 16
 CHANGED_SNAPSHOTS = 8
 REBOOT_PAIRS = 8
-"""For how many reboots the record keeps the snapshot before and the snapshot after it."""
+"""Maximum number of reboots for which the record keeps the snapshots just before and just after the reboot."""
 UPTIME = "host.uptime"
 CHANGES_WITH_LOAD = ("gpu.throttle.active", "gpu.tenant", "host.cpu.governor", "gpu.performance_state")
 """First part of the names of readings that change with the load. Their changes are no reason to keep a snapshot."""
@@ -70,7 +70,8 @@ def aggregate_rounds(
             recorder.add_value(at_s, observation.name, observation.scope, observation.unit, float(value), params)
             has_series = recorder.series(observation.name, observation.scope, params) is not None
             if old is None and not has_series and not counts_wrong_results(observation.name):
-                # Replace the statistics of the repetitions within this round: `_samples_with_one_more` needs one value per round.
+                # The recorder has no room for this series, so `_samples_with_one_more` will compute the statistics. It needs one
+                # value per round, not the repetitions within this round.
                 observation = replace(observation, samples=_one_round(float(value)))
         if counts_wrong_results(observation.name) and old is not None and MEASURED in (old.status, observation.status):
             # A count that is not 0 is a fault. It is kept even if the count could not be measured in another round.
@@ -204,7 +205,7 @@ def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
 
 
 def _rebooted(earlier: Snapshot, later: Snapshot) -> bool:
-    """Return whether the host was rebooted between two snapshots, because its uptime fell."""
+    """Return whether the uptime of the host fell between two snapshots, which shows a reboot."""
     before, after = (
         [value for metric in snapshot.metrics if metric.name == UPTIME for value in metric.values.values()]
         for snapshot in (earlier, later)
@@ -226,9 +227,10 @@ def _differs(earlier: Snapshot, later: Snapshot) -> bool:
 
 
 def _changed(before: Metric, after: Metric) -> bool:
-    """Return whether a flag or a text of the metric changed, its counter fell, or a value is missing for other parts than before.
+    """Return whether the metric changed between two snapshots.
 
-    Changes of numbers that are not counters are ignored.
+    A flag or a text changed if it is different. A counter changed only if it fell. Changes of other numbers are ignored. Any
+    metric changed if the parts without a value are not the same as before.
     """
     if before.absent.keys() != after.absent.keys():
         return True

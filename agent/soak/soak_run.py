@@ -173,7 +173,8 @@ class SoakRun(HostRun):
         observations = read_results(work, range(len(self.host.devices))).observations
         valid = [observation for observation in observations if _is_valid_despite_interruption(observation)]
         with self._lock:
-            if not 0 < number <= self._state.rounds:  # otherwise the checkpoint has counted this round already
+            # The checkpoint may have counted this round already.
+            if not 0 < number <= self._state.rounds:
                 self._state = replace(self._state, cut=self._state.cut + 1)
         self.recorder.add_event(self.at_s(), "soak.cut", "host", "the supervisor ended during the round")
         self.append(observations=valid)
@@ -204,7 +205,7 @@ class SoakRun(HostRun):
         (work.parent / ROUND_FILE).unlink(missing_ok=True)
 
     def reopen(self) -> None:
-        """Record that the soak has not ended, so that it can continue. Rounds that failed still count."""
+        """Record that the soak has not ended, so that it can continue. The number of failed rounds is kept."""
         with self._lock:
             self._state = replace(self._state, ended="", reason="", ended_by="")
         self.append()

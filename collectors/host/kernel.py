@@ -85,7 +85,7 @@ def options(files: Files) -> Iterable[Family]:
 
 
 def boot(files: Files) -> Iterable[Family]:
-    """Yield the ID of this boot. Hosts of a run with the same ID, such as containers, are judged as one machine."""
+    """Yield the ID of this boot. The judge treats hosts with the same ID as one machine."""
     identity = files.read("proc/sys/kernel/random/boot_id", nonempty)
     text = (
         "Random ID of this boot, usually the same for containers of one machine and different for its virtual machines"

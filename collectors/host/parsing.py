@@ -47,7 +47,7 @@ def meminfo(text: str, key: str) -> int:
 
 
 def optional_meminfo(text: str, key: str) -> int:
-    """Return the value of a line of /proc/meminfo, or of a NUMA node's `meminfo`, that only some kernels write.
+    """Return the value of an optional line of /proc/meminfo or of a NUMA node's `meminfo`.
 
     The value is in bytes, or a count if the line has no unit. Raises MissingError if the line is missing.
     """

@@ -54,9 +54,8 @@ def open_nvml(root: Path = _ROOT) -> None:
 def _why_not_opened(error: nvml.NVMLError, root: Path) -> Absent:
     """Return why NVML cannot be opened.
 
-    NVML's own error names neither a damaged library nor a device file that is missing or that this process may not open. For
-    these causes the result is NotOpened, because the host may have GPUs. For any other cause, such as a host without a driver,
-    the result is a plain Absent.
+    The result is NotOpened if the library is damaged, or if /dev/nvidiactl is missing or access to it is denied. NVML's own error
+    does not name these causes. For any other cause, such as a host without a driver, the result is a plain Absent.
     """
     absent = translate(error)
     why = _why_not_loaded() if error.value == nvml.NVML_ERROR_LIBRARY_NOT_FOUND else _why_denied(root)
@@ -126,7 +125,7 @@ def try_read(get: Callable[[], Any]) -> Any:
     except nvml.NVMLError as error:
         return translate(error)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        # A part with a damaged InfoROM can return bytes that pynvml cannot decode, and versions of pynvml differ in their
+        # A GPU with a damaged InfoROM can return bytes that pynvml cannot decode, and versions of pynvml differ in their
         # signatures. In both cases only this reading is lost.
         return Absent.error(f"NVML: {error}")
 

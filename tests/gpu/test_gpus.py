@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from agent.benchmarks.links.rdma_ports import _nvml_gpus
 from agent.exporter.exporter import serve
 from agent.sampling.snapshot import take_snapshot
 from collectors.table import build_collectors
@@ -25,6 +26,7 @@ from schemas.benchmarks import DIGEST_WORKLOADS
 from schemas.decode import record_from_json
 from schemas.plans import Plan
 from schemas.records import MEASURED, UNSUPPORTED, Observation, Record, to_json
+from schemas.scopes import pci_address
 from tests import builders
 
 pytestmark = pytest.mark.gpu
@@ -49,6 +51,11 @@ def test_snapshot_has_every_gpu_and_lacks_only_unsupported_readings(count: int) 
 def url() -> Iterator[str]:
     with serve(build_collectors(), "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.port}/metrics"
+
+
+def test_gpus_found_without_nvml_are_in_the_order_of_nvml() -> None:
+    _, gpus = take_snapshot(build_collectors(), stage="test", phase="before")
+    assert _nvml_gpus(Path("/")) == [pci_address(gpu.pci_bus_id) for gpu in gpus]
 
 
 def test_scrape_has_the_power_of_every_gpu(count: int, url: str) -> None:

@@ -28,10 +28,10 @@ from schemas.records import ERROR, SKIPPED
 UNITS = {"algbw": "B/s", "busbw": "B/s", "latency": "s", "wrong_elements": "1"}
 SPAN_S = 0.02
 """Seconds in a timed span on GPUs. A span covers several operations, because the CUDA events at its ends cost about 40 µs
-(measured, 4 H200). nccl-tests also times 20 operations together."""
+(measured, 4 H200)."""
 CPU_SPAN_S = 1e-4
-"""Seconds in a timed span on CPUs. It is short, because reading the clock costs only 0.1 µs, and a longer span would take
-seconds if ranks share CPUs."""
+"""Seconds in a timed span on CPUs. A short span is precise enough, because reading the clock costs only 0.1 µs. If ranks
+share CPUs, each operation waits until every rank has had a CPU, so a long span would take seconds."""
 GRAPH_CALLS = 100
 """Operations in one CUDA graph."""
 BUFFER_PAIRS = 12
@@ -167,7 +167,7 @@ def _allocate(context: Context, case: Case, communicator: Communicator | None) -
 def _allocate_more(context: Context, case: Case, communicator: Communicator | None) -> list[CollectiveBuffers]:
     """Return more pairs of buffers for a large operation on GPUs, at most BUFFER_PAIRS - 1; none for any other operation.
 
-    All ranks get the same number of pairs: as many as fit into MEMORY_SHARE of the free memory of the GPU with the least.
+    All ranks get the same number of pairs. They must fit into MEMORY_SHARE of the free memory of every GPU.
     """
     if context.device.type != "cuda" or case.size < LARGE_BYTES:
         return []
@@ -245,7 +245,7 @@ def _find_nccl_choices(
 
 
 def all_transports(context: Context, transport: str, key: str) -> str:
-    """Return the transports of all ranks, because the log of a rank shows only the transport of this rank.
+    """Return the transports of all ranks, joined with `+`. Each rank knows only its own `transport`, from its log.
 
     The ranks exchange their transports in the store of the launch under `key`. If only the logs of some ranks state a
     transport, the transport of the other ranks is `unknown`. If no log states one, the result is empty.

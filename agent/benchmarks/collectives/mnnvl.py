@@ -32,7 +32,7 @@ POLL_S = 0.05
 END_S = 5.0
 """Time to wait for a killed process to end."""
 MAX_OUTPUT = 1 << 20
-"""Of a log, the last MAX_OUTPUT characters are used; of the output of a process, the first MAX_OUTPUT bytes."""
+"""Only the last MAX_OUTPUT characters of a log and the first MAX_OUTPUT bytes of a process's output are used."""
 Results = list[dict[str, Any]]
 
 

@@ -50,9 +50,9 @@ def _term(rank: int, n: int) -> int:
 
 
 def _terms(n: int) -> int:
-    """Return the number of different terms with which all sums of `n` ranks stay below EXACT.
+    """Return the number of different terms. It is small enough that every sum over `n` ranks stays below EXACT.
 
-    For up to 2 800 ranks it is at least `n`, so each rank has a different term.
+    With up to 2 800 ranks, each rank has a different term.
     """
     return max(1, (EXACT // n - PERIOD) // 2)
 

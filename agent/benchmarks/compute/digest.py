@@ -2,8 +2,8 @@
 
 The computations find a GPU that computes or copies wrongly without reporting an error (silent data corruption). Many such GPUs
 fail only when hot, so the computations are repeated with all GPUs busy. Each result is compared, on the device, with the
-first result (the result of a copy, however, with the copied data). A digest (a checksum of 64 bits) stands for each result. The
-control node compares the digests of the first results of all GPUs with equal model and software.
+first result. The result of a copy is compared with the copied data instead. A digest (a checksum of 64 bits) stands for each
+result. The control node compares the digests of the first results of all GPUs with equal model and software.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The seeded computations of `digest`: each exercises a different part of a GPU and gives the same bits every time.
 
 Inputs are generated on the CPU, so that all GPUs get the same ones; only `rng` generates numbers on the device. The kernels are
-deterministic: one stream (cuBLAS is deterministic on one), cuDNN restricted to deterministic algorithms, a stable sort, prefix
+deterministic: one stream (as cuBLAS requires), cuDNN restricted to deterministic algorithms, a stable sort, prefix
 sums of whole numbers only (torch's prefix sums add floating-point numbers in varying order), and no backward pass of attention
 (its fast kernels also add in varying order). Different GPU models and software versions may choose other kernels, so
 results are compared only between GPUs of the same model with the same software.

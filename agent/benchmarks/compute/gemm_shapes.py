@@ -24,7 +24,8 @@ wrong element in such a row could remain undetected."""
 TOLERANCE_FACTOR = 2
 """Tolerated error of a checksum, as a multiple of `gemm.TOLERANCE`. It is above 1, because the largest of many errors grows with
 their number. A product here has up to 15 million checksums (8192 rows × 28672 columns / GROUP); a product in `gemm` has 33 000
-(8192 rows × 4). The largest of 33 000 normally distributed errors is typically 4.3 standard deviations, of 15 million 5.5.
+(8192 rows × 4). The largest of 33 000 normally distributed errors is typically 4.3 standard deviations. The largest of 15 million
+is 5.5.
 
 For bf16 the tolerated error is 4 % of the root mean square of the checksums. That is far more than rounding can cause: each
 element is rounded by at most 2⁻⁸ of its value. If the elements of a group have average magnitude, rounding changes their checksum

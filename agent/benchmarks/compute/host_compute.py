@@ -1,8 +1,8 @@
 """Matrix products in fp64 on all cores of the host at once: rate, wrong elements, and the clock frequency of the processors.
 
-The factors are whole numbers so small that every partial sum is exact in fp64. So a product has only one right result, in
-whatever order its sums are computed, and by whatever library. Every element of every product is compared with that result,
-except in the first product of each thread, which only warms up.
+The factors are whole numbers so small that every partial sum is exact in fp64. So the right result of a product does not depend
+on the order of the additions. Every element of every product is compared with that result, except in the first product of each
+thread, which only warms up.
 """
 
 from __future__ import annotations

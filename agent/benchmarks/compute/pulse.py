@@ -40,8 +40,8 @@ DEPTH = 2
 SPIN_S = 0.001
 """The host does not sleep in the last SPIN_S seconds before a period begins or the wave ends: a sleep may last too long."""
 TURN_S = 0.01
-"""While the GPUs are loaded one after the other: seconds from the end of a GPU's pause (IDLE_S) to its first period. The waiting
-ranks check at the same interval whether the turn of that GPU has ended."""
+"""Seconds from the pause (IDLE_S) to the first period of a GPU that is loaded alone. The waiting ranks check at this interval
+whether its turn has ended."""
 IDLE_S = 0.2
 """Pause before the first period of each wave, so that the GPU is idle before this period as it is before the later ones."""
 

@@ -97,7 +97,7 @@ def _time_products(
     wrong.known += int(count_wrong_rows() > 0)
     count = max(1, int(min(BLOCK_S, duration / 10) / min(context.time(multiply, 3))))
     context.host_barrier(dtype)  # all at once: the GPUs share power supply and cooling
-    devices = len(context.present_ranks())  # counted now, because other ranks may finish earlier
+    devices = len(context.present_ranks())  # counted at the start: at the end, some may have left
     settled = time.monotonic() + settings["settle_seconds"]
     deadline = settled + duration
     begin = 0.0

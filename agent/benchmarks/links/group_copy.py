@@ -26,7 +26,7 @@ LARGEST = 1 << 24
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report `group_copy.bandwidth` of each pattern in B/s, the sum over all copies, and `group_copy.wrong_bytes` of each pair.
+    """Report `group_copy.bandwidth` (B/s, the sum over all copies) for each pattern, and `group_copy.wrong_bytes` for each pair.
 
     - `one_to_all`: this GPU writes to all others; `all_to_one`: all others write to this GPU.
     - `by_kernel`: a kernel on this GPU writes to the memory of the next GPU. torch has no copy kernel between GPUs for
@@ -125,9 +125,9 @@ def _copy(
 def _time_together(
     context: Context, starts: Sequence[Callable[[], torch.cuda.Event]], devices: Sequence[torch.device]
 ) -> list[float]:
-    """Return SPANS times in seconds, measured with the host's clock: one copy to or from each peer, all peers at once.
+    """Time SPANS spans with the host's clock; return the seconds of each span, divided by COPIES.
 
-    Each time is the mean of COPIES copies.
+    In a span, COPIES copies are made to or from each peer, all peers at once.
     """
     seconds = []
     for _ in range(1 + SPANS):

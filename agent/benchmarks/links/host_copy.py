@@ -151,8 +151,8 @@ def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, i
     `unknown` if the GPU's node is unknown and the process may run on the CPUs of several nodes; otherwise it is `local`.
 
     The GPU's node is None if the host does not report it. The other node is None if the GPU's node is None, or if the process
-    may run only on the CPUs of one node. It is also None if the process may not run on the CPUs of the GPU's node: copies with
-    memory on another node are judged only relative to copies with memory on the GPU's node, and these are then missing.
+    may run only on the CPUs of one node. It is also None if the process may not run on the CPUs of the GPU's node. The
+    copies with memory on the GPU's node are then missing, so copies with memory on another node could not be judged against them.
     """
     properties = torch.cuda.get_device_properties(device)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))

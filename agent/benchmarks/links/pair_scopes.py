@@ -1,6 +1,6 @@
 """The pairs of hosts that the benchmark `pairs` measures.
 
-This module does not import torch, so that a rank without torch can report for each of its pairs why it is not measured.
+This module does not import torch, so that a rank without torch can report why its pairs are not measured.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def expected_scopes(context: RankContext, settings: Mapping[str, Any]) -> list[s
 
 
 def host_names(context: RankContext) -> tuple[list[str], list[str]]:
-    """Return the hosts that are planned for the multi-node launch, and those that take part in it, in the order of their ranks.
+    """Return two lists: the hosts that are planned for the multi-node launch, and the hosts that take part in it.
 
-    Without a supervisor, which writes the request, both lists are empty.
+    The second list is in the order of the hosts' ranks. The supervisor writes both lists to `request.json`. Without
+    this file they are empty.
     """
     request = read_request(context)
     members = list(request.get("members", []))

@@ -79,7 +79,7 @@ class RankLayout:
         nodes = [node for node, _ in self._ranks]
         self.hosts = max(nodes) + 1
         self.rails = min(nodes.count(node) for node in set(nodes))
-        """Number of ranks on the host that has the fewest. Ranks of other hosts whose local rank is not below it take no part."""
+        """Number of ranks on the host with the fewest ranks. A rank takes part only if its local rank is below this number."""
 
     def rank(self, node: int, local_rank: int) -> int:
         """Return the rank with this host number and local rank. Raises KeyError if there is none."""
@@ -97,8 +97,8 @@ def _play_rounds(context: Context, settings: Mapping[str, Any], layout: RankLayo
         other = gang[index] if index is not None else ""
         context.set_phase(f"pairs round {count} of {len(rounds)}: {f'with {other}' if other else 'without a partner'}")
         transport.barrier()
-        # Ranks without a partner enter this block too: it counts collectives, and a rank with a lower count than the others
-        # would be taken for the rank for which they wait.
+        # Ranks without a partner enter this block too, because it counts a collective operation. A rank that had counted fewer
+        # than the others would be reported as the rank for which the others wait.
         with context.heartbeat.in_collective():
             if other in members and context.local_rank < layout.rails:
                 peer = layout.rank(members.index(other), context.local_rank)
@@ -230,7 +230,7 @@ class PairTransport(Protocol):
 
 
 class GlooTransport:
-    """Exchanges data through torch.distributed with gloo. A rehearsal uses it, because it has no GPUs."""
+    """Exchanges data through torch.distributed with gloo, for rehearsals, which have no GPUs."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -258,10 +258,7 @@ class GlooTransport:
 
 
 class NcclTransport:
-    """Exchanges data through an NCCL communicator of its own, not through the process group.
-
-    So operations that hang can be aborted.
-    """
+    """Exchanges data through an NCCL communicator of its own, so that operations that hang can be aborted."""
 
     def __init__(self, context: Context) -> None:
         self._context = context

@@ -126,7 +126,9 @@ class PerftestRun:
     """The process of one side of a test, the server or the client."""
 
     def __init__(self, command: Sequence[str], cpus: Iterable[int] = ()) -> None:
-        """Start the command on those of `cpus` that this process may use; if it may use none of them, on any that it may use.
+        """Start the command, and restrict it to the processors `cpus`.
+
+        Processors that this process may not use are left out. If none is left, the command is not restricted.
 
         Raises:
             OSError: the command could not be started.

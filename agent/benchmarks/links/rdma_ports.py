@@ -1,13 +1,14 @@
 """Read from /sys the RDMA ports of this host.
 
-The fabric is the network that connects the GPU hosts. The functions select the ports of the fabric, the port of the partner host
-with which a port is measured, and the GPU nearest to a port.
+The fabric is the network that connects the GPU hosts. Between hosts, each port is measured with one port of a partner host.
+The functions select the ports of the fabric, the partner's port, and the GPU nearest to a port.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
+import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,8 +20,8 @@ INFINIBAND, ROCE = "InfiniBand", "Ethernet"
 CHANNEL_ADAPTER = "1: CA"
 """`node_type` of an adapter whose queue pairs perftest can connect; an adapter for iWARP or EFA has another type."""
 LEAST_SHARE = 0.5
-"""A port whose rate is less than this share of the fastest port's rate is not a port of the fabric. The fastest port is the
-fastest InfiniBand port of the host; if the host has no InfiniBand, its fastest port."""
+"""A port whose rate is less than this share of the fastest port's rate is not a port of the fabric. If the host has InfiniBand
+ports, the fastest of these is the fastest port."""
 _NAME = re.compile(r"[\w.-]{1,64}")
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 _IPV4, _LINK_LOCAL = "0000:0000:0000:0000:0000:ffff:", "fe80:"
@@ -33,8 +34,9 @@ class RdmaPort:
     hca: str
     number: int
     slot: str
-    """PCI address of the adapter, and number of the port: `0000:16:00.0/1`. For a software adapter, the name of its network
-    interface replaces the address; if it has no interface, the name of the adapter does. Hosts of one type have equal slots."""
+    """PCI address of the adapter, and number of the port: `0000:16:00.0/1`. A software adapter has no PCI address:
+    the name of its network interface is used, or the name of the adapter if there is no interface. Hosts of one type have equal
+    slots."""
     rail: int
     """Index of the port in the list of this host's ports. Ports with `can_connect` come first; the order is otherwise by slot."""
     link_layer: str
@@ -225,14 +227,28 @@ def nearest_gpu(port: RdmaPort, devices: Sequence[int], root: Path = Path("/")) 
 
     Args:
         port: a port of the adapter.
-        devices: NVML indices of the GPUs under test. NVML numbers the GPUs of the host in the order of their PCI addresses.
+        devices: NVML indices of the GPUs under test.
     """
-    paths = [
-        _pci_path(path)
-        for path in sorted((root / "sys/bus/pci/devices").glob("*"))
-        if _text(path / "vendor") == "0x10de" and _text(path / "class")[:6] in ("0x0300", "0x0302")
-    ]
-    tested = [paths[index] for index in devices if index < len(paths)]
+    gpus = [_pci_path(root / "sys/bus/pci/devices" / address) for address in _nvml_gpus(root)]
+    tested = [gpus[index] for index in devices if index < len(gpus)]
     own = port.pci_path.split("/")
     shared = [sum(1 for _ in takewhile(bool, map(operator.eq, own, path.split("/")))) for path in tested]
     return tested[shared.index(max(shared))].rpartition("/")[2] if tested else ""
+
+
+def _nvml_gpus(root: Path) -> list[str]:
+    """Return the PCI addresses of the GPUs that NVML lists, in the order of its indices, which is that of the addresses.
+
+    NVML lists the GPUs that NVIDIA's driver uses and whose device node this process can open. So a GPU of a virtual machine, or
+    of another container or job, has no index.
+    """
+    gpus = []
+    for path in sorted((root / "proc/driver/nvidia/gpus").glob("*/information")):
+        with contextlib.suppress(OSError):
+            minor = re.search(
+                r"^Device Minor:\s*(\d+)", path.read_text(encoding="ascii", errors="replace"), re.MULTILINE
+            )
+            if minor:
+                os.close(os.open(root / f"dev/nvidia{minor[1]}", os.O_RDWR | os.O_CLOEXEC))
+                gpus.append(path.parent.name)
+    return gpus

@@ -1,10 +1,11 @@
 """Bandwidth, latency and message rate of every RDMA port, measured by perftest, without NCCL.
 
 On one host (stage `benchmark`) each port sends to itself. In a gang (the hosts of one multi-node launch), hosts are paired by a
-round-robin tournament (schemas/tournament.py), and each port exchanges data with the partner's port of the same rail: the port
-in the same PCI slot, or, if the hosts have no slot in common, the port at the same position in the list of ports. One rank of
-each host runs the tests; the other ranks wait. Hosts coordinate through the key-value store of the launch, not through the
-process group, so a fabric on which NCCL cannot work is measured too.
+round-robin tournament (schemas/tournament.py), and each port exchanges data with the partner's port of the same rail. This is the
+port in the same PCI slot. If the hosts have no slot in common, it is the port at the same position in the list of ports.
+
+One rank of each host runs the tests; the other ranks wait. Hosts coordinate through the key-value store of the launch, not
+through the process group, so a fabric on which NCCL cannot work is measured too.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ class PairOfHosts:
         self._failed: dict[str, str] = {}
         """Slot of this host -> why the rail of this slot failed in this round."""
         self._lacking: set[str] = set()
-        """Slots of this host with which it cannot run tests that use GPU memory."""
+        """Slots of this host's ports on which a test with GPU memory could not be started."""
 
     def measure(
         self,
@@ -154,7 +154,9 @@ class PairOfHosts:
         gang: Sequence[str],
         count: int,
     ) -> None:
-        """Run every test of the round. Report figures of the tests in which this host is the client, and of tests `both_ways`.
+        """Run every test of the round.
+
+        Report the figures of each test in which this host is the client, or whose direction is `both_ways`.
 
         Args:
             settings: the benchmark's settings.
@@ -277,8 +279,8 @@ class PairOfHosts:
     def _agree(self, run: PairRun, rails: Rails, key: str, problems: dict[str, str], is_client: bool) -> None:
         """Exchange with the partner which rails failed, so that both hosts leave out the same rails.
 
-        If this host is the client, report why there is no figure for each rail whose test failed on this host. For each other
-        rail the client has already reported a figure, even if the test failed on the partner.
+        If this host is the client, also report the reason for each figure that it could not measure. If the test failed only on
+        the server, the client has already reported its figure.
         """
         self._store.post(f"{key}/end", {port.slot: problems[port.slot] for port, _ in rails if port.slot in problems})
         answers = self._store.wait(f"{key}/end", self._other, run.test.limit_s + LISTEN_S)

@@ -35,8 +35,8 @@ MOVED = {"copy": 2, "triad": 3}
 ARRAYS, ELEMENT_BYTES, LINE_BYTES = 3, 8, 64
 CACHE_FACTOR, MOST_FACTOR = 4, 4
 """STREAM's rule: the target arrays of all threads of a node are together at least CACHE_FACTOR times as large as the node's
-last-level caches. But no array is larger than MOST_FACTOR times the setting `size_bytes`, because a virtual machine with few
-cores may see the cache of the whole processor."""
+last-level caches. But no array is larger than MOST_FACTOR times the setting `size_bytes`. Otherwise the arrays would be huge in
+a virtual machine that has few cores but sees the cache of the whole processor."""
 MEMORY_SHARE = 0.25
 """Largest share of the free memory that all arrays together may take."""
 LEAST_BYTES = 1 << 16

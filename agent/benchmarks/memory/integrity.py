@@ -79,7 +79,10 @@ def free_bytes(device: torch.device) -> int:
 
 
 def _allocate(wanted: int, device: torch.device) -> Iterator[torch.Tensor]:
-    """Yield chunks of `wanted` bytes in total, or as much as can be allocated. Raises RuntimeError if that is nothing."""
+    """Yield chunks of `wanted` bytes in total, or of as many bytes as can be allocated.
+
+    Raises RuntimeError if no chunk can be allocated.
+    """
     count, words, allocated = CHUNK, max(1, wanted // 8), 0
     while words > 0 and count >= 1 << 16:
         try:

@@ -13,7 +13,7 @@ from schemas.records import ERROR
 
 FACTOR = 3.0
 LARGEST = 1 << 20
-"""The random elements are whole numbers below LARGEST. So all results are whole numbers below 2²², which fp32 has exactly."""
+"""The random elements are whole numbers below LARGEST. So all results are whole numbers below 2²², which are exact in fp32."""
 CHECKED = 1 << 26
 """Number of elements that are compared at once. This limits the temporary memory of the comparison."""
 SPAN_S = 0.02

@@ -1,7 +1,7 @@
 """Device memory that a test has allocated: write it, and compare it with what was written.
 
-Both are done part by part. A part is the words of one allocation; a large allocation is split into parts of as many words as one
-comparison can check.
+One comparison can check only a limited number of words. So the memory is written and compared part by part. A part is one
+allocation, or a piece of a large allocation.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class MemoryUnderTest:
     """The allocated chunks of a device's memory, as int64 words."""
 
     def __init__(self, chunks: Sequence[torch.Tensor], part_words: int) -> None:
-        """Allocate memory for the expected words of one part: `part_words` words, or the size of the largest chunk if less."""
+        """Allocate memory for the expected words of one part. A part has at most `part_words` words."""
         self.chunks = chunks
         self.bytes = sum(chunk.numel() for chunk in chunks) * 8
         largest = max(chunk.numel() for chunk in chunks)

@@ -73,9 +73,10 @@ def invert_stripes(words: torch.Tensor, address: int, *, width: int, phase: int)
 
 
 def _stripes(words: torch.Tensor, address: int, width: int, phase: int) -> Iterator[torch.Tensor]:
-    """Yield the words of every second stripe, those whose number (`address` // `width`) is `phase` modulo 2.
+    """Yield the words of every second stripe: the even stripes if `phase` is 0, the odd ones if it is 1.
 
-    First yield the words in whole pairs of stripes, then those before and those after the whole pairs.
+    The number of a stripe is the address of its first word, divided by 8 and by `width`. First yield the words in whole pairs of
+    stripes, then those before and those after the whole pairs.
     """
     pair = 2 * width
     head = min(words.numel(), -address % pair)

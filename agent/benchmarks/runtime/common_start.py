@@ -36,8 +36,8 @@ WAIT_S = 0.002
 TURN_S = 0.1
 """Seconds that the leading host waits for the next question of one host before it answers another host."""
 LOCAL_WAITS = 3
-"""How many time-outs a rank waits for local rank 0 of its host. Local rank 0 may itself wait for the answers of the leading host,
-and then for the start, which the leading host publishes only after it has waited for the other hosts."""
+"""How many time-outs a rank waits for local rank 0 of its host. Local rank 0 may itself wait for three time-outs: one at the
+barrier of the host, one for the answers of the leading host, and one for the start."""
 
 
 class NoStartError(RuntimeError):
@@ -152,7 +152,7 @@ class CommonStart:
     def _await_start(self, name: str, leader: int) -> dict[str, Any]:
         """Wait for the decision that the leading host publishes, and return it."""
         context = self._context
-        # One MARGIN_S later than the deadline in `answer_hosts`, until which the leading host may wait for other hosts.
+        # The leading host may itself wait for other hosts: up to `timeout_s` + MARGIN_S (see `answer_hosts`).
         deadline = time.monotonic() + context.timeout_s + 2 * MARGIN_S
         _wait_for(context, f"{name}/start", leader, self._members[leader], deadline, WAIT_S)
         return dict(json.loads(context.store.get(f"{name}/start").decode()))
@@ -218,9 +218,9 @@ def answer_hosts(context: RankContext, name: str, hosts: Iterable[int], clock: C
 
 
 def _answer(context: RankContext, key: str, number: int, clock: Clock) -> int:
-    """If a host has asked for the time, answer it, and each further question of this host within TURN_S of the last answer.
+    """Answer the next question of one host, if it has come, and each further one that comes within TURN_S of the last answer.
 
-    Other hosts get no answer meanwhile, so that the answers to this host are fast.
+    Other hosts get no answer meanwhile, so that the answers are fast.
 
     Args:
         context: the context of this rank.

@@ -59,7 +59,7 @@ def pin_to_cpus(cpus: int, local_rank: int) -> None:
     would share that core.
 
     Raises:
-        ValueError: this process may use too few processors. If it ran on fewer than `cpus`, the record would be wrong.
+        ValueError: fewer than `cpus` processors are left for this rank.
     """
     available = sorted(os.sched_getaffinity(0))
     selected = select_cpus(available, cpus, local_rank)

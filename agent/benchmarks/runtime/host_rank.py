@@ -1,7 +1,7 @@
 """For benchmarks that only one rank of each host runs: let the other ranks wait, and read the request.
 
-The request lists the benchmarks with their settings, and the directories. The supervisor, which is the process that launches the
-ranks of a host, writes it.
+The supervisor, which is the process that launches the ranks of a host, writes the request. The request has the benchmarks, their
+settings and, for storage benchmarks, the directories to measure.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ class _UniqueId(ctypes.Structure):
 
 
 def load_library() -> ctypes.CDLL:
-    """Return libnccl.so.2, the library of torch unless torch links NCCL statically. Raises OSError if it cannot be loaded."""
+    """Return libnccl.so.2; torch uses it too, unless torch links NCCL statically. Raises OSError if it cannot be loaded."""
     library = ctypes.CDLL("libnccl.so.2")
     library.ncclGetErrorString.restype = ctypes.c_char_p
     if hasattr(library, "ncclGetLastError"):  # 2.13 and later
@@ -131,7 +131,7 @@ class Communicator:
     def operation(self, op: str, send_tensor: torch.Tensor, receive_tensor: torch.Tensor) -> Call:
         """Return a function that starts the operation on these fp32 tensors; the root is rank 0.
 
-        NCCL then uses the CUDA stream that is current now, when `operation` is called.
+        The function uses the CUDA stream that is current when `operation` is called.
 
         All C arguments are created in advance: creating five of them takes 8 µs, as long as NCCL needs for a small message.
         """

@@ -107,7 +107,7 @@ class RankContext:
 
     @property
     def progress_due(self) -> bool:
-        """Whether this rank must now call `report_progress`: it is the reporting rank, and last called it over SAVE_S ago."""
+        """Whether this is the reporting rank, and its last call of `report_progress` was more than SAVE_S seconds ago."""
         return self.is_reporting_rank and time.monotonic() - self._reported > SAVE_S
 
     def report_progress(self, figures: Mapping[str, tuple[float, str]], **params: Any) -> None:

@@ -17,8 +17,8 @@ from agent.sampling.statistics import SampleSeries, interval
 Work = Callable[[], object]
 
 SPAN_S = 1e-3
-"""Default length in seconds of a timed span, which is one call or several calls in sequence: 2000 times the resolution of CUDA
-events (0.5 µs)."""
+"""Default length in seconds of a timed span: 2000 times the resolution of CUDA events (0.5 µs). A span is one call, or several
+calls in sequence."""
 MAX_CALLS = 50
 """Maximum number of calls in one timed span."""
 BLOCK = 6
@@ -192,7 +192,9 @@ class Timing:
 
 
 def _next_block(works: Sequence[Work], start: int) -> list[Work]:
-    """Return the callable of each span in one block. Span number i (from 0) of all blocks calls `works[i % len(works)]`.
+    """Return the callable of each span in one block.
+
+    The spans of all blocks are numbered in sequence, from 0. Span i calls `works[i % len(works)]`.
 
     Args:
         start: number of the first span in the block.

@@ -23,7 +23,7 @@ MOST_DISPUTED = 16
 """Maximum number of wrong shards of one owner that a host reports. Only reported shards are read again."""
 
 Readings = dict[tuple[str, int], dict[str, tuple[int, int]]]
-"""Owner and number of a shard -> host that read wrong bytes in it -> their number, and offset of the first one."""
+"""Owner and number of a shard -> host that read wrong bytes in it -> number of wrong bytes, and offset of the first one."""
 
 
 class CheckpointShards:

@@ -29,7 +29,7 @@ class Ended:
     stdout: str
     stderr: str
     at: float = 0.0
-    """`time.monotonic()` when this process noticed that the child had ended, or killed or abandoned it."""
+    """`time.monotonic()` when this process stopped waiting for the child."""
 
 
 def run_children(

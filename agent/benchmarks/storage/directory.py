@@ -92,7 +92,7 @@ def _remove_leftovers(directory: str, now: float) -> None:
 
     Args:
         directory: the directory.
-        now: the time by the file system's clock. This host's clock may be ahead, so that directories in use look old.
+        now: the time by the file system's clock. By the clock of a host that is ahead, directories in use would look old.
     """
     with contextlib.suppress(OSError), os.scandir(directory) as entries:
         for entry in entries:
@@ -106,7 +106,7 @@ def _remove_leftovers(directory: str, now: float) -> None:
 def mount_of(mountinfo: str, directory: str) -> tuple[str, str]:
     """Return type and source of the mount that contains the directory.
 
-    Of several mounts on one path, the last counts.
+    If several mounts are on one path, the last one is used.
 
     Args:
         mountinfo: content of `/proc/self/mountinfo`, see proc(5).
@@ -168,7 +168,7 @@ def disks_of(number: int, source: str, root: Path = Path("/")) -> tuple[str, str
 def main(action: str, directory: str, *names: str) -> None:
     """Run the action and print its answer as JSON; `{"problem": …}` after an error.
 
-    The answer is what the function `prepare` returns; for `see`, `{"seen": [NAME, …]}`; for `remove`, `{}`.
+    The answer of `prepare` is what that function returns; of `see`, `{"seen": [NAME, …]}`; of `remove`, `{}`.
     """
     try:
         if action == "remove":

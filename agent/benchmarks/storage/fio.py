@@ -1,7 +1,7 @@
 """Build the commands of fio, and parse its output.
 
-fio's exit code and the field `error` of its JSON do not suffice to detect wrong blocks: unless `verify_fatal` is set, fio 3.33
-and 3.42 exit with code 0 after a read pass that found wrong blocks. Other lines may precede the JSON in fio's output.
+Passes that verify what they read set `verify_fatal`: without it, fio 3.33 and 3.42 exit with code 0 even if they find wrong
+blocks. Other lines may precede the JSON in fio's output.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ def program() -> str:
 def engine(path: str) -> str:
     """Return the engine to use: the first of `ENGINES` that this fio lists and that the kernel permits.
 
-    A container or a sysctl may forbid io_uring, and databases may use all of fs.aio-max-nr.
+    libaio fails if other programs, such as databases, use all of fs.aio-max-nr. A container or a sysctl may forbid io_uring.
     """
     listed = ""
     with suppress(OSError, subprocess.SubprocessError):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 FILE = "data"
 MARGIN_S = 20.0
-"""Seconds that a pass may take longer than its time limit in fio before it is abandoned."""
+"""A pass is abandoned if fio still runs this many seconds after the time limit of the pass."""
 SLOWEST_READ = 0.1
 """The final comparison of all blocks with their checksums may run at this fraction of the speed of the sequential write.
 

@@ -32,7 +32,7 @@ class Clients:
     Args:
         context: the context of this rank.
         exchange: carries the values between the hosts.
-        target: the shared directory, as this host has it.
+        target: the shared directory on this host.
     """
 
     def __init__(self, context: RankContext, exchange: HostExchange, target: Target) -> None:
@@ -71,9 +71,9 @@ class Clients:
         self._leave_out_others(views, [host for work, host in looked_up.items() if work not in seen])
 
     def _leave_out_others(self, views: Mapping[str, Sequence[str]], invisible: Sequence[str]) -> None:
-        """Keep only the hosts that have the most common view, which is the set of subdirectories that a host sees.
+        """Keep only the hosts with the most common view. The view of a host is the set of subdirectories that it sees.
 
-        If two views are equally common, and none is more common, leave out all hosts.
+        If two or more views tie for the most common, leave out all hosts.
 
         Args:
             views: host -> the subdirectories that it sees.

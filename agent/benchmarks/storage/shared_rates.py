@@ -1,4 +1,4 @@
-"""Rates of a shared directory: bandwidth with more and more clients, and files created, looked up and removed."""
+"""Rates of a shared directory: bandwidth with a growing number of clients (hosts), and files created, looked up and removed."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ from agent.benchmarks.storage.shared_clients import Clients
 from agent.benchmarks.storage.target import ACCESS_S, FioRunner, TargetReport, small_region
 from schemas.scopes import HOST
 
-FILE, DEPTH = "data", 4
-"""Beginning of the name of each test file of a host, and number of transfers in flight per job. The number is small, so that a
-slow client can finish the transfers in flight soon after the end of the pass."""
+FILE = "data"
+"""Beginning of the name of each test file."""
+DEPTH = 4
+"""Transfers in flight per job. The number is small, so that a slow client can finish them soon after the end of the pass."""
 MOST_FILES = 20_000
 """Maximum number of files that a host creates."""
 SATURATED = 0.9
@@ -43,7 +44,7 @@ class SharedRates:
         self._limit_s = self._seconds + MARGIN_S
         self._file = FILE
         self._ramp: dict[str, dict[tuple[int, bool], float]] = defaultdict(dict)
-        """Operation -> (number of clients, whether it was the last measurement, with all hosts) -> total bandwidth in B/s."""
+        """Operation -> (number of clients, whether this was the last measurement) -> total bandwidth in B/s."""
         self._written: list[fio.FioResult] = []
         self._rounds: list[dict[str, Any]] = []
         """For each round in which all clients read: reader -> `rate` in B/s, and `owner` of the file that it read."""
@@ -78,9 +79,9 @@ class SharedRates:
         self._report_ramp()
 
     def _write(self, step: str, part: Sequence[str], is_last: bool) -> dict[str, int]:
-        """Write on the hosts of `part` at the same time; return host -> bytes in whole blocks that its slowest job wrote.
+        """Write on the hosts of `part` at the same time; return host -> bytes that its slowest job wrote.
 
-        A host is left out if one of its jobs wrote no whole block.
+        The bytes are rounded down to whole blocks. A host is left out if one of its jobs wrote no whole block.
         """
         item = fio.FioPass(name="write", op="write", pattern="sequential", seconds=self._seconds, depth=DEPTH)
         result = self._pass(item, part, self._clients.host, self._step_bytes)
@@ -153,7 +154,7 @@ class SharedRates:
 
     def _report_together(self, name: str, unit: str, value: float, **params: Any) -> None:
         context, target = self._clients.context, self._clients.target
-        # If a host measures alone, the world scope is `host`, which cannot precede another label.
+        # If a host measures alone, the world scope is `host`. A scope such as `host,directory=data` is not valid.
         scope = target.scope if context.world_scope == HOST else f"{context.world_scope},{target.scope}"
         context.report(name, value, unit=unit, scope=scope, **params)
 

@@ -31,7 +31,7 @@ class Target:
 
     path: str
     problem: str = ""
-    """Why the directory cannot be measured, or not any further; empty if it can be."""
+    """Why the directory cannot be measured, or why its measurement stopped; empty if there is no problem."""
     work: str = ""
     """Path of the subdirectory for test files; empty if there is none."""
     free: int = 0
@@ -86,7 +86,7 @@ def small_region(size_bytes: int, jobs: int, free: int, users: int, kind: str) -
 
 
 def remove_targets(context: RankContext, targets: Iterable[Target]) -> None:
-    """Remove the test files. If the file system hangs, the files remain; a measurement at least a day later removes them."""
+    """Remove the test files. If the file system hangs, they remain. A later measurement removes files older than a day."""
     run_directory_program(
         context, {target.path: ["remove", target.path, target.work] for target in targets if target.work}
     )
@@ -156,7 +156,8 @@ class TargetReport:
     def absent(self, target: Target, reason: str = "", name: str = "", **params: Any) -> None:
         """Report as missing every expected figure with these parameters that has not been reported yet.
 
-        If there is no reason, report nothing: the benchmark then failed with an exception, which its caller reports.
+        Without a reason, report nothing. Figures are then missing only after an exception, which the caller of the benchmark
+        reports.
 
         Args:
             target: the directory.

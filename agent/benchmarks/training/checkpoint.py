@@ -107,7 +107,7 @@ def _measure(context: Context, steps: int, batch: int) -> None:
     differing = find_differences(state, second.state())
     trainer.train(steps)
     second.train(steps)
-    differing += [f"resumed {name}" for name in find_differences(trainer.state(), second.state())]
+    differing += [f"{name} (after more steps)" for name in find_differences(trainer.state(), second.state())]
     if differing:
         log(f"checkpoint: the two trainers differ in {', '.join(differing)}")
     identical = context.sum_over_ranks(len(differing)) == 0

@@ -97,7 +97,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
 
 def _choose_network() -> tuple[str, nn.Module]:
-    """Return name and network: ResNet-18, or the small `convnet` if no torchvision fits this torch."""
+    """Return name and network: ResNet-18, or the small `convnet` if torchvision is missing or does not fit torch."""
     try:
         return "resnet18", build_network("resnet18")
     except CannotMeasureError:
@@ -144,7 +144,7 @@ def forkserver(module: str) -> Any:
 
 
 def _training_rate(context: Context, name: str, model: nn.Module, batch: int) -> float:
-    """Return the images per second in eager training from device memory, on this rank, while all ranks of the host train."""
+    """Return this rank's images per second in training, while all ranks of the host train. The images are on the device."""
     images, device = load(name, []), context.device
     model = model.to(device)
     pictures, classes = images.train.to(device), images.train_classes.to(device)

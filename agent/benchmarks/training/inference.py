@@ -1,16 +1,16 @@
 """Inference of a decoder with a full KV cache: rates of prefill and greedy decoding, percentiles of the latencies, wrong tokens.
 
 The decoder has the blocks of `transformer`, in bf16, with one KV head per query head. Each sequence has `prompt` tokens and room
-for `steps` more. The cache takes the fraction `share` of the free memory, but at most `most_bytes`. As many sequences as fit into
-the cache are decoded together; a step decodes one token of each sequence. A step reads the whole cache and masks the part that is
-not yet written, so that all steps take the same time.
+for `steps` more. The cache takes the fraction `share` of the free memory, but at most `most_bytes`. All sequences in the cache
+are decoded together; a step decodes one token of each sequence. A step reads the whole cache and masks the part that is not yet
+written, so that all steps take the same time.
 
 After each step the host waits for the device, as a server does before it sends a token. Times are those of the host's clock, so
 they include kernel launches and delays by other processes of the host.
 
-The weights and prompts are seeded, and every round decodes the same prompts greedily. Each token must equal the
-token at the same position of the same sequence in the first round. The operations have no atomic additions and are launched in
-the same way each time, so any other token is a wrong result.
+The weights and prompts are seeded, and every round decodes the same prompts greedily. Each token must equal the token at the same
+position of the same sequence in the first round. The operations have no atomic additions and are launched in the same way each
+time, so any other token is a wrong result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ PERCENTILES = {"p50": 0.5, "p99": 0.99, "p99_9": 0.999}
 
 
 class Decoder(nn.Module):
-    """Blocks of `transformer` that keep the keys and values of earlier tokens."""
+    """A network of the blocks of `transformer`. The keys and values of earlier tokens are in a `Cache`."""
 
     def __init__(self, layers: int, width: int, heads: int) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ class Decoder(nn.Module):
         return (block for block in self.blocks if isinstance(block, Block))
 
     def prefill(self, tokens: torch.Tensor, cache: Cache, sequence: int) -> torch.Tensor:
-        """Write keys and values of a prompt `tokens` (1, length) to the cache of the sequence with number `sequence`.
+        """Write the keys and values of the prompt `tokens` (1, length) to row `sequence` of the cache.
 
         Return the scores (1, VOCABULARY) of the next token.
         """
@@ -69,7 +69,7 @@ class Decoder(nn.Module):
         return self._scores(states[:, -1])
 
     def decode(self, tokens: torch.Tensor, cache: Cache, position: torch.Tensor) -> torch.Tensor:
-        """Write the keys and values of one token per sequence (N,) at `position` (1,) of the cache.
+        """Write the keys and values of `tokens` (N,), one per sequence, to the cache at `position` (1,).
 
         Return the scores (N, VOCABULARY) of the tokens that follow.
         """
@@ -232,7 +232,8 @@ class Engine:
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report tokens per second, times to the first token and between tokens, wrong tokens, the cache's share of free memory."""
-    context.host_barrier("start")  # after this barrier, the other ranks have freed their memory on this device
+    # Ranks that reach this barrier have freed the memory that they used on this device in earlier benchmarks.
+    context.host_barrier("start")
     with torch.inference_mode():
         engine = Engine(context, settings)
         context.host_barrier("decode")
@@ -272,7 +273,7 @@ def _report_percentiles(
 
 
 def least_samples(key: str) -> int:
-    """Return the least number of samples of which at least one is above the percentile `key`."""
+    """Return how many samples the percentile `key` needs. Among fewer samples, none is above the percentile."""
     return round(1 / (1 - PERCENTILES[key]))
 
 

@@ -5,8 +5,8 @@ generated on the CPU from a seed, so the two trainings begin with equal values a
 recorded file and no assumption about a GPU: each rank computes it on the CPU. fp32 means IEEE single precision, without TF32.
 With bf16, the weights and their updates are in fp32, as in mixed-precision training.
 
-The operations have no atomic additions, whose order varies from run to run: the embedding is a product with one-hot rows, and
-the attention is explicit.
+The order of atomic additions varies from run to run, so no operation has them: the embedding is a product with one-hot rows, and
+the attention consists of matrix products and a softmax.
 """
 
 from __future__ import annotations

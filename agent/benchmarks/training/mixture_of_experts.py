@@ -1,9 +1,10 @@
 """Training of a transformer with a mixture of experts, sharded by FSDP2: step time, tokens per second, model FLOP utilization.
 
 Each block has attention as in `transformer`, and eight experts instead of its MLP. A router chooses two experts for each token.
-Each expert has room for `CAPACITY` times an even share of the tokens. Tokens for which it has no room skip it, as in Switch
-Transformer (Fedus et al. 2021). So all shapes are fixed: the tokens are gathered by expert, all experts compute one batched
-product, and the results are gathered back by token. Experts are sharded like the other weights; ranks exchange no tokens.
+Each expert has room for `CAPACITY` times the tokens that it gets if the router loads all experts equally. Tokens for which an
+expert has no room skip it, as in Switch Transformer (Fedus et al. 2021). So all shapes are fixed: the tokens are gathered by
+expert, all experts compute one batched product, and the results are gathered back by token. Experts are sharded like the other
+weights; ranks exchange no tokens.
 
 The model FLOPs of a token include both of its experts, even if it skips one of them. Unused room of the experts is not counted.
 """
@@ -39,7 +40,7 @@ from agent.sampling.statistics import summarize
 EXPERTS, USED = 8, 2
 """Number of experts of a block, and how many of them a token uses."""
 CAPACITY = 1.25
-"""Room of an expert, relative to an even share of the tokens."""
+"""Room of an expert, relative to the number of its tokens if the router loads all experts equally."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ memory. As in real training, the network is so large that the GPU limits the spe
 `straggler.launch` reports how long the host needed to launch the kernels.
 
 Each reported time, except `straggler.cpu_wait`, is a mean without the highest and the lowest 5 % of the values of all steps: a
-single delay does not affect it, but a disturbance in every tenth step does. `straggler.cpu_wait`, `straggler.preemptions` and all
-shares leave out no step.
+single delay does not affect it, but a disturbance in every tenth step does. `straggler.cpu_wait` and the figures that are not
+times include every step.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 The networks are `resnet18` on CIFAR-10 and the two-convolution `convnet` on Fashion-MNIST, or on synthetic images if the host
 does not have the data set. The training is like PyTorch's own examples: DDP, DistributedSampler, SGD with momentum, cosine
 annealing. The images are in device memory, so the figures measure the device and not the disk. Rank 0 saves the trained model
-and its metadata in its work directory.
+and its metadata in the work directory of the launch.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from schemas import documents
 from schemas.records import ERROR
 
 MIN_STEPS = 60
-"""Minimum number of steps of a training, in all epochs together, unless `max_steps` (the limit for one epoch) allows fewer. With
-many ranks, the images of a rank may be too few for this number. Then the rank uses its images several times in an epoch."""
+"""Minimum number of steps of a training, in all epochs together. `max_steps`, the limit for one epoch, takes precedence. A rank
+with too few images for its steps repeats images within an epoch."""
 EDGE_DIVISOR = 10
 """The first loss is the mean over the first 1/EDGE_DIVISOR of the steps, the last loss the mean over the last 1/EDGE_DIVISOR."""
 
@@ -92,7 +92,7 @@ def _train(context: Context, name: str, settings: Mapping[str, Any]) -> None:
 
 
 def steps_per_epoch(images: int, settings: Mapping[str, Any]) -> int:
-    """Return the number of steps in an epoch on a rank that has `images` images, at most `max_steps` (0: no limit)."""
+    """Return the number of steps per epoch for a rank with `images` images. `max_steps` is the limit; 0 means no limit."""
     epochs, batch, most = int(settings["epochs"]), int(settings["batch_size"]), int(settings["max_steps"])
     return min(max(images // batch, -(-MIN_STEPS // epochs)), most or sys.maxsize)
 

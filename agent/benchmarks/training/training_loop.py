@@ -96,8 +96,8 @@ def train_step(
     """Run forward pass, backward pass and update; return the loss that `forward` computed, detached.
 
     Args:
-        collective: whether to mark backward pass and update as a collective in the heartbeat. False if the caller marks them, or
-            if they contain no collective.
+        collective: whether the heartbeat counts backward pass and update as a collective. False if the caller already counts
+            them, or if they contain no collective.
         synchronize: wait until the device has finished the step.
     """
     optimizer.zero_grad(set_to_none=True)
@@ -189,7 +189,7 @@ def evaluate(
 
 
 def report_losses(context: Context, benchmark: str, losses: Sequence[float], **params: Any) -> None:
-    """Report `BENCHMARK.loss_ratio`: the last losses, summed over all ranks, divided by the first losses, summed over all ranks.
+    """Report `BENCHMARK.loss_ratio`: the sum of the last loss of every rank, divided by the sum of the first loss of every rank.
 
     If any loss is not finite, report `BENCHMARK.wrong_losses` instead: the number of such losses on all ranks. Every rank must
     call this function.

@@ -119,7 +119,7 @@ class Transformer(nn.Module):
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
-    """Report step time, tokens and FLOPs per second, the loss ratio, and on GPUs utilization and each device's peak memory.
+    """Report step time, tokens per second, FLOPs per second and loss ratio; on GPUs also utilization and peak memory.
 
     If losses are not finite, report their number (`transformer.wrong_losses`) instead of the ratio.
     """
@@ -194,10 +194,10 @@ def _import_fsdp2() -> Any:
 
 
 def fit_to_memory(context: Context, wanted: AnyShape) -> AnyShape:
-    """Return `wanted` with as many of its layers as fit on the device with the least free memory; on CPUs with all layers.
+    """Return `wanted`, with fewer layers if not all fit on the device with the least free memory. On CPUs, all layers are kept.
 
     The layers must fit, because the other ranks would hang if one rank ran out of memory in a step. Raises CannotMeasureError on
-    all ranks if on any device not even one layer fits.
+    all ranks if a device has too little free memory for one layer.
     """
     if context.device.type != "cuda":
         return wanted

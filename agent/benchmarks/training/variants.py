@@ -99,7 +99,7 @@ class VariantTraining:
         self.finite.logical_and_(loss.detach().isfinite())
 
     def step_alone(self) -> None:
-        """Run forward and backward pass without other ranks. Fails if the device has too little memory or no such dtype."""
+        """Run forward and backward pass without other ranks. Fails if the device lacks memory or the variant's dtype."""
         self._scaler.scale(self.loss()).backward()  # type: ignore[no-untyped-call]
         self._optimizer.zero_grad(set_to_none=True)
 
@@ -198,7 +198,7 @@ def _prepare(context: Context, variant: Variant, batch: int) -> VariantTraining:
 
 @contextlib.contextmanager
 def _cudnn_autotuning(enabled: bool) -> Iterator[None]:
-    """Enable or disable cuDNN's search for the fastest convolution algorithm, which takes seconds."""
+    """Enable or disable cuDNN's search for the fastest convolution algorithm. The search takes seconds."""
     before = torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = enabled
     try:

@@ -114,6 +114,23 @@ def test_changed_file_affects_only_its_readings(
 
 
 @pytest.mark.parametrize(
+    ("names", "gpus"),
+    [
+        (("0", "1", "all"), 2),
+        (("gpu0", "gpu1", "all"), 2),
+        (("GPU-41b7e0c5", "all"), 1),
+        (("0", "1", "GPU-41b7e0c5", "GPU-7c2a91d4", "gpu0", "gpu1", "all"), 2),
+        (("0:0", "mig0:1", "MIG-41b7e0c5", "all"), 0),
+    ],
+)
+def test_gpus_of_a_cdi_specification_are_counted_once_whatever_their_names(
+    tmp_path: Path, names: tuple[str, ...], gpus: int
+) -> None:
+    specification = json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": name} for name in names]})
+    assert readings(host.build_tree(tmp_path, files={CDI: specification}))["cdi.gpus"] == gpus
+
+
+@pytest.mark.parametrize(
     ("files", "names"),
     [
         ({DOCKER: "{"}, {"docker.nvidia_runtime", "docker.default_runtime"}),

@@ -194,7 +194,7 @@ def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
     assert done.returncode == 2
     lines = [line.removeprefix("rackproof: ") for line in done.stderr.splitlines()]
     assert any("was built without CUDA: install a build for CUDA" in line for line in lines)
-    assert f"{tmp_path}/file/r1: Not a directory: give with --run-dir a directory that this user can write to" in lines
+    assert f"{tmp_path}/file/r1: Not a directory: give a --run-dir that this user can write to" in lines
     assert "CUDA_VISIBLE_DEVICES=0,1 hides GPU 2, 3: unset the variable, or give --devices 0,1" in lines
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -172,14 +173,38 @@ def test_partner_is_the_port_in_the_same_position_if_the_hosts_use_different_slo
     assert partner_port(own[1], slots, ["0000:a1:00.0/1"]) is None
 
 
+def add_gpu(root: Path, bus: str, minor: int | None, *, node: bool = True) -> str:
+    """Add a GPU to sysfs, and return its PCI address.
+
+    `minor`: its number in NVIDIA's driver; None if another driver uses the GPU. `node`: whether it has a device node.
+    """
+    address = f"0000:{bus}:02.0"
+    gpu = root / f"sys/devices/pci0000:{bus}/0000:{bus}:01.0/{address}"
+    gpu.mkdir(parents=True)
+    (root / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
+    (root / f"sys/bus/pci/devices/{address}").symlink_to(gpu)
+    if minor is not None:
+        write(
+            root / f"proc/driver/nvidia/gpus/{address}/information", f"Model: \t\t NVIDIA X\nDevice Minor: \t {minor}\n"
+        )
+        if node:
+            write(root / f"dev/nvidia{minor}", "")
+    return address
+
+
 def test_nearest_gpu_shares_the_most_bridges(tmp_path: Path) -> None:
     (port, *_) = ports(tmp_path, "35")
-    for bus in ("15", "35"):
-        gpu = tmp_path / f"sys/devices/pci0000:{bus}/0000:{bus}:01.0/0000:{bus}:02.0"
-        write(gpu / "vendor", "0x10de")
-        write(gpu / "class", "0x030200")
-        (tmp_path / "sys/bus/pci/devices").mkdir(parents=True, exist_ok=True)
-        (tmp_path / f"sys/bus/pci/devices/0000:{bus}:02.0").symlink_to(gpu)
-    assert nearest_gpu(port, (0, 1), tmp_path) == "0000:35:02.0"
-    assert nearest_gpu(port, (0,), tmp_path) == "0000:15:02.0", "a GPU that is not tested must not be chosen"
+    far, near = add_gpu(tmp_path, "15", 1), add_gpu(tmp_path, "35", 0)
+    assert nearest_gpu(port, (0, 1), tmp_path) == near
+    assert nearest_gpu(port, (0,), tmp_path) == far, "a GPU that is not tested must not be chosen"
     assert nearest_gpu(port, (), tmp_path) == ""
+
+
+@pytest.mark.parametrize("hidden", [{"minor": None}, {"minor": 7, "node": False}], ids=["virtual-machine", "container"])
+def test_gpu_that_nvml_does_not_list_has_no_index(tmp_path: Path, hidden: dict[str, Any]) -> None:
+    """The GPU nearest to the adapter belongs to a virtual machine or to another container. NVML numbers the others from 0."""
+    (port, *_) = ports(tmp_path, "35")
+    add_gpu(tmp_path, "35", **hidden)
+    first, second = add_gpu(tmp_path, "36", 0), add_gpu(tmp_path, "37", 1)
+    assert nearest_gpu(port, (0,), tmp_path) == first
+    assert nearest_gpu(port, (1,), tmp_path) == second

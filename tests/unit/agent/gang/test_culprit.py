@@ -230,7 +230,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         gang_snapshot(ages={"h2": LOST_STATUS_AGE_S, "h3": LOST_STATUS_AGE_S}),
         "cut_off",
         ("h1",),
-        "host h1: no messages from any other host for 10 s; either its own link failed, or all other hosts or their links did",
+        "host h1: no messages from any other host for 10 s; check its link first, then the other hosts and their links",
     ),
     "a host lost both watchers, the only hosts that send to it": (
         gang_snapshot(me="h3", hosts=5, ages={"h1": LOST_STATUS_AGE_S, "h2": LOST_STATUS_AGE_S}),
