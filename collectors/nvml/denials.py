@@ -76,18 +76,23 @@ class Denials:
 def replace_denied(families: Iterable[Family], again: Iterable[Family]) -> None:
     """Replace readings in `families` with those in `again`, which were read later.
 
-    A value is a reading that is not absent. The readings of a GPU are replaced if `again` has more values of this GPU; the
-    readings of the host, if `again` has at least as many values of the host. If the UUID at an index has changed, the earlier
-    readings stay: the driver may have lost a GPU and numbered the others anew.
+    A value is a reading that is not absent. The readings of a GPU are replaced if `again` has more values of this GPU and none
+    of the earlier readings is an error. The readings of the host are replaced if `again` has at least as many values of the host.
+    If the UUID at an index has changed, the earlier readings stay: the driver may have lost a GPU and numbered the others anew.
     """
     older, newer = ({family.name: _by_gpu(family.readings) for family in read} for read in (families, again))
     before, after = _counts(older), _counts(newer)
     uuids = _uuids(older)
+    failing = {
+        gpu for gpu, _, value in _gpu_readings(families) if isinstance(value, Absent) and value.status == "error"
+    }
     known = {uuid for uuid in uuids.values() if uuid}
     better = {
         gpu
         for gpu, uuid in _uuids(newer).items()
-        if after[gpu] > before[gpu] and (uuids.get(gpu) == uuid or (not uuids.get(gpu) and uuid not in known))
+        if gpu not in failing
+        and after[gpu] > before[gpu]
+        and (uuids.get(gpu) == uuid or (not uuids.get(gpu) and uuid not in known))
     }
     if after[None] >= before[None]:
         better.add(None)

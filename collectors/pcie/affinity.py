@@ -20,7 +20,7 @@ def affinity_families(files: Files, devices: Sequence[Device], *, absent: Absent
     path = Family(
         name="pcie.nic_path",
         unit="1",
-        help="PCIe path between the GPU and its nearest network adapter: PIX, PXB, NODE or SYS, as in nvidia-smi topo -m",
+        help="PCIe path between the GPU and its nearest network adapter, as in nvidia-smi topo -m: PIX, PXB, NODE (or PHB), SYS",
         varies=True,
     )
     # Both readings vary, because an adapter may be lost while the host runs.

@@ -40,5 +40,7 @@ class Neighbor:
 
 def clean_text(text: object) -> str:
     """Return a text as one line of at most MAX_TEXT characters, without control and format characters."""
-    printable = ("" if unicodedata.category(char).startswith("C") else char for char in str(text)[: 4 * MAX_TEXT])
+    printable = (
+        char for char in str(text)[: 4 * MAX_TEXT] if char.isspace() or not unicodedata.category(char).startswith("C")
+    )
     return " ".join("".join(printable).split())[:MAX_TEXT].rstrip()

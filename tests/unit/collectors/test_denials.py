@@ -64,7 +64,7 @@ def test_unsupported_reading_counts_as_denied_if_the_same_gpu_had_it_earlier() -
     assert denials.find([NAMES, family("gpu.thing", {"2": DENIED})]) == {2}
 
 
-def test_gpu_with_an_error_is_not_read_again() -> None:
+def test_denial_of_a_gpu_that_has_an_error_needs_no_second_read() -> None:
     denied = family("gpu.thing", {"0": 1, "1": DENIED})
     failed = family("gpu.other", {"0": 1, "1": FAILED})
     assert Denials().find([NAMES, denied, failed]) == set()
@@ -93,6 +93,12 @@ def test_all_readings_of_a_gpu_are_replaced_if_more_of_them_have_values_the_seco
     older = [family("gpu.a", {"0": 1, "1": DENIED}), family("gpu.b", {"0": 1, "1": 4})]
     replace_denied(older, [family("gpu.a", {"0": 9, "1 0": 2, "1 1": 3}), family("gpu.b", {"0": 9, "1": 5})])
     assert flat(older) == {"gpu.a": [1, 2, 3], "gpu.b": [1, 5]}
+
+
+def test_error_of_a_gpu_is_kept_if_another_gpu_is_read_again() -> None:
+    older = [family("gpu.a", {"0": FAILED, "1": DENIED, "2": 1})]
+    replace_denied(older, [family("gpu.a", {"0": 5, "1": 7, "2": 1})])
+    assert flat(older) == {"gpu.a": [FAILED, 7, 1]}
 
 
 def test_readings_are_not_replaced_by_those_of_another_gpu_that_now_has_the_same_index() -> None:

@@ -216,7 +216,7 @@ def test_text_from_other_hosts_is_truncated_and_has_no_control_characters() -> N
     node = parse_json(json.dumps({"nodes": nodes, "status": "UP"})).nodes[0]
     assert len(node.address) == MAX_TEXT
     assert node.address.isprintable()
-    assert node.version == "12"
+    assert node.version == "1 2"
 
 
 def test_scrape_does_not_run_the_program(tmp_path: Path) -> None:

@@ -160,6 +160,11 @@ def test_hostile_name_becomes_one_short_printable_line(text: str, root: Path) ->
     assert clean_text(switch_name(f"MF0;{text}:MQM9700/U1")).isprintable()
 
 
+@pytest.mark.parametrize("space", [" ", "\n", "\t", "\r\n", "\u2028", "\v"])
+def test_lines_of_a_message_become_words_of_one_line(space: str) -> None:
+    assert clean_text(f"cannot open\x07{space}the port\n") == "cannot open the port"
+
+
 @pytest.mark.parametrize(
     "output",
     [
