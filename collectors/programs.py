@@ -15,7 +15,7 @@ DEADLINE_S = 5.0
 
 
 def find_program(root: Path, name: str, directories: Sequence[str] = DIRECTORIES) -> Path | None:
-    """Return the path of the program in the first of these directories under `root` that has it, or None."""
+    """Search these directories under `root`, in order. Return the path of the program, or None."""
     for directory in directories:
         path = root / directory / name
         try:
@@ -67,7 +67,7 @@ def run_program(
 
 
 def error_message(process: subprocess.CompletedProcess[str]) -> str:
-    """Return the first line with printable text of standard error, or else of standard output, or else the text `no output`.
+    """Return the first line of the output that has printable text, or `no output`. Standard error comes before standard output.
 
     Colours and control characters are removed, and the line is cut to 200 characters.
     """

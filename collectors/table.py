@@ -31,7 +31,7 @@ class CollectorOptions:
     full_snapshot: bool = False
     """Also read what takes too long for a scrape by Prometheus. The snapshots before and after a stage do so."""
     identity: bool = False
-    """Also read what identifies NICs and disks. Exporters set this. If `full_snapshot` is set, it is read anyway."""
+    """Also read what identifies NICs and disks, as a full snapshot always does. Exporters set this."""
     gpu_indices: Collection[int] | None = None
     """NVML indices to read; None: all GPUs."""
     keep_nvml_open: bool = False

@@ -16,8 +16,8 @@ _PRODUCTS = ("KVM", "Virtual Machine", "VMware", "Google Compute Engine", "QEMU"
 def is_virtual(files: Files) -> Value | Absent:
     """Return whether this is a virtual machine: whether the processor has the flag `hypervisor`.
 
-    If the architecture has no processor flags, the result is True if the DMI product name is that of a virtual machine or
-    /sys/hypervisor/type exists, and `unsupported` otherwise.
+    Some architectures have no processor flags. There, the result is True if the DMI product name is that of a virtual machine, or
+    if /sys/hypervisor/type exists. Otherwise it is `unsupported`.
     """
     flag = files.required("proc/cpuinfo", has_hypervisor_flag, max_bytes=FIRST_PROCESSOR_BYTES)
     if not isinstance(flag, Absent) or flag.status == "error":

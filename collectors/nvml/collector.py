@@ -36,8 +36,8 @@ PEERS_DEADLINE_S = 2.0
 PEERS_REFRESH_S = 300.0
 """Age at which the paths between the GPUs are read again, because the state of the fabric may have changed."""
 PAUSES_S = (0.1, 0.3, 1.0)
-"""Pauses before repeated reads, in seconds. As long as a GPU denies a reading (NVML reports it as not supported, although GPUs of
-this model have it, see `collectors.nvml.denials`), the collector waits for the next of these pauses and reads all GPUs again."""
+"""Pauses before repeated reads, in seconds. While any GPU denies a reading (see `collectors.nvml.denials`), the collector waits
+for the next of these pauses and reads all GPUs again."""
 HOST_KINDS = {
     "gpu.count": ("1", "Selected GPUs (default: all) that the driver reports"),
     "driver.version": ("1", "NVIDIA driver version"),
@@ -152,9 +152,9 @@ class NvmlCollector:
         return [*host.values(), *gpu_families]
 
     def _close(self, keep: int) -> None:
-        """Undo calls of nvmlInit with nvmlShutdown until `keep` of them are left. NVML closes when none is left.
+        """Call nvmlShutdown until `_open_count` is `keep`. At 0, NVML closes.
 
-        At least one is left while a GPM sample exists. While a call to the driver is stuck, nothing is undone.
+        While a GPM sample exists, the count stays at 1 or more. While a call to the driver is stuck, the count stays as it is.
         """
         keep = max(keep, int(any(cached.counters.has_sample for cached in self._cache.values())))
         while self._open_count > keep and not self._stuck and not self._stuck_peers:
@@ -217,7 +217,8 @@ class NvmlCollector:
     def _peer_family(self, results: Mapping[int, GpuReadings]) -> Family:
         """Return the paths between the GPUs.
 
-        They are cached for PEERS_REFRESH_S after a complete read of the same GPUs with the same states of their NVLinks.
+        If all paths and UUIDs could be read, the paths are cached for PEERS_REFRESH_S. They are read again earlier if the GPUs or
+        the states of their NVLinks change.
         """
         key = {
             index: (result.labels.get("uuid", ""), [sample for sample in result.samples if sample[0] == ACTIVE.name])

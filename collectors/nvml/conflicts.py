@@ -18,9 +18,9 @@ MAX_CONFLICTS, MAX_NAME = 16, 64
 def gpu_conflicts(devices: Iterable[int], *, share: bool = False, limit: int | None = MAX_CONFLICTS) -> list[str]:
     """Return a text for each conflict that would distort measurements of these GPUs.
 
-    A GPU in MIG mode is a conflict. Unless `share` allows other processes on the GPUs, each compute process on a GPU is a
-    conflict, and so is a GPU whose processes NVML cannot list because of an error. It is no conflict if NVML cannot be opened or
-    has no handle for a GPU, because the collectors report that.
+    A GPU in MIG mode is a conflict. Without `share`, two more things are conflicts: a compute process on a GPU, and an error when
+    NVML lists a GPU's processes. It is no conflict if NVML cannot be opened or has no handle for a GPU, because the collectors
+    report that.
 
     If there are more than `limit` conflicts, a last text such as `3 more` counts the others. If `limit` is None, all are listed.
     """

@@ -35,8 +35,8 @@ class Denials:
     def find(self, families: Iterable[Family]) -> set[int]:
         """Return the NVML indices of GPUs that deny a reading which a GPU of the same model has now or had earlier.
 
-        If the model of a GPU cannot be read, a GPU of any model counts. GPUs with an error in any reading, and accepted denials,
-        are left out.
+        A GPU whose model cannot be read is compared with the GPUs of all models. GPUs with an error in any reading, and accepted
+        denials, are left out.
         """
         return {int(gpu) for gpu, _ in self._find(families)}
 
@@ -60,7 +60,7 @@ class Denials:
                 denied.add((gpu, key))
             else:
                 failing.add(gpu)
-        # NVML has no list of links, so a GPU's last link has no reading if its state is denied. Count this as a denial too.
+        # `read_link_states` drops unsupported links at the end, so a denied last link has no reading. This is a denial too.
         links = [key for key in self._models if key[0] == ACTIVE.name]
         denied |= {(gpu, key) for gpu in models for key in links if (gpu, key) not in measured}
         self._accepted -= measured - denied
@@ -69,7 +69,7 @@ class Denials:
             having, model = self._models.get(key, set()), models.get(gpu)
             return model in having or (isinstance(model, Absent) and bool(having))
 
-        # A GPU with an error is not read again: the error is evidence, and another read could replace it with a value.
+        # A GPU with an error does not cause another read. Such a read could replace the error, which is evidence, with a value.
         return {(gpu, key) for gpu, key in denied - self._accepted if gpu not in failing and has(gpu, key)}
 
 
@@ -77,7 +77,7 @@ def replace_denied(families: Iterable[Family], again: Iterable[Family]) -> None:
     """Replace readings in `families` with those in `again`, which were read later.
 
     A value is a reading that is not absent. The readings of a GPU are replaced if `again` has more values of this GPU and none
-    of the earlier readings is an error. The readings of the host are replaced if `again` has at least as many values of the host.
+    of the earlier readings is an error. The readings of the host are replaced unless `again` has fewer values of the host.
     If the UUID at an index has changed, the earlier readings stay: the driver may have lost a GPU and numbered the others anew.
     """
     older, newer = ({family.name: _by_gpu(family.readings) for family in read} for read in (families, again))

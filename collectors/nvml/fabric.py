@@ -87,7 +87,7 @@ def _health(shift: int, mask: int = 0b11, healthy: int | None = None) -> Getter:
     """Return a getter that returns whether one item of the health word, `health >> shift & mask`, reports a problem.
 
     If the item is 0, the fabric does not report it, and the getter raises ReadingError. Without `healthy`, only 1 is a problem.
-    With `healthy`, every other value except 0 is a problem.
+    With `healthy`, every value except 0 and `healthy` is a problem.
     """
 
     def is_unhealthy(gpu: NvmlGpu) -> bool:

@@ -20,7 +20,7 @@ WIDE = KINDS.index("ullVal")
 
 POWER_POLICY, THERMAL_POLICY, SYNC_BOOST, BOARD_LIMIT, RELIABILITY, MEMORY_TEMPERATURE = 74, 75, 76, 77, 79, 82
 SW_THERMAL, HW_THERMAL, POWER_BRAKE = (269, 251), (270, 252), (271, 253)
-"""Two field numbers for each counter: current drivers use the first number, early drivers of R575 and R580 the second."""
+"""Each counter has two field numbers. Current drivers use the first number. Early drivers of R575 and R580 use the second."""
 RECOVERY_ACTION = 230
 GROUPED = (
     POWER_POLICY, THERMAL_POLICY, SYNC_BOOST, BOARD_LIMIT, RELIABILITY, *SW_THERMAL, *HW_THERMAL, *POWER_BRAKE,

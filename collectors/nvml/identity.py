@@ -52,7 +52,10 @@ def _module(gpu: NvmlGpu) -> int:
 
 
 def _numa_node(gpu: NvmlGpu) -> int:
-    """Return the NUMA node of the GPU's memory. For memory without a node, a driver may return -1 as an unsigned number."""
+    """Return the NUMA node of the GPU's memory.
+
+    For memory without a node, a driver may set all bits of the number. `query` then raises ReadingError with NOT_AVAILABLE.
+    """
     try:
         return int(gpu.query("NumaNodeId"))
     except ReadingError as error:

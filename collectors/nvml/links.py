@@ -20,7 +20,7 @@ _SWITCH = nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
 MAX_EXPONENT = 50
 """A bit error ratio m x 10^-n with a larger n counts as 0: no link transfers 10^50 bits."""
 MAX_DENIALS = 3
-"""Number of collections in which NVML must deny an NVLink field before it counts as unsupported: a denial may be temporary."""
+"""After this many denials by NVML, an NVLink field of a GPU is no longer read. A single denial may be temporary."""
 
 LinkStates = dict[int, bool | Absent]
 """Number of an NVLink -> whether the link is up, or why its state is not known."""
@@ -112,7 +112,8 @@ def _is_unsupported(state: bool | Absent) -> bool:
 def _missing_links(gpu: NvmlGpu) -> int:
     """Return how many links are down, on a GPU whose links go to a switch.
 
-    Raises ReadingError if no link is up, or if the links go to other GPUs, because such a board may leave links unused by design.
+    Raises ReadingError if no link is up, or if the links go to other GPUs. A board without a switch may leave links unused by
+    design.
     """
     states = known_link_states(gpu)
     up = [link for link, is_up in states.items() if is_up]
@@ -176,8 +177,8 @@ def _read_kind(gpu: NvmlGpu, kind: LinkKind, links: Sequence[int]) -> Mapping[in
 def _read_error_counter(gpu: NvmlGpu, counter: int, links: Sequence[int]) -> dict[int, Value | Absent]:
     """Return the counter of each link; empty if the GPU lacks this counter.
 
-    The GPU lacks the counter if no link has it, or if neither the first link that is up nor a link before it has it. In the
-    second case the later links are not read.
+    The links are read in order. If the first active link and all links before it lack the counter, the GPU counts as lacking it.
+    The later links are then not read.
     """
     counts: dict[int, Value | Absent] = {}
     for link in links:

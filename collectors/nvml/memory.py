@@ -35,7 +35,7 @@ _SINGLE_BIT, _DOUBLE_BIT = 0, 1
 def _unrepairable(gpu: NvmlGpu) -> bool:
     """Return whether the memory has faults that cannot be repaired.
 
-    nvidia-ml-py declares a structure of two words, version and flag, but nvml.h only the flag. A driver that follows nvml.h
+    nvidia-ml-py declares a structure of two words: version and flag. nvml.h declares only the flag. A driver that follows nvml.h
     overwrites the first word with the flag and does not set the second.
     """
     words = (ctypes.c_uint * 2)(_TWO_WORDS, 0)

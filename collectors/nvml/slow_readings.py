@@ -34,8 +34,8 @@ class SlowReadings:
     def read(self, gpu: NvmlGpu, *, wait: bool) -> Sequence[Sample]:
         """Return the newest readings. If they are older than REFRESH_S, start a refresh, whose result a later call returns.
 
-        The first call reads and waits for the result. So does a call after a time without calls, if the newest readings are older
-        than STALE_S.
+        The first call reads and waits for the result. So does a call if the newest readings are older than STALE_S and no refresh
+        is running.
 
         Args:
             wait: wait for the refresh in this call, because NVML may be closed after the call.

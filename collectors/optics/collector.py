@@ -4,9 +4,9 @@ A scope is the set of labels that names a port. A port of an RDMA adapter has th
 (`hca=mlx5_0,port=1`). Any other Ethernet port has the scope of the `network` collector plus the label `port`, which is always 1
 (`nic=eth0,port=1`).
 
-ethtool reads ports with an Ethernet interface. mlxlink reads port 1 of NVIDIA adapters. A RoCE port of an NVIDIA adapter may be
-read by both. Then readings from ethtool take precedence, except that the readings of the module come from mlxlink if only mlxlink
-has measurements of the module's lanes.
+ethtool reads ports with an Ethernet interface. mlxlink reads port 1 of NVIDIA adapters. If both read a port, readings from
+ethtool take precedence, with one exception. If only mlxlink has measurements of the module's lanes, all readings of the module
+come from mlxlink.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _TOOLS = ("mlxlink", "mstlink")
 
 @dataclass(frozen=True, kw_only=True)
 class Port:
-    """A port. `interface` is the name that ethtool takes, `adapter` the name that mlxlink takes.
+    """A port. `interface` is the name for ethtool, and `adapter` is the name for mlxlink.
 
     Either name is empty if its tool cannot read the port.
     """
@@ -136,7 +136,7 @@ class OpticsCollector:
             rows = run_mlxlink(tool, port.adapter)
             modules.append(_module(rows))
             link = absent_port(rows) if isinstance(rows, Absent) else mlxlink.port_of(rows)
-            # The counters of a port with an interface come from ethtool, and `counter_age` of mlxlink is not their age.
+            # Counters from ethtool take precedence, and mlxlink's `counter_age` is not their age.
             links.append(
                 {key: value for key, value in link.items() if key[0] != "counter_age"} if port.interface else link
             )
@@ -148,7 +148,7 @@ def _best_module(modules: list[Module | Absent], *, has_link: bool) -> Readings:
     """Return the readings of the module of one port. `modules` has the result of each tool for this module, by precedence.
 
     The first result with measurements of lanes is used, or else the first Module. If no tool could read the module, every reading
-    is absent, for the reason of the first tool whose status is `error`, or else of the first tool.
+    is the first Absent with the status `error`, or else the first Absent.
     """
     known = [module for module in modules if isinstance(module, Module)]
     best = next((module for module in known if module.lanes), known[0] if known else None)

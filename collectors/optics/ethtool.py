@@ -83,9 +83,9 @@ class Ethtool:
         return absent_port(absent, without=NOT_COUNTED | {"fec_mode"})
 
     def _run(self, *calls: tuple[str, ...]) -> CompletedProcess[str] | Absent:
-        """Run ethtool with the first of these lists of arguments whose options this version of ethtool knows.
+        """Run ethtool with these lists of arguments in turn, and return the last result.
 
-        Return the result. If this version knows the options of no list, return the result with the last list.
+        Stop at the first list whose options this version of ethtool knows.
         """
         result: CompletedProcess[str] | Absent = _NO_TOOL
         for arguments in calls if self._path else ():

@@ -140,7 +140,7 @@ def port_of(rows: Rows) -> PortReadings:
     """Return the readings of the port.
 
     A counter that mlxlink prints as `N/A` is `unsupported` and not 0. If there is no link, mlxlink prints `N/A` for all counters.
-    The reason for their absence is then the text and the opcode with which mlxlink explains why there is no link.
+    The reason of each Absent then has the text and the opcode with which mlxlink explains the missing link.
     """
     opcode, status = _text(rows.get("Status Opcode")), clean_text(_text(rows.get("Recommendation")))
     is_up = has_link(rows)

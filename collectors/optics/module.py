@@ -19,7 +19,7 @@ NO_LIGHT_W = 1e-7
 MODULE, LANE = ("temperature", "voltage"), ("rx_power", "tx_power", "bias")
 """Quantities of the whole module, and of each lane."""
 FLAGS = ("rx_los", "tx_fault")
-"""Flags of each lane that are used as reported, unlike the alarm flags."""
+"""Flags of each lane."""
 IDENTITY = ("vendor", "part_number", "serial", "firmware_version", "type", "state")
 LOW_POWER, FAULT = "ModuleLowPwr", "ModuleFault"
 ALARM, WARNING = "alarm", "warning"
@@ -68,7 +68,7 @@ class Module:
     limits: dict[tuple[str, str], Limits] = field(default_factory=dict)
     """Quantity and ALARM or WARNING -> limits. Limits that are not a range are left out."""
     is_unreadable: bool = False
-    """Whether the memory page of the module with the measurements could not be read."""
+    """Whether the memory page that has the measurements could not be read."""
 
     def add_limits(self, quantity: str, level: str, low: float | None, high: float | None) -> None:
         """Add limits, unless they are missing or not a range, such as two zeros on a module without limits."""
@@ -104,7 +104,7 @@ class Module:
             readings[f"module.{name}", ""] = known or _NOT_REPORTED
         readings["module.fault", ""] = self._state == FAULT if self._state else _NOT_REPORTED
         if self.is_unreadable:
-            return readings | _all_absent(Absent.error("the page of the module with its measurements cannot be read"))
+            return readings | _all_absent(Absent.error("the module's memory page with the measurements cannot be read"))
         for quantity in MODULE:
             value = self.values.get(quantity, _NOT_REPORTED)
             readings |= self._with_sides(quantity, "", value)

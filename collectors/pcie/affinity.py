@@ -1,4 +1,4 @@
-"""The PCIe path between each GPU and its nearest network adapter, named as by `nvidia-smi topo -m`."""
+"""The PCIe path between each GPU and its nearest network adapter, in the terms of `nvidia-smi topo -m`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from collectors.pcie.device import GPU, NETWORK, Device
 from collectors.sysfs import PCI_DEVICES, parse_numa_node
 
 PATHS = ("PIX", "PXB", "NODE", "SYS")
-"""Kinds of path, the shortest first. A PIX path crosses at most one PCIe switch, a PXB path several switches, a NODE path host
-bridges of one NUMA node, and a SYS path the link between NUMA nodes."""
+"""Kinds of path, the shortest first.
+
+* PIX crosses at most one PCIe switch.
+* PXB crosses several PCIe switches.
+* NODE crosses the processor within one NUMA node. `nvidia-smi` calls some of these paths PHB.
+* SYS crosses the link between NUMA nodes.
+"""
 NO_ADAPTER = Absent.unsupported("no NVIDIA network adapter is on the PCI bus")
 
 
@@ -48,7 +53,7 @@ def nearest_adapters(
 def _path(files: Files, gpu: Device, adapter: Device) -> str:
     common = next((bridge for bridge in gpu.bridges if bridge in adapter.bridges), None)
     if common:
-        # For devices on the same switch, `common` is the upstream port of the switch: index 1, after their downstream ports.
+        # Each device on a switch has its own downstream port (index 0). They share the upstream port of the switch (index 1).
         depth = max(gpu.bridges.index(common), adapter.bridges.index(common))
         return "PIX" if depth <= 1 else "PXB"
     nodes = {_numa_node(files, device) for device in (gpu, adapter)}

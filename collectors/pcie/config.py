@@ -30,7 +30,7 @@ KINDS = {
 
 
 def configuration_families(files: Files, devices: Sequence[Device]) -> list[Family]:
-    """Return the families of KINDS that have at least one reading, of these devices or of the host."""
+    """Return the families of KINDS that have at least one reading."""
     families = empty_families(KINDS)
     families["pcie.iommu.enabled"].add(HOST_LABELS, _is_iommu_enabled(files))
     for device in devices:

@@ -24,7 +24,7 @@ class Device:
     limits: dict[str, Value | Absent] = field(default_factory=dict)
     """Name of a reading (`pcie.width_max`) -> highest PCIe generation or width that the device, or the port above it, supports.
 
-    Filled by PcieCollector once, as soon as none of the four readings is an `error`. Empty before.
+    Empty until PcieCollector has read all of these limits without an `error`.
     """
 
 

@@ -22,8 +22,8 @@ COHERENT = Absent.unsupported("the GPU is attached to its CPU by NVLink-C2C")
 NO_AER = "no AER counters: the device, the firmware or the kernel does not provide them"
 _NO_LINK = "the device has no PCIe link"
 _LOST_WIDTH, _NO_WIDTHS = 63, (0, 255)
-"""Link width that /sys shows for a device that does not answer (all bits of the 6-bit register field are set), and link widths
-that it shows for a device without a link."""
+"""Link widths in /sys. 63: the device does not answer, and all six bits of the register field read as 1. 0 or 255: the device has
+no link."""
 SEVERITIES = ("correctable", "nonfatal", "fatal")
 
 KINDS = {
@@ -104,8 +104,8 @@ class PcieCollector:
             readings[f"pcie.aer.{severity}"] = self._error_count(path, severity)
             readings[f"pcie.port.aer.{severity}"] = self._error_count(port, severity) if port else NO_PORT
         if device.kind in (GPU, NETWORK):
-            # Other kinds are left out: NVSwitches use PCIe only for management, and the backplane may be slower than a drive
-            # and its port.
+            # Other kinds are left out. NVSwitches use PCIe only for management. The backplane between an NVMe drive and its port
+            # may support less than both.
             readings["pcie.slowed"] = self._is_below_limits(device, readings, "generation")
             readings["pcie.narrowed"] = self._is_below_limits(device, readings, "width")
         if self._full_snapshot:

@@ -77,7 +77,7 @@ class StorageCollector:
         families = empty_families(MOUNT_KINDS)
         local: list[Mount] = []
         if not isinstance(mounts, Absent):
-            # In a container, a single file of the host can be a mount, such as /etc/hosts. It is no file system of the container.
+            # In a container, a single file of the host may be mounted, for example at /etc/hosts. Such a mount is left out.
             local = [mount for mount in local_mounts(mounts) if _is_directory(self._path(mount))]
         for mount in local:
             for name, value in self._readings(files, mount).items():

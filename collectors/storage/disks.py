@@ -86,8 +86,8 @@ def controllers(files: Files) -> Iterable[Family]:
 
     The kernel creates no disk for a namespace that has the ID of another namespace, cannot be identified, or was deleted.
 
-    Each controller counts the namespaces of all controllers in its NVMe subsystem: a drive with two ports has two controllers in
-    one subsystem, and may show its namespaces at only one of them.
+    The number includes the namespaces of the other controllers in the NVMe subsystem. A drive with two ports has two controllers
+    in one subsystem, and may show its namespaces at only one of them. With NVMe multipath, each path to a namespace counts too.
     """
     text = "Namespaces of the NVMe controller that the kernel uses as disks"
     family = Family(name="storage.controller.namespaces", unit="1", help=text)
@@ -143,8 +143,8 @@ def types(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
 def _pci_address(files: Files, disk: str) -> Value | Absent:
     """Return the PCI address of a disk.
 
-    With NVMe multipath, the sysfs path of a disk contains no PCI device. Then the result is the address of the first of its
-    controllers that has one.
+    With NVMe multipath, the sysfs path of a disk contains no PCI device. The result is then the first PCI address among the
+    controllers of the disk.
     """
     address = pci_address(files, f"{_BLOCK}/{disk}")
     if isinstance(address, Absent):

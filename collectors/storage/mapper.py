@@ -111,7 +111,7 @@ def redundant_devices(
 
 
 def _unread_legs(names: Iterable[str], absent: Absent) -> Iterator[tuple[str, str, KnownMembers]]:
-    """For each of these names that is the name of a leg, yield its device, the kind `raid`, and leg -> `absent`."""
+    """For each name of a leg, yield the RAID or mirror that contains the leg, the kind `raid`, and leg -> `absent`."""
     for name in names:
         if leg := _LVM_LEG.fullmatch(name):
             yield leg[1], "raid", {f"leg{leg[2]}": absent}

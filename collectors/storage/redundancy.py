@@ -41,18 +41,17 @@ class Array:
     members: dict[str, bool | Absent] = field(default_factory=dict)
     """Disk, or `slotN` or `emptyN` for an empty slot -> whether it is in sync.
 
-    /proc/mdstat shows only which disks have failed, and how many are in sync. If the members are read from it, and more disks
-    have not failed than are in sync, it is unknown which of these disks are in sync (_REBUILDING).
+    /proc/mdstat shows which disks have failed, but only the number of disks in sync. If this number is lower than the number of
+    working disks, some of these disks are being rebuilt. Each working disk then has the value _REBUILDING.
     """
 
     def add_empty(self, slots: list[int], failed: int) -> None:
         """Add the empty slots as members that are not in sync.
 
         Args:
-            slots: numbers of the slots that seem empty. They become the members `slotN`. If `failed` is not 0, it is unknown
-                which of them are empty, so the members are `empty1`, `empty2` …
-            failed: number of failed and rebuilding members whose slots are unknown. They are already listed by name, so
-                this number of slots is not added.
+            slots: numbers of the slots that seem empty. Each becomes the member `slotN`.
+            failed: number of these slots that are not empty, because they belong to failed or rebuilding members. It is unknown
+                which slots these are. So if `failed` is not 0, the other slots become the members `empty1`, `empty2` …
         """
         if failed:
             self.members |= {f"empty{number}": False for number in range(1, len(slots) - failed + 1)}
@@ -187,9 +186,9 @@ def _state(files: Files, path: str) -> str | Absent | None:
 
 
 def _nvme_paths(files: Files) -> dict[str, dict[str, str | Absent]]:
-    """Return, for each NVMe subsystem, its controllers, which are the paths to the disk.
+    """Return subsystem -> controller -> state, or why the state cannot be read.
 
-    The result is subsystem -> controller -> state, or why the state cannot be read.
+    Each controller of an NVMe subsystem is a path to its disks.
     """
     controllers: dict[str, set[str]] = {}
     for path in files.glob(f"{_SUBSYSTEMS}/*/nvme*"):
@@ -209,9 +208,9 @@ def _nvme_paths(files: Files) -> dict[str, dict[str, str | Absent]]:
 
 
 def _mapped_paths(files: Files) -> Iterator[tuple[str, dict[str, str | Absent]]]:
-    """Yield the name of each multipath device of the device mapper, and a mapping of the disks that are its paths.
+    """Yield the name and the paths of each multipath device of the device mapper.
 
-    The mapping is disk -> its state, or why the state cannot be read.
+    Each path is a disk. The paths are a mapping: disk -> state, or why the state cannot be read.
     """
     for path in files.glob(f"{_BLOCK}/dm-*/dm/uuid"):
         device = path.split("/")[-3]

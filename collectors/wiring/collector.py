@@ -29,8 +29,8 @@ SILENT = (
     "the NIC or DPU takes the frames (mlx5: mlxconfig LLDP_NB_RX_MODE; BlueField: DPU mode)"
 )
 FIRMWARE_AGENTS = {"ice": ("fw-lldp-agent", "on", "off"), "i40e": ("disable-fw-lldp", "off", "on")}
-"""Driver -> private flag (of ethtool) of the LLDP agent in the NIC's firmware, value with which this agent takes all LLDP frames,
-and value that disables the agent."""
+"""Driver -> name of a private flag (of ethtool), value that enables the LLDP agent in the NIC's firmware, value that disables it.
+While the agent is enabled, it takes all LLDP frames."""
 
 
 class WiringCollector:

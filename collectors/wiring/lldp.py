@@ -112,7 +112,7 @@ def _text(value: Any) -> str:
 
 
 def _only(neighbors: list[Neighbor]) -> Neighbor | Absent:
-    """Return the only neighbor of an interface; NOT_A_SWITCH if the list is empty, because `_neighbor` left out all adapters.
+    """Return the only neighbor of an interface. If the list is empty, all neighbors were adapters: return NOT_A_SWITCH.
 
     Several neighbors are an error: a switch without LLDP may have forwarded their frames. But one switch port may be listed
     several times. For two minutes after the switch has configured LLDP, lldpd keeps the older entry without the name of the

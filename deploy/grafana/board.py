@@ -96,7 +96,7 @@ def _runbook(url: str) -> dashboard.VariableModel:
 
 
 def to_host() -> tuple[str, str]:
-    """Return title and URL of a link from a table cell that contains a host name to the dashboard of this host."""
+    """Return title and URL of a link in a table cell with a host name. The link opens the dashboard of this host."""
     return "The host", f"/d/rackproof-host?{_SHARED_PARAMETERS}&${{rack:queryparam}}&var-host=${{__value.raw}}"
 
 

@@ -150,7 +150,7 @@ def _load() -> Section:
 BOARD = Board(
     name="burnin",
     title="Rackproof burn-in",
-    about="Changes over hours or days in which nothing should change: what changed, when first, and by how much.",
+    about="What changed during a burn-in, when it first changed, and by how much.",
     variables=[RACK, HOST, RUN_ID],
     sections=[_changes(), _drift(), _load()],
     since="now-24h",

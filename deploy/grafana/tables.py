@@ -1,4 +1,8 @@
-"""Build tables: `rows` has one row for each set of labels, `matrix` one coloured cell for each pair of values of two labels."""
+"""Build tables.
+
+`rows` returns a table with one row for each set of labels. `matrix` returns a table with one row for each value of one label, and
+one column for each value of another.
+"""
 
 from __future__ import annotations
 
@@ -44,8 +48,8 @@ def rows(
 
     Args:
         queries: letter -> PromQL. Values of series with equal labels are in the same row.
-        columns: label, or letter of a query -> its column, in this order. A letter without a column is left out of the table, but
-            every label that the queries return needs a column.
+        columns: label, or letter of a query -> its column, in this order. The table leaves out a query without a column.
+            Every label that the queries return needs a column.
         sort: title of the column by which rows are sorted.
         down: sort in descending order.
     """
@@ -73,7 +77,7 @@ def _value(letter: str, queries: Mapping[str, str]) -> str:
 
 
 def _column(column: Column) -> list[dashboard.DynamicConfigValue]:
-    overrides: Json = {"noValue": "–"}  # shown in an empty cell; a table without rows shows the text of the panel
+    overrides: Json = {"noValue": "–"}  # shown in an empty cell; a table without rows shows Text.empty
     if column.unit:
         overrides["unit"] = column.unit
     if column.decimals is not None:
@@ -105,11 +109,11 @@ def matrix(
     height: int = 9,
     link: tuple[str, str] | None = None,
 ) -> table.Panel:
-    """Return a table of current values with one coloured cell for each pair of values of two labels.
+    """Return a table of current values: a matrix of the values of two labels, with coloured cells.
 
     Args:
-        row: label with one row for each value, and the title of the first column.
-        column: label with one column for each value.
+        row: label whose values name the rows, and title of the first column.
+        column: label whose values name the columns.
         mappings: value -> word and colour.
         scale: colours by value, for quantities.
         numbers: sort the values of `column` as numbers.

@@ -1,4 +1,4 @@
-"""Check that the nodes of a cluster offer the GPUs that a plan needs. Otherwise pods of the plan would stay pending.
+"""Check that the nodes of a cluster offer the GPUs that a plan needs. If they do not, pods of the plan stay pending.
 
     kubectl get nodes -o json | python3 deploy/kubernetes/check_nodes.py --plan runs/r1/plan.json
 
@@ -19,8 +19,8 @@ RESOURCE = "nvidia.com/gpu"
 TOLERATED = (RESOURCE,)
 """Keys of the taints that the pods in deploy/kubernetes tolerate."""
 SHARED, MIG = f"{RESOURCE}.shared", "nvidia.com/mig-"
-"""SHARED: name of the resource of GPUs that pods share, if the device plugin is configured to use this name. MIG: prefix of the
-names of the resources of MIG partitions."""
+"""SHARED: resource name that the device plugin can be configured to use for shared GPUs. MIG: prefix of the resource names of MIG
+partitions."""
 STRATEGY, PRODUCT, COUNT = f"{RESOURCE}.sharing-strategy", f"{RESOURCE}.product", f"{RESOURCE}.count"
 """Node labels of GPU Feature Discovery: how pods share GPUs, the GPU model (shared GPUs and MIG partitions have a suffix such as
 `-SHARED` or `-MIG-1g.10gb`), and the number of GPUs."""
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
     """Return the output lines (one for each node, and a summary), and whether all hosts of the plan fit on the nodes.
 
-    If at least one host of the plan has the name of a node, the names must match: only nodes with the name of a host are checked.
+    If at least one host of the plan has the name of a node, each host needs the node of its name. Other nodes are ignored.
     Otherwise any node may run any host, so each node must have enough GPUs for the largest host.
 
     Args:

@@ -122,8 +122,7 @@ def _ranges(key: str, every_branch: Mapping[str, str], fixes: Mapping[str, str])
 
     Args:
         key: product.
-        every_branch: each branch that the bulletin lists for the product -> a version of the branch, which gives its position
-            among the branches.
+        every_branch: each branch that the bulletin lists for the product -> a version of the branch, to sort the branches.
         fixes: branch -> first version with the fix of this vulnerability. A branch without an entry is not affected.
     """
     first = "0"

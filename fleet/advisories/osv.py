@@ -92,7 +92,7 @@ def _ranges(affected: Mapping[str, Any], lowest: str) -> Iterator[AffectedRange]
 
 
 def _severity(document: Mapping[str, Any]) -> str:
-    """Return the severity that the GitHub advisory database states; the Go vulnerability database states none (empty)."""
+    """Return the severity that the document states; an empty text if none, as in the Go vulnerability database."""
     stated = str(document.get("database_specific", {}).get("severity", "")).lower()
     return _SEVERITIES.get(stated, stated)
 

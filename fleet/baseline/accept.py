@@ -113,9 +113,9 @@ def _levels(state: HostState, serial: str) -> tuple[Level, ...]:
 
 
 def with_earlier(new: PartBaseline, old: PartBaseline | None) -> PartBaseline:
-    """Return the earlier baseline of a part, `old`, with the run and the figures of `new` added; `new` alone if `old` is None.
+    """Return `new` with the runs and figures of `old`, the earlier baseline of the same part, added to its own.
 
-    If `old` already contains this run, the figures of the run are replaced by the new ones.
+    If `old` already contains the run of `new`, the figures of this run are taken from `new`. At most MAX_RUNS runs are kept.
 
     Raises:
         UsageError: `old` contains a different run with the same name.

@@ -21,7 +21,7 @@ MAX_NEW = 200
 _EVENT_TYPES = ("sel", "event")
 """Values of the property LogEntryType of a log with hardware events, in lower case."""
 _EVENT_LOGS = frozenset({"sel", "log1", "eventlog", "event", "iml", "platformlog", "standardlog"})
-"""Ids of logs with hardware events, in lower case, for log services that state no LogEntryType."""
+"""Ids, in lower case, of logs that have hardware events whatever their LogEntryType is."""
 _OTHER_LOGS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hostlogger", "debug", "crash", "faultlog")
 """A log whose ID contains one of these texts has no hardware events."""
 
@@ -94,7 +94,7 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
 
 
 def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
-    """Return the entries that precede, in this list, the first entry whose time is earlier than the time in `mark`.
+    """Return the entries in front of the first one that is older than `mark`.
 
     Call this only if the entry that `mark` names was not found: the log was cleared, or it was full and has overwritten the
     entry, or it has more than MAX_NEW new entries. If the entry was found, do not compare times, because the clock of a BMC may
@@ -188,11 +188,13 @@ def _members(page: Resource | None) -> list[object]:
 def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
     """Return whether a log lists its oldest entry first.
 
-    Each two adjacent entries with known times are compared. The result is true if the second is later in more of these pairs
-    than it is earlier, and false if it is earlier in more. If the two numbers are equal, the times of the first and the last
-    entry decide; if these are equal or not known, the ids of these two entries decide, as numbers; if an ID is not a number, the
-    result is true. The first and the last entry alone are not enough, because the BMC may have written one of them with a wrong
-    clock.
+    The first of these that gives an answer decides:
+    1. Whether the times rise more often than they fall from one entry to the next. Entries without a known time are skipped.
+    2. The times of the first and the last entry.
+    3. The ids of the first and the last entry, compared as numbers.
+
+    The result is true if none gives an answer. Step 2 alone is not enough: the BMC may have written one of the two entries with
+    a wrong clock.
     """
     texts = [clean_text(item.get("Created", ""), 40) for item in members if isinstance(item, dict)]
     known = [moment for text in texts if (moment := _time(text))]

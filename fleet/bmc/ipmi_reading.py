@@ -27,7 +27,7 @@ NO_TIME, UPTIME = 0xFFFFFFFF, 0x20000000
 """NO_TIME: the event has no time. A time below UPTIME counts the seconds since the BMC started (IPMI 2.0, section 37)."""
 _ADDRESS = re.compile(r"\[?([^\[\]]+?)\]?(?::(\d{1,5}))?")
 _CRITICAL_BITS, _WARNING_BIT = 0b110, 0b001
-"""Bits of pyghmi's Health: critical or failed, and warning. A sensor beyond its critical limit also has the warning bit."""
+"""Bits of pyghmi's Health. _CRITICAL_BITS: critical and failed. A sensor beyond its critical limit also has the warning bit."""
 _PARTS = {
     "Power Supply": "bmc.power_supply.health",
     "Fan": "bmc.fan.health",
@@ -119,8 +119,8 @@ def _health(bits: object) -> str | None:
 def _read_log(readings: Readings, command: Command, marks: Marks | None, deadline: float) -> None:
     """Add the number of entries in the log, and the new entries.
 
-    An entry is new if it follows the entry that the mark of this log in `marks` names; IPMI lists the oldest entry first. If the
-    log lacks that entry, all entries are new. Without a mark, as in the first reading, no entry is new.
+    IPMI lists the oldest entry first. `marks` identifies the last entry of the previous reading: the entries after it are new. If
+    the log lacks that entry, all entries are new. Without a mark, as in the first reading, no entry is new.
     """
     entries: list[LogEntry] = []
     try:

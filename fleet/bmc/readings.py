@@ -50,7 +50,7 @@ class Readings:
         return scope
 
     def lack(self, name: str, labels: tuple[str, ...], reason: str) -> None:
-        """Add a part that reports no value, with the reason. Its status is `unsupported`, which is not an error."""
+        """Add the reading `name` of a part that reports no value. Its status is `unsupported`, which is not an error."""
         if len(self._absent[name]) < MAX_SCOPES and (scope := self.scope(name, *labels)):
             self._absent[name][scope] = f"{UNSUPPORTED}: {reason}"
 

@@ -112,7 +112,7 @@ def _read_chassis(session: RedfishSession, readings: Readings, chassis: Resource
 
 
 def _fan_health(fan: Resource) -> str | None:
-    """Return the health of a fan. If its speed is below the critical limit, it is critical even if `Health` is OK or missing."""
+    """Return the health of a fan. A fan whose `Health` is OK or missing is critical if it is slower than its critical limit."""
     value, speed, low = health(fan), _number(fan.get("Reading")), _limit(fan, "Lower")
     if value in (None, OK) and speed is not None and low is not None and speed < low:
         return f"{CRITICAL}: its speed {speed:g} is below its critical limit {low:g}"
@@ -162,7 +162,10 @@ def _read_sensor(readings: Readings, sensor: Resource) -> None:
 
 
 def side_of(place: str) -> str:
-    """Return the side of the chassis at which a sensor measures the air, by its place and name; empty for any other sensor."""
+    """Return `inlet` or `outlet` if a sensor measures the air there; empty for any other sensor.
+
+    `place` is the text of the sensor's place and name, or of its name alone.
+    """
     place = place.lower()
     return "" if _OF_A_PART.search(place) else next((side for word, side in _PLACES.items() if word in place), "")
 
@@ -170,8 +173,8 @@ def side_of(place: str) -> str:
 def _limits(sensor: Resource) -> tuple[float | None, float | None]:
     """Return the lower and upper critical limit; None for a limit that is not set or not used.
 
-    Some services report a limit that is not set as 0. So an upper limit of 0 is not used, nor a lower limit of 0 together with
-    it. If any other upper limit is not above the lower limit, neither is used.
+    Some services report 0 for a limit that is not set. So an upper limit of 0 is not used. If both limits are 0, neither is used.
+    If any other upper limit is not above the lower limit, neither is used.
     """
     low, high = _limit(sensor, "Lower"), _limit(sensor, "Upper")
     if high == 0:

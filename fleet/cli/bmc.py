@@ -124,8 +124,10 @@ def _plan(directory: Path) -> Plan:
 
 @contextmanager
 def _locked(directory: Path) -> Iterator[None]:
-    """Wait until no other process reads BMCs for the run, so that a reading during a stage is never added after the reading that
-    follows the stage."""
+    """Hold the lock of the run's BMC records: only one process of the run reads BMCs at a time.
+
+    So a late reading `during` a stage waits for the reading `after` the stage, finds it in the records, and is skipped.
+    """
     path = directory / BMCS
     path.mkdir(exist_ok=True)
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)

@@ -68,9 +68,9 @@ def _objects(columns: Sequence[str], rows: Iterable[Row]) -> list[dict[str, str]
 
 
 def module_rows(hosts: Iterable[HostInventory]) -> tuple[list[Row], list[str]]:
-    """Return a row for the module or cable at each port, and for each module without a row the reason.
+    """Return a row for the module or cable at each port, and the reason for each module without a row.
 
-    Ports at which no module is expected are left out.
+    Ports with nothing to read, such as ports without a module, are left out.
     """
     rows: list[Row] = []
     missing: list[str] = []

@@ -80,8 +80,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria.add_argument("--kind", choices=KINDS, default=REAL, help="propose: kind of runs (default: %(default)s)")
     criteria.add_argument("--model", default="", help="propose: GPU model, such as 'NVIDIA H200'")
     criteria.add_argument("--power", type=_probability, default=DETECTION_PROBABILITY,
-                          help="propose: probability with which a proposed limit finds the slowdown that its `source` states "
-                          "(default: %(default)s)")  # fmt: skip
+                          help="propose: the field `source` of each proposed limit states the loss that the limit finds with "
+                          "this probability (default: %(default)s)")  # fmt: skip
     criteria.add_argument("--false-alarm", type=_probability, default=MAX_FALSE_ALARM,
                           help="propose: highest probability with which a healthy part fails a proposed limit "
                           "(default: %(default)s)")  # fmt: skip
@@ -109,14 +109,14 @@ def call(options: argparse.Namespace) -> int:
     if options.what == "alerts":
         shipped = shipped_packs()
         named = [pack for pack in read_packs(options.packs) if pack.chosen]
-        # A named pack may have a criterion with the same id as a criterion of PACKS. If the named pack is shipped, its criterion
-        # overrides the other one. If it is a file of the operator (`chosen`), its criterion needs `replaces`.
+        # A named pack may reuse the id of a criterion in PACKS. If the named pack is shipped, its criterion overrides the one in
+        # PACKS. If it is a pack of the operator (`chosen`), its criterion needs `replaces` to do so.
         named = [replace(pack, chosen=pack.name not in shipped) for pack in named]
         print(rule_file([*map(read_pack, PACKS), *named], options.runbook), end="")
         return 0
     packs = [read_pack(name) for name in (*shipped_packs(), *options.packs)]
-    # `read_packs` refuses a named pack that reuses the id of another pack without `replaces`. Packs of GPU models are not checked
-    # in this way, because packs of different models use the same ids.
+    # `read_packs` refuses a criterion that has the id of an earlier criterion but no `replaces`. Packs of GPU models are not
+    # checked in this way, because packs of different models use the same ids.
     read_packs([name for name in options.packs if not read_pack(name).gpu_names])
     findings = dict.fromkeys(finding for pack in packs for finding in lint(pack))
     for finding in findings:

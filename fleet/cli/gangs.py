@@ -1,4 +1,4 @@
-"""`rackproof gangs`: print which hosts of each gang (the hosts of one multi-node launch) launch together next."""
+"""`rackproof gangs`: print the next launches of each gang (the hosts of one multi-node launch)."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--await",
         dest="awaiting",
         action="store_true",
-        help="for the first call of a playbook: if the record of a host lacks a launch that another host has recorded, print no "
-        "launch, but the hosts whose launch may still be running and whose records must be fetched again (awaited hosts)",
+        help="for the first call of a playbook: if hosts have not recorded a launch that another host has recorded, print these "
+        "hosts (awaited hosts) and no launch. Their launch may still be running: fetch their records again",
     )
     gangs.add_argument(
         "--json",

@@ -94,10 +94,9 @@ def call(options: argparse.Namespace) -> int:
 
 
 def _earlier_runs(option: Path | None, variables: Variables) -> tuple[Path | None, Path | None]:
-    """Return the history of the fleet, and the directory of earlier runs.
+    """Return the history of the fleet and the directory of earlier runs. At least one of the two is None.
 
-    At most one of them is not None: the one that `--history` names or, without this option, the history in the variable
-    rackproof_history.
+    `--history` names either of them. Without this option, the variable rackproof_history may name a history.
     """
     if option is None:
         store = str(variables.get("rackproof_history") or "")

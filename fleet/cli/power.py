@@ -112,7 +112,7 @@ def _print_planted_faults(options: argparse.Namespace) -> int:
     found = comparisons([(run.plan, run.evidence) for run in runs], profiles)
     if not found:
         raise UsageError(
-            "no run has results of the benchmark `digest` on GPUs, from which its repetitions are estimated: give a run with them"
+            "no run has results of the benchmark `digest` on GPUs: give a run with such results, to estimate its repetitions"
         )
     simulated = any(run.plan.simulated for run in runs)
     if options.json:

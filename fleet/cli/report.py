@@ -86,8 +86,8 @@ def _judge_and_write(
     """Judge the run, compare it with former runs, write its report in the selected formats and release the run's lock.
 
     Returns:
-        Run, report, and report as JSON document; and a line that says why the report is not compared with all former runs in
-        the history (empty if it is, or if no history is given).
+        Run, report, report as JSON document, and a message. The message says why the comparison with the history is missing or
+        lacks runs; it is empty if nothing is wrong or no history is given.
     """
     run, report = judge_run(options.run_dir, options.criteria, options.waivers)
     unread = ""

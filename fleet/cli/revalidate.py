@@ -12,8 +12,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add revalidate to the command."""
     verb = verbs.add_parser(
         "revalidate",
-        help="run playbooks/revalidate.yml with the date in the run id; exits 0, 1 or 2 as report does, "
-        "75 if the run is in progress, or if a run that began in the same minute was already accepted or rejected",
+        help="run playbooks/revalidate.yml with the date in the run id; exits 0, 1 or 2 as report does (2 instead of 0 if "
+        "nodes stay drained in the scheduler), 75 if the run is in progress, or if a run that began in the same minute was "
+        "already accepted or rejected",
         epilog="example: rackproof revalidate -i inventory/rack12 --name rack12 -- -e rackproof_budget_s=300",
     )
     verb.add_argument(
