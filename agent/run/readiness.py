@@ -197,7 +197,7 @@ def _memory_problems(
     left = memory_left(root)
     state, remedy = "of memory are available", "free up memory"
     if left is not None and (free is None or left < free):
-        free, state = left, "are left below the memory limit of this container or job"
+        free, state = left, "are free within the memory limit of this container or job"
         remedy = "free up memory, or raise the limit"
     needed = devices * (BYTES_PER_PROCESS if cpu else BYTES_PER_GPU)
     if free is not None and free < needed:

@@ -327,10 +327,14 @@ def _problem(item: Observation, reason: str) -> Problem:
 
 def _wrong_param(view: HostView, item: Observation, planned: Mapping[str, Any]) -> str:
     """Return why a parameter of a figure cannot be right; empty if all can be. `planned` is the result of `_fixed_settings`."""
+    output = output_of(item.name)
+    constants = output.constants if output else {}
     for key, value in item.params.items():
         if type(value) in (int, float) and value < 0:  # type: ignore[operator]
             return f"its parameter {key} is {value}, but must not be negative"
-        wanted = planned.get(key, value)
+        if value != constants.get(key, value):
+            return f"{key} is {value}, but it is always {constants[key]}"
+        wanted: Any = value if key in constants else planned.get(key, value)
         is_shortened = key == "epochs" and planned.get("max_steps") and _is_positive(value) and value < wanted
         if value != wanted and not (isinstance(wanted, list | tuple) and value in wanted) and not is_shortened:
             return f"{key} is {value}, but the plan has {wanted}"

@@ -13,6 +13,7 @@ from fleet.simulate import assumptions
 from fleet.simulate.cabling import adapter_scope
 from fleet.simulate.gpu_data import json_numbers, values_by_level
 from fleet.simulate.template import Greatest, Placeholder, Slot
+from schemas.benchmarks.communication import SMALL_MESSAGE_BYTES
 from schemas.catalogue import settings
 from schemas.plans import Plan, PlannedHost
 from schemas.readings import READINGS
@@ -23,8 +24,8 @@ from schemas.tournament import select_rounds
 
 Doc = dict[str, Any]
 VERBS = "verbs"
-MTU_B, MESSAGE_B = 4096, 8
-"""MTU of the ports, and size of a message in the tests of latency and message rate; both in bytes."""
+MTU_B = 4096
+"""MTU of the ports, in bytes."""
 _UNITS = {"bandwidth": "B/s", "rate_ratio": "1", "mtu": "B", "latency": "s", "message_rate": "1/s"}
 _ERRORS = ("symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors")
 
@@ -135,7 +136,7 @@ def _observation(
     partner: int | str = "",
 ) -> Doc:
     kind, in_gang = figure.name.removeprefix(f"{VERBS}."), stage == GANG
-    size = chosen["size_bytes"] if figure.test == "verbs.bandwidth" else MESSAGE_B
+    size = chosen["size_bytes"] if figure.test == "verbs.bandwidth" else SMALL_MESSAGE_BYTES
     numa = 2 * rail // len(host.devices)
     params = {
         "sharing": figure.params["sharing"],

@@ -44,6 +44,8 @@ class Output:
     """Parameter of the observation -> setting of the benchmark that lists its values."""
     params: Mapping[str, Parameter] = field(default_factory=dict)
     """More parameters of this output's observations."""
+    constants: Mapping[str, int] = field(default_factory=dict)
+    """Parameter -> its value in every observation, whatever the settings of the benchmark are."""
     gpu_only: bool = False
     """Whether only GPUs have this figure, so that a rehearsal does not plan it."""
     sampled: bool = False

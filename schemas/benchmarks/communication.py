@@ -15,6 +15,8 @@ _NCCL_CHOICE = {
 }
 
 
+SMALL_MESSAGE_BYTES = 8
+"""Size of the messages whose latency or rate is measured between two RDMA ports, or between a GPU and its partner in `pairs`."""
 _PORT = {"size_bytes": int, "mtu": int, "gid_index": int, "gid_type": str, "numa_node": str, "pci_path": str}
 
 
@@ -80,7 +82,8 @@ COMMUNICATION: Mapping[str, Benchmark] = {
             "seconds": 0.4,  # for each round
         },
         outputs=[
-            *make_outputs("pairs", {"bandwidth": "B/s", "latency": "s"}, "peers"),
+            Output(name="pairs.bandwidth", unit="B/s", scope="peers"),
+            Output(name="pairs.latency", unit="s", scope="peers", constants={"size_bytes": SMALL_MESSAGE_BYTES}),
             Output(name="pairs.wrong_elements", unit="1", scope="peers", demanded=False),
         ],
         params={"rail": int, "round": int, "size_bytes": int, "world_size": int},
@@ -122,12 +125,12 @@ COMMUNICATION: Mapping[str, Benchmark] = {
                 "port",
                 over={"sharing": "sharings"},
                 params=_PORT,
+                constants={"size_bytes": SMALL_MESSAGE_BYTES},
                 demanded=False,
             ),
             Output(name="verbs.best_ratio", unit="1", scope="port", params={"partners": int}, demanded=False),
         ],
         params={"rail": int},
-        adapted=["size_bytes"],
         cost_s=0.5,
         # The first two costs are for a host alone, the last two for a round between hosts. In each pair of costs, the first is
         # for the bandwidths, the second for latency and message rate.

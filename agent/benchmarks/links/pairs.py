@@ -24,12 +24,13 @@ from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.nccl import Communicator, NcclError
 from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import summarize
+from schemas.benchmarks.communication import SMALL_MESSAGE_BYTES
 from schemas.records import ERROR, SKIPPED
 from schemas.tournament import partner, select_rounds
 
 UNITS = {"pairs.bandwidth": "B/s", "pairs.latency": "s"}
-WORD = 2
-"""Elements (fp32) of the message whose latency is measured: 8 B."""
+WORD = SMALL_MESSAGE_BYTES // 4
+"""Elements (fp32) of the message whose latency is measured."""
 REPETITIONS = 7
 """Number of timed spans for each message size. The result of a span is the mean time of its exchanges, and the median of the
 results is reported. If the setting `seconds` is too short for so many large exchanges, there are fewer spans."""
@@ -128,7 +129,7 @@ def _measure_pair(context: Context, exchange: PairExchange, other: str, peer: in
     rates = summarize([result.size_bytes / seconds for seconds in result.large])
     latencies = summarize(result.small)
     context.report("pairs.bandwidth", rates, unit="B/s", size_bytes=result.size_bytes, **common)
-    context.report("pairs.latency", latencies, unit="s", size_bytes=4 * WORD, **common)
+    context.report("pairs.latency", latencies, unit="s", size_bytes=SMALL_MESSAGE_BYTES, **common)
 
 
 def _report_absent(context: Context, scope: str, status: str, reason: str) -> None:

@@ -16,6 +16,7 @@ from typing import IO
 
 from agent.benchmarks.links.perftest import LATENCY_PROGRAM, MAX_OUTPUT, PROGRAMS, failure_reason
 from agent.benchmarks.links.rdma_ports import ROCE, RdmaPort
+from schemas.benchmarks.communication import SMALL_MESSAGE_BYTES
 
 POLL_S = 0.02
 LISTEN_S = 15.0
@@ -27,8 +28,6 @@ HELP_S = 10.0
 END_S = 5.0
 """How long to wait for a process that was killed."""
 LATENCY_ITERATIONS = 1000
-MESSAGE_BYTES = 8
-"""Size of the messages whose rate is measured."""
 LISTEN_STATE = "0A"
 """TCP_LISTEN in /proc/net/tcp."""
 Progress = Callable[[], None]
@@ -45,7 +44,7 @@ class VerbsTest:
     """`one_way` or `both_ways`."""
     memory: str = "host"
     """`host` or `gpu`: where the buffers of the messages are."""
-    size_bytes: int = MESSAGE_BYTES
+    size_bytes: int = SMALL_MESSAGE_BYTES
     seconds: int = 1
 
     @property

@@ -314,7 +314,7 @@ def test_too_little_memory_is_reported(ready_root: Path) -> None:
     (ready_root / "sys/fs/cgroup/memory.current").write_text(f"{1 << 29}\n")
     (line,) = readiness_problems(ready_root, cpu=True)
     assert line.startswith(
-        "0.5 GiB are left below the memory limit of this container or job, and 2 processes need 1.0 GiB"
+        "0.5 GiB are free within the memory limit of this container or job, and 2 processes need 1.0 GiB"
     )
     (ready_root / "sys/fs/cgroup/memory.max").write_text("max\n")
     assert readiness_problems(ready_root) == []

@@ -19,6 +19,7 @@ from fleet.judge.judge import host_views, judge
 from fleet.records.load import load
 from fleet.report.merge import merge
 from rackproof.main import main
+from schemas.benchmarks import Output
 from schemas.catalogue import BENCHMARKS, parameters, settings
 from schemas.records import MEASURED, Launch, Metric, Observation, Record, Snapshot, Value
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, REJECTED, VerdictKind
@@ -314,6 +315,27 @@ def test_figure_states_the_setting_of_the_plan_unless_the_benchmark_adapts_it(na
 
     assert contradiction(stated) == []
     assert bool(contradiction(stated * 3)) is (key not in BENCHMARKS[name].adapted)
+
+
+CONSTANTS = [
+    (benchmark, output, key)
+    for benchmark, entry in BENCHMARKS.items()
+    for output in entry.outputs
+    for key in output.constants
+]
+
+
+@pytest.mark.parametrize(("benchmark", "output", "key"), CONSTANTS, ids=lambda value: getattr(value, "name", value))
+def test_parameter_that_does_not_depend_on_the_settings_has_its_constant_value(
+    benchmark: str, output: Output, key: str
+) -> None:
+    plan = builders.plan("h1", "h2", profile="extended")
+    view = host_views(plan, builders.evidence(plan), PACKS)[0]
+    stage = next(stage.name for stage in plan.stages if benchmark in stage.benchmarks)
+    for value in (output.constants[key], output.constants[key] + 1):
+        figure = builders.observation(output.name, 1.0, stage=stage, **{key: value})
+        reasons = [reason for _, reason in figure_structure(view, [figure]).problems if reason.startswith(f"{key} is")]
+        assert bool(reasons) is (value != output.constants[key])
 
 
 @pytest.mark.parametrize(("parameter", "contradictory"), [("size_bytes", False), ("size", True)])

@@ -130,7 +130,8 @@ def test_location_of_a_misplaced_part_is_named() -> None:
     assert [(item.verdict, item.reason, item.source, item.action) for item in good[:1]] == [
         (PASS, "found where it was ordered: h1 slot 0", "manifest: order.csv", "none")
     ]
-    assert manifest_summary(ordered_plan(ordered_part("h1-0", "gpu")), good) == "1 of 1 parts as ordered; 1 part that was not ordered"
+    one_part = ordered_plan(ordered_part("h1-0", "gpu"))
+    assert manifest_summary(one_part, good) == "1 of 1 parts as ordered; 1 part that was not ordered"
     assert (
         manifest_summary(replace(plan, rehearsal=True), verdicts)
         == manifest_summary(replace(plan, manifest=()), verdicts)
