@@ -56,10 +56,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--seed",
         type=int,
         default=0,
-        help="random seed; with another seed the parts are the same, but noise and selected faults differ (default: %(default)s)",
+        help="random seed of the noise, and of the hosts and GPUs that get the faults (default: %(default)s)",
     )
     verb.add_argument("--readings", choices=[ALL, JUDGED], default=ALL,
-                      help=f"{JUDGED}: write the readings that criteria judge and few others, for large fleets "
+                      help=f"{JUDGED}: write little more than the readings that criteria judge, for large fleets "
                            "(default: %(default)s)")  # fmt: skip
     verb.add_argument("--jobs", type=_count, default=1, help="writer processes (default: %(default)s)")
     verb.add_argument("--list-faults", action="store_true", help="list the kinds of faults")

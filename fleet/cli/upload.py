@@ -20,9 +20,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         description="Uploads new and changed files (by size and MD5), report.json last. Deletes nothing. Credentials come from "
         "the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID …) or the configuration files of AWS.",
         epilog="example: rackproof upload runs/rack12 s3://acceptance/site-a --endpoint https://minio.example.com:9000. "
-        "Exit codes: 0 uploaded, whatever the decision; 2 there is no report, a file cannot be uploaded, or boto3 is not "
-        "installed; 64 wrong usage, such as an invalid URL or endpoint; 74 the store cannot be reached or refuses a file: "
-        "nothing or only a part was uploaded; 75 the run is in progress.",
+        "Exit codes: 0 uploaded, whatever the decision; 2 there is no report, a file is unreadable, is not a regular file or "
+        "has an invalid name, or boto3 is not installed; 64 wrong usage, such as an invalid URL or endpoint; 74 the store "
+        "cannot be reached or refuses a request: nothing or only a part was uploaded; 75 the run is in progress.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
     verb.add_argument("url", help="s3://BUCKET or s3://BUCKET/PREFIX; the run becomes a folder in it")

@@ -53,9 +53,9 @@ TRUTHS = frozenset(
         "collective.nvls",
     }
 )
-"""Figures of benchmarks that are true or false."""
+"""Benchmark figures that are true or false."""
 TEXTS = frozenset({"collective.transport", "digest.value", "pulse.wave"})
-"""Figures of benchmarks that are texts."""
+"""Benchmark figures that are texts."""
 LEAST_OF_EXPECTED = 0.75
 """Lowest floor (lower limit) that the lint accepts, as a share of the expected value. The highest ceiling (upper limit) is
 2 - LEAST_OF_EXPECTED = 1.25 times the expected value."""
@@ -69,8 +69,8 @@ MUST_JUDGE = (
     "gemm.throughput", "memory.bandwidth", "host_copy.bandwidth", "peer_copy.bandwidth", "stress.throughput", "stress.power",
     "collective.all_reduce.busbw", "gpu.pcie.generation", "gpu.pcie.width",
 )  # fmt: skip
-"""Observations that the pack of a GPU model must list under `unknown`, or judge in a stage other than `gang` by a limit that does
-not depend on other parts or earlier runs."""
+"""The pack of a GPU model must judge each of these observations, or list it under `unknown`. A criterion of the stage `gang` does
+not suffice, nor does a limit that depends on other parts or earlier runs."""
 
 
 def lint(pack: Pack) -> list[Finding]:
@@ -223,7 +223,7 @@ def _check_type(criterion: Criterion) -> Iterator[Finding]:
 
 
 def _check_distance(criterion: Criterion) -> Iterator[Finding]:
-    """Report a limit relative to the fleet or to the baseline whose operator or fraction makes it useless."""
+    """Report an operator or fraction with which a limit relative to the fleet or to the baseline is useless."""
     if (criterion.fleet_deviations or criterion.baseline) and criterion.operator == "eq":
         yield finding_on(criterion, "eq", "no two measurements are equal", "use `ge` or `le`")
     fraction = criterion.baseline.fraction if criterion.baseline and criterion.baseline.change is None else 1.0
@@ -241,8 +241,8 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
         criterion.expected is None and not criterion.variable and criterion.fleet_fraction is None
     ):
         return
-    # If the expected value is an inventory variable and the basis is `model`, the fraction was derived from measurements of other
-    # parts. Such a floor is permitted to be so low that it finds only gross faults.
+    # With the basis `model`, the fraction of an inventory variable is derived from figures of other hardware. Such a floor is
+    # permitted to be so low that it finds only gross faults.
     least = LEAST_OF_DATASHEET if criterion.variable and criterion.basis == MODEL else LEAST_OF_EXPECTED
     least = LEAST_OF_LIGHT if criterion.name in LIGHT else least
     most = 2 - LEAST_OF_EXPECTED

@@ -66,8 +66,8 @@ def _parameters(outputs: Outputs) -> dict[str, Parameter]:
                 merged[key] = parameter
             else:
                 merged[key] = [*before, *parameter]
-    # A parameter with the name of an output's scope can be any text. For example, `numa` is the number of a node in the scopes of
-    # `host_memory`, but `local` or `remote` as a parameter of other benchmarks.
+    # A key can be a scope of one benchmark and a parameter of another, with different values. For example, `numa` is the number
+    # of a node in scopes of `host_memory`, but `local` or `remote` as a parameter of `host_copy`. Such a key accepts any text.
     labels = {output.scope for output, _ in outputs} & merged.keys()
     return merged | dict.fromkeys(labels, str)
 

@@ -133,8 +133,8 @@ def _distinction(problem: Problem, verdict: Verdict) -> object:
 def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
     """Return the problems, without those that follow from an error of another GPU. That GPU's problem gets their verdicts.
 
-    Parameters of the verdicts name the other GPU (`fleet.judge.link_faults`). If it has none of the problems
-    in `_ERRORS_OF_A_GPU`, the problem that would follow from it is kept.
+    Parameters of the verdicts name the other GPU (`fleet.judge.link_faults`). A problem is kept if that GPU has none of the
+    problems in `_ERRORS_OF_A_GPU`.
     """
     remaining: list[_PartProblem] = []
     followers: list[tuple[_PartProblem, tuple[object, object]]] = []
@@ -160,8 +160,8 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
 
 
 _ERRORS_OF_A_GPU = ("gpu-fell-off-bus", "gpu-error")
-"""Problems that include the XIDs of a GPU. Verdicts on a GPU that have the same waiver never give both problems, because
-`gpu-fell-off-bus` explains all other verdicts on the GPU."""
+"""Problems that an XID of a GPU shows. A GPU has at most one of them for each waiver, because `gpu-fell-off-bus` explains all
+other verdicts on the GPU with the same waiver."""
 _ONE_PER_READING = ("differs", "identity", "in-use")
 """Problems that a part may have several times: once for each reading."""
 _WITHOUT_LINK = ("module", "port-protocol", "port-down")
@@ -180,8 +180,8 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
     if item.part in _ends(verdict) and (same_reading or matches(verdict, problem.explains)):
         return True
     is_suspect = item.first.kind == VerdictKind.SUSPECT
-    # If a host is slow in measurements with other hosts, that explains adapters that are slow in the stage `gang`, which measures
-    # them between hosts. It does not explain adapters that are slow in a stage on one host, which measures each port in loopback.
+    # A host that is slow in measurements with other hosts explains adapters that are slow in the stage `gang`, which measures
+    # between hosts. It does not explain adapters that are slow in other stages, which measure each port in loopback.
     may_explain_parts = not is_suspect or (item.part == HOST and verdict.stage == GANG)
     if (
         may_explain_parts
@@ -193,8 +193,8 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
         return True
     is_one_part = item.part != HOST and not Scope.parse(item.part).is_gang
     if is_suspect and is_one_part and Scope.parse(verdict.scope).get("partner"):
-        # A verdict on a slow pair of GPUs already has the suspect of this pair as its part
-        # (fleet/judge/localization/pair_parts.py). Here, its part is another one.
+        # fleet/judge/localization/pair_parts.py sets the part of a failed pair to the suspect that explains the failure. This
+        # verdict has another part, so `item` does not explain it.
         return False
     if problem.id in _OF_ONE_PORT and verdict.kind == VerdictKind.SUSPECT and part == HOST:
         return False  # if the port of this problem were slow, the verdict would suspect the port, not the host
@@ -251,7 +251,7 @@ def _without_effects_in_gang(problems: Sequence[_PartProblem], gang_of: Mapping[
 def _explain_by_gang(
     problems: Sequence[_PartProblem], verdicts: Iterable[Verdict], gang_of: Mapping[str, str]
 ) -> list[Verdict]:
-    """Add each verdict to a problem of another host of its gang that explains it.
+    """Add each verdict to the problem that explains it, on another host of the same gang.
 
     Return the verdicts that no such problem explains.
     """

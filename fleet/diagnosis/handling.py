@@ -230,11 +230,13 @@ HANDLING = {
     ("wrong-results", "inspect_hardware", "directory"): Handling(
         "Do not use the file system. Read the kernel log, and the logs of its disks (nvme smart-log, smartctl) or servers; then "
         "check the file system.",
-        "replace the disk. If several disks of the host, or only this client, return wrong data, inspect the memory of the host.",
+        "replace the disk. If several disks of the host return wrong data, or only this client of a shared file system reads "
+        "wrong data, inspect the memory of the host.",
     ),
     ("slow-files", "inspect_hardware", ""): Handling(
-        "The host is not at fault. Find the server, storage target or path that holds its files (lfs getstripe, mmlsattr, or the "
-        "address in the parameter `device`), and compare its disks, rebuilds, links and load with those of a healthy one.",
+        "The host is not at fault. Find the server or storage target that holds the files of the host (lfs getstripe, mmlsattr, "
+        "or the address in the parameter `device`). Compare the disks, rebuilds, links and load of that server or target with "
+        "those of a healthy one.",
         "take that server or storage target out of service and measure again.",
     ),
     ("slow-storage", "inspect_hardware", "gang"): Handling(

@@ -437,7 +437,7 @@ PROBLEMS = (
     ),
     Problem(id="bmc-event", title=words.bmc_event, shown_by=("bmc.event.severity", "bmc.log.new_entries")),
     Problem(id="far-adapter", title=words.far_adapter, shown_by=("pcie.nic_path",)),
-    # These problems are before `differs`: a version with a published vulnerability must be replaced even if all hosts have it.
+    # These problems are before `differs`, which advises the version that most hosts have. That version may be vulnerable, too.
     *(
         Problem(id=f"{SCORES}{key}", title=words.describe, shown_by=(f"{SCORES}{key}",), explains=(product.reading,))
         for key, product in PRODUCTS.items()

@@ -490,11 +490,7 @@ def network(shown: Sequence[Verdict]) -> str:
 
 
 def why(first: Verdict) -> str:
-    """Return the explanation that the title leaves out: the detail of the first verdict, or its reason.
-
-    For a suspect, it is the detail or, if there is none, the reason. For any other verdict, it is the reason if the verdict has
-    no value, or is about an identity or a record; otherwise it is the detail.
-    """
+    """Return the explanation that the title leaves out: the detail of the first verdict, or its reason."""
     if first.kind == VerdictKind.SUSPECT:
         return first.detail or first.reason.removeprefix(f"host {first.host} {first.scope} ")
     if first.name.partition(".")[0] == RECORD:

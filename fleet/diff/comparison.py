@@ -51,7 +51,7 @@ class Comparison:
 
     def __init__(self) -> None:
         self.compared = 0
-        """Number of figures that both states of a host have; 0: no figure was compared."""
+        """Number of figures that both states of a host have."""
         self.figures = 0
         """Number of figures in the new states, compared or not."""
         self.hosts = 0
@@ -69,7 +69,7 @@ class Comparison:
             host: name of the host.
             old: earlier state of the host; None if it has none.
             new: new state of the host; None if it has none.
-            criteria: those with `vs_baseline` define the smallest change of a figure that counts.
+            criteria: those with `vs_baseline` set how large a change of a figure must be to be listed.
         """
         self._order.setdefault(host, len(self._order))
         had_record, has_record = old is not None and old.has_record, new is not None and new.has_record
@@ -108,8 +108,8 @@ def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
     Args:
         old: host -> its earlier state; `merge_states` merges the states from several runs.
         new: host -> its state now.
-        criteria: host -> the criteria that apply to it; those with `vs_baseline` define the smallest change of a figure that
-            counts.
+        criteria: host -> the criteria that apply to it. Those with `vs_baseline` set how large a change of a figure must be to be
+            listed.
     """
     comparison = Comparison()
     figures_by_serial: dict[str, Mapping[Key, Figure]] = {

@@ -27,8 +27,8 @@ from schemas.records import MEASURED, Observation
 
 UNJUDGED_SHARE = 0.25
 UNJUDGED_SIGMAS = 4.0
-"""A figure that no criterion judges against a baseline is listed if its change exceeds both limits: this share, and this number
-of standard deviations."""
+"""If no criterion judges a figure against a baseline, its change is listed only if it exceeds both limits: UNJUDGED_SHARE of the
+earlier value, and UNJUDGED_SIGMAS standard deviations. A figure in READINGS has no such limits: every change is listed."""
 _MAX_NAMED_FIGURES = 6
 
 
@@ -77,9 +77,9 @@ class _Noise:
     basis: str
     """How `share` was determined, as text."""
     better: int = 0
-    """1 if more is better, -1 if less is better, 0 if a change is neither improvement nor regression.
+    """1 if more is better, -1 if less is better, 0 if the better direction is unknown.
 
-    It is 0 if the better direction is unknown, or if no criterion judges the figure against a baseline and READINGS lacks it.
+    A figure that is not in READINGS and that no criterion judges against a baseline always has 0.
     """
     is_clear: bool = True
     """Whether the noise is small enough that a change beyond it is significant."""

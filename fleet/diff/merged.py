@@ -1,4 +1,4 @@
-"""Merge regressions that several hosts report: of a figure of their gang, or of their pairs with one host."""
+"""Merge regressions of several hosts: those of one gang, and those of pairs that have one host in common."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ _MAX_NAMED_HOSTS = 6
 def merge_changes(changes: Sequence[Change]) -> Iterator[Change]:
     """Yield the changes with the regressions of several hosts merged.
 
-    The regression of a gang figure, which each of its hosts reports, becomes one change. If all pairs of hosts for which
-    a figure regressed have one host in common, these regressions become one change of that host. Other changes are not merged.
+    A regression of a gang figure is reported by each host of the gang, and becomes one change. A figure of pairs of hosts may
+    regress for several pairs. If these pairs have one host in common, their regressions become one change of that host. Other
+    changes are not merged.
     """
     slow_hosts: set[str] = set()
     pairs: dict[str, list[Change]] = defaultdict(list)

@@ -1,4 +1,4 @@
-"""Find parts that moved, were replaced, added or removed, by their serials: GPUs and other parts of a host."""
+"""Find GPUs that moved. Find GPUs and other parts of a host that were replaced, added or removed."""
 
 from __future__ import annotations
 

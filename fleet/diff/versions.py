@@ -22,7 +22,7 @@ def changed_versions(old: HostState, new: HostState) -> Iterator[tuple[str, str,
 
 
 def version_changes(hosts_by_change: Mapping[tuple[str, str, str], Sequence[str]]) -> Iterator[Change]:
-    """Yield one change for all hosts with the same change of a version."""
+    """Yield each change of a version once, even if several hosts have it."""
     for (name, before, after), hosts in hosts_by_change.items():
         more = f" and {len(hosts) - _MAX_NAMED_HOSTS} more" if len(hosts) > _MAX_NAMED_HOSTS else ""
         text = f"{', '.join(hosts[:_MAX_NAMED_HOSTS])}{more}: {name} {before} → {after}"

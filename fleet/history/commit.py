@@ -166,9 +166,8 @@ def _commit(place: Path, index: Index) -> None:
     if max(versions(place)) > number or (
         copy.exists() and read_version(place.parent, index.kind, copy).generation >= number
     ):
-        shutil.rmtree(
-            claim, ignore_errors=True
-        )  # `claim` was free because a writer that is ahead had removed this version
+        # The rename succeeded only because a later writer had already removed this version.
+        shutil.rmtree(claim, ignore_errors=True)
         raise IndexChangedError(f"{place}: a newer index exists")
     index.generation = number
     with contextlib.suppress(OSError):  # a full disk, for example: readers find the version in `claim`
@@ -179,7 +178,7 @@ def _commit(place: Path, index: Index) -> None:
 
 
 def _has_lost_its_index(place: Path) -> bool:
-    """Return whether `place`, which has no index, has files that an index once listed: of a month, or of several runs.
+    """Return whether `place`, which has no index, had one: it has a file of a month, or files of several runs or imports.
 
     Files of one run are no sign of a lost index: a writer that was killed while it added the first run may have left them.
     """

@@ -40,7 +40,7 @@ class History:
             self._open(complete=True)
 
     def _open(self, *, complete: bool) -> None:
-        """Read the index and create the views. `complete` also compares the checksum of every file, which reads all of it."""
+        """Read the index and create the views. With `complete`, also read every file to the end and compare its checksum."""
         index = read_index(self.directory, self.kind)
         if index is None:
             raise RunError(f"no history of kind {self.kind} in {self.directory}: {self._remedy()}")
@@ -115,7 +115,7 @@ class History:
         """Return the result of a query of Rackproof itself. If a file turns out to be damaged, the query is repeated without it.
 
         Raises:
-            RunError: the query fails although every file is undamaged.
+            RunError: the query fails even without the damaged files.
         """
         try:
             return list(self._database.execute(query, values).fetchall())
@@ -138,7 +138,7 @@ class History:
         If a file turns out to be damaged, the query is repeated without it.
 
         Raises:
-            UsageError: the query is not one SELECT, reads a file outside the history, or fails although every file is undamaged.
+            UsageError: the query is not one SELECT, reads a file outside the history, or fails even without the damaged files.
         """
         duckdb = importlib.import_module("duckdb")
         try:
@@ -161,5 +161,9 @@ class History:
 
 
 def open_history(directory: Path, kind: str = REAL) -> History | None:
-    """Return the history, or None if there is none of this kind. Other errors are raised as by `History`."""
+    """Return the history; None if there is none of this kind.
+
+    Raises:
+        RunError: DuckDB is missing, or the index cannot be read.
+    """
     return History(directory, kind) if read_index(directory, kind) is not None else None

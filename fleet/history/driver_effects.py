@@ -61,7 +61,7 @@ class DriverEffect:
     weeks_new: int
     """Number of weeks with runs under the new driver, on the same hosts."""
     meaning: str
-    """`worse`, `better`, or `unknown` if neither more nor less of the figure is better."""
+    """`worse`, `better`, or `unknown` if the better direction is not known."""
     finding: str
     """CLEAR or CONFOUNDED."""
 
@@ -90,7 +90,7 @@ def driver_effects(history: History) -> list[DriverEffect]:
 
 
 def _values(history: History, pairs: Sequence[Mapping[str, Any]]) -> Mapping[int, list[Value]]:
-    """Return the values of each item of `pairs` (a figure and two drivers), by its index, from the hosts with both drivers."""
+    """Return index in `pairs` -> values from the hosts with both drivers. An item of `pairs` is a figure and two drivers."""
     result: dict[int, list[Value]] = defaultdict(list)
     if not pairs:
         return result

@@ -1,8 +1,8 @@
 """Group failures into episodes, and find those that begin together on parts of a host or on hosts of a rack.
 
 An episode lasts from a failure until the next run in which the part passes: a part that waits for its replacement and is
-measured ten times has one episode. The part passes only in a run that measured all benchmarks that failed on its host in the last
-failing run: a short run between two complete runs does not end the episode.
+measured ten times has one episode. The passing run must have measured every benchmark that failed on the host in the last failing
+run. So a short run between two complete runs does not end the episode.
 
 If episodes of several parts of a host begin in the same run, that is one event of the host, not of its parts: eight GPUs that
 fall off the bus together are one fault. If at least half of the hosts of a rack, and at least three, begin to fail in the same

@@ -20,13 +20,11 @@ def feed_history(directory: Path, run: Run, report: FleetReport, unread: str = "
         directory: the history.
         run: the run.
         report: its report.
-        unread: the line of `with_history` that says why the report is compared with no former runs, or not with all of them;
-            empty if it is compared with all. It is returned only if the run is added; otherwise only the warning that the run was
-            not added is returned.
+        unread: the message of `with_history`, which may be empty. It is returned with the notes, but only if the run is added.
     """
     try:
         notes, _ = add_run(directory, run_rows(run, report))
-    except Exception as error:  # noqa: BLE001 - no fault of the history may cost the operator the report
+    except Exception as error:  # noqa: BLE001 - an error in the history must not prevent the report
         reason = " ".join(str(error).split()) or type(error).__name__
         return [
             f"warning: the run was not added to the history: {reason}. The report is complete. "

@@ -31,7 +31,8 @@ _WEIGHTED_SPREAD = (
     + ", max(value) as most"
 )
 """SQL columns as in _SPREAD, for a figure of links, peers or adapters. A part has several such values in a run, and together they
-have the weight of one value. `tables.weighted` returns the rows; `position` is the share of the total weight up to a row."""
+have the weight of one value. The query `tables.weighted` provides the column `position`: the weight of all values up to this one,
+as a share of the total weight."""
 _KEY = "name, settings, stage, within, model"
 _SPREAD_COLUMNS = {
     "values": "values", "parts": "parts", "least": "least", "p05": "5 %", "median": "median", "p95": "95 %", "most": "most",

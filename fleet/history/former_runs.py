@@ -111,7 +111,7 @@ def compared(history: History, plan: Plan, report: FleetReport) -> RunHistory:
 
 
 def _figures(hosts: Iterable[HostReport]) -> Iterator[_Figure]:
-    """Yield the figures of whole hosts and whole GPUs, at their largest message size; none of links, pairs or adapters."""
+    """Yield the figures of hosts and GPUs at their largest message size. Figures of links, for example, are left out."""
     for host in hosts:
         gpus = {f"gpu={gpu.index}": gpu for gpu in host.gpus}
         driver = clean_text(host.software.get(DRIVER, ""))
@@ -164,7 +164,7 @@ def _asked(figures: Iterable[_Figure]) -> dict[str, list[object]]:
 def _accepted(
     history: History, figures: Sequence[_Figure], former: Mapping[str, object]
 ) -> dict[GroupKey, list[float]]:
-    """Return group of figures -> sorted values, one for each part: its value in the newest former run that accepted its host."""
+    """Return group of figures -> sorted values, one for each part: the newest value from a former run that accepted the host."""
     if not figures:
         return {}
     rows = history.rows(
@@ -253,7 +253,7 @@ def percentile(values: Sequence[float], value: float) -> float:
 
 
 def _seen_before(history: History, report: FleetReport, former: Mapping[str, object]) -> Iterator[SeenBefore]:
-    """Yield the causes of failures in the report that at least one of their parts also had in a former run.
+    """Yield the causes of failures that were seen before: a part of the cause had the same problem in a former run.
 
     A part is identified by its serial or, without a serial, by host and slot.
     """

@@ -90,8 +90,8 @@ def read_index(directory: Path, kind: str) -> Index | None:
         try:
             return read_version(directory, kind, path)
         except RunError:
-            if path.exists():
-                raise  # if the file is missing, a writer has replaced this version meanwhile
+            if path.exists():  # else a writer has replaced this version meanwhile: try again
+                raise
     raise RunError(f"{place}: other processes keep changing the history: try again later")
 
 

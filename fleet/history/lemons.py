@@ -1,7 +1,7 @@
 """Find lemons: racks, hosts, slots and parts that fail again and again. Racks are searched first, then hosts, slots and parts.
 
 An episode is a failure that lasts until the part passes (`episodes`). An episode of a whole rack or a whole host counts only for
-that rack or host. All other episodes are of a single part:
+that rack or host. All other episodes are of a single part. They are counted as follows:
 
 - host: the number of its slots with such episodes, or of its parts with such episodes, whichever is smaller;
 - slot: the number of different serials that failed in it, plus the episodes of parts without a serial;
@@ -38,7 +38,7 @@ MAX_CHANCE = 0.05
 _DATED = "nonce not in (select nonce from runs where clock <> '')"
 """SQL condition that leaves out runs with a wrong date, because their order is unknown."""
 MeasuredRuns = Mapping[tuple[str, str], Sequence[Measured]]
-"""`("serial", serial)` or `("host", name)` -> its runs."""
+"""`("serial", serial)`, `("host", name)` or `("rack", name)` -> its runs."""
 Exposures = Mapping[tuple[str, str], Mapping[int, int]]
 """Kind of finding (`part`, `slot`, `host` or `rack`) and kind of part -> number of runs -> number of such parts (or slots, hosts,
 racks) that have that many runs."""
@@ -58,7 +58,7 @@ class Lemon:
     episodes: int
     runs: int
     """Number of runs in which the part, the host, or the host of the slot was measured or failed. For a rack: runs in which it
-    failed, or in which one of its hosts with failures in several runs was measured."""
+    failed or any of its hosts was measured."""
     problems: tuple[str, ...]
     serials: tuple[str, ...]
     """Serials that failed in the slot, host or rack; empty for a part."""
@@ -118,7 +118,7 @@ def _repeated(causes: Iterable[Mapping[str, Any]], key: str) -> set[str]:
 def _measured(history: History, serials: Iterable[str], hosts: Iterable[str], racks: Iterable[str]) -> MeasuredRuns:
     """Return the runs of each serial and host, with the benchmarks that a run measured on the host and those that failed.
 
-    Also return the runs that measured a host of each rack, without the benchmarks: `benchmarks` is 1.
+    For each rack, also return the runs that measured any of its hosts. In these, `benchmarks` is always 1.
     """
     rows = history.rows(
         f"""with wanted as (
@@ -184,8 +184,8 @@ def _racks(episodes: Episodes) -> list[_Group]:
 def _hosts(episodes: Episodes, measured: MeasuredRuns) -> list[_Group]:
     """Return a group for each host with episodes.
 
-    Its count is the number of episodes of the whole host, plus the number of slots or the number of parts with an episode of a
-    single part, whichever is smaller.
+    Its count is the sum of two numbers: the episodes of the whole host, and the slots with an episode of a single part. If fewer
+    parts than slots had such an episode, the parts are counted instead of the slots.
     """
     common, alone = (_by(items, lambda item: item.host) for items in (episodes.hosts, episodes.alone))
     result = []

@@ -63,7 +63,7 @@ class _HistoryCollector:
             for decision in (ACCEPTED, REJECTED, INCOMPLETE):
                 hosts.add_metric([rack, self._named(decision)], counts.get((rack, decision), 0))
         yield hosts
-        about = "Parts with a cause that is not waived in the newest run of their host"
+        about = "Parts with causes that are not waived, in the newest run of their host"
         causes = self._family("causes", about, "problem", "action")
         for *labels, count in self._history.rows(_CAUSES):
             causes.add_metric(labels, count)

@@ -181,8 +181,10 @@ def _values(history: History, name: str, *, is_host: bool) -> Section:
 
 
 def _notes(history: History, name: str) -> list[str]:
-    """Return a note for each run in which the serial was in several places, and for each two runs that overlap in time and have
-    the serial on different hosts."""
+    """Return a note for each run in which the serial was in several places.
+
+    Also return a note for each pair of runs that overlap in time and have the serial on different hosts.
+    """
     twice = history.rows(
         "select run, string_agg(host || ' ' || slot, ', ' order by host, slot) from parts where serial = $id and duplicate "
         "group by run, nonce, began order by began",

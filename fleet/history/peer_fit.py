@@ -21,7 +21,8 @@ from fleet.history.tables import DAYS, MIN_PEERS, WITHIN_KIND, within_kind
 ITERATIONS = 10
 MIN_FITTED_PEERS = 2
 STEP_RATIO = 0.5
-"""A change is a step if two constant levels leave a sum of squared residuals below this share of the sum that a line leaves."""
+"""A change is a step if two constant levels fit much better than a line: the ratio of their sums of squared residuals is below
+this."""
 MIN_AT_EDGE = 2
 """Minimum number of points on each side of a step."""
 DAY_S = 86400.0
@@ -45,7 +46,8 @@ class Course:
     freedom: float
     """Degrees of freedom of `error`."""
     weakest_z: float
-    """Smallest `z` of the fits that leave out one point each. It is negative if the slope of such a fit has the other sign."""
+    """Smallest `z` of the fits that leave out one point each. A fit whose slope has another sign than `slope` has a
+    negative `z`."""
     change: float
     """Change of the logarithm: slope times the observed time or, for a step, the difference of the two levels."""
     step_at: str
@@ -81,7 +83,7 @@ def course(history: History, series: Mapping[str, Any]) -> Course | None:
 
 
 def alone_points(history: History, series: Mapping[str, Any]) -> list[Point]:
-    """Return (group, day, value) for each point of a series for which `course` is not used or returns None.
+    """Return (group, day, value) for each point of a series that has no Course.
 
     The value is the logarithm of the figure minus what the part has in common with its peers:
 

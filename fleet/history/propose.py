@@ -1,8 +1,8 @@
 """Propose floors (lower limits) for a GPU model from the figures of accepted hosts, as a criteria pack that a person reviews.
 
 The centre is the median of the medians of the parts, without outliers (`robust_level`: up to 40 % of the parts may be faulty).
-Sigma combines the scatter from part to part and from run to run, as in `fleet.judge.power`. The floor is the lower
-tolerance limit of a normal distribution: with confidence CONFIDENCE, at least 1 - false_alarm of the healthy parts are above it
+Sigma combines the scatter from part to part with the scatter from run to run. The floor is the lower tolerance limit
+of a normal distribution: with confidence CONFIDENCE, at least 1 - false_alarm of the healthy parts are above it
 (Natrella, NBS Handbook 91, 1963; NIST/SEMATECH e-Handbook, section 7.2.6.3). Therefore few parts give a lower floor than many
 parts. A figure for which less is better gets the upper tolerance limit instead.
 """

@@ -41,9 +41,10 @@ def racks_answer(history: History) -> Answer:
 
 
 def _worst_figures(history: History) -> dict[str, str]:
-    """Return rack -> the name and settings of its worst figure, and its difference from the median of all racks in percent.
+    """Return rack -> its worst figure as text: name, settings, and difference from the median of all racks in percent.
 
-    The worst figure is the one that is worse than that median by the largest share. A rack without such a figure is left out.
+    The worst figure is the one that is worse than that median by the largest share. A rack is left out if none of its figures is
+    worse.
     """
     worst: dict[str, tuple[float, str]] = {}
     units: dict[str, str] = dict(history.rows("select name, any_value(unit) from levels group by name"))

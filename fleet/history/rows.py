@@ -131,7 +131,7 @@ def _tests(
 
 
 def _durations_s(records: Iterable[Record]) -> dict[Key, float]:
-    """Return the longest duration of each test on a host. Tests of a soak are left out, because a soak repeats its tests."""
+    """Return the longest duration of each test on a host, without the tests of a soak."""
     seconds: dict[Key, float] = {}
     for record in records:
         for item in record.observations:
@@ -182,8 +182,8 @@ def duplicates(parts: Iterable[Row]) -> dict[str, list[str]]:
 
 
 def _causes(report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[Row]:
-    """Yield a row for each part of each cause of a failure. Causes that are only missing evidence are left out: they do not mean
-    that a part is faulty."""
+    """Yield a row for each part of each cause of a failure. Inconclusive causes are left out: nothing failed, only
+    evidence is missing."""
     for cause in report.causes:
         if cause.verdict != FAIL:
             continue

@@ -1,4 +1,4 @@
-"""Add runs and figures of other tools to the history, and merge the files of single runs into monthly files."""
+"""Add runs, and figures that other tools measured, to the history. Merge the files of single runs into monthly files."""
 
 from __future__ import annotations
 

@@ -81,8 +81,8 @@ Two tables are written only when the runs of a month are merged. `trends` has th
 (`trend_sums`); the sums of several months can be added. `spreads` has QUANTILES quantiles of each figure of accepted hosts.
 """
 LATER_COLUMNS: Mapping[str, tuple[str, ...]] = {"imported": ("sha256",), "spreads": ("within",)}
-"""Table -> columns that files of older versions of Rackproof lack. Such a column is read as empty text. If `spreads` lacks
-`within`, no value of a link or peer is compared with the distributions of that month until the month is merged again."""
+"""Table -> columns that files of older versions of Rackproof lack. Such a column is read as empty text. If the
+`spreads` file of a month lacks `within`, no link or peer is compared with it until the month is merged again."""
 SORTED = {
     "figures": "name, settings, stage, within, serial, host, began",
     "levels": "level, name, settings, stage, within, id, began",
@@ -160,8 +160,7 @@ def run_columns(nonce: str, entry: Mapping[str, Any]) -> str:
 
 
 WITHIN_KIND = "regexp_replace(within, '=[^,]*', '=*', 'g')"
-"""SQL expression for `within_kind(within)`. With it, the figures of all links of a part are compared with each other, and so are
-those with all peers."""
+"""SQL expression for `within_kind(within)`. With it, the figures of `link=1` and `link=2` are compared with each other."""
 _KEY = "name, settings, stage, within_kind, model, driver"
 _RELATIVE = """
 create temp table figures_with_peers as

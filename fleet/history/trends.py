@@ -8,8 +8,8 @@ FALSE_FINDINGS divided by the number of tested series (Bonferroni).
 
 The peers of a GPU are the GPUs of its host, those of a host the hosts of its rack, and those of a rack all racks of the run. So
 if a whole rack becomes slower, the rack is listed, and not each of its GPUs. The median of a host changes when one of its GPUs is
-replaced. Therefore a drift must also be confirmed with levels that are fitted to each peer (`peer_fit`). It must also remain if
-any single run is left out.
+replaced. Therefore a drift must be confirmed by a second fit, in which each peer has its own level (`peer_fit`). It must also
+remain whichever single run is left out.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ alone as (
   from alone join middles using (level, {_FIGURE}, driver, month) group by level, id, rack, {_FIGURE}, driver
 )"""
 """SQL for hosts and racks with too few peers in their runs. Each is compared with the median of all such hosts or racks that were
-measured in the same month under the same driver. `by_month` has the sums of the differences from this median, as `trend_sums`."""
+measured in the same month under the same driver. `by_month` has the sums of `trend_sums`, computed from the differences from
+this median."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +87,7 @@ class Drift:
     """Dates of the first and the last value: `2026-02-01`."""
     z: float
     meaning: str
-    """`worse`, `better`, or `unknown` if neither more nor less of the figure is better."""
+    """`worse`, `better`, or `unknown` if it is not known whether more or less of the figure is better."""
     shape: str
     """`drift`, or `step` if the figure changed at once, on the date `at`."""
     at: str = ""
@@ -112,9 +113,8 @@ def drifts(history: History) -> list[Drift]:
 def _is_confirmed(history: History, item: dict[str, Any], limit: float) -> bool:
     """Return whether a drift is confirmed.
 
-    It must remain if any single run is left out. If the part has peers with fitted levels (`peer_fit.course`), z and the change
-    from that comparison must also exceed their limits. They then replace those in `item`, as do the slope, its error and the date
-    of a step.
+    It must remain whichever single run is left out. If `peer_fit.course` returns a Course of the part, z and the change of the
+    Course must also reach their limits. The values of the Course then replace those in `item`.
     """
     own = course(history, item) if item["reference"] not in ("", "month") else None
     item["at"] = own.step_at if own else ""
@@ -191,7 +191,8 @@ def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
 
 
 def meaning(name: str, unit: str, change: float) -> str:
-    """Return `worse` or `better` for a change of a figure, or `unknown` if neither more nor less of the figure is better."""
+    """Return `worse` or `better` for a change of a figure, or `unknown` if it is not known whether more or less is
+    better."""
     sign = direction(name, unit) * change
     return "worse" if sign < 0 else "better" if sign > 0 else "unknown"
 

@@ -40,8 +40,8 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
 def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
     """Return the state for the notification (one of STATES), and the hosts in use: host -> what uses it.
 
-    The state is the decision on the run. It is `busy` instead if the run is incomplete only because hosts were in use. Stages of
-    several hosts (gangs) that are incomplete because one of their hosts was in use do not prevent `busy`.
+    The state is the decision on the run. It is `busy` instead if the run is incomplete only because hosts were in use. If a host
+    of a gang (one multi-node launch) was in use, the gang stage of its partners is incomplete too. This does not prevent `busy`.
     """
     open_items = [item for item in report["verdicts"] if item["verdict"] != PASS and not item.get("waiver")]
     busy = {item["host"]: item.get("user", "") for item in open_items if item.get("kind") == VerdictKind.IN_USE}
@@ -104,9 +104,11 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
 def _shown_lines(report: Mapping[str, Any]) -> list[str]:
     """Return the lines about the report: counts and caveats, a line for each cause, and lines with further hosts.
 
-    There are at most _MAX_CAVEATS counts and caveats, and at most MAX_LINES lines in all. One more line counts those left out.
-    The lines with further hosts ("Failed as well", "Incomplete as well") come last. If the report has no causes, return its
-    summary without the lines about checks and criteria. If it was written before lines had kinds, return the whole summary.
+    There are at most _MAX_CAVEATS counts and caveats, and at most MAX_LINES lines in all. If lines are left out, one more line
+    gives their number. The lines with further hosts ("Failed as well", "Incomplete as well") come last.
+
+    If the report has no causes, return its summary without the lines about checks and criteria. The lines of an old report have
+    no kinds, so none of them is removed.
     """
     texts, lines = list(report["acceptance"]["summary"]), list(report["acceptance"].get("lines", ()))
     causes = [_cause(cause) for cause in report.get("causes", ())]
@@ -127,7 +129,10 @@ def _shown_lines(report: Mapping[str, Any]) -> list[str]:
 
 
 def _first(texts: Sequence[str], most: int = MAX_LINES, left_out: int = 0) -> list[str]:
-    """Return the first texts, and a line with the number of the others and of the lines already left out, if there are any."""
+    """Return the first `most` texts. If lines are left out, add a line with their number.
+
+    `left_out` is the number of lines that the caller has left out.
+    """
     more = len(texts[most:]) + left_out
     return [*texts[:most], *([f"… and {counted(more, 'more line')} in the report"] if more > 0 else [])]
 

@@ -26,7 +26,7 @@ from schemas.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 MAX_RUN_ID = 64 - len("-1405")
-"""Maximum number of characters of a run id before the time of day is appended: schemas/record.schema.json allows 64 with it."""
+"""Maximum length of a run id without the time of day. schemas/record.schema.json allows 64 characters with the time of day."""
 NOTIFIED = "notified.json"
 """File in which the role `notify` records that it has handled a report, even if sending has failed."""
 

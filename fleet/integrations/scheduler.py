@@ -74,7 +74,7 @@ def _reason_in_use(client: Scheduler, node: str) -> str:
 def _drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, str]) -> dict[str, str]:
     """Drain the nodes that are in service and not drained yet. Return host -> why it cannot be measured.
 
-    Notes on hosts that are measured although an earlier run left them drained are written to `scheduler.json`.
+    A host that an earlier run left drained is measured. A note on it is written to `scheduler.json`.
     """
     client, failed, notes, run_id = scheduler_client(kind, words), dict[str, str](), dict[str, str](), directory.name
     for host, node in nodes.items():
@@ -235,8 +235,8 @@ def resume_all(directory: Path) -> list[str]:
 def resume_with_retries(directory: Path) -> list[str]:
     """Resume every node that this run drained, with retries; return a line for each that could not be resumed.
 
-    If this run has drained no node, the list is empty. If a later playbook has resumed the run and drained nodes for it, that
-    playbook needs them: no further attempt is made, and the list is empty too.
+    If this run has drained no node, the list is empty. If a later playbook has resumed the run and drained nodes for it, the list
+    is empty too. No further attempt is made then, because that playbook needs the nodes.
     """
     by, problems = _drain_record(directory).get("by"), list[str]()
     for wait in (0.0, *BACKOFF_S):
@@ -281,8 +281,8 @@ def notes(directory: Path) -> list[str]:
 def guard(directory: Path) -> list[str]:
     """Wait until the playbook that drained the nodes exits or SIGTERM arrives, then resume the nodes.
 
-    If a later playbook has resumed the run, resume no node, because the background process of that playbook does so. Return a
-    line for each node that could not be resumed.
+    If a later playbook has resumed the run, leave the nodes to the background process of that playbook. Return a line for each
+    node that could not be resumed.
     """
     by = _drain_record(directory).get("by")
 

@@ -23,7 +23,7 @@ CORDONED = "cordoned"
 """`Node.drain_reason` of a Kubernetes node that is cordoned but does not have the annotation MARK."""
 _HEALTHY = ("IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "RESERVED")
 _OUT_OF_SERVICE = re.compile(r"DOWN|FAIL|ERROR|INVALID|REBOOT")
-"""Flags in the Slurm state of a node (`IDLE+FAIL`) that an administrator or Slurm took out of service."""
+"""Flags in a Slurm state, such as `FAIL` in `IDLE+FAIL`. They show that the node is out of service."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class Slurm:
     def node_state(self, node: str) -> Node:
         """Return the state of a node, from the output of scontrol.
 
-        An example of the output is `State=IDLE+DRAIN … Reason=replaced PSU [root@2026-11-21T04:00:00] Comment=…`. A node that
-        takes jobs but has a reason, other than one of Rackproof, was flagged by an administrator and counts as out of service.
+        An example of the output is `State=IDLE+DRAIN … Reason=replaced PSU [root@2026-11-21T04:00:00] Comment=…`. A node that is
+        not drained may have a reason too. Unless Rackproof gave the reason, the node counts as out of service.
         """
         output = _ask(self._words, "scontrol", "show", "node", node, "-o")
         state_match = re.search(r"(?:^|\s)State=(\S+)", output)

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 GROUP = "gpu_hosts"
 MAX_TYPING_ERRORS = 2
-"""A name that differs from that of a variable of Rackproof by at most this many missing or extra characters counts as a misspelt
-one. A wrong character counts as one missing and one extra."""
+"""A name counts as a misspelt variable of Rackproof if it has at most this many missing or extra characters. A wrong character
+counts as one missing and one extra."""
 TRUE, FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 """Texts that stand for a boolean. An INI inventory and `-e name=value` may give a boolean variable as text."""
 DEADLINE_S = 600

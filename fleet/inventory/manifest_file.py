@@ -1,4 +1,4 @@
-"""Read the manifest (the list of ordered parts and cables) from a CSV or YAML file."""
+"""Read the manifest (the list of the parts and cables that were ordered) from a CSV or YAML file."""
 
 from __future__ import annotations
 
@@ -190,7 +190,7 @@ def is_module_serial(text: str) -> bool:
 
 
 def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
-    """Raise UsageError if the line of a part (or cable) lacks a value that it needs, or has one only for a cable (or part)."""
+    """Raise UsageError if a line lacks a value that its kind needs, or has a value that its kind does not have."""
     needed = (*REQUIRED, *(OF_LINK if is_link else OF_PART))
     for name in needed:
         if not row.get(name):

@@ -1,6 +1,6 @@
 """Read waiver files. With a waiver, a named person accepts a failure until a date.
 
-The inventory names the files in `rackproof_waivers`, the command line in `--waivers`.
+The inventory variable `rackproof_waivers` and the option `--waivers` name the files.
 """
 
 from __future__ import annotations

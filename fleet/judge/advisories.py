@@ -24,13 +24,13 @@ MOST_SEVERE = 10.0
 """Highest CVSS base score."""
 STALE_AFTER_DAYS = 90
 UNOWNED = "no package"
-"""Value of the reading `Product.package` if no package owns the program."""
+"""Value of the reading that `Product.package` names, if no package owns the program."""
 VersionKey = tuple[tuple[int | str, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Product:
-    """Software or firmware whose versions are compared."""
+    """A program or firmware for which advisories are published."""
 
     title: str
     reading: str = ""
@@ -42,7 +42,7 @@ class Product:
     """Name of the reading with name and version of the package that owns the program. The package of a distribution may have
     fixes that the version number of the program does not show."""
     vendor_packages: tuple[str, ...] = ()
-    """Names of packages that have the vendor's program unchanged, so that its version number shows which fixes it has."""
+    """Names of packages that contain the vendor's program unchanged. The version number of such a program shows its fixes."""
 
 
 PRODUCTS: Mapping[str, Product] = {
@@ -175,7 +175,7 @@ def missing_fixes(product: Product, advisories: Iterable[Advisory], text: str) -
 
 
 def is_comparable(product: Product, text: str) -> bool:
-    """Return whether a text has the form of a version of the product. Firmware versions of other vendors' adapters do not."""
+    """Return whether a text has the form of a version of the product. Firmware versions of other vendors have other forms."""
     return re.fullmatch(product.pattern, text, re.ASCII) is not None
 
 

@@ -267,13 +267,15 @@ class AcceptedRecord:
 
 
 def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
-    """Return the limit that follows from the accepted level, and its explanation.
+    """Return the limit that follows from the accepted level, and its explanation; None if there is no limit.
 
-    None if the noise is too large, or if the criterion needs the noise and it is not known.
+    The criterion's fraction sets the distance from the level, unless the criterion's multiple of the figure's noise is larger. If
+    the noise is too large (MAX_NOISE_MARGIN), there is no limit.
 
-    The criterion's fraction sets the distance from the level, unless the criterion's multiple of the figure's noise is larger. A
-    criterion with fraction 1 uses the noise alone, and gives no limit if the noise is unknown or 0, except for figures with the
-    unit 1. A criterion with `change` ignores the noise.
+    A criterion with fraction 1 uses the noise alone. If its noise is unknown or 0, a figure with the unit 1 has the level itself
+    as its limit, and other figures have no limit.
+
+    A criterion with `change` ignores the noise.
 
     Raises:
         ValueError: the criterion compares with no baseline.

@@ -28,8 +28,8 @@ SOURCE = "a host and its BMC are one machine: the serials that both report are t
 SERIALS = (GPU_SERIAL, "bmc.system.serial", "bmc.chassis.serial")
 NAMES = frozenset(name for name in READINGS if name.startswith(BMC))
 MAX_LISTED_EVENTS = 200
-"""A snapshot lists at most this many new entries of an event log. If there are more, the stated number is this number plus one
-(`fleet/bmc/event_log.py`)."""
+"""A snapshot lists at most this many new entries of an event log. If there are more, the value of `bmc.log.new_entries` is this
+number plus one (`fleet/bmc/event_log.py`)."""
 _FOLLOWS = {
     "bmc.power_redundancy.health": ("bmc.power_supply.health",),
     "bmc.fan_redundancy.health": ("bmc.fan.health",),
@@ -70,7 +70,7 @@ def with_bmc_event(view: HostView, verdict: Verdict) -> Verdict:
 def with_bmc_part(verdict: Verdict, verdicts: Sequence[Verdict]) -> Verdict:
     """Return the verdict. If it fails a group of parts, set `part` to the first part that fails.
 
-    Not if the value itself names the part, as in `Critical: PSU1`.
+    `part` is not set if the value itself names the part, as in `Critical: PSU1`.
     """
     names = _FOLLOWS.get(verdict.name)
     if names is None or verdict.verdict != FAIL or ":" in str(verdict.value):
@@ -188,7 +188,7 @@ def _supply_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Pro
 def _event_problems(readings: Mapping[str, Metric], stage: str) -> Iterator[Problem]:
     """Yield contradictions in the event logs.
 
-    These are new entries without severity or text, and a stated number of new entries that is not the number of listed entries.
+    These are new entries without severity or text, and logs whose value of `bmc.log.new_entries` does not fit the listed entries.
     """
     severity, message, new = (readings.get(name) for name in (SEVERITY, MESSAGE, NEW))
     if severity is None or message is None or new is None:

@@ -230,9 +230,9 @@ def _software_problems(view: HostView, record: Record) -> Iterator[Problem]:
 
 
 def _snapshot_problems(view: HostView) -> Iterator[Problem]:
-    """Check that the snapshots that show what changed are complete, and that no two have the same stage, phase and time.
+    """Check that no required snapshot is missing, and that no two have the same stage, phase and time.
 
-    Complete: one of the beginning of the run, and one before and one after each finished stage `benchmark` or `gang`.
+    A host needs one of the beginning of the run, and one before and one after each finished stage `benchmark` or `gang`.
     """
     phases = Counter((item.stage, item.phase) for item in view.evidence.snapshots())
     alone = [record for record in view.evidence.records if not record.gang]
@@ -260,8 +260,8 @@ def _snapshot_problems(view: HostView) -> Iterator[Problem]:
 def _record_problems(records: Sequence[Record]) -> Iterator[Problem]:
     """Check that the records of a host have results of the right stages, and the same versions of Rackproof and other software.
 
-    The record of a gang (the hosts of one multi-node launch) may have figures and readings only of GANG_STAGES. Other records may
-    have none of these stages.
+    Figures and readings of GANG_STAGES belong in the record of a gang (the hosts of one multi-node launch). Those of all other
+    stages belong in the record of the host alone.
     """
     for record in records:
         whose = f"the launches of gang {record.gang}" if record.gang else "the launches of this host alone"

@@ -17,7 +17,7 @@ from schemas.times import seconds_or_nan
 
 UPTIME, COUNTER_AGE = "host.uptime", "port.counter_age"
 BASES = (UPTIME, COUNTER_AGE)
-"""Readings from which the time is taken over which a counter counted."""
+"""Readings that show for how long a counter has counted."""
 HOUR_S = 3600.0
 LEAST_AGE_S, LEAST_RUN_S = 24 * HOUR_S, 300.0
 """A count before the run is divided by at least LEAST_AGE_S, and a count during the run by at least LEAST_RUN_S, so that a few
@@ -68,7 +68,7 @@ def hours_of_run(view: HostView) -> float | None:
     ]
     seconds = 0.0
     for (before, earlier), (at, later) in itertools.pairwise(known):
-        # The uptime falls at a reboot. It also falls if the clock was set back, which puts the snapshots in the wrong order.
+        # The uptime falls at a reboot. It also falls if the snapshots are in the wrong order, because the clock was set back.
         seconds += later - earlier if later >= earlier else min(at - before, later)
     if math.isnan(seconds):  # a date is not valid, which `consistency` reports
         return None

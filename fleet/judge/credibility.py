@@ -51,8 +51,8 @@ CACHED_BYTES = 1 << 28
 """Memory bandwidths over fewer bytes than this are not compared with the datasheet: a large part of the bytes may be in the GPU's
 L2 cache (at most 128 MB), which is several times as fast as the GPU's memory."""
 EMULATED_BY = {"fp64": "fp32"}
-"""Data type of a matrix product -> data type by which it may be emulated, so that it may reach the datasheet rate of the latter.
-B300 has hardly any fp64 units."""
+"""Data type of a matrix product -> data type that may emulate it. The product may then reach the datasheet rate of the emulating
+data type. For example, B300 has hardly any fp64 units."""
 
 _COMPARED: BoundedCache[int, tuple[Mapping[str, Criterion], dict[str, list[Criterion]]]] = BoundedCache(64)
 """Cache: `id` of a mapping of criteria -> the mapping, and for each observation name the criteria with a datasheet figure.

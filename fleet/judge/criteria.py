@@ -57,7 +57,7 @@ class Criterion:
         fleet_fraction: the limit is this fraction of the median of the same observation (name, stage, settings, kind of scope)
             over the fleet's GPUs, or hosts, of the same GPU model.
         fleet_deviations: the limit is this many robust standard deviations (from the median absolute deviation) from that
-            median. With a fraction too, the limit that is farther from the median counts.
+            median. If `fleet_fraction` is set too, the limit that is farther from the median applies.
         baseline: the limit comes from the accepted record of the same part. The criterion does not apply to a run without a
             baseline.
         same_as_fleet: True: the value must be the most common one among the GPUs or hosts that it is compared with (`among`).
@@ -123,7 +123,7 @@ class Criterion:
     severity: str = ""
     """`critical`: unfit for use. `warning`: inspect the part. The default follows from the action."""
     replaces: str = ""
-    """Id of the criterion of an earlier pack that this criterion replaces. Without `replaces`, a pack cannot reuse an id
+    """Id of a criterion in an earlier pack. This criterion replaces it. Without `replaces`, a pack cannot reuse an id
     (`read_packs`)."""
     origin: str = ""
     """Name of the pack whose file defines the criterion. A pack that includes this file has the criterion too."""
@@ -185,7 +185,7 @@ class Pack:
     """Observation name -> parameter -> values that the part or its software need not support: with such a value, the status
     `unsupported` of the observation is accepted.
 
-    Only the entries of shipped packs that apply to the host are used (`HostView.lacks`)."""
+    In a pack that the operator named, these entries have no effect (`HostView.lacks`)."""
     rack_is_nvlink_domain: bool = False
     """Whether the GPUs of a rack are in one NVLink domain, unless the inventory names domains."""
 
@@ -198,10 +198,12 @@ class Pack:
 def with_datasheet(criterion: Criterion, datasheet: Mapping[str, Mapping[str, Any]]) -> Criterion:
     """Return the criterion. If its limit is a fraction of a datasheet figure, set `expected` to the value of that figure.
 
-    Limits have the units of the datasheet. They are rates of one direction of a link: datasheets state NVLink rates of both
-    directions together (so they are halved), and PCIe rates of one. `nvlink` and `all_nvlinks` are the rate of all NVLinks of the
-    GPU together; a limit with `nvlink` is scaled to the number of NVLinks that join the GPUs. `host_link` is PCIe if the
-    datasheet names no other link to the CPU. `expected` stays None if the datasheet does not have the figure.
+    Limits have the units of the datasheet. The rate of a link is that of one direction. Datasheets state PCIe rates for one
+    direction. They state NVLink rates for both directions together, so these are halved.
+
+    `nvlink` and `all_nvlinks` are the rate of all NVLinks of the GPU together; a limit with `nvlink` is scaled to the number of
+    NVLinks that join the GPUs. `host_link` is PCIe if the datasheet names no other link to the CPU. `expected` stays None if the
+    datasheet does not have the figure.
     """
     part, figure = datasheet.get(criterion.datasheet, {}), None
     if criterion.datasheet == "flops":

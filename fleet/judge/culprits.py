@@ -20,7 +20,7 @@ XID, XIDS, SXIDS = "xid.last_seen", "xid.count", "sxid.count"
 AFTERMATH = "45"
 """XID that follows the end of a process. After the fault of one GPU, all GPUs of the launch report it."""
 MIN_FAILED_PARTNERS = 3
-"""A GPU that fails with only two others may be healthy: the links between two halves of a small host may be the cause."""
+"""A GPU that fails with only two others may be healthy: on a small host, its links to these two may be the cause."""
 _PAIR = re.compile(r"(gpu=\d+),peer=(\d+)")
 
 _Partners = Mapping[str, Mapping[str, bool]]
@@ -33,7 +33,7 @@ def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
     A GPU is the cause of its failed pairs under three conditions:
     - Its pairs with more than half of its partners, and with at least three of them, fail the same criterion.
     - Fewer than half of the GPUs meet the first condition.
-    - No pair of two GPUs that meet the first condition passes. Otherwise the cause is the link between two halves of the host.
+    - No two GPUs that meet the first condition pass with each other. If two do, the cause is the link between two groups of GPUs.
 
     A new XID in the kernel log is attributed to a GPU under three conditions: it is the only GPU with new XIDs in the run, it
     fails a criterion on the number of its XIDs, and no NVSwitch reported a new error (SXID) in the run.

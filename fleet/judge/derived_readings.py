@@ -39,7 +39,7 @@ TOGETHER = {
     "software.fabric_manager.matches": "software.fabric_manager.version",
 }
 """Reading A of the host -> reading B. If a snapshot has B (a value, or a reason why there is none), it must have A too. If B is
-the duration of a collector (`collector.…`), the snapshot must have A only if B has a value: then the collector did not fail."""
+the duration of a collector (`collector.…`), a reason is not enough: B has a value only if the collector did not fail."""
 MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
 """Reading of the members of a part, such as the interfaces of a bond -> reading that is 0 if the part has no members."""
 MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")

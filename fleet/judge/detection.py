@@ -129,7 +129,7 @@ def detection(runs: Sequence[Run], packs: Sequence[Pack]) -> list[Detection]:
 
 
 def settings_text(benchmark: str, chosen: Mapping[str, object]) -> str:
-    """Return all settings of a benchmark in the form of `GateKey.settings`, so that the two can be compared."""
+    """Return all settings of a benchmark, defaults included, as JSON. `GateKey.settings` has the same form."""
     return json.dumps(settings(benchmark, chosen), sort_keys=True)
 
 
@@ -231,7 +231,7 @@ def _fault(parts: Sequence[Sequence[float]], operator: str, kind: str) -> tuple[
     within = sum(statistics.variance(values) * (len(values) - 1) for values in parts if len(values) > 1) / (
         repeats or 1
     )
-    # The variance of a part's mean is: variance between parts + (variance between runs / number of runs).
+    # `between` already contains a share of the variance between runs: 1 / number of runs of a part. `rest` is the other share.
     rest = within * (1 - statistics.fmean(1 / len(values) for values in parts))
     of_means = between * (1 + 1 / len(parts))
     terms = [(of_means, len(parts) - 1), (rest, repeats)]

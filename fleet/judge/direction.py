@@ -1,14 +1,14 @@
 """Whether a higher or a lower value of an observation is better, by its unit or by the last component of its name."""
 
 RATE_UNITS = frozenset({"B/s", "FLOP/s", "FLOP/J", "FLOP/cycle", "images/s", "tokens/s", "1/s", "transfers/s"})
-"""Units of observations of which a higher value is better."""
+"""Units in which a higher value is better."""
 HIGHER_IS_BETTER = frozenset(
     {
         "accuracy", "mfu", "tested_share", "hidden_share", "sufficiency", "generation", "width", "active_links", "work",
         "work_share", "kept_share", "amplitude",
     }
 )  # fmt: skip
-"""Last components of the names of observations of which a higher value is better."""
+"""Last components of observation names: a higher value is better."""
 LOWER_IS_BETTER = frozenset(
     {
         "latency", "graph_latency", "step_time", "save_time", "restore_time", "duration", "slowdown", "loss", "loss_ratio",
@@ -16,7 +16,7 @@ LOWER_IS_BETTER = frozenset(
         "temperature",
     }
 )  # fmt: skip
-"""Last components of the names of observations of which a lower value is better."""
+"""Last components of observation names: a lower value is better."""
 MUST_BE_ZERO = frozenset(
     {
         "wrong_elements",
@@ -33,4 +33,4 @@ MUST_BE_ZERO = frozenset(
         "uncorrectable_volatile",
     }
 )
-"""Last components of the names of observations whose value must be zero."""
+"""Last components of observation names: the value must be zero."""

@@ -68,9 +68,9 @@ def _is_of_gang(item: Observation) -> bool:
 def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
     """Yield a verdict on each GPU: the cluster UUID that it reports must be that of a domain.
 
-    A GPU that reports no UUID is judged only in three cases: the inventory names the domain, a GPU of any host of the domain
-    reports the UUID of a domain, or the NVLinks of this GPU end at a switch. In all other cases the NVLinks may only join the
-    GPUs of one board to each other, and such GPUs are in no domain. GPUs without any measurement are not judged here.
+    A GPU that reports no UUID is judged only in three cases: the inventory names the domain, a GPU of the domain's hosts
+    reports a UUID other than NO_DOMAIN, or the NVLinks of this GPU end at a switch. In other cases the NVLinks possibly join only
+    the GPUs of one board, which are in no domain. GPUs without any measurement are not judged here.
     """
     where = f"the GPU model implies that the hosts of rack {view.host.rack} are one NVLink domain"
     if view.host.nvlink_domain:
@@ -93,8 +93,8 @@ def _judge_membership(view: HostView, domains: NvlinkDomains) -> Iterator[Verdic
 def _judge_imex(view: HostView, domains: NvlinkDomains) -> Iterator[Verdict]:
     """Yield the verdicts on IMEX.
 
-    If the inventory does not name the domain, so that only the GPU model implies it, a scheduler may start IMEX with each job.
-    Then two cases are not judged: a host without IMEX, and a domain in which no host reports that IMEX is ready.
+    A scheduler may start IMEX with each job. So two cases are judged only if the inventory names the domain: a host without IMEX,
+    and a domain in which no host reports that IMEX is ready.
     """
     member = domains.member(view)
     observed = view.observations[STATE]

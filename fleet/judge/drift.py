@@ -36,8 +36,8 @@ rounds, ends."""
 MIN_ROUND_SHARE, SPARE_ROUNDS = 0.9, 1
 """A rate must have at least MIN_ROUND_SHARE * (number of finished rounds) - SPARE_ROUNDS values."""
 LATE_ROUNDS = 2.0
-"""The last value of a series may be this many rounds older than the last value of any series of the same name; or WINDOW buckets,
-if that is longer."""
+"""A series has ended early if its last value is more than this many rounds older than the newest value of any series of the same
+name. If WINDOW buckets are longer than these rounds, they are the limit instead."""
 ROUNDING_S = 0.1
 """The duration of a soak in a record may be too short by this much, because it is rounded."""
 
@@ -215,7 +215,7 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
 
 
 def ended_early(soak: Soak) -> Mapping[str, Sequence[str]]:
-    """Return scope -> messages on the series of that scope that ended early, and on its rates that too few rounds measured."""
+    """Return scope -> messages on its series that ended early, and on its rates that were measured in too few rounds."""
     width = soak.timeline.bucket_s
     longest: dict[str, float] = defaultdict(float)
     for series in soak.timeline.series:
@@ -226,9 +226,7 @@ def ended_early(soak: Soak) -> Mapping[str, Sequence[str]]:
     for series in soak.timeline.series:
         end_s, last_s = _end_s(series, width), longest[series.name]
         if end_s < last_s - tolerance_s:
-            times = (
-                f"{format_clock(end_s)} of the soak, but another {series.name} of this host at {format_clock(last_s)}"
-            )
+            times = f"{format_clock(end_s)} of the soak, but this host measured another {series.name} at {format_clock(last_s)}"
             messages[series.scope].append(f"{_series_name(series)} was last measured at {times}")
         elif is_rate(series) and sum(series.n) < min_rounds:
             messages[series.scope].append(

@@ -29,7 +29,7 @@ LISTED = 3
 
 
 class DuplicateSerials:
-    """The locations of each serial, UUID, GUID and MAC address. Those of several hosts can be merged (`update`) in any order."""
+    """The locations of serials, UUIDs, GUIDs and MAC addresses. `update` adds those of other hosts, in any order."""
 
     def __init__(self) -> None:
         self._first: dict[Identity, Location] = {}
@@ -37,13 +37,13 @@ class DuplicateSerials:
         self._gpus: Counter[str] = Counter()
         """Host -> number of identities (serials and UUIDs) of its GPUs."""
         self._disputed: defaultdict[Identity, set[str]] = defaultdict(set)
-        """Identity -> hosts that have a record with this identity, and whose own records were written by different machines."""
+        """Identity -> hosts with a record that has it. Only hosts whose records are of different machines are included."""
 
     def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
         """Add the GPUs of a host, and its network adapters unless the hosts may share them (`Plan.judges_ports`).
 
-        If the records of the host were written by different machines, it is unknown which parts it has. Then none of its parts
-        counts as a duplicate.
+        If the records of the host were written by different machines, the judge does not know which parts the host has. None of
+        these parts then counts as a duplicate.
         """
         if evidence.foreign:
             for record in (*evidence.records, *evidence.foreign):
@@ -79,7 +79,7 @@ class DuplicateSerials:
         """Return the other hosts whose records were written by the same machine as those of `host`.
 
         That is so if all GPUs of one of the two hosts are also GPUs of the other. If `host` reports adapters, the two hosts must
-        also have an adapter in common, because the GPUs of two machines may have forged identities.
+        also have an adapter in common. Without one, they are two machines with forged GPU identities.
         """
         shared: Counter[str] = Counter()
         for gpu, identity in _identities(evidence.gpus()):
@@ -143,7 +143,7 @@ def _is_unique(name: str, value: str) -> bool:
 
 
 def duplicate_identities(evidence: Mapping[str, Evidence], known: DuplicateSerials) -> list[Verdict]:
-    """Return a failure for each identity that a GPU shares with another GPU, or an adapter with an adapter of another host.
+    """Return failures of GPUs with an identity of another GPU, and of adapters with an identity of another host's adapter.
 
     The reason lists the other locations. Two hosts whose records were written by one machine, and a host whose records were
     written by two machines, get an inconclusive verdict instead.

@@ -103,8 +103,8 @@ def is_acceptance(plan: Plan) -> bool:
 def inventory_value(view: HostView, variable: str) -> Value:
     """Return the value of a variable of the inventory; empty or zero if the inventory does not set it.
 
-    If the inventory does not set the number of InfiniBand ports, the value is 1 if the gang (the hosts of one multi-node launch)
-    uses its fabric (`HostView.uses_fabric`), otherwise 0.
+    `infiniband_ports` is an exception. If the inventory does not set it, the value is 1 for a host that uses the fabric
+    (`HostView.uses_fabric`), otherwise 0.
     """
     host = view.host
     if variable == "gpu_count":
@@ -148,8 +148,7 @@ def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
     """Return what `series` returns, for the readings of one name (scope -> readings).
 
-    If the stage is ignored, a criterion matches either all readings of a scope or none, so only the first reading of each scope
-    is checked.
+    Apart from their stage, all readings of a scope match the criterion, or none does. So only the first one is checked.
     """
     groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
     if criterion.stage:
@@ -196,7 +195,10 @@ def _judge_series(
 def judge_unobserved(
     view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]
 ) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict on the host, or on each GPU, without any reading in `groups`, the result of `series`."""
+    """Yield the inconclusive verdicts on missing readings: one on the host, or one on each GPU without a reading in `groups`.
+
+    `groups` is the result of `series`. GPUs on which nothing was measured are skipped.
+    """
     observed = {group[0].scope for group in groups} | set(view.unmeasured_gpus)
     if criterion.scope in ("host", "") and not observed:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)

@@ -130,7 +130,7 @@ class Planned:
         for item in plan.expected:
             self._settings.setdefault((item.stage, item.name), set()).update(item.params)
         self.has_manifest = bool(plan.manifest)
-        """Whether the plan has a manifest (the list of ordered parts). The result of `Plan.only` never has one."""
+        """Whether the plan has a manifest (the list of the parts that the buyer ordered). The result of `Plan.only` has none."""
 
     def params(self, item: Observation | Verdict) -> dict[str, Value]:
         """Return the parameters that identify a figure. Observations that differ only in other parameters are of one figure."""

@@ -166,7 +166,7 @@ def _unfinished(view: HostView, stage: str, reason: str) -> Verdict:
 
 
 def unplanned_errors(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for every benchmark result with the status `error` that the plan does not expect.
+    """Yield an inconclusive verdict for every unplanned benchmark result with the status `error`.
 
     No verdict is yielded if the same figure was measured later.
     """
@@ -194,7 +194,7 @@ def _covers(measured: Observation, error: Observation) -> bool:
 
 
 def _is_planned(view: HostView, item: Expectation, observation: Observation) -> bool:
-    """Return whether the observation is the one that the plan expects by `item`; `missing_observations` then judges it."""
+    """Return whether `item` is the plan's expectation of the observation. If so, `missing_observations` judges it."""
     return item.params.items() <= observation.params.items() and observation.scope in view.plan.scopes_of(
         view.host, item
     )
@@ -227,7 +227,7 @@ def unmeasured_gpus(view: HostView) -> Iterator[Verdict]:
 
 
 def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
-    """Return an inconclusive verdict on each host if another host of its gang was in none of its successful launches.
+    """Return an inconclusive verdict on each host that never launched successfully together with some other host of its gang.
 
     Hosts without any successful launch are ignored. A gang that launches again without a host is not partitioned if an earlier
     successful launch included the host.
@@ -259,7 +259,7 @@ def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verd
 
 
 def contradictory_members(plan: Plan, evidence: Mapping[str, Evidence]) -> Iterator[Verdict]:
-    """Yield a verdict on each host whose record and the record of another host list different members of the same launch."""
+    """Yield verdicts on hosts whose records list different members of the same launch."""
     for gang in plan.gangs() if any(stage.name == GANG for stage in plan.stages) else ():
         launches: dict[tuple[int, str], list[Attempt]] = defaultdict(list)
         for attempt in gang_attempts(plan, evidence, gang):
@@ -289,7 +289,7 @@ def _launched_together(
 ) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:
     """Return host -> members of its last successful gang launch, and host -> members of all its successful gang launches.
 
-    A launch is successful if `Attempt.worked`: it finished and, if it has joint benchmarks, measured one of them.
+    A launch is successful if `Attempt.worked`.
     """
     members: dict[str, tuple[str, ...]] = {}
     launched_with: dict[str, set[str]] = defaultdict(set)

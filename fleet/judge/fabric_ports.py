@@ -1,4 +1,4 @@
-"""Compute two totals of a host: the number of InfiniBand and RoCE ports that are up, and the total rate of the ports of one kind.
+"""Compute two totals of a host: the number of InfiniBand and RoCE ports that are up, and the rate of its fastest kind of port.
 
 The totals are added to each snapshot as readings of the host. Criteria compare them with the inventory. Other criteria compare
 each port with the same port of other hosts.
@@ -79,8 +79,8 @@ def _is_up(readings: Mapping[str, Mapping[str, Value]], scope: str) -> bool:
 def _total_rate(readings: Mapping[str, Mapping[str, Value]], up: Iterable[str]) -> float:
     """Return the highest of three total rates in B/s: InfiniBand ports that are up, RoCE ports that are up, Ethernet interfaces.
 
-    The kinds are not added together, because a fabric has ports of one kind only. Otherwise an Ethernet port for storage could
-    hide a slow InfiniBand port, and a RoCE port would count twice, because it is an Ethernet interface too.
+    A fabric has ports of one kind only, so the three rates are not added. In a sum, an Ethernet port for storage could hide a
+    slow InfiniBand port, and a RoCE port would count twice, because it is an Ethernet interface too.
     """
     by_layer: dict[bool, float] = defaultdict(float)
     for scope in up:

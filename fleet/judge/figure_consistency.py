@@ -42,10 +42,10 @@ OPTIONAL_PARAMS = frozenset(
 """Parameters that some observations of a figure may lack."""
 CREDIBLE_RATIO = 20.0
 """A rate is at most this many times the rate of comparable devices of the host; a higher rate means a wrong unit or counter. Most
-durations are not compared, because they include waiting: of two healthy GPUs, the faster one waits for the other, which hardly
-waits at all. Bandwidths and latency of one collective come from one measurement, and must agree within this factor too."""
+durations are not compared, because they include waiting: the faster of two healthy GPUs waits long, the slower one
+hardly at all. Bandwidths and latency of one collective come from one measurement, and must agree within this factor too."""
 COMPARED_TIMES = ("straggler.compute",)
-"""Times that are compared between devices too, because they do not include waiting. A time far below that of the other devices is
+"""Times that are compared between devices, because they do not include waiting. A time far below that of the other devices is
 not credible."""
 LEAST: Mapping[str, tuple[float, str]] = {
     "overlap.slowdown": (0.5, "both operations together took less than half the time of the longer one"),
@@ -72,16 +72,16 @@ FACTORS = {
 }
 """Two figures of a device -> the figure that is their product."""
 STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_copy.access": "access"}
-"""Figure -> parameter of other figures of the same benchmark. Its value must equal the figure, or be a part of the figure's
-text."""
+"""Figure -> parameter of other figures of the same benchmark. This parameter must have the value of the figure or, if the value
+is a text, a part of it."""
 LEAST_FOR_PRECISION = 6
 """Smallest number of samples that gives a 95 % confidence interval of the median."""
 SUFFICIENCY, LOADING_RATE, TRAINING_RATE = "dataloader.sufficiency", "dataloader.throughput", "training.throughput"
 """The sufficiency of a data loader is the images per second that it prepares for a rank, divided by the images per second with
 which the device of the rank trains. The training rate is that of all ranks together."""
 GROUP_COPY = "group_copy"
-"""Benchmark of copies between a GPU and others. If NVLink does not join all GPUs of the host, the links that the copies use
-depend on the GPU and the pattern."""
+"""Benchmark of copies between a GPU and other GPUs of the host. If NVLink joins only some pairs of them, the copies of some GPUs
+take slower paths."""
 MAX_STRUCTURES = 100
 _NUMBERS, _TEXTS = frozenset({bool, float, int}), frozenset({str})
 
@@ -114,7 +114,7 @@ class FigureStructure:
     """Positions of a `dataloader.sufficiency`, of a loading rate of the same device, and of the training rate of all ranks; then
     the factor by which loading rate / training rate is multiplied to estimate the sufficiency. The factor is the number of ranks.
     If loader and training have different batch sizes, it is also multiplied by the larger size divided by the smaller one,
-    because small batches train more slowly."""
+    because the training rate depends on the batch size."""
     durations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Stage -> positions of the durations of its benchmarks."""
     is_soak: bool = False
@@ -262,7 +262,7 @@ def figure_structure(view: HostView, items: Sequence[Observation], *, is_soak: b
         bounded=tuple(
             position
             for position, item in enumerate(items)
-            # The processes of a rehearsal share processors, so two operations together may be faster than one of them alone.
+            # The processes of a rehearsal wait for shared processors, so a ratio of their times proves nothing.
             if item.name in LEAST and (item.unit == "s" or not view.plan.rehearsal)
         ),
         loaders=tuple(_loaders(items)),
@@ -402,8 +402,8 @@ def _different_settings(items: Sequence[Observation], group: Sequence[int]) -> I
 def _compared_devices(view: HostView, items: Sequence[Observation], group: Sequence[int]) -> Iterator[tuple[int, ...]]:
     """Yield groups of positions in `group`. The values of each yielded group must have the same magnitude.
 
-    `group` has the positions of one rate, or one time, of several devices of the host. These are not compared:
-    - gang launches: they are measured with and without NVLink between hosts;
+    `group` has the positions of one rate, or one time, of several devices of the host. The following are not compared:
+    - figures of a gang: a bandwidth may be measured both with and without NVLink between the hosts (`mnnvl`);
     - directories: a disk has a thousandth of the operations per second of an NVMe drive;
     - NUMA nodes: a container may use one processor of a node and all processors of another;
     - GROUP_COPY, if NVLink joins only some pairs of the host's GPUs.
@@ -497,7 +497,7 @@ def _stated_values(items: Sequence[Observation]) -> Iterator[tuple[int, Value]]:
 
 
 def _without_judged_params(view: HostView, items: Sequence[Observation]) -> Iterator[tuple[int, str]]:
-    """Yield each figure that a shipped criterion does not select, only because the figure lacks a parameter of `Criterion.where`.
+    """Yield each figure that lacks a parameter of `Criterion.where`, if a shipped criterion would otherwise select the figure.
 
     A parameter of STATED may be missing if the figure that has its value was not measured: then the value is unknown.
     """
@@ -683,7 +683,7 @@ def _wrong_relations(items: Sequence[Observation], structure: FigureStructure) -
 def _sample_problem(samples: Samples, value: float, *, has_rounds: bool) -> str:
     """Return why the samples and the value cannot belong together; empty if they can.
 
-    `has_rounds`: the samples are the rounds of a soak, and the coefficient of variation is that of means of several rounds.
+    `has_rounds`: the samples are the rounds of a soak. Their coefficient of variation is only an estimate.
     """
     least, greatest = samples.min, samples.max
     margin = RELATIVE * max(abs(least), abs(greatest))
@@ -712,8 +712,8 @@ def _possible_variation(samples: Samples, *, has_rounds: bool) -> tuple[float, f
     """Return the lowest and the highest possible coefficient of variation of samples with these extremes, with tolerance.
 
     The range is the highest sample minus the lowest. The standard deviation of n samples is at least range / sqrt(2 n), and never
-    more than the range. The mean lies between the extremes. Means of several rounds vary less than the rounds: their standard
-    deviation is at least range / (2 n).
+    more than the range. The mean lies between the extremes. The record estimates the deviation of a soak's rounds, so even
+    range / (2 n) is accepted for them.
     """
     spread = samples.max - samples.min
     least = spread / (2 * samples.n if has_rounds else math.sqrt(2 * samples.n)) / samples.max

@@ -29,7 +29,7 @@ from schemas.records import MEASURED, Observation, Value
 from schemas.scopes import Scope
 
 MAX_READINGS = 50_000
-"""Maximum number of different sets of readings that are kept, so that hosts with equal readings are evaluated once."""
+"""Maximum number of different sets of readings that are kept. Hosts with a kept set are not evaluated again."""
 MAX_PENDING = 256
 """Maximum number of hosts of a layout whose values are kept until they are added together."""
 
@@ -59,8 +59,8 @@ class _Bandwidth:
     transport: Value
     """The transport that the figure itself reports."""
     transport_position: int | None
-    """Position in `HostValues.values` of the `collective.transport` of the launch, which replaces `transport`; None if there is
-    none."""
+    """Position in `HostValues.values` of the launch's `collective.transport`; None if it was not measured. Its value replaces
+    `transport`."""
     limit: Value
     """The limit, if the criterion does not compare with the fleet."""
 
@@ -96,7 +96,7 @@ class _Layout:
     shared: SharedReadings[_Step]
     """The steps whose readings are equal on all hosts of the layout so far."""
     hosts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """Gang, rack and NVLink domain -> number of hosts of the layout with these three. All have the readings of `shared`."""
+    """Gang, rack and NVLink domain -> number of hosts of the layout with these three. They have the readings of `shared`."""
     pending: list[list[Value]] = field(default_factory=list)
     """The values of each host whose `figures` and `ranks` are not added to the statistics yet."""
 

@@ -43,11 +43,11 @@ class LocatedPart:
     serial: str
     """The value of that reading: a serial, GUID or MAC address."""
     slots: frozenset[str]
-    """All names by which a manifest (the list of ordered parts) may refer to the place of the part: GPU index, PCI address,
+    """All names by which a manifest (the operator's list of parts) may refer to the place of the part: GPU index, PCI address,
     adapter, interface or port."""
 
     ethernet: bool = False
-    """Whether the part is an adapter with a port that reports its link layer, and none of its ports reports InfiniBand."""
+    """Whether the part is an adapter that is not InfiniBand: its ports report a link layer, and none reports InfiniBand."""
 
     @property
     def location(self) -> str:
@@ -72,7 +72,10 @@ class HostInventory:
     host: str
     parts: tuple[LocatedPart, ...]
     unknown: Mapping[str, str]
-    """Name of a reading (`LocatedPart.name`) -> why `parts` may lack a part that it identifies; empty if no part is missing."""
+    """Name of a reading (`LocatedPart.name`) -> why `parts` may lack parts that this reading identifies; empty if it lacks none.
+
+    For MODULE_SERIAL, ports without a serial are in `unread_ports` instead.
+    """
     unread_ports: tuple[UnreadPort, ...] = ()
 
     def why_unknown(self, name: str, slot: str) -> str:

@@ -215,12 +215,12 @@ class HostView:
 
     @cached_property
     def peer_key(self) -> tuple[str, str]:
-        """Return what the host has in common with its peers, with which it is compared: the GPU models, and the gang."""
+        """Return what the host shares with the hosts that it is compared with: the GPU models and the gang."""
         return " and ".join(sorted(set(self.names.values()))), self.host.gang
 
     @cached_property
     def kind(self) -> Hashable:
-        """Return a key of the properties of the host that affect its verdicts, other than observed values.
+        """Return a key of the facts about the host that decide which criteria and limits apply to it.
 
         If two hosts have equal keys and equal observations, criteria that do not compare hosts give equal verdicts. The name of
         the gang is only in `peer_key`.

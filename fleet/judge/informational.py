@@ -199,8 +199,8 @@ INFORMATIONAL: Mapping[str, str] = {
     },
     "pulse.clock": "follows from power and temperature; pulse.work is judged",
     "pulse.clock_uncertainty": "depends on the network between the hosts, not on a part; 0 on a host that is measured alone",
-    "pulse.duty": "pulse.kept_share, the share of the periods that had their load in time, is judged",
-    "pulse.period": "pulse.kept_share, the share of the periods that had their load in time, is judged",
+    "pulse.duty": "pulse.kept_share, the share of the periods whose load began on time, is judged",
+    "pulse.period": "pulse.kept_share, the share of the periods whose load began on time, is judged",
     "pulse.phase_error": "pulse.kept_share is judged; the error also depends on the network between the hosts",
     "pulse.work period_ms=20": _SHORT_PERIOD,
     "pulse.work period_ms=5": _SHORT_PERIOD,
@@ -292,7 +292,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "xid.log_complete": "after a long uptime the beginning of the kernel log is overwritten; the XIDs of the run are still in it",
 }
 """Name of a reading or figure -> the reason. An entry with a setting, such as `reason=power_cap`, applies only to observations
-with this value of the setting; those with other values are judged."""
+with this value of the setting."""
 
 
 def reason_of(name: str, settings: Mapping[str, object] | None = None) -> str:

@@ -5,8 +5,8 @@ observation is evaluated against each criterion that matches it (`evaluate`). Th
 the datasheet, the accepted record (`baseline`), the fleet (`outliers`, `uniformity`, `digests`), the start of a soak (`drift`) or
 the manifest (`manifest`). Failures are annotated with their explanation.
 
-A fleet of any size is judged in two steps: `gather` collects the statistics of all hosts, then `judge_hosts` judges hosts by
-them. A gang is the hosts of one multi-node launch.
+A fleet of any size is judged in two steps: `gather` collects the statistics of all hosts, then `judge_hosts` judges hosts
+with these statistics. A gang is the hosts of one multi-node launch.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def judge(
         plan: what must exist. A host of the plan without evidence gets an inconclusive verdict.
         evidence: host -> its records.
         packs: every pack that may apply; plan and GPU names decide which ones do.
-        stats: statistics of the whole fleet. They are needed if the plan has only some hosts of the fleet, which must be whole
-            gangs. If None, the hosts of the plan are the fleet.
+        stats: statistics of the whole fleet. If None, the hosts of the plan are the fleet. A plan with only a part of the fleet
+            needs statistics, and must have whole gangs.
     """
     views = host_views(plan, evidence, packs)
     if stats is None:
@@ -98,10 +98,10 @@ def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) 
 def judge_hosts(
     plan: Plan, views: Sequence[HostView], stats: FleetStats, remaining: Mapping[str, Remaining] | None = None
 ) -> list[Verdict]:
-    """Return the verdicts on the hosts of `views`, which must be all hosts of their gangs.
+    """Return the verdicts on the hosts of `views`. A gang must be in `views` as a whole or not at all.
 
-    The caller adds the verdicts on manifest and cables, and applies waivers. `remaining` lists for each host what is left to
-    evaluate after the module `passes` has counted passes; those passes are not returned.
+    The caller adds the verdicts on manifest and cables, and applies waivers. `remaining` is what the module `passes` left to
+    evaluate, by host. The passes that it has already counted are not returned.
     """
     verdicts = []
     for view in views:
@@ -158,10 +158,10 @@ def _bmc_verdicts(view: HostView, stats: FleetStats) -> list[Verdict]:
 
 
 def without_looser_floors(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Drop verdicts by limits from figures of other parts (basis `model`) if a figure misses several floors (lower limits).
+    """Drop verdicts with a derived floor (a lower limit with the basis `model`) if another verdict on the figure replaces them.
 
-    Of the failed floors of a figure, the highest critical one is kept, or the highest if none is critical. Of its inconclusive
-    verdicts, the first is kept. The others are dropped, but only those of criteria with the basis `model`.
+    A failure is kept if its floor is the highest critical floor that the figure misses, or the highest of all if none is
+    critical. An inconclusive verdict is kept if it is the first one on the figure.
     """
     derived = [verdict for verdict in verdicts if verdict.basis == MODEL and _misses_floor(verdict)]
     closest: dict[tuple[object, ...], Verdict] = {}

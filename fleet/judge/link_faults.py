@@ -1,7 +1,7 @@
 """Attribute each XID 145 to the GPU with the dead NVLink that caused it.
 
-On NVL72, one dead link of a GPU (XID 149, fatal) makes every other GPU of its NVLink domain report XID 145: 63 GPUs in a case of
-November 2025 (marin-community/marin issue 9086). One GPU is at fault, not 64.
+On NVL72, one dead link of a GPU (XID 149, fatal) makes the other GPUs of its NVLink domain report XID 145
+(marin-community/marin issue 9086). Only the GPU with the dead link is at fault.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ def _test(test: dict[str, object], driver: str) -> Iterator[Row]:
 def _figures(test: str, text: str, place: dict[str, str]) -> Iterator[Row]:
     """Yield the figures in one line of the text that a test reports for a GPU.
 
-    Copies between GPU and host are named `host_copy.bandwidth`, as in Rackproof; any other figure `dcgm.<test>.<label>`.
+    Copies between GPU and host are named `host_copy.bandwidth`, as in Rackproof; any other figure is named `dcgm.<test>.<label>`.
     """
     for label, digits, unit in _FIGURE.findall(text):
         value, (si, factor) = number(digits), _UNITS[unit]

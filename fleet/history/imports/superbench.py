@@ -41,7 +41,7 @@ def read_superbench(text: str, file: str) -> Imported:
 
 
 def _row(benchmark: str, metric: str, rank: str, value: float, host: str) -> Row:
-    """Return a row under Rackproof's name, in SI units; for an unknown metric, under SuperBench's name, value unchanged."""
+    """Return a row with Rackproof's name and SI units. An unknown metric is named `superbench.…` and keeps its value."""
     source = {"tool_name": f"{benchmark}/{metric}", "host": host, "slot": f"gpu={rank}" if rank else ""}
     if benchmark == "nccl-bw" and (match := _COLLECTIVE.fullmatch(metric)) and match[1] in _OPERATIONS:
         settings = {"backend": "nccl", "size_bytes": int(match[2])}

@@ -242,7 +242,7 @@ def shares(text: str, criteria: Mapping[str, Criterion]) -> str:
 def _find_criterion(criteria: Mapping[str, Criterion], name: str) -> Criterion:
     if name not in criteria:
         raise UsageError(
-            f"no pack has the criterion {name}, which an alert uses: if another criterion replaces it, give that the id {name}"
+            f"no pack has the criterion {name}, which an alert uses: if another one replaces it, give that one this id"
         )
     return criteria[name]
 
@@ -320,7 +320,7 @@ def _text_expression(criterion: Criterion, matchers: Sequence[str]) -> str:
 
 
 def _quoted(value: Any) -> str:
-    """Return a value as a string literal of PromQL, whose escapes are those of Go."""
+    """Return a value as a PromQL string literal. PromQL accepts every escape that JSON text contains."""
     return json.dumps(str(value), ensure_ascii=False)
 
 

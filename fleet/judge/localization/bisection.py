@@ -7,8 +7,8 @@ the search needs and that have no outcome yet.
 1. Launch the hosts in pairs. If a pair works, both of its hosts are good. If no pair works, form other pairs.
 2. Launch each remaining host with a good host and, if that fails, with a second good host. If it fails with both, the remaining
    host is bad. If it works with the second, it is good and its link to the first is bad.
-3. Launch all good hosts together. If that fails, a link between two of them is bad. Bisection finds it: the shortest failing
-   prefix of the list ends at one end of the link, and a second bisection finds the other end.
+3. Launch all good hosts together. If that fails, a link between two of them is bad. Bisection finds the shortest failing
+   prefix of the list of good hosts. The last host of this prefix is one end of the link. A second bisection finds the other end.
 4. Launch again two good hosts that failed together, because a launch can also fail by chance.
 
 Finding a bad host takes four launches, whatever the number of hosts N. Finding a bad link takes about 2 log2(N) + 5 launches.
@@ -169,7 +169,7 @@ class _Search:
                 if len(group) != WITNESSES:
                     names = ", ".join(group)
                     self.fabric_evidence = (
-                        f"each of {names} works with another host, but they fail when launched with more"
+                        f"each of {names} works with another host, but a group that includes all of them fails"
                     )
                     return
                 self.links.append((group[0], group[1]))
@@ -186,7 +186,7 @@ class _Search:
             raise _MissingOutcomesError(unconfirmed)
 
     def _failing_group(self, hosts: Sequence[str]) -> list[str]:
-        """Return two hosts that fail together; if these two work together, return them and one more host of the failing group."""
+        """Return two hosts that fail together, or three hosts of a failing group if the search finds no such two."""
         group: list[str] = []
         rest = list(hosts)
         for _ in range(WITNESSES):

@@ -67,7 +67,7 @@ def _heartbeat_verdicts(attempt: Attempt, views: Mapping[str, HostView], decided
 def _probe_verdicts(
     attempts: Sequence[Attempt], attempt: Attempt, views: Mapping[str, HostView], decided: Collection[str]
 ) -> Iterator[Verdict]:
-    """Yield verdicts on the hosts of the suspects that probes found after a launch that failed without a known culprit.
+    """Yield verdicts on the hosts of each suspect that probes found, if the launch failed without a known culprit.
 
     If two hosts fail only together, both get a verdict, even if one of them worked in a later launch.
     """

@@ -2,7 +2,7 @@
 
 The pair matrix has the measurements between every two hosts, on each rail: the observations `pairs.bandwidth` and
 `pairs.latency` between GPUs. The matrix of RDMA ports (`port_pairs.py`) has `verbs.bandwidth` and `verbs.latency`. Between GPUs,
-a rail is the position of a GPU among the GPUs under test of its host.
+a rail is the position of a GPU among the GPUs under test of its host. One host of a pair, with its rail, is an end.
 
 A slow host fails, and a slow NIC or GPU fails its host. A slow link between two hosts is inconclusive on both of them, because a
 link also looks slow if another pair of hosts uses one of its cables at the same time. If both hosts are normal with other hosts,
@@ -85,8 +85,8 @@ class _PairReports:
         """Return why the pair failed, or an empty string.
 
         Args:
-            either_end: whether an error at one end is enough, because the ends measure different data. If false, an error counts
-                only if neither end measured the same quantity: a value from one end shows that the exchange took place.
+            either_end: whether an error at one end is enough. If false, an error in a quantity counts only if neither end
+                measured this quantity: a value from one end shows that the exchange took place.
         """
         reasons = (why for quantity, why in self.failures.items() if either_end or not self.values[quantity])
         return next(reasons, "")
@@ -113,11 +113,11 @@ class _PairReports:
 
 
 def _drop_errors_of_one_end(reports: Mapping[tuple[str, str, int], _PairReports]) -> None:
-    """Drop the errors of one end of a pair if the other end measured without an error: then the path between them works.
+    """Drop the errors of one end of a pair if the other end measured without an error.
 
-    That is so because even a transfer in one direction needs both directions of the path. Other verdicts report that the figures
-    of the failed end are missing. If an end has such errors with most of its partners, and with at least two, its errors are
-    kept: then its port is suspect.
+    The path between them then works, because even a transfer in one direction needs both directions of the path. Other verdicts
+    report that the figures of the failed end are missing. If an end has such errors with most of its partners, and with at least
+    two, its errors are kept: then its port is suspect.
     """
     own_errors: dict[tuple[str, int], list[bool]] = defaultdict(list)
     for (a, b, rail), report in reports.items():
@@ -289,7 +289,7 @@ class GangPairs:
         if suspect.kind == LINK and not fails:
             note = "; measure again: the link also looks slow if another pair uses one of its cables at the same time"
         elif suspect.kind == NIC and scope in view.host.scopes:
-            # The serial of the NIC is not known. The verdict must not have that of the GPU, or the wrong part would be returned.
+            # The serial of the NIC is not known. With the serial of the GPU, the GPU would be sent back instead of the NIC.
             address = next((gpu.pci_bus_id for gpu in view.gpus if f"gpu={gpu.index}" == scope and gpu.pci_bus_id), "")
             known = (f"serial {serial}" if serial else "", f"PCI {pci_address(address)}" if address else "")
             identity = ", ".join(filter(None, known))
@@ -362,7 +362,7 @@ class GangPairs:
                 operator=_operator(quantity) if within else "",
                 unit=unit,
                 reason=f"the median of its {counted(len(host_values), 'pair')} is {shown(value, unit)}, "
-                f"that of all pairs of the gang {shown(typical, unit)}: {conclusion}",
+                f"and that of all pairs of the gang is {shown(typical, unit)}: {conclusion}",
                 source=SOURCE,
                 basis="policy",
             )
@@ -379,7 +379,7 @@ def _value(pair: Pair, quantity: str) -> float | None:
 def _merge_rails(pairs: Iterable[Pair]) -> list[Pair]:
     """Return one `Pair` for every two hosts, merged from all their rails (`_merged_pair`), with the rail number 0.
 
-    In a rehearsal, all rails of two hosts share one link, and some of them also a CPU.
+    In a rehearsal, all rails of two hosts share one link. Some rails also share a CPU.
     """
     rails_of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
     for pair in pairs:
@@ -411,7 +411,7 @@ def _is_gross_fault(suspect: Suspect) -> bool:
 
 
 def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) -> Iterator[End]:
-    """Yield the ends whose GPU fails a check that requires an action, except checks of measurements between hosts."""
+    """Yield the ends whose GPU fails a check that requires an action. Checks of measurements between hosts do not count."""
     for verdict in verdicts:
         view = members.get(verdict.host)
         scope = verdict.part_scope

@@ -64,11 +64,17 @@ class Suspect:
     quantity: str = BANDWIDTH
     """The quantity in which the part is slow."""
     measured: float | None = None
-    """Median of the part's pairs that did not fail, B/s or s; None if there are none."""
+    """Median of the part's pairs that did not fail, B/s or s; None if there are none.
+
+    It is also None for a gang of two hosts, and for a fabric without slow pairs.
+    """
     typical: float | None = None
-    """Value with which the part was compared, B/s or s: that of the best pair of a typical end; for a link, of a typical pair."""
+    """The normal value, B/s or s: that of the best pair of a typical end, because an end is judged by its best pair.
+
+    For a link, the fabric, or an end that is slow with only some partners, it is the value of a typical pair.
+    """
     limit: float | None = None
-    """Limit for the value that is compared with `typical`: a bandwidth (B/s) below it, or a latency (s) above it, is slow."""
+    """A bandwidth (B/s) below this limit, or a latency (s) above it, is slow. It is for the same kind of pair as `typical`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,14 +25,15 @@ def attribute_pair_failures(
 ) -> list[Verdict]:
     """Return the verdicts. In those that failed on a pair of hosts, or on a port, `part` is the part at fault.
 
-    - A slow pair of GPUs: the suspect of its host that includes the rail of the pair. Without such a suspect, the gang; on a host
-      without a gang, the host. Verdicts on wrong data do not change, because a slow part does not explain wrong data.
-    - A port that is slow with every partner: its rail or switch, if this rail or switch fails as a suspect.
+    - For a slow pair of GPUs, it is a suspect: the GPU of this host, its NIC, its rail or the host. Without a suspect, it is
+      the gang, or the host if the host has no gang. Verdicts on wrong data do not change, because a slow part does not explain
+      wrong data.
+    - For a port that is slow with every partner, it is the rail or switch of the port, if that rail or switch fails as a suspect.
 
     Args:
         verdicts: the verdicts of all criteria on all hosts.
-        pair_verdicts: the verdicts on suspects, from the pair matrix (`judge_gangs`).
-        views: the hosts with valid records.
+        pair_verdicts: the verdicts of `judge_gangs`, which name the suspects.
+        views: the hosts of `verdicts`.
     """
     suspects: dict[str, list[Verdict]] = defaultdict(list)
     for item in pair_verdicts:

@@ -322,7 +322,7 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
     soak_record = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
     soak_record = replace(soak_record, finished=1)
     expected_text = (
-        f"{RATE}[dtype=x,op=y] was last measured at 06:00 of the soak, but another {RATE} of this host at 10:00"
+        f"{RATE}[dtype=x,op=y] was last measured at 06:00 of the soak, but this host measured another {RATE} at 10:00"
     )
     assert soak_findings(soak_record) == [("gpu=1", f"{expected_text} (and 1 more)")]
     few = soak(series(*(100,) * 7))

@@ -885,7 +885,9 @@ def test_inconclusive_bisection_suspects_link_or_fabric() -> None:
     assert (no_host.suspects[0].confidence, no_host.suspects[0].where) == (0.5, "")
     pairs_only, _ = run_bisection(6, max_hosts=2)
     assert [item.kind for item in pairs_only.suspects] == ["fabric"]
-    assert pairs_only.suspects[0].evidence.endswith("works with another host, but they fail when launched with more")
+    assert pairs_only.suspects[0].evidence.endswith(
+        "works with another host, but a group that includes all of them fails"
+    )
 
 
 def test_bisection_finds_a_bad_host_and_a_bad_link_of_one_gang() -> None:
@@ -1257,7 +1259,7 @@ def test_hosts_of_a_healthy_gang_pass() -> None:
     assert (first.value, first.limit, first.operator, first.unit) == (1e9, pytest.approx(0.88e9), "ge", "B/s")
     assert (
         first.reason
-        == "the median of its 3 pairs is 1 GB/s, that of all pairs of the gang 1 GB/s: no part of the host is slow"
+        == "the median of its 3 pairs is 1 GB/s, and that of all pairs of the gang is 1 GB/s: no part of the host is slow"
     )
     latencies = [replace(each, name="pairs.latency", unit="s", value=2e-6) for each in speeds("h1")]
     verdict = localise_verdicts(
@@ -1529,7 +1531,7 @@ def test_healthy_hosts_pass_in_bandwidth_and_latency() -> None:
     }
     assert (
         verdicts[3].reason
-        == "the median of its 6 pairs is 1 s, that of all pairs of the gang 1.25 s: no part of the host is slow"
+        == "the median of its 6 pairs is 1 s, and that of all pairs of the gang is 1.25 s: no part of the host is slow"
     )
 
 
@@ -1539,7 +1541,7 @@ def test_host_that_passes_beyond_the_limit_is_not_called_normal() -> None:
     first, *_ = pair_verdicts(plan_of_racks("abcd", 3), pairs)
     assert (first.host, first.verdict, first.value, first.limit) == ("a", PASS, 76, None)
     assert first.reason == (
-        "the median of its 3 pairs is 76 B/s, that of all pairs of the gang 88 B/s: "
+        "the median of its 3 pairs is 76 B/s, and that of all pairs of the gang is 88 B/s: "
         "slow, but no part of this host is a suspect"
     )
 
