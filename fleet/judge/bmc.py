@@ -243,7 +243,8 @@ def _compare(
     verdict if not. The BMC should report all serials with a form in `forms`.
     """
     folded = {serial.casefold() for serial in reported}
-    others = [serial for serial in reported if serial not in {mine for _, mine in own}] or reported
+    matched = {serial.casefold() for _, serial in own}
+    others = [serial for serial in reported if serial.casefold() not in matched] or reported
     for scope, serial in own:
         matches = serial.casefold() in folded
         if not is_serial(serial) or not (matches or _form(serial) in forms):

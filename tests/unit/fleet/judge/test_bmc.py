@@ -601,8 +601,11 @@ def test_last_serial_of_the_host_is_compared_and_only_a_failure_has_a_detail_and
         assert judged.detail == ("" if verdict == PASS else judged.reason)
 
 
-def test_failed_verdict_on_a_serial_lists_only_serials_that_no_gpu_of_the_host_has() -> None:
+@pytest.mark.parametrize("same", ["h1-0", "H1-0"])
+def test_failed_verdict_on_a_serial_lists_only_serials_that_no_gpu_of_the_host_has(same: str) -> None:
+    """`same`: the serial that the BMC reports for GPU 0, in the letter case of the host or in another."""
     metrics = with_value(healthy("h1").metrics(), "gpu.serial", "processor=GPU1", "h9-9")
+    metrics = with_value(metrics, "gpu.serial", "processor=GPU0", same)
     verdicts = bmc_verdicts(metrics, metrics, metrics, gpus=[builders.gpu("h1", index) for index in (0, 1)])
     assert [(item.scope, item.serial, item.verdict, item.limit) for item in verdicts] == [
         ("gpu=0", "h1-0", PASS, "h1-0"),
