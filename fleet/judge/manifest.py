@@ -1,4 +1,4 @@
-"""Compare the manifest (the list of ordered parts) with the parts in the hosts.
+"""Compare the manifest (the list of the parts that were bought) with the parts in the hosts.
 
 An ordered part is in its slot, elsewhere or missing. A part may also be in a host without having been ordered. A part is
 identified by its label: the serial of a GPU or module (transceiver or cable end), the GUID of an InfiniBand or RoCE adapter, or
@@ -75,7 +75,10 @@ def manifest_summary(plan: Plan, verdicts: Iterable[Verdict]) -> str:
 
 
 def _keys(part: LocatedPart) -> Iterator[tuple[str, str]]:
-    """Yield each key by which a line of the manifest may identify the part: the name of an observation, and the label."""
+    """Yield each key by which a line of the manifest may identify the part.
+
+    A key consists of the name of an observation and the label of the part.
+    """
     label = identity(_KIND_OF.get(part.name, NIC), part.serial)
     yield part.name, label
     if part.name == GUID and label[6:10] == "0300":
@@ -117,7 +120,7 @@ def _on_part(
         instead = [
             item for item in inventories[part.host].parts if part.slot in item.slots and item.name == _name(part)
         ]
-        has = f"; {instead[0].serial} is there instead" if instead and part.kind == MODULE else ""
+        has = f"; {instead[0].serial} is in that slot instead" if instead and part.kind == MODULE else ""
         scope = instead[0].scope if has else "host"
         yield _verdict(part, FAIL, f"ordered for {_ordered(part)}, found on no host{has}", scope=scope)
 
@@ -149,8 +152,8 @@ def _extra(ordered: Sequence[Part], parts: Sequence[LocatedPart]) -> Iterator[Ve
     """Yield a failure for each GPU, InfiniBand adapter and module that no line of the manifest names.
 
     A kind of part is judged only if the manifest lists parts of this kind. RoCE adapters and Ethernet ports are not judged,
-    because every mainboard has some ports that are not ordered separately. Modules are judged at ports of RDMA adapters. Modules
-    at Ethernet interfaces are judged only if an ordered port or module is at an Ethernet interface.
+    because every mainboard has some ports that are not ordered separately. A module at an Ethernet interface without RDMA is
+    judged only if an ordered port or module is at such an interface.
     """
     names = {_name(part) for part in ordered} & {SERIAL, GUID, MODULE_SERIAL}
     listed = set(map(_key, ordered))

@@ -21,7 +21,7 @@ from schemas.scopes import Scope, pci_address
 
 DRIVER, BUS, BOUND_TO = "gpu.count", "gpu.pci_count", "pcie.driver"
 MIN_HOSTS = 2
-"""Minimum number of hosts with the most common layout for a slot to be named. A single such host may itself be the exception."""
+"""An empty slot is named only if at least this many hosts have the most common layout: a single host may be the exception."""
 LOG_CAUSES = {
     "message=fallen_off_the_bus": "fell off the bus",
     "xid=79": "fell off the bus (XID 79)",
@@ -81,7 +81,7 @@ class SlotMap:
         if actual.items() <= usual.items() and len(empty) == missing:
             text = ", ".join(f"PCI {address}" + _module(module) for address, module in sorted(empty.items()))
             # A missing PCI bridge changes the bus numbers in the addresses. Only module numbers reveal that.
-            caution = " (only PCI addresses identify the slots: not every GPU reports a module number)"
+            caution = " (slots are identified by PCI address only: not every GPU reports a module number)"
             return f"nothing at {text}, {where}{caution if NO_MODULE in usual.values() else ''}"
         modules, usual_modules = {*actual.values()}, {*usual.values()}
         empty_modules = sorted(usual_modules - modules)

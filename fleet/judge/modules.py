@@ -1,4 +1,4 @@
-"""Add the module (transceiver or cable end) at a port to failed verdicts on the port: it is the part to reseat or replace."""
+"""Name the module (transceiver or cable end) in each failed verdict on a port: the module is the part to reseat or replace."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _ports(view: HostView, scope: str) -> Iterator[str]:
 
 
 def _module_at(view: HostView, port: str) -> str:
-    """Return text such as `module ACME AC-400, serial X1`; empty if nothing is known. The last readings of the run count."""
+    """Return text such as `module ACME AC-400, serial X1`; empty if nothing is known. Later readings replace earlier ones."""
     known: dict[str, str] = {}
     for name in _IDENTITY:
         for _, metric in view.observations.metrics.get(name, ()):

@@ -24,7 +24,7 @@ from schemas.times import epoch_seconds
 
 BOOT_ID = "host.boot_id"
 MAX_NAMES = 8
-"""Maximum number of hosts that a text names: a machine with more hosts than GPUs is rare, and most machines have eight GPUs."""
+"""Maximum number of hosts that a text names. Most machines have at most eight GPUs, and few have more hosts than GPUs."""
 
 
 class _Span(NamedTuple):
@@ -80,14 +80,13 @@ class Machines:
 
 
 def with_one_machine(views: Iterable[HostView], verdicts: Iterable[Verdict], machines: Machines) -> list[Verdict]:
-    """Return the verdicts. A failed speed gets the action `configure` if other hosts of its machine were measured meanwhile.
+    """Return the verdicts. A failed speed gets the action `configure` if other hosts of the machine were measured meanwhile.
 
-    The names of all these hosts are added to the reason. The verdict remains a failure of its part. Verdicts on benchmarks that
-    depend on the GPU alone (`Benchmark.gpu_bound`) do not change, nor do verdicts of rehearsals, whose hosts may be one machine.
+    The reason then names all these hosts. The verdict remains FAIL. Verdicts on benchmarks that depend on the GPU alone
+    (`Benchmark.gpu_bound`) do not change, nor do verdicts of rehearsals, whose hosts may be one machine.
 
     Args:
-        views: hosts; if a host is in a gang (the hosts of one multi-node launch), all hosts of the gang, because a figure of the
-            gang depends on all of them.
+        views: the hosts. If a host is in a gang (the hosts of one multi-node launch), `views` must contain all hosts of the gang.
         verdicts: all verdicts on these hosts.
         machines: the machines of the whole run.
     """

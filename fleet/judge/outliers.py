@@ -55,8 +55,8 @@ DISK_FIGURES = "local_storage."
 """Prefix of the figures of disks. Only disks of the same model are compared; virtual disks have no model."""
 
 FigureKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...], str]
-"""Model (of the GPU, module or disk), name, stage, kind of scope and settings: comparable figures share all of these. Then the
-part number of the GPU, empty if it is unknown or the figure is not of a GPU's memory."""
+"""Model (of the GPU, module or disk), name, stage, kind of scope and settings: comparable figures share all of these. The last
+item is the part number of the GPU; empty if this is unknown or if the figure is not of a GPU's memory."""
 _ModelKey = tuple[str, str, str, str, tuple[tuple[str, Value], ...]]
 """A FigureKey without the part number."""
 

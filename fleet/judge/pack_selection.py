@@ -60,7 +60,7 @@ def resolve(packs: Iterable[Pack]) -> Selection:
             continue
         names = {item.replaces for item in pack.criteria} & criteria.keys()
         removed = {name: criteria.pop(name) for name in names}
-        # A criterion that replaces an operator's criterion also replaces the shipped criteria which that criterion had replaced.
+        # If an operator's criterion is replaced, the shipped criteria that it had replaced are listed under the new criterion.
         shipped = {name: replaced.pop(name, () if name in of_operator else (item,)) for name, item in removed.items()}
         for item in pack.criteria:
             if item.id not in criteria:

@@ -28,10 +28,10 @@ class PartnerCheck:
     row: TallyRow
 
     def count_passes(self, values: HostValues, position: int) -> int | None:
-        """Count the figure of each pair of the host as a pass, and return the number of pairs.
+        """Count each value of the figure on this host as a pass, and return the number of values.
 
-        If a value does not meet the limit or is not a number, or if a pair has two values, count nothing and return None: the
-        criterion is then evaluated in full on this host. `position`: the position of the host in the plan.
+        If a value does not meet the limit or is not a number, or if two values have the same scope, count nothing and return
+        None: the criterion is then evaluated in full on this host. `position`: the position of the host in the plan.
         """
         items = [item for item in values.pair_observations if item.name == self.name]
         holds, limit = COMPARE[self.operator], self.limit
@@ -46,9 +46,10 @@ class PartnerCheck:
 
 
 def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bool:
-    """Return whether `series` contains exactly the figures of one name on pairs of hosts that the host has.
+    """Return whether a `PartnerCheck` can judge these observations.
 
-    These must also be equal except for scope and value. `series`: the observations of a host that a criterion judges.
+    They must be all the figures of one name that the host has for its pairs, and differ only in scope and value. `series`: the
+    observations of a host that a criterion judges.
     """
     items = [item for group in series for item in group]
     kinds = {(item.name, item.stage, item.status, item.unit, *sorted(item.params.items())) for item in items}

@@ -150,14 +150,14 @@ class Layout:
     alike: _Repeated
     """The passes of the shared steps, and the hosts that have them so far."""
     is_complete: bool
-    """Whether everything that the plan expects was measured, and no benchmark reported an error. Figures of pairs of hosts do not
-    count."""
+    """Whether everything that the plan expects was measured, and no benchmark reported an error. Figures of pairs of hosts are
+    ignored."""
     statuses: Counter[str]
     """Status (empty: missing) -> number of expected observations with this status, except figures of pairs of hosts."""
     measured: tuple[tuple[str, str, str], ...]
     """Stage, name and unit of each measured figure, except figures of pairs of hosts."""
     judged_bandwidths: frozenset[tuple[str, str]]
-    """Stage and name of each bandwidth of a collective that has a limit."""
+    """Stage and name of each collective bandwidth that has a limit."""
     figures: FigureStructure
     """For the check `figure_consistency`: what is the same for the figures of all hosts, except figures of pairs of hosts."""
     partner_figures: PartnerStructures = field(default_factory=PartnerStructures)
@@ -264,8 +264,8 @@ class PassCounter:
     def _count_readings(self, values: HostValues, step: _Step, remaining: Remaining) -> bool:
         """Count the passes of a criterion on the readings of this host. Return whether all verdicts of the criterion are passes.
 
-        If not, nothing is counted, and the verdicts are kept in `remaining`. But if another host with equal readings did not
-        pass, return False without evaluating the criterion; `remaining` then has no verdicts of it.
+        If one is not, count nothing, and keep the verdicts in `remaining`. If an earlier host with equal readings did not pass,
+        do not evaluate the criterion here, and keep no verdicts.
         """
         view, criterion = values.view, step.criterion
         names = deciding_readings(view, criterion, step.names or ())
@@ -313,7 +313,7 @@ class PassCounter:
             self._tally.add_repeated(repeated.passes, repeated.hosts, repeated.count)
 
     def _unshare(self, layout: Layout, values: HostValues) -> None:
-        """Stop sharing each step whose readings on this host, or whose `majority`, differ from those of the hosts before it.
+        """Stop sharing each step whose readings or `majority` on this host differ from those on the earlier hosts.
 
         From this host on, such a step is applied to each host separately.
         """
@@ -337,7 +337,7 @@ class PassCounter:
         )
 
     def _shared(self, values: HostValues, steps: Iterable[_Step]) -> SharedReadings[_Step]:
-        """Return the steps that are shared: those on readings whose verdicts on the first host of the layout are all passes."""
+        """Return the steps to share: those that judge readings, and have only passes on the first host of the layout."""
         view, names = values.view, {}
         for step in steps:
             if step.names is None or values.readings_key(step.names) is None:

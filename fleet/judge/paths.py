@@ -178,7 +178,7 @@ def _explain_transport(view: HostView, verdict: Verdict) -> str:
 def slow_transport(transport: Value, *, within: bool) -> str:
     """Return the first slow transport in a list of NCCL transports; empty if all are fast.
 
-    `within`: whether the ranks are on one host. Then every transport over host memory or a network is slow.
+    `within`: whether the ranks are on one host. Within a host, every transport over host memory or a network is slow.
     """
     names = re.split(r"[,;|+\s]+", transport) if isinstance(transport, str) else []
     if within:

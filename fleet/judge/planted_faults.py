@@ -15,8 +15,8 @@ second, times the time budget in the profile.
 
 Patterns: "The Anatomy of Silent Data Corruption" (arXiv 2605.04213: gate-level faults of a data-center GPU, 63 CUDA programs)
 reports in its abstract that less than 40 % of bit-flip events are single bits, that 1.01 % of corrupted results are NaN or
-infinite, and that corrupted addresses are periodic, aligned with warps (32 threads). We assume that the other events
-flip 2 to 8 bits at any positions. The positions hardly matter, because results are compared bit by bit, NaN included.
+infinite, and that corrupted addresses are periodic, aligned with warps (32 threads). We assume that an event of several
+bits flips 2 to 8 bits at any positions. The positions hardly matter, because results are compared bit by bit, NaN included.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ RATE = 1e-6
 FOUND = 0.99
 """The table also lists the smallest rate of a fault that is found with this probability."""
 STRESS_BLOCK_S, STRESS_BLOCKS = 0.5, 10
-"""The benchmark `stress` compares one matrix product every STRESS_BLOCK_S seconds. If its setting `seconds` is short, it compares
-one every `seconds` / STRESS_BLOCKS."""
+"""The benchmark `stress` compares one matrix product every STRESS_BLOCK_S seconds, or every `seconds` / STRESS_BLOCKS if
+that is shorter. `seconds` is a setting of the benchmark."""
 COLLISION = 2.0**-32
 """Upper estimate of the probability that flips of several bits leave a digest unchanged, if the digest's factors are random.
 
 A digest is the sum modulo 2⁶⁴ of words of at most 32 bits, each times its own odd factor. A flip of bit b adds ±2^b times a
-factor. One flip alone always changes the sum. Several flips of the highest bit, b = 31, cancel if the sum of their factors is 0
-modulo 2³³. The sum of an odd number of factors is odd, so an odd number of flips never cancels. The sum of an even number of
-factors is even, and one in 2³² even numbers is 0 modulo 2³³.
+factor. One flip alone always changes the sum. Flips of the highest bit, b = 31, are the most likely to cancel. They cancel if the
+sum of their factors is 0 modulo 2³³. The sum of an odd number of factors is odd, so an odd number of flips never cancels. The
+sum of an even number of factors is even, and one in 2³² even numbers is 0 modulo 2³³.
 """
 DIGEST_COUNTS = {"digest.mismatches": "workload", "digest.wrong_peer_copies": "copy"}
 """Figure with a parameter `repetitions` -> its parameter that names what was repeated: a workload, or a kind of copy."""
@@ -183,8 +183,8 @@ def _of_stage(
         case_s = chosen["seconds"] / (len(chosen["workloads"]) + len(chosen["peer_copies"]))
         for workload in chosen["workloads"]:
             is_known = workload == "copy"
-            # If the right result is known, the measured rate includes the first result. Otherwise it does not, because the other
-            # results are compared with the first one, so one is added.
+            # If the right result is known, the measured rate includes the first result. Otherwise the first result is only the
+            # reference, and the rate does not include it. So one is added.
             yield Comparison(
                 **common,
                 benchmark="digest",

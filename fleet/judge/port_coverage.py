@@ -56,7 +56,7 @@ class PortFigure:
 
     @property
     def is_both_ways(self) -> bool:
-        """Return whether the test sends both ways at once. If it fails, only the host that is first in the gang states why."""
+        """Return whether the test sends both ways at once. If it fails, only the first host of the pair states why."""
         return _BOTH_WAYS.items() <= self.params.items()
 
     def is_stated_by(self, items: Sequence[Observation]) -> bool:
@@ -142,7 +142,7 @@ def port_of(scope: str) -> str:
 
 
 def silent_ports(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each port that lacks a figure of a stage other than the gang stage, without a reason.
+    """Yield an inconclusive verdict for each port with unexplained missing figures in a stage other than the gang stage.
 
     Stages whose last launch on the host failed are skipped: other verdicts report them.
     """
@@ -156,7 +156,7 @@ def silent_ports(view: HostView) -> Iterator[Verdict]:
 
 
 def silent_pairs(views: Collection[HostView]) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for each port or pair of ports that lacks a figure of the gang stage, without a reason.
+    """Yield an inconclusive verdict for each port or pair of ports with unexplained missing figures in the gang stage.
 
     Args:
         views: all hosts of one or more gangs (a gang: the hosts of one multi-node launch).
@@ -223,7 +223,7 @@ def _missing(
     if not missing:
         return
     names = ", ".join(dict.fromkeys(figure.name for figure in missing))
-    reason = f"no figure and no reason for its absence, although the launch finished: {names}"
+    reason = f"the launch finished, but there is no figure and no reason for its absence: {names}"
     if not items and not Scope.parse(scope).get("partner") and missing[0].name != BEST:
         what = "the port is active or tested in another stage"
         reason = f"{what}, but has neither a figure nor a reason why it was not measured"

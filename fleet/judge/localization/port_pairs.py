@@ -78,7 +78,10 @@ class VerbsPairs(GangPairs):
         return switches
 
     def _least_speeds(self) -> Mapping[PairKind, float]:
-        """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s: a share of the lowest rate of its ports."""
+        """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s.
+
+        It is a share of the lowest rate among the ports of all pairs of the kind.
+        """
         rates: dict[End, float] = {}
         for (host, rail), scope in self._scopes.items():
             values = [
@@ -103,7 +106,7 @@ class VerbsPairs(GangPairs):
         return super()._kind_name(suspect)
 
     def _share_alone(self, suspect: Suspect) -> float:
-        """Return the lowest share of its rate that the port of a suspect reached in loopback; 0 if this was not measured."""
+        """Return the lowest bandwidth of a suspect's port in loopback, as a share of the port's rate; 0 if not measured."""
         (host,), (rail,) = suspect.hosts, suspect.rails
         view = self._members[host]
         scope = self._scope_of_end(view, rail)
@@ -117,7 +120,7 @@ class VerbsPairs(GangPairs):
     def _fails(self, suspect: Suspect) -> bool:
         """Return whether the hosts of the suspect get the verdict FAIL.
 
-        For a rail or switch, they also get it if one of its ports is slow with every partner.
+        The hosts at a rail or switch also get FAIL if one of the ports there is slow with every partner.
         """
         if suspect.kind in FABRIC_PARTS and self._ends_below_rate(suspect):
             return True

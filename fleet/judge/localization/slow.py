@@ -83,7 +83,7 @@ class SlowParts:
     def of_ends(self, ends: Collection[End]) -> tuple[float, float]:
         """Return the typical share with which these ends were compared, and the share below which they are slow.
 
-        If the ends are on several rails, both are medians over the ends.
+        If the ends are on several rails, both are medians.
         """
         if all(end in self.partly_slow_ends for end in ends):
             return self.of_edges({rail for _, rail in ends})
@@ -219,7 +219,7 @@ def _find_slow_switches(
 
 
 def _is_slow_elsewhere(host: str, slow_parts: SlowParts, rails: set[int], ends: frozenset[End]) -> bool:
-    """Return whether a host is slow on more than half of those of `rails` whose end is not in `ends` (the ends at a switch)."""
+    """Return whether a host is slow on more than half of `rails`. Rails whose end is in `ends` (at one switch) do not count."""
     others = [(host, rail) for rail in rails if (host, rail) not in ends]
     return 2 * sum(end in slow_parts.ends for end in others) > len(others)
 
@@ -235,8 +235,8 @@ def _find_slow_ends(
     """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
 
     `least` is the lowest level (`_level_of_end`) of a healthy end: a level below it by more than the limit is slow, even if most
-    ends have such a level. A rail is not slow if all its ends at one of its switches have normal speed: then its other switches
-    may be slow.
+    ends have such a level. A rail does not count as slow if all its ends at one switch have normal speed. The cause may then be
+    another switch.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():
@@ -264,7 +264,7 @@ def _find_slow_links(slow_parts: SlowParts, edges: Sequence[Edge], min_limit: fl
     """Find the slow edges between good ends.
 
     If an end has at least MIN_HOSTS slow edges, and these are at least half of its edges to good ends, the end counts as partly
-    slow instead of these edges.
+    slow. These edges then do not count as slow.
     """
     shares = {
         index: share - slow_parts.rails.get(edges[index].rail, 0.0)

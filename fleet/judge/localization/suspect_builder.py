@@ -159,9 +159,9 @@ class SuspectBuilder:
         )
 
     def _count_slow_partners(self, host: str, rails: set[int]) -> tuple[int, int]:
-        """Return with how many hosts `host` is slow on any of these rails, and the number of hosts compared.
+        """Return the number of hosts with which `host` is slow on any of these rails, and the number of hosts compared.
 
-        Only hosts whose ends on these rails are good count.
+        On each rail, `host` is compared only with the hosts whose end on that rail is good.
         """
         is_slow_with: dict[str, bool] = {}
         for rail in rails:
@@ -223,7 +223,10 @@ class SuspectBuilder:
         )
 
     def _count_fast_partners(self, host: str, rails: Iterable[int]) -> int:
-        """Return the number of hosts that are good on one of these rails and with which `host` is not slow on that rail."""
+        """Return the number of hosts with which `host` has normal speed on at least one of these rails.
+
+        A host counts only if its end on that rail is good.
+        """
         return len(
             {
                 other

@@ -69,7 +69,7 @@ def test_verdict_on_a_swapped_module_names_the_ordered_and_the_actual_port() -> 
 def test_verdict_on_a_replaced_module_names_its_replacement() -> None:
     verdicts = judged([line("X1", "mlx5_0")], {FIRST: "Z9"})
     assert verdicts == [
-        ("h1", FIRST, FAIL, "ordered for h1 slot mlx5_0, found on no host; Z9 is there instead"),
+        ("h1", FIRST, FAIL, "ordered for h1 slot mlx5_0, found on no host; Z9 is in that slot instead"),
         ("h1", FIRST, FAIL, "found, but no line of the manifest names it"),
     ]
 
@@ -77,7 +77,7 @@ def test_verdict_on_a_replaced_module_names_its_replacement() -> None:
 def test_module_in_its_own_ordered_port_is_not_named_as_the_replacement_of_a_missing_module() -> None:
     """X2 was ordered for the second port, which has Z9 instead. Y1 is in the first port as ordered, so Y1 replaces nothing."""
     missing = judged([line("X2", "mlx5_1"), line("Y1", "mlx5_0")], {FIRST: "Y1", SECOND: "Z9"})[0]
-    assert missing == ("h1", SECOND, FAIL, "ordered for h1 slot mlx5_1, found on no host; Z9 is there instead")
+    assert missing == ("h1", SECOND, FAIL, "ordered for h1 slot mlx5_1, found on no host; Z9 is in that slot instead")
 
 
 def test_module_in_another_host_fails_on_both_hosts() -> None:

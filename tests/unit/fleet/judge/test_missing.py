@@ -419,7 +419,7 @@ def test_no_slot_is_named_if_only_some_gpus_are_tested(missing: int) -> None:
 def test_slot_is_identified_by_address_alone_without_module_ids() -> None:
     hosts = {name: host_with_slots(name, ALL if name != "h2" else REMAINING, modules=()) for name in ("h1", "h2", "h3")}
     where = "nothing at PCI 0000:01:00.0, where 2 of 2 hosts of its build have a GPU"
-    detail = f"{where} (only PCI addresses identify the slots: not every GPU reports a module number)"
+    detail = f"{where} (slots are identified by PCI address only: not every GPU reports a module number)"
     assert count_details(findings(**hosts)) == {DRIVER: detail, BUS: detail}
     hosts = {name: host_with_slots(name, ALL if name != "h2" else REMAINING, modules=(6, True, 5, 7)) for name in hosts}
     assert count_details(findings(**hosts)) == {DRIVER: detail, BUS: detail}, "a module id must be a number"

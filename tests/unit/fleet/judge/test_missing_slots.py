@@ -164,7 +164,7 @@ def test_number_of_empty_slots_must_equal_the_number_of_missing_gpus() -> None:
 
 def test_caution_is_given_if_only_addresses_identify_the_slots() -> None:
     without = slot_map(view(host="h2", modules={}), view(host="h3", modules={}))
-    caution = " (only PCI addresses identify the slots: not every GPU reports a module number)"
+    caution = " (slots are identified by PCI address only: not every GPU reports a module number)"
     expected = f"nothing at PCI 0000:01:00.0, where 2 of 2 hosts of its build have a GPU{caution}"
     assert result(view((0, 2, 3), modules={}), without) == (expected, "reseat")
     text: dict[int, Any] = {0: 1, 1: 2, 2: 3, 3: "four"}

@@ -99,7 +99,7 @@ def test_active_port_with_neither_figures_nor_reasons_is_named_once() -> None:
 
 def test_missing_figure_of_a_port_is_named() -> None:
     rest = [item for item in ALONE if item.name != "verbs.latency"]
-    reason = "no figure and no reason for its absence, although the launch finished: verbs.latency"
+    reason = "the launch finished, but there is no figure and no reason for its absence: verbs.latency"
     assert alone(*rest) == [("verbs.latency", port(), reason)]
     (found,) = silent_ports(view("h1", *rest))
     assert found.params == next(
@@ -188,7 +188,7 @@ def test_port_with_neither_figures_nor_reasons_in_the_gang_stage_is_named_once()
 
 def test_best_share_is_required_of_a_port_with_shares() -> None:
     without = of_h1(lambda items: [item for item in items if item.name != "verbs.best_ratio"])
-    reason = "no figure and no reason for its absence, although the launch finished: verbs.best_ratio"
+    reason = "the launch finished, but there is no figure and no reason for its absence: verbs.best_ratio"
     assert together(without) == [("h1", "verbs.best_ratio", port(), reason)]
 
 

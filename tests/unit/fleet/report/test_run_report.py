@@ -197,7 +197,7 @@ def test_brief_report_matches_the_full_report(
     slots = [item.detail for item in full.verdicts if item.name == "gpu.count" and item.verdict == FAIL]
     slot = (
         "nothing at PCI 0000:01:00.0, where 9 of 9 hosts with 2 GPUs have a GPU "
-        "(only PCI addresses identify the slots: not every GPU reports a module number)"
+        "(slots are identified by PCI address only: not every GPU reports a module number)"
     )
     assert slots == ([slot] if "missing GPU" in faults else [])
 
