@@ -67,7 +67,7 @@ PARTS = {
 """Prefix of the readings of one kind of part -> the reading that lists the parts, because every part of this kind has it."""
 LINK_COUNT, LINKS = "gpu.nvlink.link_count", "gpu.nvlink.active"
 PEER, NVLINK = "gpu.peer.link", "gpu.nvlink."
-OTHER_PARTS = ("network.bond.", "pcie.acs.")
+OTHER_PARTS = ("network.bond.", "pcie.acs.enabled")
 """Prefixes of readings whose parts no reading lists, so PARTS does not apply to them: bonds are not among the adapters that
 `network.operstate` lists, and the bridges with ACS are not among the devices that `pcie.kind` lists."""
 OF_PORTS, PORT_DEVICES = ("optics.", "port."), ("hca", "nic")
