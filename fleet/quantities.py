@@ -47,7 +47,7 @@ _FACTORS = {
 PER_HOUR = "1/h"
 """Unit of the hourly rate of a counter."""
 _PLAIN_UNITS = {"1": "", PER_HOUR: "an hour", "Cel": "°C", "ratio": "", "FLOP/J": "FLOP/s/W"}
-"""Unit -> its text, for units that `_SCALES` lacks, and for values of 0. A unit that is missing here too is its own text."""
+"""Unit -> its text, if `_SCALES` lacks the unit or the value is 0. A unit that is missing here is its own text."""
 
 
 def number(value: float, digits: int = 4) -> str:
@@ -148,7 +148,7 @@ def format_pair(value: Value, limit: Value, unit: str) -> tuple[str, str]:
 
 
 def digits_for(values: Collection[Value], unit: str, like: float | None = None) -> int:
-    """Return how many significant digits (4, 6, 9, 12 or 17) different values need so that their texts differ; at most 17."""
+    """Return the fewest significant digits with which different values have different texts: 4, 6, 9, 12, or at most 17."""
     distinct = len({(isinstance(value, bool), value) for value in values})
     choices = (4, 6, 9, 12, 17)
     return next(

@@ -90,8 +90,10 @@ class Gate:
     finds: float | None
     """Smallest slowdown (0.05: 5 % slower) that the floor finds with DETECTION_PROBABILITY; None if it finds no slowdown."""
     could_find: float
-    """Smallest slowdown that the best possible floor finds with DETECTION_PROBABILITY: the highest floor at which a healthy part
-    fails with at most the probability MAX_FALSE_ALARM."""
+    """Smallest slowdown that the best possible floor finds with DETECTION_PROBABILITY.
+
+    The best possible floor is the highest one at which a healthy part fails with a probability of at most MAX_FALSE_ALARM.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

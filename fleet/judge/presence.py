@@ -19,7 +19,7 @@ NO_FIGURES = "none of the figures that are compared in this run"
 
 
 def judge_presence(view: HostView) -> Iterator[Verdict]:
-    """Yield an inconclusive verdict for the host and for each GPU that has no accepted record to compare with.
+    """Yield an inconclusive verdict for each part without an accepted record. The parts are the host and its GPUs under test.
 
     A part also gets a verdict if its record has none of the figures that are compared in this run.
 

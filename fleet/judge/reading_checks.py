@@ -1,7 +1,7 @@
 """Compare the numbers of one reading with a limit, without building observations and verdicts.
 
 The hosts of a layout are those whose benchmark observations differ only in their values (`fleet.judge.layout`). A check is built
-from the first host of a layout that passes a criterion, and is used on later hosts of the layout.
+from a host that passes a criterion. It is used for later hosts of the same layout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from schemas.scopes import Scope
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadingCheck:
-    """A limit that each number of a reading must meet or, with `is_increase`, the increase of each scope over the run."""
+    """A limit for each number of a reading. With `is_increase`, it limits the increase of each scope's value in the run."""
 
     name: str
     snapshots: list[tuple[str, str]]

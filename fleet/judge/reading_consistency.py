@@ -53,8 +53,7 @@ COUNTING_DELAY_S = 120.0
 throttled time late: on H100 and H200 it grows by up to 38 s at once."""
 CLOCK_TOLERANCE_S = 300.0
 """Seconds by which a counted time may grow more than the system clock advances between two snapshots. It applies to the uptime
-itself, and to other times if the uptime is not available. The clock may be corrected during a run; criteria judge whether it is
-right."""
+itself, and to other times if the uptime is not available. The clock may be corrected during a run."""
 UPTIME = "host.uptime"
 
 
@@ -149,7 +148,7 @@ def _missing_readings(full: Sequence[Snapshot], irregular: Sequence[Snapshot]) -
     """Yield each reading that a snapshot lacks although a full snapshot has it.
 
     Also yield up to three readings that only snapshots during a launch have. `irregular` has the snapshots that differ from the
-    first full snapshot. The first one is checked too, because it may be the one that lacks a reading.
+    first full snapshot. The first full snapshot is checked too, because it may itself lack a reading.
     """
     known: dict[str, dict[int, Metric]] = defaultdict(dict)
     for metric in (metric for snapshot in full for metric in snapshot.metrics):
@@ -184,7 +183,8 @@ def _is_required(name: str, scope: str, present: set[str], *, is_log_read: bool)
     """Return whether a snapshot must have the reading for this scope, because the host had the part at that time.
 
     A remote volume or a virtual interface may disappear and return, with all its readings. A scope of an event, such as an error
-    code, appears when the event first occurs. Only ALL_EVENTS must have such a scope earlier, if the kernel log could be read.
+    code, appears when the event first occurs. ALL_EVENTS is an exception: if the kernel log could be read, it has a scope for
+    each kind of event.
 
     `present`: all scopes of the snapshot. `is_log_read`: whether the snapshot has LOG_READ with a value.
     """

@@ -52,7 +52,7 @@ WHOLES = {
     "pcie.width": "pcie.width_max",
     "storage.mount.available": "storage.mount.size",
 }
-"""Reading -> another reading of the same part, which the former cannot exceed."""
+"""Reading -> another reading of the same part. The first cannot be larger than the second."""
 _OF_SLOTS = ("manufacturer", "part_number", "serial", "size", "speed", "type")
 PARTS = {
     **{f"host.dimm.{name}": "host.dimm.populated" for name in _OF_SLOTS},
@@ -68,15 +68,15 @@ PARTS = {
 LINK_COUNT, LINKS = "gpu.nvlink.link_count", "gpu.nvlink.active"
 PEER, NVLINK = "gpu.peer.link", "gpu.nvlink."
 OTHER_PARTS = ("network.bond.", "pcie.acs.enabled")
-"""Prefixes of readings whose parts no reading lists, so PARTS does not apply to them: bonds are not among the adapters that
-`network.operstate` lists, and the bridges with ACS are not among the devices that `pcie.kind` lists."""
+"""Prefixes of readings to which PARTS does not apply. `network.operstate` does not list bonds, and `pcie.kind` does not list the
+bridges of `pcie.acs.enabled`."""
 OF_PORTS, PORT_DEVICES = ("optics.", "port."), ("hca", "nic")
 """Prefixes of the readings of ports and modules, and the labels of the device of a port: an adapter, or an Ethernet interface."""
 GPUS_ON_BUS, KIND = "gpu.pci_count", "pcie.kind"
 LISTS, COUNTED = frozenset(PARTS.values()), frozenset(COUNTS.values())
 _RELATED = COUNTS.keys() | WHOLES.keys()
 OCCURRENCES = frozenset({"xid", "sxid", "event", "message", "fatal"})
-"""Labels of readings of events. The log does not name the part of every event, so the scope may lack other labels."""
+"""Labels of readings of events. The log does not name the part of every event, so a scope may lack any of the labels."""
 
 
 def relation_problems(view: HostView, record: Record) -> Iterator[Problem]:
@@ -195,7 +195,7 @@ def _number_of_parts(metric: Metric) -> int:
 
 @cache
 def list_of(name: str) -> str:
-    """Return the reading that lists the parts which have this reading; an empty string if none does."""
+    """Return the reading in PARTS that lists the parts of the reading `name`; an empty string if there is none."""
     if name.startswith(OTHER_PARTS):
         return ""
     return next((reading for prefix, reading in PARTS.items() if name.startswith(prefix)), "")
@@ -212,7 +212,8 @@ def _exceeding(
     """Yield scope and reason of a count that is not the number of parts, or of a value above its total or maximum."""
     of_parts, whole = COUNTS.get(metric.name, ""), readings.get(WHOLES.get(metric.name, ""))
     if HOST in metric.values and of_parts in parts_read:
-        # A snapshot during a launch has counts, but no readings of the parts. Then those of the full snapshots are used.
+        # A snapshot during a launch has counts, but may lack the reading of the parts. Its counts are then compared with the
+        # parts in the other snapshots.
         own, stated = readings.get(of_parts), metric.values[HOST]
         possible = {_number_of_parts(own)} if own else parts_read[of_parts]
         fewest, largest = min(possible), max(possible)

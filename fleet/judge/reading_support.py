@@ -63,7 +63,7 @@ class _Readings:
 class ReadingSupport:
     """The numbers of parts that have, and that lack, each optional reading. Numbers of different hosts can be merged.
 
-    Most hosts of a fleet have and lack the same readings. This is determined once for all hosts with the same `_key_of`.
+    Most hosts of a fleet have and lack the same readings. Hosts with equal keys (`_key_of`) are counted together.
     """
 
     def __init__(self) -> None:
@@ -125,7 +125,7 @@ class ReadingSupport:
 
 
 def _key_of(view: HostView) -> Hashable:
-    """Return a key of everything that `_last_readings` uses, so that it yields the same for all hosts with equal keys."""
+    """Return a key of everything that `_last_readings` uses. For hosts with equal keys, `_last_readings` yields the same."""
     metrics = view.observations.metrics
     names = (*_optional_of_gpus(view), *_optional_of_hosts(view))
     lists = filter(None, map(_listing, names))
@@ -188,7 +188,7 @@ def _readings_of_gpus(
 def _readings_of_host(view: HostView, name: str) -> Iterator[tuple[str, str]]:
     """Yield the scope of each part that should have the reading, and why it has no value (empty if it has one).
 
-    If no reading lists the parts, the scope `host` stands for all of them. A reading that lists parts itself yields `host` too.
+    If no reading lists the parts, the scope `host` stands for all of them. For a reading in LISTS, `host` is yielded too.
     """
     metrics = view.observations.metrics
     metric = metrics[name][-1][1] if name in metrics else None
@@ -212,7 +212,7 @@ def _readings_of_host(view: HostView, name: str) -> Iterator[tuple[str, str]]:
 
 @cache
 def _listing(name: str) -> str:
-    """Return the reading that lists the parts which have this reading; an empty string if there is no such list."""
+    """Return the reading that lists the parts of the reading `name`; an empty string if there is none."""
     return list_of(name) if name in READINGS and READINGS[name].labels else ""
 
 

@@ -19,7 +19,7 @@ from schemas.scopes import Scope
 from schemas.stages import GANG
 
 PARTNER_PARAM = "only_partner"
-"""Parameter of a verdict on a port that was not measured: the other host, if the port should have been measured with only one."""
+"""Parameter of a verdict on a port that was not measured. It names the partner host if the port has only one."""
 LEAST_SHARE = 0.5
 """An active port is not a port of the fabric if its rate is below this share of the rate of the host's fastest port with the same
 link layer."""

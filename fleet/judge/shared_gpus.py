@@ -40,7 +40,7 @@ def with_other_processes(view: HostView, verdict: Verdict) -> Verdict:
 def is_speed(verdict: Verdict) -> bool:
     """Return whether the verdict judges a benchmark's rate by a minimum, or its time by a maximum.
 
-    A healthy part may miss such a limit while another process uses it.
+    Another process on a healthy part can make it miss such a limit.
     """
     if not from_benchmark(verdict.name) or verdict.name.endswith(NO_SPEEDS):
         return False

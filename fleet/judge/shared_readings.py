@@ -20,7 +20,7 @@ class SharedReadings(Generic[Step]):
     criterion."""
 
     def __init__(self, values: HostValues, names: Mapping[Step, tuple[str, ...]]) -> None:
-        """Begin with the steps all of whose readings have a token on the first host.
+        """Begin with each step whose readings all have a token on the first host.
 
         Args:
             values: the values of the first host.

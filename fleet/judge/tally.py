@@ -37,7 +37,7 @@ class Tally:
 
         Args:
             passes: verdicts that these hosts have in common.
-            hosts: position in the plan and name of the first of these hosts, at most MAX_FARTHEST.
+            hosts: position in the plan and name of the first MAX_FARTHEST of these hosts.
             count: number of these hosts.
         """
         for verdict in passes:
@@ -78,7 +78,7 @@ class Tally:
                 self.rows[key] = row
 
     def judged(self, serials: Mapping[tuple[str, str], str] | None = None) -> tuple[Judged, ...]:
-        """Return the rows of the report that have verdicts, sorted by criterion, observation name, stage and settings.
+        """Return the rows with verdicts, for the report. They are sorted by criterion, observation name, stage and settings.
 
         Args:
             serials: host and scope of a GPU -> its serial, for verdicts without one.

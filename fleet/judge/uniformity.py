@@ -34,8 +34,8 @@ MIN_ALIKE = 4
 """Parts of one host, or of one device, are compared with each other only if at least this many are of one kind. For whole GPUs,
 two are enough."""
 MIN_ALIKE_SHARE = 0.75
-"""Parts that are compared because of MIN_ALIKE can fail only if at least this share of them agrees. So at most two of eight, or
-one of four, fail."""
+"""Parts to which MIN_ALIKE applies are compared only if at least this share of them agrees. So at most two of eight, or one of
+four, fail."""
 SLOT_READINGS = "pcie."
 """Prefix of the names of readings that depend on the slot: a GPU is compared with the GPU of the same index on other hosts."""
 PCI_KIND, DRIVE = "pcie.kind", "nvme"
@@ -262,9 +262,9 @@ class ValueGroups:
         return of_kinds
 
     def majority(self, view: HostView, criterion: Criterion, keys: Iterable[GroupKey]) -> Hashable:
-        """Return a key of what the groups of a host require.
+        """Return a summary of the values that this criterion requires on a host.
 
-        If the criterion passes on one host, it also passes, with equal verdicts, on every host with the same key and readings.
+        If the criterion passes on one host, it passes with equal verdicts on each host with an equal summary and equal readings.
 
         Args:
             view: the host.
@@ -292,7 +292,7 @@ def _kind_key(view: HostView, criterion: Criterion) -> KindKey:
 def _compared(view: HostView, criterion: Criterion) -> Iterator[Observation]:
     """Yield the observations that the criterion compares.
 
-    PCI readings of drives are left out: hosts that were ordered together may have different drives.
+    PCI readings of drives are left out: hosts of one purchase order may have different drives.
     """
     drives: set[str] = set()
     if criterion.name.startswith(SLOT_READINGS):
@@ -389,7 +389,7 @@ def _judge_series(
     else:
         group = groups.of(view, criterion, last)
     if group.total <= bool(measured):
-        return  # there is no other part
+        return  # no other part has a value
     may_be_absent = criterion.optional and last.status == UNSUPPORTED
     # If a benchmark reports its result as unsupported, `expectations.missing_observations` yields the verdict.
     is_lost = last.status == ERROR or (last.status == UNSUPPORTED and not from_benchmark(last.name))
@@ -445,8 +445,8 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation, own_grou
     """Return the values of this host's parts of the same kind as the observed part; an empty group if they cannot be compared.
 
     Any number of GPUs can be compared with each other. Of other parts, such as ports or links, some may be unused by design, so
-    they are compared only if enough of them agree (MIN_ALIKE, MIN_ALIKE_SHARE). If the inventory states how many ports must be up
-    (rackproof_infiniband_ports), other ports may be down. Criteria with `group_by` and `prefer` then do not compare such parts.
+    they are compared only if enough of them agree (MIN_ALIKE, MIN_ALIKE_SHARE). Criteria with `group_by` and `prefer` do not
+    compare them if the inventory states how many ports must be up (rackproof_infiniband_ports): the other ports may be down.
     """
     scope = Scope.parse(item.scope)
     group = own_groups.of(item.name, scope)

@@ -2,9 +2,8 @@
 
 A waiver applies to one criterion on one host or one part. For a whole fleet, change the criterion in a pack instead.
 
-A waiver with `absent: true` applies to an inconclusive verdict on a missing observation, and must name the observation. If too
-little is known, the verdict cannot be waived: a host has no record, a GPU or a stage has no observations, or the host has no
-baseline (accepted record) to compare with.
+A waiver with `absent: true` applies to an inconclusive verdict on a missing observation, and must name the observation. It
+cannot apply if too little is known without the observation (NOT_WAIVABLE, STAGE_PREFIX).
 
 A waiver has expired if the plan was made after its last day. So judging a run again later gives the same result.
 """
@@ -21,10 +20,11 @@ from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
 NOT_WAIVABLE = frozenset({RECORD, "record.clock", "gpu", "host.events", BASELINE})
-"""Names of observations whose absence cannot be waived: without them, nothing is known of the host or the GPU, the evidence of
-the host is incomplete, or the host has no baseline (accepted record) to compare with."""
+"""Names of observations whose absence cannot be waived. For example, nothing is known of a host without a record, and a
+host without a baseline (accepted record) has nothing to be compared with."""
 STAGE_PREFIX = "stage."
-"""Prefix of the names of verdicts on a stage that is missing or did not finish."""
+"""Prefix of the names of verdicts on a whole stage, for example one that did not finish. A waiver with `absent` cannot apply
+to them."""
 
 
 class WaiverMatcher:

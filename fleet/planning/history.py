@@ -210,7 +210,7 @@ def test_of(name: str, stage: str) -> Key | None:
 
 
 def tests_with(verdicts: Iterable[Verdict], verdict: str) -> dict[str, set[Key]]:
-    """Return host -> the tests with at least one verdict on this host that is `verdict`, such as `fail`."""
+    """Return host -> the tests that have this verdict, such as `fail`, on the host at least once."""
     tests: dict[str, set[Key]] = {}
     for item in verdicts:
         if item.verdict == verdict and (key := test_of(item.name, item.stage)):
@@ -219,7 +219,7 @@ def tests_with(verdicts: Iterable[Verdict], verdict: str) -> dict[str, set[Key]]
 
 
 def _hosts_with(report: Json, verdict: str, hosts: set[str]) -> dict[Key, set[str]]:
-    """Return test -> those of `hosts` with at least one verdict on the test that is `verdict`."""
+    """Return test -> those of `hosts` on which the test has this verdict at least once."""
     hosts_by_key: dict[Key, set[str]] = {}
     for item in report["verdicts"]:
         key = test_of(item["name"], item.get("stage", ""))

@@ -151,7 +151,7 @@ class _LazyVerdicts:
 
     @cached_property
     def collectives(self) -> list[Verdict]:
-        """Return the verdicts on the collectives of all hosts, except by criteria that require the same value on all hosts."""
+        """Return the verdicts on the collectives of all hosts. Criteria with `same_as_fleet` are left out."""
         figures = FleetFigures(Planned(self._plan), self._views.values())
         return [
             verdict
@@ -190,8 +190,8 @@ class _Gang:
     def _slowing_hosts(self) -> dict[int, dict[str, str]]:
         """Return number of a launch that worked -> host -> why its pair measurements fail.
 
-        Only launches are included whose collectives are too slow, or whose joint benchmarks (those that need all hosts) are
-        incomplete. Of each launch, only the hosts that took part in no later launch are considered.
+        A launch is included only if its collectives are too slow, or its joint benchmarks (those that need all hosts) are
+        incomplete. A host is included only in its last launch.
         """
         worked = [
             (attempt, last_hosts) for attempt, last_hosts in with_last_hosts(self._gang_launches) if attempt.worked

@@ -127,10 +127,10 @@ def make_plan(
         hosts: host -> variables, from `read_inventory`.
         run_id, nonce: identify the run; every record of the run repeats them.
         created: when the plan was made: UTC, ISO 8601 with `Z`.
-        manifest: the ordered parts and cables, from `read_manifest`.
+        manifest: the operator's list of parts and cables, from `read_manifest`.
         choice: which tests were selected and skipped because of a time budget; None if the whole profile runs.
         waivers: the waivers from `read_waivers`.
-        baseline: names the copy of the baseline in the run directory, from `planned_baseline`; None: without a baseline.
+        baseline: directory of the baseline and digest of its copy, from `planned_baseline`; None: without a baseline.
 
     Raises:
         UsageError: the inventory lacks what the profile needs, or contradicts itself, the manifest or the profile.
@@ -160,7 +160,7 @@ def make_plan(
         study=study_of(profile, run_variables),
     )
     if plan.study:
-        return plan  # a study is not judged, so it needs no expected figures; its cells (single measurements) may have one host
+        return plan  # a study is not judged, so it has no expectations; its gang may have only one host
     plan = scale_stages(plan, profile, run_variables)
     _check_manifest(plan)
     _check_gangs(plan, int(run_variables.get("rackproof_gang_minimum", 2)))

@@ -46,7 +46,7 @@ def plan_run(hosts: Mapping[str, Variables], request: PlanRequest, now: datetime
     """
     first = next(iter(hosts.values()))
     profile = read_profile(request.profile or str(first.get("rackproof_profile", "standard")))
-    profile = without_unused_benchmarks(profile, hosts)  # first, so that no time budget is spent on these
+    profile = without_unused_benchmarks(profile, hosts)  # a time budget must not be spent on unused ones
     checked_packs(first.get("rackproof_criteria", ()))
     _refuse_unknown_models(hosts)
     run_dir, created = request.run_dir, now.strftime("%Y-%m-%dT%H:%M:%SZ")

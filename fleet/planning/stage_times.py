@@ -1,4 +1,4 @@
-"""Read the duration of a soak, or of a profile such as `extended`, and scale the time budgets of such a profile to its duration.
+"""Read the duration of a soak or of a profile such as `extended`. Scale the time budgets of such a profile to its duration.
 
 A time budget is a setting of a benchmark that determines how long it measures, such as `seconds`.
 """
@@ -61,15 +61,17 @@ def check_scaled_settings(profile: Mapping[str, Any], where: str) -> None:
 
 
 def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -> Plan:
-    """Return the plan with time budgets multiplied by one factor, so that all stages together take the duration of the run.
+    """Scale the time budgets of a plan so that all stages together take the wanted duration.
 
-    `scaled` in each stage of the profile names these time budgets. The duration is that in EXTENDED_DURATION, or else
-    `duration_s` of the profile. The slowest host decides the factor. If the duration is not `duration_s`, the deadline of each
-    stage changes by as many seconds as the stage gets longer or shorter. The plan of a profile without `duration_s` is unchanged.
+    The wanted duration is that in EXTENDED_DURATION, or else `duration_s` of the profile. `scaled` in each stage of the profile
+    names the time budgets. All of them are multiplied by one factor, and the slowest host decides the factor.
+
+    The profile's deadlines are for `duration_s`. If another duration is wanted, each deadline changes by as many seconds as the
+    expected time of its stage. The plan of a profile without `duration_s` is unchanged.
 
     Raises:
-        UsageError: the duration is invalid; the tests take longer even with their shortest time budgets; or the profile scales
-            no time budget.
+        UsageError: the wanted duration is invalid, or too short even for the shortest time budgets; or the profile scales no
+            time budget.
     """
     if "duration_s" not in profile:
         return plan
@@ -103,7 +105,7 @@ def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -
 def _factor(
     plan: Plan, scaled: Mapping[str, Mapping[str, Any]], host: PlannedHost, wanted_s: float, least: float
 ) -> tuple[float, float]:
-    """Return the factor with which the stages of the host take `wanted_s`, and their seconds with the factor `least`."""
+    """Return the factor with which the stages of the host take `wanted_s`, and the seconds that they take with `least`."""
     once, twice = (
         sum(_stage_s(plan, host, _scaled(stage, scaled[stage.name], factor)) for stage in plan.stages)
         for factor in (1, 2)
@@ -135,7 +137,7 @@ def _least_factor(plan: Plan, scaled: Mapping[str, Mapping[str, Any]]) -> float:
 
 
 def _scaled(stage: Stage, scaled: Mapping[str, Any], factor: float) -> Stage:
-    """Return the stage with the time budgets in `scaled` multiplied. If the default of a budget is an integer, round it."""
+    """Multiply the time budgets in `scaled` by the factor. A budget whose default is an integer stays an integer."""
 
     def multiplied(benchmark: str, key: str, value: float) -> float:
         is_whole = isinstance(BENCHMARKS[benchmark].settings[key], int)

@@ -34,7 +34,7 @@ def shared_directories(name: str, variables: Variables, *, has_gang: bool) -> tu
         has_gang: whether the profile has the stage `gang`, in which several hosts are measured together.
 
     Raises:
-        UsageError: a directory is below `/dev`, or the profile has the stage `gang` and the host is in no gang.
+        UsageError: a directory is below `/dev`, or cannot be measured because the host is in no gang.
     """
     directories = _directories(name, variables, "rackproof_shared_storage")
     if directories and has_gang and variables.get("rackproof_gang") == "none":

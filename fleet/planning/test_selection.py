@@ -30,10 +30,10 @@ Stages = Mapping[str, Sequence[str]]
 LAUNCH_S = START_S + END_S
 """Time for the ranks of a stage to start and to end."""
 DEFAULT_SIZE, DEFAULT_GANG = Size(gpus=8), Size(gpus=8, hosts=16)
-"""Sizes that are assumed for the cost of a test that no earlier run has timed: of one host, and of a gang (the hosts of one
-multi-node launch)."""
+"""Assumed sizes of a host, and of a gang (the hosts of one multi-node launch). They give the cost of a test that no earlier run
+has timed."""
 WEEK_S = 7 * 86400.0
-"""A week after its last run, the risk of a test is twice the risk right after the run; each further week adds as much again."""
+"""Each week since the last run of a test adds as much risk as the test had right after that run."""
 NEVER_RUN_S = 12 * WEEK_S
 """The age of a test that never ran is the time since the oldest known run, plus these seconds."""
 
@@ -74,7 +74,7 @@ class _Candidate:
     def risk(self) -> float:
         """Return (findings + 0.5) ÷ (measurements + 1) × (1 + weeks since the last run).
 
-        The summands 0.5 and 1 give a test without a finding a risk above 0.
+        The summand 0.5 keeps the risk of a test without findings above 0. The summand 1 prevents a division by 0.
         """
         return (self.findings + 0.5) / (self.measured + 1) * (1 + self.age_s / WEEK_S)
 
@@ -90,8 +90,8 @@ def select_tests(
 ) -> BudgetSelection:
     """Return the tests of `stages` that fit into `budget_s`, in order of selection, and the skipped ones with the reason.
 
-    Without history the cheapest come first. If `stages` has tests that hosts run alone, one of these is always selected. If even
-    the cheapest of them exceeds the budget, it is selected, and `BudgetSelection.cost_s` is more than `budget_s`.
+    Without history the cheapest come first. At least one test of the stage `benchmark` is always selected, if there are any. If
+    all of them exceed the budget, the cheapest is selected, and `BudgetSelection.cost_s` is more than `budget_s`.
 
     Args:
         stages: stage -> its benchmarks, in the profile's order.
@@ -144,15 +144,14 @@ def _default_cost_s(key: Key) -> float:
 
 
 def _cost(item: _Candidate, picked: Sequence[_Candidate]) -> float:
-    """Return the cost, including the start of the ranks for the first test of a stage."""
+    """Return the cost of a test. The first test of a stage also costs LAUNCH_S."""
     return item.cost_s + (0.0 if any(other.key[0] == item.key[0] for other in picked) else LAUNCH_S)
 
 
 def _fitting(remaining: Sequence[_Candidate], picked: Sequence[_Candidate], remaining_s: float) -> list[_Candidate]:
     """Return the tests that fit into the remaining time.
 
-    If nothing is picked yet, and there are tests that hosts run alone, return only those of them that fit; if none fits, return
-    the cheapest of them.
+    The first test to be picked is one of the stage `benchmark`, if there are any. If none of these fits, return the cheapest.
     """
     first = [item for item in remaining if item.key[0] == BENCHMARK] if not picked else []
     if first:

@@ -126,9 +126,9 @@ def _host_baseline(
 
 
 def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir: Path | None) -> PlannedBaseline:
-    """Copy the baselines of these hosts, and of the GPUs that they list, into the run directory.
+    """Make the snapshot: copy the baselines of `hosts`, and those of the GPUs listed in them, into the run directory.
 
-    Return a reference to this snapshot, for the plan. If `run_dir` is None, nothing is copied.
+    Return a reference to the snapshot, for the plan. If `run_dir` is None, nothing is copied.
 
     Raises:
         UsageError: the directory has no baseline of this kind, or a file in it is invalid.
@@ -162,7 +162,7 @@ def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir:
 def planned_baseline(
     name: object, rehearsal: bool, hosts: Iterable[str], run_dir: Path | None
 ) -> PlannedBaseline | None:
-    """Copy the baselines in the directory `name` (rackproof_baseline), and return a reference to this snapshot, for the plan.
+    """Make the snapshot from the directory `name` (rackproof_baseline). Return a reference to the snapshot, for the plan.
 
     A resumed run keeps its first snapshot. If `name` is empty, return None.
 

@@ -1,9 +1,11 @@
 """Copy records from logs or volumes into the run directory, for runs without a playbook that fetches them.
 
-A damaged record is rejected. If the records for one path in the run directory are of different attempts (the host began the run
-more than once), all of them are rejected, unless the operator chooses the first or the last attempt. A record is written to
-`quarantine/` if its run id or nonce is not that of this run, if the plan lacks its host or has the host in another gang (the
-hosts of one multi-node launch), or if it is of an attempt that the operator did not choose.
+A damaged record is rejected. A host that began the run more than once has records of several attempts. If the records for one
+path (collected, or already in the run directory) are of different attempts, the collected ones are rejected, unless the operator
+chooses the first or the last attempt.
+
+A record is written to `quarantine/` if its run id or nonce is not that of this run, if the plan lacks its host or has the host in
+another gang (the hosts of one multi-node launch), or if it is of an attempt that the operator did not choose.
 
 Any other record is written into the run directory. If there is already a record at its path, the collected record replaces it in
 three cases: the existing record is invalid or of another run; the collected record extends the existing one (has all of its data,

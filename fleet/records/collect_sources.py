@@ -79,7 +79,7 @@ def _directory(directory: Path) -> tuple[list[FramedRecord], list[str]]:
 
 
 def _log(path: Path) -> tuple[list[FramedRecord], list[str]]:
-    """Return the records of one log of a directory, and its problems. An unreadable log is only a problem."""
+    """Return the records of one log of a directory, and its problems. If the log is unreadable, return only this problem."""
     try:
         return read_source(str(path))
     except UsageError as error:

@@ -79,7 +79,7 @@ def host_state(evidence: Evidence) -> HostState:
 
 
 def _figure(observation: Observation, within: str, run_id: str, earlier: Figure | None) -> Figure:
-    """Return the figure of an observation. If it is a reading for which more is better (`READINGS`), the highest value counts.
+    """Return the figure of an observation. If more is better for a reading (`READINGS`), keep the highest value of the run.
 
     Args:
         observation: a benchmark result, or a reading.

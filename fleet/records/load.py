@@ -205,7 +205,7 @@ class Run:
     evidence: RunEvidence
     events: dict[str, list[str]]
     rejected: tuple[Quarantined, ...]
-    """Rejected files other than records of planned hosts: events.jsonl or lines of it, and records of unplanned hosts."""
+    """Rejected files other than expected records: events.jsonl or lines of it, and records that the plan does not expect."""
 
     @cached_property
     def quarantined(self) -> tuple[Quarantined, ...]:
@@ -320,7 +320,7 @@ def _rounds(benchmark: str, stage: Stage) -> object:
 
 
 def _unplanned_records(directory: Path, plan: Plan) -> list[Quarantined]:
-    """Return the files in the directories of records whose paths are not those of records that the plan expects."""
+    """Return the record files that the plan does not expect."""
     planned, paths = {*record_names(plan), *bmc_record_names(plan)}, RunDirectory(directory)
     return [
         # A file name may have bytes that are not UTF-8; the report shows them as \xff.

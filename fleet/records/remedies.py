@@ -23,7 +23,7 @@ REMEDIES = (
     ),
     (
         r"No matching distribution found for",
-        "the host does not reach its package index, or the index or rackproof_wheelhouse has no wheel for this host's Python: "
+        "the host does not reach its package index, or no wheel in the index or in rackproof_wheelhouse fits this host's Python: "
         "docs/air-gapped.md describes how to collect wheels; if torch is installed on the host, set rackproof_system_torch",
     ),
     (

@@ -68,7 +68,7 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
 
 
 def release(directory: Path, outcome: str) -> None:
-    """Unlock the run and record `outcome` in the journal, unless another playbook that is or may be running holds the lock."""
+    """Unlock the run and record `outcome` in the journal. Do nothing if another playbook holds the lock and may be running."""
     with contextlib.suppress(PermissionError):
         if not RunDirectory(directory).lock.exists():
             return
@@ -133,8 +133,8 @@ def _active_runs(directory: Path) -> tuple[str, ...]:
 def playbook() -> int:
     """Return the pid of the ansible-playbook that started this process; 0 if none did.
 
-    Ansible forks workers with the command line of the playbook. So of consecutive ancestors with one such command line, the
-    topmost is the playbook.
+    Ansible forks workers, which keep the command line of the playbook. So the playbook is the topmost of consecutive ancestors
+    with the same command line.
     """
     pid, playbook_pid, words = os.getppid(), 0, [""]
     while pid > 0:

@@ -32,7 +32,7 @@ class _Draft:
 
 
 def host_adapters(view: HostView) -> tuple[Adapter, ...]:
-    """Return the network adapters of a host, RDMA adapters first. These include the Ethernet interfaces of their ports."""
+    """Return the network adapters of a host, RDMA adapters first. Their Ethernet interfaces are not separate adapters."""
     last = {
         name: _last(view, name)
         for name in view.observations.metrics
@@ -59,7 +59,7 @@ def host_adapters(view: HostView) -> tuple[Adapter, ...]:
 
 
 def _drafts(view: HostView, devices: set[str]) -> list[_Draft]:
-    """Return the adapters, without readings. Each has the scopes of its readings."""
+    """Return the adapters with their scopes, but still without readings."""
     interfaces: dict[str, list[str]] = defaultdict(list)
     for port, (interface, _) in _last(view, INTERFACE).items():
         if f"nic={interface}" in devices:
@@ -113,7 +113,10 @@ def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -
 
 
 def _nearest_gpus(view: HostView) -> tuple[Mapping[str, list[str]], Mapping[str, str]]:
-    """Return two mappings from an adapter's PCI address: to the GPUs that have no nearer one, and to their kind of path to it."""
+    """Return two mappings. Their keys are the PCI addresses of adapters.
+
+    The first mapping has the GPUs that have no nearer adapter. The second has the kind of path between adapter and GPUs.
+    """
     paths = {gpu: str(value) for gpu, (value, _) in _last(view, _PATH).items() if value is not None}
     by_index = view.evidence.gpu_scopes()
     gpus: dict[str, list[str]] = defaultdict(list)

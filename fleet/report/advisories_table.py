@@ -17,7 +17,7 @@ from fleet.report.terminal import plain_table
 
 @dataclass(frozen=True, kw_only=True)
 class Floor:
-    """A version of a branch with which the operator compares the version of a product (`floors`)."""
+    """A version in one branch of a product (`floors`). The operator compares the version on the hosts with it."""
 
     product: str
     reading: str

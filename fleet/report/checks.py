@@ -15,8 +15,8 @@ from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS
 
 _COMPUTED = {
-    "drift": "lowest level of the rate during a soak, as a share of its mean in the first hour of the soak (or in the first "
-    "tenth, if that is shorter); a level is the median over 3 consecutive time intervals",
+    "drift": "lowest level of the rate after the first hour of a soak, divided by the mean rate in that hour (in a soak of less "
+    "than ten hours: the first tenth instead of the first hour); a level is the median over 3 consecutive time intervals",
     "fabric_ports.active": "number of InfiniBand and RoCE ports that are up",
     "fabric_ports.rate": "highest of three totals: rate of all InfiniBand ports that are up, rate of all RoCE ports that are up, "
     "speed of all Ethernet interfaces",
@@ -37,9 +37,9 @@ how to write your own.
 
 | words | meaning |
 |---|---|
-| *if present* | no verdict if the host reports the reading as unsupported (for example because it lacks the part), or if there \
-are too few parts, or no accepted value, to compare with. If a check lacks these words, it makes the host incomplete in these \
-cases |
+| *if present* | no verdict in these cases: the host reports the reading as unsupported (for example because it lacks the part); \
+there are too few parts to compare with; there is no accepted value to compare with. A check without these words makes the host \
+incomplete in these cases. Exception: if there are too few parts, a `same as` check gives no verdict |
 | the fleet | the hosts of the run with the same GPU model. For `same as`: only those in the same gang (the hosts of one \
 multi-node launch); hosts without a gang are compared with each other |
 | hosts of one order | hosts that were bought together and are built alike |

@@ -24,7 +24,7 @@ def packs_blocks(packs: Sequence[Pack]) -> list[Table | Text]:
 
 
 def criteria_blocks(packs: Sequence[Pack]) -> list[Table | Text]:
-    """Return a table with each criterion of the packs once; with the column PACK if several packs define these criteria."""
+    """Return a table with each criterion of the packs once. It has the column PACK if the criteria come from several packs."""
     criteria = criteria_of(packs)
     has_pack = len({item.origin for item in criteria}) > 1
     table = plain_table(*(["PACK"] if has_pack else []), "CHECK", "ACTION", "READING", "WANTED")

@@ -109,10 +109,12 @@ def parameter_text(value: Value | Range) -> str:
 def _of_fleet(criterion: Criterion) -> str:
     fraction, deviations = criterion.fleet_fraction, criterion.fleet_deviations
     is_floor = criterion.operator in ("ge", "gt")
-    limits = [f"{fraction * 100:g} % of the fleet's median"] if fraction is not None else []
+    median = "the fleet's median"
+    if criterion.by_position:
+        median = "the median of the fleet's parts in the same position on their hosts"
+    limits = [f"{fraction * 100:g} % of {median}"] if fraction is not None else []
     if deviations is not None:
-        median = "it" if limits else "the fleet's median"
-        limits.append(f"{deviations:g} robust deviations {'below' if is_floor else 'above'} {median}")
+        side = "below" if is_floor else "above"
+        limits.append(f"{deviations:g} robust deviations {side} {'it' if limits else median}")
     choice = f", whichever is {'lower' if is_floor else 'higher'}" if len(limits) > 1 else ""
-    position = ", among the parts in the same position on each host" if criterion.by_position else ""
-    return f"{', or '.join(limits)}{choice}{position}"
+    return f"{', or '.join(limits)}{choice}"

@@ -29,7 +29,7 @@ TOO_FEW = "too few"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The smallest fault that a criterion detects in a figure, measured with one set of settings, for each GPU model."""
+    """The smallest fault that a criterion detects in a figure, for each GPU model. All values have the same settings."""
 
     profiles: tuple[str, ...]
     """The profiles that measure the figure with these settings."""
@@ -102,8 +102,8 @@ def _profiles(stage: str, settings: str, name: str, profiles: Mapping[str, Seque
 def _cell(items: Sequence[Detection]) -> str:
     """Return the smallest fault that is detected, then the number of parts and the number of values in brackets.
 
-    Several `items` have different parameters, or different operations of a collective. The text is then that of the item with the
-    largest fault: among the items with too many false alarms, or among all items if none has too many.
+    Several `items` differ in their parameters, or in the operation of a collective. The text is that of the item
+    with the largest fault. But items with too many false alarms take precedence over all others.
     """
     stated = [item for item in items if item.is_stated]
     if not stated:
@@ -150,7 +150,7 @@ ASSUMPTIONS = (
     f"For each criterion: the smallest fault that it finds with a probability of {DETECTION_PROBABILITY:.0%}, as the difference "
     "from the mean of the healthy parts. In brackets: the number of parts, then the number of their values in all runs. "
     f"`nothing`: a lower limit that finds no fault smaller than 100%. `{TOO_FEW}: 2`: only 2 parts were measured; for fewer than "
-    f"{MIN_PARTS}, no fault is stated. `false alarms`: the probability that another healthy part fails, if it is above "
+    f"{MIN_PARTS}, no fault is stated. `false alarms`: the probability that a further healthy part fails. It is shown only above "
     f"{MAX_FALSE_ALARM:.1%}. A normal distribution is assumed, with quantiles of Student's t: with few parts, the stated faults "
     "and probabilities are large. GPUs of one host count as independent."
 )

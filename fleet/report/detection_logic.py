@@ -23,8 +23,8 @@ CONFIDENCE = 0.95
 def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] = ()) -> dict[str, dict[str, str]]:
     """Return kind of value that is found (one of LOGIC_TITLES) -> id of a criterion -> its limit with unit.
 
-    The limit is empty if it is not a number or a flag, if the criterion compares parts with each other, or if parts have
-    different limits. A criterion in `criteria` that judged no value is added if its definition alone shows what it finds.
+    The limit is empty if it is a text, if the criterion compares parts with each other, or if parts have different limits. A
+    criterion in `criteria` that judged no value is added if its definition alone shows what it finds.
     """
     groups: dict[str, dict[str, str]] = {title: {} for title in LOGIC_TITLES}
     for item in detections:

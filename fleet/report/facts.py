@@ -33,9 +33,12 @@ class HostFacts:
     judged_bandwidths: frozenset[Figure] = frozenset()
     """Bandwidths of collective operations that a criterion compared with a limit."""
     uncompared_digests: tuple[tuple[str, str], ...] = ()
-    """Stage, and scope of a GPU none of whose digests (`judge/digests.py`) in that stage can be compared with another GPU's."""
+    """Stage, and scope of a GPU whose digests (`judge/digests.py`) were not compared: no other GPU has comparable ones."""
     gang_launches: tuple[Launch, ...] = ()
-    """Launches of the host in its gang (the hosts of one multi-node launch). Use only number, outcome, members and culprit."""
+    """Launches of the host in its gang (the hosts of one multi-node launch).
+
+    Only number, outcome, members and culprit are valid: launches with the same four values share one object.
+    """
     rates_without_drift: tuple[str, ...] = ()
     """Names of the rates that the host's soak measured too few times to compute their drift (change from the initial level)."""
     gpus_on_bus: int = 0

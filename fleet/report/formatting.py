@@ -116,7 +116,7 @@ def margin(verdict: Verdict) -> float | None:
 
 
 def margin_of(value: float, operator: str, limit: float) -> float | None:
-    """Return how far inside (positive) or outside (negative) a limit a value lies, as a share of the limit.
+    """Return the distance of a value from its limit, as a share of the limit: negative if the value does not meet the limit.
 
     Return None for a limit of 0, or for an operator that is not an inequality.
     """
@@ -137,8 +137,8 @@ def signed_percent(share: float | None) -> str:
 
 def margin_text(share: float | None) -> str:
     """Return a margin (`margin_of`) as a percentage, `+9.3 %` or `−12.0 %`; beyond ±_FAR as `38 times the limit`."""
-    # If value and limit are positive, only a value far above the limit has such a margin: a positive margin from a lower limit,
-    # or a negative one from an upper limit. In both cases the value is 1 + |share| times the limit.
+    # If value and limit are positive, a value below the limit has a margin within ±1. So a value with a larger margin is above
+    # the limit: it is 1 + |share| times the limit.
     if share is not None and abs(share) > _FAR and math.isfinite(share):
         return f"{number(1 + abs(share), 2)} times the limit"
     return signed_percent(share)

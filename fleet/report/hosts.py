@@ -43,11 +43,11 @@ LINK = "gpu.peer.link"
 MAX_BUCKETS = 40
 """Maximum number of buckets (time intervals) of a soak's timeline in the report."""
 FULL_HOSTS = 16
-"""By default, the report of at most this many hosts lists every verdict; that of more hosts only verdicts that do not pass."""
+"""By default, the report of at most this many hosts lists every verdict. The report of more hosts lists only the verdicts that do
+not pass."""
 MEASURED_HOSTS = 64
-"""The report of at most this many hosts has the measurements of all hosts. The report of more hosts has the measurements of at
-most this many hosts that are not accepted, rejected ones first. But a report that lists every verdict always has the measurements
-of all hosts."""
+"""A report that lists every verdict, or that has at most this many hosts, contains the measurements of all hosts. Any other
+report contains those of at most this many hosts that are not accepted, rejected ones first."""
 
 Unit = tuple[str, ...]
 """Hosts that are judged together: a gang, or one host without a gang."""
@@ -170,7 +170,7 @@ class HostJudge:
         """
         name, events = view.host.name, tuple(self._context.events.get(view.host.name, ()))
         decision = decide(verdicts)
-        # Passes that were only counted are not in `verdicts`. Without any verdict, `decide` returns INCOMPLETE.
+        # Without any verdict, `decide` returns INCOMPLETE. But the host may have passes that were only counted.
         if rest and rest.passes and not any(verdict.blocks_acceptance for verdict in verdicts):
             decision = ACCEPTED
         report = HostReport(

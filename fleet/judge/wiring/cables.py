@@ -21,7 +21,7 @@ Cables = Mapping[tuple[str, str], str]
 def cable_ends(manifest: Sequence[Part], hosts: Iterable[HostLinks]) -> Cables:
     """Return the cables of these hosts: the switch port that the host read, or else the one in the manifest.
 
-    A host cannot read the switch of a port without a link. Only the manifest then states where the cable should end.
+    For a port without a link, only the manifest states a switch port, because the host cannot read it.
     """
     ends: dict[tuple[str, str], dict[str, None]] = defaultdict(dict)
     by_host = {host.host: host for host in hosts}

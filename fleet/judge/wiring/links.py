@@ -154,7 +154,7 @@ def _normalized_id(text: str) -> str:
 
 
 def host_links(view: HostView) -> HostLinks:
-    """Return the ports of a host for which the collector `wiring` tried to read the switch, each with its last readings."""
+    """Return those ports of a host whose switch the collector `wiring` tried to read, each with its last readings."""
     return HostLinks(host=view.host.name, has_record=view.has_record, links=tuple(_port_links(view)))
 
 

@@ -23,7 +23,7 @@ def planned_lines(manifest: Sequence[Part]) -> list[Part]:
 
 
 class _Cables:
-    """The cables in the manifest. For each line they have the host's port, and for each switch port the line that lists it."""
+    """The cables in the manifest: which port of a host each line names, and which line lists a switch port."""
 
     def __init__(self, lines: Sequence[Part], hosts: Mapping[str, HostLinks]) -> None:
         self.hosts = hosts
@@ -102,9 +102,9 @@ def _verdict(line: Part, cables: _Cables) -> Verdict:
 
 
 def _is_incomparable(link: PortLink, line: Part) -> bool:
-    """Return whether the port is at the right switch, but the names of the switch port cannot be compared.
+    """Return whether the port is at the right switch, but its switch port cannot be compared with the manifest.
 
-    The names are the one that the switch sends and the one in the manifest (`PortLink.names_port_as`).
+    `PortLink.names_port_as` states when that is so.
     """
     return link.is_switch(line.switch) and not link.names_port_as(line.switch_port)
 

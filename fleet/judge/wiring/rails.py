@@ -1,8 +1,8 @@
 """Compare the cables of hosts with each other, for ports that no manifest (the operator's list of parts and cables) lists.
 
-A rail is the ports in one slot of all hosts, provided that on most hosts with this slot no other port is faster. The peers of a
-host are the hosts that use at least half of its switches, the host itself included. Among peers, a switch belongs to a rail under
-three conditions:
+A rail is the ports in one slot of all hosts. Slots of slower ports are left out: on most hosts with the slot, no other port may
+be faster. The peers of a host are the hosts that use at least half of its switches, the host itself included. Among peers, a
+switch belongs to a rail under three conditions:
 - At least two peers use the switch in this rail.
 - Their number is at least a quarter of the number of peers that use the most used switch of the rail.
 - Their number is more than half of the number of peers that use the switch in any other rail.
@@ -126,7 +126,7 @@ class _Fleet:
         return self._rails[switches]
 
     def _find_rails(self, switches: frozenset[str]) -> Rails:
-        """Return the rails among the hosts that use at least half of these switches; none if they are fewer than MIN_HOSTS."""
+        """Return the rails among the hosts that use at least half of these switches; none if fewer than MIN_HOSTS hosts do."""
         shared = Counter(host for switch in switches for host in self._hosts_at[switch])
         peers = sorted(host for host, count in shared.items() if 2 * count >= len(switches))
         if len(peers) < MIN_HOSTS:
@@ -148,9 +148,9 @@ class _Fleet:
         return _clear_rails(groups, uses, len(peers))
 
     def shared_switches(self, ports: Sequence[PortLink]) -> list[Verdict]:
-        """Return a failure for each of these ports of one host that is at the same switch as another of them.
+        """Return a failure for each port that is at the same switch as another. `ports` are the ports of one host.
 
-        They fail only if a clear majority of the hosts has different switches in the slots of the two ports.
+        A port fails only if a clear majority of the hosts has different switches in the slots of the two ports.
         """
         verdicts = []
         for port in (port for port in ports if port.switch_id):
@@ -163,12 +163,12 @@ class _Fleet:
         return verdicts
 
     def unread_ports(self, ports: Iterable[PortLink], hosts: int) -> list[Verdict]:
-        """Return inconclusive verdicts on the ports of a host on which no switch was read.
+        """Return inconclusive verdicts on ports whose switch was not read.
 
         A port gets one if its switch should have been read, and a clear majority of all hosts report a switch in its slot.
 
         Args:
-            ports: the ports of the host.
+            ports: the ports of a host that read no switch.
             hosts: number of hosts of the fleet.
         """
         verdicts = []
@@ -184,7 +184,7 @@ class _Fleet:
     def _are_apart(self, slot: str, other: str) -> bool:
         """Return whether a clear majority of the hosts has different switches in two slots.
 
-        Only hosts count on which the switches of both slots were read.
+        Hosts that did not read the switches of both slots are ignored.
         """
         if (slot, other) not in self._apart:
             switches = (
@@ -237,7 +237,7 @@ def _judge_ports(ports: Sequence[PortLink], rails: Rails, names: Mapping[str, st
 
 
 def _partners(moved: Sequence[PortLink], rails: Rails) -> dict[str, PortLink]:
-    """Return scope of a port -> the port of the same host whose cable is swapped with its cable.
+    """Return scope of each swapped port -> the port with which it is swapped.
 
     `moved` has the failing ports of one host.
     """

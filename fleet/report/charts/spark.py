@@ -32,7 +32,7 @@ class Spark:
     throttled: str
     """SVG path around the buckets in which clocks were throttled for a reason other than the power limit."""
     marks: tuple[int, ...]
-    """Horizontal positions of events of this part, such as an increase of an error counter, in pixels."""
+    """Horizontal positions, in pixels, of the events of this part, such as an increase of an error counter."""
 
 
 @dataclass(frozen=True, kw_only=True)

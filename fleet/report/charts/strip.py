@@ -14,7 +14,7 @@ from schemas.reports import FAIL
 
 MAX_DOTS = 48
 _COLUMNS, _ROWS = 56, 3
-"""Number of bins of a histogram on the axis, and number of rows. Dots that are less than about a bin apart get different rows."""
+"""The axis is divided into _COLUMNS columns, the bins of a histogram. The dots of one column are spread over _ROWS rows."""
 _MIDDLE_Y, _ROW_HEIGHT = 14.0, 6.0
 """Position of the middle row and distance between rows, in pixels."""
 

@@ -1,8 +1,8 @@
 """Build the data from which the script of report.html draws a page for each network adapter.
 
 An adapter has a page only if report.html has a page of its host. A page has all readings of the adapter, its ports, its optical
-modules and its PCI device with their verdicts, the optical power of each lane beside the limits of the module, and the figures
-of the benchmark `verbs` (RDMA between ports).
+modules and its PCI device, with the verdicts on them. It shows the optical power of each lane beside the limits of the module. It
+also has the figures of the benchmark `verbs` (RDMA between ports).
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _section(scope: str, readings: Sequence[AdapterReading], by_scope: Verdicts,
     """Return title, rows, counters that are 0, readings without a value, columns and rows of the lanes, and pictures.
 
     Args:
-        scope: the scope of the adapter, of one of its ports, of a network interface, or of its PCI device.
+        scope: the scope of the adapter, one of its ports, its PCI device, or one of its network interfaces.
         readings: the readings of this scope and of the lanes below it.
         by_scope: name and scope of a reading -> the verdicts on it.
         table: stores the texts; the result has the number of a text in its place.
@@ -283,7 +283,8 @@ def _picture(name: str, readings: Sequence[AdapterReading], by_scope: Verdicts, 
 def _groups(host: HostReport, adapter: Adapter) -> list[list[Observation]]:
     """Return the figures of the adapter's ports in groups.
 
-    A group has the values of one figure of one port with the same settings: one for each partner (port of another host).
+    A group has the values of one figure of one port with the same settings. If the figure is measured with partners (ports of
+    other hosts), the group has a value for each partner.
     """
     groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for item in host.measurements:

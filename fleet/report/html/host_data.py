@@ -56,9 +56,9 @@ CausesOfHost = Mapping[str, Sequence[Cause]]
 def embedded_data(report: FleetReport, budget: int) -> str:
     """Return the data as JSON, in at most `budget` bytes, unless the columns alone need more.
 
-    What does not fit into the budget is left out. The rest of the data is added in this order: pages of hosts that are not
-    accepted; serials for the search; pages of accepted hosts, unless the report leaves out their verdicts; plots over time; pages
-    of network adapters; comparisons with former runs.
+    The other data is added in this order, and left out if it does not fit: pages of hosts that are not accepted; serials for the
+    search; pages of accepted hosts, unless the report leaves out their verdicts; plots over time; pages of network adapters;
+    comparisons with former runs.
     """
     verdicts: dict[str, list[Verdict]] = {host.name: [] for host in report.hosts}
     for verdict in report.verdicts:

@@ -22,7 +22,7 @@ COLUMNS = (("gpu.power", "Power"), ("gpu.temperature", "Temperature"), (CLOCK, "
 MAX_STAGES, MAX_GPUS = 4, 16
 """Maximum number of stages that are shown of a host, and maximum number of GPUs that are shown of each stage."""
 MAX_LAUNCH_S = 1e7
-"""Longest launch that is drawn, in seconds (about four months). A record may contain an implausible duration."""
+"""Maximum duration of a launch on the time axis, in seconds (about four months). A record may contain an implausible duration."""
 MIN_RANGE = 0.1
 """Smallest range of the value axis, divided by the highest value, so that a steady figure is drawn as a flat line."""
 

@@ -57,8 +57,8 @@ _MAX_FILES = _MAX_REPLACED = 100
 _MAX_GAPS = 12
 _MAX_CHANGES = 200
 _MAX_OPEN_HOSTS = 1000
-"""If the script does not run, the hosts that are not accepted are listed with decision and counts. If there are more of them than
-this, only their names are listed."""
+"""If the script does not run, the page lists the hosts that are not accepted, with their decisions. If there are more such hosts
+than this number, it lists only their names."""
 _STYLES = ("report.css", "timeline.css")
 """Style sheets of the page; `timeline.css` is included only if the page has plots over time or over runs."""
 _END = "</script>\n"
@@ -167,8 +167,8 @@ def _slot(reason: Reason, gpus_of: Mapping[str, Sequence[Gpu]]) -> dict[str, Any
 def _action_groups(all_reasons: Sequence[Reason]) -> list[ActionGroup]:
     """Return the failures grouped by action, then a group of what could not be verified, then a group of what is waived.
 
-    The groups of failures are in the order in which their actions first appear in `all_reasons`. `tables.reasons` puts critical
-    failures first, and among them those with the most severe action.
+    The groups of failures are in the order in which their actions first appear in `all_reasons`. The reasons have the
+    order of `FleetReport.causes`: critical failures come first.
     """
     groups: dict[tuple[str, str], list[Reason]] = {}
     for reason in all_reasons:
@@ -313,5 +313,5 @@ def environment(*directories: Path) -> Environment:
 
 
 def _plain_text(value: Any) -> Any:
-    """Return a value that a template inserts. A text that is not Markup is cleaned and cut (`clean`); Jinja then escapes it."""
+    """Clean and cut a text before a template inserts it; Jinja then escapes it. Return Markup and other values unchanged."""
     return formatting.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value

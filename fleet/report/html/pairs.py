@@ -35,7 +35,7 @@ Rates = Mapping[str, float | None]
 
 @dataclass(frozen=True, kw_only=True)
 class SlowPair:
-    """One of the slowest rates: that of a pair on a rail."""
+    """One of the slowest rates, with its pair and its rail."""
 
     ends: tuple[tuple[str, str], tuple[str, str]]
     """Name and link (`host_anchor`) of each of the two hosts."""
@@ -54,7 +54,7 @@ class PairMatrix:
     """Names of the first and the last host of the gang: `h1 to h8`."""
     hosts: tuple[str, ...]
     suspicious: bool
-    """Whether a pair has, on any rail, less than 90 % of the median rate or a rate that could not be measured."""
+    """Whether any rate is below 90 % of the median, or could not be measured."""
     rails: int
     """Number of rails."""
     pairs: int
@@ -166,8 +166,8 @@ def _rail_paths(
 ) -> Iterable[tuple[str, str]]:
     """Return the paths of a picture in which each cell shows the rate of the fastest pair of a host on a rail.
 
-    A slow link between two hosts changes no cell if both hosts also have faster pairs on this rail. So a single slow cell points
-    to a NIC, a slow row to a rail, and a slow column to a host.
+    A cell is slow only if all pairs of the host are slow on the rail. So a single slow cell points to a NIC, a slow row to a
+    rail, and a slow column to a host.
     """
     best: dict[tuple[int, int], float | None] = {}
     for pair, of_pair in rates.items():
@@ -213,9 +213,9 @@ def _paths(rows: int, columns: int, cells: Mapping[tuple[int, int], str]) -> Ite
 def host_pairs(host: HostReport) -> dict[str, Any]:
     """Return the matrix of one host; empty if the host has no observation of a pair.
 
-    `partners` and `rails` are the heads of its rows and columns, and `median` is its median rate as text. `rates` has a list of
-    rates in GB/s for each partner: one per rail, or None without a measured rate. `bands` has a text for each partner, with one
-    character per rail: the number of the color band (`_band`), `t` if the rate could not be measured, or `-` if there is no
+    `partners` and `rails` are the heads of its rows and columns, and `median` is its median rate as text. `rates` has a list for
+    each partner, with one rate in GB/s per rail. A rate that was not measured is None. `bands` has a text for each partner, with
+    one character per rail: the number of the color band (`_band`), `t` if the rate could not be measured, or `-` if there is no
     observation.
     """
     by_partner: dict[str, dict[str, float | None]] = {}

@@ -109,8 +109,8 @@ function cells(rack) {
   return picture;
 }
 
-// The SVG path of the hosts with one decision (`kind`, an index in TONES) for which `wanted` returns true. A failed host has a
-// cross and an incomplete host is a diamond, so that the map is readable without color.
+// The SVG path of the hosts that have the decision `kind` (an index in TONES) and for which `wanted` returns true. A failed host
+// has a cross and an incomplete host is a diamond, so that the map is readable without color.
 function hostShapes(rack, kind, wanted) {
   let path = "";
   rack.hosts.forEach((number, at) => {
@@ -196,7 +196,7 @@ function tableOf(caption, heads, rows, css) {
     roles(el("table", { class: css }, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...rows))));
 }
 
-// On a narrow screen the rows are not displayed as a table. With these roles it is still a table for screen readers.
+// On a narrow screen, CSS does not display the rows as a table. With these roles, screen readers still read a table.
 function roles(table) {
   const names = { table: "table", thead: "rowgroup", tbody: "rowgroup", tr: "row", td: "cell", "thead th": "columnheader", "tbody th": "rowheader" };
   for (const [selector, role] of Object.entries(names)) for (const element of selector === "table" ? [table] : table.querySelectorAll(selector)) element.setAttribute("role", role);
@@ -236,7 +236,7 @@ function pairPicture(pairs) {
   const shapes = pairs.bands.flatMap((row, y) => [...row].map((band, x) => band !== "-" && svg("rect",
     { class: band === "t" ? "lost" : `b${band}`, x: x * step, y: y * step, width: step - 1, height: step - 1 },
     svg("title", {}, `${pairs.partners[y]}, rail ${pairs.rails[x]}: ${rateText(pairs.rates[y][x])}`))));
-  const least = pairs.rates.map((rates) => rates.includes(null) ? null : Math.min(...rates));
+  const least = pairs.rates.map((rates, y) => pairs.bands[y].includes("t") ? null : Math.min(...rates.filter((rate) => rate !== null)));
   const labels = pairs.partners.map((name, y) => svg("text", { x: across * step + 8, y: y * step + 11 }, `${name}  ${least[y] ?? "failed"}`));
   const worst = pairs.partners.map((name, y) => [name, least[y]]).sort((a, b) => (a[1] ?? -1) - (b[1] ?? -1)).slice(0, 3);
   const summary = `${plural(pairs.partners.length, "partner")} over ${plural(across, "rail")}, median ${pairs.median}; slowest ${worst.map(([name, rate]) => `${name} ${rateText(rate)}`).join(", ")}`;
@@ -372,7 +372,7 @@ function pageOf(number, id = "") {
   return parts;
 }
 
-// For each figure: its percentile among accepted parts in former runs, and a plot of the part's values over the runs.
+// For each figure of a part: its percentile among accepted parts in former runs, and a plot of its values over the runs.
 function formerRuns(number, rows) {
   if (!rows.length) return [el("p", { class: "empty" }, "The comparison with former runs is left out because of the size of this report. To write it, run ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])} --history DIRECTORY`))];
   const cells = rows.map(([name, settings, part, place, trend, line]) => el("tr", {}, el("th", { scope: "row" }, code(textAt(name)), textAt(settings) && el("i", {}, textAt(settings))), el("td", {}, textAt(part)), el("td", {}, textAt(place) || "–"),

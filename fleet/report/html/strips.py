@@ -1,7 +1,7 @@
 """Build the strip plots of the report page.
 
-A figure is one quantity, measured with the same settings on all parts. Its strip plot shows these values along one axis.
-A figure that has the same value on every part, and fails on none, is listed as text instead.
+A figure is one quantity, measured with the same settings on all parts. Its strip plot shows the values of all parts along one
+axis. A figure that has the same value on every part, and fails on none, is listed as text instead.
 """
 
 from __future__ import annotations
@@ -183,10 +183,10 @@ def drawn_limits(limits: Sequence[Limit]) -> list[float]:
 
 
 def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
-    """Return begin and width of each region in which values fail, in percent of the axis, as are `limits`.
+    """Return begin and width of each region in which values fail. All positions, also in `limits`, are in percent of the axis.
 
-    A minimum has a region below it, a maximum a region above it, and a limit that values must equal has both. Several limits of
-    one of these three kinds share their regions, which cover only the values that are beyond all these limits.
+    Minima have one region, below the lowest of them. Maxima have one region, above the highest of them. Limits that values must
+    equal have two regions: below the lowest and above the highest of them.
     """
     by_operator: dict[str, list[float]] = {}
     for operator, x in limits:
@@ -227,8 +227,8 @@ class EvidencePlot:
 def evidence(report: FleetReport, reasons: Iterable[Reason]) -> dict[int, EvidencePlot]:
     """Return `id(reason)` -> plot.
 
-    A reason has a plot if one of its `candidates` compares a number with a numeric limit, and the figure of this verdict has
-    several values.
+    The plot shows the first verdict of `Reason.candidates` that compares a number with a limit, and whose figure has several
+    values. A reason without such a verdict has no plot.
     """
     wanted = [
         (reason, [item for item in reason.candidates if item.operator in (*_ORDERED, "eq")]) for reason in reasons
@@ -283,10 +283,7 @@ def _settings(figure: Distribution) -> str:
 
 
 def _as_integer(value: float) -> Value:
-    """Return a whole number below 1e15 as an `int`, and any other value unchanged.
-
-    `quantity` does not round an `int` that it writes without a unit prefix.
-    """
+    """Return a whole number below 1e15 as an `int`, and any other value unchanged."""
     return int(value) if float(value).is_integer() and abs(value) < 1e15 else value
 
 
@@ -297,8 +294,8 @@ def _limit_text(operator: str, limit: float, unit: str) -> str:
 def _limits_text(figure: Distribution) -> tuple[str, ...]:
     """Return each limit as text: `≥ 697 TFLOP/s`.
 
-    If there are more than two limits, for example because each GPU model has another median, return one text per operator, with
-    the lowest and the highest limit: `≥ 600 TFLOP/s … 697 TFLOP/s`.
+    If there are more than two limits, for example one for each GPU model, return one text per operator, with the lowest and the
+    highest limit: `≥ 600 TFLOP/s … 697 TFLOP/s`.
     """
     limits = list(figure.limits)
     if len(limits) <= 2:
@@ -322,7 +319,8 @@ def _mark(point: Point, unit: str) -> Mark:
 def _worst(points: Iterable[Point], limits: Sequence[Limit], unit: str) -> tuple[WorstPart, ...]:
     """Return up to _MAX_WORST failing parts, furthest beyond the limit first.
 
-    If no part fails, return one part: of the inconclusive parts, or else of those that pass, the one with the smallest margin.
+    If no part fails, return the inconclusive part with the smallest margin. If no part is inconclusive either, return the passing
+    part with the smallest margin.
     """
     ordered = sorted(
         (point for point in points if point.state != UNJUDGED),
