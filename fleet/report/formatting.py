@@ -118,9 +118,9 @@ def margin(verdict: Verdict) -> float | None:
 def margin_of(value: float, operator: str, limit: float) -> float | None:
     """Return the distance of a value from its limit, as a share of the limit: negative if the value does not meet the limit.
 
-    Return None for a limit of 0, or for an operator that is not an inequality.
+    Return None for a limit of 0, if only one of the two is negative, or for an operator that is not an inequality.
     """
-    if not limit or operator not in ("ge", "gt", "le", "lt"):
+    if not limit or value * limit < 0 or operator not in ("ge", "gt", "le", "lt"):
         return None
     return (value - limit if operator in ("ge", "gt") else limit - value) / abs(limit)
 
@@ -137,8 +137,7 @@ def signed_percent(share: float | None) -> str:
 
 def margin_text(share: float | None) -> str:
     """Return a margin (`margin_of`) as a percentage, `+9.3 %` or `−12.0 %`; beyond ±_FAR as `38 times the limit`."""
-    # If value and limit are positive, a value below the limit has a margin within ±1. So a value with a larger margin is above
-    # the limit: it is 1 + |share| times the limit.
+    # A value between 0 and the limit has a margin within ±1. So a value with a larger margin is 1 + |share| times the limit.
     if share is not None and abs(share) > _FAR and math.isfinite(share):
         return f"{number(1 + abs(share), 2)} times the limit"
     return signed_percent(share)

@@ -1406,6 +1406,20 @@ def test_margin_far_beyond_a_limit_is_written_as_a_multiple_of_the_limit() -> No
     ]
 
 
+@pytest.mark.parametrize(
+    ("value", "operator", "limit", "text"),
+    [
+        (-6.0, "ge", 3.0, "–"), (6.0, "le", -3.0, "–"), (0.0, "ge", 3.0, "−100 %"), (-30.0, "ge", -3.0, "10 times the limit"),
+        (30.0, "le", 3.0, "10 times the limit"), (1.5, "ge", 3.0, "−50.0 %"), (-2.0, "ge", -4.0, "+50.0 %"),
+    ],
+)  # fmt: skip
+def test_value_on_the_other_side_of_zero_than_its_limit_has_no_margin(
+    value: float, operator: str, limit: float, text: str
+) -> None:
+    """For example, a GPU 6 °C above the temperature at which it slows down, when 3 °C below it are required."""
+    assert formatting.margin_text(formatting.margin_of(value, operator, limit)) == text
+
+
 def test_time_per_host_ignores_hosts_without_measured_durations() -> None:
     report = rejected()
     with_silent_hosts = replace(
