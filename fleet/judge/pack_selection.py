@@ -10,6 +10,9 @@ from fleet.judge.criteria import Criterion, Pack, with_datasheet
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Gpu
 
+REHEARSAL = "rehearsal"
+"""Name of the pack for rehearsals."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
@@ -71,7 +74,7 @@ def resolve(packs: Iterable[Pack]) -> Selection:
     return Selection(criteria=criteria, replaced=replaced)
 
 
-def _port_pack(pack: Pack) -> Pack:
+def port_pack(pack: Pack) -> Pack:
     """Return a copy of a pack that has only its criteria on network ports, their cables and their modules."""
     if id(pack) not in _PORT_PACKS:
         of_ports = tuple(item for item in pack.criteria if item.name.startswith(OF_PORTS))
@@ -84,8 +87,8 @@ def select_packs(plan: Plan, host: PlannedHost, gpus: Sequence[Gpu], packs: Sequ
     of_operator = [pack for pack in packs if pack.chosen]
     shipped = [pack for pack in packs if not pack.chosen]
     if plan.rehearsal:
-        of_rehearsal = [pack for pack in shipped if pack.name == "rehearsal"]
-        of_ports = [_port_pack(pack) for pack in shipped if pack.name == "common" and plan.judges_ports(host)]
+        of_rehearsal = [pack for pack in shipped if pack.name == REHEARSAL]
+        of_ports = [port_pack(pack) for pack in shipped if pack.name == "common" and plan.judges_ports(host)]
         return [*of_rehearsal, *of_ports, *of_operator], ""
     gpu_names = sorted({gpu.name for gpu in gpus})
     if host.gpu_model:

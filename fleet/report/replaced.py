@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 
 from fleet.judge.criteria import Criterion, Pack
-from fleet.judge.pack_selection import resolve
+from fleet.judge.pack_selection import REHEARSAL, port_pack, resolve
 from fleet.report.criterion_text import describe
 from schemas.reports import HostReport, LineKind, Replaced, SummaryLine
 
@@ -23,9 +23,12 @@ def replaced_criteria(packs: Sequence[Pack], hosts: Iterable[HostReport]) -> tup
         return ()
     shipped = {pack.name: pack for pack in packs if not pack.chosen}
     replaced: dict[tuple[str, ...], Replaced] = {}
-    # The first pack of a host is shipped: usually the pack of its GPU model.
-    for name, count in Counter(host.packs[0] for host in hosts if host.packs and host.packs[0] in shipped).items():
-        selection = resolve([shipped[name], *of_operator])
+    by_names = Counter(tuple(name for name in host.packs if name in shipped) for host in hosts)
+    for names, count in by_names.items():
+        applied = [shipped[name] for name in names]
+        if REHEARSAL in names:
+            applied = [pack if pack.name == REHEARSAL else port_pack(pack) for pack in applied]
+        selection = resolve([*applied, *of_operator])
         for new_id, olds in selection.replaced.items():
             for old in olds:
                 item = _replaced(old, selection.criteria[new_id], count)

@@ -277,7 +277,7 @@ def _collective_body(
     if kind == "graph_latency":
         return params, "s", _latencies(data, op, placement, kind, size, group, fabric_gbps)[1]
     between_hosts = group.stage == GANG_STAGE
-    uses_nvls = has_nvls(group) and op in NVLS_SPEEDUP and size >= LARGE_BYTES
+    uses_nvls = has_nvls(group) and op == "all_reduce" and size >= LARGE_BYTES
     params |= {
         "transport": "NET/IB" if between_hosts else "P2P/CUMEM",
         "nvls": has_nvls(group),

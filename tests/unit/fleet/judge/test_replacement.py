@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,7 +21,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge, without_looser_floors
 from fleet.judge.localization import faults
 from fleet.judge.pack_selection import criteria_by_id, resolve
-from fleet.report.replaced import replaced_lines
+from fleet.report.replaced import replaced_criteria, replaced_lines
 from schemas.errors import UsageError
 from schemas.records import ERROR, Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Replaced, Verdict
@@ -193,6 +194,25 @@ def test_report_lists_replaced_criteria(tmp_path: Path) -> None:
     page = rackproof("report", run, "--criteria", site, "--host", "h1")
     assert re.search(r"Criterion replaced:?\s+hbm-copy of h200-sxm", page.stdout)
     assert "replaced" not in {*report_of(run)["hosts"][0]}
+
+
+@pytest.mark.parametrize(
+    ("packs", "old", "pack"),
+    [
+        (("h200-sxm",), "hbm-copy", "h200-sxm"),
+        (("common",), "infiniband-link-downed", "link-health"),
+        (("rehearsal", "common"), "infiniband-link-downed", "link-health"),  # the rehearsal judges ports with `common`
+        (("rehearsal", "common"), "gpu-count", ""),  # of `common`, a rehearsal uses only the criteria on ports
+        (("rehearsal",), "infiniband-link-downed", ""),
+    ],
+)
+def test_replaced_criterion_of_any_pack_that_applies_to_a_host_is_listed(
+    packs: tuple[str, ...], old: str, pack: str, tmp_path: Path
+) -> None:
+    """`pack`: the pack in which the replaced criterion is listed; empty if it does not apply to the host."""
+    site = read_packs([write_pack(tmp_path / "mine.yml", item("site", replaces=old))])
+    replaced = replaced_criteria(site, [SimpleNamespace(packs=(*packs, "mine"))] * 3)
+    assert [(item.criterion, item.pack, item.hosts) for item in replaced] == ([(old, pack, 3)] if pack else [])
 
 
 def test_doctor_lint_and_alerts_refuse_a_silent_replacement(tmp_path: Path) -> None:
