@@ -22,4 +22,4 @@ def duration(seconds: float) -> str:
 
 def percent(share: float) -> str:
     """Return a share as a percentage such as `43 %`. It is rounded down, so `100 %` always means all."""
-    return f"{int(share * 100)} %"
+    return f"{int(round(share * 100, 9))} %"
