@@ -38,8 +38,7 @@ def read_yaml(path: Path, schema: str) -> Any:
     """Return the YAML document at `path`, checked against schemas/`schema`.schema.json.
 
     Raises:
-        UsageError: the file cannot be read, is not YAML, has a duplicate key, or does not match the schema. The message names the
-            file, and where in the file the error is if the file can be read.
+        UsageError: the file cannot be read, is not YAML, has a duplicate key, or does not match the schema.
     """
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader

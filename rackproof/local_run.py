@@ -240,9 +240,9 @@ def _other_lease(plan: Plan) -> lease.Lease | None:
 
 
 def _measure(directory: Path, document: Mapping[str, Any]) -> None:
-    """Run the benchmarks under the supervisor (which starts and watches the ranks), unless they finished in an earlier attempt.
+    """Run the benchmarks, unless an earlier attempt has finished them.
 
-    Always copy the host's record from HOST_DIRECTORY to the run directory, even if the launch fails.
+    Copy the host's record from HOST_DIRECTORY to the run directory, even if the launch fails.
     """
     plan = plan_from_json(document)
     host, planned = plan.hosts[0].name, plan.stage(BENCHMARK)
@@ -263,12 +263,12 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
 
 
 def _run_study(directory: Path, document: Mapping[str, Any]) -> None:
-    """Measure the cells (combinations of settings) of a scaling study that need only one host.
+    """Measure those cells of a scaling study that need only one host. A cell is one combination of settings.
 
-    A cell whose launch is in the records is not measured again.
+    A cell whose launch is in the record is not measured again.
 
     Raises:
-        RunError: the copy of the record in the run directory is rejected, so that a measured cell would be measured again.
+        RunError: the record has the launch of a cell, but the record's copy in the run directory is rejected.
     """
     plan = plan_from_json(document)
     host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()

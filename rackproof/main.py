@@ -161,7 +161,7 @@ def build_parser(verb: str = "") -> MainParser:
     parser = MainParser(
         prog="rackproof",
         description="Acceptance-test, burn in and re-validate racks of GPU servers.",
-        epilog="Exit codes: 0 accepted (report) or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage, "
+        epilog="Exit codes: 0 accepted or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage, "
         "70 a defect in Rackproof itself, 74 a report could not be written or uploaded, "
         "75 the run or host is locked by another process, "
         "130 interrupted. "

@@ -52,6 +52,6 @@ def _completion(options: argparse.Namespace) -> int:
         for action in verb._actions:
             if action.type is Path:
                 kind = shtab.DIRECTORY if action.dest.endswith("dir") else shtab.FILE
-                setattr(action, "complete", kind)  # noqa: B010 - argparse does not declare what shtab reads
+                setattr(action, "complete", kind)  # noqa: B010 - shtab reads `complete`, which argparse does not declare
     print(shtab.complete(parser, options.shell))
     return 0

@@ -33,8 +33,8 @@ class Level:
     """Standard deviation between runs, divided by the value; None if fewer than three runs remain without outliers, or if the
     value is 0."""
     precision: float | None = None
-    """Standard error of the median of a run's repetitions, divided by this median; the largest of all runs. None if no run
-    repeats the measurement."""
+    """Relative standard error of a run's median over its repetitions. Of several runs, the largest value. None if no run repeats
+    the measurement."""
     left_out: int = 0
     """Number of runs excluded as outliers."""
     values: Mapping[str, float] = field(default_factory=dict)
@@ -77,7 +77,7 @@ class PartBaseline:
     """The baseline of one part, in one file: a GPU, identified by its serial (without a serial, by its UUID), or a host."""
 
     kind: str
-    """`gpu`, `rehearsal` or `simulated`, as for the whole baseline."""
+    """Kind of baseline: `gpu`, `rehearsal` or `simulated`."""
     part: str
     """`gpu` or `host`."""
     id: str

@@ -34,7 +34,7 @@ _WRONG_RESULTS = re.compile(r"(wrong_\w+|mismatches|misread_bytes)")
 
 @dataclass(frozen=True, kw_only=True)
 class Expectation:
-    """One observation that must exist on every host that runs the stage."""
+    """An observation that the plan requires of the hosts that run the stage."""
 
     stage: str
     name: str

@@ -308,7 +308,7 @@ def explain(error: ValidationError) -> str:
 
 
 def _as_text(where: str, error: ValidationError) -> str:
-    """Return the remedy for a number or a flag that was passed as text, by `-e name=value` or in YAML."""
+    """Return the remedy for a whole number that was written as 8.0, or for a number or a flag that was passed as text."""
     wanted, text = error.validator_value, error.instance
     if wanted == "integer" and isinstance(text, float) and text.is_integer():
         return f": write {text:.0f}"

@@ -31,9 +31,9 @@ class RunError(RackproofError):
 
 
 class HeldError(RunError):
-    """Another process, run or user holds the run or the host, or the run was stopped on the host.
+    """Another process or run has locked the run or the host, or the run was stopped on this host.
 
-    The message names the holder and says what to do.
+    The message says what to do.
     """
 
     exit_code = HELD

@@ -1,8 +1,8 @@
 """Write records as log lines, and read them back from a log. Used for hosts that the control node cannot reach.
 
 A record is compressed and split into parts, one per line. Each line has the host, the number of the part, the number of parts
-and the checksum of the record. A line has at most 4096 bytes, because a pipe with several writers mixes longer
-lines. Long names that are not ASCII may make a line longer, but not longer than 16 KiB, at which container runtimes split lines.
+and the checksum of the record. A line has at most 4096 bytes, because a pipe with several writers mixes longer lines. Only a line
+with long names that are not ASCII may be longer: up to 16 KiB, at which container runtimes split lines.
 Text before a part (a time, a pod name, a rank) is ignored, as is Docker's JSON around a line. Missing or changed parts are
 reported.
 """
@@ -24,7 +24,8 @@ MARK = "RACKPROOF-RECORD/1 "
 LINE_BYTES = 4096
 """PIPE_BUF of Linux: the largest atomic write to a pipe."""
 MOST_BYTES = 4 * LINE_BYTES
-"""Maximum size of a line that is read. JSON escapes a character that is not ASCII as six or twelve bytes."""
+"""Maximum size of a line that is read. Names may need 12 KB of it, because JSON escapes a character that is not ASCII as six or
+twelve bytes."""
 DATA_BYTES, LEAST_BYTES = 3000, 500
 """Maximum and minimum number of bytes of the encoded record in each line except the last, which has the rest."""
 MOST_PARTS = 20_000

@@ -161,7 +161,7 @@ def machine() -> str:
 
 
 def pid_namespace() -> str:
-    """Return the PID namespace of this process, because a container may have its own; empty if it cannot be read."""
+    """Return the PID namespace of this process; empty if it cannot be read. A container may have its own namespace."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -169,7 +169,7 @@ def pid_namespace() -> str:
 
 
 def user_name() -> str:
-    """Return the account that started this process (with sudo: that called sudo); `user UID` if the account has no name."""
+    """Return the name of the account that started this process, or that called sudo; `user UID` if it has no name."""
     with contextlib.suppress(KeyError, OSError):  # a container may have no name for the account
         return os.environ.get("SUDO_USER") or getpass.getuser()
     return f"user {os.getuid()}"

@@ -80,7 +80,7 @@ class PlannedHost:
     storage_floors: Mapping[str, float] = field(default_factory=dict)
     """Required bandwidths in B/s: `local_read`, `local_write`, `shared_read`, `shared_write`."""
     host_memory_gbyteps: float = 0.0
-    """Required bandwidth of the host's memory in 10^9 bytes/s, with all nodes and cores at once; 0 if not in the inventory."""
+    """Required bandwidth of the host's memory in 10^9 bytes/s, of all cores together; 0 if not in the inventory."""
     driver_version: str = ""
     """Required driver version or branch; empty: any."""
     vbios_version: str = ""
@@ -119,8 +119,13 @@ class Part:
     serial: str = ""
     """Serial of a GPU or module, or node GUID or MAC address of a NIC, as written in the manifest; empty for a link."""
     slot: str = ""
-    """Of a GPU or NIC: its PCI address as in sysfs, its NVML index or its name; empty: anywhere in the host. Of a module or link:
-    the network port of the host, as interface, adapter (`mlx5_0`), adapter and port (`mlx5_0/1`) or PCI address."""
+    """Where the part is; empty: anywhere in the host.
+
+    - GPU: its PCI address as in sysfs, or its NVML index.
+    - NIC: its PCI address as in sysfs, or its name.
+    - Module or link: the network port of the host, as interface, adapter (`mlx5_0`), adapter and port (`mlx5_0/1`) or PCI
+      address.
+    """
     switch: str = ""
     """Name or ID of the switch of a link."""
     switch_port: str = ""
@@ -215,7 +220,7 @@ class Plan:
     def only(self, hosts: Iterable[str]) -> Plan:
         """Return the plan of these hosts, in this order, without the manifest.
 
-        `expected_of` is right in the result only if `hosts` has all hosts of each gang.
+        `expected_of` is right in the result only if `hosts` has all or none of the hosts of each gang.
         """
         part = replace(self, hosts=tuple(self._by_name[name] for name in hosts), manifest=())
         vars(part)["_expected"] = self._expected  # the cache is valid for both plans

@@ -74,7 +74,7 @@ class Reading:
     """Labels of its scopes, the widest first; empty if its scope is the host."""
     counter: bool = False
     varies: bool = False
-    """Whether the value may change while the host runs. False for a counter, which may always change."""
+    """Whether the value may change while the host runs. Counters may always change, so they do not set this."""
     signed: bool = False
     """Whether the value may be negative."""
     fractional: bool = False

@@ -203,7 +203,7 @@ class Coverage:
     expected: int
     measured: int
     missing: int
-    """Number of observations that are in no record. Those that `error`, `skipped` and `unsupported` count are in a record."""
+    """Number of observations that are in no record, not even as `error`, `skipped` or `unsupported`."""
     error: int
     skipped: int
     unsupported: int
@@ -319,7 +319,7 @@ class Judged:
     values: Mapping[str, int] = field(default_factory=dict)
     """For texts and flags: the most frequent values and their counts."""
     farthest: tuple[FarthestPart, ...] = ()
-    """At most ten parts with a value: failures, worst first, then inconclusive ones, then passes, nearest to the limit first.
+    """At most ten parts with a value: failures (worst first), inconclusive ones, then passes (nearest to the limit first).
     Empty if nothing failed and all values are equal."""
 
 
@@ -514,8 +514,8 @@ class FleetReport:
     judged: tuple[Judged, ...] = ()
     """All verdicts of the fleet, aggregated. Complete for fleets of any size."""
     detail: str = ALL
-    """`all` or `exceptions`. With `exceptions`, a report on more than 16 hosts has no passing verdicts, and at most 20 000
-    other verdicts. A report on more than 64 hosts has the measurements of at most 64 hosts, none of them accepted. `rackproof
+    """`all`, or `exceptions`, the default for more than 16 hosts. With `exceptions`, the report has no passing verdicts, and at
+    most 20 000 others. Of more than 64 hosts, it has the measurements of at most 64, none of them accepted. `rackproof
     report RUN_DIR --host NAME` shows what is left out."""
     left_out: int = 0
     """Number of verdicts that are in `judged`, aggregated, but not in `verdicts`."""

@@ -1,4 +1,4 @@
-"""Checks that a JSON schema cannot express: no scope has a duplicate label, figures are plausible, columns have equal lengths."""
+"""Checks that a JSON schema cannot express, for example that figures are plausible and that no scope has a duplicate label."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_IN_BUCKET, LONGEST_BUCKET_S = 1e9, 1e9
 def record_problem(record: Record, *, checks_figures_only: bool = False) -> str:
     """Return the place and reason of the first problem in a record that matches its schema; empty if it is valid.
 
-    `metric_problem` checks the metrics of the record's snapshots. With `checks_figures_only`, names, scopes and parameters of
+    Metrics of snapshots are not checked: `metric_problem` does that. With `checks_figures_only`, names, scopes and parameters of
     `record.observations` are not checked: the caller has checked them with `observation_problem` and `scope_problem`.
     """
     of_launches = [item for launch in record.launches for item in launch.observations]

@@ -15,6 +15,6 @@ SOAK = "soak"
 CELL = "cell"
 """One cell of a scaling study. The number of its launch is the number of the cell, from 1."""
 GANG_STAGES = (GANG, PROBE, CELL)
-"""The stages whose launches are in the gang record of a host; those of all other stages are in its host record."""
+"""Launches of these stages are in the gang record of a host. Launches of all other stages are in its host record."""
 STATES = ("planned", "running", "finished", "failed", "deadline", "silent")
 """States of a stage on a host, as the exporter reports them."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 STOP_ON = ("fatal", "any", "never")
-"""Which findings on a host end its soak early."""
+"""Which findings (failed criteria) on a host end its soak early."""
 
 RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
-"""Units of the rates of benchmarks that a soak records over time, and that are judged for drift."""
+"""Units of rates. The judge evaluates the drift of benchmark rates in these units."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Timeline:
     series: tuple[Series, ...] = ()
     events: tuple[Event, ...] = ()
     left_out: int = 0
-    """Number of dropped events and values: a timeline has a maximum number of events and of series."""
+    """Number of dropped events and values. A full timeline gets no further events, and no values of further series."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Soak:
     """Rounds that finished with valid results."""
     failed: int = 0
     cut: int = 0
-    """Rounds that were interrupted because their supervisor ended. Their measurements count."""
+    """Rounds that were interrupted because their supervisor process ended. Their valid observations are kept."""
     ended: str = ""
     """When it ended; empty if it is running or was killed."""
     reason: str = ""

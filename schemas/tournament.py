@@ -15,7 +15,7 @@ Round = list[tuple[str, str]]
 
 
 def tournament(hosts: Sequence[str], rounds: int = 0) -> list[Round]:
-    """Return at most `rounds` rounds of disjoint pairs; if `rounds` is 0, all rounds, which have every pair of hosts once."""
+    """Return the pairs of each round that `select_rounds` selects."""
     return [pairs_of(hosts, number) for number in select_rounds(len(hosts), rounds)]
 
 
@@ -34,10 +34,10 @@ def partners(hosts: Sequence[str], host: str, rounds: int = 0) -> list[str]:
 
 @lru_cache(maxsize=64)
 def select_rounds(count: int, rounds: int = 0) -> tuple[int, ...]:
-    """Return the numbers of the rounds to run: all, or a fixed but irregular selection of `rounds` of them.
+    """Return the numbers of the rounds to run: at most `rounds` of them, or all if `rounds` is 0.
 
-    Consecutive rounds would pair each host only with hosts that are close to each other, so a hash selects the rounds. Unlike a
-    random generator, a hash gives the same result in every version of Python.
+    A hash selects the rounds, so that the partners of a host are spread over the list of hosts. In consecutive rounds they would
+    be neighbours. Unlike a random generator, a hash gives the same result in every version of Python.
     """
     every = range(count - 1 + count % 2 if count > 1 else 0)
     if not 0 < rounds < len(every):
@@ -48,7 +48,7 @@ def select_rounds(count: int, rounds: int = 0) -> tuple[int, ...]:
 
 def partner(count: int, number: int, index: int) -> int | None:
     """Return the partner of the host at `index` of `count` in round `number`; None if that host has no partner."""
-    # In the circle method this position is fixed, and the other positions rotate. With an odd number of hosts it is empty.
+    # The circle method fixes one position and rotates the others. With an odd number of hosts, the fixed position is empty.
     fixed = count + count % 2 - 1
     if index == fixed:
         other = number * (fixed + 1) // 2 % fixed

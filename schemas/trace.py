@@ -27,7 +27,7 @@ FIGURES = {
 }
 """Name in the record -> name of the series, its scope below the GPU, its unit, and the amount that 1 in a word means."""
 HELD = "held_percent"
-"""Percentage of the samples with throttling for a reason other than the power limit. Omitted if there was no such sample."""
+"""Percentage of samples that show throttling for a reason other than the power limit. Omitted if no sample shows it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +67,7 @@ class Trace:
 def make_trace(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[str, str]) -> Trace | None:
     """Return the trace of a recording, with at most MOST_BUCKETS buckets; None if nothing was recorded and nothing failed.
 
-    If a bucket has no sample of a GPU, or a sample that failed, it is a gap (`.`) for that GPU.
+    A bucket without a sample of a GPU, or with one that failed, is a gap (`.`) for that GPU. Gaps at the end are omitted.
     """
     timeline = downsample(timeline, MOST_BUCKETS)
     by_scope = {(series.name, series.scope): series for series in timeline.series}

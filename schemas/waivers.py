@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Waiver:
-    """One line of a waiver file."""
+    """One waiver of a waiver file."""
 
     criterion: str
     who: str
@@ -25,7 +25,7 @@ class Waiver:
     absent: bool = False
     """Whether the waiver applies to inconclusive verdicts instead of failures."""
     origin: str = ""
-    """File and line number, for messages."""
+    """File name and number of the waiver in that file, for messages: `waivers.yml waiver 2`."""
 
     @property
     def target(self) -> str:

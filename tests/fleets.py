@@ -78,7 +78,7 @@ def write(
 ) -> None:
     """Write the plan and the records of `hosts` (default: all) to a run directory.
 
-    `faults`: host -> function that changes its host record, or None if this record is not written. Gang records stay unchanged.
+    `faults`: host -> function that changes the host record; None: no host record is written. Gang records stay unchanged.
     """
     documents.write(directory / "plan.json", to_json(fleet_plan))
     for name in hosts or [host.name for host in fleet_plan.hosts]:

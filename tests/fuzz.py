@@ -64,8 +64,8 @@ COMPLETE_COMMAND = 20
 GANG_RUN = 5
 """One in this many mutations of a short run changes a run with a gang (the hosts of one multi-node launch)."""
 INCOMPLETE_GANG = 10
-"""If a mutation makes a record of a run with a gang invalid, one in this many of these runs is judged without that record. The
-others are not judged."""
+"""A mutation may make a record of a run with a gang invalid. One in this many of these runs is judged, without the invalid
+record. The others are not judged."""
 OTHER_VERB = 250
 """One in this many mutations corrupts a file in CASES and runs the verb of this case."""
 PART = 5_000
@@ -173,7 +173,7 @@ def _mutate_bytes(rng: random.Random, text: bytes) -> bytes:
 
 
 def _mutate_value(rng: random.Random, document: Any) -> None:
-    """Change one JSON value: replace, remove, duplicate or copy it, or set every number in it to the same value.
+    """Change one JSON value: remove, duplicate, alter or replace it, or set every number in it to the same value.
 
     Copied values are deep copies. Otherwise a later change could insert a value into itself.
     """
@@ -235,13 +235,17 @@ def _random_container(rng: random.Random, document: Any) -> Any:
 def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: Sequence[Criterion]) -> str:
     """Return why a run must not be accepted, or an empty string. Uses no code of the judge.
 
+    A run may be accepted only if all of this is true:
+
+    - Each record is strict JSON, matches the schema, and names the right run, nonce, host and gang.
+    - Every planned observation was measured. If it was repeated, the last repetition was measured.
+    - The last launch of each stage finished. One launch had all hosts of the gang.
+    - All GPUs have the right model. No two GPUs have the same serial or UUID.
+    - Every absolute limit of a criterion is met, and no counter rose by more than its limit.
+    - Each GPU has every reading that a criterion needs, and no collector reported an error for such a reading.
+
     Args:
         records: path in the run directory -> bytes of the file.
-
-    A run may be accepted only if its records are strict JSON, match the schema and name the right run, nonce, host and gang;
-    every planned observation was measured (of repeated observations, the last counts); the last launch of each stage finished;
-    all hosts of a gang were in one launch; GPU models are right and serials unique; the absolute limits of all criteria are met;
-    no counter rose by more than its limit; and no collector reported an error for a reading that a criterion needs.
     """
     parts: dict[tuple[str, int, str], set[str]] = {}
     slots: dict[str, set[tuple[str, int]]] = {}
@@ -263,12 +267,12 @@ def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: 
 
 
 def _gangs_of(host: dict[str, Any]) -> list[str]:
-    """Return the field `gang` of each record that a host must have: "" in its host record, and its gang, if any."""
+    """Return the field `gang` of each record that a host must have. The field is empty in the host record."""
     return ["", host["gang"]] if host.get("gang") else [""]
 
 
 def _valid_record(plan: dict[str, Any], host: str, gang: str, records: dict[str, bytes]) -> dict[str, Any]:
-    """Return a valid record of a host. Raise ValueError if it is invalid or belongs to another host or run."""
+    """Parse and return a record. Raise ValueError if it is invalid, or belongs to another run, host or gang."""
     text = records[f"gangs/{gang}/{host}.json" if gang else f"hosts/{host}.json"]
     document: dict[str, Any] = json.loads(
         text.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant
@@ -479,7 +483,7 @@ class Trial:
             if not is_complete and (not host.gang or number % INCOMPLETE_GANG):
                 self.findings.counts["refused"] += 1
                 return
-            if not self.full:  # only the files of this host changed, so the evidence of the others is reused
+            if not self.full:  # only a file of this host changed, so the evidence of other hosts is reused
                 self._check_report(name, text, merge(self.plan, self.evidence | {host.name: evidence}, self.packs))
                 return
         try:
@@ -589,15 +593,15 @@ def _reason_if_verdicts_changed(original: bytes, text: bytes) -> str:
 
 
 def _state_of(document: Any) -> Any:
-    """Return the fields of each verdict that matter for the decision. Return a value that is not a list unchanged."""
+    """Return each verdict with only the fields that matter for the decision. If `document` is no list, return it unchanged."""
     keys = ("host", "scope", "name", "stage", "criterion", "verdict", "waiver", "limit", "operator", "reason", "value")
     return [{key: each.get(key) for key in keys} for each in document] if isinstance(document, list) else document
 
 
 def _missing_waiver(original: bytes, text: bytes) -> str:
-    """Return which waiver of the original file is not covered by one of the changed file, or an empty string.
+    """Return for which failure the changed file has no waiver, or an empty string.
 
-    The run has a failure for each original waiver, so without one of them it must not be accepted.
+    The original file has one waiver for each failure of the run. If one is missing, the run must not be accepted.
     """
     needed, given = (yaml.safe_load(each)["waivers"] for each in (original, text))
     for line in needed:
@@ -629,7 +633,7 @@ def _settings(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _missing_figures(original: bytes, text: bytes) -> str:
-    """Return an error if the changed record lacks a measured figure that `diff` compares, or an empty string."""
+    """Return an error if the changed record lacks a figure of the original record that `diff` compares; else return ""."""
     before, after = (
         json.loads(each.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
         for each in (original, text)
@@ -644,7 +648,7 @@ def _missing_figures(original: bytes, text: bytes) -> str:
 
 
 COMPARED_FIGURES = ("memory.bandwidth", "host_copy.bandwidth", "stress.throughput")
-"""Figures that `diff` compares by criteria of the shipped packs."""
+"""Figures that `diff` compares, because the shipped packs have criteria for them."""
 ACCEPTED_RUN, LATER_RUN, REJECTED_RUN, RUN_WITH_BASELINE = "runs/good", "runs/after", "runs/poor", "runs/compared"
 STORE, WAIVERS, SIGNERS = "baselines", "waivers.yml", "keys/signers"
 VERIFY = ("verify", ACCEPTED_RUN, "--allowed-signers", SIGNERS)
@@ -683,7 +687,7 @@ CASES = (
 
 
 def write_input_files(directory: Path) -> None:
-    """Write accepted runs, one of them signed, a rejected run with the waivers that it needs, and a baseline."""
+    """Write three accepted runs, a rejected run, the waivers that it needs, and a baseline. One accepted run is signed."""
 
     def run_verb(*words: object, code: int = 0) -> None:
         with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(output):

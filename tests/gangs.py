@@ -22,11 +22,11 @@ NOW = 1000.0
 TIMEOUT_S = 60.0
 """Time-out of the process group, in seconds."""
 LATE_STATUS_AGE_S, LOST_STATUS_AGE_S = HOST_SILENT_S - 1, HOST_SILENT_S + 0.1
-"""Age in seconds of the last status of a host that is late but not silent, and of a silent host that counts as lost."""
+"""Two ages of a host's last status, in seconds. With the first, the host is late; with the second, it counts as lost."""
 SILENT_RANK_S = RANK_SILENT_S + 0.1
 """Age of the last heartbeat of a silent rank, in seconds."""
 SETTLED_S = SETTLE_S + 0.1
-"""Age of the failure or end of a rank, in seconds: by then, all ranks that failed as a result have reported their failure."""
+"""Age of the failure or end of a rank, in seconds. It is long enough to know which rank failed first: see SETTLE_S."""
 RUNNING_FIELDS = {
     "alive_s": 30.0,
     "grouped": True,
@@ -165,5 +165,5 @@ class FakeProc:
         (directory / "stat").write_text(f"{pid} (a ) b (c) {fields}\n")
 
     def path(self, name: str) -> Path:
-        """Return `Path(name)`, but for a path below /proc the corresponding path below the root of the fake."""
+        """Return the path in this fake of a path below /proc. Return any other path unchanged."""
         return self._root / name.removeprefix("/proc/") if name.startswith("/proc/") else Path(name)

@@ -17,11 +17,11 @@ EXIT_CODES = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 
 
 def load_run(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str] = ()) -> tuple[Run, Sequence[Pack]]:
-    """Return a run, and every criteria pack from which the packs of its hosts are selected.
+    """Return a run and its criteria packs: the shipped packs, those in the plan, and `criteria`.
 
     Args:
         run_dir: the directory of the run.
-        criteria: names or files of packs, in addition to the shipped packs and those in the plan.
+        criteria: names or files of additional packs.
         waivers: waiver files, whose waivers are added to those in the plan.
     """
     run = with_waiver_files(load(run_dir), waivers)

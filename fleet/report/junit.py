@@ -5,8 +5,7 @@ passes, the suite also has a case for each passed check. A cause that several ho
 of them. The text of the case lists the checks of the cause.
 
 A failed cause becomes a `failure`, and an inconclusive one an `error`. CI systems count `skipped` cases as success, so only what
-is waived becomes `skipped`. The case `decision` of the fleet passes only if the fleet is accepted, so a report without verdicts
-does not pass.
+is waived becomes `skipped`. The case `decision` of the fleet passes only if the fleet is accepted.
 """
 
 from __future__ import annotations
@@ -98,7 +97,8 @@ def render_junit(report: FleetReport) -> Iterator[str]:
 def _fleet(report: FleetReport) -> str:
     """Return the suite of the fleet.
 
-    It has the case `decision`. If the report lists no passes, it also has a case for each entry of `report.judged` with passes.
+    It has the case `decision`. If the report lists no passes, the suite also counts them: one case for each entry of
+    `report.judged` whose `passed` is not 0.
     """
     class_name = _class_name(report, "fleet")
     verdict = _VERDICTS.get(report.decision, INCONCLUSIVE)
@@ -144,7 +144,7 @@ def _host(report: FleetReport, host: HostReport, cases: list[JunitCase], title: 
         report: the report.
         host: the host.
         cases: the cases of its causes and passed checks.
-        title: the title of the most urgent cause of the host, which may be a case in the suite of another host.
+        title: the title of the host's most urgent cause. The case of this cause may be in the suite of another host.
     """
     class_name = _class_name(report, host.rack, host.name)
     has_problem = any(case.verdict not in (PASS, WAIVED) for case in cases)

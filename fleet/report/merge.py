@@ -165,11 +165,10 @@ def _host_reports(
 ) -> list[HostReport]:
     """Return the reports on the hosts, in the order of the plan.
 
-    `manifest` are the verdicts on ordered parts and on cables. Each decision is based on them too.
+    `manifest` has the verdicts of `judge_inventories` and `judge_links`. Each decision is based on them too.
 
-    In a large fleet at most MEASURED_HOSTS hosts keep their measurements: first hosts that are rejected in `reports`, that is
-    before `manifest` is included, then the others, both in the order of the plan. `reports` may have the measurements of more
-    hosts, because each process that judged a share of the hosts kept the measurements of some of them.
+    In a large fleet at most MEASURED_HOSTS hosts keep their measurements. Rejected hosts come first, then the others, both in the
+    order of the plan. Here a host counts as rejected if `reports` rejects it: failures in `manifest` are not considered.
     """
     hosts = [reports[host.name] for host in context.plan.hosts]
     if not context.in_full:

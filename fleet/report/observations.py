@@ -88,8 +88,8 @@ def shared_fields(report: FleetReport) -> SharedFields:
 def fields_of_host(shared: SharedFields, verdicts: Sequence[Verdict]) -> SharedFields:
     """Return the shared fields of a host's rows.
 
-    If the host has no record to judge, its observations were not judged. `not listed` would suggest that they passed, so the
-    default verdict is empty.
+    If the host record is missing, only the observations of the BMC are judged. `not listed` would suggest that the others passed.
+    So the default verdict is empty.
     """
     return replace(shared, default_verdict="") if any(map(is_of_missing_record, verdicts)) else shared
 

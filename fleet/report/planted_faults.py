@@ -14,8 +14,8 @@ from fleet.report.formatting import clean
 def render_planted_faults(items: Sequence[Comparison]) -> Iterator[str]:
     """Yield the lines of two tables: how likely a digest misses each pattern of wrong bits, and how likely tests find a fault."""
     yield (
-        "`always`: every repetition has the same wrong bits. In the other columns, an element, or a whole repetition, is wrong "
-        f"with a probability p. `1 in 10⁶`: p is {RATE:g}. `99 %`: the smallest p with which the fault is found with a "
+        "Faults in the second table: `always`: every repetition has the same wrong bits. `1 in 10⁶`: an element, or a whole "
+        f"repetition, is wrong with a probability p of {RATE:g}. `99 %`: the smallest p with which the fault is found with a "
         f"probability of {FOUND:.0%}."
     )
     yield ""

@@ -30,8 +30,9 @@ def render_power(power: Power) -> str:
         if power.gates
         else "No criterion with a numeric floor judged these runs.",
         "n: number of values, one per part and run. sigma: scatter from run to run and from part to part together, as a share\n"
-        "of the mean, from median absolute deviations; with fewer than "
-        f"{MIN_VALUES_FOR_OUTLIERS} values, from the standard deviation if it is larger.\n"
+        "of the mean. Each of the two is estimated from a median absolute deviation. "
+        f"For fewer than {MIN_VALUES_FOR_OUTLIERS} runs or parts,\n"
+        "the standard deviation replaces this estimate if it is larger.\n"
         "false alarm: probability that a healthy part fails. finds: smallest slowdown that this floor finds with "
         f"{DETECTION_PROBABILITY:.0%}\n"
         "probability. could find: smallest slowdown that any floor can find with this probability if at most "

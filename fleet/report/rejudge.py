@@ -19,13 +19,15 @@ MAX_LINES = 100
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictChange:
-    """A verdict that changed; `old` is None if only the new report lists it, `new` if only the old report does."""
+    """A verdict that changed."""
 
     kind: str
     """`verdict`: another result; `waiver`: waived, no longer waived, or another waiver; `limit`: another detail, such as limit,
     value, reason, part or action; `new`; `gone`."""
     old: Document | None
+    """None if only the new report lists the verdict."""
     new: Document | None
+    """None if only the old report lists the verdict."""
     absent: str = "not judged"
     """Text for the report that lacks the verdict: `not listed` if that report leaves out verdicts, otherwise `not judged`."""
 
@@ -80,8 +82,8 @@ def changed_verdicts(old: Document, report: FleetReport) -> tuple[VerdictChange,
 def _kind(old: Document | None, new: Document, compared_fields: Sequence[str]) -> str:
     """Return the kind of change; empty if there is none.
 
-    A kind, user, part, serial or action that the old verdict lacks is no change, because older versions did not write it. A
-    waiver, limit, operator, value or reason that only one of the two verdicts has is a change.
+    Older versions did not write the fields `kind`, `user`, `part`, `serial` and `action`. Each of these is compared only if the
+    old verdict has it. The waiver and `compared_fields` are always compared.
     """
     if old is None:
         return "new"

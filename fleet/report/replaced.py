@@ -1,4 +1,4 @@
-"""List the shipped criteria that criteria in the operator's own packs replace. This module reads and writes no files."""
+"""List the shipped criteria that the operator's own packs replace. This module reads and writes no files."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def _only_host(
 ) -> FleetReport:
     """Return `gang_report` reduced to one host (`report`).
 
-    `gang_report` is on all hosts of its gang (the hosts of one multi-node launch), or on the host alone if it has no gang.
+    `gang_report` covers the host, and the other hosts of its gang if it has one. A gang is the hosts of one multi-node launch.
     """
     verdicts = tuple(verdict for verdict in gang_report.verdicts if verdict.host == report.name)
     causes = diagnose(verdicts, plan.gangs(), cables)

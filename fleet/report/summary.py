@@ -68,14 +68,14 @@ class SummaryInput:
     causes: Sequence[Cause]
     """Causes of the listed verdicts that do not pass."""
     manifest: Sequence[Verdict]
-    """All verdicts on the ordered parts, and on cables."""
+    """All verdicts of `judge_inventories` (parts) and `judge_links` (cables)."""
     wiring: str
-    """How many cables are as expected, or why none was compared; empty if there was no cable to compare."""
+    """`Wiring.summary`."""
     diff: BaselineDiff
     replaced: Sequence[Replaced] = ()
     """Shipped criteria that packs of the operator replaced."""
     version_caveats: Sequence[SummaryLine] = ()
-    """Versions with published vulnerabilities."""
+    """The lines of `vulnerability_lines`."""
     machines: Sequence[Sequence[str]] = ()
     """For each machine that the inventory lists as several hosts: the names of these hosts."""
     compared: Collection[str] = ()
@@ -131,7 +131,7 @@ def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
 
 
 def allowances(hosts: Sequence[PlannedHost]) -> Iterator[SummaryLine]:
-    """Yield caveats that follow from the settings of the run: shared GPUs, and hosts without a number of ordered GPUs."""
+    """Yield caveats that follow from the settings of the run: shared GPUs, and hosts whose number of GPUs was not given."""
     if shared := [host.name for host in hosts if host.share_gpus]:
         text = (
             f"other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on {_names(shared, 5)}"
@@ -202,7 +202,8 @@ def _soak_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
 def _incomplete_gang_lines(plan: Plan, facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
     """Yield caveats on gangs (a gang: the hosts of one multi-node launch) that were not measured with all of their hosts.
 
-    For each host, the last launch that finished with a result counts. A gang that was launched without a result has a caveat too.
+    For each host, the last launch that finished with a result counts. A gang whose launches all ended without a result has a
+    caveat too.
     """
     # If a rank has no device, the launch finishes on the other hosts but measures nothing. Such a launch has a `culprit`.
     launches = [(host, launch) for host, of_host in facts.items() for launch in of_host.gang_launches]
@@ -308,14 +309,13 @@ def cause_lines(
     """Return one line per cause that is not waived, the most urgent first; after _MAX_CAUSES lines, one line counts the rest.
 
     If there are too many causes, the first cause of each host is preferred to further causes of any host. The last lines name
-    those of `hosts` that are not accepted and that no cause line names: one line per decision, with at most MAX_OTHER_HOSTS names
-    and the number of the rest.
+    other hosts that are not accepted: one line for the rejected hosts, and one for the incomplete ones.
 
     Args:
         causes: the causes; `Cause.verdicts` are positions in `verdicts`.
         verdicts: all verdicts of the report.
         slots: (host, scope) of each GPU -> its PCI address (`pci_slots`).
-        hosts: hosts for the last lines.
+        hosts: the hosts that the last lines may name. Hosts in the cause lines are not named again.
     """
     shown, rest = select_causes(causes)
     lines = [_cause_line(cause, describe_cause(cause, verdicts[cause.verdicts[0]], slots)) for cause in shown]

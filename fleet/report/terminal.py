@@ -37,7 +37,7 @@ def has_colour(choice: str, stream: TextIO | None = None) -> bool:
 
 
 def width_of(stream: TextIO | None = None) -> int | None:
-    """Return the columns of the terminal, at least _MIN_WIDTH. Return None, for no wrapping, if the stream is not a terminal."""
+    """Return the width of the terminal in characters, at least _MIN_WIDTH; None (no wrapping) if the stream is not a terminal."""
     stream = stream or sys.stdout
     return max(_MIN_WIDTH, Console(file=stream).width) if stream.isatty() else None
 
@@ -55,7 +55,7 @@ def render_blocks(blocks: Iterable[Table | Text], *, width: int | None = None, c
 
     Args:
         blocks: tables and lines.
-        width: columns at which text is wrapped; None: a row is one line of any length.
+        width: maximum length of a line in characters; None: a row is one line of any length.
         colour: whether to use colours.
     """
     output = io.StringIO()

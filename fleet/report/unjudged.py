@@ -17,7 +17,7 @@ _MAX_OPERATIONS = 3
 _SPEEDS = frozenset(
     {"dataloader.sufficiency", "overlap.hidden_share", "overlap.slowdown", "transformer.mfu", "mixture_of_experts.mfu"}
 )
-"""Names of figures that are ratios, but show how fast a benchmark ran. For `speed_unjudged` they count like rates."""
+"""Names of figures that are ratios, but show how fast a benchmark ran. A verdict on one of them judges the benchmark's speed."""
 
 Facts = Mapping[str, HostFacts]
 """Host -> its facts, in the order of the plan."""
@@ -85,8 +85,8 @@ def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], facts: Facts) -> l
         return []
     total = sum(len(host.gpus) for host in hosts)
     text = (
-        "NOT JUDGED (no GPU of the same model and software to compare with: driver, torch, CUDA, cuBLAS, cuDNN, NCCL, "
-        "Rackproof)"
+        "NOT JUDGED (no digests of another GPU with the same model and the same versions of driver, torch, CUDA, cuBLAS, "
+        "cuDNN, NCCL and Rackproof)"
     )
     values = {"not_judged": len(gpus), "total": total}
     title = f"Digests of {len(gpus)} of {total} GPUs"

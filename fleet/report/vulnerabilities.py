@@ -35,8 +35,9 @@ class Versions:
     vulnerable: dict[tuple[str, str], tuple[MissingFixes, list[str]]] = field(default_factory=dict)
     """(Key in PRODUCTS, version) -> (fixes that the version lacks, hosts that have the version)."""
     of_distribution: dict[tuple[str, str], list[str]] = field(default_factory=dict)
-    """Versions that were not compared: the program is from a package of the distribution, which may have added fixes, or its
-    package is unknown.
+    """Versions that were not compared, because the product is from a package of the distribution or its package is unknown.
+
+    A distribution may add fixes without a new version number.
 
     The key is the title of the product and the package. The value lists the hosts.
     """
@@ -45,7 +46,7 @@ class Versions:
 def compare_versions(plan: Plan, hosts: Iterable[HostReport], advisories: Advisories) -> Versions:
     """Compare the versions of the hosts with the advisories.
 
-    Nothing is compared if there are no advisories, or in a rehearsal or simulation, which reports no versions of GPU hosts.
+    Nothing is compared if there are no advisories, or in a rehearsal or simulation, which tests no GPU host.
     """
     result = Versions()
     if plan.rehearsal or plan.simulated or not advisories.products:

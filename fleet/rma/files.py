@@ -31,8 +31,8 @@ _ARCHIVE_TIME = (1980, 1, 1, 0, 0, 0)
 def package_names(documents: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a directory name for the package of each document (`part_document`).
 
-    The name is the serial of the part; if the part has no serial, host and part. If several names are equal apart from case, host
-    and part are appended to the first 24 characters of each. All names are sanitized (`safe_file_name`).
+    The name is the serial of the part. A part without a serial is named `HOST-PLACE`. If several names are equal apart from case,
+    each is cut to 24 characters, and `-HOST-PLACE` is appended. All names are sanitized (`safe_file_name`).
     """
     locations = [f"{item['slot']['host']}-{item['slot']['place']}" for item in documents]
     serials = [str(item["part"].get("serial", "")) for item in documents]

@@ -73,8 +73,8 @@ def cause_rows(
     Args:
         causes: causes of the report, the most urgent first. The rows have the same order.
         packages: host and scope of a part -> its package.
-        any_action: True: every cause of a part with a package is listed with the package. False: only those causes are whose
-            action is in PART_ACTIONS.
+        any_action: whether a cause with any action is listed with the packages of its parts. If not, only causes with an action
+            in PART_ACTIONS are listed with packages.
     """
     rows = []
     for cause in causes:
@@ -99,7 +99,7 @@ def render_rows(rows: Sequence[CauseRow], mark: str, width: int | None) -> str:
     Args:
         rows: the rows.
         mark: `REHEARSAL`, `SIMULATED` or empty (`FleetReport.mark`).
-        width: columns at which text is wrapped; None: a row is one line of any length.
+        width: maximum length of a line in characters; None: a row is one line of any length.
     """
     packed, others = [row for row in rows if row.package], [row for row in rows if not row.package]
     blocks: list[Table | Text] = [Text(f"{mark}: no hardware was tested.")] if mark else []

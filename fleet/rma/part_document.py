@@ -21,7 +21,7 @@ from schemas.scopes import Scope, pci_address
 
 PART_SCHEMA = "rackproof.part/1"
 MAX_SIBLINGS, MAX_LOGS = 64, 20
-"""Maximum numbers of other parts listed for a finding, and of log excerpts. The last logs are kept."""
+"""Maximum number of values of siblings (other parts) in a finding, and maximum number of log excerpts. The last logs are kept."""
 _ERROR_PREFIXES = ("xid.", "sxid.", "kernel.event.count")
 
 
@@ -38,7 +38,7 @@ class ReportFacts:
     racks: Mapping[str, str]
     """Host -> rack."""
     software: Mapping[str, Mapping[str, str]]
-    """Host -> component -> version. The component of a part has the form `NAME[SCOPE]`."""
+    """Host -> component -> version. A component that belongs to one part of the host has the key `NAME[SCOPE]`."""
     events: Mapping[str, Sequence[str]]
     """Host -> what the playbooks reported about it (`HostReport.events`)."""
 
@@ -166,7 +166,10 @@ class _SiblingFigures:
                 self._observations.setdefault(item.name, []).append(item)
 
     def values(self, verdict: Verdict) -> list[dict[str, Value]]:
-        """Return the value of the judged figure on each sibling; for a verdict on the increase of a counter, the increase."""
+        """Return the values of the siblings for the figure that `verdict` judges.
+
+        If `verdict` judges the increase of a counter, return increases.
+        """
         judged_scope = Scope.parse(verdict.scope)
         matching = [
             item
@@ -248,7 +251,10 @@ def _kernel_log_problem(observations: Iterable[Observation]) -> str:
 
 
 def _logs(launches: Iterable[Launch], part: FailedPart, planned: PlannedHost | None) -> list[dict[str, Any]]:
-    """Return the last lines of the logs of the ranks on the part (for a host: of all ranks), and of failed launches."""
+    """Return the last lines of logs: those of each rank that used the part, and those of each failed launch.
+
+    If the part is the host, every rank of the host used it.
+    """
     local_ranks = _local_ranks(part, planned)
     logs = []
     for launch in launches:
@@ -270,7 +276,10 @@ def _local_ranks(part: FailedPart, planned: PlannedHost | None) -> list[int]:
 
 
 def _versions(software: Mapping[str, str], part_scope: str) -> dict[str, str]:
-    """Return component -> version for components of the whole host and of this part; for a host, of all its parts too."""
+    """Return component -> version, for the components of the whole host and of this part.
+
+    If the part is the host, also return the components of all its parts.
+    """
     versions = {}
     for key, text in software.items():
         name, bracket, scope = key.removesuffix("]").partition("[")

@@ -80,7 +80,7 @@ class FailedPart:
     serial: str
     """Serial of the part in the report; empty if the report has none."""
     causes: tuple[Cause, ...]
-    """Causes that name this part and whose verdict is `fail`, waived ones too, in the order of the report: most urgent first."""
+    """Causes with the verdict `fail` that name this part, including waived causes. The most urgent is first, as in the report."""
     findings: tuple[Verdict, ...]
     """Failed verdicts of these causes on this host, those with the most severe action first.
 
@@ -155,7 +155,8 @@ def is_within(scope: str, part_scope: str) -> bool:
 def read_identifiers(part: FailedPart, observations: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:
     """Return identifier -> last measured value, and identifier -> why it has no value.
 
-    The serial in the report takes precedence over a measured serial. Identifiers of MODULE that were not observed are in neither.
+    The serial in the report takes precedence over a measured serial. An identifier of MODULE that was not observed is in neither
+    mapping.
     """
     key_by_reading = {name: key for key, name in IDENTITY_READINGS.get(part.kind, {}).items()}
     identifiers: dict[str, str] = {}

@@ -28,7 +28,7 @@ _FIELD_NAMES = {
 }
 _MAX_LOG_LINES = 60
 _MAX_VALUES = 8
-"""Maximum number of different values of other parts that a finding lists."""
+"""A finding lists at most this many different values of other parts."""
 
 
 def render_readme(document: Mapping[str, Any]) -> str:
@@ -198,8 +198,7 @@ def _files(run: Mapping[str, str]) -> str:
     return "\n".join(
         [
             "- `part.json`: the same data for programs, in SI units",
-            "- `observations.csv`: every observation of this part; an observation of another part is included if it failed "
-            "because of this part",
+            "- `observations.csv`: every observation of this part, and the failures on other parts that this part caused",
             f"- Written by Rackproof {code(run['rackproof'])}. The report on the whole fleet is `report.html` of the run.",
         ]
     )

@@ -59,7 +59,7 @@ def reproduce_commands(
         if multi_gpu:
             commands.append(
                 _command(
-                    "the other failed benchmarks, on all GPUs of the host",
+                    "the failed benchmarks that use all GPUs of the host",
                     part.host,
                     _benchmark_command(max(gpus, 1), multi_gpu),
                 )

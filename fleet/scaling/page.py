@@ -31,8 +31,8 @@ COLUMNS = (
 COLUMN_NOTES = (
     "Time: from the launch of the ranks to the end of the last one. Hookup: from the launch to the end of the first step. "
     "Images/s: of all ranks together, after the first step. Efficiency (weak scaling): images/s per rank, as a percentage of "
-    "those of the measured cell with the fewest ranks and the same batch per rank, epochs, CPUs and precision; that cell is "
-    "marked *. Accuracy and loss: on the test images."
+    "the images/s per rank of a reference cell, which is marked *. The reference cell has the fewest ranks of all measured cells "
+    "with the same batch per rank, epochs, CPUs and precision. Accuracy and loss: on the test images."
 )
 SYNTHETIC_NOTE = (
     "The hosts had no Fashion-MNIST, so the images are synthetic: accuracy and loss do not apply to real images, and "
@@ -143,7 +143,7 @@ def _columns(currency: str, results: StudyResults) -> tuple[str, ...]:
 
 
 def row_texts(row: CellResult, results: StudyResults) -> tuple[str, ...]:
-    """Return the text of each column of a table row. The last is the state of the cell of the study, with reason or remarks."""
+    """Return the text of each column of a table row. The last text is the state of the cell, with a reason or remarks."""
     cost = (_format_or_none(row.cost, _money),)
     return (
         str(row.number),

@@ -56,10 +56,10 @@ class CellResult:
     spent_s: float = 0.0
     """Total seconds of the launches of this cell.
 
-    There are several if no record of the first launch could be fetched and other hosts then measured the cell.
+    A cell has several launches if the records of the first one were fetched only after other hosts had measured the cell.
     """
     host_s: float = 0.0
-    """Host-seconds of these launches: the sum of the seconds of each launch times its number of hosts."""
+    """Total host-seconds of these launches. The host-seconds of a launch are its seconds times its number of hosts."""
     hookup_s: float | None = None
     """Seconds from the launch to the end of the first training step, on the slowest rank."""
     train_s: float | None = None

@@ -66,13 +66,13 @@ class Verification:
 
 
 def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetReport, int, tuple[str, ...]]:
-    """Judge the run and render its report again. If the results equal the files in the run directory, sign these files.
+    """Judge the run and render its report again. If the results equal the files in the run directory, sign the run.
 
     Returns:
         The report, the number of files with a checksum, and notes on files that could not be rendered again.
 
     Raises:
-        RunError: there is no report.json, it does not match the records, a file rendered from it does not match it, a file
+        RunError: report.json is missing or does not match the records, a report file does not match report.json, a file
             changed meanwhile, or the key cannot be used.
         HeldError: the run is in progress.
         UsageError: the key file does not exist, or a pack or waiver file cannot be read.
@@ -119,7 +119,7 @@ def _refuse_changed(run_dir: Path, before: Mapping[str, str]) -> None:
 
 
 def _flags(compared: views.Compared) -> list[str]:
-    """Return the flags without which `rackproof report` would not write the files that differ."""
+    """Return the flags that `rackproof report` needs to write the files that differ."""
     return sorted({FORMATS[name].only_with for name in compared.differ} - {""})
 
 
@@ -265,7 +265,7 @@ def _changed_rules(statement: Mapping[str, Any], current: Mapping[str, str]) -> 
 
 
 def warn_if_changed(run_dir: Path) -> str:
-    """Return a warning if a signed run has changed files, or files that cannot be read; otherwise an empty string."""
+    """Return a warning if files of a signed run changed or cannot be read; otherwise an empty string."""
     with contextlib.suppress(RunError, OSError):
         if (run_dir / SIGNATURE).exists() and (run_dir / SUMS).exists():
             listed = parse_sums(read(run_dir / SUMS).decode("utf-8", errors="replace"))

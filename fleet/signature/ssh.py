@@ -66,7 +66,7 @@ def verify(data: bytes, signature: Path, allowed: Path, identity: str | None) ->
         identity: identity of the required signer; None: any signer in the file `allowed`.
 
     Raises:
-        SignatureError: no allowed signer, or not the required signer, signed `data`.
+        SignatureError: the signature does not match `data`, the signer is not allowed, or `identity` requires another signer.
         UsageError: there is no file of allowed signers.
         RunError: ssh-keygen is missing or too old.
     """
@@ -93,8 +93,8 @@ def _reason_invalid(done: subprocess.CompletedProcess[str], data: bytes, signatu
     check = _keygen("-Y", "check-novalidate", "-n", NAMESPACE, "-s", str(signature), data=data)
     if not check.returncode and (match := _KEY.search(check.stdout)):
         return (
-            f"made with key {match[1]} {match[2]}, which is not the key of an allowed signer "
-            f"whose entry is valid now and for the namespace {NAMESPACE}"
+            f"made with key {match[1]} {match[2]}: the allowed signers have no entry for this key "
+            f"and the namespace {NAMESPACE}, or the entry is not valid now"
         )
     output = (done.stderr or done.stdout).strip().splitlines()
     return f"does not match the checksums: {output[-1] if output else 'ssh-keygen rejected it'}"
@@ -131,7 +131,7 @@ def _key_problem(output: str) -> str:
     if "No private key found for public key" in output or "agent" in output:
         return f"this is a public key, and no SSH agent has its private key: {output.strip().splitlines()[-1]}"
     if "No such file" in output or "invalid format" in output or "error in libcrypto" in output:
-        # For a file without a key ssh-keygen reports that the public key file next to it is missing.
+        # If the file contains no key, ssh-keygen reports that the public key file next to it is missing.
         return "not an SSH key: give one, such as ~/.ssh/id_ed25519 (create one with ssh-keygen -t ed25519)"
     lines = [line for line in output.strip().splitlines() if line.strip()]
     return f"ssh-keygen: {lines[-1]}" if lines else "ssh-keygen rejected it"

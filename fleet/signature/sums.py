@@ -24,7 +24,7 @@ UNSIGNED_FILES: Mapping[str, str] = {
     "rma": "documents that `rackproof rma` writes from the records, also after signing",
     "pages": "pages that `rackproof report --host` writes from the records, also after signing",
 }
-"""Name of a file or directory in the run directory that has no checksum -> what it is, and why it has none."""
+"""Files and directories of a run that have no checksum: name -> what it is, and why it has no checksum."""
 MAX_SUMS_BYTES = 100_000_000
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 

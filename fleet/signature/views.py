@@ -18,7 +18,7 @@ class Compared:
     """The result of rendering the files again and comparing checksums."""
 
     differ: tuple[str, ...]
-    """Names of the files that no set of `rackproof report` flags renders with the same checksum."""
+    """Names of the files that have another checksum when rendered again, whatever the flags of `rackproof report`."""
     not_rendered: Mapping[str, str]
     """Name of a file that cannot be rendered on this machine -> why."""
 

@@ -7,9 +7,9 @@ a limit: the packs judge simulated figures like those of a real host.
 from __future__ import annotations
 
 NVLS_SPEEDUP = {"all_reduce": 473 / 365, "all_gather": 361 / 345, "reduce_scatter": 363 / 349}
-"""Collective -> bus bandwidth at 8 GiB on eight H200 with NVLink SHARP, divided by that on four H200 without it.
+"""Collective -> bus bandwidth on eight H200 with NVLink SHARP enabled, divided by bus bandwidth on four H200 without it.
 
-Source: stas00/ml-engineering.
+Sources: stas00/ml-engineering for eight H200, our measurements for four (fleet/judge/packs/h200-sxm.yml).
 """
 DEFAULT_FABRIC_GBPS = 400.0
 """Assumed line rate of the fabric for each GPU, in Gb/s, if the inventory has none."""

@@ -40,7 +40,7 @@ class FaultyHost:
     gpu: int
     """Number of the GPU that has the fault."""
     twin: int
-    """Position in the plan of another host, from which `duplicate_serial` and `serial_mismatch` derive the wrong serial."""
+    """Position of another host in the plan. `duplicate_serial` and `serial_mismatch` derive the wrong serial from it."""
     documents: dict[str, Doc]
     """The records as JSON documents: `host`, and `gang` if the host is in a gang."""
     bmc: Doc | None = None
@@ -61,7 +61,7 @@ class FaultyHost:
         Args:
             name: name of the metric.
             late: whether to skip the snapshots that were taken before the first launch of the host (`is_early`).
-            phase: the only phase whose snapshots are not skipped; empty: all phases.
+            phase: the phase of the snapshots; empty: any phase.
         """
         bmcs = [self.bmc] if self.bmc else []
         for document in bmcs if name.startswith(BMC) else self.documents.values():
@@ -72,20 +72,24 @@ class FaultyHost:
 
     @staticmethod
     def is_early(document: Doc, snapshot: Doc) -> bool:
-        """Return whether a snapshot was taken before the first launch of the host. It does not show faults under load."""
+        """Return whether a snapshot was taken before the first launch of the host. Such a snapshot shows no faults under load."""
         return "gang" not in document and (snapshot["stage"] == PREFLIGHT or snapshot["phase"] == "before")
 
     def set_reading(self, name: str, value: Any, scope: str = "", **snapshots: Any) -> None:
-        """Set a reading to `value` in the snapshots that `metrics` selects with the arguments `snapshots`.
+        """Set a reading to `value`.
 
-        If `scope` is empty, the reading is that of the GPU with the fault.
+        Args:
+            name: name of the reading.
+            value: the new value.
+            scope: scope of the reading; empty: the GPU with the fault.
+            snapshots: arguments `late` and `phase` of `metrics`, which select the snapshots.
         """
         for metric in self.metrics(name, **snapshots):
             metric.setdefault("values", {})[scope or self.scope] = value
             metric.get("absent", {}).pop(scope or self.scope, None)
 
     def observations(self, *names: str, **params: Any) -> Iterator[Doc]:
-        """Yield the observations with these names and parameters whose scope is the faulty GPU or a pair with it."""
+        """Yield the observations of the faulty GPU, or of a pair with this GPU, that have one of `names` and all of `params`."""
         for document in self.documents.values():
             for item in document["observations"]:
                 item_params = item.get("params", {})
@@ -251,7 +255,7 @@ def _is_of_gpu(host: FaultyHost, scope: str) -> bool:
 def _abort_rank(host: FaultyHost, benchmarks: set[str], phase: str) -> None:
     """Abort the rank of the faulty GPU in `phase`.
 
-    The results of `benchmarks` that this rank, or all ranks together, would measure become errors. Other results stay.
+    In `benchmarks`, the results of this rank and the results of all ranks together become errors. Other results stay.
     """
     document = host.documents["host"]
     kept = []
@@ -482,7 +486,7 @@ def _hung(host: FaultyHost) -> None:
 
 
 def _delay_what_follows(host: FaultyHost, stage: str, seconds: float) -> None:
-    """Move the times of everything that the host does after the launch of `stage` by `seconds`."""
+    """Add `seconds` to the times of everything that the host does after the launch of `stage`."""
     for name, document in host.documents.items():
         is_later = name != "host"
         for snapshot in document["snapshots"]:
@@ -551,7 +555,7 @@ def _slow_dimm(host: FaultyHost) -> None:
 
 
 def _full_snapshots(host: FaultyHost) -> Iterator[tuple[Doc, Doc]]:
-    """Yield (record, snapshot) in the order of time, without snapshots from during a launch, which lack some readings."""
+    """Yield (record, snapshot) in the order of time. Omit the phase `during`, whose snapshots lack some readings."""
     for document in host.documents.values():
         yield from ((document, snapshot) for snapshot in document["snapshots"] if snapshot["phase"] != "during")
 
@@ -636,7 +640,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault("missing_observations", "no observations of one GPU in `memory` and `gemm`", apply=_missing_observations),
         Fault("slow_nic", "NIC of one GPU at 60 % of its bandwidth, even when it sends to itself", apply=_slow_port,
               in_gang=lambda gpu: Effect(speed=SLOW_PORT, rails=(gpu,))),
-        Fault("slow_cable", "cable from the NIC of one GPU to the switch at half its rate", apply=_no_change,
+        Fault("slow_cable", "half the rate on the cable between the NIC of one GPU and the switch", apply=_no_change,
               in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,))),
         Fault("slow_path", "half the bandwidth between the host and the next host of its gang, on the rail of one GPU",
               apply=_no_change, in_gang=lambda gpu: Effect(speed=0.5, rails=(gpu,), reach=PATH)),

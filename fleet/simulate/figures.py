@@ -43,7 +43,7 @@ Without the shuffle, the GPU with the highest throughput would have the highest 
 HOST_COPIES = ("host_copy.bandwidth", "host_copy.wrong_bytes")
 """Figures with the parameter `devices`: how many GPUs of the host copied at the same time."""
 _RATES = ("throughput", "flops")
-"""Last parts of the names of figures that grow with the number of ranks if all ranks are measured together."""
+"""A figure whose name ends with one of these words grows with the number of ranks, if all ranks measure it together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,10 +100,13 @@ def _scopes(
 
 
 def _draw_group(expectation: Expectation) -> str:
-    """Return the group of slots of an observation, without its scope. Slots of one group have the same level.
+    """Return the name of a group of slots, without a scope. Slots of one group have the same level.
 
-    These share a group: all `stress` figures; the figures of one collective with the same placement; and the figures of a
-    benchmark that all ranks measure together with the same parameters.
+    These share a group:
+
+    - all `stress` figures
+    - the figures of one collective that have the same placement
+    - the figures of another benchmark that all ranks measure together, if they have the same parameters
     """
     first, second = expectation.name.split(".")[:2]
     if first == "stress":
@@ -230,8 +233,8 @@ def _scaled_spread(
 ) -> list[float]:
     """Return the spread of a figure on the ranks of `group`.
 
-    Rates, step times and the duration of `fashion_mnist`, which all ranks measure together, are scaled from the number of
-    measured ranks. The spread of other figures is unchanged.
+    A figure that all ranks measure together is scaled from `data.measured_ranks` to the ranks of `group` if it is a rate, a step
+    time or the duration of `fashion_mnist`. The spread of other figures, and of all figures of `straggler`, is unchanged.
     """
     doublings = math.log2(group.ranks / data.measured_ranks)
     kind = expectation.name.rpartition(".")[2]
@@ -247,7 +250,10 @@ def _scaled_spread(
 
 
 def value_members(values: Sequence[float], samples: Mapping[str, Any] | None) -> list[str]:
-    """Return the members `value` and `samples` as JSON for each value. In `samples`, `min` and `max` are shares of the value."""
+    """Return the members `value` and `samples` as JSON for each value.
+
+    In the argument `samples`, `min` and `max` are shares of the value.
+    """
     texts = json_numbers(values)
     if not samples:
         return [f'"value":{text}' for text in texts]

@@ -38,9 +38,9 @@ from schemas.tournament import partners
 Doc = dict[str, Any]
 SIMULATED_STAGES = ("benchmark", "gang")
 BATCH_HOSTS = 64
-"""Maximum number of hosts in a batch of hosts that are in no gang (the hosts of one multi-node launch).
+"""Maximum number of hosts in a batch of hosts without a gang.
 
-A process writes one batch at a time.
+A process writes one batch at a time. All hosts of a gang (the hosts of one multi-node launch) are in one batch.
 """
 RELAUNCH_GAP_S = 10.0
 """Seconds from the end of a launch of a gang to its next launch."""
@@ -49,7 +49,7 @@ NAMED_DIRECTORIES: Variables = {
     "rackproof_local_storage": [f"/data{number}" for number in range(1, 5)],
     "rackproof_shared_storage": ["/mnt/shared"],
 }
-"""Inventory variables of every host that name the directories to measure. They are set only if `Fleet.storage` is."""
+"""Inventory variables that name the directories to measure. Every host has them if `Fleet.storage` is true."""
 
 
 @dataclass(frozen=True, kw_only=True)

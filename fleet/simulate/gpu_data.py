@@ -34,7 +34,7 @@ _NORMAL = NormalDist()
 _DATA_DIRECTORY = Path(__file__).parent
 
 Spread = Sequence[float]
-"""Median, minimum and maximum of the measured parts, and the standard deviation between them."""
+"""Median, minimum, maximum and standard deviation of the measured parts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,8 +113,8 @@ def values_by_level(spread: Spread, shuffle: int = 0) -> list[float]:
 
     Args:
         spread: distribution of the measured values.
-        shuffle: 0: without the noise, the values increase with the level. Any other number is the seed of a random order of the
-            quantiles, so that a part which is the best in one figure is not also the best in all others.
+        shuffle: seed of a random order of the quantiles, so that the best part in one figure is not the best in all others. If
+            it is 0, the quantiles increase with the level.
     """
     median, minimum, maximum, sigma = spread
     order = list(range(PARTS))

@@ -29,7 +29,7 @@ def join_domain(
         members: names of the hosts of the domain, in the order in which IMEX numbers them.
         host: name of the host.
         rack: number of the rack.
-        down: names of the hosts of the domain on which IMEX does not work.
+        down: names of the members on which IMEX does not work.
         is_whole: whether all ranks are in one clique and IMEX works on all hosts, so that NCCL uses NVLink between hosts.
     """
     readings = _imex_readings(members, host, down)

@@ -32,12 +32,14 @@ from schemas.stages import BENCHMARK, GANG
 
 Doc = dict[str, Any]
 ALL, JUDGED = "all", "judged"
-"""Readings that a record has: all, or only those that a criterion names and a few more, which keeps the records small."""
+"""ALL: records have all readings. JUDGED: records are small, with only the readings that a criterion names and a few more."""
 _ALWAYS_INCLUDED = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "infiniband.link_layer", "collector.")
-"""Name prefixes of readings that a record has with ALL and with JUDGED, whether a criterion names them or not."""
+"""JUDGED includes the readings with these name prefixes, even if no criterion names them."""
 _REPORTED_TOGETHER = frozenset({*TOGETHER, MODULE, *OF_MODULES})
-"""Readings that the agent always reports together with certain other readings (see `derived_readings`). A record has them with
-ALL and with JUDGED, because the judge reports them as missing if the record has only the other readings."""
+"""Readings that the agent always reports together with certain other readings (see `derived_readings`).
+
+JUDGED includes them. Otherwise, the judge would report them as missing from records that have the other readings.
+"""
 NVLINKS = 18
 """Number of NVLinks of each GPU."""
 READINGS_GPUS = 4
@@ -423,7 +425,7 @@ def host_values(
 ) -> dict[str, str]:
     """Return placeholder -> its text for a host: run, name, identities of boot and GPUs, cables and ports.
 
-    All texts except those in `run` are the same in every simulated run.
+    Between simulations of the same fleet, only the texts in `run` differ.
 
     Args:
         run: run id and nonce.

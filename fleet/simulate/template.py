@@ -9,12 +9,12 @@ from typing import Any
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 HOST, GANG = "host", "gang"
-"""How the level of a slot (an index in `Slot.texts`) is drawn at random: once for each host, or once for all hosts of a gang."""
+"""How the level of a slot is drawn at random: once for each host, or once for all hosts of a gang."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A random value in a document: one of several JSON texts, which the level selects.
+    """A random value in a document: one of several JSON texts. The level of the slot is the index of the selected text.
 
     If the slot is the value of the key `**` of an object, each text is one or more members of that object,
     such as `"value":1.5`.
@@ -23,7 +23,7 @@ class Slot:
     texts: Sequence[str]
     """One text for each level."""
     group: str
-    """Slots with the same group have the same level, because their values are of the same part."""
+    """Slots with the same group have the same level, because their values are of the same part (such as a GPU)."""
     drawn_by: str = HOST
 
 

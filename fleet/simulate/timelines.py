@@ -56,7 +56,10 @@ def make_timeline(stage: str, devices: int, durations: Mapping[str, float], star
 def _gpu_series(
     generator: random.Random, began_s: Mapping[str, float], end_s: float, bucket_s: float
 ) -> dict[str, str]:
-    """Return name -> series of one GPU. It has a word for each time bucket: `693-4+8` is mean 693, minimum 689, maximum 701."""
+    """Return name -> series of one GPU.
+
+    A series has a word for each time bucket: `693-4+8` is mean 693, minimum 689, maximum 701.
+    """
     series: dict[str, list[str]] = {name: [] for name in SPREADS}
     power_factor, temperature = generator.gauss(1.0, 0.008), IDLE_TEMPERATURE_CEL + IDLE_LOAD[0] * KELVIN_PER_W
     for index in range(max(1, int(end_s / bucket_s))):

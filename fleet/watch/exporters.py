@@ -79,7 +79,7 @@ class Exporters:
         Args:
             hosts: names of the hosts.
             targets: path of the file with the exporters' addresses; empty: `prometheus/RUN_ID.json` beside the run directory.
-            background: whether to return at once while a thread scrapes the hosts repeatedly; if false, scrape them once first.
+            background: if true, return at once; a thread scrapes the hosts repeatedly. If false, scrape them once, then return.
         """
         with self._lock:
             self._hosts, self._targets_path = frozenset(hosts), targets

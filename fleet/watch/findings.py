@@ -29,7 +29,7 @@ from schemas.stages import SOAK
 INTERVAL_S = 3.0
 """Minimum pause between two updates."""
 PAUSE_FACTOR = 9
-"""Pause after an update, divided by the duration of the update: judging takes at most 10 % of one core of the control node."""
+"""The pause after an update is at least this many times as long as the update. So judging takes at most 10 % of one core."""
 MAX_REPORT_BYTES = 64_000_000
 """A larger report, which has hundreds of hosts, is not read: the decision is then taken from `journal.jsonl`."""
 

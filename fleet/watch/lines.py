@@ -19,7 +19,7 @@ LINE_LIMIT = 600
 NAMED_HOSTS = 8
 """Maximum number of hosts that a line names."""
 TASK_START_S = 2.0
-"""Time after the start of a task at which a line names the hosts that run it: by then, all of them should have started."""
+"""Delay from the start of a task to the line that names its hosts. By then, all of them should have started the task."""
 SILENT_S = 300.0
 """Interval at which an unchanged heartbeat line is printed again, because some CI systems stop jobs that print nothing."""
 
@@ -47,9 +47,9 @@ def _run_changes(old: View | None, new: View) -> Iterator[str]:
 
 
 def _state_changes(old: View | None, new: View) -> Iterator[str]:
-    """Yield a line with the reason for each host that failed or became unreachable, or whose `trouble` is no longer empty.
+    """Yield a line with the `trouble` of each host that has just failed or become unreachable, or whose `trouble` is new.
 
-    Other hosts that entered the same state of a stage share one line, because hundreds of hosts can change at once.
+    All other hosts that entered the same state of a stage share one line, because hundreds of hosts can change at once.
     """
     before = {host.name: host for host in old.hosts} if old else {}
     hosts_by_change: dict[tuple[str, str], list[str]] = defaultdict(list)

@@ -116,7 +116,7 @@ class RunProgress:
         for name in (*role_names, play.lower()):
             if name in self.stages[1:]:
                 return name
-        # The `monitoring` role runs again at the end, to stop the exporters.
+        # The role `monitoring` runs again after the last stage, to stop the exporters. That is not the stage `prepare`.
         is_early = self.playbook not in _NOT_PREPARING and not self._has_measured
         return PREPARE if is_early and _PREPARING & set(role_names) else ""
 

@@ -27,7 +27,7 @@ class Tail:
         self._offset, self._incomplete_line = 0, b""
         self._file: tuple[int, int] | None = None
         self.problem = ""
-        """Why the file exists but cannot be read; empty if it does not exist or can be read."""
+        """Why the file cannot be read; empty if it can be read or does not exist."""
 
     def read(self) -> list[dict[str, Any]]:
         """Return the new events."""

@@ -19,8 +19,8 @@ class StageCell:
 
     state: str
     progress: float | None = None
-    """Share of the stage that is done, from 0 to 1: of its expected duration or, if no duration is known, of its expected
-    observations. None: unknown."""
+    """Share of the expected duration that has passed, from 0 to 1. If no duration is known, the share of the expected
+    observations that have been made. None: unknown."""
     since: float | None = None
     """When the stage entered this state, in seconds since 1970; None: unknown."""
 
@@ -42,8 +42,8 @@ class HostStatus:
     benchmark: str
     """The benchmark that is running; empty: none, or unknown."""
     trouble: str
-    """Why a task failed on the host or could not reach it, or that the host's supervisor (the agent process that runs the launch)
-    is silent; empty: none of these."""
+    """What is wrong with the host: a task failed on it or could not reach it, or its supervisor (the agent process that runs the
+    launch) is silent. Empty: none of these."""
     failed: tuple[str, ...]
     """Why criteria failed for the host, judged from the records fetched so far; one line for each cause."""
     decision: str
@@ -85,8 +85,8 @@ class View:
     """Stage -> its maximum duration in seconds."""
     hosts: tuple[HostStatus, ...]
     expected_s: float | None
-    """Seconds until the last stage is expected to end, without installation and report; None: unknown, no stage is left, or no
-    playbook is running."""
+    """Seconds until the last stage is expected to end. The time for installation is not included. None: unknown, all stages have
+    ended, or no playbook is running."""
     decision: str
     """Decision about the run, such as `accepted`, from report.json or journal.jsonl; for a scaling study, its result in words.
     Empty: there is none yet, or a playbook is or may be running."""

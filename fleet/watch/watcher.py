@@ -254,7 +254,7 @@ class Watcher:
     def _state_without_event(
         self, host: PlannedHost, stage: str, state: str, stage_report: StageReport | None, outcomes: Mapping[str, str]
     ) -> str:
-        """Return the state of a stage, from the host's exporter or else from its record, if the playbook reports no state."""
+        """Return the state of a stage for which the playbook reports none: from the exporter, or else from the record."""
         if stage_report and stage_report.state == "running":
             return RUNNING
         if stage in outcomes:

@@ -244,9 +244,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
         """Record the task, with the stage that it waits for."""
-        # A task of the last play has started, so a host is left and this play runs the verb itself. Without hosts, Ansible
-        # starts plays but no tasks.
         if self._play_command:
+            # A host is left, so this play runs the verb itself. Without hosts, Ansible starts plays but no tasks.
             self._last_command = ""
         stage = task.get_vars().get(WAITS_FOR, "")
         self._progress.write(

@@ -41,7 +41,7 @@ class Output:
       a host has.
     """
     over: Mapping[str, str] = field(default_factory=dict)
-    """Parameter of the observation -> setting of the benchmark that lists its values."""
+    """Parameter of the observation -> name of the setting that lists the parameter's values."""
     params: Mapping[str, Parameter] = field(default_factory=dict)
     """More parameters of this output's observations."""
     constants: Mapping[str, int] = field(default_factory=dict)
@@ -76,10 +76,10 @@ class Cost:
 
 
 PER = ("gpu", "gpu_of_host", "further_gpu", "pair", "peers", "doubling", "round", "port", "port_round")
-"""`gpu`: GPUs of the host. `gpu_of_host`: GPUs of a host that is measured alone. `further_gpu`: GPUs of the host minus 1. `pair`:
-ordered pairs of the host's GPUs. `peers`: 1 if there are two ranks or more, else 0. `doubling`: log2 of the number of ranks.
-`round`: rounds between hosts (`schemas/tournament.py`). `port`: RDMA ports of a host that is measured alone. `port_round`: rounds
-between hosts with RDMA ports."""
+"""`gpu`: GPUs of the host. `gpu_of_host`: the same, but 0 in a launch of several hosts. `further_gpu`: GPUs of the host minus 1.
+`pair`: ordered pairs of the host's GPUs. `peers`: 1 if there are two ranks or more, else 0. `doubling`: log2 of the number of
+ranks. `round`: rounds between hosts (`schemas/tournament.py`). `port`: RDMA ports of the host, but 0 in a launch of several
+hosts. `port_round`: as `round`, but 0 if the host has no RDMA ports."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -366,8 +366,8 @@ HARDWARE: Mapping[str, Benchmark] = {
             "ops": ["copy", "triad"],
             "placements": ["local", "remote"],
             "size_bytes": 32 << 20,  # of each array of each thread; larger if the caches are large
-            # Time for each operation on all nodes at once. For each operation and placement, the nodes are also measured one
-            # after the other, and all of them together take this time again.
+            # Time for each operation on all nodes at once. Then each operation is measured node by node, for each placement.
+            # The nodes share the time: with two nodes, each gets half of it.
             "seconds": 0.4,
         },
         outputs=[

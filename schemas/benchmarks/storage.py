@@ -7,18 +7,16 @@ from collections.abc import Mapping
 from schemas.benchmarks import Benchmark, Cost, Output
 
 _WHERE = {
-    "filesystem": str,
-    "device": str,
-    "model": str,
-    "direct": bool,
-    "engine": str,
-    "jobs": int,
-    "directories": int,
-    "moved_bytes": int,
+    "filesystem": str,  # type of the file system
+    "device": str,  # block device or server
+    "model": str,  # models of the disks
+    "direct": bool,  # whether the page cache was bypassed (O_DIRECT)
+    "engine": str,  # fio's I/O engine
+    "jobs": int,  # number of fio's jobs
+    "directories": int,  # number of directories on these disks that were measured at the same time
+    "moved_bytes": int,  # bytes that fio read or wrote
 }
-"""Where a figure was measured: type of the file system, block device or server, models of the disks, whether the page cache was
-bypassed (O_DIRECT), engine and jobs of fio, how many of the directories measured at the same time are on these disks, and the
-bytes that fio read or wrote."""
+"""Where and how a figure was measured."""
 _OPS, _SHARING = {"op": "ops"}, {"sharing": "sharings"}
 
 STORAGE: Mapping[str, Benchmark] = {
@@ -30,8 +28,7 @@ STORAGE: Mapping[str, Benchmark] = {
             "ops": ["read", "write"],
             "percentiles": ["p50", "p99"],
             "sharings": ["together"],  # `together`: all directories at once; `alone`: one after the other
-            # For each rate. Each job of fio then reads back and compares as many bytes as the slowest job wrote in this time.
-            "seconds": 1.0,
+            "seconds": 1.0,  # for each rate
             # Maximum that is written to a directory. Directories on the same disks together use at most half of the free space.
             "size_bytes": 32 << 30,
             "jobs": 4,
@@ -70,8 +67,7 @@ STORAGE: Mapping[str, Benchmark] = {
         settings={
             "ops": ["read", "write"],
             "metadata_ops": ["create", "stat", "remove"],
-            # Clients in the first step of the ramp, which measures with more and more clients. Each later step has twice as many
-            # as the step before, the last one all clients. 0: no ramp.
+            # Clients in the first step of the ramp; 0: no ramp. Each further step doubles the number. The last step has all.
             "first_clients": 0,
             "rounds": 2,  # in a round, every host writes its own file, or reads that of another host; the best round counts
             "seconds": 1.0,  # for each rate

@@ -26,7 +26,7 @@ HCA_PORTS = tuple(f"0000:{0x17 + 0x10 * number:02x}:01.0" for number in range(8)
 IB, ROCE = tuple(f"mlx5_{number}" for number in range(8)), "mlx5_8"
 ROCE_INTERFACE, PLAIN_INTERFACE = "enp161s0np0", "enp162s0"
 ACS_OFF, ACS_KERNEL = 0x00, 0x1D
-"""Values of the ACS control register: the value that NCCL needs, and the one that Linux sets to isolate devices with an IOMMU."""
+"""Values of the ACS control register. NCCL needs ACS_OFF. Linux sets ACS_KERNEL when it uses an IOMMU to isolate devices."""
 GIB = 1 << 30
 
 ERRORS = (
@@ -145,7 +145,7 @@ def set_counter(root: Path, hca: str, name: str, value: int) -> None:
 
 
 def as_unprivileged(root: Path) -> None:
-    """Cut each configuration space to the 64 bytes that a reader without root sees."""
+    """Cut each configuration space to the 64 bytes that an unprivileged process can read."""
     for config in root.glob("sys/devices/**/config"):
         config.write_bytes(config.read_bytes()[:64])
 
@@ -160,7 +160,7 @@ def as_virtual_machine(root: Path) -> None:
 
 
 def add_bond(root: Path, name: str, states: dict[str, str]) -> None:
-    """Add a bond; `states` maps each interface of it to its link state, `up` or `down`."""
+    """Add a bond; `states` maps the interfaces of the bond to their link states, `up` or `down`."""
     _virtual_interface(root, name)
     write(root, f"sys/class/net/{name}/bonding/slaves", " ".join(states) + "\n")
     for slave, state in states.items():
@@ -175,7 +175,7 @@ EFA_COUNTERS = {
 
 
 def add_efa(root: Path) -> None:
-    """Add an EFA adapter, as in an AWS instance, with the counters of its port, and its counter of failed commands (0)."""
+    """Add the EFA adapter of an AWS instance. Its port has the counters EFA_COUNTERS."""
     _device(root, ("0000:a0:01.0",), EFA_NIC, 1, ("0x1d0f", "0xefa2", "0x020000"))
     folder = _class_device(root, "infiniband", EFA, EFA_NIC)
     files = {

@@ -1,8 +1,8 @@
 """Build a complete GPU host without hardware: /proc, /sys, /dev and programs under a root directory, and the fake NVML.
 
 Run as a program with the root directory as argument, this module prints a full snapshot for each phase that it reads from
-standard input. With the further argument `readings` it prints the catalogue of readings instead, and with `metrics` the text of
-docs/metrics.md.
+standard input. With the further argument `readings` it prints the catalogue of readings instead. With `metrics` it prints the
+text of docs/metrics.md.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ def build_collectors(
 
 
 def catalogue_readings(root: Path) -> dict[str, dict[str, Any]]:
-    """Return reading name -> its unit, help text, labels and flags. Flag `full_only`: only full snapshots have the reading."""
+    """Return reading name -> its unit, help text, labels, flags and bounds. Flag `full_only`: only full snapshots have the reading."""
     result: dict[str, dict[str, Any]] = {}
     fast = {family.name for collector in build_collectors(root, full_snapshot=False) for family in collector.collect()}
     for family in (family for collector in build_collectors(root) for family in collector.collect()):

@@ -107,11 +107,12 @@ def test_smoke_profile_measures_everything_in_its_plan(count: int, tmp_path: Pat
         print(line)
     assert report.coverage.measured == report.coverage.expected > 0, [item.reason for item in record.launches]
     digests = {(item.params["workload"], item.value) for item in record.observations if item.name == "digest.value"}
-    assert len(digests) == 3, digests  # the profile has three workloads, and all GPUs have the same digest of each
+    assert len(digests) == 3, digests  # one for each of the three workloads, the same on all GPUs
     wrong = [item for item in record.observations if item.name.endswith("wrong_elements") and item.status == MEASURED]
     assert {item.value for item in wrong} == ({0} if count > 1 else set())
 
 
+# 17 s: one second for each of the 16 workloads, and one for the copies between GPUs.
 DIGESTS = """---
 schema: rackproof.profile/1
 summary: all digests

@@ -35,12 +35,13 @@ Operation = tuple[str, str]
 
 @dataclass(frozen=True, kw_only=True)
 class BandwidthSeries:
-    """The bus bandwidth of one group of ranks by message size in bytes: in B/s, or in the unit of the chart (`_scaled`)."""
+    """The bus bandwidth of one group of ranks."""
 
     label: str
     kind: str
     failed: bool
     values: Mapping[int, float]
+    """Message size in bytes -> bandwidth. The unit is B/s; after `_scaled`, it is the unit of the chart."""
 
 
 class Limit(NamedTuple):

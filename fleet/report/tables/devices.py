@@ -1,4 +1,4 @@
-"""Summarize figures of single devices in a table with a row per figure. The tables of `gpus.py` have a row per device instead."""
+"""Summarize figures of single devices in a table with a row per figure."""
 
 from __future__ import annotations
 

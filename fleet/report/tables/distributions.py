@@ -84,7 +84,10 @@ def distributions(report: FleetReport) -> list[Distribution]:
 
 
 def _of_verdicts(report: FleetReport) -> list[Distribution]:
-    """Return the figures with verdicts on numbers, and the other numeric figures of single devices except IN_OTHER_TABLES."""
+    """Return the distributions from all verdicts and measurements that are numbers.
+
+    Of the measurements, only those of single devices are included, except the figures in IN_OTHER_TABLES.
+    """
     figures: dict[FigureKey, Distribution] = {}
     without_value: Counter[FigureKey] = Counter()
     for verdict in report.verdicts:

@@ -67,7 +67,7 @@ class RankGroup(NamedTuple):
     scope: str
     stage: str
     world_size: str = ""
-    """Number of ranks: differs if the gang was launched again without some of its hosts. Empty for the ranks of one host."""
+    """Number of ranks of a gang; empty for one host. It distinguishes a second launch without some hosts from the first."""
 
     @property
     def kind(self) -> str:
@@ -75,7 +75,10 @@ class RankGroup(NamedTuple):
         return "host" if self.host else "gang"
 
     def label(self, hosts: int = 0) -> str:
-        """Return the host, with the stage if it is not `benchmark`; for a gang, its name, with the number of hosts if not 0."""
+        """Return the name of the host or gang.
+
+        The stage follows the name of a host, unless it is `benchmark`. `hosts` follows the name of a gang, unless it is 0.
+        """
         if self.host:
             return self.host if self.stage == BENCHMARK else f"{self.host}, {self.stage}"
         count = f" ({hosts} host{'s' if hosts != 1 else ''})" if hosts else ""
@@ -124,7 +127,7 @@ EMPTY = TableCell(text=NONE)
 def figure_key(item: Observation | Verdict) -> FigureKey:
     """Return name, stage, and the parameters that distinguish figures of this name: those in _OUTPUT_PARAMS, and `numa`.
 
-    If the catalogue does not have the name, these are all parameters.
+    If the name is not in the catalogue, return all parameters.
     """
     names = _OUTPUT_PARAMS.get(item.name)
     varied = item.params if names is None else (*names, "numa")

@@ -15,8 +15,8 @@ from schemas.records import Observation
 from schemas.reports import FigureHistory, FleetReport, PartHistory, SeenBefore
 
 LEGEND = (
-    "Percentile 42 of 310: of the 310 accepted parts in former runs with the same model, driver, stage and settings, 42 % have "
-    "a lower value; a part with an equal value counts as half a part."
+    "Percentile 42 of 310: former runs accepted 310 parts with the same model, driver, stage and settings, and 42 % of these "
+    "parts have a lower value. A part with an equal value counts as half a part."
 )
 _MAX_RUN_NAME = 100
 

@@ -39,8 +39,7 @@ STRESS = (
 THROTTLED = "stress.throttled_share"
 COUNTERS = ("integrity.wrong_words", "stress.wrong_products", "digest.mismatches")
 IN_OTHER_TABLES = frozenset({*STRESS[1:], THROTTLED, *COUNTERS, "integrity.tested_share"})
-"""Figures that the table of `devices.py` omits, and that have a strip plot only if a criterion judges them: the figures in the
-tables of this module, except SPEEDS and STRESS[0]; and the tested share of memory."""
+"""Figures that the table of `devices.py` omits. They have a strip plot only if a criterion judges them."""
 _ALL = (*SPEEDS, *STRESS, THROTTLED)
 _MAX_ERRORS = 20
 
@@ -157,7 +156,7 @@ def _rows(
     scales: Mapping[str, tuple[float, str]],
     throttled: Sequence[FigureKey] | None = None,
 ) -> Iterable[TableRow]:
-    """For a large fleet, yield rows with lowest, median and highest value. Then yield a row per device of `detailed_hosts`."""
+    """Yield a row per device of `detailed_hosts`; before them, for a large fleet, rows with lowest, median and highest value."""
     if len(report.hosts) > MANY_HOSTS:
         statistic: Callable[[list[float]], float]
         for word, statistic in (("lowest", min), ("median", statistics.median), ("highest", max)):

@@ -93,11 +93,11 @@ def racks(report: FleetReport) -> list[Rack]:
 def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[GpuState]:
     """Return the state of each GPU of a host: the worst verdict on it. A waived verdict counts as `pass`.
 
-    A GPU without verdicts is `inconclusive`. But if the report leaves out passes, such a GPU is `pass`, provided that the
-    inconclusive verdicts on the host (waived or not) are at least as many as the expected observations without a measured value.
+    A GPU without verdicts is `inconclusive`. If the report leaves out passes, such a GPU is `pass` instead, with one exception:
+    it stays `inconclusive` if the host has more unmeasured observations than inconclusive verdicts (waived or not).
 
-    No GPU is `pass` on a host that has an inconclusive verdict on its record or on any stage (waived or not), for example because
-    the record is missing or a stage did not finish. There, `inconclusive` replaces `pass`.
+    If the record of the host or one of its stages has an inconclusive verdict (waived or not), no GPU is `pass`. Each GPU that
+    would be `pass` is then `inconclusive`.
 
     Args:
         host: the host.

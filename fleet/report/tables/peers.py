@@ -52,7 +52,7 @@ class PeerMatrix:
     rows: Cells
     """A cell has the bandwidth one way in GB/s; its note has the other figures of the pair."""
     layers: tuple[Layer, ...]
-    """The same figures as one matrix per figure."""
+    """The bandwidths and the latency, each as a matrix of its own."""
     link: str
     """`NV18 between all GPUs`, or each kind of link with its number of pairs; then the pairs without peer access."""
 
@@ -120,7 +120,7 @@ def _matrix(host: HostReport, fastest: float, failed: Failures) -> PeerMatrix:
 
 
 def _layers(readings: Mapping[Pair, Readings], devices: Sequence[int], failed: Failures) -> Iterator[Layer]:
-    """Yield a matrix for each kind of figure that was measured. Bandwidths are colored relative to the host's highest."""
+    """Yield a matrix for each figure in _LAYERS that was measured. Bandwidths are colored relative to the host's highest."""
     for kind, caption, factor in _LAYERS:
         items = {pair: of_pair[kind] for pair, of_pair in readings.items() if kind in of_pair}
         values = [value for item in items.values() if (value := _value(item)) is not None]
@@ -186,7 +186,7 @@ def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, fail
 
 
 def _notes(readings: Readings, link: str) -> Sequence[str]:
-    """Return the figures besides the bandwidth one way that are known: link, `no access`, bandwidth both ways, latency."""
+    """Return the notes of a cell: link, `no access`, bandwidth both ways, latency. Unknown figures are left out."""
     access, both, latency = (readings.get(kind) for kind in (_ACCESS, _BOTH_WAYS, _LATENCY))
     notes = [link] if link else []
     if access and access.value is False:

@@ -38,7 +38,7 @@ def render_screen(report: FleetReport, *, width: int | None = None, colour: bool
 
     Args:
         report: the report.
-        width: columns of the terminal, at which text is wrapped; None: each row is one line of any length.
+        width: maximum length of a line in characters; None: each row is one line of any length.
         colour: whether to colour the results.
     """
     state = {"accepted": PASS, "rejected": FAIL}.get(report.decision, INCONCLUSIVE)

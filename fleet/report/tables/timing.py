@@ -19,7 +19,7 @@ from schemas.stages import SOAK
 
 COLOURS = 16
 REST = "start and end"
-"""Used in place of the name of a benchmark: the time in the launches of a stage that is not part of any benchmark."""
+"""Stands in place of a benchmark's name for the time that the launches of a stage spend outside all benchmarks."""
 _MAX_SLOWEST = 5
 _MIN_REST_S = 0.05
 """The time REST of a stage is shown only if it is longer than this many seconds."""
@@ -97,7 +97,8 @@ def times(report: FleetReport) -> Times:
 def summary_line(report: FleetReport) -> str:
     """Return `3 min 20 s per host: Collectives 62 s, Stress 21 s`; empty if no host reported durations.
 
-    `3 min 20 s` is the sum of the medians over the hosts, including REST. The five longest benchmarks follow.
+    `3 min 20 s` is the sum of the medians over the hosts, including REST. Then the five longest benchmarks follow, each with
+    the sum over its stages. REST counts as a benchmark here.
     """
     medians = _medians(_seconds_of_hosts(report))
     if not medians:
@@ -111,7 +112,7 @@ def summary_line(report: FleetReport) -> str:
 
 
 def _seconds_of_hosts(report: FleetReport) -> dict[str, Seconds]:
-    """Return the times of each host whose durations are in the report. The report of a large fleet has those of few hosts."""
+    """Return the times of each host whose durations are in the report. For a large fleet, these are only some hosts."""
     return {host.name: seconds for host in report.hosts if (seconds := _seconds(host))}
 
 

@@ -17,10 +17,7 @@ from schemas.scopes import Scope
 
 _MAX_VALUES = 16
 _SEVERAL_OPERATIONS = object()
-"""First element of the key (`_group_key`) of a group that is one row although operations, settings, limits and values differ.
-
-The verdicts of the group pass a criterion that judges several collective operations by a minimum.
-"""
+"""First element of the key (`_group_key`) of a group that always becomes one row (`_is_one_of_several_operations`)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,9 +102,9 @@ def _scope_suffix(scope: str) -> str:
 def _rows(group: Sequence[Verdict], merge: bool) -> list[VerdictRow]:
     """Return one row for the group; or one row per verdict, if one row would not show to which part and size a value belongs.
 
-    With `merge`, the result is always one row, with all values or their range. Without it, the group becomes one row in two
-    cases: all values are equal, or there is only one message size. If the verdicts do not pass, or their values differ, the group
-    must also have a verdict for every combination of part and message size.
+    With `merge`, the result is always one row, with all values or their range. Without `merge`, passing verdicts with equal
+    values are one row. Other verdicts are one row only if every part has a verdict for every message size. Their values must also
+    be equal, or there must be only one message size.
     """
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))
     if merge:

@@ -35,7 +35,10 @@ _MAX_COLUMNS = 4
 
 
 def workloads(report: FleetReport) -> Table | None:
-    """Return the table; None if no workload was measured. Figures of single GPUs, or processes of a rehearsal, are left out."""
+    """Return the table; None if there are no figures for it.
+
+    Figures of single GPUs are left out, and in a rehearsal those of single processes.
+    """
     figures: dict[tuple[bool, FigureKey], dict[RankGroup, Observation]] = {}
     groups: dict[RankGroup, None] = {}
     for host in report.hosts:

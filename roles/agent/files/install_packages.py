@@ -2,7 +2,7 @@
 
 Of the settings of the host's pip (/etc/pip.conf, PIP_* variables), only those for the source of packages apply. Others, such as
 `user`, `target` and `require-hashes`, could break this installation: with `user`, pip refuses to use a virtual environment.
-The locations of the files are described in https://pip.pypa.io/en/stable/topics/configuration/.
+For the locations of pip's configuration files, see https://pip.pypa.io/en/stable/topics/configuration/.
 """
 
 import configparser

@@ -124,7 +124,7 @@ def containerd_problem():
 
 
 def cdi_problem():
-    """Return why the CDI specification is missing, is for another driver, or lacks a GPU of the host; empty if it is correct."""
+    """Return the problem of the CDI specification, such as another driver version or a missing GPU; empty if there is none."""
     # A specification in /run takes precedence over one in /etc.
     paths = [path for directory in ("/var/run/cdi", "/etc/cdi") for path in sorted(glob.glob(directory + "/*"))]
     spec = next((path for path in paths if "nvidia.com/gpu" in read(path)), "")

@@ -18,7 +18,7 @@ MESSAGE_CHARACTERS = 300
 
 
 def run(*command):
-    """Run a program and return (output, error message). The message is empty if the program succeeds, the output if it fails."""
+    """Run a program. Return (output, "") if it succeeds, and ("", error message) if it fails."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
@@ -104,7 +104,7 @@ def driver_problems(options, gpus, error):
 
 
 def cause_and_remedy(error):
-    """Return the remedy for a driver that does not respond, after the cause if it can be determined."""
+    """Return the cause, if it is known, and the remedy for a driver that does not respond."""
     if "is not installed" in error:
         return INSTALL
     if "version mismatch" in error:

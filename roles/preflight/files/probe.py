@@ -50,8 +50,8 @@ def problems(options):
         yield f"the host does not resolve its own name {socket.gethostname()}: add it to /etc/hosts"
     yield from network_problems(options)
     yield from environment_problems(options.environment)
-    # In a gang (the hosts of one multi-node launch), the first host uses the first port for torch's rendezvous, and the second
-    # port to receive the statuses of the other hosts. The second host of the gang receives the statuses on the third port.
+    # A gang (the hosts of one multi-node launch) uses three ports, in this order: for the rendezvous on its first host, for
+    # status messages on its first host, and for status messages on its second host.
     rendezvous = [("rendezvous", options.rendezvous_port + offset) for offset in range(3)]
     for service, port in (("exporter", options.exporter_port), *rendezvous):
         owner = listening_process(port)

@@ -103,7 +103,7 @@ def python(arguments: Iterable[str | Path], library: Path, scenario: Path) -> st
 
 
 class Reader:
-    """A running program that takes an NVML snapshot for each call of `take`, which first replaces the scenario."""
+    """A running program that takes NVML snapshots. Each call of `take` replaces the scenario and then takes one snapshot."""
 
     def __init__(self, library: Path, scenario: Path) -> None:
         """Start `take.py` with this library. `scenario` is the path of the file that each call of `take` replaces."""

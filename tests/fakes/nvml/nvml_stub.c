@@ -20,7 +20,7 @@
  *   FieldValues.74=960194000 3   the value, and its NVML value type unless it is unsigned int; here 3 = unsigned long long
  *
  * A call that no line matches returns NOT_SUPPORTED (nvmlShutdown: -1). A value may contain any byte except NUL, CR and LF.
- * To add a getter with one of the common signatures, add one line under "the getters" below.
+ * To add a getter with one of the common signatures, add one line under "the getters with these signatures" below.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -313,7 +313,7 @@ int nvmlDeviceGetUnrepairableMemoryFlag_v1(Device gpu, unsigned out[2]) /* ...=f
     return OK;
 }
 
-int nvmlDeviceGetRepairStatus(Device gpu, unsigned out[3]) /* RepairStatus=channel TPC: 1 if its repair is pending */
+int nvmlDeviceGetRepairStatus(Device gpu, unsigned out[3]) /* ...=channel tpc: 1 if that repair is pending, else 0 */
 {
     READ(gpu, "RepairStatus")
     out[1] = (unsigned)n[0];
