@@ -37,8 +37,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         help="write the page of a scaling study; exits 0 complete (except cells that inventory or budget exclude), 2 incomplete",
         epilog="example: rackproof scaling runs/study1 --price 12 --currency USD. Run a study with playbooks/scaling.yml, or on "
         "one machine with rackproof run --profile scaling. Exit codes: 0 every cell (combination of settings) was measured, "
-        "except for those that need more hosts than the inventory has, or that came after the budget was spent; 2 a cell failed or is missing, no "
-        "cell was measured, or there is no run; 64 wrong usage; 74 the page could not be written.",
+        "except for those that need more hosts than the inventory has, or that came after the budget was spent; 2 a cell failed "
+        "or is missing, no cell was measured, or there is no run; 64 wrong usage; 74 the page could not be written.",
     )
     scaling.add_argument("run_dir", type=Path, help="directory of the run")
     scaling.add_argument(
