@@ -303,9 +303,9 @@ def values_of(site: Site, panel_query: PanelQuery, values: dict[str, str] = ALL_
 def wait_for_values(
     site: Site, panel_query: PanelQuery, wanted: dict[tuple[str, ...], float]
 ) -> dict[tuple[str, ...], float]:
-    """Return the values of a query once they include `wanted`."""
+    """Return the values of a query once there are some, and they include `wanted`."""
     deadline = time.monotonic() + TIMEOUT_S
-    while not (values := values_of(site, panel_query)).items() >= wanted.items():
+    while not ((values := values_of(site, panel_query)) and values.items() >= wanted.items()):
         assert time.monotonic() < deadline, f"{wanted} is not in {values}"
         time.sleep(0.5)
     return values

@@ -15,7 +15,7 @@ from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
 from fleet.judge.port_coverage import PortStatements, planned_figures, port_of, silent_pairs, silent_ports
 from schemas.catalogue import settings
-from schemas.records import ERROR, SKIPPED, Metric, Observation
+from schemas.records import ERROR, SKIPPED, Launch, Metric, Observation
 from tests import builders
 from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan
 
@@ -68,6 +68,10 @@ def view(
     launches = (builders.launch("benchmark", (host,), *outcome), builders.launch("gang", HOSTS, *outcome))
     evidence = host_evidence(one_figure_plan(*HOSTS), host, *metrics, launches=launches, observations=observations)
     return HostView(plan, plan.host(host), evidence, ())
+
+
+def replace_launches(evidence: Evidence, launches: tuple[Launch, ...]) -> Evidence:
+    return replace(evidence, records=tuple(replace(record, launches=launches) for record in evidence.records))
 
 
 def absent(
@@ -142,6 +146,23 @@ def test_failed_stages_inactive_ports_and_stages_without_verbs_need_no_figures()
     assert alone(active=()) == []
     without = builders.with_benchmarks(PLAN, benchmark={"training": {}}, gang={"verbs": CHOSEN})
     assert alone(plan=without) == []
+
+
+@pytest.mark.parametrize("outcome", [("finished", ""), ("failed", "rank 0 ended")])
+@pytest.mark.parametrize("before", [(), (("failed", "rank 0 ended"),), (("finished", ""),)])
+def test_only_the_last_launch_of_the_stage_itself_decides_whether_its_figures_are_required(
+    outcome: tuple[str, str], before: tuple[tuple[str, str], ...]
+) -> None:
+    """`before`: outcomes of earlier launches of the stage. The last launch of the other stage always has the opposite outcome."""
+    opposite = ("failed", "rank 0 ended") if outcome[0] == "finished" else ("finished", "")
+    launches = (
+        *(builders.launch("benchmark", ("h1",), *each) for each in before),
+        builders.launch("benchmark", ("h1",), *outcome),
+        builders.launch("gang", HOSTS, *opposite),
+    )
+    host = view("h1")
+    host = HostView(PLAN, host.host, replace_launches(host.evidence, launches), ())
+    assert bool(list(silent_ports(host))) is (outcome[0] == "finished")
 
 
 def test_port_that_another_stage_measured_is_required_even_if_it_is_not_active() -> None:
