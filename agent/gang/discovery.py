@@ -37,7 +37,10 @@ def discover_members(gang: Gang, timeout_s: float, report: Callable[[str], None]
         GangError: this host is the one that the others connect to, and it cannot listen.
     """
     for host in gang.watchers:
-        report(f"waiting up to {timeout_s:g} s for {len(gang.members) - 1} other hosts to connect to {host}")
+        others = len(gang.members) - 1
+        report(
+            f"waiting up to {timeout_s:g} s for {others} other host{'' if others == 1 else 's'} to connect to {host}"
+        )
         if host == gang.me:
             return _DiscoveryServer(gang).collect(timeout_s)
         if members := _request_members(gang, host, timeout_s):

@@ -98,7 +98,7 @@ class _Passes:
             self._regions[target.path] = (f"{target.work}/{FILE}", step, step)
             if not step:
                 target.problem = target.problem or small_region(
-                    settings["size_bytes"], runner.jobs, target.free, in_pool[target.pool], "directories"
+                    settings["size_bytes"], runner.jobs, target.free, in_pool[target.pool]
                 )
 
     def run(self) -> None:

@@ -56,7 +56,7 @@ class SharedRates:
         size = min(settings["size_bytes"], free // len(self._counts)) // runner.jobs
         if size < fio.SEQUENTIAL_BYTES:
             clients.target.problem = small_region(
-                settings["size_bytes"], runner.jobs, clients.target.free, len(clients.hosts), "hosts"
+                settings["size_bytes"], runner.jobs, clients.target.free, len(clients.hosts)
             )
         self._step_bytes = max(1, size // fio.SEQUENTIAL_BYTES) * fio.SEQUENTIAL_BYTES
 

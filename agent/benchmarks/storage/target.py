@@ -75,14 +75,15 @@ def prepare_targets(context: RankContext, paths: Sequence[str]) -> list[Target]:
     return targets
 
 
-def small_region(size_bytes: int, jobs: int, free: int, users: int, kind: str) -> str:
+def small_region(size_bytes: int, jobs: int, free: int, users: int) -> str:
     """Return why the region of a job is smaller than one block.
 
     Either the profile sets too small a size, or too little space is free for the `users` (directories or hosts) that share it.
     """
     if size_bytes < jobs * fio.SEQUENTIAL_BYTES:
         return f"size_bytes is {size_bytes}, less than 1 MiB for each of {jobs} jobs: increase it in the profile"
-    return f"{free / 1e6:.0f} MB are free, too little for {users} {kind} with {jobs} jobs each: free up space"
+    every = users * jobs
+    return f"{free / 1e6:.0f} MB are free, too little for {every} job{'' if every == 1 else 's'}: free up space"
 
 
 def remove_targets(context: RankContext, targets: Iterable[Target]) -> None:

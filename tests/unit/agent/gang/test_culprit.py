@@ -693,6 +693,13 @@ def test_absent_hosts_are_named_with_those_that_joined() -> None:
     assert culprit_text(snapshot) == "hosts h2, h4: did not join the gang within 20 s; hosts h1, h3 did"
 
 
+def test_host_that_is_not_a_watcher_names_only_hosts_of_which_it_knows_that_they_joined() -> None:
+    """h3 receives statuses only from the watchers h1 and h2. It does not know whether h4 joined."""
+    snapshot = replace(gang_snapshot(hosts=4, ages={"h2": -1, "h4": -1}), began=979.0, timeout_s=1.0)
+    snapshot = replace(snapshot, me="h3", awaited=("h1", "h2"))
+    assert culprit_text(snapshot) == "host h2: did not join the gang within 20 s; hosts h1, h3 did"
+
+
 def test_long_host_lists_are_shortened() -> None:
     text = culprit_text(gang_snapshot(hosts=23, ages={f"h{number}": LOST_STATUS_AGE_S for number in range(4, 24)}))
     assert "h22, h23: no messages" in text, "up to twenty hosts must be listed"
