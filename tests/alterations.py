@@ -9,10 +9,12 @@ makes one change: it removes an element, swaps it with another element of its ki
 of a list or mapping, negates or scales a number, replaces the name of a unit, or changes the day of a time. `ALLOWED` lists the
 alterations after which a run may still be accepted, each with its reason.
 
-To save time, only the host of an altered record and the hosts that launch with it are judged. The statistics of all hosts except
-the host of the altered record are computed once and reused. If the judged hosts are accepted although the change is not allowed
-and alters the content (`_content`), the whole run is judged from files, as `rackproof report` does, and this decision counts. If
-the judged hosts are not accepted, the whole run is judged from files in one case out of CHECKED_FROM_FILES.
+To save time, only the host of an altered record and the hosts that launch with it are judged first. The statistics of all hosts
+except the host of the altered record are computed once and reused. In two cases, the whole run is then judged from files, as
+`rackproof report` does:
+
+- The judged hosts are accepted, the change is not allowed, and it alters the content (`_content`). The second decision counts.
+- The judged hosts are not accepted, in one case out of CHECKED_FROM_FILES. It is a failure if the whole run is accepted.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ CHECKED_FROM_FILES = 500
 """Of the altered runs that `AcceptedRun.quick_decision` does not accept, one in this many is judged from files too."""
 JUDGED_WHOLE = 40
 """In one of this many altered runs, all criteria are applied even if elements of the evidence contradict each other, to check
-that no criterion crashes. In the others, a contradiction makes the decision INCOMPLETE, and no criterion is applied."""
+that no criterion crashes. In the others, a contradiction makes the decision INCOMPLETE before any criterion is applied."""
 PART = 5_000
 """Alterations per task of the process pool."""
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -127,9 +129,8 @@ ALLOWED: Mapping[str, str] = {
     r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have booted at the same time",
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
     r"scale snapshots/preflight before/metrics/host\.uptime/values/host": (
-        "after a division, the uptime rises by more than the wall clock until the next snapshot, as it does if the clock is set "
-        "back during the run; after a multiplication, the next uptime is lower: the judge takes this for a reboot and does not "
-        "accept the run"
+        "after a division, an uptime of a few minutes grows by no more than a correction of the clock explains "
+        "(`CLOCK_TOLERANCE_S`)"
     ),
     r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon may run on one host and not on others",
     r"(negate|scale) snapshots/.*/metrics/host\.ulimit\..*": "only a limit lower than that of the other hosts is a fault",
@@ -140,7 +141,7 @@ ALLOWED: Mapping[str, str] = {
     r"remove observations/collective\..*/params/(algorithm|protocol|transport)": _NCCL,
     r"remove observations/collective\..*/params/moved_bytes": "without it, the judge computes with `size_bytes`",
     r"remove observations/[^/]+/params": _DESCRIBES,
-    r"scale observations/.*\.loss_ratio/value": "a lower ratio means that the network learned more; no datasheet limits how much",
+    r"scale observations/.*\.loss_ratio/value": "a lower ratio means that the network learned more, which is no fault",
     r"scale observations/checkpoint\..*_time/value": "a shorter time means faster storage, which is no fault",
     r"remove observations/.*/params/(size|size_bytes|backend|batch_size|data|dtype|network|optimizer)": _DESCRIBES,
     r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
@@ -252,7 +253,7 @@ class Alteration:
     kind: str
     place: Place
     other: tuple[str, Place] | None = None
-    """Path of the record, and place in it, of the element to swap with."""
+    """The element to swap with: the path of its record, and its place there."""
     seed: int = 0
 
     def __str__(self) -> str:
@@ -471,7 +472,8 @@ class AcceptedRun:
     def outcome(self, alteration: Alteration) -> str:
         """Return the outcome of an alteration: `invalid`, `rejected`, `incomplete`, `accepted`, `allowed` or `without effect`.
 
-        If the altered run is accepted, `allowed` means that the change is allowed, and `accepted` that it is not.
+        An accepted run has the outcome `allowed` if the change is allowed, `without effect` if it does not alter the content, and
+        otherwise `accepted`.
         """
         changed = alteration.apply(self.documents)
         decision = self.quick_decision(changed, whole=alteration.seed % JUDGED_WHOLE == 0)
@@ -637,8 +639,8 @@ class PartReader:
 
 
 _TOKENS = itertools.count(1 << 40)
-"""Numbers for the metrics that PartReader reads. The judge recognizes equal metrics by them (`Metric.token`); without them it is
-slow. They begin high, so that they differ from those that `quick.Reader` assigns to the metrics of the unaltered run."""
+"""Tokens for the metrics that PartReader reads (`Metric.token`). The judge recognizes equal metrics by their tokens, and is slow
+without them. The numbers begin high, so they differ from the tokens that `quick.Reader` assigns in the unaltered run."""
 
 
 def _metric(document: Json) -> Metric | None:

@@ -143,7 +143,7 @@ def inventory(*names: str, **variables: Any) -> dict[str, dict[str, Any]]:
 
 
 SIZES = {"benchmark": [8, 128 << 20, 1 << 30, 8 << 30], "gang": [8, 64 << 20, 1 << 30, 4 << 30]}
-"""Stage -> sizes of the collectives in a plan, in bytes: those of the profile `standard` whose speed a criterion judges."""
+"""Stage -> sizes of the collectives in a plan, in bytes: the smallest and the three largest of the profile `standard`."""
 OPS = {
     "benchmark": ["all_reduce", "all_gather", "broadcast", "gather", "hypercube"],
     "gang": ["all_reduce", "all_to_all"],
@@ -224,7 +224,7 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
 
 @cache  # most tests call it with the same arguments
 def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
-    """Return the readings that the H200 criteria judge, if they are optional or in NEVER_ABSENT.
+    """Return the readings in NEVER_ABSENT, and those that optional H200 criteria judge.
 
     Readings in NEVER_ABSENT have the values given there; all others are unsupported. Readings of BMCs, and those in `exported`,
     which the snapshot already has, are left out.
@@ -357,7 +357,7 @@ def _value(name: str, params: Any) -> Any:
 
 
 def slowed_collective(observation: Observation, *, op: str) -> Observation:
-    """Return the observation; if it is a bandwidth or latency of the collective `op`, with the value for a rate of 1 GB/s."""
+    """Return the observation. A bandwidth or latency of the collective `op` gets the value for a rate of 1 GB/s."""
     if observation.name in (f"collective.{op}.algbw", f"collective.{op}.busbw"):
         return replace(observation, value=1e9)
     if observation.name == f"collective.{op}.latency":
@@ -411,7 +411,7 @@ def evidence(run_plan: Plan) -> dict[str, Evidence]:
 
 
 def with_snapshot(evidence: Evidence, taken: Snapshot) -> Evidence:
-    """Return the evidence with snapshot `taken` in the last record, from which snapshots of the same stage and phase are removed.
+    """Return the evidence with the snapshot `taken` in the last record, in place of any of the same stage and phase.
 
     `taken` becomes the last snapshot of the record, or the last but one if its phase is `during`.
     """

@@ -14,7 +14,7 @@ from tests import ROOT
 # Let Python write bytecode files: otherwise each of the hundreds of processes of the tests compiles the sources again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
-# Limit OpenBLAS to one thread: numpy would start one for each processor, which takes a tenth of the time of `import torch`.
+# Limit OpenBLAS to one thread: by default, `import numpy` starts one for each processor, which takes time.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Limit torch to one thread: more threads would only wait, because several test processes share the processors.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -28,11 +28,11 @@ gc.disable()  # pytest creates little garbage while it collects the tests
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
 SLOWEST_FILES = (
-    # Each of the four workers of `make test` starts with one of the first four files. Of the files that call `install_agent`,
-    # lab/test_resume is the first and installs the agent on a lab host. The others wait for that and copy the installed files.
+    # Each of the four workers of `make test` starts with one of the first four files. lab/test_resume installs the agent on a lab
+    # host. Later files that call `install_agent` wait for this installation and copy the installed files.
     *("lab/test_resume", "unit/fleet/judge/test_alterations", "unit/fleet/records/test_hostile", "browser/test_report"),
     *("lab/test_roles", "lab/test_mpi"),
-    # The files below are not sorted by duration: a worker that finishes one of the long files above gets a short one next.
+    # The files below are not sorted by duration.
     *("lab/test_dashboards", "lab/test_revalidate", "lab/test_acceptance"),
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_parts_over_ssh", "lab/test_hostile_host", "lab/test_strangers"),

@@ -238,9 +238,9 @@ def rejection_reason(plan: dict[str, Any], records: dict[str, bytes], criteria: 
     A run may be accepted only if all of this is true:
 
     - Each record is strict JSON, matches the schema, and names the right run, nonce, host and gang.
-    - Every planned observation was measured. If it was repeated, the last repetition was measured.
+    - Every planned observation was measured. If a record repeats one, its last entry was measured.
     - The last launch of each stage finished. One launch had all hosts of the gang.
-    - All GPUs have the right model. No two GPUs have the same serial or UUID.
+    - All GPUs have the right model. No two GPU slots have the same serial or UUID, and no slot has two of either.
     - Every absolute limit of a criterion is met, and no counter rose by more than its limit.
     - Each GPU has every reading that a criterion needs, and no collector reported an error for such a reading.
 
@@ -633,7 +633,10 @@ def _settings(params: dict[str, Any]) -> dict[str, Any]:
 
 
 def _missing_figures(original: bytes, text: bytes) -> str:
-    """Return an error if the changed record lacks a figure of the original record that `diff` compares; else return ""."""
+    """Return an error if the changed record lacks a measured figure of the original record. Otherwise return an empty string.
+
+    Only the figures in COMPARED_FIGURES matter.
+    """
     before, after = (
         json.loads(each.decode(), object_pairs_hook=_reject_duplicate_keys, parse_constant=_reject_constant)
         for each in (original, text)

@@ -165,5 +165,5 @@ class FakeProc:
         (directory / "stat").write_text(f"{pid} (a ) b (c) {fields}\n")
 
     def path(self, name: str) -> Path:
-        """Return the path in this fake of a path below /proc. Return any other path unchanged."""
+        """Map a path below /proc to this fake /proc. Return any other path unchanged."""
         return self._root / name.removeprefix("/proc/") if name.startswith("/proc/") else Path(name)

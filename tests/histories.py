@@ -1,4 +1,4 @@
-"""Write the history of a simulated fleet with known faults to a history store, without run directories.
+"""Write the history of a simulated fleet with known faults to a history store.
 
     .venv/bin/python -m tests.histories /tmp/fleet --racks 40 --hosts 8 --gpus 8 --months 24
 
@@ -117,7 +117,10 @@ class FleetHistory:
         } | {self._bad_slot}
 
     def _level(self, key: str, sigma: float) -> float:
-        """Return ln(level / average level) for `key`: a GPU, host or rack, and a figure. The first call draws it at random."""
+        """Return ln(level / average level) of a figure. `key` names the GPU, host or rack, and the figure.
+
+        The first call with a key draws the value at random.
+        """
         if key not in self._levels:
             self._levels[key] = self._random.gauss(0, sigma)
         return self._levels[key]

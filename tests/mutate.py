@@ -21,8 +21,8 @@ Not mutated, because no test needs to detect a change:
 - `<`, `<=`, `>` and `>=` if one side is just `time.monotonic()`: to swap `<` and `<=` matters only if both sides are equal, and
   no test can make them equal;
 - the argument `strict=` of `zip`: as long as the code is right, it has no effect;
-- the statements `return False`, `return ""` and `return 0` are not replaced by `return None`: None is false too, and mypy would
-  report it. Instead, the constant is changed (for example to `return True`).
+- `return False`, `return ""` and `return 0` to `return None`: None is false too, and mypy would report the change. Instead, the
+  constant is changed, for example to `return True`.
 """
 
 from __future__ import annotations
@@ -130,8 +130,7 @@ SCOPES = {
     ),
 }  # fmt: skip
 MAX_TEST_CPU_S = 6.0
-"""Limit of CPU time for a test while the lines that it executes are traced. A slower test is not used: it would run for every
-mutant of these lines that no faster test detects."""
+"""Limit of CPU time for a test while the lines that it executes are traced. A slower test is not used."""
 MAX_TEST_WALL_S = 8.0
 """Limit of elapsed time for a test while its lines are traced. A slower test is not used."""
 MAX_EXTRA_S = 15.0

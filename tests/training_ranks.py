@@ -2,7 +2,7 @@
 
 The request (`request.json`: benchmarks and settings) is run as `agent.benchmarks` runs it. All cases run in the same processes,
 because to import torch and to create the process group takes more time than the benchmarks. This module must not import test
-modules: each worker process of the benchmark `dataloader` imports it again, with everything that it imports.
+modules, because each worker process of the benchmark `dataloader` imports this module and all its imports again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def main() -> None:
     """Run the benchmarks that request.json lists, and all cases with injected faults.
 
     For each benchmark that needs the process group, report as `operations` how many collective operations the heartbeat counted.
-    At the end, rank 0 measures torch.compile without the other rank, and writes these observations to the directory `alone`. The
+    At the end, rank 0 measures torch.compile without the other rank. It writes the observations to the directory `alone`. The
     caller has hidden the C++ compiler, so torch.compile fails.
     """
     requested = json.loads(Path("request.json").read_text(encoding="utf-8"))

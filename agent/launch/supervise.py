@@ -244,7 +244,7 @@ def _run(spec: LaunchSpec, monitor: GangMonitor, report: Callable[[str], None]) 
 
 
 def _start(spec: LaunchSpec, log_path: Path) -> subprocess.Popen[bytes]:
-    """Start the launcher under the guard, which kills it when this process ends."""
+    """Start the launcher through the guard, so that the kernel kills it when this process ends."""
     with log_path.open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "agent.launch.guard", "--supervisor", str(os.getpid()), *spec.command.arguments],

@@ -84,7 +84,7 @@ def test_list_filters_by_text_decision_action_and_rack(watched: WatchedPage, fil
     page.keyboard.press("/")
     page.keyboard.type("gemm r01")
     assert hosts_listed(page) == [], (
-        "GEMM is not the most urgent cause of any r01 host, and only that cause is searched"
+        "the search covers only the most urgent cause of a host; in r01, this is never GEMM"
     )
     page.locator("#find").fill("r01-h03-3")
     assert hosts_listed(page) == ["r01-h03"], "the search must find a host by the serial of its GPU"
@@ -335,7 +335,7 @@ def test_screen_reader_finds_landmarks_headings_and_captions(watched: WatchedPag
 def test_axe_finds_nothing_serious(browser: Browser, files: dict[str, Path]) -> None:
     """Axe checks pages only in the light color scheme, because dark pages differ only in their colors.
 
-    It checks the contrast of one page only, because that takes long; other tests check the contrast of most pages (LOW_CONTRAST).
+    Its check of the contrast is slow, so only one page gets it. Other tests check the contrast of most pages (LOW_CONTRAST).
     """
     context = browser.new_context(viewport={"width": 1280, "height": 900}, bypass_csp=True)
     page = context.new_page()

@@ -1,6 +1,7 @@
 """Make readings and figures of a host with two network adapters.
 
-The readings of the optical modules come from captured outputs of ethtool, those of the physical layer from one of mlxlink.
+The readings of the optical modules come from captured outputs of ethtool. Those of the physical layer come from a captured output
+of mlxlink.
 """
 
 from __future__ import annotations

@@ -206,7 +206,7 @@ def lost_supply(resources: Resources) -> Resources:
 
 
 def write_mockup(resources: Mapping[str, Any], directory: Path) -> Path:
-    """Write the resources as a mock-up for `sushy-static`; return the directory that it serves."""
+    """Write the resources as a mock-up, and return the directory that `sushy-static` is to serve."""
     for path, document in resources.items():
         file = directory / path.strip("/") / "index.json"
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -110,10 +110,7 @@ def build_collectors(
 
 
 def catalogue_readings(root: Path) -> dict[str, dict[str, Any]]:
-    """Return reading name -> its unit, help text, labels, flags and bounds.
-
-    The flag `full_only` means that only full snapshots have the reading.
-    """
+    """Return reading name -> its unit, help text, labels, flags and bounds. `full_only`: only full snapshots have the reading."""
     result: dict[str, dict[str, Any]] = {}
     fast = {family.name for collector in build_collectors(root, full_snapshot=False) for family in collector.collect()}
     for family in (family for collector in build_collectors(root) for family in collector.collect()):

@@ -13,10 +13,10 @@ COMMAND = b"module_fqn='ansible.modules.command'"
 
 
 def main():
-    """Replace the program of this process by module_python.py or module_server.py, and let it run the module.
+    """Continue as module_python.py or module_server.py. Both run the module: the first in a fork of the server, the second here.
 
-    module_python.py runs the module in a fork of the server. module_server.py runs it in this process: the module `command`, and
-    a module that Ansible passes in a file (the first argument) instead of on standard input.
+    module_server.py is used for the module `command`, for a program without `module_fqn=`, and for a program that Ansible passes
+    in a file (the first argument).
     """
     in_server = False
     if not sys.argv[1:]:

@@ -13,8 +13,8 @@ def inject_fault(lab: Lab, host: str, text: str) -> None:
     """Make each launcher of ranks on the host run the Python code `text` when it starts. The ranks are forks of the launcher."""
     directory = lab.on(host, *PURELIB).stdout.strip()
     lab.put(host, f"{directory}/fault.py", text)
-    # The guard process, which starts the launcher, has the launcher's module in its arguments too. It must not run the fault, so
-    # the condition checks only the module that this Python process itself runs: the one after the first `-m`.
+    # Every Python process of the agent reads the .pth file, but only a launcher imports the fault. The guard process, which
+    # starts the launcher, also has the launcher's module in its arguments. So the condition checks only the first option `-m`.
     lab.put(
         host,
         f"{directory}/fault.pth",
@@ -34,8 +34,8 @@ def slow(*arguments, **named):
 
 benchmark.build_product = slow
 """
-"""Code for `inject_fault` that is not a fault: it sleeps for 0.1 s before each matrix product. A stress benchmark takes as
-long as without it, but meanwhile other tests can use the CPUs."""
+"""Code for `inject_fault` that is not a fault: it sleeps for 0.1 s before each matrix product. Other tests can use the CPUs
+during this time. A stress benchmark does not take longer."""
 IDLE_WITHOUT_TORCH = """
 import time
 import agent.benchmarks.links.verbs as verbs
@@ -54,4 +54,4 @@ for benchmark in (local_storage, verbs):
     benchmark.run = idle(benchmark.run)
 """
 """Code for `inject_fault` that is not a fault: two benchmarks that need no torch sleep for the planned `seconds`, and then
-measure for only 0.02 s. Meanwhile other tests can use the CPUs. On a host without RDMA ports, `verbs` only sleeps."""
+measure for only 0.02 s. Other tests can use the CPUs while they sleep. On a host without RDMA ports, `verbs` only sleeps."""

@@ -46,7 +46,7 @@ _VARYING_KEYS = frozenset({"run_id", "log_tail", "samples", "stopped"})
 def smallest_profile(seconds: float) -> dict[str, Any]:
     """Return the smallest profile with the stages benchmark and gang. Its ranks do not import torch.
 
-    Importing torch would take 2 s of CPU time. The benchmark stage takes about `2 * seconds` seconds. The inventory must set
+    Importing torch would take 2 s of CPU time. The benchmark stage takes about `seconds` seconds. The inventory must set
     `rackproof_local_storage`.
     """
     storage = {"local_storage": {"ops": ["read"], "seconds": seconds, "size_bytes": 1 << 20, "jobs": 1}}
@@ -62,7 +62,7 @@ def smallest_benchmark_profile() -> dict[str, Any]:
 
 
 def smallest_torch_profile(seconds: float) -> dict[str, Any]:
-    """Return the smallest profile with the stages benchmark and gang whose ranks use torch.
+    """Return the smallest profile whose ranks use torch. It has the stages benchmark and gang.
 
     The benchmark stage takes about `seconds` seconds.
     """
@@ -227,7 +227,7 @@ class Site:
         return endings
 
     def replaced_launches(self, host: str, run_id: str) -> list[str]:
-        """Return the directories on the host with the logs of attempts that a later attempt at the same launch replaced."""
+        """Return the directories of archived logs on the host. Logs are archived when a stage is launched again."""
         return self.lab.on(
             host, "sh", "-c", f"ls -d {STATE}/runs/{run_id}/logs/* 2>/dev/null", check=False
         ).stdout.split()

@@ -6,8 +6,8 @@
 
 One bridge connects the hosts node1 … nodeN (10.77.0.11 …) and a control namespace (10.77.0.2), where the operator's
 programs run. A host sees a copy-on-write view of this machine's root file system, so it has the same programs. Files that
-a host writes disappear when the host ends. A host has its own /dev, /proc, /root, /run, /sys and /tmp. It also sees the Python
-interpreter of the tests and this checkout, even if they are below one of these directories.
+a host writes disappear when the host ends. A host has its own /dev, /proc, /root, /run, /sys and /tmp. It also sees this
+checkout and the Python interpreter of the tests, even if they are below one of these directories.
 Do not change this machine's root file system while a lab runs: what the hosts then see is undefined (overlayfs). To change a
 file of a host, use `put`.
 
@@ -302,8 +302,8 @@ class Lab:
             raise interrupt
 
     def _remove_once(self) -> None:
-        # end_all() may miss processes of the lab: an interrupt may come between the start of a process and its entry in _started
-        # or _inits, and SSH control masters leave their process group. machine.remove() finds them by their network namespace.
+        # end_all() may miss processes of the lab. An interrupt may come before a new process is added to _started or _inits, and
+        # SSH control masters leave their process group. machine.remove() finds these processes by their network namespace.
         processes.end_all(self._started)
         if self._run_directory.name:
             machine.remove(self._run_directory.name)

@@ -19,7 +19,10 @@ Fault = Callable[[Lab, str], AbstractContextManager[None]]
 
 @contextmanager
 def limited(lab: Lab, host: str, rate: str, burst: str = "64kb") -> Iterator[None]:
-    """Limit the rate at which the host sends, except for the first `burst` bytes after a pause. Both are values for `tc`."""
+    """Limit the rate at which the host sends. After a pause, the first `burst` bytes are not limited.
+
+    `rate` and `burst` are values for `tc`.
+    """
     qdisc = ("dev", "eth0", "root", "tbf")
     lab.on(host, "tc", "qdisc", "add", *qdisc, "rate", rate, "burst", burst, "latency", "100ms")
     try:

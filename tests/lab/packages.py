@@ -69,9 +69,9 @@ class Package:
 
 
 def recorded(name: str) -> Iterator[Package]:
-    """Yield the packages in RECORD under `name` (a distribution, or `container_toolkit`), each in every version.
+    """Yield every version of the packages in RECORD under `name` (a distribution, or `container_toolkit`).
 
-    A package whose entry has `from: 580` exists in the driver branches 580 and later; with `only: 570`, only in branch 570.
+    A package with `from: 580` exists only in driver branch 580 and later. A package with `only: 570` exists only in branch 570.
     """
     record: dict[str, Any] = yaml.safe_load(RECORD.read_text())[name]
     for version in record["versions"]:
@@ -164,8 +164,8 @@ def _deb(directory: Path, package: Package, architecture: str) -> str:
 def dnf_repository(directory: Path, packages: Iterable[Package], key: Key, streams: Mapping[str, str]) -> None:
     """Create a dnf repository with its public key in `key.asc`.
 
-    `streams` maps each stream of the dnf module `nvidia-driver` to the prefix of the package versions in the stream. If it is
-    empty, only the index is signed, not the packages, as in NVIDIA's repository of the container toolkit.
+    `streams` maps each stream of the dnf module `nvidia-driver` to the prefix of the package versions in the stream. If
+    `streams` is empty, only the index is signed, as in NVIDIA's repository of the container toolkit.
     """
     directory.mkdir(parents=True)
     packages = list(packages)

@@ -77,7 +77,7 @@ def _show(error: Exception, *outputs: str | bytes | None) -> None:
 
 
 def kill_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Send a signal to the process group of a process that was started with `start_new_session`, and so leads its group."""
+    """Send a signal to the process group of a process that was started with `start_new_session`."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)
 

@@ -27,9 +27,10 @@ from .lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS
 
 READY_SECONDS = 30.0
 BASE, PACKAGES = "/usr/local/lib/lab-base", "/usr/local/lib/lab-packages"
-"""Mount points in the host for the Python installation and the site-packages of the tests. Their paths on this machine may be
-below /root or /tmp. A service of the host might not reach them there: it may have a private /tmp and run as a user other than
-root."""
+"""Mount points in the host for the Python installation and the site-packages of the tests.
+
+On this machine, the two directories may be below /root or /tmp. A service of the host may have a private /tmp, or may run as
+a user who cannot read /root."""
 # Start the host in its own mount namespace and in its own control groups: the systemd of the host creates groups below these.
 START = """
 set -e

@@ -173,7 +173,7 @@ def test_no_process_remains_after_the_run(site: Site, accepted: Run) -> None:
     assert {host: site.lab.on(host, *pgrep, check=False).stdout for host in HOSTS} == dict.fromkeys(HOSTS, "")
 
 
-def test_nonce_of_the_run_is_in_no_command_line_log_or_output(site: Site, accepted: Watched) -> None:
+def test_run_does_not_leak_its_nonce(site: Site, accepted: Watched) -> None:
     nonce = json.loads((accepted.directory / "plan.json").read_text())["nonce"]
     assert any("agent.benchmarks.rendezvous" in line for line in accepted.arguments)
     assert nonce not in "\n".join([accepted.output, *accepted.arguments])

@@ -27,7 +27,7 @@ from tests.lab.lab import Lab
 HOSTS = ("node1", "node2", "node3")
 KILLED, FAULTY = "node2", "node3"
 SOAK_S = 30
-"""Duration of the soak in seconds. It is long enough for a second round even on two busy processors, because the fixture `burnin`
+"""Duration of the soak in seconds. It must be long enough for a second round, even on two busy processors: the fixture `burnin`
 kills a supervisor in a round after the first one."""
 PROFILE = {
     "schema": "rackproof.profile/1",
@@ -109,7 +109,7 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
     profile = directory / "soak.yml"
     profile.write_text(yaml.safe_dump(PROFILE))
     variables: dict[str, Any] = {"rackproof_soak_profile": str(profile), "rackproof_soak_duration": f"{SOAK_S}s"}
-    # Skip the tag `install`, because install_agent installs the agent, and the tag `configure`, which starts the exporter.
+    # The tag `install` is skipped: install_agent installs the agent. The tag `configure` is skipped: it would start the exporter.
     variables["tags"] = "run,report"
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
         install_agent(lab, agent_archive)

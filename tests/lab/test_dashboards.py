@@ -1,7 +1,8 @@
 """Test every query of every dashboard with a real Prometheus that scrapes the real exporters of three hosts, one of them faulty.
 
-The exporters read a fake NVML, a fake /sys and a fake kernel log, and the progress of a run that `LivePublisher` of the agent
-publishes. The Prometheus rules are those of the product, with times of ten minutes and one hour shortened to four seconds.
+The exporters read a fake NVML, a fake /sys and a fake kernel log. They also read the progress of a run, which the agent's
+`LivePublisher` publishes. The Prometheus rules are those of the product, with times of ten minutes and one hour shortened to four
+seconds.
 """
 
 from __future__ import annotations
@@ -161,7 +162,7 @@ def export(directory: Path, library: Path, port: int) -> subprocess.Popen[str]:
 
 
 def publish_run(directory: Path, plan: Any, host: str) -> LivePublisher:
-    """Publish the run on a host. Its gang stage (launches of several hosts) has finished, and its benchmark stage is running."""
+    """Publish the run of a host. The gang stage (launches of several hosts) has finished, and the benchmark stage runs."""
     run = HostRun.begin(directory / "state" / "runs" / plan.run_id, host, json.dumps(to_json(plan)))
     run.append(launches=[builders.launch("preflight", (host,)), builders.launch("gang", HOSTS)])
     work = run.directory / "work"

@@ -99,7 +99,7 @@ class Limit:
 
         The kernel kills the process with the highest score: oom_score_adj plus the share of the group's memory in thousandths.
         The oom_score_adj of the victim is 1000, that of the started process 700. A launcher in the group must survive. Its score
-        is only its share, at most 600.
+        is only its share, which stays below 700.
         """
         self.set(self.used() + 64_000_000)
         hog = f"echo 1000 >/proc/{victim}/oom_score_adj; echo 700 >/proc/self/oom_score_adj; echo $$ >{self.path}/cgroup.procs"
@@ -209,8 +209,8 @@ if sys.orig_argv[2] == "agent.benchmarks.rendezvous":
 
     collective._sample = lambda *arguments: threading.Event().wait()
 """
-"""Code for `inject_fault` that is not a fault: the collectives of the host do not end. So the gang is still in the phase
-`collective` when the fault is injected."""
+"""Code that makes the collectives of a host endless. So the gang is still in the phase `collective` when the host's fault is
+injected."""
 CLOCK_AHEAD = "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
 
 

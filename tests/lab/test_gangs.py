@@ -34,8 +34,8 @@ STATE = "/var/lib/rackproof/runs"
 PAIRS = {"pairs": {"size_bytes": 1 << 20, "seconds": 0.2}}
 healthy, slow = partial(links.limited, rate="200mbit"), partial(links.limited, rate="10mbit", burst="4kb")
 """Healthy and slow links both have a rate limit. Without a limit, the rates of transfers vary tenfold on busy processors; with
-a limit they vary little. The burst of the slow link is small, because its rate is not limited. A larger burst could contain a
-whole exchange with which the benchmark `pairs` measures the bandwidth (at least 32 KiB)."""
+a limit they vary little. The slow link has a small burst, because the rate limit does not apply to a burst. The benchmark `pairs`
+measures the bandwidth with exchanges of at least 32 KiB. With a larger burst, a whole exchange could be fast."""
 lossy = partial(links.lossy, lost=0.15)
 """The lossy link loses one frame per 10 kB. In a measurement, none of 30 exchanges of 32 KiB was faster than 0.14 MB/s. With
 `lost=0.05` (one frame per 30 kB), two of 30 exchanges were fast (1.7 and 9.9 MB/s) because TCP recovered quickly; all others were

@@ -164,7 +164,8 @@ def test_files_that_a_host_writes_are_visible_only_on_this_host(three_hosts: Lab
         assert three_hosts.on("node1", "test", "-e", hidden, check=False).returncode == 1, hidden
 
 
-def test_host_sees_only_its_own_processes_can_import_pytest_and_cannot_set_sysctls(three_hosts: Lab) -> None:
+def test_host_sees_only_its_own_processes_and_cannot_set_sysctls(three_hosts: Lab) -> None:
+    """The import of pytest shows that hosts have the Python packages of the tests."""
     pids = three_hosts.on(
         "node3", sys.executable, "-c", "import os, pytest; print(*filter(str.isdigit, os.listdir('/proc')))"
     )
@@ -405,7 +406,7 @@ def test_missing_requirements_are_reported(tmp_path: Path, monkeypatch: pytest.M
     assert machine.requirements_missing()[0] == "root (run the tests with sudo)"
 
 
-def test_directories_outside_the_root_overlay_are_private_or_on_another_file_system(tmp_path: Path) -> None:
+def test_private_directories_are_outside_the_root_overlay(tmp_path: Path) -> None:
     """`inner` is left out, because it is below `tmp_path`, which is returned."""
     inner = tmp_path / "inner"
     inner.mkdir()

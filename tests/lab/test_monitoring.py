@@ -64,9 +64,10 @@ class Control:
         return {"existing": ("prometheus", variables), "run": ("prometheus", run), "verdicts": ("verdicts", verdicts)}
 
     def play(self, *names: str, options: tuple[str, ...] = ()) -> list[dict[str, int]]:
-        """Run these plays in order; return name of the play -> number of changed tasks.
+        """Run these plays in order, and return how many tasks of each play changed something.
 
-        `names` may repeat a sequence of plays. The returned list has one dictionary for each repetition.
+        `names` is a sequence of plays, or several repetitions of it. The returned list has one dictionary for each repetition.
+        The dictionary maps the name of a play to the number of its changed tasks.
         """
         inventory = self.directory / "inventory.yml"
         local = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}

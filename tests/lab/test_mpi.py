@@ -1,6 +1,6 @@
 """Test mpirun (Open MPI) on two hosts, as an unprivileged user and over SSH on port 2222.
 
-Except for measured values, the records of a launch with mpirun must equal those of the same launch with torchrun.
+A launch with mpirun must give the same `comparable_results` as the same launch with torchrun.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def comparable_results(lab: Lab, plan: Plan) -> Any:
 
 @pytest.fixture(scope="module")
 def by_torchrun(lab: Lab) -> Any:
-    """Run the same launch with torchrun, which `rackproof launch` starts on each host; return its `comparable_results`."""
+    """Run the launch with torchrun, which `rackproof launch` starts on each host. Return the `comparable_results`."""
     plan = plan_of(lab, "torchrun")
 
     def launch(host: str) -> None:

@@ -1,5 +1,5 @@
 """Test one run over real SSH with these faults: a missing memory module, an old driver, parts that BMCs report as faulty or
-exchanged, a benchmark that fails, and an unreachable host. The run must not write a secret to a file, output or command line.
+exchanged, a benchmark that fails, and an unreachable host. No secret may be in an output, log, result or command line.
 
 The NVML library, the SMBIOS tables and the BMCs are fakes; the collectors that read them are real. Slow, full, hanging and
 corrupt file systems are tested by `make test-storage`.
@@ -108,7 +108,7 @@ def prepare(lab: Lab, library: Path) -> None:
         write(lab, host, f"/usr/lib/{nvml.LIBRARY}", library.read_bytes())
         setting = f"SetEnv RACKPROOF_NVML_SCENARIO={SCENARIO}"
         lab.on(host, "sh", "-c", f"echo '{setting}' >>/etc/ssh/sshd_config; kill -HUP $(pgrep -o sshd)")
-        # Hide the CPU flag `hypervisor`: if this machine is virtual, the collector would read no memory modules.
+        # Hide the CPU flag `hypervisor`: on a host with this flag, the collector reads no memory modules.
         physical = "sed 's/ hypervisor//' /proc/cpuinfo >/run/cpuinfo && mount --bind /run/cpuinfo /proc/cpuinfo"
         lab.on(host, "sh", "-c", physical)
         lab.on(host, "sh", "-c", f"mount -t tmpfs tmpfs /sys/firmware && mkdir -p {Path('/', dmi.TABLE).parent}")

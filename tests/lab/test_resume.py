@@ -98,7 +98,7 @@ ON_CONTROL_NODE = ("", "set_fact", "debug", "assert", "include_tasks", "group_by
 
 
 def modules_of(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the name of each task in a task file of a role, as Ansible shows it, and its module."""
+    """Yield (name, module) for each task in a task file of a role. The name is the one in Ansible's output."""
     tasks = yaml.safe_load(path.read_text())
     for task in tasks:
         tasks += task.get("block", []) + task.get("rescue", [])
@@ -140,7 +140,7 @@ def write_partial_files(run: Path) -> None:
 
 
 TRAINING = {"max_steps": 2, "batch_size": 8, "data_directories": []}
-"""Settings of a training that uses synthetic images even if the hosts have Fashion-MNIST, which has six times as many images."""
+"""Settings of a short training. Without data directories it uses synthetic images, a sixth as many as Fashion-MNIST has."""
 STUDY = {
     "schema": "rackproof.profile/1",
     "summary": "the smallest study with two launches",
@@ -206,11 +206,13 @@ def test_resumed_study_measures_no_cell_twice(site: Site) -> None:
     assert "2 of 3 cells were measured, 1 skipped." in output
 
 
-def test_second_operator_cannot_use_a_locked_run_or_a_held_host_and_stop_ends_only_the_named_run(site: Site) -> None:
-    """While the run `first` measures, a second operator starts four playbooks.
+def test_second_operator_cannot_use_a_locked_run_or_a_held_host(site: Site) -> None:
+    """While the run `first` measures, a second operator starts four playbooks:
 
-    They are: the run `first` again (rejected), playbooks/stop.yml for the run `other` (rejected), the run `second` (gets only
-    taken_host, because of rackproof_take_over), and playbooks/stop.yml for the run `first` (ends its stage on kept_host).
+    - inspect.yml for the run `first`: rejected, because the run is locked.
+    - stop.yml for the run `other`: rejected, because the run `first` holds the host.
+    - inspect.yml for the run `second`: gets only taken_host, for which rackproof_take_over is set.
+    - stop.yml for the run `first`: ends the stage on kept_host.
     """
     (kept_host, taken_host), stopping = HOSTS, {"only": [HOSTS[0]], "rackproof_gang": "none"}
     attempt = start_measuring(site, "first")

@@ -1,5 +1,4 @@
-"""Test acceptance and re-validation of a rack over real SSH. The last tests run the command of the systemd service that a timer
-starts, with a fake Slurm.
+"""Test acceptance and re-validation of a rack over real SSH. The last tests run the command that a systemd timer would start.
 
 The simulated maintenance slows the link of one host and replaces one GPU. A fake NVML in /usr/lib gives each host GPUs with
 serials; the benchmarks run on the CPU.
@@ -32,8 +31,8 @@ ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
 SLOW, SWAPPED = "node2", "node3"
 RATE, SLOW_RATE = "100mbit", "8mbit"
-"""RATE: limit of every link, except that after the maintenance the link of SLOW has the limit SLOW_RATE. The hosts can send
-faster than both limits even if their CPUs are busy, so the measured rates hardly vary."""
+"""Each host sends at most at RATE. After the maintenance, SLOW sends at most at SLOW_RATE. The limits are so low that busy CPUs
+hardly change the measured rates."""
 NEW_SERIAL = "1659999999999"
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
 RACKPROOF = (sys.executable, ROOT / "rackproof")
@@ -51,7 +50,7 @@ def small_profile(stage: str, benchmark: str, **settings: Any) -> dict[str, Any]
 
 GANG_PROFILE = small_profile("gang", "pairs", size_bytes=131072, seconds=2.0)
 HOST_PROFILE = small_profile("benchmark", "verbs")
-"""The ranks do not import torch. Without RDMA ports, the only measured value is `benchmark.duration`."""
+"""The ranks do not import torch. On hosts without RDMA ports, `benchmark.duration` is the only measured value."""
 MEASURING = "--tags=run,report"
 """Option with which a playbook only tests the hosts and writes the report. It does not install the agent or start exporters."""
 
@@ -172,7 +171,7 @@ def test_revalidation_states_its_reason(site: Site, revalidated: dict[str, Any])
 
 
 def test_only_the_slow_link_and_the_replaced_gpu_are_reported(site: Site, revalidated: dict[str, Any]) -> None:
-    """`rackproof diff` of the two runs, and the report (which compares with the baseline), list exactly these changes."""
+    """`rackproof diff` compares the two runs; the report compares the second run with the baseline. Both find these changes."""
     done = site.rackproof("diff", site.runs / "accepted", site.runs / "after", "--json")
     assert done.returncode == 1
     for changes in (json.loads(done.stdout)["changes"], revalidated["changes"]):
@@ -185,7 +184,7 @@ def test_only_the_slow_link_and_the_replaced_gpu_are_reported(site: Site, revali
     assert revalidated["decision"] == "rejected"
 
 
-# --- re-validation by a timer: node1 is the control node of node2 and node3, whose jobs a fake Slurm schedules
+# --- re-validation by a timer: node1 is the control node of node2 and node3. A fake Slurm reports a job on node3.
 
 
 SLURM = """#!/bin/sh

@@ -32,7 +32,7 @@ RELEASES = {
 }
 """Host -> content of /etc/os-release. All other system files are those of this machine, with real apt and dnf."""
 # Make a lab host look freshly installed: remove container runtimes, NVIDIA's programs and package sources. Create directories
-# that are missing if this machine is a container, and fakes of the programs that rebuild the initramfs, which log their calls.
+# that a container lacks. Install fakes of update-initramfs and dracut that log their calls.
 BARE = """
 rm -rf /etc/apt/sources.list /etc/apt/sources.list.d /etc/docker /etc/cdi
 for program in docker podman containerd nerdctl nvidia-smi nvidia-ctk; do rm -f /usr/local/bin/$program /usr/bin/$program; done
@@ -111,7 +111,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 
 
 def mirror(directory: Path, key: packages.Key) -> None:
-    """Create repositories of fake packages in the layout of NVIDIA's repositories, as a mirror of an air-gapped site has them."""
+    """Create repositories of fake packages in the layout of NVIDIA's repositories."""
     for name in ("debian12", "ubuntu2404"):
         drivers = [*packages.recorded(name), packages.headers("linux-headers-")]
         packages.apt_repository(directory / name, drivers, key)
@@ -171,7 +171,7 @@ Files = Mapping[str, str | None]
 
 @dataclass(frozen=True)
 class Probe:
-    """The output of files/probe.py of a role: facts, and problems that each begin with what is wanted."""
+    """The output of files/probe.py of a role: facts, and problems. A problem states what is wanted and what was found."""
 
     facts: dict[str, Any]
     problems: list[str]
@@ -506,7 +506,7 @@ def test_driver_and_toolkit_are_installed_in_the_wanted_version(
         assert "libcuda.so.580.126.20" in site.lab.on(host, "cat", "/etc/cdi/nvidia.yaml").stdout
 
 
-def test_second_run_changes_nothing_and_nvidia_driver_serial_is_the_number_of_hosts_per_batch(
+def test_second_run_changes_nothing_and_uses_the_given_batch_size(
     site: Site, installed: subprocess.CompletedProcess[str]
 ) -> None:
     again = site.install(nvidia_driver_serial=2)
@@ -577,13 +577,11 @@ def test_driver_in_use_is_not_changed_and_fabric_manager_gets_the_version_of_the
 # --- teardown
 
 
-def test_teardown_removes_an_agent_that_cannot_run_unless_it_may_have_started_processes(
-    site: Site,
-) -> None:
-    """On every host `rackproof stop` fails, as if pynvml were missing, so teardown cannot end processes.
+def test_teardown_keeps_a_broken_agent_that_may_have_started_processes(site: Site) -> None:
+    """On every host `rackproof stop` fails, so teardown cannot end processes of the agent.
 
-    The agent may have started processes on node1, where it was installed completely, and on node2, which a run holds. So teardown
-    fails on both and keeps the agent.
+    On node1 the installation was complete (installed-x), and on node2 a run holds the host (lease.json). On both, the agent may
+    have started processes, so teardown fails and keeps it. On node3 teardown removes the agent.
     """
     message = "rackproof stop: pynvml is not installed for /opt/rackproof/bin/python: use the Python"
     for host in RELEASES:
@@ -658,7 +656,8 @@ class Service:
 def changed_files(host: SystemdHost, since: float) -> set[str]:
     """Return the files that were written (`PATH ATTRIBUTES`) or removed (`lacks PATH`) on the host since that time.
 
-    The host sees a copy-on-write view of this machine's files, so files that changed on this machine since then do not count.
+    The host sees a copy-on-write view of this machine's files, so changes of this machine also appear on the host. They do not
+    count.
     """
     changed = ("find", *DIRECTORIES, "-xdev", "-newerct", f"@{since}", "(", *FIND_FORMAT, ")")
     attributes = dict(line.split("\t") for line in host.on(*changed, check=False).stdout.splitlines())
@@ -686,7 +685,10 @@ def attributes_here(path: str) -> str:
 
 
 def removed(host: SystemdHost, directory: str, since: float) -> set[str]:
-    """Return the files of a directory that the host lacks, but that this machine has and has not changed since that time."""
+    """Return the files of a directory that exist on this machine but not on the host.
+
+    Files that changed on this machine since that time do not count.
+    """
     here = {str(path) for path in Path(directory).iterdir()} if Path(directory).is_dir() else set()
     on_host = host.on("find", directory, "-mindepth", "1", "-maxdepth", "1").stdout.splitlines() if here else []
     return {path for path in here.difference(on_host) if not changed_here(path, since) and not UNRELATED.match(path)}

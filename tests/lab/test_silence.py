@@ -1,4 +1,4 @@
-"""Test that the cause is reported before torch times out if a gang (the hosts of one multi-node launch) fails or hangs.
+"""Test a gang (the hosts of one multi-node launch) that fails or hangs: the cause is reported before torch times out.
 
 Real supervisors (each watches the ranks of its host), torchrun and gloo run on three lab hosts.
 """
@@ -37,12 +37,12 @@ STAGE = {
     },
 }
 DURING = "collective all_reduce in_place 8 B"
-"""Phase of every rank when a test injects a fault, unless the test injects it before the ranks measure."""
+"""Phase of every rank when a test injects a fault into running measurements."""
 STATE = "/var/lib/rackproof/runs"
 BUSY_S = 30.0
-"""Seconds within which the cause must be reported, even if the CPUs are busy. If they are idle, it takes up to 15 s.
+"""Seconds within which the cause must be reported, even if the CPUs are busy.
 
-The tests print the actual time."""
+The tests print the actual time. On idle CPUs it is at most 15 s."""
 GONE_S = 8.0
 """Seconds within which the last process of Rackproof must end, after the launch is recorded."""
 
@@ -143,9 +143,9 @@ class Gang:
         return self.lab.on(host, "pgrep", "-af", processes.AGENT, check=False).stdout
 
     def check_no_processes(self, hosts: tuple[str, ...]) -> None:
-        """Check that within GONE_S no process of Rackproof runs on `hosts`.
+        """Wait until no process of Rackproof runs on `hosts`; fail after GONE_S seconds.
 
-        The processes need this time because a supervisor exits only after it wrote its record.
+        The wait is needed because a supervisor writes its record before it exits.
         """
         deadline = time.monotonic() + GONE_S
         while (
@@ -259,7 +259,7 @@ def test_torch_that_cannot_be_imported_is_reported(lab: Lab) -> None:
 def test_missing_interface_is_attributed_to_the_hosts_without_it_and_not_to_devices(
     lab: Lab, misconfigured: tuple[str, ...]
 ) -> None:
-    """On the hosts in `misconfigured`, GLOO_SOCKET_IFNAME is an interface that does not exist; on the other host it is not set.
+    """On the hosts in `misconfigured`, GLOO_SOCKET_IFNAME names an interface that does not exist. Elsewhere it is not set.
 
     The option `--interface` is empty, and all hosts resolve their own names to 127.0.1.1.
     """
@@ -279,9 +279,10 @@ def test_missing_interface_is_attributed_to_the_hosts_without_it_and_not_to_devi
 
 
 def test_launcher_killed_before_its_ranks_start_is_reported(lab: Lab) -> None:
-    """No rank starts, because node2 does not join. The launcher of node1 serves the TCPStore, so the launcher of node3 exits too.
+    """No rank starts, because node2 does not join.
 
-    The reported cause is the launcher of node1.
+    The test kills the launcher of node1, which serves the TCPStore. Therefore the launcher of node3 exits too. The reported cause
+    is the launcher of node1.
     """
     gang = Gang(lab, "early")
     present = ("node1", "node3")

@@ -1,4 +1,4 @@
-"""Test a real Slurm on two lab hosts: a job that tests the nodes it runs on, and the prolog that drains a faulty node."""
+"""Test Rackproof with a real Slurm on two lab hosts: a job tests the nodes it runs on, and the prolog drains a faulty node."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ print("done")
 class FinishingGang(Gang):
     """A launch with one rank per host, whose benchmark ends after `seconds`.
 
-    `admit` is the value of `--admit`: `anyone` or only `members` can connect to the ports of the launch.
+    `admit` is the value of `--admit`: who can connect to the ports of the launch, `anyone` or `members`.
     """
 
     ranks = {host: (rank,) for rank, host in enumerate(HOSTS)}  # noqa: RUF012
@@ -196,7 +196,7 @@ def test_gang_listens_only_on_the_fabric_and_survives_nonsense(lab: Lab, foreign
     gang.check_finished()
 
 
-def test_only_members_are_admitted_and_a_killed_supervisor_leaves_no_process_no_listener_and_no_nft_rule(
+def test_only_members_are_admitted_and_a_killed_supervisor_leaves_nothing_behind(
     lab: Lab, foreign_machines: ForeignMachines
 ) -> None:
     gang = start_gang(lab, "members", HOSTS, LONG_SECONDS)

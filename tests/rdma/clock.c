@@ -2,13 +2,12 @@
  *
  * perftest (the RDMA benchmarks ib_write_bw and others) measures time with the cycle counter of the processor. It calibrates the
  * counter against gettimeofday in 200 intervals of 0.1 to 2 ms. An emulated processor may stop for longer than that, while it
- * waits for a processor of the real machine. Then the calibration fails, or its result is several times too high or too low, and
- * so is every bandwidth.
+ * waits for a processor of the real machine. Then the calibration fails, or its result is several times too high or too low. A
+ * wrong result makes every bandwidth wrong.
  *
- * With this library, the counter counts nanoseconds, and gettimeofday returns the same time. This time advances with the kernel's
- * monotonic clock, but skips long pauses during a calibration: if one of two successive readings is a call of gettimeofday, at
- * most CAP_NS nanoseconds count between them. Between two successive readings of the counter, as around a measurement, all the
- * time counts.
+ * With this library, the counter counts nanoseconds, and gettimeofday returns the same time. This time follows the kernel's
+ * monotonic clock, but skips long pauses during a calibration: between a call of gettimeofday and the reading before or after it,
+ * at most CAP_NS nanoseconds count. Between two readings of the counter, as around a measurement, all time counts.
  *
  * prctl(PR_SET_TSC) makes the instruction that reads the counter (rdtsc) raise SIGSEGV. The signal handler then returns the time.
  */

@@ -198,7 +198,7 @@ class Machines:
 
 
 def _tap(number: int, rail: int) -> str:
-    """Return the name of the tap interface of port ethRAIL of machine `number`, until a switch renames it. Rail 0: management."""
+    """Return the name that QEMU gives the tap interface of port ethRAIL of machine `number`. Rail 0 is the management port."""
     return f"rp{os.getpid()}-{number}-{rail}"
 
 

@@ -42,8 +42,8 @@ LIMIT_S, LLDP_S, ATTEMPTS = 1500.0, 60, 3
 """LIMIT_S: seconds within which the machines must finish their commands. LLDP_S: seconds within which lldpd must show a new
 neighbour. ATTEMPTS: maximum number of runs in one test (see NOT_CALIBRATED)."""
 NOT_CALIBRATED = "verbs.bandwidth is 0"
-"""Part of a verdict's reason after which the run is repeated. perftest reports a bandwidth of 0 if it could not calibrate the
-cycle counter, because the emulated machine was interrupted."""
+"""If the reason of a verdict contains this text, the run is repeated. perftest reports a bandwidth of 0 if it could not calibrate
+the cycle counter (see clock.c)."""
 STATED_RATE, SET_RATE = 2.5e9, PORT_KBITS * 1e3
 """Rate of each port in bit/s: as Soft-RoCE reports it, and as tc sets it."""
 REPLACED = (

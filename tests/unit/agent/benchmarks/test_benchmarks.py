@@ -124,7 +124,7 @@ def observations(work: Path) -> list[Observation]:
 
 
 def check_every_output_once(settings: dict[str, dict[str, Any]], measured: list[Observation]) -> None:
-    """Check that each output of the benchmarks in `settings` is observed once per device or, if its scope is the host, once."""
+    """Check that each output with the scope `device` is observed once per device, and each other output once per host."""
     for name, chosen in settings.items():
         for expected in expand("benchmark", name, chosen, "cpu"):
             scopes = [
@@ -225,7 +225,7 @@ def test_size_beyond_the_memory_is_an_error_and_other_sizes_are_measured(tmp_pat
     assert sizes == {8}
 
 
-def test_command_line_runs_selected_benchmarks_without_training(tmp_path: Path) -> None:
+def test_validation_only_skips_a_selected_training(tmp_path: Path) -> None:
     output = run_forked(
         tmp_path, None, "--only", "training", "kernel_launch", "--validation-only", "--results", str(tmp_path / "kept")
     )
@@ -364,7 +364,7 @@ def test_invalid_idx_file_is_refused(tmp_path: Path, content: bytes) -> None:
         datasets.read_idx(path)
 
 
-def test_cifar_10_without_training_files_is_refused_with_its_directory(tmp_path: Path) -> None:
+def test_cifar_10_without_training_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "cifar-10-batches-bin").mkdir()
     with pytest.raises(FileNotFoundError, match=r"cifar-10-batches-bin: no data_batch_\*\.bin in it"):
         datasets._cifar_10(tmp_path / "cifar-10-batches-bin")

@@ -79,7 +79,6 @@ def test_healthy_hosts_start_at_the_same_moment(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("hung", HOSTS)
 def test_every_rank_of_the_other_hosts_names_the_hung_host(tmp_path: Path, hung: str) -> None:
-    """The reason names only the hung host, not the host of the rank that reports the reason."""
     began = time.monotonic()
     outcomes = agree(tmp_path, hung=hung, ranks=2)
     assert len(outcomes) == 6
@@ -110,9 +109,9 @@ def test_hung_first_rank_is_reported_by_the_other_ranks_of_its_host(tmp_path: Pa
         CommonStart(context, HOSTS).agree("step")
 
 
-def test_host_that_hangs_between_two_clock_questions_does_not_delay_the_answers_to_other_hosts(tmp_path: Path) -> None:
+def test_host_that_stops_asking_for_the_time_does_not_block_the_other_hosts(tmp_path: Path) -> None:
     store = HashStore()
-    store.set("name/clock/1/ask/0", "now")  # the first question of host 1; it never asks the second
+    store.set("name/clock/1/ask/0", "now")  # host 1 asks for the time once, then hangs
 
     def host(node: int) -> RankContext:
         return RankContext(

@@ -109,7 +109,8 @@ def test_copy_that_is_always_wrong_is_counted(tmp_path: Path, monkeypatch: pytes
     assert mismatches.value == mismatches.params["repetitions"] == 5
 
 
-def test_copied_words_differ_so_that_a_skipped_copy_is_found() -> None:
+def test_successive_copies_differ_in_every_bit() -> None:
+    """Otherwise a copy that the device skips could remain undetected."""
     computation = digest_workloads._copy(16, CPU)
     assert computation.expected is not None
     assert torch.equal(computation.compute(), computation.expected)
@@ -198,7 +199,7 @@ def test_wrong_copy_names_both_devices(tmp_path: Path, monkeypatch: pytest.Monke
     assert by_scope["gpu=2,peer=0"].value == by_scope["gpu=2,peer=0"].params["repetitions"]
 
 
-def test_copy_to_a_lost_peer_is_skipped_and_a_single_gpu_or_cpus_have_no_peer_copies(tmp_path: Path) -> None:
+def test_peer_copies_need_a_second_gpu_that_is_not_lost(tmp_path: Path) -> None:
     rank = context(tmp_path, ranks=2)
     rank.kind, rank.lost = "gpu", {1: "gone"}
     digest.run(rank, {**SETTINGS, "peer_copies": ["round_trip"]})

@@ -94,9 +94,7 @@ def test_reason_is_one_short_line_without_control_characters() -> None:
     assert len(reason) <= 400
 
 
-def test_fio_leaves_no_state_of_a_verification_in_its_current_directory(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fio_leaves_no_verify_state_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     item = fio.FioPass(name="random write", op="write", pattern="random", seconds=0.1, verify=True)
     arguments = item.arguments("data", engine="psync", direct=False, jobs=1, size_bytes=1 << 20, step_bytes=1 << 20)

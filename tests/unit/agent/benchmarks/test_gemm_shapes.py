@@ -73,10 +73,8 @@ def test_a_single_wrong_element_of_a_long_row_is_found(dtype: str, change: str) 
 
 
 @pytest.mark.parametrize("wrong_at", [0, 1, 12])
-def test_product_with_a_wrong_last_bit_is_counted_unless_the_next_product_replaces_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int
-) -> None:
-    """The wrong product is number 0 (the first), 1 (a timed one) or 12 (one after the timing)."""
+def test_last_bits_of_products_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong_at: int) -> None:
+    """Product `wrong_at` has a wrong last bit. Product 0 is the first, products 1 to 5 are timed, products 6 to 13 follow."""
     build = gemm_shapes.build
 
     def build_wrong(*arguments: Any, **options: Any) -> Any:
@@ -99,8 +97,8 @@ def test_product_with_a_wrong_last_bit_is_counted_unless_the_next_product_replac
     )
     gemm_shapes.run(rank, {**SETTINGS, "dtypes": ["fp32"]})
     (count,) = (item.value for item in rank.observations if item.name == "gemm_shapes.wrong_products")
-    # The check of product 0 tolerates a wrong last bit, so the 9 later products that differ from product 0 are counted instead.
-    # Product 1 is replaced before the products are compared.
+    # Products 5 to 13 are compared with product 0. If product 0 is wrong, all 9 differ from it and count as wrong.
+    # Product 1 is not compared.
     assert count == {0: 9, 1: 0, 12: 1}[wrong_at]
 
 
@@ -125,7 +123,7 @@ def test_wrong_product_is_reported_even_if_the_device_fails_later(
     }
 
 
-def test_pack_whose_gpu_lacks_a_data_type_of_gemm_lists_it_for_both_outputs_of_gemm_shapes() -> None:
+def test_packs_list_the_same_lacking_data_types_for_gemm_and_gemm_shapes() -> None:
     measured = {*HARDWARE["gemm_shapes"].settings["dtypes"]}
     packs = [read_pack(path.stem) for path in PACKS.glob("*.yml")]
     lacking = [pack for pack in packs if measured & {*pack.lacks.get("gemm.throughput", {}).get("dtype", ())}]

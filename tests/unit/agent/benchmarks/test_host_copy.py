@@ -63,7 +63,7 @@ def test_copies_use_the_node_of_the_gpu_and_another_usable_node(
 def test_memory_of_a_node_that_this_process_may_not_use_is_an_error(
     nodes: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Memory of another node must not be used instead: slower copies would make a healthy GPU fail because of the cpuset."""
+    """Memory of another node must not be used instead: the copies would be slower, and a healthy GPU could fail."""
     place(monkeypatch, 0, {4, 5})
     error = host_copy._allocate(1024, GPU, 0)
     assert isinstance(error, RuntimeError)
@@ -73,7 +73,7 @@ def test_memory_of_a_node_that_this_process_may_not_use_is_an_error(
 
 
 @pytest.mark.parametrize(("node", "cpus"), [(0, {0, 4}), (2, {0}), (None, {4})])
-def test_memory_of_a_usable_or_unknown_node_or_one_without_processors_is_allocated(
+def test_memory_is_allocated_unless_the_processors_of_its_node_are_forbidden(
     nodes: Path, monkeypatch: pytest.MonkeyPatch, node: int | None, cpus: set[int]
 ) -> None:
     place(monkeypatch, 0, cpus)

@@ -186,7 +186,7 @@ def test_wrong_elements_are_counted_for_the_node_whose_memory_has_them(monkeypat
 
 
 @pytest.mark.parametrize("op", ["copy", "triad"])
-def test_operation_that_writes_nothing_has_only_wrong_elements(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
+def test_every_element_is_wrong_if_the_operation_writes_nothing(monkeypatch: pytest.MonkeyPatch, op: str) -> None:
     monkeypatch.setattr(host_memory, "_operation", lambda *_: lambda: None)
     nodes = [node(cpus=(CPUS[0],))]
     test = HostMemory(nodes, allocate(nodes, 1 << 16, 30), 0.001, 30)

@@ -206,7 +206,7 @@ def test_neighbours_finds_a_word_that_changes_when_its_neighbours_are_inverted(
 
 
 class Fading:
-    """Memory that loses bit 63 of one word each time that `fade` is called. Tests call `fade` in `time.sleep` or a product."""
+    """Memory that loses bit 63 of one word when `fade` is called: while the memory test sleeps or multiplies matrices."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.memory: list[MemoryUnderTest] = []
@@ -292,7 +292,7 @@ def test_every_word_of_a_dead_memory_counts_although_few_are_examined(monkeypatc
     assert len(errors._addresses) == 1000
 
 
-def test_word_that_is_right_when_read_again_counts_and_is_recorded_without_bits(tmp_path: Path) -> None:
+def test_word_that_is_right_when_read_again_is_recorded_without_bits(tmp_path: Path) -> None:
     """The comparison of all words finds a difference, but the word is right when it is read again."""
 
     class Transient(torch.Tensor):
@@ -312,7 +312,7 @@ def test_word_that_is_right_when_read_again_counts_and_is_recorded_without_bits(
     assert (error.params["address"], error.params["expected"], error.value) == (hex(57 * 8), f"{0:#018x}", f"{0:#018x}")
 
 
-def test_heater_that_cannot_allocate_memory_is_an_error_of_hot_fade_only(
+def test_only_hot_fade_fails_without_memory_for_matrix_products(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any, **__: Any) -> None:

@@ -104,7 +104,7 @@ def test_full_file_system_is_an_error_with_the_remedy(tmp_path: Path, monkeypatc
     assert reason.endswith("are needed: free up space")
 
 
-def test_setting_below_one_block_for_each_job_is_the_reason_and_not_the_free_space(tmp_path: Path) -> None:
+def test_size_bytes_below_one_block_for_each_job_is_the_reason(tmp_path: Path) -> None:
     (reason,) = reasons(measure(tmp_path / "work", tmp_path, size_bytes=1 << 20))
     assert (
         reason == f"{tmp_path}: size_bytes is 1048576, less than 1 MiB for each of 2 jobs: increase it in the profile"

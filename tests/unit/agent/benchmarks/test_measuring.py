@@ -117,7 +117,7 @@ def test_barrier_skips_a_rank_that_left_the_benchmark(tmp_path: Path) -> None:
 
 
 def test_stress_counts_devices_that_finish_earlier(tmp_path: Path) -> None:
-    """The parameter `devices` counts all devices of the host that began together, also those that finish earlier."""
+    """Two devices of the host begin together. The parameter `devices` stays 2, although one device finishes earlier."""
     store = dist.HashStore()
     short, long = (context(tmp_path, store, rank, 2) for rank in range(2))
     chosen = {"dtypes": ["fp32"], "size": 64, "settle_seconds": 0.0}
@@ -387,7 +387,7 @@ t1:9:12 [0] NCCL INFO MNNVL 1 cliqueId 7ffe cliqueSize 72 cliqueRank 0
 t1:9:12 [0] NCCL INFO Channel 00/0 : 3[3] -> 4[0] via P2P/MNNVL
 t1:9:12 [0] NCCL INFO Channel 01/0 : 3[3] -> 4[0] via P2P/MNNVL/read/CE
 """
-"""Lines that ranks in one NVLink domain log, NCCL 2.21 and later (NCCL's src/init.cc or src/mnnvl.cc, src/transport/p2p.cc)."""
+"""Lines that NCCL 2.21 and later logs for ranks in one NVLink domain (src/init.cc or src/mnnvl.cc, and src/transport/p2p.cc)."""
 
 
 def test_nccl_log_is_parsed() -> None:

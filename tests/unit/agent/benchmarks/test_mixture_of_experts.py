@@ -52,7 +52,7 @@ def test_tokens_for_which_an_expert_has_no_room_skip_the_expert() -> None:
 
 
 def test_shape_counts_only_the_weights_that_one_token_uses() -> None:
-    """A token uses two of the EXPERTS experts of each block."""
+    """Each block has `EXPERTS` experts. A token uses two of them."""
     model = ExpertTransformer(SHAPE)
     of_experts = sum(part.up.numel() + part.down.numel() for part in model.modules() if isinstance(part, Experts))
     others = sum(part.weight.numel() for part in model.modules() if isinstance(part, nn.Linear))

@@ -65,7 +65,7 @@ def test_every_captured_output_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("name", BANDWIDTHS)
-def test_bandwidth_is_the_average_of_the_last_row_in_bytes_per_second(name: str) -> None:
+def test_bandwidth_is_read_from_the_last_row_in_bytes_per_second(name: str) -> None:
     size, rate, messages, mtu, gid_index = BANDWIDTHS[name]
     result = parse_bandwidth(text(name, "stdout"))
     assert (result.size_bytes, result.conditions.mtu, result.conditions.gid_index) == (size, mtu, gid_index)
@@ -108,7 +108,7 @@ def test_output_without_an_mtu_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("name", [*BANDWIDTHS, *WITHOUT_RESULT, "v45-write-lat-client"])
-def test_truncated_or_corrupted_output_raises_no_error_except_perftest_error(name: str) -> None:
+def test_truncated_or_corrupted_output_raises_only_perftest_error(name: str) -> None:
     output, random_numbers = text(name, "stdout"), random.Random(name)  # noqa: S311 - not for security
     for _ in range(200):
         damaged = list(output[: random_numbers.randrange(len(output))])

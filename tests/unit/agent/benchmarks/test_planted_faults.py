@@ -1,7 +1,6 @@
-"""Planted faults: bits of results are flipped on a CPU. The share of runs that find it is compared with a formula.
+"""Test the formulas for the probability that a run finds a fault (`fleet/judge/planted_faults.py`).
 
-The formulas give the probability that a run finds a fault. They are in `fleet/judge/planted_faults.py`, and
-`rackproof power --planted-faults` prints the probabilities.
+The tests plant faults: they flip bits of results on a CPU. The share of runs that find the fault must agree with the formula.
 """
 
 from __future__ import annotations
@@ -151,10 +150,11 @@ def test_fault_in_some_elements_is_found_as_often_as_the_formula_predicts(tmp_pa
 
 @pytest.mark.parametrize("pattern", PATTERNS)
 @pytest.mark.parametrize("workload", CPU_DIGEST_WORKLOADS)
-def test_fault_in_every_repetition_changes_the_digest_and_only_copy_counts_mismatches(
-    tmp_path: Path, workload: str, pattern: Pattern
-) -> None:
-    """All repetitions have the same wrong result, so their digests match. Only the workload `copy` has a known right result."""
+def test_fault_in_every_repetition_changes_the_digest(tmp_path: Path, workload: str, pattern: Pattern) -> None:
+    """All repetitions have the same wrong result, so their digests match each other.
+
+    Only the workload `copy` knows the right result, so only its digests count as mismatches.
+    """
     right = digest_workloads.WORKLOADS[workload](SIZE, CPU)
     healthy = right.compute().clone()
     rank, rng, unchanged_digests = context(tmp_path), _rng(3), 0

@@ -1,4 +1,4 @@
-"""Test which RDMA ports of a host are measured, with which GID, with which port of the partner host, and which GPU is nearest."""
+"""Test which RDMA ports of a host are measured, and the choice of their GID, their partner port and the nearest GPU."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_port_has_rail_rate_numa_node_and_path(tmp_path: Path) -> None:
         ({"layer": "Unknown"}, "link layer of the port is Unknown"),
     ],
 )
-def test_reason_is_given_for_a_port_outside_the_fabric(tmp_path: Path, change: dict[str, str], reason: str) -> None:
+def test_reason_is_given_for_a_port_that_is_not_measured(tmp_path: Path, change: dict[str, str], reason: str) -> None:
     add_adapter(tmp_path, "mlx5_0", "15")
     add_adapter(tmp_path, "mlx5_1", "35", **change)  # type: ignore[arg-type]
     found = reasons(tmp_path)

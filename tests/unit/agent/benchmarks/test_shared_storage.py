@@ -153,9 +153,7 @@ def test_scopes_of_a_host_that_measures_alone_are_valid(tmp_path: Path) -> None:
     assert values(observed, "aggregate_bandwidth", op="read") == {"h1": 2e9}
 
 
-def test_collecting_host_may_be_late_and_then_wait_for_a_lost_host(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_gather_waits_for_a_late_collecting_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """h2 calls `gather` and waits for the values, which h1 collects. `sleep` plays h1.
 
     h1 is late: it calls `gather` 50 s later than h2. From then on it waits up to its limit of 60 s for h3, in vain. So h2 must
@@ -227,7 +225,8 @@ def test_host_with_another_file_system_is_named_and_the_other_hosts_are_measured
     assert set(problems(observed)) == {"h2"}
 
 
-def test_hosts_that_are_split_evenly_name_only_the_hosts_whose_files_they_lack(tmp_path: Path) -> None:
+def test_hosts_on_two_file_systems_name_the_hosts_whose_files_they_lack(tmp_path: Path) -> None:
+    """h1 and h3 measure one directory, h2 and h4 another. Neither pair is a majority, so all four hosts report an error."""
     (tmp_path / "other").mkdir()
     hosts = (*HOSTS, "h4")
     observed = measure(tmp_path, hosts=hosts, paths={"h2": tmp_path / "other", "h4": tmp_path / "other"})
@@ -238,9 +237,7 @@ def test_hosts_that_are_split_evenly_name_only_the_hosts_whose_files_they_lack(t
     }
 
 
-def test_host_whose_files_other_hosts_do_not_see_is_named_and_not_the_hosts_that_do_not_see_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_host_whose_files_are_hidden_reports_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """h1 and h3 do not see the files of h2, for example because an overlay mount on h2 writes them to the local disk of h2."""
     see = shared_clients.run_directory_program
 
@@ -308,8 +305,8 @@ def test_shard_that_is_truncated_or_has_swapped_blocks_or_flipped_bits_is_wrong(
         "swapped": blocks[1] + blocks[0] + blocks[2], "short": good[:-5], "empty": b"",
         "flipped": good[:70] + bytes([good[70] ^ 8]) + good[71:],
     }  # fmt: skip
-    # Each block is its number as 8 bytes, big-endian, and then the same bytes in all blocks. So blocks 0 and 1 differ only in
-    # byte 7.
+    # Each block begins with its number (8 bytes, big-endian). Its other bytes are the same in all blocks. So blocks 0 and 1
+    # differ only in byte 7.
     for name, content in cases.items():
         path.write_bytes(content)
         result = shard.read(str(path), "seed", size, False)
@@ -329,7 +326,7 @@ def test_error_blames_the_setting_and_not_the_free_space_if_size_bytes_is_too_sm
 def test_only_the_host_that_fails_lacks_figures(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing_step: str
 ) -> None:
-    """h1 is to read the shard of h2, which has wrong bytes, but h1 fails in `failing_step`."""
+    """The shard of h2 has wrong bytes. h1 is to read this shard, but fails in `failing_step`."""
     step = Clients.step
 
     def flip_or_fail(self: Clients, name: str, *arguments: Any) -> dict[str, Any]:
@@ -379,7 +376,7 @@ def test_host_with_a_job_that_wrote_less_than_one_block_says_why_nothing_is_read
     assert problems(measure(tmp_path)) == dict.fromkeys(HOSTS, reasons)
 
 
-def test_missing_number_of_files_per_second_names_each_host_that_created_no_file(
+def test_reason_of_a_missing_metadata_rate_names_the_host_that_created_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_rates, "MOST_FILES", 0)
@@ -388,10 +385,10 @@ def test_missing_number_of_files_per_second_names_each_host_that_created_no_file
     assert problems(observed) == {"h1": {*reasons.values()}, "h2": {*reasons.values()}}
 
 
-def test_host_is_not_at_fault_if_no_other_host_could_read_the_same_bytes(
+def test_wrong_bytes_that_no_other_host_could_read_do_not_count_as_misread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """h2 reads wrong bytes in the shard of h3. Both other hosts fail before they can read this shard."""
+    """h2 reads wrong bytes in the shard of h3. Both other hosts fail before they report what they read in this shard."""
     step = Clients.step
 
     def flip_or_fail(self: Clients, name: str, *arguments: Any) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""Test the training benchmarks on CPUs with gloo. One launch of two ranks, with and without injected faults, serves all tests."""
+"""Test the training benchmarks on CPUs with gloo.
+
+Most tests use the results of one launch of two ranks. The launch runs the benchmarks with and without injected faults.
+"""
 
 from __future__ import annotations
 
@@ -48,8 +51,8 @@ QUICK: dict[str, dict[str, Any]] = {
 }
 SETTINGS = cpu_settings(TRAINING, QUICK)
 TORCHVISION = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "torchvision")}
-"""Environment variables of the ranks. A sitecustomize module in this directory lets them import the real torchvision, although
-torch is a build for CPUs."""
+"""Environment variables of the ranks. The `sitecustomize` module in this directory lets the ranks import the CUDA build of
+torchvision with a CPU build of torch."""
 NO_COMPILER = {"CXX": "/nonexistent/c++"}
 
 

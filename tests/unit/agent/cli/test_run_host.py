@@ -54,7 +54,7 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 def gang(me: str, port: int, nonce: str = builders.NONCE) -> Gang:
     """Return the gang (the hosts of one multi-node launch) as host `me` sees it.
 
-    `port` is the rendezvous port of the ranks. Status messages use `Gang.port`, which is `port + 1`.
+    `port` is the rendezvous port of the ranks. `Gang.port` is the port after it.
     """
     addresses = {"h1": "127.0.0.1", "h2": "127.0.0.2", "h3": "127.0.0.3"}
     return Gang(me=me, members=HOSTS, addresses=addresses, port=port + 1, nonce=nonce, context="r1 meeting all")
@@ -92,12 +92,12 @@ def test_second_host_collects_members_if_the_first_host_is_absent(threads: Threa
 
 
 def test_single_host_finds_no_other_members(port: int) -> None:
-    """h3 connects to h1 and then to h2, and neither answers. h1 waits for the others, and finds only itself."""
+    """h3 tries to connect to h1 and then to h2, but neither listens. h1 waits for the others, and finds only itself."""
     assert discover_members(gang("h3", port), 0.5) == []
     assert discover_members(gang("h1", port), 0.5) == ["h1"]
 
 
-def test_hosts_with_another_nonce_and_an_http_client_are_ignored(threads: ThreadPoolExecutor, port: int) -> None:
+def test_discovery_ignores_http_clients_and_hosts_with_another_nonce(threads: ThreadPoolExecutor, port: int) -> None:
     first = threads.submit(discover_members, gang("h1", port), 4.0)
     stranger = threads.submit(discover_members, gang("h2", port, nonce="f" * 32), 2.0)
     address = ("127.0.0.1", port + 1 + PORT_OFFSET)
@@ -244,7 +244,7 @@ def test_record_is_printed_even_if_it_cannot_be_copied_to_the_results(
     assert ([record.gang for record in records], problems) == (["", "r1"], [])
 
 
-def test_quiet_run_without_a_record_says_so(run_dir: Path, tmp_path: Path) -> None:
+def test_exit_code_of_a_quiet_run_says_whether_there_is_a_record(run_dir: Path, tmp_path: Path) -> None:
     run = HostRun(run_dir, "h1")
     options = argparse.Namespace(run_dir=run_dir, host="h1", results=tmp_path, quiet=True)
     assert run_host.HostRunner(options, run.plan, "")._emit(run) == 0
@@ -260,7 +260,7 @@ def test_launch_refuses_port_0_and_the_two_highest_ports(port: int, capsys: pyte
 
 
 def test_verbs_do_not_inherit_placement_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Placement variables are those in which mpirun, srun or Kubeflow's operator sets the ranks."""
+    """mpirun, srun and Kubeflow's operator set placement variables, such as the rank of a process."""
     kubeflow = {
         "RANK": "1",
         "WORLD_SIZE": "2",

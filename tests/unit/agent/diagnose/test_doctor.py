@@ -111,11 +111,11 @@ def test_finding_in_the_kernel_log_says_that_only_a_reboot_clears_it(tmp_path: P
     assert "only a reboot clears it" in doctor.table(diagnosis)
 
 
-def test_every_action_has_a_label_in_order_of_severity() -> None:
+def test_labels_of_actions_are_complete_and_sorted_by_severity() -> None:
     assert tuple(LABELS) == ACTIONS
 
 
-def test_drain_reason_is_ascii_and_keeps_the_figures() -> None:
+def test_drain_reason_is_ascii_and_its_numbers_stay_readable() -> None:
     """rackproof-health passes only ASCII to scontrol, so it replaces other characters."""
     drain_reason = runpy.run_path(str(ROOT / "deploy" / "slurm" / "rackproof-health"))["_drain_reason"]
     finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x"}

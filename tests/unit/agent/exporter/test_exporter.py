@@ -440,7 +440,7 @@ def scrape_over_http(url: str) -> Series:
         return series(answer.read().decode())
 
 
-def test_each_new_reason_for_a_collector_failure_and_the_recovery_are_logged_once(
+def test_log_has_a_line_for_each_new_reason_of_a_failure_and_for_the_recovery(
     serving: Callable[..., str], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", logger="agent")
@@ -475,7 +475,7 @@ def test_failed_conversion_to_dcgm_names_affects_only_these_names(
     assert "metrics with the names of --compat dcgm cannot be exported" in caplog.text
 
 
-def test_option_compat_accepts_the_name_of_every_set_of_metric_names() -> None:
+def test_option_compat_accepts_every_key_of_compatible_names() -> None:
     assert sorted(exporter.COMPATIBLE_NAMES) == [*COMPATIBLE]
 
 

@@ -60,7 +60,7 @@ def series(document: Json, later_s: float = 0.0) -> Series:
 
 
 def state(exported: Series, stage: str) -> list[str]:
-    """Return each state for which the series `stage_state` of this stage is not 0. There must be exactly one."""
+    """Return the states whose series `stage_state` is not 0 for this stage. The tests expect exactly one."""
     return [
         dict(labels)["state"]
         for (name, labels), value in exported.items()
@@ -247,7 +247,10 @@ def test_progress_is_the_elapsed_share_of_the_expected_duration(tmp_path: Path) 
 
 
 def test_end_of_a_slow_benchmark_is_estimated_from_its_observations(tmp_path: Path) -> None:
-    """`gemm` was expected to take a few seconds. After 40 s it has made 3 of 12 observations, so it needs 120 s more."""
+    """`gemm` was expected to take a few seconds. After 40 s it has made 3 of 12 observations, so it needs 120 s more.
+
+    The 12 observations are one for each of 2 GPUs and 6 data types.
+    """
     thread = publisher(tmp_path, {"gemm": 20.0}, "standard")
     dtypes = ["fp64", "fp32", "bf16"]
     made = [
@@ -387,7 +390,7 @@ def test_figures_of_numa_nodes_have_a_series_for_each_node_and_placement() -> No
     }
 
 
-def test_result_of_a_training_replaces_the_value_from_during_the_training() -> None:
+def test_result_of_a_training_replaces_the_intermediate_value() -> None:
     step = observation("training.step_time", 0.02, "s", network="convnet")
     assert exported_figures(training=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}
     assert exported_figures(step | {"value": 0.01}, training=(step,)) == {

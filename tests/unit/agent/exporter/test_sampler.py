@@ -61,7 +61,7 @@ def test_histograms_and_counters_keep_samples_older_than_the_window() -> None:
     metrics = exported(sampled(DIP, DIP, *[BUSY] * 20, window_s=1.55))
     assert (metrics["power_window_min_watts"], metrics["window_samples"]) == (665.0, 16)
     assert metrics["samples_total"] == metrics["power_of_limit_ratio_count"] == 22
-    # The first sample counts as 0 s, because the time since the previous sample is not known. The second counts as 0.1 s.
+    # No sample precedes the first one, so it adds no throttled time. The second sample adds 0.1 s.
     assert metrics["throttle_sampled_seconds_total reason=power_cap"] == pytest.approx(0.1)
     assert metrics["throttle_sampled_seconds_total reason=hw_thermal"] == 0.0
 
@@ -83,6 +83,7 @@ def test_histograms_are_cumulative() -> None:
 
 
 def test_gap_of_60_s_between_throttled_samples_counts_as_1_s_of_throttling() -> None:
+    """A sample adds at most `telemetry.MAX_GAP_S` of throttling."""
     history = sampled(DIP)
     history.add(time.monotonic() + 60, DIP)
     assert exported(history)["throttle_sampled_seconds_total reason=power_cap"] == 1.0
@@ -139,8 +140,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sample(library: Path, tmp_path: Path) -> Callable[..., list[Exported]]:
     """Return a function that runs a sampler in steps, and returns what the sampler exports in each step.
 
-    The arguments of this function are the name of a scenario (answers of the fake NVML) and, for each step, two texts: how many
-    seconds to wait before the export, and lines to append to the scenario after it.
+    The first argument of that function is the name of a scenario (answers of the fake NVML). Two arguments follow for each
+    step: the seconds to wait before the export, and the lines to append to the scenario after the export.
     """
 
     def run(base: str, *steps: str) -> list[Exported]:

@@ -88,7 +88,7 @@ def serving(web_config: WebConfig | None = None) -> Iterator[str]:
 # ---- responses ----
 
 
-def test_metrics_are_served_as_plain_text_with_gzip_and_as_openmetrics() -> None:
+def test_server_offers_plain_text_openmetrics_and_compression() -> None:
     with serving() as url:
         assert curl(f"{url}/metrics") == (
             200,
@@ -292,7 +292,7 @@ def test_tls_connections_are_limited_before_their_handshake(
         before = len(list(Path("/proc/self/fd").iterdir()))
         clients = [stack.enter_context(socket.create_connection(address)) for _ in range(400)]
         time.sleep(0.3)
-        # The server runs in this process too: apart from the clients, all new file descriptors are its connections.
+        # The server runs in this process too. The new file descriptors are the clients and the server's connections.
         assert len(list(Path("/proc/self/fd").iterdir())) - before - len(clients) <= 101
         for client in clients:
             client.settimeout(5)

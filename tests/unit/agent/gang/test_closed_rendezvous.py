@@ -43,7 +43,7 @@ UNSAFE = {
     "rpc": "import torch.distributed.rpc",
     "distributed checkpoints": "from torch.distributed.checkpoint import load",
 }
-"""Name -> code that uses an unsafe deserializer (it can execute code in its input). The linter must refuse each of them."""
+"""Name -> use of an unsafe deserializer, which can execute code from its input. The linter must refuse every entry."""
 
 
 def lint(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -169,7 +169,7 @@ def write_rendezvous(
 ) -> dict[str, Any]:
     """Write `rendezvous.json`, the parameters of torch's rendezvous on host `me`, and return its content.
 
-    Also check that the command line has no secret, that other users cannot read the file, and the interfaces of NCCL and gloo.
+    Also check that the command line has no secret, that the file is private, and that NCCL and gloo get the right interfaces.
     `variables`: environment variables of the launch.
     """
     plan = builders.plan("node1", "node2", profile="rehearsal", rackproof_infiniband_ports=2)
@@ -233,15 +233,15 @@ def test_first_host_accepts_only_the_members(tmp_path: Path) -> None:
         ("127.0.0.1", "", "smoke", ""),
     ],
 )
-def test_gloo_uses_the_interface_of_the_hosts_address_if_the_ranks_run_on_cpus(
+def test_interface_of_gloo_is_set_if_the_ranks_run_on_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, given: str, profile: str, interface: str
 ) -> None:
     """Without a setting, gloo would use the address to which the host name resolves, which is 127.0.1.1 in many /etc/hosts.
 
     Ranks run on CPUs in the profile `rehearsal`, and on GPUs in `smoke`.
 
-    `address`: address of this host in the plan. If it cannot be resolved, the address from which this host reaches node1 counts.
-    `given`: GLOO_SOCKET_IFNAME in the planned environment of this host; empty: not set.
+    `address`: address of node2 in the plan. If it cannot be resolved, node2 uses the address from which it reaches node1.
+    `given`: GLOO_SOCKET_IFNAME in the planned environment of node2; empty: not set.
     `interface`: the expected interface; empty: gloo chooses.
     """
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)

@@ -167,7 +167,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: ended with exit code 1",
     ),
-    "a killed rank; another rank ended with exit code 1 SAME_MOMENT_S earlier": (
+    "a killed rank; SAME_MOMENT_S earlier, another rank ended with exit code 1": (
         gang_snapshot(
             ages=NO_AGES,
             r3=rank_state(3, ended_s=3.0, exit_code=-9),
@@ -347,7 +347,7 @@ CULPRITS: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
         ("h2",),
         f"host h2 {RANK_3}: alive, but the others waited for it until their time-out of 60 s",
     ),
-    "the only rank without a time-out": (
+    "the only rank that has not timed out": (
         gang_snapshot(**timed_out_ranks(rank_state(3, waiting_s=None, progress_s=TIMEOUT_S))),
         "rank_behind",
         ("h2",),
@@ -544,7 +544,7 @@ def test_abort_before_the_time_out_is_a_failure_of_the_aborted_rank() -> None:
     )
 
 
-def test_rank_silent_for_start_s_during_its_start_is_named() -> None:
+def test_rank_that_is_silent_too_long_during_its_start_is_named() -> None:
     start = rank_state(3, phase="start", silent_s=START_S + 1, alive_s=START_S + 5, grouped=False)
     assert (
         culprit_text(gang_snapshot(r3=start))
@@ -566,7 +566,7 @@ def test_phase_of_a_rank_without_heartbeats_is_start() -> None:
     assert culprit.phase == "collective all_reduce 8 B"
 
 
-def test_unstarted_rank_is_not_named_until_another_rank_has_run_for_start_s() -> None:
+def test_unstarted_rank_is_not_named_until_another_rank_has_run_long_enough() -> None:
     not_started = rank_state(3, alive_s=None, phase="")
     others = {f"r{number}": rank_state(number, alive_s=START_S - 1) for number in (0, 1, 2, 4, 5)}
     assert culprit_text(gang_snapshot(r3=not_started, **others)) == ""
@@ -597,7 +597,7 @@ def test_first_of_two_silent_ranks_is_named() -> None:
     assert culprit_text(snapshot).startswith("host h2 gpu=1 rank 3")
 
 
-def test_failure_just_before_the_timeouts_is_not_named_and_an_earlier_failure_is() -> None:
+def test_failure_just_before_the_timeouts_is_not_named() -> None:
     failed = rank_state(3, failure="error", failure_age_s=SETTLED_S + 1)
     assert culprit_text(gang_snapshot(**timed_out_ranks(failed))) == ""
     assert culprit_text(gang_snapshot(**timed_out_ranks(replace(failed, failure_age_s=SETTLED_S + 3)))).endswith(
@@ -622,7 +622,7 @@ def test_failure_after_the_first_timeout_is_not_named() -> None:
     )
 
 
-def test_rank_ahead_of_a_timed_out_rank_is_not_behind() -> None:
+def test_rank_behind_only_one_of_the_timed_out_ranks_is_not_named() -> None:
     ahead, waiting = replace(rank_state(0, **TIMED_OUT_FIELDS), sequence=9), rank_state(2, waiting_s=TIMEOUT_S)
     assert (
         culprit_text(gang_snapshot(**timed_out_ranks(ahead, waiting, rank_state(3, sequence=8, waiting_s=None)))) == ""
@@ -651,7 +651,8 @@ def test_waiting_rank_is_not_the_culprit() -> None:
     )
 
 
-def test_rank_furthest_behind_is_named_and_of_equal_ranks_the_one_longest_without_progress() -> None:
+def test_rank_furthest_behind_is_named() -> None:
+    """If two ranks are equally far behind, the rank with the longer time without progress is named."""
     lagging = [rank_state(number, sequence=6, waiting_s=None, progress_s=30.0) for number in (2, 3)]
     assert "rank 3" in culprit_text(gang_snapshot(**timed_out_ranks(lagging[0], replace(lagging[1], sequence=5))))
     assert "rank 3" in culprit_text(gang_snapshot(**timed_out_ranks(lagging[0], replace(lagging[1], progress_s=31.0))))

@@ -186,9 +186,8 @@ def test_rank_that_holds_the_gil_is_busy_and_not_stopped(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("ended_first", ["guard", "supervisor", "supervisor of the launcher"])
-def test_rank_ends_with_its_guard_or_supervisor_and_launcher_ends_with_its_supervisor(
-    tmp_path: Path, ended_first: str
-) -> None:
+def test_rank_and_launcher_do_not_outlive_their_supervisor(tmp_path: Path, ended_first: str) -> None:
+    """A rank does not outlive its guard either. `ended_first`: the process that the test kills."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as supervisor:
         if ended_first == "supervisor of the launcher":
             pids = kill_supervisor_of_launcher(tmp_path)

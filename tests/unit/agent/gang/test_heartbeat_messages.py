@@ -188,7 +188,7 @@ def test_kind_of_the_first_failure_is_sent_and_later_failures_are_ignored(
 def test_only_the_first_exception_that_a_device_cannot_cause_is_sent(
     tmp_path: Path, receiver: Receiver, error: BaseException, is_software: bool, joined: bool
 ) -> None:
-    """`joined`: the ranks have exchanged data. Before that, a device cannot be the cause, so every exception is sent."""
+    """`joined`: the ranks have exchanged data. Before that, a device cannot be the cause of an exception."""
     rank = RankHeartbeat(0, tmp_path)
     rank.joined = joined
     receiver.read()

@@ -80,9 +80,9 @@ def channel(clock: FakeClock) -> FakeChannel:
 
 @pytest.fixture
 def waits(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Return a list to which each wait of the monitor for heartbeats appends its time-out, in seconds.
+    """Replace `select.select` by a fake that does not block. Return the list of its time-outs, in seconds.
 
-    No wait blocks: a wait advances the fake clock by 0.125 s, or not at all if its time-out is 0.
+    Each call advances the fake clock by 0.125 s, unless its time-out is 0.
     """
     seconds: list[float] = []
 
@@ -145,7 +145,7 @@ def test_verdict_of_another_host_is_returned_at_once(
 
 
 @pytest.mark.parametrize(("pause_s", "silent_s"), [(PAUSE_S, PAUSE_S), (PAUSE_S + 0.25, 0.0)])
-def test_short_pause_counts_as_silence_and_long_pause_does_not(
+def test_only_a_short_pause_of_the_monitor_counts_as_silence_of_a_rank(
     lone_monitor: GangMonitor, tmp_path: Path, clock: FakeClock, pause_s: float, silent_s: float
 ) -> None:
     send_to_receiver(tmp_path)
@@ -155,7 +155,7 @@ def test_short_pause_counts_as_silence_and_long_pause_does_not(
     assert lone_monitor.states()[0].silent_s == silent_s
 
 
-def test_pause_is_excluded_from_the_ages_of_statuses(
+def test_long_pause_of_the_monitor_does_not_age_statuses(
     gang_monitor: GangMonitor, channel: FakeChannel, clock: FakeClock
 ) -> None:
     clock.now += PAUSE_S + 1.0

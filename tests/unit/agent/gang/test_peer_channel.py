@@ -276,7 +276,7 @@ def test_finished_watcher_is_not_reconnected(channels: list[PeerChannel], monkey
     first, _, third = channels
     first.finished = True
     first.close()
-    # After RECONNECT_S the connection would be closed anyway, because it brings no answers.
+    # A connection without answers is closed after RECONNECT_S in any case, so wait for less than that.
     before_reconnect_s = peer_channel.RECONNECT_S - 0.5
     poll_until(
         lambda: third.statuses["h1"].finished and third._watchers["h1"].socket is None,

@@ -250,7 +250,7 @@ def test_ages_are_never_negative(receiver: HeartbeatReceiver, tmp_path: Path, cl
     assert receiver.states()[0].progress_s == 0.0
 
 
-def test_read_reports_a_first_heartbeat_a_first_failure_and_an_end_as_news_but_no_repetition(
+def test_read_reports_once_that_a_rank_has_started_or_failed_or_ended(
     receiver: HeartbeatReceiver, tmp_path: Path
 ) -> None:
     def is_news(*arguments: Any, **fields: Any) -> bool:
@@ -304,7 +304,9 @@ def test_end_of_the_guard_counts_as_end_of_the_rank_until_the_guards_message_arr
     (tmp_path / "rank0.state.json").write_text('{"phase": "end", "exit_code": 3}')
     assert (receiver.states()[0].ended_s, receiver.states()[0].exit_code) == (0.0, 3)
     clock.now += 2.0
-    assert receiver.states()[0].ended_s == 2.0, "the time of the end must be when the end of the guard was noticed"
+    assert receiver.states()[0].ended_s == 2.0, (
+        "`ended_s` must count from the moment when the end of the guard was noticed"
+    )
     send_to_receiver(tmp_path, "end", code=-9, terminated_by_launcher=True)
     assert receiver.read()
     assert (

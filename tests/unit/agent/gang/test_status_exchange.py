@@ -62,8 +62,8 @@ def test_late_answer_does_not_revive_a_finished_host(channels: dict[str, PeerCha
     second.finished = True
     second.publish_status([], at_once=True)
     poll_until(lambda: first.statuses["h2"].finished, first, second)
-    # h2 sends its answers to h1 over another connection than its statuses, so an answer that h2 sent before it finished may
-    # arrive after its last status. With `finished` False, h2 now sends such answers.
+    # h2 sends statuses and answers to h1 over different connections. An older answer may arrive after the last status.
+    # `finished = False` makes h2 send such answers.
     second.finished = False
     for _ in range(20):
         first.publish_status([rank_state(0)], at_once=True)

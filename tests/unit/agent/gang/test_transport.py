@@ -282,7 +282,8 @@ def test_time_limit_of_a_connection_begins_when_it_is_accepted_and_again_with_ea
     assert connection.heard_at >= before
 
 
-def test_drop_ignores_unknown_connections_and_close_ends_the_listener_and_its_connections(listening: Listening) -> None:
+def test_drop_ends_one_connection_and_close_ends_all(listening: Listening) -> None:
+    """`drop` ignores a connection that the listener does not have."""
     channel = listening.connect()
     (connection,) = listening.listener.connections
     registered = len(listening.selector.get_map())
@@ -322,9 +323,7 @@ def test_port_can_be_used_again_at_once() -> None:
         assert listener.getsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR) == 1
 
 
-def test_port_in_use_and_restriction_refused_by_the_kernel_are_errors_with_a_remedy(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_error_of_listen_names_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     with listen("127.0.0.1", 0) as taken, pytest.raises(GangError) as error:
         listen("127.0.0.1", taken.getsockname()[1], purpose="the rendezvous")
     assert str(error.value).startswith("cannot listen for the rendezvous on 127.0.0.1 port ")
@@ -409,6 +408,6 @@ def test_loopback_address_of_a_watcher_is_refused_unless_this_host_has_a_loopbac
         check_addresses(gang)
 
 
-def test_interface_of_an_address_is_the_one_that_has_it_or_empty() -> None:
+def test_interface_of_an_unknown_address_is_empty() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of(OUTSIDE) == ""

@@ -296,7 +296,7 @@ def test_guard_waits_for_a_rank_that_handles_sigterm(rank: Rank) -> None:
 def with_child(statements: str) -> str:
     """Return a program that forks a child and then runs `statements`.
 
-    The child first ignores SIGTERM and writes its process id to a file, for which the program waits.
+    The child ignores SIGTERM. It writes its process id to a file, and the program waits for that file.
     """
     return (
         "child = os.fork()\n"
@@ -419,11 +419,10 @@ def test_launcher_ends_when_its_supervisor_ends(tmp_path: Path) -> None:
 
 
 def test_launcher_does_not_start_after_the_end_of_its_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the process named by `--supervisor` is not the launcher's parent, the supervisor counts as ended."""
     monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", "1", "true"])
     if os.getpid() == 1:
-        pytest.skip(
-            "this process has the process id 1, so `--supervisor 1` names the launcher's parent, and not a process that has ended"
-        )
+        pytest.skip("this process has the process id 1, so `--supervisor 1` names the launcher's parent")
     assert wait_for_exit(fork(guard.main)) == guard.ORPHANED
     monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", str(os.getpid()), "sh", "-c", "exit 6"])
     assert wait_for_exit(fork(guard.main)) == 6

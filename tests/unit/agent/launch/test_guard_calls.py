@@ -137,6 +137,7 @@ def test_process_name_is_set_through_the_c_library(calls: Calls) -> None:
 
 
 def test_launcher_replaces_the_guard(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the option `--supervisor`, the guard becomes a launcher. The kernel kills this launcher when its supervisor ends."""
     monkeypatch.setattr(sys, "argv", ["guard.py", "--supervisor", "4711", "torchrun", "--one"])
     calls.replace(guard, "_die_with_parent")
     calls.replace(os, "execvp", lambda *_: calls.exit(0))

@@ -111,7 +111,9 @@ PROGRAM = """
     {statements}
 """
 """Program of a rank. It writes to a file: its module name, its arguments, whether at most five file descriptors are open, whether
-SIGTERM is blocked, whether it leads its process group, and its process name. Then it runs the statements."""
+SIGTERM is blocked, whether it leads its process group, and its process name. Then it runs the statements.
+
+More than five would be open if the rank kept the four sockets that `run_as_rank` opens."""
 
 
 def run_as_rank(tmp_path: Path, statements: str) -> tuple[int, str, str]:
@@ -122,7 +124,7 @@ def run_as_rank(tmp_path: Path, statements: str) -> tuple[int, str, str]:
     error = tmp_path / "stderr"
 
     def start() -> int:
-        child = os.fork()  # not the session leader, because a rank calls setpgid, which fails in a session leader
+        child = os.fork()  # `start` runs in a session leader, in which the rank's call of setpgid would fail
         if not child:
             become()
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) % 256

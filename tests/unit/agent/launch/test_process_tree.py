@@ -15,9 +15,9 @@ from tests.gangs import FakeClock, FakeProc
 
 
 class FakeProcesses:
-    """Processes in a fake /proc, and the signals sent to them. Both SIGTERM and SIGKILL end a process.
+    """Processes in a fake /proc, and the signals sent to them.
 
-    Only SIGKILL ends those in `ignoring_sigterm`.
+    SIGKILL ends each process. SIGTERM ends the processes that are not in `ignoring_sigterm`.
     """
 
     def __init__(self, root: Path) -> None:
@@ -164,12 +164,14 @@ def test_process_that_never_ran_has_an_empty_tree(processes: FakeProcesses) -> N
 
 
 @pytest.mark.parametrize(("grace_s", "polls"), [(None, 8), (0.0, 4), (2.0, 6)])
-def test_default_wait_after_sigterm_is_as_long_as_the_wait_after_sigkill(
+def test_end_waits_after_each_signal_if_the_process_remains(
     processes: FakeProcesses, clock: FakeClock, monkeypatch: pytest.MonkeyPatch, grace_s: float | None, polls: int
 ) -> None:
-    """Process 10 belongs to another user, so it gets neither signal. The limit of the wait after SIGKILL is 4 s (GRACE_S).
+    """Process 10 belongs to another user, so it gets neither signal. GRACE_S is 4 s.
 
-    `polls`: number of waits in total, four of them after SIGKILL. Each wait advances the fake clock by 1 s.
+    Args:
+        grace_s: how long `end` waits after SIGTERM; None: GRACE_S. After SIGKILL, it always waits GRACE_S.
+        polls: number of waits in total, four of them after SIGKILL. Each wait advances the fake clock by 1 s.
     """
     monkeypatch.setattr(process_tree, "GRACE_S", 4.0)
     processes.put(10, 1)

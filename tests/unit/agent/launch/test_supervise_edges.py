@@ -116,7 +116,7 @@ def test_of_snapshots_without_alarms_only_the_one_with_the_highest_power_is_kept
     ],
 )
 def test_snapshot_with_a_lower_power_is_kept_only_if_it_has_an_alarm(alarm: str, absent: str, is_kept: bool) -> None:
-    """The throttle reason `power_cap` is no alarm, and neither is an unsupported reading."""
+    """A failed reading is an alarm, and so is each throttle reason except `power_cap`. An unsupported reading is no alarm."""
     snapshots = snapshot(1, 100.0, alarm, absent), snapshot(2, 700.0)
     assert selected_seconds(*snapshots) == ([1, 2] if is_kept else [2])
     assert selected_seconds(*reversed(snapshots)) == ([1, 2] if is_kept else [2]), (
@@ -274,7 +274,9 @@ def test_request_is_written_to_request_json(tmp_path: Path) -> None:
     assert (path.name, json.loads(path.read_text())) == ("request.json", {"stage": "gang"})
 
 
-def test_only_regular_logs_and_dumps_are_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_logs_and_dumps_that_are_regular_files_are_truncated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(work_directory, "MAX_LOG_BYTES", 8)
     (tmp_path / "else").mkdir()
     for name in ("rank0.log", "flight.rank0", "rank0.json", "else/victim"):
@@ -435,7 +437,10 @@ def test_monitor_does_not_wait_after_success(
 def test_monitor_waits_for_a_verdict_after_a_failure(
     receiver: HeartbeatReceiver, tmp_path: Path, advancing_clock: AdvancingClock, failure: dict[str, Any]
 ) -> None:
-    """In `failure`, `code` is the exit code of the launcher, `exit_code` that of rank 0; other keys are fields of a heartbeat."""
+    """In `failure`, `code` is the exit code of the launcher, and `exit_code` is the exit code of rank 0.
+
+    Other keys are fields of a heartbeat of rank 0.
+    """
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
     if "failure" in failure:
         send_to_receiver(tmp_path, **failure)
@@ -462,7 +467,7 @@ def test_culprit_is_found_after_a_failure(
         (1, "rank_raised", "its launcher ended with exit code 1: OSError: [Errno 98] Address already in use"),
     ],
 )
-def test_rank_terminated_by_a_launcher_that_exited_unprompted_is_the_culprit(
+def test_rank_terminated_by_its_failed_launcher_is_the_culprit(
     receiver: HeartbeatReceiver,
     tmp_path: Path,
     advancing_clock: AdvancingClock,
@@ -527,9 +532,10 @@ def test_late_failure_of_a_launcher_has_a_culprit_only_after_a_signal_that_no_ot
 ) -> None:
     """The launcher fails later than OWN_FAILURE_S after its start, before any of its ranks started.
 
-    It may have waited in vain for the first host of the gang, so this host is not the culprit, and probes (short launches of
-    parts of the gang) find the cause. The failure of another host can cause exit code 1 and SIGABRT (-6), but neither SIGKILL
-    (-9) nor SIGTERM (-15). After these two signals, this host is the culprit.
+    Exit code 1 and SIGABRT (-6): the launcher may have waited in vain for another host. So this host is not named as the
+    culprit. Probes (short launches of parts of the gang) find the cause.
+
+    SIGKILL (-9) and SIGTERM (-15): no other host can cause them, so this host is the culprit.
     """
     gang_monitor = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     advancing_clock.now += 301.0
@@ -570,9 +576,10 @@ def test_poll_waits_until_its_timeout_or_a_heartbeat(receiver: HeartbeatReceiver
     assert time.monotonic() - began < 10
 
 
-def test_pause_that_exceeds_the_poll_by_more_than_2_s_does_not_count_as_silence_of_the_ranks(
+def test_long_pause_of_the_supervisor_does_not_count_as_silence_of_the_ranks(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A pause is long if it exceeds the time-out of the poll by more than 2 s (PAUSE_S)."""
     monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
     send_to_receiver(tmp_path)
@@ -644,8 +651,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRun:
 def launch(run: HostRun, program: str, collectors: Sequence[MarkerCollector] = (), **fields: Any) -> Record:
     """Supervise a shell program in place of torchrun, with two ranks on this host; return the record.
 
-    The program starts with the result files and state files of two ranks that ended with exit code 0. `fields` are arguments of
-    `launch_program`.
+    Before the program starts, the work directory contains the result files and state files of two ranks that ended with exit
+    code 0. `fields` are arguments of `launch_program`.
     """
     work = run.directory / "work"
     work.mkdir()
@@ -990,7 +997,7 @@ def test_verdict_of_the_first_host_reaches_the_host_of_the_culprit(
 def test_no_culprit_after_a_host_ended_its_own_ranks(
     monitors: list[GangMonitor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A host ends its ranks at its deadline, which may be earlier than the deadline of a host that started later."""
+    """h1 ends its own ranks, as a host does at its deadline. The rank of h2 that then fails is not the culprit."""
     monkeypatch.setattr(culprit, "SETTLE_S", 0.1)
     monkeypatch.setattr(monitor, "SETTLE_S", 0.1)
     _, second_channel = connect(*monitors)
@@ -1115,7 +1122,7 @@ def test_second_watcher_names_a_culprit_only_after_the_first_watcher_has_finishe
         ("h2", {"h1": 0.0, "h3": 0.0}, HOST_SILENT_S + 2 * SETTLE_S + 0.1, True),
     ],
 )
-def test_wait_for_a_verdict_is_shorter_if_this_host_decides_and_no_status_of_another_host_is_overdue(
+def test_wait_for_a_verdict_is_longer_if_another_host_decides_or_a_status_is_overdue(
     receiver: HeartbeatReceiver,
     clock: FakeClock,
     gang: Callable[..., Gang],
@@ -1124,7 +1131,7 @@ def test_wait_for_a_verdict_is_shorter_if_this_host_decides_and_no_status_of_ano
     seconds: float,
     settled: bool,
 ) -> None:
-    """The short wait is 2 * SETTLE_S, the long one HOST_SILENT_S longer. h1 decides while it runs, then h2.
+    """The short wait is 2 * SETTLE_S. The long wait is HOST_SILENT_S longer. Until h1 has finished, h1 decides. Then h2 decides.
 
     Args:
         me: this host.

@@ -202,8 +202,8 @@ def test_end_of_the_ranks_is_announced_even_after_an_error(
     assert events == [("h1", receiver, channel, 33.0), "exit"]
 
 
-def test_launcher_starts_under_the_guard_in_a_new_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The guard process kills the launcher when the supervisor ends."""
+def test_launcher_starts_through_the_guard_in_a_new_session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The guard becomes the launcher. The kernel kills the launcher when the supervisor ends."""
     started: list[Any] = []
     monkeypatch.setattr(supervise.subprocess, "Popen", lambda *args, **fields: started.append((args, fields)))
     supervise._start(make_spec(tmp_path), tmp_path / "log")
@@ -314,7 +314,7 @@ def test_telemetry_adds_an_observation_and_in_the_benchmark_and_gang_stages_a_ti
 
 
 @pytest.mark.parametrize(("members", "is_failed"), [(("h1",), False), (("h1", "h2"), True)])
-def test_rank_that_cannot_join_the_process_group_fails_the_launch_only_if_it_has_several_hosts(
+def test_rank_that_cannot_join_the_process_group_fails_only_a_launch_on_several_hosts(
     tmp_path: Path, members: tuple[str, ...], is_failed: bool
 ) -> None:
     write_rank(tmp_path, 2)
