@@ -273,9 +273,9 @@ def _can_be_silent(rank: RankState) -> bool:
 
 
 def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
-    """Return the silent rank whose heartbeats stopped first. If no rank is silent, return a rank that did not start in time.
+    """Return the silent rank whose heartbeats stopped first, if other ranks depend on the silent ranks.
 
-    Return None if there is neither, or if the other ranks do not depend on the silent ranks.
+    Otherwise return a rank that did not start in time, or None if there is none.
     """
     running = [report for report in reports if report.rank.ended_s is None]
     silent = [report for report in running if _can_be_silent(report.rank) and report.rank.silent_s > RANK_SILENT_S]
@@ -284,7 +284,7 @@ def _find_silent_rank(reports: Sequence[_Report]) -> Culprit | None:
     others = [report for report in running if report not in silent]
     # Ranks that do not depend on one another continue, and only the measurements of the silent rank are missing.
     if others and not any(report.rank.grouped for report in others):
-        return None
+        return _find_late_start(others)
     first = max(silent, key=lambda report: report.rank.silent_s)
     why = "its process is stopped" if first.rank.stopped else "its process is frozen, or gets no CPU time"
     return _rank_culprit("rank_silent", first, f"silent for {RANK_SILENT_S:g} s: {why}")

@@ -687,6 +687,14 @@ def test_lost_host_is_reported_with_its_running_ranks() -> None:
     )
 
 
+def test_rank_that_did_not_start_is_named_although_a_rank_on_which_no_other_depends_is_silent() -> None:
+    ranks = {f"r{n}": rank_state(n, grouped=False, alive_s=START_S + 1) for n in range(6)}
+    ranks["r3"] = replace(ranks["r3"], silent_s=SILENT_RANK_S)
+    assert culprit_text(gang_snapshot(**ranks)) == ""
+    ranks["r4"] = replace(ranks["r4"], alive_s=None, phase="")
+    assert "rank 4" in culprit_text(gang_snapshot(**ranks))
+
+
 def test_absent_hosts_are_named_with_those_that_joined() -> None:
     snapshot = replace(gang_snapshot(hosts=4, ages={"h2": -1, "h4": -1}), began=980.0, timeout_s=1.0)
     assert culprit_text(snapshot) == ""
