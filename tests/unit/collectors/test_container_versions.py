@@ -63,7 +63,7 @@ def test_invalid_output_of_a_program_is_an_error(tmp_path: Path, output: str) ->
 
 
 def packages(root: Path, owners: str, versions: str, error: str = "") -> None:
-    """Write a fake dpkg-query: with -W it prints `versions`; with -S `owners` and `error`, and fails if `error` is set."""
+    """Write a fake dpkg-query. -W prints `versions`. -S prints `owners` and `error`, and fails if `error` is not empty."""
     text = f"#!/bin/sh\n[ $1 = -W ] && exec cat <<'END'\n{versions}\nEND\ncat <<'END'\n{owners}\nEND\n"
     links.write(root, "usr/bin/dpkg-query", f"{text}echo '{error}' >&2\n[ -z '{error}' ]\n")
     (root / "usr/bin/dpkg-query").chmod(0o755)

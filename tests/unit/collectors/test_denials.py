@@ -108,7 +108,8 @@ def test_readings_are_not_replaced_by_those_of_another_gpu_that_now_has_the_same
     assert flat(older) == {"gpu.a": [1, DENIED, DENIED]}
 
 
-def test_readings_of_a_gpu_without_a_uuid_are_replaced_unless_the_new_ones_have_the_uuid_of_another_gpu() -> None:
+def test_readings_of_a_gpu_without_a_uuid_are_not_replaced_by_those_of_another_gpu() -> None:
+    """GPU 1 has no UUID at first. New readings with the UUID `GPU-c` are those of GPU 2."""
     for uuid, expected in (("GPU-b", 2), ("GPU-c", DENIED)):
         older = [family("gpu.a", {"0": 1, "1": DENIED, "2": 1}, {"0": "GPU-a", "2": "GPU-c"})]
         replace_denied(older, [family("gpu.a", {"0": 1, "1": 2}, {"0": "GPU-a", "1": uuid})])

@@ -233,12 +233,12 @@ def redirect_acs(root: Path, gpu: int) -> None:
 
 
 def gpu_errors(severity: str, total: int) -> GpuChange:
-    """Set the number of AER errors of this severity of a GPU."""
+    """Set how many AER errors of this severity a GPU has."""
     return lambda root, gpu: links.set_aer(root, links.GPUS[gpu], severity, total)
 
 
 def port_errors(severity: str, total: int) -> GpuChange:
-    """Set the number of AER errors of this severity of the PCIe port above a GPU."""
+    """Set how many AER errors of this severity the PCIe port above a GPU has."""
     return lambda root, gpu: links.set_aer(root, links.GPU_PORTS[gpu], severity, total)
 
 
@@ -306,7 +306,7 @@ def add_machine_check(root: Path) -> None:
 
 
 FATAL = "RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)"
-"""Text after the code in the kernel message of an NVLink 5 XID that the driver marks as `Fatal`."""
+"""Details of an NVLink 5 XID that the driver marks as `Fatal`."""
 CODES: dict[str, list[int]] = {
     kind: [int(match[1]) for criterion in read_pack("xid").criteria if (match := re.fullmatch(pattern, criterion.id))]
     for kind, pattern in (("xid", r"xid-(\d+)"), ("fatal", r"xid-(\d+)-fatal"), ("sxid", r"sxid-(\d+)"))
@@ -475,9 +475,9 @@ FAULTS = [
     }),
     fault("hung task during the run", "kernel-hung-task", part="kernel log",
         later=KernelMessages((HUNG_TASK,)), scope="event=hung_task"),
-    fault("kernel messages before the run that fail no criterion", "", part="kernel log", before=KernelMessages((
+    fault("tolerated kernel messages before the run", "", part="kernel log", before=KernelMessages((
         HUNG_TASK,
-        *MEMORY_ERROR * 10,  # as many as the criterion allows
+        *MEMORY_ERROR * 10,  # kernel-memory-corrected allows 10
         f"mlx5_core {links.HCAS[2]}: mlx5_pcie_event:299:(pid 7): Detected insufficient power on the PCIe slot (27W).",
         f"pcieport {links.GPU_PORTS[3]}: PCIe Bus Error: severity=Uncorrected (Non-Fatal), type=Transaction Layer, (Receiver ID)",
         "mce: [Hardware Error]: CPU 4: Machine Check: 0 Bank 7: 8c00004000010091",
@@ -819,14 +819,14 @@ REFUSALS = {
 def test_reading_that_the_driver_refuses_is_inconclusive_unless_the_second_snapshot_has_it(
     machine: Machine, codes: tuple[int, int]
 ) -> None:
-    """Each NVML function in REFUSALS fails on one GPU: the first eight with error code `codes[0]`, the others with `codes[1]`."""
+    """Each NVML function in REFUSALS fails on one GPU. The first eight functions return `codes[0]`, the others `codes[1]`."""
     refusals = [(number % 8, getter, codes[number // 8]) for number, getter in enumerate(REFUSALS)]
     refused = tuple(f"gpu.{gpu}.{getter}=!{code}" for gpu, getter, code in refusals)
     answered = tuple(f"gpu.{gpu}.{getter}={REFUSALS[getter][1]}" for gpu, getter, _ in refusals)
     missing = {(name, f"gpu={gpu}") for gpu, getter, _ in refusals for name in REFUSALS[getter][0]}
     for first, later, expected in ((refused, (), missing), ((), refused, missing), (refused, answered, set())):
         verdicts = machine.judge(Fault(name="refused", nvml=first, nvml_later=later))
-        # Without `uniform-power-limit`: it may be inconclusive too, because it compares the default power limits of the GPUs.
+        # `uniform-power-limit` compares the default power limits of the GPUs, so it may be inconclusive too.
         not_passed = [item for item in verdicts if item.verdict != PASS and item.criterion != "uniform-power-limit"]
         assert {item.verdict for item in not_passed} <= {INCONCLUSIVE}
         assert {(item.name, item.scope) for item in not_passed} == expected
@@ -842,7 +842,10 @@ IMPOSSIBLE = {
     "RemappedRows=4294967295 4294967295 0 0": "row-remap-uncorrectable",
     "TotalEccErrors.1.0=18446744073709551615": "ecc-uncorrectable-volatile",
 }
-"""Impossible value from NVML -> a criterion that must be inconclusive. The first is from NVIDIA/dcgm-exporter issue 312."""
+"""Impossible value from NVML -> a criterion that must be inconclusive.
+
+NVIDIA/dcgm-exporter issue 312 reports the temperatures 345, 82505 and 644245923.
+"""
 
 
 def test_impossible_value_is_inconclusive_and_not_a_fault_of_the_gpu(machine: Machine) -> None:

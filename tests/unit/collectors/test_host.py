@@ -262,9 +262,10 @@ def test_local_machine_has_no_errors() -> None:
         ("Features\t: fp asimd\n", "GB200 NVL\n", None),
     ],
 )
-def test_virtual_machine_is_detected_by_cpu_flag_or_on_arm_by_product_name(
+def test_virtual_machine_is_detected_by_cpu_flag_or_product_name(
     tmp_path: Path, flags: str, product: str, virtual: bool | None
 ) -> None:
+    """The product name is used only on ARM, whose processors have no hypervisor flag. `virtual`: None if it is unsupported."""
     files = {"proc/cpuinfo": f"model name\t: A CPU\n{flags}", "sys/class/dmi/id/product_name": product}
     value = readings(host.build_tree(tmp_path, files=files))["host.virtual_machine"]
     assert value == virtual if virtual is not None else isinstance(value, Absent) and value.status == "unsupported"
@@ -306,7 +307,7 @@ def test_invalid_meminfo_is_an_error(text: str) -> None:
         meminfo(text, "MemTotal")
 
 
-def test_meminfo_is_read_with_and_without_unit_or_numa_node() -> None:
+def test_unit_and_numa_node_are_optional_in_meminfo() -> None:
     assert optional_meminfo("HugePages_Total:    12\n", "HugePages_Total") == 12
     assert optional_meminfo("Node 3 MemFree:  2 kB\n", "MemFree") == 2048
 

@@ -1,7 +1,7 @@
 """Test that the text and JSON output of `nvidia-imex-ctl` is parsed.
 
-If the program is missing, hangs, fails or prints garbage, each reading of the host that needs its output must have the reason
-instead of a value.
+If the program is missing, hangs, fails or prints garbage, the readings that need its output must have the reason instead of a
+value.
 """
 
 from __future__ import annotations

@@ -197,13 +197,13 @@ def test_saturated_counter_is_an_error(root: Path, name: str, maximum: int) -> N
 
 
 @pytest.mark.parametrize("text", [None, "N/A (no PMA)"])
-def test_missing_counter_is_unsupported(root: Path, text: str | None) -> None:
+def test_counter_without_a_value_is_unsupported(root: Path, text: str | None) -> None:
     counter = links.port(root, HCA) / "counters/symbol_error"
 
-    def remove_counter(_: Path) -> None:
+    def remove_value(_: Path) -> None:
         counter.unlink() if text is None else counter.write_text(f"{text}\n")
 
-    changes = changed(root, remove_counter)
+    changes = changed(root, remove_value)
     assert {key: getattr(value, "status", "") for key, value in changes.items()} == {
         ("symbol_error", SCOPE): "unsupported"
     }
@@ -231,7 +231,7 @@ def test_missing_adapter_has_no_readings(root: Path) -> None:
 
 
 @pytest.mark.parametrize("interface", ["docker0", "lo", "gone0", ""])
-def test_soft_roce_without_a_nic_and_virtual_functions_are_excluded(interface: str, root: Path) -> None:
+def test_virtual_functions_and_soft_roce_without_a_nic_are_excluded(interface: str, root: Path) -> None:
     links.write(root, "sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n")
     if interface:
         links.write(root, "sys/class/infiniband/rxe0/parent", f"{interface}\n")

@@ -197,7 +197,7 @@ def test_gpu_lost_without_an_xid_is_read_in_every_format(prefix: str, lines: tup
         ("traps: NVRM: GPU 0000:18:00.0: GPU has fallen off the bus.", ""),
     ],
 )
-def test_other_messages_about_a_gpu_are_classified_or_ignored(message: str, kind: str) -> None:
+def test_other_messages_are_classified_or_ignored(message: str, kind: str) -> None:
     for prefix in PREFIXES.values():
         assert counts(prefix + message).messages == ({("0000:18:00.0", kind): 1} if kind else {})
 
@@ -252,7 +252,7 @@ osapi.c.
 @pytest.mark.parametrize("reason", START_FAILURES)
 def test_reason_why_a_gpu_does_not_start_is_reported(reason: str) -> None:
     for lines in START_FAILURES[reason]:
-        # The kernel itself logs _PROBE_FAILED, so this line is always a separate record.
+        # The kernel itself logs _PROBE_FAILED, always as a separate record. A log that ends with this line has only one form.
         for prefix in PREFIXES.values():
             for log in (
                 forms(prefix, lines) if len(lines) > 1 and lines[-1] != _PROBE_FAILED else [[prefix + x for x in lines]]
@@ -289,8 +289,11 @@ def test_reason_without_an_address_is_not_attributed_to_a_gpu_that_fails_much_la
         ("79, GPU has fallen off the bus.", True),
     ],
 )
-def test_only_end_of_a_process_and_withdrawal_of_a_recovery_action_are_no_new_fault(text: str, is_fault: bool) -> None:
-    """NVIDIA/NVSentinel issues 1710 and 1440: the driver logs XID 45 for every process that ends abnormally on a GPU."""
+def test_only_an_xid_that_reports_a_fault_sets_the_time_of_the_last_xid(text: str, is_fault: bool) -> None:
+    """XID 45 is not a fault: the driver logs it for every process that ends abnormally on a GPU.
+
+    See NVIDIA/NVSentinel issues 1710 and 1440. An XID 154 that withdraws a recovery action (`to 0x0`) is not a fault either.
+    """
     for prefix in PREFIXES.values():
         result = counts(f"{prefix}NVRM: Xid (PCI:0000:18:00): {text}")
         assert result.xid.total() == 1
@@ -376,7 +379,10 @@ LOG = ROOT / "tests" / "data" / "kernel_log.txt"
 
 
 def paragraphs() -> list[tuple[set[str], list[str]]]:
-    """Return the expected readings (from the first line) and the other lines of each paragraph of LOG, without LOG's header."""
+    """Return the expected readings and the log lines of each paragraph of LOG.
+
+    The first line of a paragraph lists the expected readings. The header of LOG is skipped.
+    """
     result = []
     for paragraph in LOG.read_text().split("\n\n")[1:]:
         head, *lines = paragraph.rstrip("\n").split("\n")
@@ -426,6 +432,7 @@ def test_message_in_which_a_process_repeats_the_text_of_an_event_is_no_event(pre
 def test_number_of_parts_with_separate_counts_is_limited() -> None:
     lines = [f"nvme nvme{number}: Disabling device after reset failure: -19" for number in range(10_000)]
     read = counts(*lines).events.counts
+    # The first 256 drives have separate counts. The events of all others count for the host.
     assert (len(read) <= 257, read.total(), read["nvme_lost", ("", "")]) == (True, 10_000, 10_000 - 256)
 
 
@@ -487,6 +494,7 @@ def test_number_of_known_bad_pages_is_limited() -> None:
     read = counts(
         *(f"Memory failure: {page:#x}: recovery action for free page: Delayed" for page in [*range(4097), 4096])
     ).events
+    # Only pages 0 to 4095 are remembered, so both messages about page 4096 count.
     assert read.counts.total() == 4098
 
 

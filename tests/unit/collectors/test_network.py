@@ -186,7 +186,7 @@ def members(observed: dict[tuple[str, str], object], bond: str) -> dict[str, obj
     "mode",
     ["balance-rr 0", "active-backup 1", "balance-xor 2", "broadcast 3", "802.3ad 4", "balance-tlb 5", "balance-alb 6"],
 )
-def test_in_every_mode_a_member_of_a_bond_is_up_only_if_it_has_a_link(root: Path, mode: str, state: str) -> None:
+def test_member_of_a_bond_is_up_only_if_its_mii_status_is_up(root: Path, mode: str, state: str) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: state})
     links.write(root, "sys/class/net/bond0/bonding/mode", f"{mode}\n")
     assert members(readings(root), "bond0") == {links.ROCE_INTERFACE: True, NIC: state == "up"}

@@ -609,8 +609,8 @@ def test_lost_gpu_has_no_peer_paths(reader: nvml.Reader) -> None:
 def lost_gpu_changes(healthy: Readings, gpu: int, why: str = LOST) -> Readings:
     """Return the changes of readings if this GPU does not answer.
 
-    `why` becomes the value of its readings. For each name in LINK_READINGS, one reading of the GPU replaces those of its links.
-    The paths from and to the GPU are removed.
+    `why` becomes the value of the GPU's readings. For each name in LINK_READINGS, one reading of the GPU replaces those of its
+    links. The paths from and to the GPU are removed.
     """
     gpu_readings: Readings = {
         key: None if "link=" in key or "peer=" in key else why for key in healthy if belongs_to(key, [gpu])
@@ -660,9 +660,7 @@ PER_GPU = sorted(
 
 
 @pytest.mark.parametrize("first", range(0, len(PER_GPU), 4))
-def test_recovery_action_is_gpu_reset_if_the_driver_refuses_any_reading_until_a_reset(
-    reader: nvml.Reader, first: int
-) -> None:
+def test_recovery_action_is_gpu_reset_if_one_getter_requires_a_reset(reader: nvml.Reader, first: int) -> None:
     """On each GPU with an odd index, the driver refuses one of the getters until a reset.
 
     On all GPUs, the driver reports no recovery action, like a driver before R570.
@@ -671,10 +669,13 @@ def test_recovery_action_is_gpu_reset_if_the_driver_refuses_any_reading_until_a_
     before_r570 = "FieldValues.230=!3"
     lines = (f"gpu.{gpu}.{getter}=!16" for gpu, getter in refused.items())
     observed = readings(reader, "healthy-h100x8", before_r570, *lines)
-    # Some getters are exempt because the collector does not call them here. CurrentClocksThrottleReasons is called only if the
-    # library lacks CurrentClocksEventReasons, and the getters of GPM only by an exporter. NvLinkErrorCounter is never called for
-    # the counters 3 and 4. Others are exempt because they serve only for paths between GPUs, which do not affect the recovery
-    # action: P2PStatus, and NvLinkRemoteDeviceType of all links but the first.
+    # Some getters are exempt because the collector does not call them here:
+    # - CurrentClocksThrottleReasons is called only if the library lacks CurrentClocksEventReasons.
+    # - The getters of GPM are called only by an exporter.
+    # - NvLinkErrorCounter is never called for the counters 3 and 4.
+    # Others are exempt because they serve only for paths between GPUs. Paths do not affect the recovery action:
+    # - P2PStatus
+    # - NvLinkRemoteDeviceType of all links but the first
     exempt = re.compile("CurrentClocksThrottleReasons|Gpm|P2PStatus|NvLinkErrorCounter|NvLinkRemoteDeviceType")
     for gpu, getter in refused.items():
         assert observed[f"gpu.recovery_action gpu={gpu}"] == "gpu_reset" or exempt.match(getter), getter
@@ -683,7 +684,7 @@ def test_recovery_action_is_gpu_reset_if_the_driver_refuses_any_reading_until_a_
 
 
 @pytest.mark.parametrize("full_snapshot", [True, False])
-def test_gpu_that_refuses_every_call_until_a_reset_counts_as_present(reader: nvml.Reader, full_snapshot: bool) -> None:
+def test_gpu_that_requires_a_reset_is_included_in_the_count(reader: nvml.Reader, full_snapshot: bool) -> None:
     lines = ("gpu.3.*=!16", "P2PStatus.3.*=!16", "TopologyCommonAncestor.3=!16")
     observed = flat(reader.take("healthy-h100x8", *lines, full_snapshot=full_snapshot)["snapshot"])
     assert observed["gpu.recovery_action gpu=3"] == "gpu_reset"
@@ -804,7 +805,7 @@ class TestDeviceFile:
         return caught.value.absent
 
     @pytest.mark.parametrize("number", [errno.EPERM, errno.EACCES])
-    def test_reason_names_a_device_that_may_not_be_opened(
+    def test_reason_names_a_device_that_cannot_be_opened(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
     ) -> None:
         def deny(*_: object) -> None:
@@ -880,11 +881,11 @@ def repeated_snapshots(
 ) -> list[tuple[float, Readings]]:
     """Take several snapshots with one collector. Return the duration in seconds and the readings of each snapshot.
 
-    The collector waits 0.5 s for the GPUs. The first snapshot is that of `scenario`. Before each further snapshot, one line of
-    `later` is added to the scenario.
+    The collector waits at most 0.5 s for the GPUs, and at most 2 s (PEERS_DEADLINE_S) for the paths between them. The first
+    snapshot is that of `scenario`. Before each further snapshot, one line of `later` is added to the scenario.
 
     With `kept_open`, NVML must still be open after these snapshots, because a call is pending. Otherwise, more snapshots follow
-    until the pending call has returned and the collector has closed NVML, and then a last one.
+    until the pending call has returned and the collector has closed NVML. One last snapshot is then taken.
     """
     mode = "keep_open" if kept_open else "wait_until_closed"
     arguments = ["-c", REPEATED_SNAPSHOTS, "0.5", scenario, mode, *later]
@@ -1022,7 +1023,7 @@ def test_nvlink_5_has_other_counters_than_nvlink_4(reader: nvml.Reader) -> None:
 
 @pytest.mark.parametrize(("code", "ratio"), [(0xFFF, 0.0), (0x0FF, 0.0), (0, 0.0), (0x50C, 5e-12), (0x132, 1e-50)])
 def test_bit_error_ratio_is_decoded_and_is_zero_without_errors(code: int, ratio: float) -> None:
-    """For a link without errors, NVML returns 15e-255, a number that a record may not contain."""
+    """For a link without errors, NVML returns 15e-255 (0xFFF)."""
     assert links._bit_error_ratio(code) == pytest.approx(ratio, rel=1e-9, abs=0.0)
 
 
@@ -1158,7 +1159,7 @@ def test_scrape_has_all_readings_of_a_full_snapshot_except_snapshot_only_ones(
     assert changes(healthy, first) == {key: None for key in healthy if key.split()[0] in snapshot_only}
 
 
-def test_cached_readings_are_those_of_the_gpu_and_not_of_its_index(reader: nvml.Reader) -> None:
+def test_replaced_gpu_does_not_get_the_cached_readings_of_the_earlier_gpu(reader: nvml.Reader) -> None:
     swapped = ("gpu.2.UUID=GPU-00000000-1111-2222-3333-444444444444", "gpu.2.Serial=1650000000099")
     before, after = (
         flat(reader.take("healthy-h200x4", *lines, full_snapshot=False)["snapshot"]) for lines in ((), swapped)
@@ -1360,7 +1361,7 @@ def test_nvml_error_becomes_a_reason(code: int, expected: Absent) -> None:
 # ---- readings that NVML denies for a moment ----
 
 CALLS = 250
-"""About as many calls as a full snapshot makes for one GPU."""
+"""Approximate number of calls that a full snapshot makes for one GPU."""
 
 
 @pytest.mark.parametrize(
@@ -1385,7 +1386,9 @@ def test_momentary_denial_loses_no_reading(
     assert changes(healthy, readings(reader, "healthy-h100x8", *lines)) == {}
 
 
-def test_denial_of_all_gpus_loses_no_reading_that_was_read_before(reader: nvml.Reader, healthy: Readings) -> None:
+def test_momentary_denial_by_all_gpus_loses_no_reading_that_was_read_before(
+    reader: nvml.Reader, healthy: Readings
+) -> None:
     observed = readings(reader, "healthy-h100x8", "gpu.*.NvLinkErrorCounter.*=!3 for 40 after 0")
     assert changes(healthy, observed) == {}
 
@@ -1526,7 +1529,7 @@ def test_exporter_reads_link_counters_in_the_background(library: Path, tmp_path:
         "the third collection must start a refresh, whose result the fourth collection reports"
     )
     assert counted in (["0", "0", "0"], ["0", "0", "7"]), (
-        "the second collection must report the old value; the third may report the new value if the machine is busy"
+        "the second collection must report the old value; if it comes late, it starts the refresh, and the third may report 7"
     )
 
 

@@ -158,7 +158,8 @@ def test_lanes_without_current_and_light_are_not_in_use() -> None:
     assert readings["rx_power.alarm", "5"] == readings["rx_los", "5"] == Absent.unsupported("the lane is not in use")
 
 
-def test_measurements_are_errors_if_the_voltage_shows_that_their_page_was_not_read() -> None:
+def test_measurements_are_errors_if_their_memory_page_cannot_be_read() -> None:
+    """An unreadable page has only bytes of 0xFF. As a voltage, 0xFFFF is 6.5535 V."""
     text = optics.ethtool("qsfp28-sr4-healthy.v6.7.txt").replace("3.2800 V", "6.5535 V")
     readings = parse_module(text).readings(has_link=True)
     assert isinstance(readings["temperature", ""], Absent)
@@ -232,7 +233,7 @@ def test_bnxt_ring_names_with_a_colon_are_not_mistaken_for_counters() -> None:
     assert readings["fec_uncorrectable", ""] == 0
 
 
-def test_statistics_of_a_cloud_instance_have_only_the_exceeded_allowance() -> None:
+def test_ena_driver_counts_only_packets_beyond_the_allowance_of_a_cloud_instance() -> None:
     readings = parse_statistics(optics.ethtool("ethtool-S-ena.txt"))
     assert measured(readings) == {("allowance_exceeded", ""): 912}
     assert readings["symbol_errors", ""] == Absent.unsupported("the driver does not count it (ethtool -S)")
@@ -282,7 +283,7 @@ def test_link_state_is_read_from_each_mlxlink_output(capture: str) -> None:
 
 @pytest.mark.parametrize("text", ["15E-255", "15e-255", "1E-254", "0", "0E0"])
 def test_bit_error_rate_without_errors_is_zero_in_every_notation(text: str) -> None:
-    """mlxlink prints a rate of 0 as `15E-255`. The reading must be exactly 0: a record may not contain a number that small."""
+    """mlxlink prints a rate of 0 as `15E-255`. The reading must be exactly 0, because a record rejects so small a number."""
     rows = {**parse_rows(optics.mlxlink("cx7-ndr-optical-healthy.mft431.json")), "Symbol BER": text}
     assert port_of(rows)["symbol_ber", ""] == 0.0
 
@@ -520,9 +521,7 @@ def test_failing_mlxlink_is_an_error_with_its_message(root: Path) -> None:
     assert value == Absent.error(expected)
 
 
-def test_hanging_mlxlink_makes_only_the_readings_of_its_port_errors(
-    root: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hanging_mlxlink_affects_only_its_port(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("collectors.optics.mlxlink_program.DEADLINE_S", 0.2)
     write_program(root / optics.MLXLINK, 'case "$2" in mlx5_0) exec sleep 60;; esac; exec cat "$0.d/$2"')
     readings = collect(root)

@@ -147,7 +147,7 @@ def test_link_at_the_limit_of_its_port_is_neither_slowed_nor_narrowed(root: Path
     )
 
 
-def test_drive_is_never_narrowed_or_slowed(root: Path) -> None:
+def test_slow_and_narrow_link_of_a_drive_changes_only_its_generation_and_width(root: Path) -> None:
     changes = changed(root, lambda root: links.set_link(root, DRIVE, "current", speed="8.0", width=2))
     assert changes == device_readings(DRIVE, generation=3, width=2)
 
@@ -247,7 +247,7 @@ def test_missing_or_invalid_aer_total_is_an_error(text: str) -> None:
 @pytest.mark.parametrize(
     "address", [GPU, PORT, links.HCA_PORTS[1]], ids=["GPU", "port above the GPU", "port above the adapter"]
 )
-def test_only_acs_of_a_port_above_gpu_or_adapter_redirects_traffic(root: Path, address: str) -> None:
+def test_only_acs_of_the_switch_port_above_gpu_or_adapter_redirects_traffic(root: Path, address: str) -> None:
     changes = changed(root, lambda root: links.set_acs(root, address, links.ACS_KERNEL))
     expected = (
         {}
@@ -257,15 +257,17 @@ def test_only_acs_of_a_port_above_gpu_or_adapter_redirects_traffic(root: Path, a
     assert changes == expected
 
 
-def test_acs_of_a_root_port_does_not_redirect_traffic_below_one_switch(root: Path) -> None:
+def test_acs_of_a_root_port_does_not_affect_traffic_within_the_switch(root: Path) -> None:
     changes = changed(root, lambda root: links.set_acs(root, links.ROOT_PORTS[1], links.ACS_KERNEL))
     assert changes == device_readings(links.ROOT_PORTS[1], acs__enabled=True)
 
 
-@pytest.mark.parametrize("control", [0x01, 0x11, 0x5D])
-def test_acs_control_without_redirection_or_with_direct_translated_p2p_does_not_redirect(
-    root: Path, control: int
-) -> None:
+@pytest.mark.parametrize(
+    "control",
+    [0x01, 0x11, 0x5D],
+    ids=["source validation", "source validation and upstream forwarding", "redirection with direct translated P2P"],
+)
+def test_harmless_acs_control_changes_no_reading(root: Path, control: int) -> None:
     assert changed(root, lambda root: links.set_acs(root, PORT, control)) == {}
 
 

@@ -93,7 +93,8 @@ LOST_MDSTAT = {
 """Case -> head and body for `mdstat`, number of missing members (None: not checked), and members that are reported as lost.
 
 `slot1` is the empty slot 1 (slots count from 0). `empty1` is an empty slot whose number is unknown: several slots seem empty, and
-one of them belongs to the failed or rebuilding member. `array=md0` is the whole array.
+one of them belongs to the failed or rebuilding member. `array=md0` is the whole array. A member that is being rebuilt is unknown,
+not lost.
 """
 
 
@@ -102,7 +103,7 @@ def test_healthy_array_in_mdstat_has_no_lost_member(tmp_path: Path, head: str, b
     observed = readings(write(tmp_path, {"proc/mdstat": mdstat(head, body)}))
     assert lost(observed) == set()
     assert observed["storage.array.works array=md0"] is True
-    # /proc/mdstat has no counts such as [2/2] for RAID 0 and containers. Their number of missing members is then read from /sys.
+    # For RAID 0 and containers, /proc/mdstat has no counts such as [2/2]. The collector then looks in /sys, which is empty here.
     assert observed["storage.array.missing array=md0"] in (0, Absent.error(f"/{MD}/degraded: /sys is not mounted"))
 
 
@@ -206,7 +207,7 @@ def test_lost_member_in_sysfs_is_named(tmp_path: Path, files: Mapping[str, str],
         assert observed["storage.array.missing array=md0"] == int(files[f"{MD}/degraded"])
 
 
-def test_array_that_only_one_source_reports_as_degraded_counts_as_degraded(tmp_path: Path) -> None:
+def test_loss_that_only_mdstat_reports_is_reported(tmp_path: Path) -> None:
     files = {
         "proc/mdstat": mdstat("active raid1 sdb1[1](F) sda1[0]", "blocks super 1.2 [2/1] [U_]"),
         f"{MD}/array_state": "clean",

@@ -175,7 +175,7 @@ def test_missing_program_is_unsupported(tmp_path: Path) -> None:
         ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.65.06  Release Build\n", "580.65.06", True),
     ],
 )
-def test_version_of_the_kernel_module_and_whether_it_is_open_are_read(text: str, version: str, is_open: bool) -> None:
+def test_version_and_kind_of_the_kernel_module_are_read(text: str, version: str, is_open: bool) -> None:
     assert module_version(text) == version
     assert is_open_module(text) is is_open
 
@@ -231,5 +231,5 @@ def test_error_message_is_the_first_printable_line(stdout: str, stderr: str, mes
     assert programs.error_message(subprocess.CompletedProcess([], 1, stdout, stderr)) == message
 
 
-def test_missing_program_run_without_arguments_is_named_in_the_error(tmp_path: Path) -> None:
+def test_error_names_the_missing_program(tmp_path: Path) -> None:
     assert programs.run_program(tmp_path / "tool") == Absent.error("tool: No such file or directory")

@@ -174,7 +174,7 @@ DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f
 def test_namespaces_of_each_built_in_controller_are_counted(
     tmp_path: Path, healthy: Readings, files: Mapping[str, str], namespaces: int | None
 ) -> None:
-    # None: the controller has no reading: it is not on the PCI bus, is for administration only, is being removed, or is virtual.
+    # None: the controller has no reading.
     expected = {} if namespaces is None else {"storage.controller.namespaces disk=nvme5": namespaces}
     assert {name: healthy[f"storage.controller.namespaces disk={name}"] for name in ("nvme0", "nvme1")} == {
         "nvme0": 1,
@@ -275,7 +275,7 @@ def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
 
 @pytest.mark.parametrize("options", ["ro - overlay overlay rw", "ro - overlay overlay ro", "rw - overlay overlay ro"])
 def test_state_of_var_is_unsupported_in_a_container_with_a_read_only_root(tmp_path: Path, options: str) -> None:
-    """`storage.state.read_only` is whether /var is read-only. Here /var is not a mount point, so the root file system counts.
+    """`storage.state.read_only` is whether /var is read-only. Here /var is on the root file system.
 
     The pods of Rackproof's DaemonSet have a read-only root file system by design (`readOnlyRootFilesystem`).
     """

@@ -45,7 +45,7 @@ CAPTURES = {
     "lldpctl-sonic.json": {"ens9np0": SONIC},
     "lldpctl-two.json": {"ens8f0np0": CUMULUS, "ens9np0": SONIC},
 }
-"""Name of a file in tests/data/lldp, which has output of lldpctl -> the result of `parse_lldp` for this output."""
+"""File in tests/data/lldp with output of lldpctl -> result of `parse_lldp`."""
 
 
 def readings(root: Path) -> dict[str, dict[str, Value | Absent]]:
@@ -114,7 +114,7 @@ def test_second_switch_on_a_port_is_an_error_and_the_lldp_agent_of_an_adapter_is
     }
 
 
-def test_name_of_a_port_is_preferred_to_a_chassis_id_in_its_place() -> None:
+def test_port_name_is_preferred_to_a_chassis_id() -> None:
     """SONiC sends the chassis ID as the port ID until it has configured LLDP; afterwards it sends the name of the port.
 
     lldpd on the host keeps the old entry for some time. During this time it lists two neighbors for one switch port (lldpd/lldpd
@@ -360,9 +360,9 @@ CABLE = re.compile(
 
 
 def test_each_cable_of_a_captured_fabric_is_parsed() -> None:
-    """The capture has two lines for each of its 7 cables: each names the node at one end of the cable, and CABLE matches it.
+    """The capture has 7 cables, and one line for each end of a cable. CABLE matches these lines.
 
-    The test builds the output of smpquery from each such line.
+    From each line, the test builds the output of smpquery.
     """
     cable_ends = CABLE.findall((FABRICS / "ibnetdiscover-quantum2.txt").read_text())
     assert len(cable_ends) == 14

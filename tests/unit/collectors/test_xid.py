@@ -289,7 +289,7 @@ def test_full_snapshot_adds_overwritten_records_from_the_journal_once(tmp_path: 
     assert result["xid.log_complete"] == {"host": True}
 
 
-def test_log_with_dates_instead_of_uptimes_counts_as_incomplete(tmp_path: Path) -> None:
+def test_log_with_dates_instead_of_uptimes_is_incomplete(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text("Nov 20 14:03:20 gpu-7 kernel: NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")
     for full_snapshot in (False, True):

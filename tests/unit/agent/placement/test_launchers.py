@@ -147,7 +147,7 @@ def test_wrong_launcher_variables_are_reported(launcher: str, variables: dict[st
 
 
 def test_single_process_of_another_launcher_is_allowed() -> None:
-    """The only process of srun or mpirun may start torchrun, because no other process starts the same ranks too.
+    """If srun or mpirun starts a single process, that process may start torchrun: no other process starts the same ranks.
 
     Examples: a shell in a Slurm job of one task, `mpirun -np 1`.
     """
@@ -276,7 +276,7 @@ def test_number_of_processes_that_differs_from_the_plan_is_refused(plan: Plan, s
         membership.select_members(plan, plan.host("h1"), "", started)
 
 
-def test_hosts_that_differ_from_the_plan_are_refused(plan: Plan) -> None:
+def test_wrong_hosts_of_a_gang_are_refused(plan: Plan) -> None:
     with pytest.raises(PlacementError, match=r"mpirun started processes on h1, h3, but the gang is h1, h2"):
         membership.select_members(plan, plan.host("h1"), "", placement(2, 1, hosts=("h1", "h3")))
     with pytest.raises(PlacementError, match="'h9' is not in the plan of run r1"):
@@ -523,7 +523,7 @@ print(json.dumps([outcomes, "torch" in sys.modules]))
 
 
 def run_launches(torch_trap: Path, *cases: tuple[Mapping[str, str], Sequence[object]]) -> list[tuple[int, str]]:
-    """Run `rackproof launch` for each case in one process, which must not import torch; return exit codes and outputs."""
+    """Run `rackproof launch` for all cases in the same process, which must not import torch. Return exit codes and outputs."""
     (torch_trap / "launches.py").write_text(RUN_LAUNCHES)
     calls = [[dict(variables), ["launch", *map(str, arguments)]] for variables, arguments in cases]
     done = run_program(torch_trap, {}, "launches", json.dumps(calls))

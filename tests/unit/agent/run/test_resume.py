@@ -1,7 +1,7 @@
 """Resume interrupted runs, and refuse simultaneous use of a run directory or a host.
 
 On the control node, a lock allows only one playbook at a time in a run directory. On each host, a lease allows only one run at a
-time. A claim, in the lock and in the lease, identifies the process that executes a run, and its operator.
+time. The lock and the lease each have a claim, which identifies the operator and the process of a run.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def other_process() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def make_claim(pid: int, directory: Path, **changes: object) -> Claim:
-    """Return the claim of process `pid` of alice on control1 to the run in `directory`. `changes`: fields to replace."""
+    """Return a claim to the run in `directory` by process `pid` of alice on control1. `changes`: fields to replace."""
     claim = locks.claim(directory.name, directory.parent, pid, "2026-11-21T04:00:00.000000Z")
     return replace(claim, user="alice", host="control1", **changes)  # type: ignore[arg-type]
 
@@ -336,7 +336,7 @@ def test_same_run_id_with_another_nonce_is_another_run(tmp_path: Path) -> None:
         lease.acquire(tmp_path / "runs" / "r1", other, claim_since(tmp_path, "r1", "05:00", **OTHER_OPERATOR))
 
 
-def test_host_of_a_run_with_the_same_id_and_another_nonce_is_in_use_and_is_not_released(tmp_path: Path) -> None:
+def test_run_cannot_release_the_host_of_another_run_with_the_same_id(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
     nonce = make_plan("r1").nonce
     assert lease.held_by_other(tmp_path, "r1", nonce) is None
@@ -498,7 +498,7 @@ def test_stop_does_not_end_another_run(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     "options", [["--run-dir", "/x/runs/r1", "--end"], ["--take-over"], ["--run-dir", "/x/runs/r2", "--take-over"]]
 )
-def test_stop_with_the_option_end_or_take_over_ends_the_supervisor(
+def test_stop_ends_the_supervisor_on_request(
     tmp_path: Path, supervisor: subprocess.Popen[str], options: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rackproof.main(["stop", str(tmp_path / "exporter"), *options]) == 0
@@ -507,7 +507,7 @@ def test_stop_with_the_option_end_or_take_over_ends_the_supervisor(
     assert not (tmp_path / "lease.json").exists()
 
 
-def test_stop_without_the_option_end_keeps_a_running_stage(
+def test_stop_keeps_a_running_stage_by_default(
     tmp_path: Path, supervisor: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rackproof.main(["stop", str(tmp_path / "exporter"), "--run-dir", "/x/runs/r1"]) == 0
@@ -563,7 +563,7 @@ def test_process_that_ends_before_it_is_ready_is_an_error(tmp_path: Path) -> Non
 
 
 def start_and_wait(directory: Path, program: str) -> subprocess.CompletedProcess[str]:
-    """Let a process start `program` in the background and wait until `program` is ready; return that process after its end."""
+    """Return the result of a process that starts `program` in the background and waits until `program` is ready."""
     start = "from pathlib import Path; from agent.run import background; "
     start += (
         f"print(background.start(['-c', {program!r}], Path({str(directory)!r}), 'exporter', wait_until_ready=True))"
@@ -579,16 +579,14 @@ def make_unkillable_stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(os, "kill", lambda pid, number: None)
 
 
-def test_process_that_no_signal_ends_is_not_reported_as_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unkillable_process_is_not_reported_as_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_unkillable_stage(tmp_path, monkeypatch)
     message = str(background.stop(tmp_path, "benchmark"))
     assert message.startswith(f"benchmark still runs: process {os.getpid()} hangs in the kernel")
     assert background.wait(tmp_path, "benchmark", -1.0) == f"{message}\n"
 
 
-def test_process_that_ends_before_the_signal_is_reported_as_ended(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_stop_succeeds_if_the_process_ends_before_the_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make_unkillable_stage(tmp_path, monkeypatch)
 
     def end(pid: int, number: int) -> None:
@@ -626,7 +624,7 @@ def test_repeated_stage_prints_the_record_on_stdout_and_the_note_on_stderr(
 
 
 def test_poll_of_a_stopped_soak_does_not_acquire_the_host_again(tmp_path: Path) -> None:
-    """`rackproof soak --looks` polls a soak. It renews the lease with `only_if_held`."""
+    """`rackproof soak --looks` polls a soak, and renews the lease with `only_if_held`."""
     acquire(tmp_path, "r1")
     lease.renew(tmp_path / "runs" / "r1", make_plan("r1"), only_if_held=True)
     lease.release(tmp_path, "r1")

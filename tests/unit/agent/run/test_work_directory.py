@@ -1,4 +1,7 @@
-"""The work directory of a launch, which the supervisor (the process that runs the launch on a host) reads, and archived logs."""
+"""The work directory of a launch, and the archived logs.
+
+The supervisor is the process that runs the launch on a host. It reads the work directory.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ def test_benchmark_runs_until_the_next_one_begins(tmp_path: Path, since: float, 
 
 
 def last_state(**fields: Any) -> RankState:
-    """Return the last state of a rank that the supervisor observed: in phase `training`, unless `fields` has another phase."""
+    """Return the rank state that the supervisor observed last. Its phase is `training`, unless `fields` has another phase."""
     return RankState(**{"rank": 0, "scope": "gpu=0", "phase": "training", **fields})
 
 
@@ -171,9 +174,8 @@ def test_tail_is_limited_in_size_and_always_decodable_and_empty_without_a_log(tm
         ("x" * 400, "x" * MAX_LAST_LINE),
     ],
 )
-def test_error_line_of_a_log_is_the_last_that_names_an_exception_or_else_the_last_printable_one(
-    tmp_path: Path, log: str, line: str
-) -> None:
+def test_error_line_is_the_last_line_that_names_an_exception(tmp_path: Path, log: str, line: str) -> None:
+    """If no line names an exception, the last line with printable text is used. Unprintable characters are removed."""
     path = tmp_path / "log"
     path.write_text(log)
     assert last_error_line(path) == line

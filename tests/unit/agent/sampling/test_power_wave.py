@@ -163,7 +163,8 @@ def test_stuck_meter_is_an_error_and_not_unsupported() -> None:
         assert all("the power stayed at" in item.reason for item in observed)
 
 
-def test_slew_is_the_median_over_the_periods_of_the_fastest_rise_between_two_values() -> None:
+def test_slew_is_the_median_of_the_fastest_rise_in_each_period() -> None:
+    """A rise is measured between two successive values."""
     wave = power_wave(meter(2.0, noise=0.5, window_s=0.001, update_s=0.1), BEGIN, 2.0)
     assert wave.slew == pytest.approx(600 / 0.1, rel=0.06)
     slow = power_wave(meter(2.0, noise=0.5, window_s=0.4, update_s=0.1), BEGIN, 2.0)

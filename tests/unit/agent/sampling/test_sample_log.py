@@ -30,7 +30,7 @@ def window(benchmark: str, begin: float, end: float) -> dict[str, Any]:
 
 
 def figures(telemetry: Telemetry, *args: Any) -> dict[str, Observation]:
-    """Return the sampled figures of `window(*args)`, without those for throttle reasons other than `hw_thermal`."""
+    """Return the sampled figures of `window(*args)`. Of the throttle reasons, only `hw_thermal` is included."""
     observed = telemetry.observations([window(*args)], [], "benchmark")
     return {item.name: item for item in observed if item.params.get("reason", "sw_thermal") == "hw_thermal"} | {
         item.name: item for item in observed if "reason" not in item.params
@@ -62,7 +62,7 @@ def run_launch(begun: dict[str, float], seconds: float, read: Any) -> Telemetry:
 
 
 def test_long_benchmark_that_ended_long_ago_and_short_benchmark_at_the_end_have_figures() -> None:
-    """After the end of `stress`, ten times as many samples follow as a log can hold. `straggler` lasts for less than a second."""
+    """The samples after the end of `stress` would fill a log ten times. `straggler` lasts for less than a second."""
     begun = {"stress": 0.0, "digest": 60.0, "straggler": 260.2, "collective": 261.0}
     telemetry = run_launch(
         begun,
@@ -94,7 +94,7 @@ def test_window_longer_than_a_log_is_covered_from_begin_to_end() -> None:
     assert stress["stress.throttled_share"].value == pytest.approx(0.1, abs=0.02)
 
 
-def test_samples_that_are_kept_after_merging_are_not_all_from_the_same_phase_of_a_pulsed_load() -> None:
+def test_merging_keeps_samples_from_both_phases_of_a_pulsed_load() -> None:
     telemetry = run_launch({"stress": 0.0}, 200.0, lambda at: sample(690.0 if round(at / PERIOD_S) % 2 else 90.0))
     assert figures(telemetry, "stress", 0.0, 199.9)["stress.power"].value == pytest.approx(390, abs=60)
 
@@ -113,7 +113,7 @@ def test_longest_gap_between_samples_is_known_after_the_samples_are_merged(gap: 
     assert other.reads == pytest.approx(2000, abs=40)
 
 
-def test_failed_sample_makes_the_figures_of_its_window_errors_after_it_is_merged() -> None:
+def test_failed_sample_is_not_lost_when_samples_are_merged() -> None:
     telemetry = run_launch({"stress": 0.0}, 400.0, lambda at: LOST if 200.0 <= at < 200.04 else sample())
     for item in figures(telemetry, "stress", 0.0, 399.9).values():
         assert item.status == ERROR

@@ -133,9 +133,7 @@ def test_collector_that_still_blocks_is_not_started_again(gate: threading.Event)
     assert isinstance(outcome["stuck"], float)
 
 
-def test_sampler_starts_a_collector_that_blocks_only_once(
-    gate: threading.Event, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sampler_starts_a_blocked_collector_only_once(gate: threading.Event, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot_module, "COLLECT_DEADLINE_S", 0.02)
     monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.001)
     starts, several = [], threading.Event()

@@ -62,7 +62,7 @@ def test_supervisor_waits_for_the_thread_unless_an_exception_ended_the_launch(
 
 
 def test_sampler_passes_its_dictionary_of_stuck_collectors_to_each_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So a collector that blocks in one snapshot is not called again in the next ones."""
+    """`take_snapshot` does not call the collectors in this dictionary that still block."""
     calls: list[Any] = []
 
     def take(collectors: Any, **fields: Any) -> Any:
@@ -89,8 +89,8 @@ def snapshot(at: int, watts: Any = 0.0, *alarms: str, **throttled: Any) -> Snaps
     Args:
         at: second of the minute.
         watts: power of GPU 0.
-        alarms: texts, each in place of a GPU index. The clock of each such GPU could not be read, which is an alarm.
-        throttled: throttle reason -> whether it is active on GPU 0, which is also an alarm, except for `power_cap`.
+        alarms: GPUs whose clock could not be read, named by any text. Each such reading is an alarm.
+        throttled: throttle reason -> whether it is active on GPU 0. Each active reason except `power_cap` is an alarm.
     """
     return Snapshot(
         stage="benchmark",

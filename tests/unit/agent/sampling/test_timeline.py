@@ -57,7 +57,7 @@ def gpu_sample(at: float, index: int = 0) -> GpuSample:
 def launch_trace(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **over: Any) -> Trace:
     """Return the trace of a launch of this duration, with `hz` samples per second.
 
-    `over`: `gpuN` -> function that returns the sample of GPU N at a time, in place of `gpu_sample`.
+    `over`: `gpuN` -> function that replaces `gpu_sample` for GPU N. Its argument is the time.
     """
     telemetry = ManualTelemetry(range(gpus))
     for tick in range(int(seconds * hz)):
@@ -414,7 +414,7 @@ def test_plots_are_left_out_if_they_would_displace_host_pages(plan: Plan) -> Non
     assert len(json.dumps(page_data, separators=(",", ":"), ensure_ascii=False).encode()) <= room
 
 
-def test_report_on_a_host_without_its_measurements_has_no_timeline(plan: Plan) -> None:
+def test_host_report_without_measurements_has_no_timeline(plan: Plan) -> None:
     host = replace(with_trace(plan, launch_trace(60)).hosts[0], decision="rejected")
     assert host.launches[0].timeline
     assert all(launch.timeline is None for launch in without_measurements(host).launches)

@@ -191,7 +191,7 @@ def measurement(value: float, name: str = "stress.throughput", **params: Any) ->
 
 
 def aggregated(*observations: Observation) -> Observation:
-    """Return the aggregate of these observations of one figure, one from each round."""
+    """Return the aggregate of these observations. All are of one figure, each from another round."""
     recorder, aggregates = Recorder(), []
     for number, observation in enumerate(observations, 1):
         aggregates = aggregate_rounds(aggregates, [observation], recorder, at_s=number * 300.0, number=number)
@@ -226,7 +226,7 @@ def test_samples_include_a_round_that_is_in_the_record_but_not_in_the_recorder(n
 def test_coefficient_of_variation_is_plausible_even_if_a_long_pause_follows_most_rounds() -> None:
     """A pause of days makes the time buckets so long that a single bucket has all rounds before the pause.
 
-    The mean of that bucket hides how its rounds vary, so the coefficient of variation is raised to what the extremes require.
+    The mean of that bucket hides how its rounds vary. The extremes give a lower bound of the coefficient of variation.
     """
     recorder, found = Recorder(), []
     for number, value in enumerate([0.9, 1.1] * 10 + [1.0], 1):
@@ -259,7 +259,7 @@ def test_observations_that_differ_only_in_their_sizes_are_aggregated_to_one() ->
         ("integrity.tested_share", (0.98, 0.5, 0.98), 0.5),
         ("training.loss_finite", (True, False, True), False),
         ("digest.value", ("aa", "bb", "aa"), "aa, then bb"),
-        ("digest.value", ("aa", "aa", "aa"), "aa"),
+        ("digest.value", ("aa", "aa", "aa"), "aa"),  # no bad round
     ],
 )
 def test_good_rounds_do_not_hide_a_bad_round(name: str, values: Sequence[Any], expected: Any) -> None:
@@ -297,7 +297,7 @@ def test_first_memory_error_with_each_number_is_kept() -> None:
 
 
 def test_rate_without_a_series_is_aggregated_to_its_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The recorder already has MAX_SERIES series, so it keeps no values of this rate from which to compute the median."""
+    """The recorder has reached MAX_SERIES, so it keeps no values of this rate. A median would need them."""
     monkeypatch.setattr(timeline, "MAX_SERIES", 0)
     result = aggregated(*(measurement(value) for value in (10.0, 12.0, 5.0)))
     assert result.value == 9.0
@@ -305,7 +305,7 @@ def test_rate_without_a_series_is_aggregated_to_its_mean(monkeypatch: pytest.Mon
     assert (result.samples.n, result.samples.min, result.samples.max) == (3, 5.0, 12.0)
 
 
-def test_sum_of_wrong_results_beyond_the_limit_of_series_has_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sum_of_wrong_results_without_a_series_has_no_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(timeline, "MAX_SERIES", 0)
     result = aggregated(*(measurement(value, "stress.wrong_products") for value in (3, 2)))
     assert (result.value, result.samples) == (5, None)
@@ -338,7 +338,7 @@ def test_figure_without_a_series_has_one_sample_per_round(
     assert _sample_problem(result.samples, float(result.value or 0), has_rounds=True) == ""
 
 
-def test_any_number_of_changes_between_two_digests_counts_as_one_mismatch_and_both_are_kept() -> None:
+def test_repeated_changes_between_two_digests_are_one_mismatch() -> None:
     recorder, aggregates = Recorder(), []
     for number, digest in enumerate(("aa", "aa", "bb", "aa", "bb"), 1):
         observed = [
@@ -358,7 +358,7 @@ def test_error_in_one_round_is_an_error_of_the_soak() -> None:
 
 @pytest.mark.parametrize("name", ["integrity.wrong_words", "digest.mismatches", "pairs.wrong_elements"])
 @pytest.mark.parametrize(("values", "expected"), [((3, None, 0), 3), ((None, 3, None), 3), ((0, None, 0), None)])
-def test_wrong_results_count_even_if_they_could_not_be_counted_in_other_rounds(
+def test_error_in_one_round_does_not_hide_wrong_results_of_another(
     name: str, values: tuple[int | None, ...], expected: int | None
 ) -> None:
     """`values`: count in each round, None if the round had an error; `expected`: aggregate, None if it is an error."""
@@ -494,7 +494,7 @@ def test_killed_soak_resumes_and_keeps_measurements_of_the_interrupted_round(tmp
     assert record.soak
     assert (record.soak.began, record.soak.ended_by) == (began, "time")
     assert (record.soak.finished, record.soak.cut) == (4, 1)
-    assert record.soak.soaked_s < soaked_s + 100.0  # the 50 s before the kill count, so fewer than 100 s were added
+    assert record.soak.soaked_s < soaked_s + 100.0  # the planned 100 s include the 50 s before the kill
     series = record.soak.timeline.series[0]
     assert (sum(series.n), min(series.low)) == (5, 7.0)
     assert [event.name for event in record.soak.timeline.events] == ["soak.cut"]
@@ -502,7 +502,7 @@ def test_killed_soak_resumes_and_keeps_measurements_of_the_interrupted_round(tmp
     assert all(observation.status == "measured" for observation in record.observations)
 
 
-def test_soak_resumes_from_its_checkpoint_or_if_that_is_damaged_from_its_record(tmp_path: Path) -> None:
+def test_soak_resumes_from_its_record_if_its_checkpoint_is_damaged(tmp_path: Path) -> None:
     run = begin_soak(tmp_path, "10m")
     run.start()
     run._base_s = 100.0
@@ -548,7 +548,7 @@ def test_stop_policy_decides_which_finding_ends_the_soak(
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_fatal_findings_have_the_actions_that_the_page_on_burn_in_lists(action: str) -> None:
+def test_burn_in_page_lists_the_actions_of_fatal_findings(action: str) -> None:
     """The action `configure` is not fatal: a wrong setting does not end a burn-in of days, because it can be corrected later."""
     page = (ROOT / "docs" / "burnin.md").read_text()
     (sentence,) = (line for line in page.splitlines() if line.startswith("- `fatal` (default)"))
@@ -643,7 +643,7 @@ def test_live_document_has_the_progress_of_the_soak(tmp_path: Path) -> None:
     documents.validate({**document, "written": 0}, "live", source="live.json")
     stage = next(one for one in document["stages"] if one["name"] == SOAK)
     assert (stage["state"], stage["progress"]) == ("running", pytest.approx(0.25, abs=0.01))
-    # 450 s of the soak remain, and its last round may end up to 120 s later.
+    # 450 s of the soak remain. In the profile soak-rehearsal, a round has a deadline of 120 s.
     assert stage["deadline"] == pytest.approx(time.time() + 450 + 120, abs=5)
     span = run.span()
     halfway = span.fields(time.time() + span.ends / 2 - time.time() / 2, time.time())
