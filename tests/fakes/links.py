@@ -160,7 +160,7 @@ def as_virtual_machine(root: Path) -> None:
 
 
 def add_bond(root: Path, name: str, states: dict[str, str]) -> None:
-    """Add a bond; `states` maps the interfaces of the bond to their link states, `up` or `down`."""
+    """Add a bond; `states` maps the interfaces of the bond to their MII status, such as `up` or `down`."""
     _virtual_interface(root, name)
     write(root, f"sys/class/net/{name}/bonding/slaves", " ".join(states) + "\n")
     for slave, state in states.items():

@@ -829,21 +829,6 @@ def test_launch_with_a_culprit_other_than_its_launcher_lists_its_ranks(
     assert (done.culprit, len(done.ranks)) == (verdict, 2)
 
 
-@pytest.mark.parametrize(
-    ("log", "line"),
-    [
-        ("", ""), ("gemm …\n\n", "gemm …"),
-        ("ImportError: no torch\nsys:1: ResourceWarning: unclosed\n", "ImportError: no torch"),
-        ("torch.x.DistError: gone\n\x00\x01\n", "torch.x.DistError: gone"), ("\x1b[31mred\n\x00\n", "[31mred"),
-    ],
-)  # fmt: skip
-def test_error_line_of_a_log_is_the_last_that_names_an_exception_or_else_the_last_printable_one(
-    tmp_path: Path, log: str, line: str
-) -> None:
-    (tmp_path / "launcher.log").write_text(log)
-    assert work_directory.last_error_line(tmp_path / "launcher.log") == line
-
-
 def test_rank_that_cannot_join_the_process_group_is_the_culprit_in_a_gang(run: HostRun) -> None:
     """Both ranks of h1 end with exit code 0. Rank 1 recorded in its state file why it could not join (`unable`)."""
     why = "the device was lost: CUDA error: uncorrectable ECC error encountered"

@@ -167,6 +167,8 @@ def test_tail_is_limited_in_size_and_always_decodable_and_empty_without_a_log(tm
         ("torch.cuda.OutOfMemoryError: full\nmore\nValueError: later\nlast", "ValueError: later"),
         ("KeyboardInterruption\nlast", "last"),
         ("MyErrors: no\nlast", "last"),
+        ("ImportError: no torch\nsys:1: ResourceWarning: unclosed\n", "ImportError: no torch"),
+        ("torch.x.DistError: gone\n\x00\x01\n", "torch.x.DistError: gone"),
         ("  Exception  \nlast", "Exception"),
         ("\x1b[31mlast\x07\n", "[31mlast"),
         ("", ""),
