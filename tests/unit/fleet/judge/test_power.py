@@ -177,7 +177,7 @@ def test_false_alarms_include_one_slow_run_of_three() -> None:
     gate = gate_of(detection)
     assert gate.run_sigma > 9e13
     assert gate.false_alarm > 0.05
-    assert "the standard deviation if it is larger" in render_power(detection)
+    assert "the standard deviation replaces this estimate if it is larger" in render_power(detection)
 
 
 def test_one_outlier_of_many_does_not_change_sigma() -> None:
