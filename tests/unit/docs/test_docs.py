@@ -55,7 +55,7 @@ PATHS_ELSEWHERE = {
 VARIABLES = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text(encoding="utf-8"))["properties"]
 MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-# Third-party programs. Of their arguments, the tests check only whether paths of this checkout exist.
+# Third-party programs. The tests check only the paths in their arguments.
 THIRD_PARTY_PROGRAMS = (
     *(
         "ansible",
@@ -158,7 +158,7 @@ def script(block: Block) -> str:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield the simple commands of a script, each as a list of words. After a redirection, yield `<file>` and the file name."""
+    """Yield each simple command of a script as a list of words, and each redirection as `<file>` and the file name."""
     # In the pages, `<name>` is a placeholder and not a redirection.
     text = re.sub(r"<(\w+)>", r"\1", text).replace("\\\n", " ")
     for line in text.splitlines():
@@ -206,7 +206,10 @@ def command_problems(words: list[str]) -> Iterator[str]:
 
 
 def is_missing_path(word: str) -> bool:
-    """Return whether a word is a path that this checkout lacks. Paths in examples, such as `inventory/rack12`, do not count."""
+    """Return whether a word is a path that this checkout lacks.
+
+    Return False for the paths of examples, such as `inventory/rack12`.
+    """
     word = word.rpartition("=")[2].removeprefix("./")
     if not re.fullmatch(rf"(?:{SOURCE_FOLDERS})/[\w./*-]*", word) or re.search(
         r"^inventory/(?!example|local)|/[A-Z]+\.\w+$", word
@@ -264,7 +267,7 @@ def check_playbook(words: list[str]) -> Iterator[str]:
 
 
 def check_extra(text: str) -> Iterator[str]:
-    """Check the variables of one `-e`: `NAME=VALUE …` with strings, or JSON."""
+    """Check the variables in the value of one `-e`, which is `NAME=VALUE …` or JSON."""
     if text.startswith("@"):
         return
     is_json = text.startswith("{")

@@ -88,7 +88,7 @@ for phase, speed in (("before", 4200), ("after", 4350)):
 verdicts = judge_snapshots(build_plan("h1", 8, snapshots[0].at), snapshots, gpus, read_packs([]))
 print(len(verdicts) > 1000, [(item.name, item.verdict, item.reason) for item in verdicts if item.verdict != "pass"])
 """
-"""Program that runs in the checkout. It judges two snapshots of a healthy host whose fan has another speed in the second.
+"""Program that runs in the checkout. It judges two snapshots of a healthy host. Only the fan speed differs.
 
 It prints whether there are more than 1000 verdicts, and the verdicts other than `pass`.
 """

@@ -1,4 +1,4 @@
-"""The files and functions that tests/mutate.py and tests/conftest.py list by name exist."""
+"""Test that the files and functions listed in tests/mutate.py and tests/conftest.py exist."""
 
 from __future__ import annotations
 

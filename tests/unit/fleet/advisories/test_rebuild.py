@@ -75,9 +75,9 @@ R535, R580, R595 = "Linux(R535)", "Linux(R580)", "Linux(R595)"
 
 
 def test_a_driver_bulletin_has_a_range_for_each_branch() -> None:
-    """The range of a branch also contains the versions between this branch and the branch before it in the bulletin.
+    """The range of a branch begins after the next lower branch of the bulletin.
 
-    For example, R580 follows R535 in the bulletin, so the range of R580 begins at 536.
+    For example, the range of R580 begins at 536, because the next lower branch is R535.
     """
     fixes = {R580: "580.159.03", R535: "535.309.01", R595: "595.71.05", "Windows(R580)": "582.53"}
     document = bulletin("Tesla", {"CVE-2026-1": fixes, "CVE-2026-2": fixes})
@@ -152,9 +152,7 @@ FIXED_IN_V2 = ({"introduced": "0"}, {"fixed": "2.0.7"})
     ],
     ids=["runc", "module of major version 2", "no fix", "withdrawn", "module of no known product"],
 )
-def test_ranges_of_an_osv_document_end_with_a_fix_and_a_withdrawn_or_irrelevant_document_has_none(
-    document: dict[str, Any], expected: list[Any]
-) -> None:
+def test_ranges_with_a_fix_are_read_from_an_osv_document(document: dict[str, Any], expected: list[Any]) -> None:
     """`expected`: each product with its ranges, as (first affected version, first version with the fix)."""
     found = document_advisories(document, Path("GO-2026-1.json"))
     assert [(key, [(each.first, each.fixed) for each in item.ranges]) for key, item in found] == expected
@@ -231,7 +229,7 @@ def test_the_list_is_built_from_two_checkouts(checkouts: tuple[Path, Path], caps
     ],
     ids=["no JSON file", "damaged JSON", "JSON list", "bulletin without a product tree"],
 )
-def test_a_checkout_without_advisories_or_with_an_invalid_one_is_refused(
+def test_checkout_without_advisories_or_with_an_invalid_advisory_is_refused(
     checkouts: tuple[Path, Path], tmp_path: Path, files: dict[str, Any], problem: str
 ) -> None:
     with pytest.raises(UsageError, match=problem):

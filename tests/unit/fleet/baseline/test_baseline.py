@@ -39,7 +39,6 @@ PACKS = read_packs(())
 
 
 def test_outlier_among_twenty_values_is_ignored() -> None:
-    """The outlier is 10 000. The method of SuperBench, another tool that validates GPU hosts, would make 10 000 the baseline."""
     result = robust_level([401.0] * 19 + [10_000.0])
     assert (result.value, result.sigma, result.n, result.left_out) == (401.0, 0.0, 19, 1)
 
@@ -170,7 +169,7 @@ def base(tmp_path: Path) -> Path:
     return tmp_path / "base"
 
 
-def test_accepted_run_is_stored_by_host_name_and_gpu_serial_with_its_origin(base: Path) -> None:
+def test_accepted_run_is_stored_by_host_name_and_gpu_serial(base: Path) -> None:
     assert {str(path.relative_to(base)) for path in base.rglob("*.json")} == {
         *(f"hosts/{host}.json" for host in ("h1", "h2")),
         *(f"gpus/{host}-{index}.json" for host in ("h1", "h2") for index in (0, 1)),
@@ -209,7 +208,7 @@ def test_run_without_a_report_or_with_a_rejection_cannot_become_a_baseline(
     ],
     ids=["lacks a verdict", "verdicts are a text", "unknown field"],
 )
-def test_report_that_differs_from_the_records_is_refused(
+def test_changed_report_is_refused(
     change: Callable[[dict[str, Any]], dict[str, Any]], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_directory(tmp_path / "good")
@@ -377,7 +376,7 @@ def test_unchanged_run_passes(base: Path, tmp_path: Path) -> None:
     assert judge_with_baseline(base, tmp_path / "after") == []
 
 
-def test_loss_of_one_part_beyond_its_noise_fails_only_that_part(base: Path, tmp_path: Path) -> None:
+def test_loss_beyond_the_limit_fails_only_the_slow_part(base: Path, tmp_path: Path) -> None:
     # 0.95 of the level is below the limit, which is 0.96 of the level.
     verdicts = judge_with_baseline(base, tmp_path / "after", slowed("stress.throughput", 0.95))
     (verdict,) = [item for item in verdicts if item.criterion.startswith("baseline")]
@@ -420,7 +419,7 @@ def test_verdict_on_a_host_without_baseline_is_inconclusive(base: Path, tmp_path
 def test_run_is_inconclusive_if_its_baseline_snapshot_was_changed_later(name: str, base: Path, tmp_path: Path) -> None:
     judge_with_baseline(base, tmp_path / "after")
     path = tmp_path / "after" / "baseline" / name
-    # The first replacement changes the level of a GPU, the second only the spaces in the JSON. Both change the checksum.
+    # This changes the level in the file of the GPU, and only spaces in the index. Each change invalidates the checksum.
     path.write_text(path.read_text().replace("4270000000000.0", "1.0").replace('"kind": "gpu"', '"kind":  "gpu"'))
     run = load(tmp_path / "after")
     verdicts = [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]

@@ -1,6 +1,7 @@
-"""Test `rackproof bmc`, which reads the BMCs of a run's hosts: stored readings, verdicts in the report, no stored credentials.
+"""Test `rackproof bmc`, which reads the BMCs of a run's hosts.
 
-The BMCs are simulated, by sushy-tools or by the server in `tests.fakes.bmc`.
+The tests check the stored readings and the verdicts in the report. They also check that no credentials are stored. The BMCs are
+simulated, by sushy-tools or by the server in `tests.fakes.bmc`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from tests.fakes import bmc
 from tests.fakes.bmc import SEL
 
 CANARIES = (bmc.USER, bmc.PASSWORD)
-"""Credentials that must be in no file of the run, no output, and neither the arguments nor the environment of a process."""
+"""Credentials. They must not appear in files of the run, in outputs, or in the arguments or environment of a process."""
 
 
 @pytest.fixture
@@ -43,7 +44,10 @@ def run(tmp_path: Path) -> Path:
 
 
 def began_a_minute_ago(record: Record) -> Record:
-    """Return the record with the times of a run that began a minute ago, because the tests read the BMC at the present time."""
+    """Return the record with the times of a run that began a minute ago.
+
+    The tests read the BMC now. The judge does not accept a first reading long after the launches began.
+    """
     began = time.time() - 60
     at = [
         time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(began + 2 * step)) for step in range(len(record.snapshots) + 2)
@@ -140,9 +144,9 @@ def snapshot(stage: str, phase: str, *, readable: bool) -> Snapshot:
 
 
 def test_successful_reading_replaces_only_failed_readings_of_the_same_stage_and_phase(run: Path) -> None:
-    """The first reading in the stage `preflight` fails and the second succeeds, so it replaces the first.
+    """The first reading in the stage `preflight` fails. The second succeeds and replaces it.
 
-    The run is then resumed. Its readings are added, because the earlier ones of the same stage and phase succeeded.
+    Then the run is resumed. The readings of the resumed run are added, because the earlier ones succeeded.
     """
     plan = plan_of(run)
     before_resume = [("preflight", "before", False), ("preflight", "before", True), ("benchmark", "after", True)]

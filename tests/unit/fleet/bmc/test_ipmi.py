@@ -39,7 +39,7 @@ def read_bmc(directory: Path, port: int, stage: str, phase: str, password: str =
 
 
 def metrics_of(directory: Path, number: int) -> dict[str, Any]:
-    """Return name -> metric, of snapshot `number` (from 0) in the record of the BMC of h1."""
+    """Return the metrics of the BMC of h1, by name. `number` is the index of their snapshot in the record."""
     record = json.loads((directory / "bmcs" / "h1.json").read_text())
     return {metric["name"]: metric for metric in record["snapshots"][number]["metrics"]}
 
@@ -101,8 +101,7 @@ def test_sensor_beyond_its_critical_limit_has_an_alarm_and_unknown_health_gives_
 ) -> None:
     """`bits` is the health of a sensor, as pyghmi returns it; None: not reported.
 
-    It is the sum of 1 (warning), 2 (critical) and 4 (non-recoverable), for the limits that the sensor exceeds. pyghmi does not
-    define 8.
+    For each exceeded limit, pyghmi sets a bit: 1 (warning), 2 (critical) or 4 (non-recoverable). It does not define 8.
     """
     readings = Readings()
     sensor = {"unavailable": False, "value": 91.0, "units": "°C", "states": ["hot"], "type": "Temperature"}
@@ -155,7 +154,7 @@ def test_event_that_ends_a_condition_is_ok_and_an_unknown_severity_is_an_error()
 
 @pytest.mark.parametrize("timecode", [1_780_000_000, 75, 0xFFFFFFFF, None])
 def test_event_has_the_same_mark_when_it_is_read_again(timecode: int | None) -> None:
-    """The mark (ID and time) must not use `timestamp`, because it may differ by a second each time pyghmi reads the event."""
+    """The mark (ID and time) must not use `timestamp`, which can differ by a second between two readings of one event."""
     event = {"record_id": 7, "timecode": timecode, "component": "Fan 1", "event": "Low", "severity": 2}
     marks = {_entry({**event, "timestamp": f"2026-11-03T04:05:0{second}"}).mark for second in (6, 7)}
     assert len(marks) == 1

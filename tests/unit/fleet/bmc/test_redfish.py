@@ -39,7 +39,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(
     certificate: Path, resources: Resources | None = None, answer: bmc.Answer | None = None
 ) -> Iterator[Service]:
-    """Run the Redfish service of a BMC with these resources; `answer` is called first and may answer the request itself."""
+    """Run the Redfish service of a BMC with these resources; for each request, `answer` is called first."""
     with bmc.serve(Service(resources or bmc.old_schema(), answer), certificate) as served:
         yield served
 
@@ -85,7 +85,7 @@ def test_old_schema_is_read_in_full(certificate: Path) -> None:
 
 
 def test_new_schema_is_read_in_full(certificate: Path) -> None:
-    """The tray has no power supply. Its `HealthRollup` is `Critical`, as after an old log entry, but its health is OK."""
+    """These are the resources of a tray without power supplies. Its `HealthRollup` is `Critical`, but its `Health` is OK."""
     with service(certificate, bmc.new_schema()) as served:
         metrics = read(served.target(certificate))
     assert values(metrics, "power_supply.fitted") == {"host": 0}
@@ -147,7 +147,7 @@ def strap_mismatch(resources: Resources) -> None:
         (supply(1, Status=bmc.CRITICAL | OFFLINE), "power_supply.health", PSU, f"Critical: {UNUSABLE}"),
         (supply(1, Status=bmc.CRITICAL | OFFLINE), "power_supply.fitted", "host", 3),
         (supply(1, Status=OFFLINE, **NO_LINE), "power_supply.health", PSU, f"Critical: its line input {LOSS}"),
-        # A power supply in this state that reports neither bad health nor a lost input is a spare, which does not count.
+        # A spare is not counted. It has the state OFFLINE, but neither bad health nor a lost input.
         (supply(1, Status=OFFLINE), "power_supply.fitted", "host", 2),
         (fan(Status=bmc.CRITICAL | OFFLINE), "fan.health", "fan=FAN9", f"Critical: {UNUSABLE}"),
         (fan(Reading=0), "fan.health", "fan=FAN9", "Critical: its speed 0 is below its critical limit 420"),
@@ -217,7 +217,7 @@ def test_unknown_health_of_all_power_supplies_is_an_error(certificate: Path, sta
 def test_health_of_power_supplies_is_unsupported_if_the_bmc_reports_it_for_none(certificate: Path) -> None:
     """BMCs of ASUS, Gigabyte and Cisco do not report this health (bb-Ricardo/check_redfish issues 154, 53, 12).
 
-    A supply that reports the loss of its input is critical all the same. The missing health of the others is then an error.
+    If one supply reports the loss of its input, it is critical, and the missing health of the other supplies is an error.
     """
     resources = bmc.old_schema()
     supplies = resources[POWER]["PowerSupplies"]
@@ -250,7 +250,7 @@ def log_of(entries: list[dict[str, Any]], *, page_size: int = 0) -> Resources:
 
 
 def new_entries(certificate: Path, resources: Resources, mark: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
-    """Read a log whose mark names the entry `mark`.
+    """Read the event log. `mark` is its newest entry at the previous reading.
 
     Return scope -> message of each newer entry, and the HTTP requests for entries of the log.
     """
@@ -315,7 +315,7 @@ def test_new_entries_are_read_although_the_clock_of_the_bmc_was_set_back(certifi
     assert [text.partition(" ")[2] for text in found.values()] == ["event 12", "event 11"]
 
 
-def test_log_without_the_entry_of_the_mark_is_an_error_if_all_its_entries_are_older(certificate: Path) -> None:
+def test_log_whose_entries_are_all_older_than_its_mark_is_an_error(certificate: Path) -> None:
     resources = log_of([bmc.entry(number) for number in range(1, 4)])
     with service(certificate, resources) as served:
         new = read(served.target(certificate), {LOG: "9 2026-11-04T00:00:00Z"})["bmc.log.new_entries"]
@@ -330,10 +330,10 @@ def test_log_without_the_entry_of_the_mark_is_an_error_if_all_its_entries_are_ol
         ("2 5 3 6", None),  # not in order: the clock was set back, and corrected later
     ],
 )
-def test_log_without_the_entry_of_the_mark_is_read_by_time_if_its_times_are_in_order(
+def test_log_that_has_dropped_the_entry_of_its_mark_is_read_by_time(
     certificate: Path, times: str, expected: list[int] | None
 ) -> None:
-    """The log has dropped the entry that the mark names, which was written in second 4.
+    """The mark names an entry that was written in second 4. If the times in the log are not in order, the reading is an error.
 
     `times`: the seconds in which the entries 5 to 8 were written. `expected`: numbers of the new entries; None: an error.
     """
@@ -538,7 +538,7 @@ def test_links_outside_the_service_are_not_followed(certificate: Path, path: Any
 
 
 @pytest.mark.parametrize("garbage", [None, 7, "text", [], [[]], [None, "x", {}], {"a": {}}, True])
-def test_unexpected_value_in_place_of_a_list_raises_no_error(certificate: Path, garbage: Any) -> None:
+def test_unexpected_value_of_a_list_property_raises_no_error(certificate: Path, garbage: Any) -> None:
     for path, name in ((POWER, "PowerSupplies"), (THERMAL, "Fans"), (SEL, "Members"), (f"{V1}/Chassis", "Members")):
         resources = bmc.old_schema()
         resources[path][name] = garbage
@@ -617,7 +617,8 @@ def test_sensor_without_usable_limits_has_no_alarm_reading(limits: tuple[int | N
         (12.1, 0, 11, "12.1, above its critical limit 11"),
     ],
 )  # fmt: skip
-def test_one_limit_is_used_if_the_other_is_unset(number: float, low: float, high: float, alarm: str) -> None:
+def test_sensor_alarm_follows_from_the_critical_limits(number: float, low: float, high: float, alarm: str) -> None:
+    """An upper limit of 0 is not used, because some services report 0 for a limit that is not set."""
     readings = sensor(ReadingCelsius=number, LowerThresholdCritical=low, UpperThresholdCritical=high)
     (value,) = metric(readings, "sensor.alarm").values.values()
     assert value == alarm

@@ -1,6 +1,5 @@
 """Test the criteria lint, which finds wrong limits in criteria packs.
 
-For a threshold of the lint, the tests use a value on each side of it. For a table of the lint, they use some of its entries.
 A floor is a lower limit. The catalogue is the list of the observations of all benchmarks (`schemas/catalogue.py`).
 """
 
@@ -92,14 +91,17 @@ def test_figures_missing_in_the_datasheet_are_not_compared(part: str) -> None:
     names = ("memory.bandwidth", "stress.power", "gemm.throughput", "host_copy.bandwidth", "peer_copy.bandwidth",
              "collective.all_reduce.busbw")  # fmt: skip
     findings = {name: datasheet_findings(rule(name, value=1e9), **{part: {}}) for name in names}
-    # Part of the datasheet -> index in `names` of the figure whose peak it contains. `nvlink` has the peak of names[5] too.
+    # Part of the datasheet -> index in `names` of the figure that is compared with it. For `nvlink`, it is names[5] too.
     compared = {"flops": 2, "memory_bandwidth": 0, "power": 1, "pcie": 3, "nvlink": 4}
     not_compared = {names[compared[part]], *(names[5:] if part == "nvlink" else ())}
     assert {name for name, result in findings.items() if not result} == not_compared
 
 
 def test_figures_without_a_peak_in_the_datasheet_are_not_compared() -> None:
-    """The datasheet has no rate of the network, which limits figures of several hosts (stage `gang`), and no peak for FP4."""
+    """The datasheet has no peak for FP4, and none for the network.
+
+    The network limits the figures of several hosts (stage `gang`).
+    """
     assert datasheet_findings(rule("collective.all_reduce.busbw", value=1e9, stage="gang")) == []
     assert datasheet_findings(rule("gemm.throughput", value=1e9, where={"dtype": "fp4"})) == []
     assert datasheet_findings(rule("digest.value", value=1e9)) == []
@@ -124,7 +126,7 @@ def test_probable_mistake_behind_a_wrong_floor_is_named(ratio: float, mistake: s
 @pytest.mark.parametrize(
     ("name", "number"), [("gpu.pcie.generation", 5), ("gpu.pcie.width", 16), ("gpu.nvlink.active_links", 18)]
 )
-def test_required_generation_width_or_number_of_links_must_equal_the_datasheet(name: str, number: int) -> None:
+def test_required_pcie_link_and_number_of_nvlinks_must_equal_the_datasheet(name: str, number: int) -> None:
     """Only limits with the operators `eq` and `ge` are compared with the datasheet."""
     for operator in ("eq", "ge"):
         assert datasheet_findings(rule(name, value=number, operator=operator)) == []
@@ -141,7 +143,7 @@ def test_required_generation_width_or_number_of_links_must_equal_the_datasheet(n
 
 
 def plausibility_findings(name: str, **changes: Any) -> list[str]:
-    """Return the findings of the plausibility check on a criterion on the observation `name`, with `changes` to its fields."""
+    """Return the findings of the plausibility check on the criterion `rule(name)`, with `changes` to its fields."""
     return [item.why for item in check_plausibility(rule(name, **{"unit": "1", **changes}))]
 
 
@@ -194,9 +196,9 @@ def test_floor_of_a_precision_that_the_datasheet_lacks_has_no_finding(dtype: Any
 
 
 def findings(*, criteria: Any = None, **changes: Any) -> list[str]:
-    """Return the findings of the lint on these criteria; without them, on one criterion.
+    """Return the findings of the lint on `criteria`.
 
-    This criterion is on memory.bandwidth, unless `changes` contain another `name`. The other `changes` replace its fields.
+    Without `criteria`, the lint checks one criterion on memory.bandwidth. `changes` replace its fields, for example its `name`.
     """
     name = changes.pop("name", "memory.bandwidth")
     rules = criteria or (rule(name, **{"scope": "gpu", "value": 600.0, **changes}),)
@@ -334,7 +336,7 @@ def test_criterion_must_match_the_catalogue_and_have_a_plausible_limit(changes: 
 def test_model_pack_must_judge_each_important_figure_or_list_it_as_unknown() -> None:
     """A pack with `gpu_names` is the pack of a GPU model. The 9 important figures are those in `MUST_JUDGE`.
 
-    A limit relative to other parts or earlier runs, or in the stage `gang`, is not enough.
+    A limit that depends on other parts or earlier runs is not enough. Neither is a limit in the stage `gang`.
     """
 
     def pack_findings(**changes: Any) -> list[str]:
@@ -368,9 +370,9 @@ def test_same_finding_is_listed_once() -> None:
 
 
 def parameter_findings(name: str, **where: Any) -> list[str]:
-    """Return the findings on a criterion with the parameters `where`, each as `VALUE: PROBLEM; REMEDY`.
+    """Return the findings of the lint on a criterion with the parameters `where`, each as `VALUE: PROBLEM; REMEDY`.
 
-    VALUE is what is wrong in `where`: the name of a parameter, or its value.
+    VALUE is what is wrong. For a parameter, it is the name or the value.
     """
     return [
         text.split(": ", 2)[2] for text in findings(name=name, where=where, value=None, fleet_fraction=0.9, scope="")
@@ -421,7 +423,7 @@ def test_unknown_parameters_and_values_of_an_observation_are_findings(name: str,
     assert not why or why in result[0]
 
 
-def test_observation_that_the_catalogue_lacks_accepts_any_parameter() -> None:
+def test_unknown_parameter_of_a_launch_observation_has_no_finding() -> None:
     assert list(check_parameters(rule("launch.torch", where={"any": "x"}), [])) == []
 
 

@@ -157,7 +157,7 @@ def test_parts_with_the_same_serial_are_named_together() -> None:
     assert cause.title == "2 parts (GPU 6 of a, GPU 6 of b): each has the serial S1, which must be unique"
 
 
-def test_ordered_part_that_is_on_no_host_is_not_called_a_duplicate() -> None:
+def test_serial_of_the_manifest_that_no_host_has_is_not_called_a_duplicate() -> None:
     not_found = failed("gpu.serial", "host", kind=VerdictKind.IDENTITY, value="S9", limit=None)
     (cause,) = diagnose([replace(not_found, criterion="manifest")], {})
     assert cause.title == "a differs from the manifest: serial S9"
@@ -268,7 +268,7 @@ def test_port_whose_only_partner_is_down_is_not_a_separate_cause() -> None:
     ]
     down, other = diagnose(verdicts, GANGS)
     assert (down.problem, down.hosts, down.verdicts) == ("port-down", ("b",), (0, 1))
-    assert other.hosts == ("c",), "the port of a, the partner of c, is not down"
+    assert other.hosts == ("c",), "the port of host c was to be measured with host a, whose port is not down"
 
 
 @pytest.mark.parametrize(
@@ -287,10 +287,10 @@ def test_fault_of_a_port_does_not_explain_errors_of_the_other_port_of_the_adapte
     assert causes == {(0, 1): (problem, "leaf2"), (2,): ("infiniband.symbol_error", "leaf1")}
 
 
-def test_unmeasured_port_belongs_to_the_fault_of_the_port_of_the_same_name_on_its_partner() -> None:
+def test_unmeasured_port_belongs_to_the_fault_of_the_same_port_of_its_partner() -> None:
     """The unmeasured port is mlx5_1 of host a. Its only partner, host b, has a fault of mlx5_0 and one of mlx5_1.
 
-    The fault of mlx5_0 is first in `PROBLEMS`.
+    The fault of mlx5_0 comes first in `PROBLEMS`, but the fault of the port with the same name is chosen.
     """
     peers = {"kind": VerdictKind.PEERS, "host": "b"}
     verdicts = [
@@ -395,7 +395,7 @@ def test_host_that_another_host_stopped_is_not_the_cause() -> None:
     ]
     stopped, other = diagnose(verdicts, GANGS)
     assert (stopped.problem, stopped.hosts, stopped.verdicts) == ("stopped-launch", ("a",), (1, 0))
-    assert other.hosts == ("z",), "z is not in the gang of a"
+    assert other.hosts == ("z",), "host z is not in the gang of host a"
 
 
 def test_waived_failure_does_not_explain_an_unwaived_failure() -> None:
@@ -407,7 +407,7 @@ def test_waived_failure_does_not_explain_an_unwaived_failure() -> None:
     assert (open_cause.problem, open_cause.waiver, waived.waiver) == ("slow-compute", None, WAIVER)
 
 
-def test_several_hosts_of_the_inventory_that_are_one_machine_have_one_cause_that_names_no_part() -> None:
+def test_hosts_that_are_one_machine_have_one_cause_that_names_no_part() -> None:
     def slow(
         host: str, name: str, scope: str, machine: str = "a, b and c", value: float = 5.0, **fields: Any
     ) -> Verdict:
@@ -486,9 +486,9 @@ def test_every_verdict_has_one_cause_in_any_order(verdicts: list[Verdict], rng: 
 
 
 def test_causes_do_not_depend_on_the_order_of_verdicts_that_differ_only_in_value() -> None:
-    """The two verdicts on c are one cause, and its first verdict is the one with a value. The verdict on a is a separate cause.
+    """The two verdicts on c are one cause. In every order, its first verdict must be the one with a value.
 
-    If the verdict without a value were first, the cause would have the same content as the cause on a, and both would be joined.
+    If the verdict without a value were first, the cause would be joined with the cause on a, whose verdict has no value.
     """
     verdicts = [
         replace(failed("record", scope), host=host, kind=VerdictKind.PEERS, value=value, limit=None, reason="one")
@@ -674,6 +674,6 @@ def test_wrong_results_are_not_attributed_to_heat_or_called_slow(name: str) -> N
         assert "is slow" not in cause.title
 
 
-def test_every_observation_whose_last_name_part_begins_with_wrong_must_be_zero() -> None:
+def test_every_count_of_wrong_items_must_be_zero() -> None:
     last = {output.name.rpartition(".")[2] for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
     assert {name for name in last if name.startswith("wrong_")} <= MUST_BE_ZERO

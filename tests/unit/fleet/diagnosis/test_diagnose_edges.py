@@ -63,7 +63,7 @@ def test_followers_of_a_dead_link_belong_to_its_cause() -> None:
     ],
     ids=["root on another GPU", "root on another host", "waived", "without a root"],
 )
-def test_failure_with_another_root_without_a_root_or_with_a_waiver_has_a_separate_cause(other: Verdict) -> None:
+def test_failure_that_does_not_belong_to_the_dead_link_has_a_separate_cause(other: Verdict) -> None:
     assert len(summaries(DEAD_LINK, other)) == 2
 
 
@@ -113,9 +113,7 @@ def passed(name: str, scope: str = "gpu=1", value: float = 62.0, host: str = "a"
     ],
     ids=["under load", "other GPU", "other host", "not under load"],
 )
-def test_title_of_a_hot_gpu_states_its_temperature_under_load_even_if_it_passes(
-    temperature: Verdict, is_named: bool
-) -> None:
+def test_title_of_a_hot_gpu_states_only_its_own_temperature_under_load(temperature: Verdict, is_named: bool) -> None:
     hot = failed("gpu.throttle.active", "gpu=1,reason=hw_thermal", value=True, limit=False)
     (cause,) = causes(hot, temperature)
     assert ("62" in cause.title) is is_named
@@ -197,7 +195,7 @@ def test_hosts_that_differ_in_the_same_way_share_a_cause() -> None:
     ids=["other reading", "other path", "other machine"],
 )  # fmt: skip
 def test_one_host_may_have_several_problems_of_one_kind(first: Verdict, changes: dict[str, Any]) -> None:
-    """A second verdict with another value has the same cause as the first. With these changes, it has a separate cause."""
+    """A second verdict that differs only in its value has the same cause. With `changes`, it has a separate cause."""
     assert len(summaries(first, replace(first, value=2))) == 1
     assert len(summaries(first, replace(first, **changes))) == 2
 
@@ -231,10 +229,10 @@ def test_fault_that_stops_measurements_explains_only_missing_measurements() -> N
     ],
 )
 def test_slow_adapter_explains_no_pairs_that_are_attributed_to_the_gang(suspect: str, scope: str, count: int) -> None:
-    """A pair of GPUs that a slow adapter slows down would be attributed to the adapter, not to the gang.
+    """Pairs of GPUs that a slow adapter slows down are attributed to the adapter, not to the gang.
 
-    `suspect`: scope of the slow part. `scope`: scope of a failure that is attributed to the gang. If this scope has a `partner`,
-    the failure is that of a pair.
+    `suspect`: scope of the slow part; `nic=rail1` is an adapter. `scope`: scope of a failure that is attributed to the gang; with
+    a `partner`, it is the failure of a pair.
     """
     slow = failed("pairs.bandwidth", suspect, kind=VerdictKind.SUSPECT, stage="gang", **SLOW)
     pair = failed("pairs.latency", scope, part="gang=r1", stage="gang")
@@ -284,7 +282,7 @@ def test_title_names_up_to_four_hosts(hosts: str, subject: str) -> None:
     assert cause.title.startswith(subject)
 
 
-def test_title_names_both_parts_or_the_rail_or_switch_that_they_share() -> None:
+def test_title_names_the_parts_or_their_common_rail_or_switch() -> None:
     parts = [replace(peers(host), scope="gpu=1") for host in "ab"]
     assert causes(*parts)[0].title.startswith("2 parts (GPU 1 of a, GPU 1 of b): each ")
     assert causes(peers("a"), parts[1])[0].title.startswith("2 parts (a, GPU 1 of b): each ")
@@ -443,7 +441,7 @@ def test_slow_figure_of_a_gang_belongs_to_the_fault_of_one_of_its_hosts() -> Non
     ],
 )
 def test_other_slow_figures_do_not_belong_to_the_fault_of_another_host(others: list[Verdict]) -> None:
-    """The fault is that NVLinks of host a are down. Unlike the failure in the test above, `others` do not follow from it."""
+    """The fault: NVLinks of host a are down."""
     assert len(summaries(NVLINK, *others)) == 2
 
 
@@ -477,8 +475,8 @@ def test_slow_figure_of_a_gang_belongs_to_the_first_fault_in_the_list_of_problem
     }  # fmt: skip
 
 
-def test_fault_explains_missing_results_of_another_host_only_in_its_gang_and_with_its_waiver() -> None:
-    """In stages in which each host runs alone, such as `benchmark`, a fault explains no missing results of another host."""
+def test_fault_explains_missing_results_of_another_host_only_in_the_same_gang() -> None:
+    """The fault and the result must have the same waiver. In stages other than `gang`, each host runs alone."""
     stopped = missing("stage.gang", host="b", stage="gang", kind=VerdictKind.UNFINISHED)
     fell = failed("xid.count", "gpu=1,xid=79")
     assert len(summaries(fell, stopped)) == 1

@@ -72,7 +72,7 @@ def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]]
 
     Args:
         serials: serial of the GPU in each slot, or "" for an empty slot.
-        figures: pairs: serial of the GPU that was measured (or "" if the host was measured), and the figure.
+        figures: pairs of a serial and a figure. The serial is that of the measured GPU, or "" if the host was measured.
     """
     values: dict[str, dict[object, Figure]] = {}
     for serial, measured in figures:
@@ -197,7 +197,7 @@ def test_versions_of_all_parts_of_a_host_are_compared_together() -> None:
         (figure(100.0), figure(97.5), ["regressed"]),
         (figure(100.0), figure(102.5), ["improved"]),
         (figure(100.0, sigma=0.001, runs=4), figure(97.5), ["regressed"]),
-        # The limit is 4.5 %: 4 × 1 % × √(1 + 1/4), because the earlier level is itself only the median of 4 runs.
+        # The limit is 4.5 %: 4 × 1 % × √(1 + 1/4). The 1/4 is for the noise of the earlier value, a median of 4 runs.
         (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),
         (figure(100.0, sigma=0.010, runs=4), figure(95.0), ["regressed"]),
         # The noise is so large that not even a loss of 50 % is clear.
@@ -302,13 +302,13 @@ def test_unmeasured_figures_are_counted_but_are_not_regressions() -> None:
     ],
     ids=["GPU", "host", "GPU that moved"],
 )
-def test_figures_of_a_known_part_without_earlier_figures_are_counted(
+def test_figures_of_a_part_that_had_none_before_are_counted(
     old: dict[str, HostState], new: dict[str, HostState]
 ) -> None:
     assert [(item.host, item.new) for item in changes(old, new) if item.kind == "figures_new"] == [("h1", 1)]
 
 
-def test_gpu_on_which_no_earlier_figure_was_measured_again_is_listed() -> None:
+def test_gpu_that_was_not_measured_again_is_listed() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
     (change,) = changes({"h1": old}, {"h1": host()})
     assert (change.kind, change.old, change.is_unreported) == ("figures_gone", 2, True)
@@ -449,7 +449,7 @@ def test_diff_exits_2_if_figures_were_not_measured(tmp_path: Path, capsys: pytes
 def report_against_baseline(tmp_path: Path, pattern: str, **fields: Any) -> tuple[int, dict[str, Any]]:
     """Return exit code and report of a run that is compared with the baseline of an earlier run with the same figures.
 
-    Before that, `fields` (field -> new value) are changed in every file of the baseline that matches the glob `pattern`.
+    Before the comparison, `fields` (field -> new value) are changed in each baseline file that matches the glob `pattern`.
     """
     base = tmp_path / "base"
     good = run_directory(tmp_path / "good")

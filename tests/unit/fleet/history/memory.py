@@ -19,7 +19,7 @@ The reference states where the peers of the host or rack are: in the same `rack`
 is VALUE. If the reference is "", there are too few peers.
 """
 VALUE = 7e14
-"""Value of the figure, in FLOP/s, if its logarithm in a `Level` is 0."""
+"""The figure, in FLOP/s, whose logarithm in a `Level` is 0."""
 
 
 class MemoryHistory:

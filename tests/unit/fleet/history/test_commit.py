@@ -1,4 +1,4 @@
-"""Concurrent writers lose no run even without working locks, and files of killed writers are removed."""
+"""Concurrent writers lose no run even without working locks. Temporary directories of killed writers are removed."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def names(directory: Path) -> set[str]:
 
 
 def without_lock(*_: object) -> None:
-    """Grant every lock at once, like a file system whose locks are not shared between the machines that use it."""
+    """Replace `flock`: every writer gets the lock immediately, even if another writer holds it."""
 
 
 @pytest.fixture
@@ -85,7 +85,7 @@ def test_many_writers_without_locks_lose_no_run(tmp_path: Path, monkeypatch: pyt
         thread.join()
     assert names(tmp_path) == {f"r{number}" for number in range(12)}
     (newest,) = (tmp_path / REAL).glob("index-*")  # older versions of the index are removed
-    # Each change has its own version of the index, because a writer that was overtaken repeats its change.
+    # Each of the 12 changes made a version of its own. A writer that was overtaken made its change again in a later version.
     assert int(newest.name.removeprefix("index-")) >= 12
 
 
@@ -107,9 +107,7 @@ def test_directory_that_another_writer_removes_during_a_change_is_no_error(
 
 
 @pytest.mark.usefixtures("unlocked")
-def test_first_index_may_be_committed_while_another_writer_looks_for_an_index(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_first_index_of_another_writer_is_not_reported_as_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The writer of r1 finds no index. Then the writer of r0 commits the first index and adds files.
 
     The writer of r1 finds these files, but must not report that their index is lost.

@@ -28,7 +28,7 @@ def history_of(days: list[float], changed_on: float, shared: Effect, *, run_sigm
         days: when the runs began.
         changed_on: the day from which all hosts have the new driver.
         shared: effect that all hosts have in common.
-        run_sigma: standard deviation, from run to run, of a noise in ln(figure) that all hosts of a run share.
+        run_sigma: standard deviation of the noise in ln(figure) that all hosts of a run share.
         seed: seed of the random numbers.
     """
     generator = random.Random(seed)  # noqa: S311
@@ -92,7 +92,7 @@ def test_effect_in_few_weeks_cannot_be_separated_from_the_date(days: list[float]
     assert effect.change == pytest.approx(0.02, abs=0.01)
 
 
-def test_interval_of_a_step_contains_the_step_as_often_as_stated() -> None:
+def test_interval_contains_the_true_step_in_95_percent_of_the_fits() -> None:
     """With three weeks for each driver, the fit has three degrees of freedom: ±1.96 standard errors would be too narrow."""
     generator = random.Random(5)  # noqa: S311
     inside = false_alarms = 0

@@ -55,7 +55,8 @@ def history(request: pytest.FixtureRequest, tmp_path: Path) -> History:
 
 def test_distribution_of_pairs_counts_each_gpu_once_in_each_run(history: History) -> None:
     sections = {section.name: section.rows for section in figure_answer(history, Selection(name=NAME), 1.5e11).sections}
-    whole, pairs = sections["figures"]  # 16 values: 8 GPUs in 2 runs
+    whole, pairs = sections["figures"]
+    # Both rows have 16 values: 8 GPUs in 2 runs. All pairs of a GPU count as one value.
     assert [(row["within"], row["values"], row["parts"]) for row in (whole, pairs)] == [("", 16, 8), ("peer=*", 16, 8)]
     assert (pairs["least"], pairs["p05"], pairs["p95"], pairs["most"]) == (1e11, 1e11, 2e11, 2e11)
     assert [(row["within"], row["percentile"], row["values"]) for row in sections["place"]] == [
@@ -64,7 +65,7 @@ def test_distribution_of_pairs_counts_each_gpu_once_in_each_run(history: History
     ]
 
 
-def test_figure_of_gpus_and_pairs_is_listed_by_rack_separately(history: History) -> None:
+def test_each_rack_has_one_row_for_gpus_and_one_for_pairs(history: History) -> None:
     answer = figure_answer(history, Selection(name=NAME))
     (by_rack,) = (section for section in answer.sections if section.name == "by_rack")
     assert [(row["within"], row["rack"], row["median"]) for row in by_rack.rows] == [

@@ -48,7 +48,7 @@ def test_drift_has_the_planted_slope_and_a_small_error(fleet: tuple[Faults, Path
 
 
 def test_each_failing_gpu_of_a_bad_slot_is_named(fleet: tuple[Faults, Path]) -> None:
-    """Two slots are lemons, one of GPUs and one of a DIMM. `item.serials` selects the slot of GPUs: DIMMs have no serials."""
+    """Two slots are lemons: a GPU slot and a DIMM slot. Only the GPU slot has `serials`."""
     (slot,) = (
         item for item in lemons(History(fleet[1], SIMULATED)) if item.kind == "slot" and item.serials and item.is_lemon
     )
@@ -68,7 +68,7 @@ def test_history_of_a_replaced_part_has_its_place_causes_and_repair(fleet: tuple
     assert all(0 <= row["percentile"] <= 100 and row["peers"] > 20 for row in sections["figures"])
 
 
-def test_distribution_has_a_row_for_each_rack_driver_and_month(fleet: tuple[Faults, Path]) -> None:
+def test_distribution_is_listed_by_rack_by_driver_and_by_month(fleet: tuple[Faults, Path]) -> None:
     history = History(fleet[1], SIMULATED)
     answer = figure_answer(
         history, Selection(name="gemm.throughput", settings="dtype=bf16", accepted_only=False), 7.1e14

@@ -35,7 +35,7 @@ from tests.accepted import Done, nonce, rackproof
 
 HOSTS = ("h1", "h2", "h3")
 RUNS = MAX_RUNS + 2
-"""Number of runs: more than MAX_RUNS, the number that is read if there are only run directories."""
+"""Number of runs. Without a history, at most MAX_RUNS runs would be read."""
 NOW = "2026-11-21T04:00:00Z"
 FIGURES = ("gemm.throughput", "memory.bandwidth", "stress.throughput", "collective.all_reduce.busbw")
 
@@ -117,6 +117,7 @@ def test_history_and_directories_give_the_same_runs_and_selection(
 
 
 def test_generated_runs_have_findings_gaps_and_gangs(fleet: Path) -> None:
+    """The runs must have failed tests, tests that a host did not measure, and tests of the stage `gang`."""
     runs, _ = former_tests(fleet / "h", HOSTS, rehearsal=False)
     # Some tests were measured on all three hosts, others on only two.
     assert {count for run in runs for count in run.measured.values()} >= {2, 3}
@@ -124,7 +125,7 @@ def test_generated_runs_have_findings_gaps_and_gangs(fleet: Path) -> None:
     assert {key[0] for run in runs for key in run.cost_s} == {BENCHMARK, "gang"}
 
 
-def test_all_runs_count_for_findings_but_only_the_newest_runs_count_for_costs(tmp_path: Path) -> None:
+def test_findings_of_all_runs_count_but_only_the_newest_durations(tmp_path: Path) -> None:
     for number in range(RUNS):
         test: Row = {"host": "h1", "stage": BENCHMARK, "benchmark": "gemm", "measured": True}
         tests = (
@@ -155,7 +156,7 @@ def test_all_runs_count_for_findings_but_only_the_newest_runs_count_for_costs(tm
     gemm, memory = sorted(choice.items, key=lambda item: item.benchmark)
     assert gemm.why.startswith(f"1 finding in {RUNS} measurements")
     assert gemm.cost_s == RUNS - (MAX_COSTS + 1) / 2, (
-        "the cost is the median of the newest MAX_COSTS durations; in run number n, gemm took n seconds"
+        "the cost is the median of the newest MAX_COSTS durations; gemm took n seconds in run n"
     )
     assert (memory.cost_s, "1 measurement, last run 81 days ago" in memory.why) == (7.0, True)
 

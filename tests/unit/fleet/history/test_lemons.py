@@ -138,7 +138,7 @@ def of_rack(*numbers: int) -> Failures:
          "new GPUs in one slot", "new GPUs that fail twice in one slot", "each GPU of a host once", "GPU in changing hosts",
          "rack", "one failure in many runs", "one failure in one run", "no failures"],
 )  # fmt: skip
-def test_rack_host_slot_or_part_that_explains_the_failures_is_the_only_lemon(
+def test_only_what_explains_repeated_failures_is_a_lemon(
     failures: Callable[[], Failures], expected_lemons: set[tuple[str, str, int]]
 ) -> None:
     assert lemon_ids(failures(), chance()) == expected_lemons
@@ -151,7 +151,7 @@ def test_runs_of_a_rack_include_those_in_which_none_of_its_hosts_failed() -> Non
 
 
 def test_bad_gpu_in_a_bad_host_is_also_reported() -> None:
-    # The host may count the failures of its GPU 3 as one more failure.
+    # It does not matter whether the failures of GPU 3 count as a fifth failure of the host.
     result = lemon_ids(of_host(2, 8, 14, 20), of_part(4, 6, 10, 12, 16, slot="gpu=3", serial="r0-h0-3"), chance())
     assert result == {("host", "r0-h0", 4), ("part", "r0-h0-3", 5)} or result == {
         ("host", "r0-h0", 5),
@@ -169,8 +169,8 @@ def test_failures_of_the_whole_fleet_are_not_attributed_to_racks() -> None:
     assert lemon_ids(iter(everywhere)) == set()
 
 
-def test_rack_with_many_runs_is_no_lemon_only_because_it_has_more_failures() -> None:
-    """Eight failures in its 1000 additional runs are a lower rate than the three failures that each rack has in 24 runs."""
+def test_many_runs_alone_make_no_rack_a_lemon() -> None:
+    """Each rack has three failures in 24 runs. Rack 0 has eight more in 1000 additional runs, which is a lower rate."""
     usual = [
         (number, f"r{rack}-h{rack % 4}", "gpu=1", f"x-{number}-{rack}")
         for number in range(0, RUNS, 8)

@@ -73,7 +73,7 @@ def test_page_shows_every_drift_lemon_and_month_and_has_a_row_for_each_rack(
 
 
 def test_run_with_a_wrong_date_is_in_no_month(tmp_path: Path) -> None:
-    """By the clocks of its hosts, the second of four monthly runs ended nine months after it began, so its date is wrong."""
+    """The second of four monthly runs ended nine months after its date. No run takes so long, so the date is wrong."""
     for month, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=4, months=4).runs()):
         late = {**rows.entry, "ended": "2024-12-01 00:00:00"}
         add_run(tmp_path, replace(rows, entry=late) if month == 1 else rows)
@@ -88,9 +88,7 @@ def test_run_with_a_wrong_date_is_in_no_month(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("below", "kind"), [("link=3", "link=*"), ("peer=1", "peer=*")])
-def test_drift_of_one_link_or_peer_is_plotted_first_as_the_figure_of_all_links_or_peers(
-    below: str, kind: str, tmp_path: Path
-) -> None:
+def test_drift_of_one_link_or_peer_is_plotted_with_all_links_or_peers(below: str, kind: str, tmp_path: Path) -> None:
     name = "host_copy.bandwidth"
     for rows in FleetHistory(racks=6, hosts=3, gpus=4, months=2).runs():
         hosts = [

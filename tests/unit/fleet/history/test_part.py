@@ -61,8 +61,8 @@ def test_serial_that_two_slots_of_a_host_share_has_one_place(tmp_path: Path) -> 
     assert (rows["repairs"], answer.notes) == ([], [])
 
 
-def test_cause_of_a_part_that_is_no_gpu_is_found_by_its_serial(tmp_path: Path) -> None:
-    """Causes of such parts have a host and a slot, but no serial."""
+def test_serial_of_a_nic_finds_the_causes_of_its_slot(tmp_path: Path) -> None:
+    """Causes of parts other than GPUs have a host and a slot, but no serial."""
     fleet = FleetHistory(racks=6, hosts=3, gpus=3, months=1)
     (rows,) = fleet.runs()
     first, *others = rows.hosts

@@ -106,7 +106,7 @@ def test_floor_fits_the_healthy_parts_even_if_up_to_40_percent_are_bad(tmp_path:
     assert 0.6 * sigma < floor.sigma / floor.centre < 1.7 * sigma
     below = (LEVEL - floor.limit) / (LEVEL * sigma)
     assert 2.5 < below < 7, (
-        "0.1 % of healthy parts are more than 3.1 sigma below LEVEL; a margin for errors of the estimates is added"
+        "the limit for 0.1 % false alarms is 3.1 sigma below LEVEL, plus a margin for errors of the estimates"
     )
     assert floor.limit < LEVEL * (1 - 2.5 * sigma)
     assert floor.finds < 0.12

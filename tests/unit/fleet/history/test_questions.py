@@ -89,7 +89,7 @@ def test_each_query_has_json_and_csv_output(store: Path, question: list[str]) ->
 
 
 @pytest.mark.parametrize("question", [["figure", "stress.throughput"], ["lemons"]])
-def test_option_values_changes_only_the_csv_of_the_subcommand_part(store: Path, question: list[str]) -> None:
+def test_option_values_affects_only_the_subcommand_part(store: Path, question: list[str]) -> None:
     """With `--values`, the CSV of `rackproof history part` has a row for each value instead of one for each place of the part."""
     assert ask(store, *question, "--csv", "--values").stdout == ask(store, *question, "--csv").stdout
     header, *rows = ask(store, "part", "h1-0", "--csv", "--values").stdout.splitlines()

@@ -1,6 +1,6 @@
 """A run counts once, however often it is added. Real runs, rehearsals and simulations are kept apart.
 
-Damaged files, locks and missing packages neither stop a report nor change a decision.
+Damaged files, held locks and missing packages neither stop a report nor change a decision.
 """
 
 from __future__ import annotations
@@ -276,7 +276,7 @@ def test_lock_that_is_never_released_is_an_error(
         add(tmp_path / "h", judged["r1"])
 
 
-def test_killed_writer_leaves_the_earlier_history(tmp_path: Path, judged: dict[str, Judged]) -> None:
+def test_killed_writer_does_not_change_the_history(tmp_path: Path, judged: dict[str, Judged]) -> None:
     add(tmp_path / "h", judged["r1"])
     before = counts(tmp_path / "h")
 

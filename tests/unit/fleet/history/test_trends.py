@@ -23,7 +23,7 @@ def racks(
         count: number of racks.
         per_year: change of ln(figure) of rack 0 in a year.
         odd: change of ln(figure) in one additional run of rack 0, on day FAR; 0: there is no such run.
-        reference: "run": the rows are marked as relative to other racks of the run (`memory.Level`); "": as not relative.
+        reference: `run` or empty: the last item of each row, see `memory.Level`.
         noise: standard deviation of ln(figure).
     """
     generator = random.Random(7)  # noqa: S311
@@ -45,8 +45,8 @@ def test_rack_that_drifts_is_found(count: int, reference: str) -> None:
     assert abs(item.per_year + 0.05) < 2 * item.error
 
 
-def test_drift_of_one_of_two_racks_needs_a_lower_z_than_one_of_many() -> None:
-    """The z of this drift is 3.47. The limit for z is 2.81 if two series are tested, and 3.48 if 20 series are tested."""
+def test_drift_needs_a_lower_z_if_fewer_racks_are_tested() -> None:
+    """The z of this drift is 3.47. The limit for z is 2.81 if two racks are tested, and 3.48 if 20 racks are tested."""
     (item,) = drifts(memory_history(racks(2, per_year=-0.015, noise=0.006)))
     assert item.id == "r0"
     assert 3.3 < item.z < 3.5

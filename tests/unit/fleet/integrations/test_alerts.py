@@ -153,7 +153,7 @@ def pack(base: str, **changes: Any) -> Pack:
 
 
 def expressions(*packs: Pack) -> dict[tuple[str, str], str]:
-    """Return (alert, id of its criterion or "") -> condition of its rule, generated from the shipped packs and `packs`."""
+    """Generate the rules from the shipped packs and `packs`. Return (alert, criterion or "") -> condition of the alert."""
     rules = entries(rule_file([*SHIPPED, *packs]))
     return {
         (entry["alert"], entry["labels"].get("criterion", "")): condition(entry["expr"])
@@ -250,7 +250,7 @@ def scraped_text(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_rules_use_only_exported_metrics(scraped: set[str]) -> None:
-    """Metrics are also allowed if only GPU models or drivers other than those of the fake host export them."""
+    """The fake host lacks the metrics of a run and those of some GPU models and drivers. Rules can use these too."""
     other_models = {exported(kind[0]) for kind in reading_kinds(full_snapshot=False)}
     used = {name for rule in ALL_RULES for name in METRIC.findall(rule.expr)}
     used |= {name for group in read_table() for expr in (group.record or {}).values() for name in METRIC.findall(expr)}
@@ -263,12 +263,15 @@ def test_rules_use_only_exported_metrics(scraped: set[str]) -> None:
 
 
 def name_of(rule: Rule) -> str:
-    """Return the name of the alert and `Rule.criterion`, if the rule has one: an id, or a template `xid-{{ $labels.xid }}`."""
+    """Return the name of the alert, followed by `Rule.criterion` if that is not empty."""
     return f"{rule.alert.alert} {rule.criterion}".strip()
 
 
 def covers_case(rule: Rule, case: str) -> bool:
-    """Return whether a case of cases.yml (`ALERT` or `ALERT CRITERION`) tests this rule."""
+    """Return whether a case of cases.yml (`ALERT` or `ALERT CRITERION`) tests this rule.
+
+    `Rule.criterion` may contain a template, as in `xid-{{ $labels.xid }}`. The template stands for a number.
+    """
     alert, _, criterion = case.partition(" ")
     pattern = re.sub(r"\\\{\\\{.*?\\\}\\\}", r"\\d+", re.escape(rule.criterion))
     ids = [item.id for item in rule.criteria] or [""]
@@ -296,7 +299,7 @@ def series(case: str, number: int, values: Mapping[str, str]) -> Iterator[dict[s
 
 
 def expected(number: int, case: str) -> dict[str, Any]:
-    """Return the sample of the firing alert that promtool must find for a case on the host `h{number}`."""
+    """Return the sample that promtool must find if the alert of this case fires on the host `h{number}`."""
     alert, _, criterion = case.partition(" ")
     labels = {"alertname": alert, "host": f"h{number}"} | ({"criterion": criterion} if criterion else {})
     return {"labels": f"{{{', '.join(f'{key}={value!r}' for key, value in labels.items())}}}", "value": 1}
@@ -326,12 +329,12 @@ def play(tmp_path: Path, inputs: list[dict[str, str]], **checks: Any) -> None:
 
 
 def firing(minute: int, *hosts: str) -> dict[str, Any]:
-    """Return a check that after `minute` minutes alerts of exactly these hosts fire."""
+    """Return a check that exactly these hosts have firing alerts after `minute` minutes."""
     samples = [{"labels": f"{{host={host!r}}}", "value": 1} for host in hosts]
     return {"expr": 'group by (host) (ALERTS{alertstate="firing"})', "eval_time": f"{minute}m", "exp_samples": samples}
 
 
-def test_missing_gpu_count_fires_only_while_the_host_is_up(tmp_path: Path) -> None:
+def test_alert_for_an_absent_gpu_count_fires_only_while_the_host_is_up(tmp_path: Path) -> None:
     """Three hosts: h0 is up, but the series `rackproof_gpus` disappears. The target h1 disappears, as at the end of a run.
 
     On h2 a new run begins, so the label `run_id` changes.
@@ -402,13 +405,13 @@ def test_annotations_of_an_alert_are_filled_in(tmp_path: Path) -> None:
 
 
 def check_alerts(tmp_path: Path, values: Mapping[str, str], minutes: int | Sequence[int], *wanted: str) -> None:
-    """Check for which parts of the host h0 alerts fire.
+    """Check which parts of the host h0 have firing alerts.
 
     Args:
         tmp_path: directory for the input of promtool.
         values: selector of a series -> its values.
         minutes: time of the check in minutes, or several such times.
-        wanted: the labels of each part for which an alert must fire; no other alert may fire.
+        wanted: the labels of each part that must have a firing alert. All other parts must have none.
     """
     checks = [
         {
@@ -441,7 +444,7 @@ def test_alert_of_a_lost_gpu_keeps_its_serial_until_another_gpu_replaces_it(tmp_
     check_alerts(tmp_path, lost | replaced | fault, 20, 'gpu="2", pci="0000:5d:00.0", serial="S9", slot="0000:5d:00.0"')
 
 
-def test_alert_of_a_lost_gpu_keeps_its_serial_when_a_new_run_changes_the_labels_of_its_host(tmp_path: Path) -> None:
+def test_alert_of_a_lost_gpu_keeps_its_serial_in_the_next_run(tmp_path: Path) -> None:
     lost = {GPU_INFO % ("2", "0000:5d:00.0", "S2"): "1x5 stale _x40", "up": "1x9 stale _x40"}
     next_run = {
         'up{run_id="s"}': "_x11 1x40",
@@ -478,7 +481,7 @@ def test_alert_of_a_missing_gpu_has_its_slot_and_serial(tmp_path: Path) -> None:
     )
 
 
-def test_alert_fires_if_the_identity_of_its_part_is_unknown(tmp_path: Path) -> None:
+def test_alert_fires_even_if_the_identity_of_its_part_is_unknown(tmp_path: Path) -> None:
     check_alerts(tmp_path, {'rackproof_gpu_remapped_rows_failed{gpu="2"}': "1x20"}, 10, 'gpu="2"')
 
 

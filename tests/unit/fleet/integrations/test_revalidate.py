@@ -364,7 +364,7 @@ def test_cordon_without_the_annotation_of_rackproof_is_reported_and_stays(kubern
 
 
 @pytest.mark.parametrize("name", ["n1 state=down", "--all", "", "n1;reboot"])
-def test_node_names_that_could_be_options_or_shell_commands_are_rejected(slurm: FakeScheduler, name: str) -> None:
+def test_invalid_node_names_are_rejected(slurm: FakeScheduler, name: str) -> None:
     command = [
         *RACKPROOF,
         "scheduler",
@@ -449,7 +449,8 @@ def test_idle_host_is_free_and_leaves_no_record(tmp_path: Path, library: Path) -
     assert not (host.run / "record.json").exists()
 
 
-def test_record_states_how_many_reasons_it_omits(tmp_path: Path, library: Path) -> None:
+def test_output_and_record_state_how_many_reasons_they_omit(tmp_path: Path, library: Path) -> None:
+    """Of the 20 reasons, the output lists 16 and the record 3."""
     host = Host(tmp_path, library)
     processes = " ".join(map(str, range(4711, 4721)))
     done = host.busy(*(f"gpu.{index}.ComputeRunningProcesses={processes}" for index in (0, 1)))
@@ -473,7 +474,7 @@ def test_record_states_how_many_reasons_it_omits(tmp_path: Path, library: Path) 
         "scheduler job",
     ],
 )
-def test_host_is_in_use_if_it_has_a_job_or_may_have_a_gpu_process_that_is_not_allowed(
+def test_exit_code_states_whether_the_host_is_in_use(
     tmp_path: Path, library: Path, lines: tuple[str, ...], variables: dict[str, Any], because: str, code: int
 ) -> None:
     done = Host(tmp_path, library, **variables).busy(*lines, because=because)
@@ -517,7 +518,7 @@ def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: An
 
 
 def skip_h2(plan: Plan, directory: Path) -> None:
-    """Replace the record of h2 by that of a host that was not measured because it was in use. Remove the gang records of h2."""
+    """Mark every observation of h2 as skipped because h2 was in use. Remove its records of multi-node launches (gangs)."""
     planned = plan.host("h2")
     observations = [
         {
@@ -625,8 +626,12 @@ def test_notification_is_printed_only_for_requested_states(tmp_path: Path, capsy
         notice("accepted", tmp_path / "nothing")
 
 
-def test_notification_names_every_failed_host(tmp_path: Path) -> None:
-    """The text lists the causes (without causes, the reasons in the report's summary), and then the other failed hosts."""
+def test_notification_lists_causes_and_limits_the_number_of_lines(tmp_path: Path) -> None:
+    """Counts and caveats come first, then the causes, then the other failed hosts.
+
+    If the report has no causes, the reasons in its summary take their place. At most 12 lines are listed. If there are causes,
+    at most 5 of these lines are counts and caveats. One more line gives the number of omitted lines.
+    """
     report, plan = judged(tmp_path, lambda plan, directory: None)
     lines = {
         "count": "Hosts: 0 of 3 accepted",

@@ -1,4 +1,4 @@
-"""Build plans with one figure for each GPU, evidence, readings and criteria, so small that judging them takes milliseconds."""
+"""Build small plans, evidence, readings and criteria. Judging them takes milliseconds."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The verdict on an observation that was skipped because another job uses the host has the kind `in_use`.
+"""If an observation was not measured, the kind of its verdict is the status of the observation.
 
-The kind of the verdict on any other observation that was not measured is the status of the observation.
+There is one exception. If the observation was skipped because another job uses the host, the kind is `in_use`.
 """
 
 from __future__ import annotations

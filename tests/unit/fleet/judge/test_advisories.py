@@ -56,6 +56,7 @@ FIRMWARE = (advisory(6, ("0", "35.8002"), ("36", "39.8002"), ("40", "43.8002"), 
         ("1.3.0-rc.1", "1.3.0"),
         ("1.3.0-rc.2", "1.3.0-rc.10"),
         ("1.3.0-beta.1", "1.3.0-rc.1"),
+        # "2" is the lower bound of all versions that begin with "2.", so it comes even before their pre-releases.
         ("2", "2.0.0-beta.0"),
         ("39.8002", "40"),
     ],
@@ -117,7 +118,7 @@ def test_text_that_is_not_a_version_of_the_product_is_not_compared(product: str,
     assert missing_fixes(PRODUCTS[product], [of_all_versions], version) is None
 
 
-def test_text_of_missing_fixes_names_version_and_fix_and_worst_vulnerability_and_newest_advisory() -> None:
+def test_text_has_version_and_fix_and_worst_vulnerability_and_newest_advisory() -> None:
     fixes = missing_fixes(PRODUCTS["driver"], DRIVER, "580.95.05")
     assert fixes
     assert fixes.score == 8.8
@@ -127,7 +128,7 @@ def test_text_of_missing_fixes_names_version_and_fix_and_worst_vulnerability_and
     )
 
 
-def test_text_on_a_single_vulnerability_does_not_count_further_ones() -> None:
+def test_text_on_a_single_vulnerability_mentions_no_others() -> None:
     assert str(missing_fixes(PRODUCTS["runc"], RUNC[:1], "1.1.12")) == (
         "update runc 1.1.12 to 1.3.6 or later: CVE-2026-7000 (severity not stated); NVIDIA 7 of 2026-07-01"
     )
@@ -140,7 +141,7 @@ def test_score_of_missing_fixes_is_10_if_an_advisory_states_no_score() -> None:
     assert [item.severity for item in fixes.advisories] == ["critical", ""]
 
 
-def test_advisories_of_one_severity_are_ordered_by_score_the_highest_first_and_those_without_a_score_last() -> None:
+def test_advisories_of_one_severity_are_sorted_by_falling_score_and_end_with_missing_scores() -> None:
     scores = (None, 0.5, 3.1, None)
     known = [advisory(at, ("0", "600"), severity="low", score=score) for at, score in enumerate(scores, 1)]
     fixes = missing_fixes(PRODUCTS["driver"], known, "580.95.05")
@@ -159,7 +160,8 @@ def test_advisories_of_one_severity_are_ordered_by_score_the_highest_first_and_t
         ("", False),
     ],
 )
-def test_runc_is_compared_only_if_no_package_or_a_package_of_the_vendor_owns_it(package: str, expected: bool) -> None:
+def test_runc_is_compared_only_if_it_is_known_to_be_the_program_of_the_vendor(package: str, expected: bool) -> None:
+    """`package`: the package that owns runc; "no package" if none owns it; empty if the package was not read."""
     assert is_vendor_version(PRODUCTS["runc"], package) == expected
     assert is_vendor_version(PRODUCTS["driver"], package)
 

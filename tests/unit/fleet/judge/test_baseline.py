@@ -68,13 +68,14 @@ def baseline_criterion(operator: str = "ge", name: str = "memory.bandwidth", **l
 @pytest.mark.parametrize(
     ("values", "value", "n"),
     [
-        # None of fewer than five values is an outlier.
+        # With fewer than five values, there are no outliers.
         ([3.0], 3.0, 1), ([1.0, 3.0], 2.0, 2), ([1.0, 2.0, 900.0], 2.0, 3), ([1.0, 2.0, 3.0, 900.0], 2.5, 4),
         ([100.0, 100.0, 100.0, 100.0, 900.0], 100.0, 4),
         # More than half of the values are equal: only values that differ from them by more than 1 % are outliers.
         ([100.0] * 5 + [101.0], 100.0, 6), ([100.0] * 5 + [99.0], 100.0, 6), ([100.0] * 5 + [101.1], 100.0, 5),
         ([-100.0] * 5 + [-101.0], -100.0, 6),
-        # Outliers are far from the narrowest interval with more than half of the values. It is in the larger of two clusters.
+        # Outliers are far from the narrowest interval with more than half of the values. If the values form two clusters, this
+        # interval is in the larger one.
         ([1.0, 1.0, 1.0, 5.0, 5.0], 1.0, 3), ([1.0, 1.0, 5.0, 5.0, 5.0], 5.0, 3), ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 5),
         # The narrowest interval is 100 to 102. Its width is 1.349 sigmas, so values within 5 sigmas are those in 101 ± 7.41.
         ([100.0, 101.0, 102.0, 108.4, 93.6], 101.0, 5), ([100.0, 101.0, 102.0, 108.5, 93.5], 101.0, 3),
@@ -89,7 +90,7 @@ def test_robust_level_leaves_out_outliers(values: list[float], value: float, n: 
 
 
 @pytest.mark.parametrize("values", [[], [math.nan], [1.0, math.inf], [1.0, 2.0, 3.0, 4.0, -math.inf]])
-def test_no_values_and_values_that_are_not_finite_have_no_level(values: list[float]) -> None:
+def test_empty_or_infinite_or_nan_values_have_no_level(values: list[float]) -> None:
     with pytest.raises(ValueError, match="no level: the values are empty or not finite"):
         robust_level(values)
 
@@ -119,7 +120,7 @@ def level_of_runs(*values: float) -> Level:
     return level_of("a.b", "W", "gang", "link=1", {"op": "x"}, {f"r{at}": value for at, value in enumerate(values)})
 
 
-def test_level_of_three_or_more_runs_has_a_sigma_unless_it_is_0() -> None:
+def test_sigma_of_a_level_needs_three_runs_and_a_level_other_than_0() -> None:
     assert level_of_runs(10.0, 12.0).sigma is None
     result = level_of_runs(10.0, 11.0, 12.0)
     assert result.sigma == pytest.approx(1 / 0.8862 / 11)
@@ -308,7 +309,7 @@ def missing_baselines(
 ) -> list[tuple[str, str]]:
     """Return scope and reason (without the remedy) of each verdict on a missing accepted record.
 
-    `changes` replaces fields of the record of h1.
+    `changes` replaces fields of the record that this run made on h1.
     """
     view = HostView(plan, plan.hosts[0], replace(host_evidence(plan, **changes), baseline=baseline), [pack(*criteria)])
     reported = list(judge_presence(view))
@@ -367,7 +368,8 @@ def test_accepted_record_without_a_comparable_figure_is_reported() -> None:
     without_figures = HostBaseline(host=HOST, gpus={"h1-0": part_baseline("gpu", "h1-0")})
     text = "has none of the figures that are compared in this run"
     assert missing_baselines(without_figures, COMPARED) == [("gpu=0", f"the accepted record of serial h1-0 {text}")]
-    # Only measured figures that a criterion compares count. It is enough if the accepted record has one of those of this run.
+    # Nothing is missing if this run measured no figure that a criterion compares with the baseline. Otherwise the accepted record
+    # needs at least one of these figures.
     assert missing_baselines(without_figures) == []
     assert missing_baselines(without_figures, replace(COMPARED, baseline=None, value=1)) == []
     assert missing_baselines(without_figures, replace(COMPARED, scope="host")) == []

@@ -230,7 +230,7 @@ def serial_verdicts(metrics: tuple[Metric, ...]) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("second", "expected"), [(None, {"gpu=1": PASS}), ("H1-0", {"gpu=0": PASS, "gpu=1": PASS})])
-def test_only_gpu_serials_that_the_bmc_reports_are_judged_and_letter_case_is_ignored(
+def test_bmc_may_report_fewer_gpu_serials_than_the_host_or_another_letter_case(
     second: str | None, expected: dict[str, str]
 ) -> None:
     metrics = tuple(
@@ -295,7 +295,7 @@ def bmc_verdicts(
 ) -> list[Verdict]:
     """Return the verdicts on a BMC with these readings.
 
-    `serials`: the serial of the system that the host reads in each of its snapshots; empty if the host could not read it.
+    `serials`: for each snapshot of the host, the system serial that the host read; empty if the host could not read it.
     """
     evidence = host_evidence(SMALL, "h1", gpus=tuple(gpus))
     (record,) = evidence.records
@@ -352,7 +352,7 @@ NO_TEXT = ("bmc.event.message", "host", "an entry of an event log has no text")
                     "power_supply.fitted", "host", 3), []),
     ],
 )  # fmt: skip
-def test_listed_log_entries_and_power_supplies_must_be_as_many_as_the_bmc_states(
+def test_lists_of_log_entries_and_power_supplies_must_be_complete(
     last: tuple[Metric, ...], problems: list[tuple[str, str, str]]
 ) -> None:
     shown = [(item.name, item.scope, item.reason) for item in bmc_verdicts(last, last, last)]
@@ -421,7 +421,8 @@ def test_bmc_without_a_record_gets_one_inconclusive_verdict(problem: str) -> Non
     assert verdict.reason == (problem or "the BMC was not read")
 
 
-def test_host_without_a_record_is_judged_only_by_criteria_on_its_bmc_that_compare_no_hosts() -> None:
+def test_host_without_a_record_is_judged_only_by_the_readings_of_its_bmc() -> None:
+    """Criteria that compare hosts are not applied."""
     plan = one_figure_plan("h1", rackproof_bmc_address="bmc")
     rules = (
         criterion("bmc.readable", id="readable", scope="host", value=True),
@@ -459,6 +460,7 @@ def test_host_without_a_record_is_judged_only_by_criteria_on_its_bmc_that_compar
 def test_times_of_a_bmc_record_must_fit_the_plan_and_each_other(
     times: Sequence[str], ended: str, reasons: list[str]
 ) -> None:
+    """The plan and the launch have the time 04:00:00. The order of times may be wrong by up to 5 minutes."""
     day = "2026-11-21T"
     record = bmc_record("h1")
     taken = tuple(replace(item, at=f"{day}{at}Z") for item, at in zip(record.snapshots, times, strict=True))
@@ -511,7 +513,9 @@ def test_only_a_failed_verdict_on_a_log_entry_gets_the_text_of_the_entry(
         ({"value": "Critical: it has no input"}, ""),
     ],
 )  # fmt: skip
-def test_lost_redundancy_is_attributed_to_the_first_part_that_failed(verdict: dict[str, Any], part: str) -> None:
+def test_failure_of_a_group_of_parts_is_attributed_to_one_failed_part(verdict: dict[str, Any], part: str) -> None:
+    """`bmc.part.health` is attributed to a power supply before a fan. No part is set if the value already states a cause."""
+
     def health(name: str, scope: str, result: str = FAIL) -> Verdict:
         return Verdict(
             host="h1",
@@ -545,7 +549,7 @@ def test_lost_redundancy_is_attributed_to_the_first_part_that_failed(verdict: di
         (("A-1", ""), ("A-1",), {"gpu=0": PASS}), (("000", "A-2"), ("000", "A-3"), {"gpu=1": FAIL}),
     ],
 )  # fmt: skip
-def test_gpu_whose_serial_the_bmc_does_not_report_fails_only_if_the_bmc_reports_enough_serials_of_that_form(
+def test_unreported_gpu_serial_fails_only_if_the_bmc_reports_enough_serials_of_its_form(
     serials: Sequence[str], reported: Sequence[str], expected: dict[str, str]
 ) -> None:
     values = {f"processor=GPU{at}": serial for at, serial in enumerate(reported)}
@@ -622,6 +626,7 @@ def test_failed_verdict_on_a_serial_lists_only_serials_that_no_gpu_of_the_host_h
     ],
 )  # fmt: skip
 def test_repeated_characters_and_placeholders_are_no_serial(text: str, expected: bool) -> None:
+    """Zeros at both ends are ignored."""
     assert is_serial(text) is expected
 
 

@@ -294,7 +294,7 @@ STATED_SETTINGS = [
     for key in sorted({each for output in benchmark.outputs for each in parameters(output, benchmark)})
     if key in benchmark.settings
 ]
-"""Each benchmark with each of its settings that its figures state as a parameter."""
+"""Name of a benchmark, and a setting that the figures of this benchmark state as a parameter."""
 
 
 @pytest.mark.parametrize(("name", "key"), STATED_SETTINGS)
@@ -378,7 +378,7 @@ def times(factor: float) -> Callable[[Observation], Observation]:
 
 
 FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], str]] = {
-    "more replicas than half of the ranks": (
+    "1000 replicas on 2 ranks": (
         "model_parallel.step_time",
         lambda item: replace(item, params={**item.params, "replicas": 1000}),
         "world_size is 2, replicas is 1000, left_out is 0: world_size must be 2 * replicas + left_out",
@@ -434,6 +434,7 @@ def test_figure_that_contradicts_itself_or_other_figures_is_named(kind: str) -> 
 def test_moved_bytes_may_differ_from_the_size_by_less_than_one_element_per_rank(
     moved: object, is_possible: bool
 ) -> None:
+    """An element has 4 bytes, so the difference must be below 16 bytes for 4 ranks."""
     plan = builders.plan("h1", "h2", gpu_count=4)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
     figure = builders.observation(
@@ -443,7 +444,7 @@ def test_moved_bytes_may_differ_from_the_size_by_less_than_one_element_per_rank(
     assert bool(reasons) is not is_possible
 
 
-def test_only_a_far_shorter_computing_time_of_one_gpu_is_not_credible() -> None:
+def test_one_gpu_may_compute_far_slower_but_not_far_faster_than_the_others() -> None:
     """A GPU cannot be more than 20 times as fast as the other GPUs of its host, but it can be far slower."""
     plan = builders.plan("h1", "h2", gpu_count=4)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
@@ -460,7 +461,7 @@ def test_only_a_far_shorter_computing_time_of_one_gpu_is_not_credible() -> None:
     assert contradicted(0.0) == ["gpu=0", "gpu=0"]  # the second problem: 0 is below 1e-6 s, the lowest credible value
 
 
-def test_computing_times_are_credible_if_half_of_four_gpus_are_slow_but_not_if_one_of_two_is() -> None:
+def test_two_of_four_gpus_may_compute_far_slower_but_not_one_of_two() -> None:
     """With two devices that differ by more than a factor of 20, it is unknown which of the two times is wrong."""
     plan = builders.plan("h1", "h2", gpu_count=4)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
@@ -494,7 +495,7 @@ def test_training_with_a_limit_on_its_steps_may_have_fewer_epochs_than_planned(
 def test_sufficiency_of_the_loader_may_be_higher_if_the_training_had_larger_batches() -> None:
     """The sufficiency 0.94 is more than 20 times 1500 / 34e3, the ratio of the rates of loading and training.
 
-    If the loader has batches of 8 and the training batches of 2048, this is credible: small batches train more slowly.
+    This is credible if the loader prepared batches of 8 and the training used batches of 2048. Small batches train more slowly.
     """
     plan = builders.plan("h1", "h2", gpu_count=1)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
@@ -579,7 +580,7 @@ def with_samples(item: Observation, **fields: float) -> Observation:
 
 
 @pytest.mark.parametrize("kind", SOAK_FIGURES)
-def test_wrong_unit_or_value_or_samples_or_duplicate_of_a_figure_of_a_soak_is_named(kind: str) -> None:
+def test_wrong_or_duplicate_figure_of_a_soak_is_named(kind: str) -> None:
     change, reason = SOAK_FIGURES[kind]
     run = load(MEASURED_RUNS / "h200x4-burnin")
     measured = run.evidence["h200x4"]
@@ -690,7 +691,7 @@ def test_bandwidth_over_nvlink_is_credible_at_every_message_size(size: int, op: 
         ),
     ],
 )
-def test_numa_node_of_a_copy_may_be_unknown_only_if_the_host_has_several_nodes_and_does_not_report_that_of_the_gpu(
+def test_numa_node_of_a_copy_must_not_be_unknown_if_it_follows_from_the_readings_of_the_host(
     readings: dict[str, dict[str, Value]], reason: str
 ) -> None:
     def change(record: Record) -> Record:

@@ -67,7 +67,7 @@ def view_of(*snapshots: tuple[str, str, Readings]) -> HostView:
         ((5, 5), (UPTIME,), False, (ERRORS,)),
     ],
 )
-def test_uptime_and_counter_age_are_deciding_readings_only_for_an_hourly_rate_and_a_counter_that_is_above_0(
+def test_uptime_and_counter_age_decide_only_hourly_rates_of_counters_above_0(
     counts: tuple[Value, Value], bases: tuple[str, ...], per_hour: bool, expected: tuple[str, ...]
 ) -> None:
     ages = dict.fromkeys(bases, 1.0)
@@ -113,9 +113,9 @@ def test_hours_before_a_reading_come_from_the_snapshot_of_the_reading() -> None:
         ([1, None], None),
         ([1, None, 4], 3.0),
         ([0, 1], 1.0),
-        # The host rebooted between the second and the third snapshot. Of the hour between them, the uptime 0.5 h counts.
+        # The host rebooted between the second and the third snapshot. Only the half hour after the reboot is added.
         ([90, 92, 0.5, 3], 5.0),
-        # The clock was set back, so the second and the third snapshot are in the wrong order. The hour between them counts.
+        # The clock was set back, so the second and the third snapshot are in the wrong order. The hour between them is added.
         ([90, 92, 91.9, 93], 4.1),
         ([90, 92, 93, 95], 5.0),
     ],
@@ -147,7 +147,7 @@ def test_hours_of_a_run_are_the_time_during_which_the_host_was_up(
 def test_invalid_date_of_a_snapshot_matters_only_next_to_a_reboot(
     uptimes: list[float], position: int, hours: float | None
 ) -> None:
-    """`position`: which of the three snapshots has a date that does not exist. The host reboots if the uptime falls."""
+    """`position`: which of the three snapshots has a date that does not exist. A fall of the uptime shows a reboot."""
     readings: list[tuple[str, str, Readings]] = [
         ("soak", phase, {ERRORS: 5, UPTIME: uptime * HOUR})
         for phase, uptime in zip(("before", "during", "after"), uptimes, strict=True)

@@ -100,7 +100,7 @@ def test_floor_far_below_the_expected_value_is_reported(limit: dict[str, Any]) -
     )
 
 
-def test_ceiling_far_above_the_expected_value_is_reported() -> None:
+def test_limits_that_are_too_loose_or_too_strict_are_reported() -> None:
     latency = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}, "value": None, "operator": "le"}
     assert "ceiling 40 % above the expected value" in lint_changed(**latency, fleet_fraction=1.4)[0]
     assert "half of the healthy parts would fail" in lint_changed(**latency, fleet_fraction=0.95)[0]
@@ -200,7 +200,7 @@ def test_plausible_floor_is_accepted(changes: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_name_scope_stage_or_unit_outside_the_catalogue_is_reported(changes: dict[str, Any], why: str) -> None:
+def test_criterion_that_does_not_fit_the_catalogue_is_reported(changes: dict[str, Any], why: str) -> None:
     (finding,) = lint_changed(**changes)
     assert why in finding
 
@@ -305,7 +305,7 @@ HIGHER, LOWER = "higher is better", "lower is better"
         ({"value": None, "fleet_fraction": math.nan}, "not a finite number"),
     ],
 )  # fmt: skip
-def test_limit_that_faulty_parts_would_pass_is_reported(changes: dict[str, Any], why: str) -> None:
+def test_limit_that_does_not_separate_faulty_from_healthy_parts_is_reported(changes: dict[str, Any], why: str) -> None:
     (finding,) = lint_changed(**changes)
     assert why in finding
 
@@ -325,7 +325,7 @@ def test_limit_that_just_excludes_faulty_parts_is_accepted(changes: dict[str, An
 
 @pytest.mark.parametrize("name", [name for name in shipped_packs() if read_pack(name).gpu_names])
 def test_each_dtype_of_the_standard_profile_is_in_the_datasheet_or_listed_as_lacking_or_unknown(name: str) -> None:
-    """A dtype is in the datasheet of the pack or in `lacks`, never in both. If the figure is in `unknown`, both may lack it."""
+    """A dtype is in the datasheet of the pack or in `lacks`, not in both. It may be in neither if the figure is in `unknown`."""
     pack = read_pack(name)
     planned = {"gemm": set(), "stress": set()}
     for stage in read_profile("standard")["stages"].values():
@@ -374,7 +374,7 @@ def test_pack_that_includes_itself_is_refused(tmp_path: Path, length: int) -> No
         read_pack(str(paths[0]))
 
 
-def test_model_pack_must_have_a_datasheet_and_judge_certain_figures_or_list_them_as_unknown() -> None:
+def test_model_pack_without_datasheet_or_required_figures_is_reported() -> None:
     bare = Pack(name="e100", gpu_names=("NVIDIA E100",), criteria=(), unknown={"stress.powr": "not measured"})
     findings = [str(item) for item in lint(bare)]
     assert "e100: (pack): NVIDIA E100: a GPU model without a datasheet cannot be checked" in findings[1]
@@ -479,7 +479,7 @@ def test_bounds_that_never_match_are_reported(where: dict[str, Any], why: str) -
     assert why in finding
 
 
-def test_floor_with_basis_model_may_be_far_below_the_rate_of_the_fabric() -> None:
+def test_floor_derived_from_other_hardware_may_be_far_below_the_expected_value() -> None:
     floor: dict[str, Any] = {"value": None, "variable": "fabric_bytes_per_second", "fraction": 0.6}
     assert lint_changed(**BUSBW | floor | {"fleet_fraction": None, "basis": "model"}, where={}) == []
     assert (

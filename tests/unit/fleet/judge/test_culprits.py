@@ -98,7 +98,7 @@ def test_failed_pairs_are_attributed_to_gpus_that_fail_with_most_of_the_others(
     [
         (2, {(0, 1), (1, 0)}),  # the host has two GPUs, and either may be the cause
         (4, pairs_of(0, 1, gpus=4)),  # half of the GPUs fail with all others
-        # If GPU 1 is the only one of its socket, the link between the sockets may be the cause.
+        # The cause may be the link between two sockets: GPU 1 may be alone on its socket.
         (3, pairs_of(1, gpus=3)),
         (3, pairs_of(0, 1, 2, gpus=3)),  # all GPUs fail with all others
         # Every pair between three GPUs and the other five fails.
@@ -115,7 +115,7 @@ def test_pairs_are_not_attributed_without_a_clear_culprit(gpus: int, failing: Pa
 
 
 def test_unknown_pairs_count_neither_for_nor_against_a_gpu() -> None:
-    """GPU 6 fails with three others: more than half of the five with which it was measured, but not more than half of six."""
+    """GPU 6 fails with three others. That is more than half if it was measured with five others, but not with six."""
     for lost, attributed in (({3, 4}, {"gpu=6"}), ({3}, set())):
         unmeasured = {(a, b) for a, b in pairs_of(6) if {a, b} & lost}
         verdicts = pair_verdicts(8, {(0, 6), (1, 6), (2, 6)}, unknown=unmeasured)
@@ -193,7 +193,7 @@ def xid_count_verdict(scope: str) -> Verdict:
         ({}, {"gpu=3,xid=79": 1, "pci=0000:05:00.0,sxid=20034": 1}, ""),  # the NVSwitch may be the cause
     ],
 )
-def test_new_xid_is_attributed_to_the_only_gpu_that_reported_one(
+def test_new_xid_is_attributed_only_to_a_clear_culprit(
     before: Mapping[str, Value], after: Mapping[str, Value], part: str
 ) -> None:
     host = host_view(8, before, after)
@@ -207,7 +207,7 @@ def test_new_xid_is_attributed_to_the_only_gpu_that_reported_one(
 
 
 @pytest.mark.parametrize("verdict", [PASS, INCONCLUSIVE])
-def test_xid_verdict_that_did_not_fail_and_a_failure_without_an_xid_are_not_attributed(verdict: str) -> None:
+def test_new_xid_is_the_cause_only_of_failed_xid_verdicts(verdict: str) -> None:
     host = host_view(8, {}, {"gpu=3,xid=79": 1})
     others = [replace(xid_verdict(), verdict=verdict), replace(xid_verdict(), name="host.load")]
     assert with_culprits(host, [xid_count_verdict("gpu=3,xid=79"), *others])[1:] == others

@@ -134,9 +134,9 @@ ALARM, REASON = "optics.rx_power.alarm", "unsupported: hidden"
         (INTERFACE | {"network.mtu": Metric(name="network.mtu", unit="B")}, []),
         (without(module(), "optics.bias"), [("optics.bias", PORT)]),
         (module() | {"optics.bias": Metric(name="optics.bias", unit="A", absent={PORT: REASON})}, []),
-        # An alarm is not checked if the module does not report both limits of the alarm, the low and the high one.
+        # An alarm is checked only if the module reports its low and its high limit.
         (without(module(), f"{ALARM}_low") | {ALARM: _metric(ALARM, {LANE: "?"})}, []),
-        # All readings of a module are required even if its type (MODULE) has no value, but a reason for its absence.
+        # A module whose type (MODULE) is absent for a stated reason still needs all other readings.
         ({MODULE: Metric(name=MODULE, unit="1", absent={PORT: REASON})}, [(name, PORT) for name in OF_MODULES]),
     ],
 )  # fmt: skip
@@ -150,7 +150,7 @@ def test_missing_reading_is_a_problem_if_another_reading_requires_it(
     ("power", "sides"),
     [
         (0.9e-4, ["low"]), (1.1e-4, ["none"]), (1e-3, ["none"]), (2.9e-3, ["none"]), (3.1e-3, ["high"]),
-        # The record has power and limits rounded to six digits. So near a limit, two values of the alarm are accepted.
+        # The record rounds power and limits to six digits. Two values of the alarm are accepted if the power is near a limit.
         (1e-4, ["low", "none"]), (1.000005e-4, ["low", "none"]), (0.999995e-4, ["low", "none"]), (1.00002e-4, ["none"]),
         (3e-3, ["none", "high"]), (3.000015e-3, ["none", "high"]), (3.00006e-3, ["high"]),
     ],
@@ -223,7 +223,7 @@ def test_leaving_out_all_readings_of_a_collector_is_detected(shown: dict[str, di
         each: replace(metric, values={}, absent=dict.fromkeys(metric.values, "error: x"))
         for each, metric in readings.items()
     }
-    # A collector that failed, so that its duration has no value, need not report any reading.
+    # A failed collector has no duration. It need not report any reading.
     if any(each.startswith("collector.") for each in shown):
         assert (name, HOST) not in judged(failed)[1]
 

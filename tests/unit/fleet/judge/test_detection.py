@@ -274,14 +274,14 @@ def test_reason_why_a_criterion_judged_no_value_is_stated(over: Any, why: str) -
         {"name": "a.count", "operator": "le", "value": 8, "unit": "1"},
     ],
 )
-def test_definition_of_a_criterion_on_a_count_or_version_shows_that_it_finds_faults_by_logic(over: Any) -> None:
+def test_criterion_on_a_count_or_version_has_a_logic_group_even_without_values(over: Any) -> None:
     assert not_judged([criterion(**over)], []) == {}
     ((_, limits),) = logic_groups([], [criterion(**over)]).items()
     assert list(limits) == ["mine"]
 
 
-def test_benchmark_with_other_settings_is_not_measured_for_the_profile(healthy: list[Detection]) -> None:
-    """`profiles`: profile -> its possible settings. It is enough if a run measured the benchmark with one of them."""
+def test_benchmark_that_ran_only_with_other_settings_is_unmeasured(healthy: list[Detection]) -> None:
+    """`profiles`: profile -> its possible settings. A run with one of these settings measures the benchmark for the profile."""
     key = GateKey(
         model="m",
         stage="benchmark",

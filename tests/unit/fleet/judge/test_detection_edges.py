@@ -91,7 +91,8 @@ def test_temperature_is_compared_in_degrees() -> None:
     chosen = rule(name="stress.temperature", unit="Cel", operator="le", value=90.0)
     found = of([run(60.5, 61, 63, name="stress.temperature", unit="Cel")], chosen)
     assert (found.kind, found.unit, found.operator) == (ABSOLUTE, "Cel", "le")
-    # The three values have the mean 61.5 and the standard deviation 1.3229, which is multiplied by sqrt(4/3) for a further part.
+    # The three values have the mean 61.5 and the standard deviation 1.3229. A prediction for one more part multiplies this
+    # deviation by sqrt(1 + 1/3).
     # 6.965 is the 0.99 quantile of Student's t distribution with 2 degrees of freedom.
     assert found.fault == pytest.approx(90 - 61.5 + 6.965 * 1.3229 * (4 / 3) ** 0.5, rel=1e-3)
 
@@ -122,8 +123,8 @@ def test_one_gpu_in_two_runs_is_one_part_with_two_values() -> None:
 def test_relative_fault_is_a_share_of_the_mean() -> None:
     """The values are 1.10, 1.11 and 1.12 times the floor.
 
-    Their mean is 1.11, and the standard deviation for a further part is 0.01 · sqrt(4/3) = 0.011547. 6.965 is the 0.99 quantile
-    of Student's t distribution with 2 degrees of freedom.
+    Their mean is 1.11 and their standard deviation is 0.01. A prediction for one more part multiplies this deviation by
+    sqrt(1 + 1/3), which gives 0.011547. 6.965 is the 0.99 quantile of Student's t distribution with 2 degrees of freedom.
     """
     found = of([run(110.0, 111.0, 112.0)], rule(unit="B/s"))
     assert found.freedom == 2.0
@@ -244,9 +245,7 @@ def test_limit_that_differs_between_runs_is_not_stated() -> None:
 
 
 @pytest.mark.parametrize(("operator", "limit", "failed"), [("ge", 100.0, 0), ("gt", 100.0, 0), ("le", 100.0, 4)])
-def test_false_alarm_of_values_that_do_not_vary_between_few_parts_is_not_stated(
-    operator: str, limit: float, failed: int
-) -> None:
+def test_false_alarm_of_few_parts_without_a_spread_is_not_stated(operator: str, limit: float, failed: int) -> None:
     found = of([run(110.5, 110.5), run(110.5, 110.5)], rule(operator=operator, value=limit))
     assert (found.kind, found.is_stated, found.false_alarm) == (RELATIVE, False, None)
     assert found.failed == failed

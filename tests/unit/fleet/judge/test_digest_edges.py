@@ -180,15 +180,13 @@ OTHER_FIGURE = builders.observation("memory.bandwidth", 1.0, scope="gpu=0")
         ([("0.9", OTHER_FIGURE), ("0", digest_of(BAD))], True),
         ([("0.9", digest_of(BAD)), ("0", OTHER_FIGURE)], False),
         ([("0.9", OTHER_FIGURE), ("0.8", OTHER_FIGURE), ("0", digest_of(BAD))], True),
-        (
-            [("0.9", digest_of(BAD)), ("0", digest_of(BAD))],
-            True,
-        ),  # the last record that has digests is of the same version
+        ([("0.9", digest_of(BAD)), ("0", digest_of(BAD))], True),
     ],
 )
 def test_digests_are_compared_if_the_last_record_that_has_digests_is_of_the_same_version(
     figures: list[tuple[str, Observation]], compared: bool
 ) -> None:
+    """The records of h2 and h3 are of version 0 of Rackproof."""
     verdicts = digest_verdicts(records_of("h1", *figures), *three_hosts()[1:])
     assert (("h1", "gpu=0", FAIL) in verdicts) is compared
 

@@ -264,7 +264,7 @@ def test_unsupported_number_format_is_inconclusive_unless_the_gpu_or_an_older_to
 
 @pytest.mark.parametrize("status", [UNSUPPORTED, ERROR])
 @pytest.mark.parametrize("model", ["b200", "b300", "gb200", "gb300", "rtx-pro-6000-server"])
-def test_fp4_on_blackwell_gets_a_verdict_unless_torch_does_not_support_it(model: str, status: str) -> None:
+def test_fp4_on_blackwell_is_judged_if_torch_supports_it(model: str, status: str) -> None:
     """A workload that torch does not support (UNSUPPORTED) has no verdict. One that failed (ERROR) is inconclusive."""
     plan = extended_plan("h1", gpu_count=1)
     pack = read_pack(model)

@@ -141,10 +141,11 @@ BY_RACK = "the GPU model implies that the hosts of rack r1 are one NVLink domain
 def test_gpu_must_report_a_domain(
     plan: Plan, others: str, own: Readings, expected: tuple[str, str, str] | None
 ) -> None:
-    """A GPU that reports no domain is judged in three cases.
+    """A GPU that reports NO_DOMAIN fails. A GPU without a value of CLUSTER is judged only in three cases.
 
-    The inventory names the domain of its host, a GPU of any host of the rack reports one, or the NVLinks of this GPU end at a
-    switch, so that TO_SWITCH has a value.
+    - The inventory names the domain of the host.
+    - Another GPU of the rack reports a domain.
+    - The NVLinks of the GPU end at a switch: TO_SWITCH has a value.
     """
     # A temperature is added, because a GPU of which no reading has a value is not judged here.
     own = {**own, "gpu.temperature": {"gpu=0": 40}} if any("unsupported" in str(item) for item in own.values()) else own
@@ -157,7 +158,7 @@ def test_gpu_must_report_a_domain(
         assert (item.kind, item.operator) == ("missing" if item.verdict == INCONCLUSIVE else "limit", "")
 
 
-def test_last_reason_of_a_gpu_without_a_domain_counts() -> None:
+def test_last_reason_for_a_missing_domain_is_stated() -> None:
     snapshots: list[Readings] = [
         {CLUSTER: {"gpu=0": f"error: {why}", "gpu=1": "error: other"}, NODES: {"gpu=0": 1}} for why in ("first", "last")
     ]
@@ -233,7 +234,7 @@ def test_unavailable_imex_fails_if_imex_is_ready_on_another_host_of_the_rack() -
         ),
     ],
 )
-def test_imex_configuration_must_have_at_least_as_many_hosts_as_the_inventory_has_in_the_domain(
+def test_number_of_hosts_in_the_imex_configuration_is_compared_with_the_inventory(
     plan: Plan, count: Value, expected: str | None
 ) -> None:
     verdicts = judged(view("t0", {**healthy("t0"), NODES: {"host": count}}, plan=plan))

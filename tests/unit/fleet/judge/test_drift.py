@@ -122,12 +122,13 @@ def test_start_is_weighted_by_sample_count() -> None:
         ((1, 0.95, 0.9, 0.9, 1, 1, 1), (2, 4)), ((1, 1, 0.9, 0.9), (2, None)), ((1, 1, 0.9, 0.9, 1), (2, None)),
     ],
 )  # fmt: skip
-def test_drop_lasts_from_the_first_to_the_last_low_bucket_while_the_median_of_three_buckets_is_low(
+def test_drop_lasts_while_the_median_of_three_buckets_is_low(
     shares: tuple[float, ...], fell: tuple[int, int | None]
 ) -> None:
-    """`shares`: one value for each bucket of 1 s; below 0.95 a bucket is low.
+    """`shares`: one value for each bucket of 1 s. A value below 0.95 is low.
 
-    `fell`: start and end of the drop in seconds; the end is None if the last median is low.
+    `fell`: start and end of the first drop in seconds. A drop begins and ends with a low bucket. The end is None if the last
+    median is low.
     """
     course = RateCourse(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
     assert course.first_drop(0.95) == fell
@@ -200,7 +201,7 @@ def test_failing_drift_states_when_it_began() -> None:
         {"name": "drift.memory.bandwidth"}, {"scope": "gpu=7"},
     ],
 )  # fmt: skip
-def test_no_time_is_added_to_a_verdict_without_a_drop_of_this_figure_below_its_limit(over: dict[str, Any]) -> None:
+def test_verdict_without_a_matching_drop_is_unchanged(over: dict[str, Any]) -> None:
     assert with_drift_time(soaked_host(FALLING), drift_failure(**over)) == drift_failure(**over)
 
 
@@ -296,7 +297,7 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
     [
         (figures(10, 10), {}, []), (figures(10, 7, n=9), {}, []),
         (figures(10, 6), {}, ["gpu=1"]), (figures(6, 10), {}, ["gpu=0"]),
-        # A figure may end before the same figure of other parts: by two rounds or three buckets, whichever is longer.
+        # A figure may end before the same figure of other parts. Two rounds or three buckets are accepted, whichever is longer.
         (figures(10, 6, n=9), {"finished": 2}, []), (figures(10, 6, n=9), {"finished": 5}, []),
         (figures(10, 5, n=9), {"finished": 5}, ["gpu=1"]),
         (figures(20, 1, n=9), {"finished": 1}, []), (figures(20, 1, n=9), {"finished": 2}, ["gpu=1"]),

@@ -181,7 +181,7 @@ def test_locally_administered_addresses_and_zeros_identify_no_adapter(value: str
     assert bool(known(fleet).hosts()) is is_unique
 
 
-def test_two_hosts_are_one_machine_if_every_gpu_of_the_first_or_of_the_second_is_in_both() -> None:
+def test_two_hosts_are_one_machine_if_one_of_them_has_all_gpus_of_the_other() -> None:
     serials = ("A", "B", "C")
     fleet = {f"h{number}": machine(*serials) for number in (6, 2, 5, 1, 4, 3)}
     fleet |= {"one": machine("B"), "other": machine("A", "X"), "none": machine("Y")}
@@ -191,8 +191,8 @@ def test_two_hosts_are_one_machine_if_every_gpu_of_the_first_or_of_the_second_is
     assert counts.same_machine("other", fleet["other"]) == counts.same_machine("none", fleet["none"]) == []
 
 
-def test_adapters_of_a_host_exclude_hosts_with_the_same_gpu_but_another_adapter() -> None:
-    """A host that reports an adapter, such as h1, needs a host with this adapter. h4 reports none, so the GPU is enough."""
+def test_host_with_an_adapter_is_one_machine_only_with_hosts_that_have_this_adapter() -> None:
+    """h1 and h2 share the GPU and the adapter. h4 reports no adapter, so for h4 a shared GPU is enough."""
     fleet = {
         "h1": machine("A", guid="1"),
         "h2": machine("A", guid="1"),
@@ -235,7 +235,7 @@ def test_records_of_one_machine_are_inconclusive_and_at_most_three_gpus_are_list
         )
 
 
-def test_duplicates_are_the_same_if_groups_of_hosts_are_merged() -> None:
+def test_merged_groups_of_hosts_have_the_duplicates_of_the_whole_fleet() -> None:
     fleet = {"h1": machine("A", "B"), "h2": machine("A", "C"), "h3": machine("A", "B"), "h4": machine("D")}
     whole, merged = known(fleet), DuplicateSerials()
     for part_of_fleet in (["h3", "h4"], ["h2"], ["h1"]):
@@ -325,9 +325,8 @@ def test_gang_record_is_foreign_if_no_part_is_the_same_as_in_the_record_of_the_h
 
 
 @pytest.mark.parametrize(("serial", "is_foreign"), [("S1X", False), ("0000", True), ("System Serial Number", True)])
-def test_gang_record_with_the_serial_of_the_host_is_not_foreign_except_for_placeholders(
-    serial: str, is_foreign: bool
-) -> None:
+def test_gang_record_with_the_same_host_serial_is_not_foreign(serial: str, is_foreign: bool) -> None:
+    """A placeholder for a serial is not compared."""
     metric = Metric(name="host.system.serial", unit="1", values={"host": serial})
     own, gang = (host_evidence(SMALL, "h1", metric, gpus=(part(name),)) for name in ("A", "B"))
     assert bool(with_gang_record(own, gang).foreign) is is_foreign

@@ -1,6 +1,6 @@
 """Test edge cases of the judge, mostly with plans that expect one figure of each GPU.
 
-Most tests exist because no other test failed when the mutation test `make mutate` changed one expression of the judge.
+`make mutate` changes one expression of the judge at a time. Most tests here detect a change that no other test detected.
 """
 
 from __future__ import annotations
@@ -130,9 +130,8 @@ def test_value_and_limit_are_shown_in_readable_units(value: Value, limit: Value,
 @pytest.mark.parametrize(
     ("scope", "count"), [("gpu", 2), ("reason", 2), ("link", 2), ("host", 1), ("", 1), ("disk", 0)]
 )
-def test_reading_missing_in_every_scope_is_inconclusive_for_each_gpu_or_the_host_but_not_for_a_disk(
-    scope: str, count: int
-) -> None:
+def test_reading_that_is_missing_everywhere_is_inconclusive(scope: str, count: int) -> None:
+    """There is a verdict on each GPU or on the host. Other parts, such as disks, get none."""
     plan = one_figure_plan(gpu_count=2)
     verdicts = judge_criteria(plan, host_evidence(plan), criterion(scope=scope))
     assert [(item.verdict, item.reason, item.criterion) for item in verdicts] == [
@@ -197,9 +196,8 @@ def test_reading_that_failed_once_fails_even_if_it_has_an_error_in_the_last_snap
         ("error: no", "error: no", True, [INCONCLUSIVE]),
     ],
 )
-def test_reading_without_any_value_is_inconclusive_unless_it_is_optional_and_last_reported_as_unsupported(
-    first: str, last: str, optional: bool, verdicts: list[str]
-) -> None:
+def test_verdict_on_a_reading_without_any_value(first: str, last: str, optional: bool, verdicts: list[str]) -> None:
+    """The verdict is inconclusive. An optional reading gets no verdict if it is unsupported in the last snapshot."""
     plan = one_figure_plan()
     evidence = with_last_metrics(host_evidence(plan, "h1", reading(absent=first)), reading(absent=last))
     actual = judge_criteria(plan, evidence, criterion(optional=optional))
@@ -253,7 +251,11 @@ def test_criterion_matches_name_scope_stage_and_parameters(
     assert matches(criterion("x.y", **fields), observed) is expected
 
 
-def test_verdict_shows_the_last_bad_reading_or_for_best_of_run_the_first_good_one() -> None:
+def test_verdict_shows_the_deciding_reading() -> None:
+    """It is the last bad reading, or the last reading if all are good.
+
+    With `best_of_run`, it is the first good reading, or the first reading if all are bad.
+    """
     plan = one_figure_plan()
     snapshots = [reading(value) for value in (3, 1, 2, 1)]
     record = host_evidence(plan).records[0]
@@ -328,9 +330,8 @@ def test_required_increase_is_judged_by_the_net_change() -> None:
     ("count", "optional", "verdict"), [(4, False, PASS), (1, False, INCONCLUSIVE), (1, True, None)]
 )
 @pytest.mark.parametrize("name", ["gpu.thing", "memory.thing"])
-def test_fleet_comparison_with_too_few_peers_is_inconclusive_or_gives_no_verdict_if_optional(
-    count: int, optional: bool, verdict: str | None, name: str
-) -> None:
+def test_fleet_comparison_needs_enough_peers(count: int, optional: bool, verdict: str | None, name: str) -> None:
+    """With too few peers, the verdict is inconclusive. If the criterion is optional, there is no verdict instead."""
     hosts = [f"h{number}" for number in range(1, count + 1)]
     plan = one_figure_plan(*hosts)
 
@@ -418,7 +419,9 @@ def test_counter_increase_is_attributed_to_a_stage(
         (("after", "after"), " between its snapshots after and after"),
     ],
 )  # fmt: skip
-def test_change_over_a_part_of_a_stage_names_its_snapshots(phases: tuple[str, str], expected_text: str) -> None:
+def test_change_within_a_stage_names_its_snapshots_except_before_and_after(
+    phases: tuple[str, str], expected_text: str
+) -> None:
     one, two = counter_readings(1, 4)
     observed = [
         replace(item, stage="gang", params={"phase": phase}) for item, phase in zip((one, two), phases, strict=True)
@@ -577,7 +580,7 @@ def test_part_without_a_baseline_is_reported_once() -> None:
 
 
 def gang_plan(*hosts: str) -> Plan:
-    """Return a plan of one gang (the hosts of one multi-node launch) that expects one all-reduce figure."""
+    """Return a plan with one gang (the hosts of one multi-node launch). The plan expects one all-reduce figure."""
     plan = builders.plan(*hosts, profile="smoke", gpu_count=1)
     kept = [item for item in plan.expected if item.stage == "gang" and item.name == "collective.all_reduce.busbw"]
     return replace(plan, expected=tuple(kept[:1]))
@@ -720,9 +723,7 @@ def test_host_problem_is_reported_in_addition_to_the_verdicts_on_its_record() ->
         ({"same_as_fleet": False, "value": None}, 0),
     ],
 )
-def test_required_criterion_of_an_operator_pack_that_matches_no_observation_is_reported(
-    fields: Any, lines: int
-) -> None:
+def test_required_criterion_of_an_operator_pack_must_match_an_observation(fields: Any, lines: int) -> None:
     plan = one_figure_plan()
     rule = criterion("disk.thing", scope="disk", origin="ours", **fields)
     verdicts = judge(plan, {"h1": host_evidence(plan)}, [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)])
@@ -732,7 +733,7 @@ def test_required_criterion_of_an_operator_pack_that_matches_no_observation_is_r
     assert shipped == []
 
 
-def test_criterion_of_an_operator_pack_that_needs_a_baseline_is_not_reported_without_one() -> None:
+def test_baseline_criterion_of_an_operator_pack_need_not_match_in_a_run_without_a_baseline() -> None:
     plan = one_figure_plan()
     rule = criterion("disk.thing", scope="disk", origin="ours", value=None, baseline=VsBaseline())
     packs = [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)]
@@ -827,7 +828,7 @@ def test_stage_with_readings_but_without_its_figure_has_one_verdict_on_this_figu
     assert (verdict.stage, verdict.params) == ("benchmark", {"op": "copy"} | dict(plan.expected[0].params))
 
 
-def test_last_launch_of_a_stage_counts() -> None:
+def test_last_launch_of_a_stage_decides() -> None:
     plan = one_figure_plan()
     ended = [benchmark_launch("failed", "why"), benchmark_launch("finished")]
     assert judge_criteria(plan, host_evidence(plan, launches=tuple(ended))) == []
@@ -865,9 +866,13 @@ def copy_figure(
         ((copy_figure(), copy_figure("skipped", op="odd")), []),
     ],
 )
-def test_last_observation_of_a_repeated_figure_counts(
+def test_later_observation_replaces_an_earlier_one_of_the_same_figure(
     observed: tuple[Observation, ...], expected_reasons: list[str]
 ) -> None:
+    """Results with local and with remote memory (`numa`) do not replace each other.
+
+    The plan does not expect figures with `op` "odd". Only their errors are reported.
+    """
     plan = one_figure_plan()
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
     verdicts = judge_criteria(plan, host_evidence(plan, "h1", reading(1), observations=observed))
@@ -875,7 +880,7 @@ def test_last_observation_of_a_repeated_figure_counts(
     assert {item.verdict for item in verdicts} <= {INCONCLUSIVE}
 
 
-def test_unsupported_figure_that_the_model_lacks_is_not_missing() -> None:
+def test_unsupported_figure_gets_no_verdict_if_the_gpu_model_lacks_it() -> None:
     plan = one_figure_plan()
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
     lacking = pack(lacks={"memory.bandwidth": {"op": ("copy",)}})
@@ -996,7 +1001,7 @@ def test_limited_space_shows_a_cause_of_each_host_before_a_second_cause_of_any_h
     assert lines[20:] == ["… and 29 more causes in the report"]
 
 
-def test_hosts_that_no_cause_names_are_listed() -> None:
+def test_rejected_and_incomplete_hosts_without_a_shown_cause_are_listed() -> None:
     decisions = {f"h{number}": REJECTED for number in range(60)} | {"u1": INCOMPLETE, "good": ACCEPTED}
     lines = cause_texts([replace(FAILED, host=f"h{number}") for number in range(20)], {}, decisions)[20:]
     assert lines[0].startswith("Failed as well: h20, ")
@@ -1020,7 +1025,7 @@ def test_gpu_is_named_with_its_pci_address_with_or_without_a_serial() -> None:
     ]
 
 
-def test_part_of_a_device_has_its_own_cause_if_it_can_be_replaced() -> None:
+def test_replaceable_part_of_a_device_has_its_own_cause() -> None:
     ports = [
         replace(FAILED, scope=f"hca=mlx5_0,port={port}", serial="", reason=f"port {port}", action="none")
         for port in "12"
@@ -1175,7 +1180,7 @@ def test_median_needs_a_minimum_of_peers(count: int) -> None:
     )
 
 
-def test_gang_figure_counts_once_and_peers_are_grouped_by_position() -> None:
+def test_gang_figure_is_counted_once_and_peers_are_grouped_by_position() -> None:
     fleet = FleetFigures(Planned(one_figure_plan()))
     key = ("m", "n", "s", "gpu", (), "")
     for host in range(3):
@@ -1396,6 +1401,7 @@ def test_only_paths_between_two_gpus_count_as_nvlinks() -> None:
 def test_gpus_are_renumbered_if_an_index_has_another_serial_or_another_uuid(
     before: tuple[str, str], after: tuple[str, str], expected: bool
 ) -> None:
+    """An empty serial or UUID is not compared."""
     record = builders.records(PLAN_OF_H1, "h1")[0]
     records = [
         replace(record, gpus=(replace(record.gpus[0], serial=serial, uuid=uuid),)) for serial, uuid in (before, after)

@@ -79,9 +79,8 @@ def outcomes(rule: Criterion, *metrics: Metric, plan: Plan = ONE, **fields: Any)
         (criterion("gpu.nvlink.errors"), ONE, True),
     ],
 )
-def test_criterion_needs_a_known_limit_and_with_new_part_a_run_that_accepts_new_parts(
-    rule: Criterion, plan: Plan, expected: bool
-) -> None:
+def test_runs_to_which_a_criterion_applies(rule: Criterion, plan: Plan, expected: bool) -> None:
+    """The limit must be known. A criterion with `new_part` needs a run that accepts new parts."""
     assert is_applicable(host_view(plan), rule) is expected
     if not expected:
         assert verdicts(rule, host_view(plan, "h1", reading(1), packs=[pack(rule)])) == []
@@ -253,7 +252,8 @@ def test_verdict_on_a_reading_that_some_or_all_snapshots_lack(
     assert [verdict for _, verdict, _ in found] == ([expected] if expected else [])
 
 
-def test_error_of_a_basic_reading_is_transient_if_the_last_snapshot_has_its_value() -> None:
+def test_error_of_a_power_reading_is_ignored_if_the_last_snapshot_has_a_value() -> None:
+    """`refusals.may_be_transient` is true for the readings to which this applies."""
     rule = criterion("gpu.power", operator="le", value=700.0, unit="W")
 
     def power(value: Any = None) -> Metric:

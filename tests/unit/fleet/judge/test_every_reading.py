@@ -1,9 +1,12 @@
 """Every reading (from a collector) and every figure (from a benchmark) is judged, or INFORMATIONAL gives the reason why not.
 
-The cases are generated: each reading of a complete host and each figure of a plan gets a bad value, first on one part, then on
-one host, then on all hosts. If INFORMATIONAL lists the reading or figure, no criterion may find the bad value. Otherwise, a check
-must find it, unless there are criteria on this reading or figure and none of them can find a fault of this extent (`can_find`).
-If there are no criteria on a figure, a bad value on all hosts need not be found.
+The cases are generated. Each reading of a complete host and each figure of a plan gets a bad value. The extent of the
+fault is one part, then one host, then all hosts.
+
+If INFORMATIONAL lists the reading or figure, a criterion must not find the bad value. Otherwise, the judge must find it,
+with two exceptions:
+- There are criteria on the reading or figure, but none of them can find a fault of this extent (`can_find`).
+- There is no criterion on the figure, and the fault is on all hosts.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ UNIQUE = ("gpu.serial", "gpu.uuid", "infiniband.hca.node_guid", "network.address
 PORTS = (
     "infiniband.link_layer", "infiniband.state", "infiniband.phys_state", "infiniband.active", "infiniband.rate",
 )  # fmt: skip
-"""Readings of ports. Criteria on `fabric_ports.*`, totals over the ports of a host, judge them too."""
+"""Readings of ports. The totals `fabric_ports.*` follow from them, so criteria on these totals judge the readings too."""
 EVENTS: Mapping[str, tuple[str, Value]] = {
     "xid.count": ("pci=0000:18:00,xid=79", 1),
     "xid.fatal": ("pci=0000:18:00,xid=145", 1),
@@ -130,8 +133,7 @@ def not_passing(plan: Plan, packs: tuple[Pack, ...], evidence: Mapping[str, Evid
 def record_of(host: str) -> Record:
     """Return the record of a host. `evidence_of` replaces the snapshots of the record.
 
-    The record has a skipped figure, whose reason states why the RDMA ports have no figures. Without this figure, the ports
-    would not pass.
+    The record states why `verbs.bandwidth` was not measured. Without a reason, the judge would report missing figures of ports.
     """
     gpus = tuple(
         replace(builders.gpu(host, index), name=GPU_NAME, pci_bus_id=f"0000{links.GPUS[index]}") for index in range(8)
@@ -333,7 +335,7 @@ def test_each_reason_of_throttling_is_judged_or_informational(name: str, throttl
 
 
 def complete_fleet(metrics: Mapping[str, Metric], **changed: Mapping[str, Metric]) -> set[tuple[str, ...]]:
-    """Return the verdicts, except passes, on hosts with all readings except EVENTS. `changed`: host -> its other readings."""
+    """Return the verdicts, except passes, on hosts with all readings except EVENTS. `changed`: host -> readings to replace."""
     healthy = {name: metric for name, metric in metrics.items() if name not in EVENTS}
     packs = (replace(plan_and_packs().packs[0], criteria=criteria_on(*READINGS)),)
     evidence = {host: evidence_of(host, {**healthy, **changed.get(host, {})}) for host in HOSTS}

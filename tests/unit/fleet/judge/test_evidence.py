@@ -232,19 +232,20 @@ def test_host_record_is_the_record_without_a_gang() -> None:
     assert not host_view(Evidence()).has_record
 
 
-def test_serial_of_a_scope_is_the_serial_of_its_first_gpu_or_empty() -> None:
+def test_scope_without_a_known_gpu_has_an_empty_serial() -> None:
     view = host_view(host_evidence(PLAN))
     assert [view.serial(scope) for scope in ("gpu=1", "gpu=1,link=0", "host", "gpu=7")] == ["h1-1", "h1-1", "", ""]
 
 
-def test_operator_packs_are_the_origins_of_criteria_in_chosen_packs_except_names_of_shipped_packs() -> None:
+def test_operator_packs_are_the_packs_that_the_operator_wrote() -> None:
+    """`mine` has a criterion from `base`. `common` is no operator pack, because a shipped pack has this name."""
     own = pack(criterion(origin="mine"), criterion(id="d", origin="base"), name="mine", chosen=True)
     named = pack(criterion(origin="common"), name="common", chosen=True)
     packs = [pack(), pack(name="common"), named, own]
     assert host_view(host_evidence(PLAN), *packs).operator_packs == {"mine", "base"}
 
 
-def test_gpu_model_lacks_an_observation_if_its_pack_lists_the_value_of_one_of_the_parameters() -> None:
+def test_gpu_model_lacks_a_figure_if_a_parameter_has_a_value_that_the_pack_lists() -> None:
     view = host_view(host_evidence(PLAN), pack(lacks={"memory.bandwidth": {"op": ("copy", "read"), "size": (8,)}}))
     for params, lacks in (({"op": "copy"}, True), ({"op": "triad"}, False), ({}, False), ({"size": 8}, True)):
         assert view.lacks(replace(EXPECTED, params=params)) is lacks

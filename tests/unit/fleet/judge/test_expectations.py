@@ -296,7 +296,7 @@ PAIR, ALL = "pairs.bandwidth", ("h1", "h2", "h3")
 
 
 def expecting(*names: str, plan: Plan = GANGS) -> Plan:
-    """Return the plan with only one expectation of each of these observations of the stage `gang`."""
+    """Return the plan with only one expectation for each of these names, of the stage `gang`."""
     items = {item.name: item for item in plan.expected if item.stage == "gang" and item.name in names}
     return replace(plan, expected=tuple(items.values()))
 
@@ -328,7 +328,7 @@ def test_hypercube_is_not_missing_if_the_number_of_ranks_is_no_power_of_two(
     of_gang = (builders.launch("gang", members),) if members else ()
     found = absences(plan, observations=(), launches=of_gang, snapshots=(read["gang"],))
     assert [name for name, *_ in found] == ([name] if is_expected else [])
-    # Within a host, the number of hosts in the launch does not exclude the hypercube.
+    # A hypercube within one host does not depend on the number of hosts in the launch.
     alone = replace(four, expected=(replace(item, stage="benchmark", scope="host"),))
     found = absences(alone, observations=(), launches=(builders.launch("benchmark", ALL),), snapshots=(
         read["benchmark"],))  # fmt: skip
@@ -455,7 +455,7 @@ def split(*members: Mapping[int, tuple[str, ...]], plan: Plan = GANGS, **fields:
     return partitioned_gangs(plan, evidence)
 
 
-def test_host_that_never_launched_together_with_another_host_of_its_gang_is_inconclusive() -> None:
+def test_hosts_of_a_gang_that_never_launched_together_are_inconclusive() -> None:
     found = split({1: ("h1", "h2")}, {1: ("h1", "h2")}, {2: ("h3",)})
     assert [(item.host, item.reason) for item in found] == [
         ("h1", "launched with h1, h2, but never with h3"),

@@ -1,4 +1,4 @@
-"""Totals of the ports of a host: the number of active InfiniBand and RoCE ports, and the highest total rate of one kind of port.
+"""Totals of the ports of a host: the number of active InfiniBand and RoCE ports, and the rate of its fastest kind of port.
 
 The kinds are InfiniBand ports, RoCE ports and Ethernet interfaces.
 """
@@ -93,7 +93,7 @@ def test_total_rate_is_unknown_if_the_rate_of_an_active_port_was_not_read() -> N
         ({0: IB, 1: IB}, {0: 1e10, 1: "unknown"}, {}, 1e10),
     ],
 )
-def test_total_rate_is_the_highest_of_the_sums_over_the_ports_of_one_kind(
+def test_total_rate_is_that_of_the_fastest_kind_of_port(
     layers: Mapping[int, str], rates: Mapping[int, Any], interfaces: Mapping[str, Any], rate: float
 ) -> None:
     assert totals(layers, rates, interfaces=interfaces) == {"active": len(layers), "rate": rate}

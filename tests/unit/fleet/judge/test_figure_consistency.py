@@ -69,8 +69,7 @@ def test_repeated_launch_may_repeat_figures() -> None:
     view = host_view(PLAN, launches=launches)
     assert problems(GEMM, GEMM, view=view) == []
     assert reasons(GEMM, GEMM, GEMM, view=view) == ["the record has this figure 3 times"]
-    # The figures of the second launch are in `Launch.observations` instead of `Record.observations`, so the latter may have this
-    # figure only once: from the first launch.
+    # The second launch keeps its figures in `Launch.observations`. So `Record.observations` may have only those of the first.
     one_with_own_figures = (launches[0], replace(launches[0], observations=(GEMM,)))
     assert reasons(GEMM, GEMM, view=host_view(PLAN, launches=one_with_own_figures)) == [
         "the record has this figure 2 times"
@@ -630,7 +629,7 @@ def test_hosts_with_different_partners_share_the_figure_structure_of_their_pairs
         """Return figures of pairs with the host `partner`. All have the same `Observation.token`.
 
         The quick reader of records (`schemas.quick`) sets this number: figures that differ only in scope, value and samples have
-        equal tokens. The token 0 means that it is not set, so such figures share no structure.
+        equal tokens. Figures without a token (0) share no structure.
         """
         items = [figure("pairs.bandwidth", value, f"gpu={at},partner={partner}") for at in range(2)]
         for item in items:

@@ -395,7 +395,7 @@ def test_healthy_figure_between_gpus_passes_and_its_half_fails(row: BetweenGpus)
 
 
 @pytest.mark.parametrize("row", WITH_LOW_FLOORS, ids=_label)
-def test_figure_that_depends_on_topology_fails_only_if_it_is_far_too_low(row: BetweenGpus) -> None:
+def test_healthy_figure_with_a_low_floor_passes_and_a_far_lower_one_fails(row: BetweenGpus) -> None:
     for factor, expected in ((1.0, PASS), (0.005, FAIL)):
         figures = linked_figures(row, factor)
         assert outcomes(row.model, figures, count=row.count, path=row.path) == [expected] * len(figures), row.source
@@ -684,8 +684,7 @@ def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
             alike = [
                 rate for rate in by_name.get(item.name, ()) if all(rate.params[key] == item.params[key] for key in keys)
             ]
-            # A message size that `host_rates` does not have gets the slowest rate of this collective, which the link certainly
-            # allows.
+            # `host_rates` has only some message sizes. Figures of other sizes get the lowest rate of their collective.
             alike = alike or sorted(by_name.get(item.name, ()), key=lambda rate: float(rate.value or 0))[:1]
         return replace(item, value=alike[0].value) if alike else item
 
@@ -708,7 +707,10 @@ def model_evidence(plan: Plan, model: str, count: int) -> dict[str, Evidence]:
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 @pytest.mark.parametrize("model", [model for model in MODELS if model != "t4"])
 def test_host_of_any_model_has_every_rate_judged_without_a_fleet(model: str, count: int) -> None:
-    """On one host with these benchmarks of the profile `standard`, every rate is judged and passes."""
+    """On one host with these benchmarks of the profile `standard`, every rate is judged and passes.
+
+    The T4 is left out. `standard` runs `stress` only in bf16, for which the T4 has no floor.
+    """
     plan = builders.plan("h1", gpu_count=count, rackproof_gang="none", rackproof_gpu_model=model, with_all_ops=True)
     planned = plan.stage("benchmark").benchmarks
     names = ("gemm", "stress", "memory", "host_copy", "peer_copy", "collective", "overlap", "straggler")

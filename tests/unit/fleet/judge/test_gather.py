@@ -1,8 +1,7 @@
-"""Hosts share a layout if their benchmarks made the same observations, whatever their values. They are added to the statistics
-together.
+"""Gather the statistics of hosts that share a layout. The result must equal that of adding the hosts one by one.
 
-The result must equal the statistics of hosts that are added one by one. Hosts for which `is_regular` is false share no layout:
-they are always added one by one.
+Hosts share a layout if their benchmarks made the same observations, whatever the values. Hosts for which `is_regular` is false
+share no layout: they are always added one by one.
 """
 
 from __future__ import annotations
@@ -86,7 +85,7 @@ def gathered(
 ) -> list[str]:
     """Add a fleet to a Gatherer. Return the hosts that it added by themselves, without their layout.
 
-    Check that the statistics equal those of a fleet of which every host is added by itself.
+    Check that the statistics are the same if every host is added by itself.
     """
     views = host_views(plan, dict(evidence or fleet(plan)), packs or [pack(*rules)])
     plain = FleetStats(Planned(plan))
@@ -141,7 +140,7 @@ INFINITE = float("inf")
         ([with_constant_readings(version=None), with_constant_readings(), with_constant_readings()], []),
     ],
 )  # fmt: skip
-def test_host_is_added_by_itself_only_if_a_figure_is_a_boolean_or_a_launch_failed(
+def test_host_is_added_by_itself_if_a_figure_is_a_boolean_or_a_launch_failed(
     changes: list[Change], alone: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rules = (FLOOR, FRACTION, CLOCK, VERSION, LINKS, NCCL)
@@ -150,7 +149,7 @@ def test_host_is_added_by_itself_only_if_a_figure_is_a_boolean_or_a_launch_faile
     assert gathered(*rules, evidence=on_hosts(*changes)) == alone
 
 
-def test_values_are_added_when_those_of_max_pending_hosts_are_collected(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_max_pending_hosts_are_added_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gather, "MAX_PENDING", 2)
     gatherer, counts = Gatherer(Planned(PLAN)), []
     for view in host_views(PLAN, fleet(PLAN), [pack(FRACTION)]):
@@ -180,10 +179,10 @@ def test_readings_of_records_that_the_quick_reader_did_not_read_are_counted() ->
     assert gathered(VERSION, CLOCK, LINKS, NCCL, evidence=evidence) == []
 
 
-def test_host_with_an_infinite_figure_is_added_by_itself() -> None:
-    """The test does not use the quick reader, which refuses infinite numbers. So all hosts share a layout.
+def test_host_with_an_infinite_or_nan_figure_is_added_by_itself() -> None:
+    """The test does not use the quick reader, so that all hosts share a layout.
 
-    A host that the quick reader refuses would share no layout with a host that it reads.
+    The quick reader refuses infinite numbers. A host that it refuses shares no layout with a host that it reads.
     """
     for odd in (INFINITE, float("nan")):
         changes = {name: with_figure(odd if name == "h2" else SPEED) for name in ALL}
@@ -227,7 +226,7 @@ def test_readings_that_differ_are_counted_for_the_hosts_that_have_them() -> None
         assert gathered(rule, CLOCK, replace(LINKS, among=among or "fleet"), plan=racks, evidence=changed) == []
 
 
-def test_readings_of_parts_with_equal_values_are_all_counted() -> None:
+def test_equal_readings_of_several_parts_of_a_host_are_all_counted() -> None:
     plan = one_figure_plan("h1", "h2", "h3", gpu_count=2)
     links = Metric(name="gpu.links", unit="1", values={"gpu=0": 18, "gpu=1": 18})
     odd = Metric(name="gpu.links", unit="1", values={"gpu=0": 18, "gpu=1": True})
@@ -321,7 +320,7 @@ def test_paths_over_slow_transports_are_gathered(changes: list[Change], alone: l
     ],
     ids=range(5),
 )
-def test_hosts_are_added_one_by_one_if_a_criterion_judges_the_change_of_a_bandwidth(
+def test_hosts_are_added_one_by_one_if_a_criterion_judges_the_change_of_a_collective_bandwidth(
     rule: Criterion, is_alone: bool
 ) -> None:
     assert gathered(rule, evidence=on_hosts(*[bandwidth(3e10)] * 3)) == (ALL if is_alone else [])
@@ -344,7 +343,7 @@ def test_bandwidth_with_an_error_has_no_path() -> None:
     assert gathered(HOST_FLOOR, HOST_FRACTION, evidence=on_hosts(repeated, repeated, repeated)) == []
 
 
-def test_transport_without_a_value_or_of_another_scope_or_stage_is_not_the_transport_of_the_bandwidth() -> None:
+def test_transport_is_ignored_if_it_has_no_value_or_another_scope_or_stage() -> None:
     way = builders.observation("collective.transport", "SHM/direct", scope="host")
     for other in (
         replace(way, scope="gpu=0"),
@@ -394,10 +393,10 @@ def test_figures_of_pairs_are_counted_although_each_host_has_different_partners(
     assert gathered(rule, FLOOR, plan=GANGS, evidence=changed) == []
 
 
-def test_figures_of_pairs_are_counted_if_those_of_the_first_host_are_infinite() -> None:
-    """The test does not use the quick reader, which refuses infinite numbers. So all hosts share a layout.
+def test_figures_of_pairs_are_counted_if_the_first_host_has_infinite_ones() -> None:
+    """The test does not use the quick reader, so that all hosts share a layout.
 
-    A host that the quick reader refuses would share no layout with a host that it reads.
+    The quick reader refuses infinite numbers. A host that it refuses shares no layout with a host that it reads.
     """
 
     def copied(name: str, record: Record) -> Record:

@@ -55,9 +55,7 @@ def parts(name: str, readings: dict[str, dict[str, Value]], **fields: Any) -> li
         ("nic", " 0x0C42-A1:03.00 65 ", "0c42a1030065"),
     ],
 )
-def test_identity_ignores_case_and_separators_of_an_address_and_leading_zeros_of_a_serial(
-    kind: str, serial: str, normalized: str
-) -> None:
+def test_identity_normalizes_serials_and_addresses(kind: str, serial: str, normalized: str) -> None:
     assert identity(kind, serial) == normalized
 
 
@@ -199,9 +197,7 @@ def test_module_is_known_to_be_missing_only_if_the_host_reported_the_port_of_its
         (MODULE_SERIAL, {PORT: "error: lost"}, ""),  # `unread_ports` has the reason for a single port
     ],
 )
-def test_no_part_can_be_called_missing_if_an_adapter_does_not_report_its_identity(
-    name: str, readings: dict[str, Value], why: str
-) -> None:
+def test_unknown_states_why_a_part_may_not_be_listed(name: str, readings: dict[str, Value], why: str) -> None:
     assert inventory({name: readings}).unknown[name] == why
 
 

@@ -105,7 +105,7 @@ def slow_links(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
 
 
 def slow_except(fast: str, share: float) -> dict[Any, float]:
-    """Return link -> share of the normal bandwidth, for all links between the hosts in `fast` except the links listed there.
+    """Return link -> share of the normal bandwidth: `share` for each link that `fast` does not list.
 
     "ab cd" lists the links a - b and c - d. The other links between a, b, c and d get `share`.
     """
@@ -135,9 +135,10 @@ def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-# On each rail, a host is judged by its best pair, or by its second best pair if it has eight partners or more. This pair "counts"
-# in the names of the cases. If it has half the normal bandwidth, the evidence is "at most 50 %". If it is fast, but at least
-# three of the host's pairs with healthy partners, and at least half of these pairs, are slow, the evidence is "about 50 %".
+# On each rail, a host is judged by its best pair. With eight partners or more, it is judged by its second best pair.
+# In the names of the cases, the pair by which a host is judged "counts". If this pair is slow, the evidence is "at most x %".
+# If this pair is fast, the host may still be slow with some of its healthy partners. If they are at least three, and at least
+# half of the healthy partners, the host is a suspect with the evidence "about x %".
 CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "all parts are normal": (matrix(4), {}),
     "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
@@ -777,8 +778,8 @@ def run_bisection(
     A launch starts several groups of hosts at the same time. A group fails if it has a host in `bad`, both hosts of a link in
     `links` ("ab"), or more than `max_hosts` hosts (0: no maximum).
 
-    Group number `failing_group` also fails, by chance: the groups of all launches are counted from 0 in the order of launch. If
-    its hosts are launched together again, they are a group with another number, which does not fail by chance.
+    The group with the number `failing_group` also fails, by chance. Groups are numbered from 0 across all launches. A group that
+    is launched again gets a new number, so it does not fail by chance again.
     """
     names = list("abcdefghijklmnop"[:size])
 
@@ -829,7 +830,7 @@ def test_bisection_finds_the_bad_link_at_every_position(size: int) -> None:
         assert set(result.good) == set("abcdefghijklmnop"[:size])
 
 
-def test_groups_with_a_known_or_inferred_outcome_are_not_launched_again() -> None:
+def test_groups_with_a_known_or_inferred_outcome_are_not_launched() -> None:
     """Two outcomes are inferred: a subset of a working group works, and a superset of a failing group fails."""
     names = list("abcdef")
     groups = Bisection(names).next_launches([])
@@ -1007,6 +1008,7 @@ def test_attempt_combines_the_records_of_its_hosts() -> None:
 def test_launch_works_if_it_finished_with_measurements(
     launches: Any, observed: Any, finished_complete_worked: tuple[bool, bool, bool]
 ) -> None:
+    """The durations in DONE complete a launch, but they are not measurements of its benchmarks."""
     attempt = attempt_of(*launches, observations=observed)
     assert (attempt.finished, attempt.complete, attempt.worked) == finished_complete_worked
     assert is_stuck(attempt) is not attempt.worked
@@ -1053,7 +1055,7 @@ def test_host_that_completed_the_launch_is_no_culprit_even_if_another_host_names
     assert forged.culprits() == {}
     failed_too = attempt_of(launch(outcome="failed", culprit=report), launch(outcome="failed"), observations=DONE)
     assert [*failed_too.culprits()] == ["h2"]
-    if kind != "cut_off":  # a host that receives no messages cannot determine whether it is itself cut off
+    if kind != "cut_off":  # a report of this kind does not count against a host that finished
         incomplete = attempt_of(launch(outcome="failed", culprit=report), launch(), observations=DONE[:1])
         assert [*incomplete.culprits()] == ["h2"], "h2 did not complete every benchmark, so the report counts"
 
@@ -1063,8 +1065,8 @@ def lost_contact_attempt(size: int, states: Mapping[str, str]) -> Attempt:
 
     `states`: host -> "dead" (it leaves no record), "cut" (its link is down, but it leaves a record) or "" (healthy).
 
-    The watchers are the first two hosts, to which all hosts send their status. Every host records the culprit that the first
-    watcher it can reach has determined. If a host reaches no watcher, it records the culprit that it has determined itself.
+    All hosts send their status to the watchers (the first two hosts). Each host asks the first watcher that it can reach, and
+    records the culprit that this watcher determined. A host that reaches no watcher determines the culprit itself.
     """
     members = tuple(f"h{number}" for number in range(1, size + 1))
     verdicts: dict[str, Culprit | None] = {}
@@ -1149,7 +1151,7 @@ def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
     assert [*both.culprits()] == ["h2", "h3"], "each host reports itself"
     silent_rank = attempt_of(launch(outcome="failed", culprit=culprit("rank_silent", "h1")), failed)
     assert sorted(silent_rank.culprits()) == ["h1", "h2"], (
-        "the rank of h2 that cannot take part does not explain the silent rank of h1"
+        "the report of h2 on itself does not explain why the rank of h1 is silent"
     )
     assert (silent_rank.is_certain("h1"), silent_rank.is_certain("h2")) == (True, False)
     absent = attempt_of(launch(outcome="failed", culprit=culprit("host_absent", "h4")), failed)
@@ -1167,6 +1169,7 @@ def test_host_with_a_rank_that_cannot_take_part_is_a_culprit() -> None:
 def test_launch_that_was_not_started_everywhere_is_recognized(
     culprit: Culprit | None, present: Sequence[str], is_partly_started: bool
 ) -> None:
+    """`present`: the hosts that can be reached. Only h1 and h2 have a record of the launch."""
     attempt = attempt_of(*(launch(outcome="failed", culprit=culprit) for _ in range(2)))
     assert attempt.was_partly_started(present) is is_partly_started
 
@@ -1177,6 +1180,7 @@ def test_measurements_are_attributed_to_their_launch() -> None:
     host_record = record("h1", first, second, observations=DONE)
     assert measurements_of(host_record, first) == kept
     assert measurements_of(host_record, second) == tuple(DONE)
+    # A launch that started no rank measured nothing. The observations of the record then also belong to the launch before it.
     none = launch(2, ranks=(), outcome="failed")
     host_record = record("h1", first, second, none, observations=DONE)
     assert (measurements_of(host_record, second), measurements_of(host_record, none)) == (tuple(DONE), tuple(DONE))
@@ -1184,7 +1188,10 @@ def test_measurements_are_attributed_to_their_launch() -> None:
 
 
 def probe(number: int, *groups: tuple[str, bool]) -> list[Launch]:
-    """Return the probes of one round, one for each of `groups`: digits of its hosts ("12": h1 and h2), and whether it works."""
+    """Return the probes of one round.
+
+    `groups`: for each probe, the digits of its hosts ("12": h1 and h2), and whether the probe works.
+    """
     return [
         launch(number, [f"h{at}" for at in group], "finished" if worked else "failed", stage="probe")
         for group, worked in groups
@@ -1230,7 +1237,8 @@ def test_probes_after_a_stuck_launch_find_the_bad_host() -> None:
     assert isinstance(probe_result(result, first), list)
 
 
-def test_second_host_of_a_bad_link_is_excluded() -> None:
+def test_bad_hosts_and_the_second_host_of_a_bad_link_are_excluded() -> None:
+    """A link excludes no host if its confidence is only 0.5, or if one of its hosts is excluded already."""
     link = Suspect(kind="link", where="a - b", confidence=0.66, evidence="e", hosts=("a", "b"))
     host = Suspect(kind="host", where="c", confidence=0.75, evidence="f", hosts=("c",))
     for suspects, excluded in (
@@ -1342,12 +1350,12 @@ def test_host_that_stopped_a_launch_is_named(named: Culprit, expected: Any) -> N
     ],
     ids=["same GPU", "other serial", "other UUID", "unknown serial and UUID", "lost rank, other serial"],
 )
-def test_only_the_fault_of_a_rank_without_a_device_is_attributed_to_the_host_if_the_gpu_index_may_mean_another_gpu(
+def test_unable_rank_is_attributed_to_the_host_if_its_gpu_index_means_another_gpu_in_the_host_record(
     kind: str, change: dict[str, str], scope: str
 ) -> None:
-    """`change`: identity of GPU 0 in the gang record of h2; its serial or UUID may differ from those in the host record."""
+    """`change`: identity of GPU 0 in the gang record of h2. A lost rank stays attributed to its GPU."""
     failed = launch(outcome="failed", culprit=culprit(kind, "h2", scope="gpu=0"))
-    # A host reports itself if its rank cannot take part, and the other hosts finish. A lost rank is reported by all hosts.
+    # If a rank cannot take part, only its host reports this, and the other hosts finish. All hosts report a lost rank.
     records = {name: record(name, failed if name == "h2" or kind == "rank_lost" else launch()) for name in NAMES}
     gpus = tuple(replace(gpu, **change) if gpu.index == 0 else gpu for gpu in records["h2"].gpus)
     verdicts = localise_verdicts({**records, "h2": replace(records["h2"], gpus=gpus)})
@@ -1469,7 +1477,7 @@ def pair_verdicts(
 
     Args:
         plan: the plan of the gang.
-        observations: host -> its observations; or pairs, each of which both of its hosts observe.
+        observations: host -> its observations; or pairs, with the same values at both ends.
         earlier: other verdicts, such as those on GPUs and collectives.
         launches: host -> its launches. The default is one launch of all hosts.
     """
@@ -1585,7 +1593,7 @@ def test_slow_nic_fails_in_bandwidth_or_latency() -> None:
         (earlier_verdict("b", "x", "gpu=0", "benchmark"), "nic"),
         (earlier_verdict("b", "pairs.bandwidth", "gpu=1", "gang"), "nic"),  # measured between hosts
         (earlier_verdict("b", "gpu.pcie.width", "gpu=1", "gang"), "gpu"),  # read on one host
-        (earlier_verdict("b", "x", "gpu=1", "preflight", FAIL, "none"), "nic"),
+        (earlier_verdict("b", "x", "gpu=1", "preflight", FAIL, "none"), "nic"),  # requires no action
         (earlier_verdict("b", "x", "gpu=1", "benchmark", PASS), "nic"),
         (earlier_verdict("c", "x", "gpu=1", "benchmark"), "nic"),
         (earlier_verdict("b", "x", "host", "benchmark"), "nic"),
@@ -1657,8 +1665,8 @@ def test_pairs_across_racks_are_compared_with_each_other() -> None:
         ("f", FAIL),
         ("g", FAIL),
     }
-    # Host e is alone in its rack, so only its own pairs are across racks. They are equally fast, so e passes. The limit follows
-    # from the median of all pairs of the gang. The pairs of e miss it, so the verdict of e shows no limit.
+    # Host e is alone in its rack. Only its pairs are across racks, and they are equally fast, so e passes. But its pairs miss the
+    # limit, which follows from the median of all pairs of the gang. So the verdict of e shows no limit.
     verdicts = pair_verdicts(plan_of_racks("abcdE"), matrix(5, shares={"e": 0.5}))
     assert not_passed(verdicts) == []
     assert next((item.value, item.limit, item.operator) for item in verdicts if item.host == "e") == (50, None, "")
@@ -1699,8 +1707,8 @@ def test_pair_within_a_rack_must_not_be_slower_than_pairs_across_racks() -> None
         )
 
 
-def test_minimum_speed_of_a_pair_is_the_highest_typical_speed_that_it_must_reach() -> None:
-    """Only a and b have ports of 800 Gbit/s. Their pair must be as fast as pairs within racks (100) and across racks (50)."""
+def test_only_pair_of_its_kind_must_reach_the_highest_typical_speed_of_slower_kinds() -> None:
+    """Only a and b have ports of 800 Gbit/s. Pairs within racks reach 100, pairs across racks 50. So a - b must reach 100."""
     within, across = PairKind(gbps=400.0), PairKind(across=True, gbps=400.0)
     assert within.must_match_speed_of(across)
     assert not across.must_match_speed_of(within)
@@ -1727,9 +1735,9 @@ def test_pairs_without_comparable_pairs_get_no_verdict() -> None:
 
 
 def test_speed_of_a_pair_combines_both_ends() -> None:
-    """On GPU hosts, it is the mean of the values from both ends. In a rehearsal, it is the value of the slower end.
+    """On GPU hosts, the speed is the mean of the values from both ends. In a rehearsal, the value of the slower end is used.
 
-    The faster end may have measured how fast it filled a socket buffer.
+    In a rehearsal, the faster end may have measured how fast it filled a socket buffer.
     """
 
     def figures_of_a(plan: Plan, device: str) -> list[Any]:
@@ -1759,10 +1767,11 @@ def test_only_the_best_rail_of_each_pair_of_hosts_counts_in_a_rehearsal() -> Non
         (matrix(5, 1, failed={"bd": "gone"}), "bd"), (matrix(4, 1, failed={"b": "gone"}), "b"),
     ],
 )  # fmt: skip
-def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], failing: str) -> None:
+def test_rehearsal_reports_failures_and_much_slower_hosts(pairs: Sequence[Pair], failing: str) -> None:
+    """A host is reported as slow only if it has at least three partners. A slow link is not reported."""
     size = len({host for pair in pairs for host in (pair.a, pair.b)})
     alone = earlier_verdict("b", "gemm.throughput", "cpu=0", "benchmark")
-    for before in ((), (alone,)):  # that a CPU failed a test without other hosts changes nothing
+    for before in ((), (alone,)):  # a failed verdict on a CPU changes nothing
         verdicts = not_passed(pair_verdicts(as_rehearsal(plan_of_racks("abcde"[:size], 1)), pairs, *before))
         assert [(host, verdict) for host, _, _, verdict in verdicts] == [(name, FAIL) for name in failing]
 
@@ -1817,7 +1826,7 @@ def test_failed_pairs_with_the_culprit_do_not_make_its_partners_suspect() -> Non
         verdicts = pair_verdicts(plan_of_racks(rails=1), pairs, launches=dict.fromkeys("abcd", stopped))
         link = [(name, "gang=r1", "bandwidth", FAIL) for name in lost] if link_fails else []
         assert not_passed(verdicts) == [("b", "host", "gang.fault", FAIL), *link]
-        # Measurements that the culprit made before it was lost count.
+        # The measurements that the culprit made before its loss are used.
         (verdict,) = [item for item in verdicts if item.host == "b" and item.name == "pairs.bandwidth"]
         assert verdict.value == pytest.approx(97.5 if lost == "ab" else 100)
 

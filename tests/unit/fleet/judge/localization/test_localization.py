@@ -140,7 +140,7 @@ def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int)
 
 
 def most_bad_parts(size: int, part: str, rails: int) -> int:
-    """Return the largest number of bad parts of one kind, up to 5, with which all of them can still be found.
+    """Return how many bad parts of one kind localization can find; at most 5.
 
     Fewer than half of the hosts may be bad, have a bad NIC or have a higher latency. At most half of the rails may be bad, and at
     most a sixth of the links: with more bad links, hosts seem bad. One bad link is always allowed.
@@ -420,7 +420,8 @@ def suspected(conclusion: ProbeConclusion) -> Faults:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_bad_hosts_are_found_and_a_single_bad_host_in_at_most_log2_n_plus_3_launches(size: int) -> None:
+def test_bad_hosts_are_found_by_probe_launches(size: int) -> None:
+    """A single bad host is found in at most log2(size) + 3 launches."""
     for hosts in range(1, min(5, (size - 1) // 2) + 1):
         most = 0
         for seed in range(20 if size <= 64 else 3):
@@ -459,7 +460,7 @@ def test_link_or_fabric_is_suspected_if_failures_cannot_be_attributed() -> None:
     assert len(many.good) == 16
 
 
-def test_planner_is_deterministic_and_plans_again_the_groups_without_an_outcome() -> None:
+def test_planner_is_deterministic_and_repeats_groups_without_an_outcome() -> None:
     planner = Bisection(["a", "b", "c", "d"])
     first = planner.next_launches([])
     assert first == planner.next_launches([])
@@ -520,7 +521,7 @@ def views(
 
 
 def record(plan: Plan, host: PlannedHost, *observations: Observation) -> Record:
-    """Return the record of a gang launch on a host, with these observations; without any, the record of the host alone."""
+    """Return the gang record of a host, with these observations. Without observations, return the host record."""
     return Record(
         run_id=plan.run_id,
         nonce=plan.nonce,
@@ -572,7 +573,7 @@ def test_slow_nic_fails_but_not_its_gpu_or_another_host() -> None:
     assert verdict.value < verdict.limit
 
 
-def test_gpu_is_the_suspect_for_its_slow_pairs_if_a_verdict_on_the_gpu_alone_fails() -> None:
+def test_gpu_with_a_failed_verdict_is_suspected_instead_of_its_nic() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
     plan = plan_of(fleet)
     alone = Verdict(

@@ -1,7 +1,7 @@
 """Failed verdicts on pairs of hosts, and on RDMA ports, get the part at fault (`Verdict.part`).
 
 A slow pair is attributed to a suspect, or to the gang (the hosts of one multi-node launch), but not to a GPU that may be healthy.
-A slow port is attributed to its rail or switch if this fails too.
+If the rail or switch of a slow port fails too, the port is attributed to that part.
 """
 
 from __future__ import annotations
@@ -87,9 +87,9 @@ def test_slow_pair_of_a_host_without_a_gang_is_attributed_to_the_host() -> None:
         verdict(scope="gpu=1"),
         verdict(part="gpu=0"),
     ],
-    ids=["passed", "wrong data", "figure not of pairs of hosts", "scope without a partner", "already has a part"],
+    ids=["passed", "wrong data", "other figure", "scope without a partner", "already has a part"],
 )
-def test_verdict_other_than_on_a_slow_pair_keeps_its_part_and_serial(other: Verdict) -> None:
+def test_other_verdict_keeps_its_part_and_serial(other: Verdict) -> None:
     assert attributed(other, suspect()) == (other.part, other.serial)
 
 
@@ -107,5 +107,5 @@ def test_port_that_is_slow_with_every_partner_is_attributed_to_its_rail_or_switc
     [{"part": "gpu=0"}, {"verdict": INCONCLUSIVE}, {"scope": "port=mlx5_1:1"}, {"host": "h2"}],
     ids=["neither rail nor switch", "inconclusive", "other port", "other host"],
 )
-def test_port_keeps_its_part_unless_a_rail_or_switch_fails_in_its_scope(changes: dict[str, str]) -> None:
+def test_port_keeps_its_part_without_a_failed_verdict_on_its_rail_or_switch(changes: dict[str, str]) -> None:
     assert attributed(PORT, replace(suspect("port=mlx5_0:1", part="rail=0"), **changes)) == (PORT.part, PORT.serial)

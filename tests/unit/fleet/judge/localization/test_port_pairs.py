@@ -133,7 +133,7 @@ def test_layer_without_a_verdict_on_the_host_is_not_called_normal() -> None:
     assert localization_verdicts._seen_by_ports(slow, others, ["h2"]) == ""
 
 
-def test_no_note_is_added_to_a_pass_or_if_the_other_layer_did_not_measure_the_host() -> None:
+def test_verdict_gets_no_note_if_it_is_a_pass_or_the_other_layer_did_not_measure_its_host() -> None:
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
     slow = next(item for item in verdicts if item.verdict != "pass")
@@ -156,12 +156,13 @@ def test_no_note_is_added_to_a_pass_or_if_the_other_layer_did_not_measure_the_ho
         ("gpu=1", ["host"], "nic=rail1"),
     ],
 )
-def test_nccl_verdict_is_attributed_to_the_only_slow_rail_or_switch_and_a_verdict_on_a_nic_also_to_the_only_slow_port(
+def test_nccl_verdict_is_attributed_to_the_only_slow_part_that_the_ports_show(
     scope: str, slow: list[str], part: str
 ) -> None:
     """`slow`: the parts of the failed verdicts on ports. `part`: the part of the NCCL verdict after the comparison with these.
 
-    Before the comparison, a verdict with the scope `gpu=1` has the part `nic=rail1`, one with the scope `gang=r1` has none.
+    Before the comparison, a verdict with the scope `gpu=1` has the part `nic=rail1`. It can be attributed to a rail, switch or
+    port. A verdict with the scope `gang=r1` has no part. It can be attributed to a rail or switch only.
     """
 
     def verdict(of_scope: str, of_part: str, result: str = "fail") -> Verdict:
@@ -219,9 +220,7 @@ def test_port_whose_pairs_all_fail_is_named(skips: int) -> None:
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_hosts_of_a_pair_pass_if_one_end_measured_it_and_the_other_reports_errors_with_only_this_partner(
-    size: int,
-) -> None:
+def test_hosts_pass_if_only_one_end_of_one_pair_reports_errors(size: int) -> None:
     fleet = Fleet(size, 2)
 
     def sent(host: str, other: str, _: int) -> float:
@@ -263,7 +262,7 @@ def test_slow_cable_between_the_only_two_hosts_is_inconclusive_on_both() -> None
     }
 
 
-def test_figures_of_other_operations_and_directions_or_of_gpu_memory_are_ignored() -> None:
+def test_only_figures_of_one_way_writes_in_host_memory_are_compared() -> None:
     fleet = Fleet(4, 1)
     plan = plan_of(fleet)
     healthy = with_ports(plan, fleet, fleet.pairs())
@@ -331,7 +330,7 @@ def test_ports_that_share_a_slow_switch_are_one_suspect(case: str) -> None:
 
 
 @pytest.mark.parametrize("slow", [{0}, {0, 1}, {0, 1, 2}, {0, 1, 2, 3}])
-def test_if_the_rate_of_the_ports_is_known_slow_rails_are_found_even_if_all_rails_are_slow(slow: set[int]) -> None:
+def test_known_rate_of_the_ports_shows_slow_rails_even_if_all_rails_are_slow(slow: set[int]) -> None:
     """Without the rate (last assertion), slow rails are found only if at most two of the four rails are slow."""
     fleet = Fleet(8, 4, bad_rails=dict.fromkeys(slow, 0.5))
     pairs = fleet.pairs()

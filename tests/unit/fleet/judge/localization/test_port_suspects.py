@@ -28,7 +28,10 @@ def port(rail: int) -> str:
 
 
 def floors(best: Any = 0.8, alone: Any = 0.9) -> Pack:
-    """Return criteria on the share of its rate that a port reaches with its best partner (`best`), and in loopback (`alone`)."""
+    """Return two criteria on the bandwidth of a port, as a share of the port's rate.
+
+    `best` is the floor with the best partner, `alone` the floor in loopback.
+    """
     rules = (("best", "verbs.best_ratio", best), ("alone", "verbs.rate_ratio", alone))
     return pack(
         *[criterion(name, id=id, operator="ge", value=value, scope="") for id, name, value in rules], chosen=True
@@ -147,7 +150,7 @@ def at_leaf(pair: Pair) -> bool:
 
 
 def best(host: str, rail: int, verdict: str = FAIL) -> Verdict:
-    """Return a verdict on the share of its rate that a port reaches with its best partner."""
+    """Return a verdict on `verbs.best_ratio`: bandwidth of a port with its best partner, as a share of the port's rate."""
     return Verdict(
         host=host,
         scope=port(rail),
@@ -238,9 +241,10 @@ ALL = dict.fromkeys(range(4), RATE)
     ],
     ids=["rate and limit", "no rate", "no limit", "low limit", "ports of half the rate"],
 )
-def test_if_most_rails_are_slow_they_are_found_only_below_a_known_share_of_a_known_rate(
+def test_slow_majority_of_rails_is_found_only_below_an_absolute_limit(
     rates: Mapping[int, float], packs: Sequence[Pack], is_found: bool
 ) -> None:
+    """The absolute limit is the rate of the ports, multiplied by the value of the criterion `best`."""
     below = [best("h1", rail) for rail in range(3)]
     found = judged(lambda pair: pair.rail < 3, size=6, rails=4, rates=rates, packs=packs, verdicts=below)
     assert {item.part for item in found if item.part.startswith("rail")} == (
