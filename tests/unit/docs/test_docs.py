@@ -212,7 +212,7 @@ def is_missing_path(word: str) -> bool:
     """
     word = word.rpartition("=")[2].removeprefix("./")
     if not re.fullmatch(rf"(?:{SOURCE_FOLDERS})/[\w./*-]*", word) or re.search(
-        r"^inventory/(?!example|local)|/[A-Z]+\.\w+$", word
+        r"^inventory/(?!example|local)|/(?!README\.)[A-Z]+\.\w+$", word
     ):
         return False
     return not (list(ROOT.glob(word)) if "*" in word else (ROOT / word).exists())
