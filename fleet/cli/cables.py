@@ -98,9 +98,8 @@ def cable_rows(hosts: Sequence[HostLinks]) -> tuple[list[Row], list[str]]:
             if link.has_link:
                 missing.append(clean(f"{link.own_end}: {link.reason}"))
         elif not all(is_switch_text(text) and not text.startswith(FORMULA) for text in (name, link.port)):
-            missing.append(
-                clean(f"{link.own_end}: the switch sends a name that is not valid in a manifest: {link.end}")
-            )
+            why = "the switch sends a name that is invalid in a manifest or unsafe in a spreadsheet"
+            missing.append(clean(f"{link.own_end}: {why}: {link.end}"))
         elif ends[link.switch_id, link.port] > 1:
             missing.append(clean(f"{link.own_end}: several ports report that their cable ends at {link.end}"))
         else:

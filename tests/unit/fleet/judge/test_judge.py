@@ -162,7 +162,7 @@ def test_unmeasured_figure_is_inconclusive_with_its_reason(status: str) -> None:
 
 
 def test_missing_benchmark_result_is_reported() -> None:
-    """For each record of h1, four times: one result of every fourth figure name is removed. Exactly these are reported."""
+    """Each round removes some results from one record of h1. The judge must report exactly these results."""
     plan = builders.plan("h1", "h2", profile="smoke")
     complete = builders.evidence(plan)
     for gang in (False, True):
@@ -184,7 +184,6 @@ def test_missing_benchmark_result_is_reported() -> None:
 
 
 def test_missing_reading_that_a_criterion_needs_is_reported() -> None:
-    """Each reading that a criterion needs is in turn removed from all snapshots of one host."""
     plan = builders.plan("h1", "h2", profile="smoke", gpu_count=2)
     complete = builders.evidence(plan)
     needed = [*builders.HEALTHY, "gpu.count", "gpu.pci_count", "xid.last_seen", "gpu.throttle.active"]
@@ -475,7 +474,7 @@ def counter_verdict(
         ),
         (
             (0, 0, 0, 0, 7, 7),
-            "",
+            "",  # the counter rose before a stage began
             "changed by 7, wanted ≤ 0 (7 before stage gang, 0 in stage benchmark, 0 in stage gang)",
         ),
     ],
@@ -493,14 +492,14 @@ def test_change_is_summed_over_the_stages() -> None:
 
 @pytest.mark.parametrize("values", [(5, 5, 5, 0, 0, 4), (5, 5, 5, 5, 0, 4), (9, 9, 2, 9, 9, 9), (5, 5, 5, 5, 5, 3)])
 def test_increase_is_found_although_the_counter_was_reset(values: Sequence[int]) -> None:
-    """The last value is not above the first. A counter that fell counts from zero again, so its new value is an increase."""
+    """The last value is not above the first. A counter that fell was reset, so its whole new value is an increase."""
     verdict = counter_verdict(*values)
     assert verdict.verdict == FAIL
     assert verdict.value == values[-1]
     assert "; fell from " in verdict.reason
 
 
-def test_counter_reset_to_zero_is_inconclusive() -> None:
+def test_counter_that_stays_at_zero_after_a_reset_is_inconclusive() -> None:
     verdict = counter_verdict(5, 5, 5, 0, 0, 0)
     assert (verdict.verdict, verdict.reason) == (
         INCONCLUSIVE,
@@ -529,8 +528,8 @@ def test_counter_without_a_first_reading_cannot_be_judged_by_its_change() -> Non
     )
 
 
-def test_snapshots_of_a_repeated_stage_are_ordered_by_time() -> None:
-    """In the evidence, the host record comes before the gang record, even if the gang record is older."""
+def test_snapshots_of_all_records_are_sorted_by_time() -> None:
+    """The stage benchmark was repeated after the stage gang. In the evidence, the host record still comes first."""
     verdict = counter_verdict(0, 3, 3, 3, 0, 0, at=(0, 3, 4, 5, 1, 2))
     assert (verdict.verdict, verdict.value, verdict.stage) == (FAIL, 3, "")
     assert (
@@ -639,7 +638,7 @@ def test_unfinished_launch_is_inconclusive_despite_its_values() -> None:
 
 
 def of_ranks(number: int, observations: Sequence[Observation]) -> tuple[Observation, ...]:
-    """Return the observations with this number of ranks in their parameters."""
+    """Return the observations, each with its parameter `world_size` set to `number`."""
     return tuple(replace(item, params={**item.params, "world_size": number}) for item in observations)
 
 
@@ -666,14 +665,14 @@ def test_gang_launched_in_two_groups_is_inconclusive(before: tuple[str, ...]) ->
     assert verdicts[0].reason == "launched with h1, h2, but never with h3, h4"
 
 
-def test_gpu_without_a_name_is_inconclusive() -> None:
+def test_planned_gpu_that_the_record_lacks_is_inconclusive() -> None:
     plan = builders.plan(rackproof_gpu_model="h200-sxm")
     evidence = builders.evidence(plan)
     evidence["h2"] = Evidence(records=tuple(replace(record, gpus=record.gpus[:1]) for record in evidence["h2"].records))
     assert [(item.host, item.scope, item.name) for item in findings(plan, evidence)] == [("h2", "gpu=1", "gpu.name")]
 
 
-def test_host_with_gpus_of_two_models_has_no_pack_of_a_model() -> None:
+def test_host_with_gpus_of_two_models_is_inconclusive() -> None:
     plan = builders.plan(gpu_count=3)
     evidence = builders.evidence(plan)
     first, *_ = evidence["h1"].records
@@ -780,7 +779,7 @@ def test_wildcard_criterion_matches_each_operation() -> None:
 
 
 def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> list[Verdict]:
-    """Return the failures of a slow all-reduce on h1. There, NCCL reports `transport` and, in `nvls`, whether it uses NVLS."""
+    """Return the failures of a slow all-reduce on h1. `transport`, `nvls`: what NCCL reports on h1."""
     plan = builders.plan("h1", "h2", gpu_count=4, rackproof_fabric_gbps=400)
     evidence = builders.evidence(plan)
 
@@ -824,7 +823,6 @@ def test_slow_transport_is_reported_as_the_cause_instead_of_hardware(
 def test_slow_collective_over_a_fast_transport_is_attributed_to_hardware(
     stage: str, transport: str, nvls: bool
 ) -> None:
-    """The floors for the ring algorithm apply with and without NVLS."""
     verdicts = slow_collectives(transport, nvls, stage)
     assert verdicts
     assert {item.action for item in verdicts} == {"inspect_hardware"}
@@ -864,7 +862,8 @@ def with_status(evidence: Evidence, name: str, status: str, **params: Any) -> Ev
 
 
 @pytest.mark.parametrize(("status", "gaps"), [("unsupported", 0), ("error", 2), ("skipped", 2)])
-def test_figure_that_the_model_lacks_is_missing_unless_its_status_is_unsupported(status: str, gaps: int) -> None:
+def test_figure_that_the_model_lacks_may_be_unsupported(status: str, gaps: int) -> None:
+    """It is reported if it was skipped or has an error. On a model that has the figure, all three statuses are reported."""
     plan = builders.plan()
     evidence = builders.evidence(plan)
     evidence["h2"] = with_status(evidence["h2"], "gemm.throughput", status, dtype="fp8")
@@ -1072,11 +1071,11 @@ def test_unplanned_error_is_reported(lost: Observation) -> None:
 
 
 @pytest.mark.parametrize("status", ["skipped", "unsupported"])
-def test_unplanned_observation_that_was_skipped_or_is_unsupported_is_not_missing(status: str) -> None:
+def test_unplanned_observation_that_was_skipped_or_is_unsupported_is_not_reported(status: str) -> None:
     assert findings_with_more(builders.plan(), unmeasured("gemm.throughput", "gpu=0", status, dtype="fp4")) == []
 
 
-def test_error_is_reported_once_and_not_at_all_if_the_figure_was_measured_later() -> None:
+def test_error_is_reported_unless_the_figure_was_measured_later() -> None:
     plan = builders.plan()
     planned = unmeasured("gemm.throughput", "gpu=0", dtype="bf16")
     assert findings_with_more(plan, planned) == [("h1", "gemm.throughput", "gpu=0", "error: reason")]
@@ -1106,7 +1105,7 @@ def test_dataloader_criterion_applies_to_its_network_only(network: str, judged: 
     assert {item.criterion for item in findings(plan, evidence)} == ({"dataloader-sufficiency"} if judged else set())
 
 
-def test_missing_pairs_with_an_absent_host_are_reported_on_that_host_only() -> None:
+def test_pairs_with_an_absent_host_are_not_reported_as_missing() -> None:
     plan = builders.plan("h1", "h2", "h3")
     evidence = builders.evidence(plan) | {"h3": Evidence()}
     for host in ("h1", "h2"):
@@ -1136,7 +1135,7 @@ def test_pcie_link_that_loses_lanes_fails() -> None:
     assert verdicts == {("h1", scope, "pcie-width", "fail") for scope in ("gpu=0", "gpu=1")}
 
 
-def test_xid_that_reappears_from_the_journal_is_not_new() -> None:
+def test_old_xid_that_reappears_in_the_log_is_not_new() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
@@ -1159,7 +1158,8 @@ def test_xid_that_reappears_from_the_journal_is_not_new() -> None:
     assert [item for item in findings(plan, evidence) if item.criterion == "xid-during-run"] == []
 
 
-def test_figure_that_misses_several_floors_does_not_also_fail_by_a_lower_floor_of_basis_model() -> None:
+def test_slow_figure_does_not_also_fail_by_a_lower_derived_floor() -> None:
+    """A derived floor is a lower limit with the basis `model`: it is calculated from figures of other hardware."""
     plan = builders.plan("h1", gpu_count=4, rackproof_gang="none")
     evidence = builders.evidence(plan)
 
@@ -1195,11 +1195,12 @@ STEPS_WITHOUT_CRITERIA = (
     "silent_ports", "silent_nodes", "silent_totals", "refused_readings", "judge_bmc", "judge_soak", "judge_presence",
     "contradictions",
 )  # fmt: skip
+"""Functions that judge one host without criteria. `fleet.judge.judge` uses these names."""
 STEPS_OF_SEVERAL_HOSTS = (
     "judge_gangs", "judge_digests", "judge_domains", "silent_pairs", "duplicate_identities", "expectations.partitioned_gangs",
     "expectations.contradictory_members", "separate_launches",
 )  # fmt: skip
-"""Names in `fleet.judge.judge` of the functions that return verdicts without criteria: on one host, and on several hosts."""
+"""Functions that judge several hosts together. `fleet.judge.judge` uses these names."""
 ONE_FIGURE = one_figure_plan("h1")
 
 
@@ -1211,7 +1212,7 @@ def test_verdicts_of_each_step_are_returned(step: str, monkeypatch: pytest.Monke
     assert judge(ONE_FIGURE, evidence, [pack()]).count(verdict) == 1
 
 
-def test_host_without_a_record_has_one_verdict_that_states_who_uses_the_host() -> None:
+def test_verdict_on_a_host_without_a_record_states_whether_the_host_is_in_use() -> None:
     for user, kind in (("job 7", "in_use"), ("", "missing")):
         (verdict,) = judge(ONE_FIGURE, {"h1": Evidence(problem="busy", user=user)}, [pack()])
         assert (verdict.name, verdict.verdict, verdict.reason, verdict.criterion) == (

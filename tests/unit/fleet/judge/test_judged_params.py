@@ -57,7 +57,7 @@ def selected(criterion: Criterion, output: Output) -> Observation:
 
 
 def bound(wanted: Any) -> Value:
-    """Return a value of a parameter that fulfils the condition `wanted`: the required value, or the limit of a range."""
+    """Return a value that fulfils the condition `wanted`: the required value, or the limit of a range."""
     if not isinstance(wanted, Mapping):
         return wanted  # type: ignore[no-any-return]
     return next(iter(wanted.values()))  # type: ignore[no-any-return]
@@ -69,7 +69,7 @@ def not_stated(view: HostView, *figures: Observation) -> list[str]:
 
 
 def view_with(criterion: Criterion) -> HostView:
-    """Return the view of the host in which `criterion` is the only shipped criterion."""
+    """Return a view of the host. Its only shipped criterion is `criterion`."""
     (view,) = host_views(PLAN, {"h1": EVIDENCE}, PACKS)
     view.__dict__["shipped_criteria"] = {criterion.id: criterion}
     return view
@@ -78,7 +78,7 @@ def view_with(criterion: Criterion) -> HostView:
 @pytest.mark.parametrize(("criterion", "output"), SELECTING, ids=[f"{item.id}-{out.name}" for item, out in SELECTING])
 def test_figure_cannot_escape_a_criterion_by_lacking_a_parameter(criterion: Criterion, output: Output) -> None:
     view, figure = view_with(criterion), selected(criterion, output)
-    # Some parameters (STATED) must be stated only if the figure of the same name, such as `collective.transport`, was measured.
+    # A parameter of STATED, such as `transport`, is required only if its figure (`collective.transport`) was measured.
     states = {key: name for name, key in STATED.items() if name.partition(".")[0] == figure.name.partition(".")[0]}
     stating = [
         builders.observation(name, figure.params[key], scope=figure.scope, unit="1", stage=figure.stage)

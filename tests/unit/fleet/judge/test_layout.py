@@ -127,7 +127,7 @@ def test_hosts_that_differ_only_in_values_share_a_layout() -> None:
     compiled: list[tuple[HostValues, int]] = []
     cache: LayoutCache[int] = LayoutCache(lambda host, number: compiled.append((host, number)) or number)  # type: ignore[func-returns-value]
     first, second, other = values(figure(1.0)), values(figure(2.0)), values(figure("text"))
-    # The value of `other` is a text, not a number, so `other` does not share the layout of the others.
+    # The value of `other` is a text, not a number, so `other` has another layout.
     assert [cache.of_host(host) for host in (first, second, other, second, other)] == [1, 1, 2, 1, 2]
     assert [number for _, number in compiled] == [1, 2]
     cache.clear()

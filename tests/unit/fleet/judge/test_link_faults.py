@@ -1,6 +1,7 @@
-"""Failures because of XID 145 are attributed to the GPU of the same NVLink domain that reports a fatal XID 149 (dead NVLink).
+"""In an NVLink domain, failures because of XID 145 are attributed to the GPU with the dead NVLink.
 
-A failure of `xid.last_seen` is one of them if the host reports XIDs and all of them are 145, 149 or 45.
+That GPU reports a fatal XID 149. A failure of `xid.last_seen` does not name an XID. It is attributed in the same way if the host
+reports XIDs, but none other than 145, 149 and 45.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def attributed(verdict: Verdict, hosts: list[HostView] | None = None) -> Verdict
 
 
 @pytest.mark.parametrize("name", ["xid.count", "xid.fatal"])
-def test_failure_because_of_xid_145_names_the_gpu_of_the_domain_that_has_the_dead_link(name: str) -> None:
+def test_failure_because_of_xid_145_names_the_gpu_with_the_dead_link(name: str) -> None:
     result = attributed(failure(name=name, detail="in the kernel log"))
     assert result.reason == f"found 1; {WHY}"
     assert result.detail == f"{WHY}; in the kernel log"
@@ -78,7 +79,7 @@ def test_verdicts_that_do_not_follow_from_the_dead_link_stay_the_same(verdict: V
     assert attributed(verdict) is verdict
 
 
-def test_xid_145_of_the_other_gpu_of_the_host_with_the_dead_link_follows_from_that_link() -> None:
+def test_xid_145_of_another_gpu_of_the_same_host_follows_from_the_dead_link() -> None:
     assert attributed(failure(host="h2")).params["follows_part"] == "gpu=1"
 
 

@@ -134,9 +134,10 @@ def test_switch_is_recognised_by_its_name_or_id_and_its_port_by_name_or_label(
         ("", "swp1", "swp1", False),  # the switch sends no name of its port, only a label
     ],
 )
-def test_address_or_number_that_a_switch_sends_without_a_label_can_only_be_compared_with_the_same_form(
+def test_address_or_number_of_a_switch_port_is_comparable_only_with_the_same_form(
     sent: str, label: str, wanted: str, is_comparable: bool
 ) -> None:
+    """A name, or an address or number with a label, is comparable with every form."""
     assert link(port=sent, label=label).names_port_as(wanted) is is_comparable
 
 
@@ -193,7 +194,7 @@ def test_link_has_all_readings_of_its_port() -> None:
     } == {("", "", "", False, True)}
 
 
-def test_all_ports_count_as_fastest_if_no_rate_is_known_and_a_port_without_a_state_counts_as_having_a_link() -> None:
+def test_ports_count_as_fastest_and_linked_if_their_rates_and_states_are_unknown() -> None:
     links = links_of(
         {"network.switch_id": {"nic=eth0": "a", "nic=eth1": "b"}, "network.speed": {"nic=eth1": "unknown"}}
     )
@@ -241,7 +242,7 @@ def test_port_whose_switch_was_not_read_has_the_reason(why: str, reason: str, is
     assert list(links_of({}, absent={"nic=eth1": why})) == ["nic=eth1"]
 
 
-def test_each_reading_of_a_link_is_its_last_one_even_if_a_later_snapshot_lacks_it() -> None:
+def test_link_keeps_the_last_value_of_each_reading() -> None:
     first: Readings = {"network.switch_id": {"nic=eth0": "a"}, "network.switch_port": {"nic=eth0": "swp1"}}
     last: Readings = {"network.switch_id": {"nic=eth0": "a"}, "network.switch_port": {"nic=eth0": "swp2"}}
     assert links_of(first, last)["nic=eth0"].port == "swp2"

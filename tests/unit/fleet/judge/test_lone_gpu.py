@@ -43,9 +43,10 @@ def metric(name: str, value: Any, devices: int = 0) -> Metric:
         ({"gpu.nvlink.active_links": 1}, True),
     ],
 )
-def test_missing_nvlinks_fail_unless_all_are_missing_on_the_only_gpu_of_a_virtual_machine_outside_any_fabric(
+def test_lone_gpu_of_a_virtual_machine_may_have_no_active_nvlinks(
     model: str, changed: dict[str, Any], fails: bool
 ) -> None:
+    """A GPU with some active links fails. So does a GPU on a host that reports a fabric or an NVSwitch."""
     values = {
         "gpus": 1,
         "host.virtual_machine": True,

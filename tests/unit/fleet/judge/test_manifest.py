@@ -287,7 +287,7 @@ def test_ordered_gpu_is_inconclusive_and_not_missing_if_a_gpu_of_the_host_report
     assert not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(without_serial,))})) == [
         ("h1", "host", INCONCLUSIVE, "ordered for h1: 1 GPU of the host does not report a serial")
     ]
-    lost = replace(first, gpus=first.gpus[:1])  # the PCI bus has the GPU, but the driver does not list it
+    lost = replace(first, gpus=first.gpus[:1])  # the driver and the PCI bus count two GPUs
     assert [
         verdict
         for _, _, verdict, _ in not_passing(manifest_verdicts(plan, evidence | {"h1": Evidence(records=(lost,))}))
@@ -419,7 +419,8 @@ def test_manifest_of_a_plan_is_the_same_after_writing_and_reading_json() -> None
     assert "manifest" not in to_json(ordered_plan([]))
 
 
-def test_manifest_must_list_no_gpus_or_as_many_as_the_inventory_and_must_be_the_same_file_for_all_hosts() -> None:
+def test_manifest_that_contradicts_the_inventory_is_refused() -> None:
+    """A manifest must list all GPUs of each host, or no GPUs at all. All hosts must have the same manifest."""
     hosts = builders.inventory(rackproof_gpu_count=2)
     common: dict[str, Any] = {"run_id": "r", "nonce": builders.NONCE, "created": builders.WHEN}
     smoke = read_profile("smoke")

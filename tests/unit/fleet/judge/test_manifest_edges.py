@@ -65,9 +65,8 @@ ORDERED = ordered_part("ffff:0000:0000:0001")
         ([link_layer_reading("Ethernet"), link_layer_reading("", "2", absent="error: x")], False),
     ],
 )  # fmt: skip
-def test_adapter_that_was_not_ordered_fails_unless_some_of_its_ports_report_ethernet_and_none_infiniband(
-    ports: list[Metric], fails: bool
-) -> None:
+def test_adapter_that_was_not_ordered_fails_unless_it_is_for_ethernet(ports: list[Metric], fails: bool) -> None:
+    """An adapter is for Ethernet if a port reports Ethernet and no port reports InfiniBand."""
     guids = Metric(name=HCA, unit="1", values={"hca=ordered": ORDERED.serial, "hca=a": GUID})
     link_layers = Metric(
         name=LAYER, unit="1", values={key: value for port in ports for key, value in port.values.items()},

@@ -74,7 +74,7 @@ def test_verdict_on_a_replaced_module_names_its_replacement() -> None:
     ]
 
 
-def test_module_in_its_own_ordered_port_is_not_named_as_the_replacement_of_a_missing_module() -> None:
+def test_module_in_its_ordered_port_is_not_named_as_a_replacement() -> None:
     """X2 was ordered for the second port, which has Z9 instead. Y1 is in the first port as ordered, so Y1 replaces nothing."""
     missing = judged([line("X2", "mlx5_1"), line("Y1", "mlx5_0")], {FIRST: "Y1", SECOND: "Z9"})[0]
     assert missing == ("h1", SECOND, FAIL, "ordered for h1 slot mlx5_1, found on no host; Z9 is in that slot instead")

@@ -1,4 +1,4 @@
-"""Memory words that the memory test (`integrity`) finds to be wrong fail only the GPU that has these words.
+"""If the memory test (`integrity`) finds wrong words, only the GPU that has them fails.
 
 This is tested with records of this version and with records of older versions, which lack `integrity.error`.
 """

@@ -28,7 +28,7 @@ def copy(
 def problems(*copies: Observation, node: int | None = None, nodes: int | None = None) -> list[str]:
     """Return the reason of each problem with these copies.
 
-    The host reports that GPU 0 is at NUMA node `node`, and that it has `nodes` NUMA nodes. None: not reported.
+    `node`: the NUMA node of GPU 0; `nodes`: the number of NUMA nodes. None: not reported by the host.
     """
     metrics = [Metric(name="pcie.numa_node", unit="1", values={"gpu=0": node})] if node is not None else []
     metrics += [Metric(name="host.numa.count", unit="1", values={"host": nodes})] if nodes is not None else []
@@ -84,7 +84,7 @@ def test_copy_must_be_consistent_with_the_other_copies_and_with_the_number_of_gp
         ("local", 0, 1, ""),
     ],
 )
-def test_node_of_the_memory_may_be_unknown_only_if_the_host_has_several_nodes_and_does_not_report_that_of_the_gpu(
+def test_unknown_memory_node_is_a_problem_if_the_gpu_node_is_known_or_the_host_has_one_node(
     numa: str, node: int | None, nodes: int, reason: str
 ) -> None:
     assert problems(copy(numa), node=node, nodes=nodes) == ([reason] if reason else [])

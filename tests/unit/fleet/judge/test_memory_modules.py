@@ -83,8 +83,12 @@ def test_missing_module_is_one_cause_at_its_slot(hosts: int) -> None:
     assert len(cause.verdicts) == 4
 
 
-@pytest.mark.parametrize(("stated", "readings"), [(16, HEALTHY), (15, MISSING), (None, MISSING), (12, HEALTHY)])
-def test_single_host_has_no_cause_if_it_has_at_least_as_many_modules_as_the_inventory_states(
+@pytest.mark.parametrize(
+    ("stated", "readings"),
+    [(16, HEALTHY), (15, MISSING), (None, MISSING), (12, HEALTHY)],
+    ids=["16 stated and present", "15 stated and present", "none stated", "12 stated and 16 present"],
+)
+def test_single_host_needs_only_the_modules_that_the_inventory_states(
     stated: int | None, readings: Sequence[Metric]
 ) -> None:
     assert causes({"h1": readings}, **({"rackproof_dimm_count": stated} if stated else {})) == []
@@ -128,9 +132,10 @@ def test_lower_speed_of_all_modules_is_one_cause() -> None:
 
 
 @pytest.mark.parametrize("unread", [NOT_READ, NO_TABLE], ids=["DMI table not readable", "no DMI table"])
-def test_missing_dmi_table_is_inconclusive_only_if_other_hosts_or_the_inventory_have_modules(
+def test_host_without_readings_of_modules_is_inconclusive_only_if_modules_are_expected(
     unread: Sequence[Metric],
 ) -> None:
+    """Modules are expected if another host reports them, or if the inventory states their number."""
     assert causes({"h1": unread, "h2": unread}) == []
     for readings, variables in (({"h1": unread, "h2": HEALTHY}, {}), ({"h1": unread}, {"rackproof_dimm_count": 16})):
         inconclusive = causes(readings, **variables)

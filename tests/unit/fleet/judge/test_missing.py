@@ -256,7 +256,7 @@ def test_gpus_outside_the_plan_that_are_bound_to_vfio_do_not_explain_a_missing_g
 
 
 def add_metrics(evidence: Evidence, *metrics: Metric) -> Evidence:
-    """Return the evidence with these metrics in every snapshot. The first one replaces a metric of the same name."""
+    """Return the evidence with these metrics in every snapshot. The first of `metrics` replaces a metric of the same name."""
     return replace(
         evidence,
         records=tuple(
@@ -287,7 +287,7 @@ def test_one_of_two_missing_gpus_is_still_on_the_bus() -> None:
     }
 
 
-def test_no_empty_slot_is_named_if_the_readings_of_slots_contradict_each_other() -> None:
+def test_no_empty_slot_is_named_if_the_readings_do_not_identify_one() -> None:
     more = host_with_slots("h2", [0, 1, 2], on_bus=[3, 4, 5])
     assert count_details(findings(h2=more)) == {DRIVER: ""}, (
         "three GPUs are only on the bus, so any of them may be the missing one"
@@ -392,7 +392,7 @@ def test_no_serial_is_named_if_more_accepted_gpus_are_gone_than_are_missing() ->
     )
 
 
-def test_verdict_on_the_count_of_the_driver_names_no_slot_if_a_gpu_has_no_address_or_is_not_in_the_record() -> None:
+def test_gpu_count_names_no_slot_if_a_gpu_has_no_address_or_is_not_in_the_record() -> None:
     without_address = change_gpus(
         host_with_slots("h2", REMAINING), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu
     )
@@ -416,7 +416,7 @@ def test_no_slot_is_named_if_only_some_gpus_are_tested(missing: int) -> None:
     assert {item.detail for item in judge(chosen, evidence, read_packs([])) if item.name == DRIVER} == {""}
 
 
-def test_slot_is_identified_by_address_alone_without_module_ids() -> None:
+def test_slot_is_identified_by_address_alone_unless_every_gpu_has_a_module_id() -> None:
     hosts = {name: host_with_slots(name, ALL if name != "h2" else REMAINING, modules=()) for name in ("h1", "h2", "h3")}
     where = "nothing at PCI 0000:01:00.0, where 2 of 2 hosts of its build have a GPU"
     detail = f"{where} (slots are identified by PCI address only: not every GPU reports a module number)"
@@ -426,7 +426,7 @@ def test_slot_is_identified_by_address_alone_without_module_ids() -> None:
 
 
 def test_gpu_that_a_reading_reports_as_lost_is_not_beyond_the_driver() -> None:
-    """A GPU is beyond the driver if its index is higher than all that the driver lists, and no snapshot has the GPU."""
+    """A GPU is beyond the driver if it is in no snapshot, and the driver lists only GPUs with lower indices."""
     last = host_with_slots("h2", [0, 1, 2])
     lost = Metric(name="gpu.name", unit="1", absent={"gpu=3": "error: NVML: GPU is lost"})
     reported = builders.with_snapshot(last, replace(last.records[0].snapshots[-1], metrics=(lost,)))
@@ -442,7 +442,7 @@ def test_no_gpu_is_beyond_the_driver_if_the_indices_of_the_driver_do_not_start_a
     assert not HostView(PLAN, PLAN.host("h2"), evidence, read_packs([])).is_beyond_driver("gpu=4")
 
 
-def test_slot_is_named_only_if_more_than_half_of_the_hosts_have_the_same_layout() -> None:
+def test_slot_is_named_only_if_two_hosts_and_more_than_half_of_all_hosts_have_the_same_layout() -> None:
     slots = SlotMap()
     for name, modules in (("h1", (6, 8, 5, 7)), ("h3", (6, 8, 5, 7)), ("h4", (1, 2, 3, 4)), ("h5", (1, 2, 3, 4))):
         slots.add(HostView(PLAN, PLAN.host("h1"), host_with_slots("h1", ALL, modules=modules), read_packs([])))
@@ -512,7 +512,7 @@ def test_missing_gpu_is_attributed_to_its_host_in_the_gang(tmp_path: Path) -> No
     launches = [launch.members for host in report.hosts for launch in host.launches if host.name == "r01-h01"]
     assert [members for members in launches if len(members) > 1] == [
         ("r01-h01", "r01-h02", "r01-h03", "r01-h04"), ("r01-h01", "r01-h03", "r01-h04"),
-    ], "the only launch after the failed one must be the one without the faulty host"  # fmt: skip
+    ], "one launch without the faulty host must follow the failed launch"  # fmt: skip
     where = "nothing at PCI 0000:09:00.0 (module 4), where 3 of 3 hosts with 8 GPUs have a GPU"
     assert {item.detail for item in failed} == {where}
     assert re.search(

@@ -1,6 +1,7 @@
-"""A failed verdict on the number of GPUs names the missing GPUs and the cause, and its action may become `configure`.
+"""A failed verdict on the number of GPUs names the missing GPUs, the empty slots, and the known causes.
 
-It may name empty slots, drivers to which GPUs are bound, and causes in the kernel log.
+The causes are drivers to which GPUs are bound, and lines in the kernel log. If settings explain all GPUs that the
+driver does not list, the action becomes `configure`.
 """
 
 from __future__ import annotations
@@ -217,7 +218,7 @@ def test_bus_without_further_gpus_confirms_the_list_of_the_driver() -> None:
 
 
 def with_accepted(host: HostView, *gpus: Gpu) -> HostView:
-    """Return the host with a record of its acceptance (baseline) in which it has these GPUs."""
+    """Return the host with a baseline (record of its acceptance) that lists these GPUs."""
     accepted = PartBaseline(kind=HOST, part=HOST, id="h1", host="h1", runs=(), figures=(), gpus=gpus)
     return HostView(PLAN, PLAN.hosts[0], replace(host.evidence, baseline=HostBaseline(host=accepted)), ())
 
@@ -241,15 +242,13 @@ SINCE = "present when the host was accepted, missing now: serial h1-1"
         "without a serial and a UUID",
     ],
 )
-def test_gpu_that_the_host_had_at_its_acceptance_and_that_is_absent_now_is_named(
-    changed: dict[str, str], expected: str
-) -> None:
+def test_absent_gpu_is_named_by_what_the_accepted_record_knows(changed: dict[str, str], expected: str) -> None:
     first, second, *rest = ACCEPTED
     host = with_accepted(view((0, 2, 3)), first, replace(second, **changed), *rest)  # type: ignore[arg-type]
     assert result(host) == (expected, "reseat")
 
 
-def test_gpus_that_are_absent_since_acceptance_are_named_only_if_the_count_is_too_low_by_their_number() -> None:
+def test_number_of_gpus_absent_since_acceptance_must_equal_the_number_of_missing_gpus() -> None:
     other = replace(ACCEPTED[0], serial="h1-9", uuid="GPU-9", pci_bus_id="0000:09:00.0")
     assert result(with_accepted(view((0, 2, 3)), *ACCEPTED, other)) == (EMPTY_1, "reseat")
     assert result(with_accepted(view((0, 2, 3)), *ACCEPTED[2:])) == (EMPTY_1, "reseat")
@@ -407,7 +406,7 @@ def test_action_is_to_configure_only_if_settings_explain_all_missing_gpus(
     assert result(on(*on_bus, snapshots=(drivers,)), **fields)[1] == action
 
 
-def test_action_is_not_to_configure_if_more_gpus_are_only_on_the_bus_than_settings_explain() -> None:
+def test_action_is_to_configure_only_if_settings_explain_all_gpus_that_the_driver_does_not_list() -> None:
     drivers = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": 5}}
     assert result(on(1, snapshots=(drivers,)))[1] == "reseat"
     # A count that is not a number is ignored.

@@ -1,6 +1,6 @@
 """A failed verdict on a port names the transceiver module at the port.
 
-A failure of an Ethernet interface is attributed to the RoCE adapter whose port the interface is.
+If an Ethernet interface is a port of a RoCE adapter, a failure of its link is attributed to the adapter.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def test_module_of_the_last_snapshot_is_named_if_a_module_was_replaced() -> None
         ({"port": WHOLE}, {PORT: "eth40"}, ""),
     ],
 )
-def test_module_of_an_interface_is_at_the_interface_or_else_at_the_port_of_its_adapter(
+def test_module_is_looked_up_for_the_interface_and_then_for_its_adapter_port(
     at: dict[str, dict[str, str]], interfaces: dict[str, Value], text: str
 ) -> None:
     view = view_of({"infiniband.interface": interfaces, **modules(**at)})
@@ -131,7 +131,7 @@ def test_module_of_an_interface_is_at_the_interface_or_else_at_the_port_of_its_a
         (failed(PORT, "network.rx_errors"), INTERFACES, ""),
     ],
 )
-def test_failed_reading_of_the_link_of_an_interface_is_attributed_to_its_adapter_unless_it_has_a_part_already(
+def test_failure_of_a_link_is_attributed_to_the_adapter_unless_the_verdict_names_a_part(
     verdict: Verdict, interfaces: dict[str, Value], part: str
 ) -> None:
     view = view_of({"infiniband.interface": interfaces})

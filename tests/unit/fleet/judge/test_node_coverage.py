@@ -30,7 +30,7 @@ def plan_of(*hosts: str, **variables: Any) -> Plan:
 
 
 def verdicts(change: Change, *hosts: str, **variables: Any) -> list[Verdict]:
-    """Return the verdicts that do not pass, of the benchmarks that measure NUMA nodes.
+    """Judge the benchmarks that measure NUMA nodes. Return the verdicts that do not pass.
 
     `change` is applied to each observation of h1. It may return None, which removes the observation.
     """
@@ -123,7 +123,7 @@ def nodes(count: int, stage: str = "benchmark") -> Observation:
     ("count", "placements"),
     [(1, {"local"}), (2, {"local", "remote"})],
 )
-def test_every_node_must_have_each_figure_for_local_memory_and_also_for_remote_memory_if_the_host_has_several_nodes(
+def test_every_node_needs_each_figure_but_remote_ones_only_if_there_are_several_nodes(
     count: int, placements: set[str]
 ) -> None:
     found = silent(nodes(count))
@@ -140,20 +140,20 @@ def test_no_figure_is_required_if_the_number_of_nodes_is_text() -> None:
     assert silent(text) == []
 
 
-def test_figures_are_required_of_as_many_nodes_as_the_last_reported_number() -> None:
+def test_last_reported_number_of_nodes_decides_how_many_nodes_need_figures() -> None:
     node = builders.node_figures("numa=0")
     local = [item for item in node if item.params.get("placement") != "remote"]
     assert {name for name, *_ in silent(nodes(1), nodes(2), *local)} >= {"host_memory.wrong_elements"}
     assert silent(nodes(2), nodes(1), *local) == []
 
 
-def test_figures_and_numbers_of_nodes_from_another_stage_do_not_count() -> None:
+def test_figures_and_node_counts_of_another_stage_are_ignored() -> None:
     assert silent(nodes(1, stage="soak")) == []
     of_soak = builders.node_figures("numa=0", "soak")
     assert len(silent(nodes(1), *of_soak)) == len(silent(nodes(1)))
 
 
-def test_figure_with_other_parameters_does_not_count() -> None:
+def test_figure_with_other_parameters_does_not_replace_a_missing_one() -> None:
     node = [item for item in builders.node_figures("numa=0") if item.params.get("placement") != "remote"]
     without_copy = [item for item in node if item.params.get("op") != "copy"]
     assert [(name, params) for name, params, _ in silent(nodes(1), *without_copy)] == [

@@ -68,7 +68,7 @@ def domain_of(broken: Broken, *, not_ready: tuple[str, ...] = ()) -> tuple[Nvlin
         # If both ends have only one broken connection, the end that is not in the run is at fault.
         ({"t0": {"t1": BAD}}, (), {}),
         ({"t6": {"t1": BAD}}, (), {}),
-        # `invalid` means that this end could not read the state: the state that the other end reports counts.
+        # `invalid` means that this end could not read the state. Then the state from the other end is used.
         (
             {"t0": {"t1": INVALID, "t2": BAD}, "t1": {"t0": "version_mismatch"}, "t2": {"t0": INVALID}}, (),
             {"t0": {"t1": "version_mismatch", "t2": BAD}},
@@ -205,7 +205,7 @@ def test_daemon_of_a_member_works_if_every_reading_is_ready(states: list[str], i
     assert domains.member(first).is_ready is is_ready
 
 
-def test_address_is_the_last_that_a_host_reports_and_another_host_without_an_address_is_named_by_scope() -> None:
+def test_last_address_of_a_host_is_used_and_a_peer_without_an_address_is_named_by_scope() -> None:
     domains = NvlinkDomains()
     states = {CONNECTION: {"imex=1": BAD}}
     first = view("t0", {**states, "fabric.imex.address": {"host": "a"}}, {"fabric.imex.address": {"host": "b"}})

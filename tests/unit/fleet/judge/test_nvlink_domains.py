@@ -40,7 +40,7 @@ def planned(**variables: Any) -> Plan:
 
 
 def healthy(host: str, hosts: tuple[str, ...] = HOSTS) -> Readings:
-    """Return the readings of a host whose IMEX daemon is connected to those of all other hosts."""
+    """Return the readings of a host whose IMEX daemon is connected to the daemons of all other hosts."""
     index = hosts.index(host)
     others = {f"imex={number}": number for number in range(len(hosts)) if number != index}
     return {
@@ -244,9 +244,7 @@ def test_two_hosts_with_imex_down_are_both_named() -> None:
 
 
 @pytest.mark.parametrize("faulty", [*itertools.combinations(HOSTS, 1), *itertools.combinations(HOSTS[:5], 2)])
-def test_only_hosts_at_fault_are_named_if_statistics_of_the_last_hosts_are_merged_first(
-    faulty: tuple[str, ...],
-) -> None:
+def test_only_hosts_at_fault_are_named_if_the_last_hosts_are_merged_first(faulty: tuple[str, ...]) -> None:
     def change(readings: dict[str, Readings]) -> None:
         for host in faulty:
             with_imex_down(host)(readings)
@@ -514,7 +512,7 @@ def test_gb200_tray_outside_the_fabric_of_its_rack_is_inconclusive(transport: st
 def test_gb200_rack_outside_the_nvlink_fabric_is_inconclusive_if_its_nvlinks_end_at_switches() -> None:
     def change(readings: dict[str, Readings]) -> None:
         for of_host in readings.values():
-            # A GPU has a reading of its missing NVLinks, here 0, only if its NVLinks end at switches.
+            # The number of missing NVLinks (here 0) is reported only if the NVLinks of the GPU end at switches.
             of_host |= {CLUSTER: NOT_JOINED, CLIQUE: NOT_JOINED, TO_SWITCH: {"gpu=0": 0, "gpu=1": 0}}
 
     assert {item[1:] for item in of_gb200(change, transport="NET/IB/GDRDMA")} == {

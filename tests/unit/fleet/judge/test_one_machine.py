@@ -122,9 +122,7 @@ def test_every_speed_that_the_processors_affect_is_annotated(benchmark: str) -> 
     [{"verdict": PASS}, {"verdict": INCONCLUSIVE}, {"name": "host.cpu.clock_max"}, {"host": "h9"}],
     ids=["pass", "inconclusive", "a reading", "an unknown host"],
 )
-def test_verdict_is_not_changed_unless_it_is_a_failed_figure_of_a_host_on_the_shared_machine(
-    fields: Mapping[str, Any],
-) -> None:
+def test_only_a_failed_figure_of_a_host_on_the_shared_machine_is_annotated(fields: Mapping[str, Any]) -> None:
     assert not is_annotated(slow(**fields), view("h1"), view("h2"))
 
 
@@ -140,7 +138,9 @@ def test_verdict_is_not_changed_unless_it_is_a_failed_figure_of_a_host_on_the_sh
         ((True, True), False),
     ],
 )
-def test_only_hosts_with_the_same_boot_id_are_one_machine(boots: Sequence[Any], expected: bool) -> None:
+def test_hosts_are_one_machine_only_if_they_report_the_same_text_as_boot_id(
+    boots: Sequence[Any], expected: bool
+) -> None:
     views = [view(host, boot) for host, boot in zip(("h1", "h2"), boots, strict=True)]
     assert is_annotated(slow(), *views) == expected
     machines = Machines()
@@ -329,7 +329,7 @@ def test_slow_copies_and_data_loading_are_one_cause_that_names_no_part() -> None
 
 
 @pytest.mark.parametrize("reason", ["different machines", "not reported", "one after the other"])
-def test_slow_copies_without_another_host_on_the_machine_at_that_time_have_the_action_reseat(reason: str) -> None:
+def test_slow_copies_have_the_action_reseat_if_no_shared_machine_explains_them(reason: str) -> None:
     boots = {"different machines": ("A", "B"), "not reported": (None, None)}.get(reason, ("A", "A"))
     result = report(boots, 3600 if reason == "one after the other" else 0, host_copy__bandwidth=0.6)
     assert {verdict.action for verdict in failures(result)} == {"reseat"}

@@ -1,6 +1,6 @@
 """Test limits that depend on the fleet: a fraction of its median, or a number of robust deviations from its median.
 
-A figure is compared with those of all peers (comparable parts), or only with those in the same position of other hosts.
+A figure is compared with the figures of its peers: all comparable parts, or only those in the same position of their hosts.
 """
 
 from __future__ import annotations
@@ -82,12 +82,15 @@ def with_part_number(record: Record, part_number: str) -> Record:
 
 
 def normal_factors(count: int, **odd: tuple[float, float]) -> dict[str, tuple[float, float]]:
-    """Return host -> factors of the rates of its two GPUs: from NORMAL for `count` hosts h0, h1, …, except the hosts in `odd`."""
+    """Return host -> factors of the rates of its two GPUs.
+
+    The `count` hosts h0, h1, … have factors from NORMAL. `odd`: hosts to replace or to add, with their factors.
+    """
     usual = {f"h{number}": (NORMAL[number % 10], NORMAL[(number + 3) % 10]) for number in range(count)}
     return {**usual, **odd}
 
 
-def test_only_the_outlier_fails_and_its_verdict_states_the_spread() -> None:
+def test_only_the_outlier_fails_and_its_verdict_explains_the_limit() -> None:
     verdicts = relative_verdicts(criterion(fleet_deviations=6.0), normal_factors(6, h2=(0.98, 1.0)))
     assert [position for position, item in verdicts.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
     assert "6 robust deviations" in verdicts[("h2", "gpu=0")].detail
@@ -116,7 +119,7 @@ def test_looser_of_fraction_and_deviations_is_the_limit() -> None:
     assert (
         relative_verdicts(criterion(fleet_deviations=4.0, fleet_fraction=0.98), slow)[("h2", "gpu=0")].verdict == PASS
     )
-    # If the fleet is too small for deviations, only the fraction counts.
+    # If the fleet is too small for deviations, only the fraction applies.
     few = relative_verdicts(criterion(fleet_deviations=4.0, fleet_fraction=0.98), normal_factors(3, h2=(0.95, 1.0)))
     assert [position for position, item in few.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
 

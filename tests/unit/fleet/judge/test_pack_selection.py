@@ -1,4 +1,4 @@
-"""Packs (lists of criteria) are selected for a host. If several of them define or replace a criterion, one criterion applies."""
+"""Packs (lists of criteria) are selected for a host. A criterion of one pack may replace a criterion of another pack."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def selected(
         (("NVIDIA H200",), "site", ["common", "site"], "no criteria pack for site"),
     ],
 )
-def test_pack_of_the_gpu_model_is_that_in_the_inventory_or_else_the_one_that_lists_the_names_of_all_gpus(
+def test_pack_is_selected_by_the_gpu_model_in_the_inventory_or_else_by_the_names_of_all_gpus(
     names: tuple[str, ...], model: str, expected: list[str], why: str
 ) -> None:
     assert selected(names, model) == (expected, why)
@@ -74,7 +74,7 @@ def test_no_pack_of_a_model_is_selected_if_two_packs_list_the_name_of_the_gpu() 
 
 
 @pytest.mark.parametrize("judges_ports", [False, True])
-def test_rehearsal_has_its_own_pack_and_the_criteria_on_ports_if_ports_are_judged(judges_ports: bool) -> None:
+def test_rehearsal_gets_the_criteria_on_ports_only_if_ports_are_judged(judges_ports: bool) -> None:
     plan = replace(builders.with_benchmarks(PLAN, benchmark={"verbs": {}}), rehearsal=True)
     host = replace(HOST, verbs_required=judges_ports)
     found, why = select_packs(plan, host, GPUS, PACKS)
@@ -90,11 +90,11 @@ def values_by_id(*packs: Pack) -> dict[str, Any]:
     return {name: item.value for name, item in resolve(packs).criteria.items()}
 
 
-def test_criterion_of_the_last_shipped_pack_that_defines_its_id_applies() -> None:
+def test_shipped_criterion_overrides_an_earlier_one_with_the_same_id() -> None:
     assert values_by_id(pack("a", rule("x", 1), rule("y", 1)), pack("b", rule("x", 2))) == {"x": 2, "y": 1}
 
 
-def test_criterion_of_the_operator_replaces_only_the_shipped_criterion_whose_id_it_has_in_replaces() -> None:
+def test_operator_replaces_a_shipped_criterion_only_by_naming_its_id() -> None:
     shipped = pack("a", rule("x", 1), rule("y", 1))
     assert values_by_id(shipped, pack("site", rule("x", 2), rule("z", 2), chosen=True)) == {"x": 1, "y": 1, "z": 2}
     assert values_by_id(shipped, pack("site", rule("mine", 2, "x"), chosen=True)) == {"y": 1, "mine": 2}

@@ -102,7 +102,7 @@ def test_wildcard_in_a_criterion_name_matches_one_component(pattern: str, name: 
     assert criterion.matches_name(name) is expected
 
 
-def test_severity_of_a_criterion_follows_from_its_action_unless_the_criterion_states_it() -> None:
+def test_criterion_may_override_the_severity_of_its_action() -> None:
     def severity(action: str, override: str = "") -> str:
         return Criterion(
             id="c", name="a.b", operator="ge", unit="1", action=action, source="x", value=1, severity=override
@@ -158,7 +158,7 @@ def test_limit_vs_datasheet_takes_its_expected_value_from_the_datasheet(
     assert with_datasheet(replace(criterion, datasheet="", value=1), sheet).expected is None
 
 
-def test_criterion_of_the_operator_uses_the_datasheet_of_the_gpu_model_of_the_host(tmp_path: Path) -> None:
+def test_pack_without_a_datasheet_uses_the_datasheet_of_the_gpu_model(tmp_path: Path) -> None:
     fields = {"vs_datasheet": {"figure": "memory_bandwidth", "fraction": 0.9}}
     mine = read_pack(write_pack(tmp_path / "mine.yml", fields))
     for model in ("h100-sxm", "t4"):

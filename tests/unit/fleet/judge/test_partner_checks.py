@@ -97,9 +97,10 @@ def test_row_keeps_value_host_and_pair_of_a_counted_pass() -> None:
         "figures of two names",
     ],
 )
-def test_judged_figures_are_alike_if_they_are_all_figures_of_one_name_and_differ_only_in_pair_and_value(
+def test_condition_for_one_limit_on_the_figures_of_all_pairs(
     judged: list[Observation], others: list[Observation], expected: bool
 ) -> None:
+    """The judged figures must differ only in pair and value. No other figure of a pair may have their name."""
     values = values_of(*judged, *others)
     by_name = {(item.name, item.scope): item for item in values.pair_observations}
     series = [[by_name[(item.name, item.scope)]] for item in judged]

@@ -1,8 +1,8 @@
-"""The passes of hosts are counted without a full evaluation of each criterion on each host.
+"""Passes (verdicts `pass`) are counted without evaluating each criterion on each host.
 
-Hosts whose benchmark observations differ only in values share a layout. The passes of a criterion are counted for all hosts of a
-layout at once, or the criterion is evaluated on one host, or it is left to `judge`. The counts must equal the counts of all
-verdicts, except the verdicts of criteria that are left to `judge`.
+Hosts whose benchmark observations differ only in values share a layout. Their benchmark results are compared with common limits.
+Hosts with equal readings share one evaluation. A criterion whose passes cannot be counted in these ways is left to `judge`. For
+all other criteria, the counts must equal those of a full evaluation.
 """
 
 from __future__ import annotations
@@ -173,9 +173,8 @@ def test_criterion_is_evaluated_at_most_on_the_first_of_equal_hosts(
         (replace(FLOOR, value=None, variable="fabric_bytes_per_second", optional=True), []),
     ],
 )
-def test_criterion_of_the_operator_that_judges_nothing_is_left_to_judge_unless_it_is_optional(
-    rule: Criterion, left: list[str]
-) -> None:
+def test_only_an_optional_criterion_of_the_operator_may_judge_nothing(rule: Criterion, left: list[str]) -> None:
+    """Any other criterion of the operator without anything to judge is left to `judge`."""
     assert count(packs=operator_packs(rule)).left() == {name: [rule.id] for name in left}
 
 
@@ -259,7 +258,7 @@ def differing(rule: Criterion, *values: Any) -> dict[str, Evidence]:
 
 @pytest.mark.parametrize("rule", [HEAT, REPLAYS])
 def test_readings_that_differ_on_every_host_are_evaluated_only_on_the_first_two(rule: Criterion) -> None:
-    """The evaluation on h1 counts for hosts with the same readings. That on h2 gives a limit, with which h3 is compared."""
+    """h2 differs from h1, so it is evaluated too. This evaluation gives a limit, with which h3 is compared."""
     counted = count(rule, evidence=differing(rule, 40, 41, 42))
     assert counted.left() == {}
     assert counted.evaluated == {("h1", rule.id): 1, ("h2", rule.id): 1}
@@ -276,7 +275,7 @@ def test_verdicts_of_a_failed_reading_are_kept_for_the_first_host_that_has_it() 
     assert counted.remaining["h3"].verdicts == {}, "equal readings failed on h2, so h3 is left to `judge`"
 
 
-def test_equal_readings_after_a_different_one_are_counted_without_an_evaluation() -> None:
+def test_readings_equal_to_those_of_an_earlier_host_are_not_evaluated_again() -> None:
     plan = one_figure_plan("h1", "h2", "h3", "h4")
     other = with_constant_readings(version="550")
     changed = fleet(plan, h2=other, h4=other)
@@ -530,12 +529,14 @@ def check(*, is_number: bool = True, **fields: Any) -> _Check:
     ("checks", "compares_numbers"),
     [(None, False), ([], False), ([True], True), ([True, True], True), ([True, False], False), ([False], False)],
 )
-def test_step_compares_numbers_if_all_of_its_checks_do(checks: list[bool] | None, compares_numbers: bool) -> None:
+def test_step_compares_numbers_if_it_has_checks_and_all_compare_numbers(
+    checks: list[bool] | None, compares_numbers: bool
+) -> None:
     of_step = None if checks is None else [check(is_number=each) for each in checks]
     assert _Step(criterion=THING, checks=of_step).compares_numbers is compares_numbers
 
 
-def test_pending_passes_are_counted_when_their_number_reaches_the_maximum(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_counted_when_the_maximum_number_of_hosts_is_pending(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(passes, "MAX_PENDING", 2)
     views = host_views(PLAN, fleet(PLAN), [pack(FLOOR)])
     stats = gather(Planned(PLAN), views)
@@ -555,7 +556,7 @@ def test_pending_passes_are_counted_when_their_number_reaches_the_maximum(monkey
     assert total() == 3
 
 
-def test_of_the_hosts_with_equal_readings_the_first_ones_in_the_plan_are_kept() -> None:
+def test_only_the_first_hosts_of_the_plan_are_kept_by_name() -> None:
     repeated = _Repeated(passes=[])
     first = range(20, 20 + 2 * MAX_FARTHEST, 2)
     for position in (*first, 60, 5, first[-2] - 1):

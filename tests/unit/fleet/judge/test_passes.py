@@ -48,8 +48,8 @@ PLAN = one_figure_plan(*NAMES)
 def healthy_readings(**changes: Any) -> tuple[Metric, ...]:
     """Return the readings of a healthy host.
 
-    `changes`: key of a reading in `values` below -> its new value or metric (None removes the reading), or any other key -> a
-    further metric.
+    `changes`: key -> new value or metric. A key in `values` below replaces that reading, or removes it if the new value is None.
+    Any other key adds a metric.
     """
     values = {"thing": 1, "counter": 4, "clock": 1.5e9, "version": "570", "links": 18} | changes
     named = {
@@ -297,7 +297,7 @@ def on_each_host(change: Callable[[int], Callable[[Record], Record]]) -> dict[st
     return {name: change(at) for at, name in enumerate(NAMES)}
 
 
-def test_gathered_statistics_equal_statistics_to_which_each_host_is_added_separately() -> None:
+def test_gathered_statistics_equal_those_of_hosts_that_are_added_one_by_one() -> None:
     def change_host(at: int) -> Callable[[Record], Record]:
         ranks = builders.observation("straggler.compute", 0.1 * (at + 1), scope="gpu=0", unit="s")
         return lambda record: with_more(ranks)(
@@ -446,7 +446,7 @@ def test_fault_in_a_reading_that_differs_between_hosts_fails_only_the_host_with_
     assert hosts_with_findings(fleet(**changes), HEAT, REPLAYS) == expected_hosts
 
 
-def test_readings_by_pci_address_that_differ_between_hosts_belong_to_the_gpu_at_that_address() -> None:
+def test_differing_readings_by_pci_address_belong_to_the_gpu_at_that_address() -> None:
     def by_address(at: int, bus_id: str = "0000:00:00.0") -> Any:
         value = reading(40 + at, name=HEAT.name, scope="pci=0000:00:00.0")
 
@@ -558,7 +558,7 @@ def test_value_that_only_other_hosts_report_is_inconclusive() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "is_inconclusive"),
+    ("rule", "has_findings"),
     [
         (criterion(id="own"), False),
         (criterion("gpu.nothing", id="own"), True), (criterion("gpu.nothing", id="own", optional=True), True),
@@ -575,10 +575,16 @@ def test_value_that_only_other_hosts_report_is_inconclusive() -> None:
         (criterion("memory.bandwidth", id="own", value=None, same_as_fleet=True), False),
     ],
 )  # fmt: skip
-def test_criterion_of_the_operator_that_judges_nothing_is_inconclusive(rule: Criterion, is_inconclusive: bool) -> None:
+def test_criterion_of_the_operator_must_judge_something(rule: Criterion, has_findings: bool) -> None:
+    """There are three exceptions.
+
+    - The criterion is optional and on a benchmark result.
+    - The criterion is disabled (`same_as_fleet` is False).
+    - The criterion compares with a baseline, and the run has none.
+    """
     packs = [pack(FLOOR), pack(rule, name="mine", chosen=True)]
     chosen = [packs[0], replace(packs[1], criteria=(replace(rule, origin="mine"),))]
-    assert hosts_with_findings(fleet(), packs=chosen) == (NAMES if is_inconclusive else [])
+    assert hosts_with_findings(fleet(), packs=chosen) == (NAMES if has_findings else [])
     rehearsal = replace(PLAN, rehearsal=True)
     rehearsed = [pack(FLOOR, name="rehearsal"), chosen[1]]
     hosts = hosts_with_findings(fleet(rehearsal), plan=rehearsal, packs=rehearsed)
@@ -597,9 +603,10 @@ def test_shipped_criterion_that_matches_nothing_is_inconclusive_if_it_judges_rea
         assert hosts_with_findings(fleet(), rule) == []
     assert hosts_with_findings(fleet(), criterion("gpu.nothing")) == NAMES
     assert hosts_with_findings(fleet(), criterion("gpu.nothing", fleet_fraction=0.9, operator="ge")) == NAMES
-    # An optional reading may be missing only if the host reports it as unsupported.
+    # An optional reading of a GPU may be missing only if the host reports it as unsupported.
     rule = criterion("gpu.nothing", fleet_fraction=0.9, operator="ge", optional=True)
     assert hosts_with_findings(fleet(), rule) == NAMES
+    # Readings of a part that a host need not have, such as a disk, may be missing.
     assert hosts_with_findings(fleet(), replace(rule, scope="disk")) == []
 
 
@@ -626,7 +633,7 @@ def test_repeated_figure_fails_if_one_of_its_values_fails(
     assert hosts_with_findings(fleet(**dict.fromkeys(NAMES, repeat_figure)), rule) == expected_hosts
 
 
-def test_figure_that_the_pack_has_in_its_field_lacks_may_be_unsupported() -> None:
+def test_figure_may_be_unsupported_if_the_pack_lists_it_in_lacks() -> None:
     none = with_figure(None, status=UNSUPPORTED, reason="no")
     evidence = fleet(**dict.fromkeys(NAMES, none))
     lacking = pack(FLOOR, FRACTION, lacks={"memory.bandwidth": {"op": ("copy",)}})

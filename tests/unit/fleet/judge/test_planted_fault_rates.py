@@ -96,8 +96,9 @@ def test_repetitions_are_scaled_to_the_time_that_the_profile_gives_a_workload() 
               figure("digest.wrong_peer_copies", 0, "gpu=0,peer=1", copy="copy", repetitions=8))  # fmt: skip
     found = of_run(*counts)
     # The run divided its 6 s equally between `gemm`, `sort` and the copies between GPUs: 2 s each. In 2 s, gpu=1 (the slower GPU)
-    # repeated `gemm` 40 times. The profile divides 12 s between `gemm`, `copy` and the copies between GPUs: 4 s each, so 80
-    # repetitions of `gemm`. The first result, with which they are compared, counts too. `copy` was measured only between GPUs.
+    # repeated `gemm` 40 times. The profile divides 12 s between `gemm`, `copy` and the copies between GPUs: 4 s each. In 4 s,
+    # `gemm` is repeated 80 times. The first result, with which the repetitions are compared, counts too. The run measured `copy`
+    # only between GPUs, 8 times in 2 s. This rate is used for the workload `copy` too.
     assert found["gemm"].repetitions == pytest.approx(81)
     assert found["copy"].repetitions == pytest.approx(8 / 2 * 4)
     assert found["copy to each of the other GPUs"].repetitions == pytest.approx(16)
@@ -137,7 +138,8 @@ def test_number_of_matrix_products_that_stress_compares_follows_from_its_time_in
     chosen = {"seconds": 2.5, "settle_seconds": 1.0, "dtypes": ["bf16"], "size": 10}
     short = of_run(known, chosen={"stress": chosen})["bf16"]
     long = of_run(known, chosen={"stress": {**chosen, "seconds": 20.0}})["bf16"]
-    # A matrix product every 0.25 s (a tenth of `seconds`) in 2.5 s + 1 s; every 0.5 s (the longest interval) in 20 s + 1 s.
+    # The short test takes 2.5 s + 1 s, and compares a matrix product every 0.25 s (a tenth of `seconds`). The long test takes
+    # 20 s + 1 s, and compares one every 0.5 s (the longest interval).
     assert (short.repetitions, long.repetitions) == (14, 42)
     assert (short.elements, short.always_alone, short.always_compared) == (100, 0.0, 0.0)
 

@@ -1,6 +1,6 @@
 """Test `rackproof power --planted-faults`: how likely the benchmarks of a profile find a GPU that returns wrong bits.
 
-How often a test repeats its computation is taken from earlier runs, and scaled to the time that the profile gives the test.
+How often `digest` repeats a computation is taken from earlier runs, and scaled to the time that the profile gives `digest`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Each active RDMA port, and each pair of ports of two hosts, must have its figures, or a reason why it was not measured.
 
-The share of a test (`verbs.rate_ratio`) is its bandwidth as a share of the rate of the port. The best share of a port
-(`verbs.best_ratio`) is the greatest over all partners (the other hosts with which the port was tested).
+The share of a test (`verbs.rate_ratio`) is its bandwidth divided by the rate of the port, or by twice the rate if the test sends
+both ways. The best share of a port (`verbs.best_ratio`) is its greatest share over all partners (the other hosts with which it
+was tested).
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ def best(number: int = 0) -> Observation:
 
 
 def pair_figures(host: str, number: int = 0) -> list[Observation]:
-    """Return the figures of one port of `host` with each other host, and its best share.
+    """Return the figures of one port of `host` with every partner, and the best share of the port.
 
     The host that comes second in a pair has only the figures that both hosts must have.
     """
@@ -191,7 +192,7 @@ def test_pairs_with_all_figures_are_complete() -> None:
     assert together() == []
 
 
-def test_first_host_of_a_pair_must_have_all_figures_and_the_second_only_those_that_both_must_have() -> None:
+def test_second_host_of_a_pair_needs_only_the_figures_that_both_hosts_must_have() -> None:
     one_sided = [item.name for item in planned_figures(SETTINGS, ("together",)) if not item.is_of_both_hosts]
     assert one_sided
     found = together(of_h1(lambda items: [item for item in items if item.name not in one_sided]))
@@ -240,7 +241,9 @@ def test_reason_excuses_the_pair_or_the_port_or_the_host_for_which_it_is_stated(
         assert {where for host, _, where, _ in found if host == "h1"} == ({"host"} if scope == port() else set())
 
 
-def test_failed_test_excuses_all_ports_with_its_partner_and_a_skipped_test_only_its_own_port() -> None:
+def test_failed_test_with_a_partner_excuses_all_ports_with_that_partner() -> None:
+    """A skipped test excuses only its own port."""
+
     def failed(items: list[Observation]) -> list[Observation]:
         return [*[item for item in items if "partner=h2" not in item.scope], absent(port(5, "h2"), status=ERROR)]
 
@@ -254,7 +257,7 @@ def test_failed_test_excuses_all_ports_with_its_partner_and_a_skipped_test_only_
     ]
 
 
-def test_host_with_figures_or_reasons_for_fewer_ports_than_its_partner_measured_is_inconclusive() -> None:
+def test_host_is_inconclusive_if_its_partner_measured_more_ports() -> None:
     def two_ports(host: str, items: list[Observation]) -> list[Observation]:
         return [*items, *pair_figures(host, 1)] if host == "h1" else items
 
@@ -263,7 +266,7 @@ def test_host_with_figures_or_reasons_for_fewer_ports_than_its_partner_measured_
     assert uneven == [("h2", "verbs.bandwidth", "host", text), ("h3", "verbs.bandwidth", "host", text)]
 
 
-def test_second_host_of_a_pair_need_not_report_a_test_that_sends_both_ways_and_failed_on_the_first_host() -> None:
+def test_only_the_first_host_of_a_pair_must_state_why_a_bidirectional_test_failed() -> None:
     def failed(host: str, items: list[Observation]) -> list[Observation]:
         both = [item for item in items if item.params.get("direction") == "both_ways" and "partner=h2" in item.scope]
         if host == "h1":

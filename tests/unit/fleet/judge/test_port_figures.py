@@ -40,7 +40,7 @@ def figure(name: str, value: float, port: int, stage: str = "benchmark", **setti
 
 
 def healthy_port(port: int, host: str = "h1") -> list[Observation]:
-    """Return the figures of a healthy port in the profile `standard`: without a partner, and with each of the other hosts."""
+    """Return the figures of a healthy port in the profile `standard`: its own, and those with each other host as its partner."""
     return [
         *transfers(port, {"memory": "host"}), *transfers(port, {"memory": "gpu"}),
         figure("latency", 2e-6, port, sharing="alone"), figure("message_rate", 4e6, port, sharing="alone"),
@@ -167,7 +167,7 @@ def test_healthy_ports_pass() -> None:
         (figure("best_ratio", 0.49, 1, "gang", partners=1), set()),  # the only partner may be the slow one
     ],
 )
-def test_bad_figure_fails_the_criteria_of_this_figure_only(bad: Observation, criteria: set[str]) -> None:
+def test_bad_figure_fails_exactly_these_criteria(bad: Observation, criteria: set[str]) -> None:
     # Verdicts of the criterion `plan` are left out: they say that the changed figure contradicts other figures.
     found = {item for item in findings(fleet(h2=bad)) if item[2] != "plan"}
     assert found == {("h2", "hca=mlx5_1,port=1", criterion, "fail") for criterion in criteria}
@@ -199,7 +199,7 @@ def test_host_that_measured_too_few_ports_is_inconclusive(ports: int, variables:
 def verdicts_on_required_ports(
     ports: int, *reasons: Observation, links: Sequence[Metric] = (), wanted: int = 2
 ) -> set[tuple[str, str]]:
-    """Return host and scope of the verdicts on h1, which must measure `wanted` ports and measured the first `ports` of them.
+    """Return host and scope of each verdict of the criterion `plan` on h1.
 
     Args:
         ports: number of ports that every host measured.
@@ -275,8 +275,8 @@ def test_each_port_of_an_adapter_counts_as_one_port() -> None:
     assert findings(both, rackproof_verbs_required=True, rackproof_infiniband_ports=2) == set()
 
 
-def test_verdict_on_a_port_names_its_partner_if_it_has_only_one() -> None:
-    """The diagnosis attributes such a verdict on h1 to its partner h2 if a port of h2 is down."""
+def test_verdict_on_a_port_with_only_one_partner_names_this_partner() -> None:
+    """If a port of h2 is down, the diagnosis attributes the verdict on h1 to h2."""
     plan = builders.plan("h1", "h2", gpu_count=2, rackproof_gang="all", rackproof_verbs_required=True)
     plan = builders.with_benchmarks(
         plan,
@@ -341,7 +341,7 @@ def test_host_without_any_figure_of_its_active_ports_is_inconclusive() -> None:
 def test_no_figure_is_required_of_a_port_if_an_observation_states_the_reason(
     stages: Sequence[str], instead: Observation
 ) -> None:
-    """The partners of h1 state a reason too: h1 measures no port on that rail."""
+    """The partners of h1 state a reason too: `h1 measures no port on this rail`."""
     scope = "" if instead.scope == "host" else PORT
     figures = without(scope or "hca", "", [replace(instead, stage=stage) for stage in stages])
     lost = scope or "hca"

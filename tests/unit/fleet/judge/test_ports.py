@@ -130,7 +130,7 @@ def test_modules_of_unknown_part_number_are_not_compared() -> None:
         (120 * 48 + 1, [H5], 48 * 3600.0),
     ],
 )
-def test_high_counter_that_does_not_increase_fails_by_its_rate_before_the_run(
+def test_counter_that_does_not_increase_is_judged_by_its_rate_before_the_run(
     count: int, found: list[str], age_s: float | None
 ) -> None:
     evidence = fleet_of(
@@ -139,7 +139,7 @@ def test_high_counter_that_does_not_increase_fails_by_its_rate_before_the_run(
     assert hosts_with_findings(evidence, RATE, RISING) == found
 
 
-def test_reason_states_the_count_the_time_before_the_run_and_that_the_counter_did_not_increase() -> None:
+def test_reason_states_how_much_was_counted_before_the_run_and_over_which_time() -> None:
     evidence = fleet_of(with_metrics(*symbol_error_readings(0)), with_metrics(*symbol_error_readings(40_000)))
     (failed,) = verdicts(evidence, RATE, RISING)
     assert failed.criterion == "rate"
@@ -212,8 +212,8 @@ def test_rate_without_an_uptime_is_inconclusive() -> None:
     [("network.rx_crc_errors", "hca=mlx5_0"), ("network.carrier_changes", "hca=mlx5_0"), ("network.mtu", "hca=mlx5_0"),
      ("network.switch_port_label", "")],
 )  # fmt: skip
-def test_verdict_on_a_roce_interface_is_attributed_to_its_adapter(name: str, part: str) -> None:
-    """A verdict on the label of the switch port is attributed to no part."""
+def test_verdict_on_the_link_of_a_roce_interface_is_attributed_to_the_adapter(name: str, part: str) -> None:
+    """The label of the switch port is not a reading of the link, so its verdict is attributed to no part."""
     rule = criterion(name, id="interface", operator="le", value=0, scope="nic")
     interface = Metric(name="infiniband.interface", unit="1", values={PORT: "eth4"})
     serial = metric("optics.module.serial", port="S1")

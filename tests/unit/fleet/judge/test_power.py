@@ -98,6 +98,7 @@ def test_run_to_run_noise_causes_false_alarms_and_hides_slowdowns() -> None:
     gate, sigma = gate_of(detection), 1e13 * 1.4826 * 1.495
     assert (gate.run_sigma, gate.part_sigma) == (pytest.approx(sigma), 0.0)
     assert gate.false_alarm == pytest.approx(NormalDist(8e14, sigma).cdf(FLOOR))
+    # Quantiles of the standard normal distribution: 2.3263 for 99 %, and 3.0902 for 99.9 %.
     assert gate.finds == pytest.approx(1 - (FLOOR - 2.3263 * sigma) / 8e14, rel=1e-4)
     assert gate.could_find == pytest.approx((3.0902 + 2.3263) * sigma / 8e14, rel=1e-4)
 
@@ -110,7 +111,7 @@ def test_smallest_detectable_slowdown_is_detected_with_a_probability_of_99_perce
     assert NormalDist(gate.mean * (1 - gate.could_find), gate.sigma).cdf(best_floor) == pytest.approx(0.99)
 
 
-def test_false_alarms_include_spread_between_parts() -> None:
+def test_spread_between_parts_raises_the_probability_of_false_alarms() -> None:
     """Each GPU has the same rate in every run, but the rates of the four GPUs differ."""
     rates = {"gpu=0": 7.6e14, "gpu=1": 7.8e14, "gpu=2": 8.2e14, "gpu=3": 8.4e14}
     gate = gate_of(power(runs(lambda number, host, scope: rates[scope]), [*PACKS, FLOOR_PACK]))
@@ -172,7 +173,7 @@ def test_sigma_of_few_values_is_not_underestimated(values: list[float], sigma: f
     assert mad_sigma(values) >= robust_sigma(values)
 
 
-def test_false_alarms_include_one_slow_run_of_three() -> None:
+def test_one_slow_run_of_three_raises_the_probability_of_false_alarms() -> None:
     detection = power(runs(lambda number, host, scope: (8.0e14, 8.01e14, 6.4e14)[number]), [*PACKS, FLOOR_PACK])
     gate = gate_of(detection)
     assert gate.run_sigma > 9e13
@@ -185,7 +186,7 @@ def test_one_outlier_of_many_does_not_change_sigma() -> None:
     assert mad_sigma(values) == robust_sigma(values) < 1
 
 
-def test_groups_have_the_figures_that_the_documentation_lists() -> None:
+def test_each_group_has_only_its_own_figures() -> None:
     detection = power(runs(lambda number, host, scope: 8e14), PACKS)
     assert {item.name for item in detection.repeats if item.group == "sustained GEMM"} == {"stress.throughput"}
     assert {item.name for item in detection.repeats if item.group == "HBM"} == {"memory.bandwidth"}

@@ -118,9 +118,8 @@ def test_port_fails_only_if_two_thirds_of_the_hosts_use_the_switches_of_its_rail
 
 
 @pytest.mark.parametrize(("count", "fails"), [(1, True), (2, False)])
-def test_second_switch_of_a_rail_needs_two_hosts_and_a_quarter_as_many_as_the_first_switch(
-    count: int, fails: bool
-) -> None:
+def test_second_switch_of_a_rail_needs_enough_hosts(count: int, fails: bool) -> None:
+    """At least two hosts must use the second switch, and at least a quarter of the number of hosts at the first switch."""
     hosts = [host(number, "a", "b") for number in range(8)] + [host(8 + number, "a2", "b") for number in range(count)]
     assert bool(states(verdicts(hosts)).get(FAIL)) is fails
     many = [host(number, "a", "b") for number in range(9)] + [host(20 + number, "a2", "b") for number in range(2)]
@@ -206,8 +205,11 @@ def hosts_on_one_switch_each(*switches: str) -> list[HostLinks]:
     return [host(number, switch, switch) for number, switch in enumerate(switches)]
 
 
-def test_host_without_peers_fails_with_two_rails_at_one_switch_if_most_hosts_use_two_switches() -> None:
-    """A host without peers shares its switches with no other host."""
+def test_two_ports_at_one_switch_fail_on_a_host_without_peers() -> None:
+    """A host without peers shares its switches with no other host.
+
+    Its two ports fail only if at least two thirds of the hosts have different switches in these slots.
+    """
     apart = [host(number, f"a{number}", f"b{number}") for number in range(2)]
     found = verdicts([*apart, host(2, "x", "x")])
     assert states(found)[FAIL] == ["h2 eth0", "h2 eth1"]

@@ -1,6 +1,7 @@
 """Test `ReadingCheck`, which counts the passes of a reading without creating verdicts.
 
-It is used only if the criterion is one comparison with a limit, and only for hosts that certainly pass.
+Only a criterion that is one comparison with a limit has a check. A check counts the passes of a host only if all judged values
+pass.
 """
 
 from __future__ import annotations
@@ -88,7 +89,11 @@ def test_check_has_the_readings_and_the_limit() -> None:
         "compared with a baseline", "pattern", "several readings",
     ],
 )  # fmt: skip
-def test_criterion_that_is_not_one_comparison_with_a_floor_or_ceiling_has_no_check(fields: dict[str, Any]) -> None:
+def test_criterion_that_is_not_simple_has_no_check(fields: dict[str, Any]) -> None:
+    """A simple criterion compares every value of one reading with a floor or a ceiling.
+
+    It may instead compare the increase of the reading with a ceiling. Each id names what makes the criterion not simple.
+    """
     host = view(*THREE)
     names = fields.pop("names", (NAME,))
     rule = criterion(**{"name": NAME, "operator": "le", **fields})
@@ -96,7 +101,7 @@ def test_criterion_that_is_not_one_comparison_with_a_floor_or_ceiling_has_no_che
 
 
 @pytest.mark.parametrize("fields", [{}, {"where": {"reason": "x"}}, {"delta": True}, {"operator": "ge"}])
-def test_criterion_that_is_one_comparison_with_a_floor_or_ceiling_has_a_check(fields: dict[str, Any]) -> None:
+def test_simple_criterion_has_a_check(fields: dict[str, Any]) -> None:
     counted = row(fields.get("operator", "le"))
     check = check_of(view(*THREE), rows=[counted] * 2, **fields)
     assert check is not None
@@ -128,7 +133,8 @@ def test_reading_with_a_value_at_a_pci_address_has_no_check(scope: str) -> None:
     assert (check_of(view(*[values] * 3)) is None) is scope.startswith("pci")
 
 
-def test_verdicts_must_have_the_same_numeric_limit_and_the_same_row_with_the_operator_of_the_criterion() -> None:
+def test_all_verdicts_must_have_the_same_limit_and_the_same_row() -> None:
+    """The limit must be a number, and the row must have the operator of the criterion."""
     host, one, two = view(*THREE), row(), row()
     assert check_of(host, passes(5.0)) is not None
     assert check_of(host, passes(True)) is None
@@ -207,7 +213,7 @@ def test_increase_over_the_run_must_pass_and_the_counter_must_not_be_reset(
         assert max(entry[4] for entry in counted.farthest) == numbers[-1] - numbers[0]  # type: ignore[type-var]
 
 
-def test_counted_pass_has_the_position_of_the_host_the_scope_and_the_value_in_the_last_snapshot() -> None:
+def test_counted_pass_keeps_its_host_and_scope_and_its_value_in_the_last_snapshot() -> None:
     checked, counted = check("ge", 1)
     assert checked.count_passes(view(metric(7, 8), metric(7, 8), metric(3, 4)), 5) == 2
     assert [(entry[2], entry[3], entry[4], entry[5]) for entry in counted.farthest] == [

@@ -1,6 +1,6 @@
-"""Snapshots of one record that contradict each other.
+"""Snapshots of one record must not contradict each other.
 
-Some lack a reading, a reading that must be constant changed, or a counted time fell or grew too fast.
+Three kinds of contradiction are tested: a missing reading, a changed constant, and a counted time that falls or grows too fast.
 """
 
 from __future__ import annotations

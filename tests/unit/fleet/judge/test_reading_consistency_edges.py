@@ -81,7 +81,7 @@ def change_reasons(name: str, *values: Any, scope: str = "host") -> list[str]:
         ("gpu.memory.total", "gpu=0", (1, 2, 1), ["changed during the run: 1, then 2"]),
     ],
 )  # fmt: skip
-def test_change_of_a_constant_reading_is_a_problem_with_few_exceptions(
+def test_change_of_a_constant_reading_is_usually_a_problem(
     name: str, scope: str, values: Sequence[Any], expected: list[str]
 ) -> None:
     assert change_reasons(name, *values, scope=scope) == expected
@@ -118,7 +118,7 @@ def test_counted_time_may_grow_by_the_elapsed_time_plus_the_clock_tolerance(grow
 def test_counted_time_may_grow_by_the_rise_of_the_uptime_plus_the_counting_delay(grown: float, is_wrong: bool) -> None:
     found = growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100, uptimes=(1000.0, 1050.0))
     assert found == ([(THROTTLED[1], f"grew by {grown:g} s within 50 s")] if is_wrong else [])
-    # If an uptime is not a number, the time between the snapshots counts, with its higher tolerance.
+    # If an uptime is not a number, the limit is the time between the snapshots plus a higher tolerance.
     assert growth_problems(*THROTTLED, 10.0, 10.0 + grown, seconds=100, uptimes=("long", 1050.0)) == []
 
 
@@ -153,7 +153,7 @@ IDENTITY = {"gpu.serial": "S1", "gpu.uuid": "U1", "gpu.name": "H200", "gpu.pci_b
 
 
 @pytest.mark.parametrize("name", IDENTITY)
-def test_gpu_that_has_another_identity_in_every_snapshot_than_in_the_record_is_named(name: str) -> None:
+def test_gpu_identity_that_the_record_misstates_is_named(name: str) -> None:
     right, wrong = {name: {"gpu=0": IDENTITY[name]}}, {name: {"gpu=0": "X", "gpu=1": "Y"}}
     stated = (name, "gpu=0", f"every snapshot has X, but the record states {IDENTITY[name]}")
     assert problems(snapshot(0, right), snapshot(20, right)) == []
@@ -190,7 +190,8 @@ def test_reading_that_a_full_snapshot_lacks_is_reported_as_missing() -> None:
         ("site.load", False),
     ],
 )
-def test_only_fast_readings_must_be_in_the_snapshot_during_a_launch(name: str, is_missing: bool) -> None:
+def test_snapshot_during_a_launch_needs_only_the_fast_readings(name: str, is_missing: bool) -> None:
+    """Fast readings take little time. Full snapshots, before and after a launch, must have the other readings too."""
     full = {
         "gpu.power": {"gpu=0": 1},
         name: {"host" if name.startswith("collector") else "gpu=0": 1},
@@ -238,7 +239,7 @@ def test_missing_value_is_reported_unless_it_is_of_a_disk_a_module_or_an_xid(
     ],
     ids=["value of gpu=1 is gone", "reason of gpu=1 is gone", "only value is gone"],
 )
-def test_reading_that_lost_a_gpu_is_found_if_no_other_reading_changed(
+def test_reading_that_lost_a_gpu_is_found_even_if_no_other_reading_changed(
     first: Mapping[str, Any], last: Mapping[str, Any]
 ) -> None:
     """`reading_problems` skips readings that are the same object in both snapshots, here `gpu.temperature`."""
@@ -281,4 +282,6 @@ def test_lane_of_an_optical_module_may_be_missing_although_the_module_is_present
 def test_snapshot_with_a_failed_collector_is_not_compared() -> None:
     full = {"gpu.power": {"gpu=0": 1}, "collector.duration": {"host": 1.0}}
     assert missing(full, {"collector.duration": {"host": "error: timed out"}}) == []
-    assert problems(snapshot(0, full, "during"), snapshot(20, {}, "during")) == []
+    assert problems(snapshot(0, full, "during"), snapshot(20, {}, "during")) == [], (
+        "nothing is compared without a full snapshot"
+    )

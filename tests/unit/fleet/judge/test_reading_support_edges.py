@@ -100,7 +100,7 @@ def test_gpus_of_one_kind_have_the_same_driver_and_are_all_inside_or_all_outside
     assert bool(verdicts(first, host("h2", POWER, *other), name="gpu.power")) is is_same_kind
 
 
-def test_only_planned_gpus_and_unsupported_readings_count() -> None:
+def test_only_unsupported_readings_of_planned_gpus_are_judged() -> None:
     other = host("h2", POWER)
     assert verdicts(host("h1", metric("gpu.power", gpu7=NO)), other, name="gpu.power") == []
     assert verdicts(host("h1", metric("gpu.power", gpu0="error: GPU is lost")), other, name="gpu.power") == []
@@ -168,7 +168,7 @@ def test_reading_of_a_host_is_required_if_half_of_the_hosts_of_its_kind_have_it(
         ({"value": None, "baseline": VsBaseline(), "optional": True}, False),
     ],
 )
-def test_reading_of_hosts_is_compared_if_an_optional_criterion_judges_it(
+def test_reading_of_hosts_is_compared_if_an_optional_criterion_has_a_limit_or_compares_hosts(
     rule: dict[str, Any], is_compared: bool
 ) -> None:
     rules = (criterion("host.bios.version", scope="host", **rule),)

@@ -39,7 +39,7 @@ def problems(change: Change, *, plan: Any = PLAN) -> list[Problem]:
 
 
 def launches(*fields: dict[str, Any]) -> Change:
-    """Return a change that gives the record one launch for each of `fields`, which replace fields of LAUNCH."""
+    """Return a change that replaces the launches of a record. Each of `fields` becomes one launch: LAUNCH with these fields."""
     return lambda record: replace(record, launches=tuple(replace(LAUNCH, **each) for each in fields))
 
 
@@ -113,7 +113,10 @@ def test_launch_that_did_not_finish_may_have_fewer_ranks_than_the_plan(outcome: 
 
 
 def test_probe_has_its_own_deadline_and_may_have_any_number_of_ranks() -> None:
-    """A probe is a short launch on some hosts of a gang (the hosts of one multi-node launch). The plan has no stage for it."""
+    """A probe is a short launch on some hosts of a gang. A gang is the hosts of one multi-node launch.
+
+    The plan has no stage for probes.
+    """
     probe = {"stage": "probe", "ranks": (), "deadline_s": 1e6, "duration_s": 1.0, "members": ("h1", "h2")}
     assert problems(launches({}, probe)) == []
     late = replace(HEALTHY, ended="2026-11-21T04:05:00Z")
@@ -279,9 +282,7 @@ BEGIN, BEFORE, AFTER = ("preflight", "before"), ("benchmark", "before"), ("bench
         ((BEGIN, BEFORE), [launch_problem("the record has no snapshot after the launch")]),
     ],
 )
-def test_missing_snapshot_at_the_beginning_before_a_launch_or_after_a_launch_is_named(
-    phases: tuple[tuple[str, str], ...], expected: list[Problem]
-) -> None:
+def test_missing_snapshot_is_named(phases: tuple[tuple[str, str], ...], expected: list[Problem]) -> None:
     named = {f"stage.{stage}" for stage in ("preflight", "benchmark")}
     assert [
         item for item in problems(only_snapshots(*phases)) if item[0] in named and "no snapshot" in item[2]

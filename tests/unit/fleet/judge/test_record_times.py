@@ -1,4 +1,4 @@
-"""A host whose record has times outside the run is incomplete. The report names the host's clock as the cause, and no GPU."""
+"""A host whose record has times outside the run is incomplete. The cause is the host's clock, not a GPU."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_clock_may_differ_by_less_than_five_minutes(minutes: int) -> None:
     assert [host.decision for host in report({"h2": with_clock(minutes / 60)}).hosts] == [ACCEPTED, ACCEPTED]
 
 
-def test_time_of_a_file_that_is_older_than_the_plan_is_not_used() -> None:
+def test_file_time_before_the_plan_is_not_used() -> None:
     """Such a time does not show when the record was received: an archive may give every file the same old time."""
     old = replace(with_clock(0), received={"": RECEIVED - 1e6})
     assert [host.decision for host in report({"h2": old}).hosts] == [ACCEPTED, ACCEPTED]

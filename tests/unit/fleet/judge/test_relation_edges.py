@@ -102,9 +102,10 @@ def test_count_includes_parts_without_a_value(stated: Any, reason: str) -> None:
 
 
 @pytest.mark.parametrize(("stated", "is_wrong"), [(1, True), (2, False), (40, False), (41, True)])
-def test_snapshot_without_a_list_of_interfaces_counts_one_to_twenty_times_as_many_as_another_snapshot_lists(
+def test_count_of_interfaces_may_be_up_to_twenty_times_the_number_in_another_snapshot(
     stated: int, is_wrong: bool
 ) -> None:
+    """The second snapshot has no list of interfaces, so its count is compared with the list of the first snapshot."""
     found = problems([NICS], [metric("network.nic_count", {"host": stated})])
     assert found == (
         [("network.nic_count", "host", f"is {stated}, but network.operstate was read for 2 parts")] if is_wrong else []
@@ -181,7 +182,7 @@ def test_reading_of_a_part_that_is_not_in_the_list_of_parts_is_named(given: Metr
         ("storage.nvme.wear", "storage.disk.rotational"), ("gpu.power", ""),
     ],
 )  # fmt: skip
-def test_list_of_returns_the_reading_that_lists_the_parts_or_an_empty_name(name: str, listing: str) -> None:
+def test_prefix_of_a_reading_decides_which_reading_lists_the_parts(name: str, listing: str) -> None:
     assert list_of(name) == listing
 
 
@@ -200,7 +201,7 @@ def test_optics_scope_names_an_adapter_or_interface_but_an_xid_scope_needs_no_pa
     name: str, scope: str, is_right: bool
 ) -> None:
     labels = READINGS[name].labels
-    # A scope has the label `port` only if the reading has it.
+    # Drop the label `port` if the reading does not declare it.
     scope = ",".join(label for label in scope.split(",") if label.split("=")[0] != "port" or "port" in labels)
     found = [item for item in problems([metric(name, {scope: 1})]) if "read in the scope" in item[2]]
     assert bool(found) is not is_right

@@ -286,7 +286,7 @@ def floor(criterion_id: str, limit: float, *, basis: str = "model", **over: Any)
     return Verdict(criterion=criterion_id, limit=limit, basis=basis, **{**fields, **over})
 
 
-def test_failure_of_a_stricter_floor_hides_that_of_a_looser_floor_only_if_the_former_is_as_severe() -> None:
+def test_failure_of_a_floor_hides_failures_of_looser_floors_unless_it_is_less_severe() -> None:
     def remaining(*verdicts: Verdict) -> list[str]:
         return [one.criterion for one in without_looser_floors(verdicts)]
 

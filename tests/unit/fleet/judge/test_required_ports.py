@@ -1,4 +1,4 @@
-"""With `rackproof_verbs_required`, verdicts name each RDMA port that was not measured, or the host if the ports are unknown."""
+"""With `rackproof_verbs_required`, verdicts report that too few RDMA ports were measured. They name the ports or the host."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A record is inconclusive if its snapshots, launches or ranks are not in the order in which the agent writes them."""
+"""A record is inconclusive if its snapshots, launches or ranks are out of order, duplicated or missing."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ PROBLEMS: dict[str, tuple[bool, Change, str]] = {
 
 
 @pytest.mark.parametrize("kind", PROBLEMS)
-def test_wrong_order_or_place_is_a_contradiction(kind: str) -> None:
+def test_record_that_the_agent_cannot_write_is_a_contradiction(kind: str) -> None:
     gang, change, reason = PROBLEMS[kind]
     evidence = changed(change, gang=gang)
     assert reason in reasons(evidence)
@@ -446,7 +446,7 @@ def test_gpus_are_not_compared_if_the_records_have_different_gpus_at_an_index() 
 
 
 @pytest.mark.parametrize(("phases", "count"), [(("before", "after"), 0), (("during", "before"), 1), (("after",), 1)])
-def test_phase_of_the_first_snapshot_of_a_soak_must_be_before(phases: tuple[str, ...], count: int) -> None:
+def test_first_snapshot_of_a_soak_must_have_the_phase_before(phases: tuple[str, ...], count: int) -> None:
     def change(record: Record) -> Record:
         shots = tuple(replace(record.snapshots[0], stage="soak", phase=phase, at=LATER) for phase in phases)
         return replace(record, snapshots=(*record.snapshots, *shots))

@@ -1,8 +1,7 @@
-"""Hosts of one layout share a step of the judge until a host has another value of a reading that the step uses.
+"""The judge does a step once for all hosts of a layout, until a reading that the step uses differs on a host.
 
 A layout is a group of hosts whose benchmark observations differ only in their values. A step is, for example, the evaluation of a
-criterion: it is done once for all hosts that share it. A reading may have a number as its token: readings with equal tokens are
-equal.
+criterion. A reading may have a number as its token: readings with equal tokens are equal.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def failures(
 
 
 def pack_of(name: str, *ids: str) -> Pack:
-    """Return the pack `name` with only the criteria `ids`, and for the GPU model that `builders` uses."""
+    """Return the pack `name` with only the criteria `ids`. It applies to the GPU model that `builders` uses."""
     pack = read_pack(name)
     return replace(pack, gpu_names=("NVIDIA H200",), criteria=tuple(item for item in pack.criteria if item.id in ids))
 
@@ -129,6 +129,7 @@ def test_host_of_a_gang_on_the_fabric_fails_if_all_its_ports_are_down() -> None:
 
 
 def test_all_ports_together_must_have_the_rate_that_the_inventory_states() -> None:
+    """`rackproof_fabric_gbps` is the rate for each GPU. The host has 8 GPUs and 8 ports."""
     assert port_failures(ports(), rackproof_fabric_gbps=400) == set()
     assert port_failures(ports(rate=PORT_RATE / 2), rackproof_fabric_gbps=400) == {"fabric-ports-rate"}
     assert port_failures(ports(rate=PORT_RATE / 2), rackproof_fabric_gbps=200) == set()
@@ -213,7 +214,7 @@ def test_adapter_address_that_two_hosts_report_fails_on_both(name: str, value: s
     assert failures(with_ports, pack, readings) == (expected if is_found else [])
 
 
-def test_lifetime_counts_have_lower_limits_on_new_parts_than_on_parts_in_service() -> None:
+def test_limits_of_lifetime_counts_are_stricter_for_new_parts() -> None:
     readings = {"h1": (metric("gpu.remapped_rows.uncorrectable", {"gpu=0": 300}),)}
     plan, pack = one_figure_plan(), pack_of("h200-sxm", "new-remapped-uncorrectable", "row-remap-uncorrectable")
     assert failures(plan, pack, readings) == [("h1", "new-remapped-uncorrectable", "gpu=0")]

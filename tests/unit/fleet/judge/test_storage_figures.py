@@ -1,4 +1,4 @@
-"""Figures of file systems: criteria, comparison of disks of one model, floors of the inventory, and planned figures."""
+"""Figures of file systems: criteria, comparison of disks of one model, lower limits in the inventory, and planned figures."""
 
 from __future__ import annotations
 

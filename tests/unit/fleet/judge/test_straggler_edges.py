@@ -24,7 +24,7 @@ USUAL = {
     "cpus": 16.0, "cpu_wait": 0.0, "cpu_pressure": 0.0, "cpu_time": 0.010, "cpu_throttled_share": 0.0,
     "throttled_share power_cap": 0.0, "throttled_share hw_thermal": 0.0, "throttled_share sw_thermal": 0.1,
 }  # fmt: skip
-"""Name of a figure of a healthy rank, without `straggler.` -> its value, in s, Hz, W, °C or processors, or as a share of time."""
+"""Name of a figure of a healthy rank, without `straggler.` -> its value, in s, Hz, W, °C or processors, or as a share."""
 NO_CAUSE = "no reading of its GPU or its host's CPU during the training steps explains this"
 
 
@@ -55,8 +55,8 @@ def annotate(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = N
 
     Args:
         verdict: the verdict without the cause; None: `slow_verdict()`.
-        peers: figures of the three peers of the slow rank that differ from USUAL.
-        own: figures of the slow rank that differ from USUAL; None omits one.
+        peers: figures of the other three ranks, in place of those in USUAL.
+        own: figures of the slow rank, in place of those in USUAL; None omits one.
     """
     views = [
         host_view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
@@ -129,7 +129,8 @@ def test_condition_that_peers_share_or_do_not_report_is_not_the_cause(
     assert annotate(peers=peers, **own).detail.endswith(NO_CAUSE)
 
 
-def test_cause_is_a_cpu_wait_above_twice_or_a_launch_time_above_105_percent_of_the_median_of_the_peers() -> None:
+def test_cpu_wait_and_launch_time_are_causes_only_above_their_limits() -> None:
+    """The limit of the CPU wait is twice the median of the peers. The limit of the launch time is 105 % of their median."""
     for wait, named in ((0.021, True), (0.020, False)):
         assert ("its threads wait" in annotate(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
     for launch_s, named in ((0.0295, True), (0.0294, False)):
@@ -164,7 +165,7 @@ def test_cpu_quota_that_stops_the_peers_as_often_is_not_the_cause() -> None:
 
 
 def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
-    """Return a host of a plan with these gangs (host -> gang), with figures of the gang stage."""
+    """Return a host with figures of the gang stage. `gangs`: host -> its gang in the plan."""
     plan = replace(PLAN, hosts=tuple(replace(one, gang=gangs[one.name]) for one in PLAN.hosts))
     return host_view(host, plan, stage="gang", **over)
 
@@ -177,9 +178,8 @@ def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
         (0.0, 0.0015, " (the other ranks wait 1.5 ms a step; this rank is last in 90 % of the steps)"), (0.0, 0.0014, ""),
     ],
 )  # fmt: skip
-def test_wait_of_the_other_ranks_is_reported_if_long_and_at_least_twice_that_of_the_slow_rank(
-    own: float, others: float, expected_text: str
-) -> None:
+def test_wait_of_the_other_ranks_is_reported_only_if_long_enough(own: float, others: float, expected_text: str) -> None:
+    """It must be at least twice the wait of the slow rank, and at least 5 % of the slow rank's compute time."""
     gangs = {"h1": "g", "h2": "g", "h3": "g", "h4": "other"}
     views = [gang_view("h1", gangs, compute=0.030, wait=own, last_share=0.9)]
     views += [gang_view(name, gangs, wait=others) for name in ("h2", "h3")] + [gang_view("h4", gangs, wait=9.0)]

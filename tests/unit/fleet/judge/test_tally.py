@@ -152,7 +152,7 @@ def test_add_repeated_gives_the_same_row_as_add(value: Any, has_spread: bool) ->
     assert judged.values == ({str(value): 14} if isinstance(value, str | bool) else {})
 
 
-def test_add_repeated_counts_as_many_passes_as_given() -> None:
+def test_add_repeated_counts_the_given_number_of_passes() -> None:
     row = new_row()
     row.add_repeated(7.0, 7.0, [(0, "h0"), (1, "h1")], 2, "host")
     judged = row.judged({})
@@ -264,7 +264,7 @@ def test_spread_of_extreme_values_is_finite(values: tuple[float, ...], expected:
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_values_are_rounded_if_a_row_has_more_than_max_exact_different_values(more: int) -> None:
+def test_row_with_too_many_different_numbers_rounds_them(more: int) -> None:
     values = [100 + at / 1000 for at in range(MAX_EXACT + more)]
     row, halves = new_row(), [new_row(), new_row()]
     for position, value in enumerate(values):
@@ -278,7 +278,7 @@ def test_values_are_rounded_if_a_row_has_more_than_max_exact_different_values(mo
     assert all(min(abs(value - kept) for kept in row.numbers) <= value * 2**-14 for value in values[::97])
 
 
-def test_merged_rounded_and_exact_rows_equal_one_row_of_all_values() -> None:
+def test_rounded_row_merged_with_an_exact_row_equals_one_row_of_all_values() -> None:
     def filled(count: int, first: float) -> TallyRow:
         row = new_row()
         for position in range(count):
@@ -346,7 +346,7 @@ def test_value_that_is_worse_than_the_last_listed_value_replaces_it(use_add_pass
     assert [far[5] for far in row.farthest][:2] == ["h99", "h7"]
 
 
-def test_text_and_number_that_equals_the_limit_are_listed_in_the_order_of_the_plan() -> None:
+def test_text_and_number_at_the_limit_are_listed_in_the_order_of_the_plan() -> None:
     for values in (("a", 5.0), (5.0, "a")):
         row = new_row(operator="eq")
         for position, value in enumerate(values):
@@ -425,7 +425,7 @@ def test_passing_row_has_no_action() -> None:
     assert judged.action == "none"
 
 
-def test_rows_are_sorted_by_criterion_name_and_settings() -> None:
+def test_rows_are_sorted_by_criterion_then_name_then_settings() -> None:
     mixed = [
         verdict(criterion="b"), verdict(criterion="a", name="z.x", params={"size": 2}),
         verdict(criterion="a", name="z.x", params={"size": 10}), verdict(criterion="a"),

@@ -224,7 +224,7 @@ def test_reading_that_is_no_longer_supported_is_inconclusive_unless_it_is_option
 
 
 def test_last_value_of_a_number_is_compared() -> None:
-    """On h2 a cpuset hides half of the CPUs, but not at the end of the run. Only the last CPU counts are compared."""
+    """h2 first reports 96 CPUs. At the end it reports 192, like h1. Only the last value is compared."""
     plan = uniform_plan("h1", "h2")
     evidence = evidence_with(plan, "host.cpu.count", {"h1": 192, "h2": 96})
     evidence = {
@@ -309,9 +309,8 @@ def test_port_that_is_down_but_active_on_other_hosts_fails() -> None:
 
 
 @pytest.mark.parametrize(("state", "action"), [("Polling", "reseat"), ("Disabled", "configure")])
-def test_action_for_a_port_without_a_link_is_configure_if_software_disabled_it_and_otherwise_reseat(
-    state: str, action: str
-) -> None:
+def test_action_for_a_port_without_a_link_depends_on_its_state(state: str, action: str) -> None:
+    """A port is `Disabled` if software switched it off."""
     plan = uniform_plan("h1", "h2", "h3")
     up = dict.fromkeys(ports(), "LinkUp")
     values = {"h1": up, "h2": up | {"hca=mlx5_3,port=1": state}, "h3": up}
@@ -360,7 +359,7 @@ def test_down_port_of_a_single_host_passes_if_it_could_be_unused_by_design() -> 
     )
     other = BOARDS | dict.fromkeys(("hca=mlx5_6", "hca=mlx5_7"), "MT_0000000359")
     assert single_host_findings(ports(mlx5_6="DOWN", mlx5_7="DOWN"), other) == [], (
-        "the ports of another board must not be compared"
+        "ports must be compared only with ports of the same board"
     )
     assert single_host_findings(ports(mlx5_7="DOWN"), BOARDS, rackproof_infiniband_ports=7) == [], (
         "seven ports are up, as the inventory states"
@@ -429,7 +428,7 @@ def test_site_pack_disables_a_comparison(tmp_path: Path) -> None:
     assert uniformity_verdicts(plan, evidence, site_pack(tmp_path / "mixed.yml", replaces="uniform-driver")) == []
 
 
-def test_comparison_of_a_reading_that_no_host_has_does_not_pass_if_a_site_pack_requires_it(tmp_path: Path) -> None:
+def test_site_criterion_on_a_reading_that_no_host_has_does_not_pass(tmp_path: Path) -> None:
     plan = uniform_plan("h1", "h2")
     pack = site_pack(tmp_path / "mine.yml", id="uniform-mine", name="software.mine", same_as_fleet=True)
     verdicts = not_passing(uniformity_verdicts(plan, builders.evidence(plan), pack))
@@ -437,9 +436,7 @@ def test_comparison_of_a_reading_that_no_host_has_does_not_pass_if_a_site_pack_r
 
 
 @pytest.mark.parametrize("over", [{"operator": "gt"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
-def test_same_as_fleet_is_refused_with_a_key_or_operator_that_it_does_not_allow(
-    tmp_path: Path, over: dict[str, Any]
-) -> None:
+def test_same_as_fleet_refuses_unsuitable_keys_and_operators(tmp_path: Path, over: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=r"criteria\.0"):
         site_pack(tmp_path / "mine.yml", **over)
 

@@ -1,4 +1,7 @@
-"""Test groups of parts that must have the same value: the reference value, the values that agree with it, and missing parts."""
+"""Test groups of parts (hosts, GPUs or ports) that must have the same value.
+
+The tests cover the reference value of a group, the values that agree with it, and missing parts.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,7 @@ def group(*values: tuple[Value, int]) -> ValueGroup:
         ([(5, 2), (7, 2), (3, 1)], {"operator": "le"}, (5, 2)),
         ([(5, 2), (7, 2)], {"operator": "eq"}, (None, 0)),
         ([(5, 2), ("a", 2)], {"operator": "ge"}, (None, 0)),
-        # With `within`, the count of a number includes the numbers that differ from it by at most this fraction of it.
+        # With `within`, the count of a number includes numbers near it. `within` is the tolerance, as a fraction of the number.
         ([(50, 3), (100, 2), (105, 2)], {"within": 0.1}, (100, 4)),
         ([(50, 3), (100, 2), (120, 2)], {"within": 0.1}, (50, 3)),
         ([(90, 1), (100, 2), (110, 1), (50, 3)], {"within": 0.1}, (100, 4)),
@@ -113,9 +116,10 @@ def group(*values: tuple[Value, int]) -> ValueGroup:
         ([(True, 3), (1.0, 2), (1.1, 2)], {"within": 0.2}, (1.0, 4)),
     ],
 )  # fmt: skip
-def test_reference_is_the_most_common_value_or_the_preferred_value_of_a_tie(
+def test_reference_is_the_most_common_value(
     values: list[tuple[Value, int]], fields: dict[str, Any], reference: tuple[Value, int]
 ) -> None:
+    """In a tie, `prefer` decides, or else the operator. If neither does, there is no reference."""
     assert group(*values).reference(rule(**fields)) == reference
 
 
@@ -129,7 +133,8 @@ def test_reference_of_a_group_changes_when_a_part_is_added() -> None:
     assert values.plural == "hosts"
 
 
-def test_merged_group_has_the_counts_of_both_groups_and_counts_true_and_1_separately() -> None:
+def test_merged_group_has_the_counts_of_both_groups() -> None:
+    """True and 1 are different values."""
     first, second = group((1, 1), ("a", 2)), group((True, 4), (1, 2))
     merged = first.merged(second)
     assert [(value, type(value), count) for value, count in merged.by_count()] == [
@@ -168,9 +173,10 @@ def test_merged_group_has_the_counts_of_both_groups_and_counts_true_and_1_separa
         (True, 1, {"operator": "le"}, False),
     ],
 )
-def test_value_agrees_if_it_is_preferred_or_within_the_tolerance_of_the_reference_or_better(
+def test_equal_close_better_or_preferred_value_agrees_with_the_reference(
     value: Value, reference: Value, fields: dict[str, Any], expected: bool
 ) -> None:
+    """`within` states how close a value must be. The operator states which values are better."""
     assert is_alike(rule(**fields), value, reference) == expected
 
 
@@ -196,9 +202,10 @@ def test_name_of_a_group_is_the_gang_the_rack_or_the_domain(among: str, name: st
         ("gpu=0", "pcie.width", ("NVIDIA H200", "gpu=0"), "host"),
     ],
 )
-def test_group_key_omits_the_gpu_index_except_in_readings_of_slots_and_of_pairs_of_gpus(
+def test_group_key_omits_the_gpu_index_unless_the_slot_matters(
     scope: str, name: str, key: tuple[str, str], what: str
 ) -> None:
+    """The slot matters for PCIe readings and for readings of pairs of GPUs."""
     compared = rule(name, scope=scope.rpartition(",")[2].partition("=")[0])
     first = view("h1", compared, {name: {scope: 1}})
     item = first.observations[name][0]
@@ -259,14 +266,15 @@ def test_updated_groups_also_have_the_values_of_the_other_groups() -> None:
 
 
 COMPLETE = rule("hca.thing", scope="hca", complete=True)
+"""With `complete`, a part that most hosts have must be on every host."""
 
 
 def adapters(host: str, *names: str) -> HostView:
-    """Return a host with these adapters, which COMPLETE judges."""
+    """Return a host with these adapters."""
     return view(host, COMPLETE, {"hca.thing": {f"hca={name}": "x" for name in names}})
 
 
-def test_common_parts_are_on_more_than_half_of_the_hosts_that_have_the_most_frequent_part() -> None:
+def test_common_parts_are_on_more_than_half_of_the_hosts() -> None:
     views = [adapters("h1", "a", "b", "c"), adapters("h2", "a", "b"), adapters("h3", "a"), adapters("h4", "a")]
     groups = ValueGroups(views[:2])
     assert [*groups.common_parts(views[0], COMPLETE)] == ["hca=a", "hca=b"]
@@ -298,7 +306,7 @@ def test_each_gang_has_its_own_common_parts() -> None:
         ({"h1": None}, None),
     ],
 )
-def test_majority_states_the_reference_and_whether_one_part_or_several_have_a_value(
+def test_majority_states_the_reference_and_the_number_of_hosts(
     values: Mapping[str, Value], required: tuple[int, type, Value] | None
 ) -> None:
     """`required`: number of hosts with a value (2 means two or more), type of the reference, reference."""
@@ -337,9 +345,10 @@ def test_hosts_without_an_nvlink_domain_are_not_compared_within_a_domain(domain:
         ({"optional": True}, {"h1": "a", "h2": None}, []),
     ],
 )
-def test_host_without_a_value_is_inconclusive_unless_the_reading_is_optional_and_did_not_fail(
+def test_verdict_on_a_host_without_a_value(
     fields: dict[str, Any], values: Mapping[str, Value], expected: list[tuple[str, str]]
 ) -> None:
+    """A required reading without a value is inconclusive. An optional reading is inconclusive only if it failed."""
     compared = rule(**fields)
     assert judged(compared, *views_of(compared, values)) == [("h2", "host", *item) for item in expected]
 
@@ -372,7 +381,7 @@ def test_host_without_a_value_is_inconclusive_unless_the_reading_is_optional_and
         ),
     ],
 )  # fmt: skip
-def test_reason_counts_the_hosts_with_the_reference(
+def test_reason_states_how_many_hosts_agree(
     values: Mapping[str, Value], fields: dict[str, Any], reasons: list[str]
 ) -> None:
     compared = rule(**fields)
@@ -387,7 +396,7 @@ def test_reason_counts_the_hosts_with_the_reference(
         ("bb", {"verdict": PASS, "limit": "b", "operator": "ge", "action": "none", "severity": ""}),
     ],
 )
-def test_verdict_has_the_action_and_the_severity_of_the_criterion_only_if_it_fails(
+def test_only_a_failed_verdict_has_the_action_and_severity_of_the_criterion(
     values: str, expected: dict[str, Value]
 ) -> None:
     compared = rule(operator="ge", action="reseat", severity="warning")
@@ -411,7 +420,7 @@ def test_tie_lists_at_most_four_values() -> None:
     assert reason == "found a, 1 of 6 hosts has a, 1 has b, 1 has c, 1 has d, 2 more values"
 
 
-def test_text_that_changed_during_the_run_fails_and_a_number_may_change() -> None:
+def test_text_that_changed_during_the_run_fails_but_a_changed_number_passes() -> None:
     reasons = [
         "found 5, as on all 2 hosts",
         "found b, 2 of 2 hosts have a; the value changed during the run: measure again",
@@ -497,7 +506,8 @@ def test_gpus_of_a_host_are_compared_if_there_are_at_least_two() -> None:
     assert judged(compared, view("h1", compared, {"gpu.thing": {"gpu=0": 1}})) == []
 
 
-def test_links_are_compared_with_those_of_their_gpu_or_with_the_same_link_of_other_gpus() -> None:
+def test_links_of_one_gpu_are_compared_if_among_is_device() -> None:
+    """If `among` is `host`, a link is compared with the same link of the other GPUs. Two GPUs are too few for this."""
     states = {f"gpu={gpu},link={link}": "x" if gpu == 0 and link == 0 else "y" for gpu in range(2) for link in range(4)}
     for among, failing in (("device", 1), ("host", 0)):
         compared = rule("gpu.link.thing", scope="link", among=among)
@@ -531,9 +541,10 @@ def test_port_without_a_kind_of_its_own_has_the_kind_of_its_adapter() -> None:
     ("fields", "stated", "count"),
     [({"prefer": "a"}, 0, 4), ({"prefer": "a"}, 3, 0), ({}, 3, 4), ({"prefer": "a", "group_by": ()}, 3, 4)],
 )
-def test_ports_with_a_preferred_state_are_not_judged_if_the_inventory_states_how_many_must_be_up(
+def test_port_count_in_the_inventory_replaces_the_comparison_of_ports(
     fields: dict[str, Any], stated: int, count: int
 ) -> None:
+    """This applies only to criteria with both `prefer` and `group_by`."""
     compared = replace(GROUPED, among="host", **fields)
     plan = replace(PLAN, hosts=tuple(replace(host, infiniband_ports=stated) for host in PLAN.hosts))
     kinds: dict[str, Value] = {f"hca={number},port=1": "k" for number in range(4)}

@@ -118,9 +118,9 @@ def test_a_driver_with_a_vulnerability_is_rejected_with_fix_and_advisory(site: t
 
 
 @pytest.mark.parametrize("key", [key for key, product in PRODUCTS.items() if product.reading])
-def test_vulnerable_version_that_also_differs_is_one_cause_and_a_differing_version_of_another_product_a_second(
-    key: str,
-) -> None:
+def test_vulnerable_version_that_also_differs_is_one_cause(key: str) -> None:
+    """If another product has a differing version, this is a second cause."""
+
     def failed(name: str, kind: str = "") -> Verdict:
         return Verdict(
             host="h1", scope="host", name=name, verdict=FAIL, criterion="site", kind=kind, value=9.0, limit=7.0,
@@ -248,7 +248,7 @@ def failed_score(**fields: str) -> Verdict:
     return Verdict(**{**default, "reason": "found 8.8", **fields})
 
 
-def test_failed_score_names_the_fix_of_a_vulnerable_version_even_if_another_snapshot_has_a_fixed_version() -> None:
+def test_failed_score_names_the_fix_even_if_another_snapshot_has_a_fixed_version() -> None:
     other = reading(DRIVER, "580.159.03")
     evidence = host_evidence(one_figure_plan("h1"), "h1", reading(DRIVER, "580.95.05"))
     (record,) = evidence.records

@@ -34,7 +34,7 @@ def failed_verdict(**over: object) -> Verdict:
 
 
 def write_waivers(path: Path, *waivers: dict[str, object]) -> Path:
-    """Write a waivers file and return its path. The given fields of each waiver are added to default ones, or replace them."""
+    """Write a waivers file and return its path. A field that a waiver does not state has a default value."""
     common = {
         "criterion": "hbm-copy",
         "who": "Ada Example",
@@ -217,7 +217,7 @@ def test_waivers_are_stored_in_the_plan(tmp_path: Path) -> None:
     assert states["hbm-copy"] is True
 
 
-def test_plan_records_the_waivers_that_the_inventory_names(tmp_path: Path) -> None:
+def test_plan_records_the_waivers_of_the_file_that_the_inventory_names(tmp_path: Path) -> None:
     path = write_waivers(tmp_path / "w.yml", {"host": "h2"}, {"host": "elsewhere"})
     hosts = builders.inventory(
         "h1", "h2", rackproof_gpu_count=2, rackproof_gang="none", rackproof_profile="smoke", rackproof_waivers=str(path)

@@ -1,4 +1,4 @@
-"""Test that a count of wrong data rejects the host, even if the benchmark then reports no rate. The cause names the part."""
+"""Test that a count of wrong data rejects the host, even if the benchmark reports no rate. The cause names the part."""
 
 from __future__ import annotations
 

@@ -8,7 +8,6 @@ together.
 from __future__ import annotations
 
 import json
-import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -66,7 +65,7 @@ class SimulatedGang:
     minimum: int = 2
     """Smallest number of hosts that are launched together."""
     flaky: int = 0
-    """Number of launches that fail as if by chance: the first ones."""
+    """How many of the next launches fail as if by chance."""
     started: list[LaunchPlan] = field(default_factory=list)
     """All launches so far, in their order."""
     launches: dict[str, list[Launch]] = field(default_factory=dict)
@@ -322,8 +321,7 @@ def test_probes_find_the_bad_host_if_no_culprit_is_reported(size: int) -> None:
             assert faults(report) == {(bad, "host", "fail")}
         assert gang.full_launches() == [tuple(names), tuple(name for name in names if name != bad)]
         max_rounds = max(max_rounds, len({start.number for start in gang.started if start.probe}))
-    print(f"{size} hosts, 1 bad: at most {max_rounds} rounds of probes (log2({size}) + 3 = {math.log2(size) + 3:.1f})")
-    assert max_rounds <= math.log2(size) + 3
+    assert max_rounds <= 4, "the number of rounds must not grow with the number of hosts"
 
 
 def test_only_one_host_of_a_bad_link_is_excluded_but_both_hosts_fail() -> None:
@@ -452,7 +450,7 @@ def test_hosts_of_a_launch_without_measurements_do_not_count_as_measured_togethe
         assert line == f"Gang r1: no launch of its {len(names)} hosts finished with a result"
 
 
-def test_missing_device_is_attributed_to_the_host_if_its_gpus_were_renumbered() -> None:
+def test_missing_device_is_attributed_to_the_host_and_no_gpu_if_its_gpus_were_renumbered() -> None:
     """The GPUs of h2 are renumbered between its records: gpu=0 in the gang record is gpu=1 in the host record."""
     gang = SimulatedGang(plan("h1", "h2", "h3"), unable={"h2": 1})
     gang.run_all()
@@ -465,7 +463,7 @@ def test_missing_device_is_attributed_to_the_host_if_its_gpus_were_renumbered() 
     assert (reported.host, reported.scope, reported.serial) == ("h2", "host", "")
 
 
-def test_launch_interrupted_by_the_control_node_excludes_no_host() -> None:
+def test_launch_that_was_started_only_on_some_hosts_excludes_no_host() -> None:
     """The control node was killed while it started the launch, so the started hosts waited for the others in vain."""
     gang = SimulatedGang(plan("h1", "h2", "h3"))
     (first,) = gang.decide().launches

@@ -87,7 +87,7 @@ def test_driver_version_is_not_required_if_the_driver_is_ignored() -> None:
     assert [host.driver_version for host in plan_of(hosts).hosts] == ["580.95.05", ""]
 
 
-def test_line_rate_of_a_host_is_that_of_the_fabric_ports_of_all_its_gpus() -> None:
+def test_line_rate_of_a_host_is_the_sum_over_its_gpus() -> None:
     (host, _) = plan_of(builders.inventory(rackproof_gpu_count=2, rackproof_fabric_gbps=400)).hosts
     assert host.fabric == 2 * 400 / 8 * 1e9
 
@@ -190,7 +190,7 @@ def test_run_wide_variable_that_only_one_host_has_is_refused(key: str) -> None:
         plan_of(hosts)
 
 
-def test_epochs_apply_to_training_only_and_rackproof_validation_only_omits_training_and_straggler() -> None:
+def test_validation_omits_training_and_straggler_and_epochs_are_not_set_for_collectives() -> None:
     plan = builders.plan(profile="smoke", rackproof_epochs=7)
     assert plan.stage("gang").benchmarks["training"] == {"networks": ["convnet"], "epochs": 7}
     assert "epochs" not in plan.stage("gang").benchmarks["collective"]
@@ -351,7 +351,7 @@ def test_observations_between_ranks_need_two_ranks_and_gang_stages_need_a_gang()
     plan = replace(plan_of(hosts), expected=expected)
     values = {host.name: [expected.index(item) for item in plan.expected_of(host)] for host in plan.hosts}
     assert values == {"h1": [0, 1, 2, 3], "h2": [0, 1, 2, 3], "h3": [0, 3], "h4": [0, 1, 2]}, (
-        "a hypercube needs a power of two ranks"
+        "a hypercube needs a number of ranks that is a power of two"
     )
 
 

@@ -46,7 +46,7 @@ def text_of(record: Record) -> bytes:
 
 
 def lines_of(plan: Plan, *hosts: str, node: str = "", **changes: Any) -> list[str]:
-    """Return the lines by which these hosts write their records to their logs. `changes` replaces fields of the records."""
+    """Return the log lines with the records of these hosts. `changes` replaces fields of the records."""
     return [
         line
         for host in hosts
@@ -102,7 +102,7 @@ def test_each_frame_line_fits_into_one_atomic_pipe_write(plan: Plan, length: int
     assert (record.text, record.node, problems) == (text, name, [])
 
 
-def test_record_with_long_names_that_are_not_ascii_is_complete(plan: Plan) -> None:
+def test_record_with_long_non_ascii_names_is_transferred_unchanged(plan: Plan) -> None:
     name, text = "\u00e9" * 253, text_of(builders.records(plan, "h1")[0])
     written = list(frames.lines(text, run_id=name, host=name, gang=name, node=name))
     (record,), problems = frames.read(written, source="log")

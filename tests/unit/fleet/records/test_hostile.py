@@ -35,7 +35,7 @@ def deadline() -> Iterator[None]:
     """Fail a test after ten minutes: a command that reads from a named pipe without a writer would wait forever."""
 
     def fail(*_: object) -> None:
-        pytest.fail("deadline exceeded")  # a BaseException, which no handler of Rackproof catches
+        pytest.fail("deadline exceeded")  # raises a BaseException, which `except Exception` does not catch
 
     previous = signal.signal(signal.SIGALRM, fail)
     signal.alarm(600)
@@ -102,7 +102,7 @@ SPECIAL_FILES = [fifo, directory, endless_link, link_to_itself, sparse, *([devic
 
 @pytest.mark.parametrize("damage", SPECIAL_FILES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("name", ["hosts/h1.json", "events.jsonl", "plan.json"])
-def test_special_file_in_place_of_a_record_event_file_or_plan_is_rejected(
+def test_special_file_in_the_run_directory_is_rejected(
     run: Path, name: str, damage: Damage, capsys: pytest.CaptureFixture[str]
 ) -> None:
     if damage is device:
@@ -124,9 +124,10 @@ def test_special_file_in_place_of_a_record_event_file_or_plan_is_rejected(
 
 @pytest.mark.parametrize("damage", SPECIAL_FILES, ids=lambda damage: damage.__name__)
 @pytest.mark.parametrize("verb", ["rma", "judge", "watch"])
-def test_special_file_in_place_of_the_report_is_an_error_of_every_command_except_watch(
+def test_special_file_in_place_of_the_report_causes_no_traceback(
     run: Path, verb: str, damage: Damage, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """`rma` and `judge` fail, and name the file. `watch` ignores it."""
     damage(run / "report.json")
     code, message = command(run, capsys, verb, *(["--json"] if verb == "watch" else []))
     assert code == 2 if verb != "watch" else code in (0, 2)
@@ -279,7 +280,7 @@ def test_invalid_record_affects_only_its_host(tmp_path: Path, capsys: pytest.Cap
     ("value", "decision"),
     [
         *((value, "rejected") for value in (1e60, 1e-60, 2**63, 0, "x", True)),
-        (-1e60, "incomplete"),  # a rate, count or time cannot be negative, so nothing counts as measured
+        (-1e60, "incomplete"),  # a negative rate, count or time is inconclusive
     ],
 )
 def test_host_with_impossible_figures_is_not_accepted(
@@ -561,7 +562,7 @@ def test_truncated_baseline_snapshot_is_rejected(tmp_path: Path) -> None:
 
 
 def test_fifteen_hundred_mutations_cause_no_wrong_result() -> None:
-    """This test has a fixed seed. `make fuzz` tries a million mutations, in the weekly CI job with a new seed each time."""
+    """This test has a fixed seed. Each week, CI runs `make fuzz`: a million mutations with a new seed."""
     signal.alarm(3600)  # more than the usual ten minutes, because other tests use the same CPU cores
     counts, reported = fuzz.run(1_500, jobs=2, seed=1, report=lambda _: None)
     assert reported == []
@@ -574,7 +575,7 @@ def test_fifteen_hundred_mutations_cause_no_wrong_result() -> None:
 
 
 def test_mutations_insert_copies_of_lists_and_objects() -> None:
-    """Without copies, a mutation could change a value that a later mutation inserts, and a value could come to contain itself."""
+    """Without copies, a mutation could change `fuzz.VALUES`. A list could even contain itself."""
     values = repr(fuzz.VALUES)
     for seed in range(20_000):
         rng, document = random.Random(seed), {"values": list[Any]()}  # noqa: S311 (a reproducible sequence)
@@ -636,7 +637,7 @@ def test_fuzz_detects_writes_outside_the_run_directory(tmp_path: Path) -> None:
 def test_report_is_written_for_a_record_with_an_impossible_date(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The schemas' pattern for times admits 30 February. Here it replaces, one after the other, the times in two records."""
+    """The schema of records accepts 30 February. The test replaces each time in two records by this date."""
     directory = tmp_path / "r1"
     fuzz.small_run(directory, full=True, gang=True)
     changed = 0

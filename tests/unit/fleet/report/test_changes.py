@@ -29,7 +29,7 @@ def test_shortened_table_names_the_command_that_lists_all_changes() -> None:
     assert changes_page("Changes", [], changes).endswith("\n\n… and 2 more in the output of `rackproof diff --json`.\n")
 
 
-def test_row_of_a_part_shows_one_change_of_a_kind_and_counts_the_other_changes_of_this_kind() -> None:
+def test_row_shows_one_change_and_counts_the_others_of_its_kind() -> None:
     regressions = [change(), change(what="memory.bandwidth"), change(what="memory.latency")]
     (_, row, unclear) = terminal_text(*regressions, change(kind="unclear", old=None)).splitlines()
     assert row.endswith(" and 2 more changes of this kind")

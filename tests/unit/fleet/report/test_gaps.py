@@ -104,7 +104,7 @@ def test_failure_of_one_host_is_marked_in_a_row_that_summarizes_many_hosts() -> 
     assert cells["mfu"].css == ""
 
 
-def test_inconclusive_verdicts_with_and_without_a_value_are_counted_in_any_order() -> None:
+def test_inconclusive_verdicts_are_counted_with_or_without_a_value() -> None:
     report = rejected()
     listed = [item for item in report.verdicts if item.name == "gemm.throughput"]
     without_value = replace(listed[-1], host="gpu-00", verdict=INCONCLUSIVE, value=None, limit=None, operator="")
@@ -184,7 +184,7 @@ def test_counts_include_failures_that_the_report_does_not_list() -> None:
     )
 
 
-def test_sentence_before_a_command_that_names_only_the_first_20_hosts_says_so() -> None:
+def test_next_command_for_more_than_20_hosts_says_that_it_names_the_first_20() -> None:
     report = rejected()
     [reason] = [item for item in reasons.reasons(report.verdicts, report.causes, {}) if item.verdict == FAIL][:1]
     for count, sentence in ((20, "Then measure again"), (21, "Then measure again (the first 20 of 21 hosts)")):

@@ -85,7 +85,7 @@ def test_dashboard_links_to_the_given_runbook() -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_dashboard_has_its_links_annotations_and_data_source(name: str) -> None:
+def test_dashboard_has_annotations_links_and_a_data_source(name: str) -> None:
     dashboard = FILES[name]
     assert dashboard["uid"] == name
     assert (dashboard["schemaVersion"], dashboard["tags"], dashboard["editable"]) == (38, ["rackproof"], True)

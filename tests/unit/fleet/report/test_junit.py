@@ -63,7 +63,7 @@ def test_no_test_case_fails_for_an_accepted_fleet(report: FleetReport) -> None:
     assert suites["h1"].hostname == "h1"
 
 
-def test_failed_verdict_fails_a_test_case_of_its_host_and_the_case_of_the_decision(report: FleetReport) -> None:
+def test_failed_verdict_fails_a_test_case_of_its_host_and_the_decision(report: FleetReport) -> None:
     suites = read(
         replace(report, decision="rejected", verdicts=(*report.verdicts, failure(limit=False, operator="eq")))
     )

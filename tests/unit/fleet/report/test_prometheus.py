@@ -38,7 +38,7 @@ def failure(**fields: str) -> Verdict:
 
 
 def series(text: str) -> Series:
-    """Return metric name (without `rackproof_report_`) -> labels (without `run_id`) and value of each sample."""
+    """Return the labels and the value of each sample, by metric name. Names lack `rackproof_report_`; labels lack `run_id`."""
     values: Series = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

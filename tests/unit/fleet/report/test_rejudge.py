@@ -24,7 +24,7 @@ criteria:
 
 
 def pack(path: Path, criterion: str, value: str) -> Path:
-    """Write a pack with one criterion. The id `site` is new; any other id is that of the shipped criterion that is replaced."""
+    """Write a pack with one criterion. It replaces the shipped criterion with this id, unless the id is `site`."""
     replaces = f" replaces: {criterion}," if criterion != "site" else ""
     path.write_text(PACK.format(id=criterion, value=value, replaces=replaces))
     return path
@@ -96,9 +96,8 @@ def test_new_waiver_is_listed_as_a_changed_waiver(run: Path) -> None:
 
 
 @pytest.mark.parametrize(("left_out", "state"), [(0, "not judged"), (3, "not listed")])
-def test_missing_verdict_is_called_not_listed_if_the_report_omits_verdicts_else_not_judged(
-    run: Path, left_out: int, state: str
-) -> None:
+def test_missing_verdict_is_shown_as_not_judged_or_not_listed(run: Path, left_out: int, state: str) -> None:
+    """`left_out` is the number of verdicts that the report does not list. The missing verdict may be one of them."""
     old, report = report_of(run), replace(judge_report(run, [], []), left_out=left_out)
     (gone,) = changed_verdicts(old, replace(report, verdicts=report.verdicts[1:]))
     assert gone.kind == "gone"
