@@ -131,9 +131,7 @@ def test_files_of_the_run_except_working_files_are_uploaded_and_the_report_is_la
     assert page["ContentType"] == "text/html"
 
 
-def test_only_changed_and_new_files_are_uploaded_again_and_nothing_is_deleted(
-    run: Path, store: Any, server: str
-) -> None:
+def test_second_upload_sends_only_changed_and_new_files_and_deletes_nothing(run: Path, store: Any, server: str) -> None:
     first = uploaded(run, server)["uploaded"]
     again = uploaded(run, server)
     assert (again["uploaded"], again["size_bytes"]) == ([], 0)
@@ -184,7 +182,7 @@ def test_failure_is_reported_in_one_line_and_changes_no_file(
     assert objects(store) == {}
 
 
-def test_interrupted_upload_leaves_no_report_in_the_store_and_is_continued(
+def test_interrupted_upload_leaves_no_report_in_the_store_and_can_be_continued(
     run: Path, store: Any, server: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content_type = upload_module._content_type

@@ -1,6 +1,6 @@
 """Test Rackproof as an Ansible collection: it is built, installed into an empty directory, and used for a rehearsal.
 
-A rehearsal is a run on CPUs instead of GPUs. Its host is hostile: it adds facts to the result of every Ansible module.
+A rehearsal is a run on CPUs instead of GPUs. The host of this rehearsal is hostile: it adds facts to every module result.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def wheel(directory: Path, to: Path) -> Path:
 
 
 def test_wheel_built_from_the_collection_equals_the_wheel_built_from_the_checkout(site: Path, tmp_path: Path) -> None:
-    """A host gets the agent again if its wheel changed. A move from the checkout to the collection must not cause this."""
+    """If the wheel has changed, the agent is installed again on each host. A move to the collection must not cause this."""
     collection_wheel, checkout_wheel = wheel(installed(site), tmp_path / "there"), wheel(ROOT, tmp_path / "here")
     assert zipfile.ZipFile(collection_wheel).namelist() == zipfile.ZipFile(checkout_wheel).namelist()
     assert collection_wheel.read_bytes() == checkout_wheel.read_bytes()
@@ -177,7 +177,7 @@ class Rehearsal:
 
     @property
     def bait(self) -> Path:
-        """The directory of the file whose path is the value of every added fact. Nothing may be written or removed there."""
+        """A directory with one file. Every added fact has the path of this file as its value. The directory must not change."""
         return self.site / "bait"
 
     @property
@@ -255,8 +255,8 @@ def test_acceptance_playbook_of_the_collection_writes_a_report(rehearsal: Rehear
 def test_facts_of_a_hostile_host_replace_no_variable(rehearsal: Rehearsal) -> None:
     """The BMC is read twice, at its address in the inventory. Its credentials are only in the inventory file.
 
-    tests/lab/test_hostile_host.py tests hostile hosts over SSH, with the `ansible.cfg` of the checkout. With this file, facts do
-    not become variables.
+    tests/lab/test_hostile_host.py tests hostile hosts over SSH. There, the `ansible.cfg` of the checkout applies, so facts do not
+    become variables.
     """
     output = rehearsal.done.stdout + rehearsal.done.stderr
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in output, output[-4000:]

@@ -30,7 +30,7 @@ def playbook_of_plays(directory: Path, run_dir: Path, *plays: dict[str, Any]) ->
 
 
 def measuring_play(task: dict[str, Any], name: str = "Measure") -> dict[str, Any]:
-    """Return a play with this task. It has the tag `run`, like the plays of Rackproof's playbooks that measure."""
+    """Return a play with this task. Like every measuring play of Rackproof, it has the tag `run`."""
     return {"name": name, "hosts": "gpu_hosts", "gather_facts": False, "tags": ["run"], "tasks": [task]}
 
 

@@ -81,7 +81,7 @@ def test_old_ansible_is_refused_before_the_run_directory_is_created(
 
 
 def test_removal_of_a_schedule_needs_root_only_if_the_schedule_exists(tmp_path: Path) -> None:
-    """The program that would change to root does not exist (`/nonexistent`), so every task that needs root fails."""
+    """Every task with `become` fails, because the program `/nonexistent` does not exist."""
     directories = {"_schedule_units": str(tmp_path), "_schedule_crontabs": str(tmp_path), "_schedule_become": True}
     options = ["-e", json.dumps({**directories, "ansible_become_user": "nobody", "ansible_become_exe": "/nonexistent"})]
     done = play(tmp_path, "schedule", "-e", "rackproof_schedule_state=absent", *options)

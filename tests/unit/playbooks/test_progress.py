@@ -206,7 +206,7 @@ def test_error_of_pip_is_recorded_without_the_warnings_before_it(recorded: Recor
     assert recorded.failures["h3"]["message"] == ERROR_OF_PIP
 
 
-def test_failure_of_a_host_that_is_leased_to_another_run_has_the_key_in_use(recorded: Recorded) -> None:
+def test_failure_of_a_host_leased_to_another_run_is_marked_as_in_use(recorded: Recorded) -> None:
     assert {host: event.get("in_use") for host, event in recorded.failures.items() if "in_use" in event} == {"h2": True}
 
 

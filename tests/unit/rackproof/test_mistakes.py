@@ -31,7 +31,10 @@ CallVerb = Callable[..., tuple[int, str]]
 
 @pytest.fixture
 def call_verb(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> CallVerb:
-    """Return a function that runs `rackproof` and returns its exit code and the only line that it prints, on standard error."""
+    """Return a function that runs `rackproof` and returns its exit code and its error line.
+
+    The function checks that `rackproof` prints nothing else.
+    """
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty.json").touch()

@@ -116,9 +116,7 @@ def test_rehearsal_is_measured_once_and_judged_each_time(tmp_path: Path) -> None
     assert [(host["name"], host["decision"]) for host in report["hosts"]] == [("me", "accepted")]
     record = documents.read(tmp_path / "here/r1/hosts/me.json", "record")
     observed = {observation["name"] for observation in record["observations"]}
-    assert "overlap.hidden_share" in observed, (
-        "a single host must also run the benchmarks of the stage `gang` (launches over several hosts)"
-    )
+    assert "overlap.hidden_share" in observed, "`rackproof run` must also run the benchmarks of the stage `gang`"
     assert not any(name.startswith("pairs") for name in observed)
     assert [snapshot["phase"] for snapshot in record["snapshots"]][:2] == ["before", "before"]
     again = run(tmp_path, *options, "--json")
@@ -258,7 +256,7 @@ def test_device_nodes_are_counted_only_in_a_container(tmp_path: Path) -> None:
 
 @pytest.fixture
 def ready_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory that stands in for `/` on a machine without problems, whose fake torch is built for CUDA 12.8."""
+    """Return a directory that stands in for `/` on a machine without problems. It has a fake torch for CUDA 12.8."""
     (tmp_path / "dev/shm").mkdir(parents=True)
     write_torch(tmp_path, "cuda: Optional[str] = '12.8'")
     spec = importlib.util.spec_from_file_location("torch", tmp_path / "torch/__init__.py")

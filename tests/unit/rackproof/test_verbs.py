@@ -75,7 +75,7 @@ def test_bash_completion_offers_the_expected_words(
 
 
 @pytest.mark.parametrize(("shell", "check"), [("zsh", "-n"), ("fish", "--no-execute")])
-def test_completions_of_other_shells_are_valid_if_the_shell_is_installed(
+def test_zsh_and_fish_accept_their_completions(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, shell: str, check: str
 ) -> None:
     assert main(["completion", shell]) == 0
@@ -152,9 +152,10 @@ def test_criteria_versions_shows_the_minimum_versions_and_the_age_of_their_list(
         assert item["advisory"] in row
 
 
-def test_diff_shows_the_regressions_of_all_gpu_pairs_that_include_one_gpu_in_one_row(
+def test_diff_shows_all_regressions_of_one_gpu_in_one_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A change between two GPUs is assigned to the GPU that has more changes."""
     monkeypatch.chdir(tmp_path)
     simulate = ["simulate", "--hosts", "2", "--racks", "1", "--profile", "smoke"]
     assert main([*simulate, "before"]) == 0

@@ -58,7 +58,7 @@ def test_environment_of_another_python_is_replaced(environment: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "is_replaced"), [("3.9.2", True), (PYTHON_VERSION, False)])
-def test_environment_is_kept_only_if_its_python_has_the_same_version(
+def test_environment_is_kept_only_if_its_python_has_the_same_minor_version(
     tmp_path: Path, version: str, is_replaced: bool
 ) -> None:
     (tmp_path / "venv.py").touch()  # hides the module `venv` of the standard library, so that no environment is built
@@ -104,7 +104,7 @@ SETTINGS = (
     ("global", "constraint = /no/such/constraints.txt"),
     ("global", "python = /no/such/python"),
 )
-"""Section and setting of pip.conf. If pip obeyed any one of these settings, the installation in the next test would fail."""
+"""Section and setting of pip.conf. If pip obeyed any one of these settings, the next test would fail."""
 
 
 @pytest.mark.parametrize("source", ["file", "variable"])
@@ -175,7 +175,7 @@ def test_configuration_files_have_the_same_precedence_as_in_pip(tmp_path: Path, 
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("PIP_", "XDG_"))}
     environment |= {"HOME": str(tmp_path), "XDG_CONFIG_DIRS": str(tmp_path / "etc")}
     if variable:
-        # `variable` may be /dev/null. The result is then /dev/null, because it is an absolute path.
+        # `tmp_path / "/dev/null"` is /dev/null, because /dev/null is an absolute path.
         environment["PIP_CONFIG_FILE"] = str(tmp_path / variable)
     fake = tmp_path / "python"
     fake.write_text('#!/bin/sh\necho "$PIP_FIND_LINKS"\n')

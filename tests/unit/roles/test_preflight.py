@@ -48,7 +48,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 @pytest.mark.parametrize("role", ["preflight", "nvidia_driver", "container_toolkit"])
 def test_probe_can_be_parsed_by_an_old_python(role: str) -> None:
-    """Otherwise a host with an old Python would report a syntax error. The probe of `preflight` reports the old Python."""
+    """Newer syntax would cause a syntax error. The probe of `preflight` must instead report that the Python is too old."""
     ast.parse((ROOT / "roles" / role / "files/probe.py").read_text(), feature_version=(3, 6))
 
 
@@ -135,7 +135,7 @@ def test_exporter_address_has_the_same_problems_as_the_fabric_address(probe: Mod
     ],
 )
 @pytest.mark.parametrize("source", ["rackproof_environment", "the environment of this host", "nccl.conf"])
-def test_variable_of_the_ranks_that_selects_no_device_or_names_a_missing_file_is_a_problem(
+def test_variable_that_selects_no_device_or_names_a_missing_file_is_a_problem(
     probe: ModuleType,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -166,7 +166,7 @@ def test_default_of_serial_in_the_drivers_playbook_equals_the_default_of_the_rol
 
 
 @pytest.mark.parametrize("role", ["nvidia_driver", "container_toolkit"])
-def test_tasks_files_install_and_main_have_the_same_argument_specs(role: str) -> None:
+def test_install_and_main_have_the_same_argument_specs(role: str) -> None:
     specs = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]
     assert specs["install"]["options"] == specs["main"]["options"]
 
@@ -237,9 +237,9 @@ def test_port_of_another_users_process_is_in_use(probe: Any, monkeypatch: pytest
 
 
 def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
-    """A soak (benchmarks that are repeated for hours) is polled, and a poll of an unreachable host fails at once.
+    """A soak (benchmarks that are repeated for hours) is polled a limited number of times.
 
-    So the playbook must wait for the duration of a poll after each failed poll.
+    A poll of an unreachable host fails at once. The role must then wait as long as a poll of a reachable host takes.
     """
     (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
     hosts = {"h1": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}}
@@ -355,7 +355,7 @@ def rendered_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_plays(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProcess[str]:
     """Run the plays on the hosts of `directory`/hosts.yml, with the roles and action plugins of the checkout.
 
-    The playbook is in `directory`/playbooks, because roles expect the files of the checkout in `directory`, one level above.
+    The playbook is in `directory`/playbooks. Roles look for the command `rackproof` one level above it, in `directory`.
     """
     (directory / "playbooks").mkdir()
     (directory / "playbooks" / "play.yml").write_text(yaml.safe_dump(list(plays)))
@@ -365,7 +365,7 @@ def run_plays(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedPr
         "ANSIBLE_LOCALHOST_WARNING": "false",
         "ANSIBLE_ROLES_PATH": str(ROOT / "roles"),
         "ANSIBLE_ACTION_PLUGINS": str(ROOT / "playbooks" / "action_plugins"),
-        # The next setting is the one in the ansible.cfg of the checkout. test_collection runs roles with Ansible's default.
+        # The ansible.cfg of the checkout also sets False. test_collection runs roles with Ansible's default, True.
         "ANSIBLE_INJECT_FACT_VARS": "False",
         "ANSIBLE_PIPELINING": "True",
         "ANSIBLE_EXECUTABLE": str(CONTROL_SHELL),  # with this shell, local modules run in half the time
@@ -440,7 +440,10 @@ def failed_reports(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict
 def test_command_that_writes_no_report_fails_the_role(
     failed_reports: tuple[Path, dict[str, str]], tasks_file: str, code: int
 ) -> None:
-    """Exit code 2 also means an incomplete fleet. Here, the role must not report this, nor copy the metrics of an earlier run."""
+    """Exit code 2 can mean that the fleet or the study is incomplete. Without a report, the role must not say this.
+
+    It must not copy the metrics of an earlier run either.
+    """
     directory, output = failed_reports
     name = f"{tasks_file}-{code}"
     assert f"rackproof: {name}: {COMMANDS[tasks_file]}: No space left on device" in output[name]

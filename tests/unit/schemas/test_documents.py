@@ -111,7 +111,7 @@ def test_record_with_a_changed_character_is_read_or_raises_a_document_error(posi
         ),
     ],
 )
-def test_schema_error_names_the_path_and_the_nearest_name(change: dict[str, Any], message: str) -> None:
+def test_schema_error_explains_the_mistake(change: dict[str, Any], message: str) -> None:
     with pytest.raises(documents.DocumentError) as caught:
         documents.validate({**RECORD, **change}, "record", source="r.json")
     assert message in str(caught.value)
@@ -204,7 +204,8 @@ def test_pipe_is_not_replaced_by_a_document(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["1e9", "1E9", "1.5e9", "1e+9", "1e-3", "2.e8"])
-def test_error_on_a_number_that_yaml_reads_as_text_gives_a_form_that_yaml_reads_as_a_number(text: str) -> None:
+def test_suggested_form_of_a_number_is_a_number_in_yaml(text: str) -> None:
+    """YAML reads `text` as text, not as a number."""
     assert yaml.safe_load(text) == text
     with pytest.raises(documents.DocumentError) as error:
         documents.validate({"rackproof_fabric_gbps": text}, "inventory", source="hosts.yml")

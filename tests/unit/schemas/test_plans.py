@@ -109,8 +109,8 @@ def test_scopes_of_a_figure_on_a_host(item: Expectation, scopes: tuple[str, ...]
     assert len(found) == len(scopes)
 
 
-def test_pairs_of_hosts_use_the_rails_that_all_of_them_have() -> None:
-    """A rail is the GPUs with the same index on all hosts of a gang. h3 has only GPU 0. A host without a gang has no partners."""
+def test_pairs_use_only_the_gpus_that_every_host_of_the_gang_has() -> None:
+    """The two GPUs of a pair have the same index on their hosts. h3 has only GPU 0. A host without a gang has no partners."""
     plan = with_rates(0, 0, 0, gpus=(4, 2, 1))
     found = plan.scopes_of(plan.hosts[0], expected("pairs.bandwidth", "peers", "gang"))
     assert {scope.split(",")[0] for scope in found} == {"gpu=0"}
@@ -118,7 +118,7 @@ def test_pairs_of_hosts_use_the_rails_that_all_of_them_have() -> None:
     assert plan.scopes_of(alone, expected("pairs.bandwidth", "peers", "gang")) == ()
 
 
-def test_host_has_one_partner_if_the_benchmark_pairs_has_one_round() -> None:
+def test_host_has_one_partner_in_one_round_of_pairs() -> None:
     stages = tuple(
         replace(stage, benchmarks={**stage.benchmarks, "pairs": {"rounds": 1}}) if stage.name == "gang" else stage
         for stage in PLAN.stages

@@ -1,7 +1,7 @@
 """Test `Scope` and `pci_address`.
 
-A `Scope` is a parsed scope: the part of a host, or the gang (the hosts of one multi-node launch), that was observed. Only
-schemas/scopes.py splits the strings of scopes. `pci_address` returns a PCI address in the form of sysfs.
+A scope says which part of a host, or which gang (the hosts of one multi-node launch), was observed. `Scope` is its parsed form.
+Only schemas/scopes.py splits the strings of scopes. `pci_address` returns a PCI address in the form of sysfs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def test_scope_has_kind_device_and_part(
 
 
 def test_labels_are_read_by_kind() -> None:
-    """`gpu=0` is a label of kind `gpu`. The part is what can be replaced: a GPU or a DIMM."""
+    """`gpu=0` is a label of kind `gpu`. The part is the hardware that can be exchanged, such as a GPU or a DIMM."""
     scope = Scope.parse("gpu=0,link=3")
     assert scope.labels == {"gpu": "0", "link": "3"}
     assert (scope.get("link"), scope.get("peer")) == ("3", "")
@@ -58,12 +58,13 @@ def test_scope_contains_itself_and_narrower_scopes() -> None:
     assert not gpu.contains("host")
 
 
-def test_device_of_a_scope_can_be_replaced() -> None:
+def test_same_scope_on_another_device() -> None:
     assert Scope.parse("pci=0000:1b:00.0,xid=79").on("gpu=3") == "gpu=3,xid=79"
     assert Scope.parse("pci=0000:1b:00.0").on("gpu=3") == "gpu=3"
 
 
-def test_only_a_whole_gpu_or_process_of_a_rehearsal_is_one_device() -> None:
+def test_only_a_whole_gpu_or_whole_process_is_one_device() -> None:
+    """`cpu=0` is a process of a rehearsal."""
     assert Scope.parse("gpu=0").is_one_device
     assert Scope.parse("cpu=0").is_one_device
     assert not any(Scope.parse(text).is_one_device for text in ("gpu=0,link=1", "host", "hca=0", "gpu=x"))

@@ -180,7 +180,7 @@ def test_regular_fabric_is_compared(name: str) -> None:
     assert len(wiring.verdicts) == len(HEALTHY[name])
     assert (
         wiring.summary
-        == f"{len(HEALTHY[name])} of {len(HEALTHY[name])} ports at the switch that most hosts have in the same slot"
+        == f"{len(HEALTHY[name])} of {len(HEALTHY[name])} ports at the switch that their slot uses on most hosts"
     )
 
 
@@ -230,7 +230,7 @@ def test_host_with_all_cables_at_one_switch_fails_if_other_hosts_have_one_switch
     wiring = compare_hosts(cables)
     assert not_passing(wiring) == {("h05", f"nic=ens{rail}np0", FAIL) for rail in range(8)}
     assert wiring.summary == (
-        "120 of 120 ports at the switch that most hosts have in the same slot; "
+        "120 of 120 ports at the switch that their slot uses on most hosts; "
         "8 ports at the same switch as another port of their host"
     )
 
@@ -680,7 +680,7 @@ def test_report_names_the_swapped_cables_and_rejects_only_their_host(kind: str) 
     plan, cables = plan_of(hosts=4), rail_optimized(4, rails=4)
     healthy = report_on(plan, cables, kind)
     assert healthy.decision == ACCEPTED
-    assert "Cabling: 16 of 16 ports at the switch that most hosts have in the same slot" in healthy.acceptance.summary
+    assert "Cabling: 16 of 16 ports at the switch that their slot uses on most hosts" in healthy.acceptance.summary
     assert "<dt>Cabling</dt><dd>16 of 16 ports at the switch" in render_html(healthy)
     report = report_on(plan, swap(cables, ("h02", 1), ("h02", 3)), kind)
     assert [host.decision for host in report.hosts] == [ACCEPTED, REJECTED, ACCEPTED, ACCEPTED]

@@ -200,7 +200,7 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
 
 
 def measured(name: str, value: Any, unit: str = "1", scope: str = "host", **params: Any) -> Observation:
-    """Return a measured observation. It has samples if its unit is that of a rate, FLOP/s or B/s."""
+    """Return a measured observation. It has samples if its unit is FLOP/s or B/s."""
     sampled = unit in ("FLOP/s", "B/s")
     samples = (
         Samples(n=42, min=value, p50=value, max=value, cv=0.0, precision=0.0012, stopped="precision")
@@ -222,7 +222,7 @@ def measured(name: str, value: Any, unit: str = "1", scope: str = "host", **para
 
 
 def other_benchmarks(number: int = 0) -> list[Observation]:
-    """Return the observations of benchmarks that `record` omits, for a host with two GPUs at position `number` of the plan."""
+    """Return more observations for `record`, of a host with two GPUs. `number` is the position of the host in the plan."""
     observations = []
     for gpu in ("gpu=0", "gpu=1"):
         offset = 1e9 * number
@@ -523,7 +523,7 @@ HOSTILE = [
 
 
 def report_with_text(word: str) -> FleetReport:
-    """Return a report with every section, in which `word` replaces strings from a host or the inventory."""
+    """Return a report with many sections. In most of them, `word` replaces a text from a host or the inventory."""
     fleet_plan = plan()
     host = record(fleet_plan, 1, slow=1)
     launch = host.launches[0]
@@ -1100,7 +1100,7 @@ def test_equal_passes_share_one_row() -> None:
     ]
 
 
-def report_with_every_section() -> FleetReport:
+def report_with_many_sections() -> FleetReport:
     fleet_plan = plan()
     failed = replace(
         record(fleet_plan, 1).launches[0],
@@ -1130,7 +1130,7 @@ def report_with_every_section() -> FleetReport:
 @pytest.mark.parametrize(("name", "render"), [("report.md", render_markdown), ("report.html", render_html)])
 def test_report_matches_its_golden_file(name: str, render: Any) -> None:
     """With UPDATE_GOLDEN=1 in the environment, the test first writes the golden file anew."""
-    text = render(report_with_every_section())
+    text = render(report_with_many_sections())
     if os.environ.get("UPDATE_GOLDEN"):
         (GOLDEN / name).write_text(text, encoding="utf-8")
     assert (GOLDEN / name).read_text(encoding="utf-8") == text
@@ -1187,9 +1187,8 @@ def test_pair_matrix_shows_every_pair() -> None:
         ("pair of hosts", ""),
     ],
 )
-def test_picture_of_rails_and_hosts_marks_a_slow_nic_rail_or_host_but_not_a_slow_pair_of_hosts(
-    slow: str, path: str
-) -> None:
+def test_rail_picture_marks_a_slow_nic_rail_or_host(slow: str, path: str) -> None:
+    """A slow pair of hosts is not marked, because a cell shows the fastest pair of a host on a rail."""
     report = accepted(hosts=4)
     names = [host.name for host in report.hosts]
 
@@ -1263,9 +1262,10 @@ def test_strip_plot_shades_the_sides_on_which_values_fail(
         ([("eq", 1.0), ("eq", 2.0), ("eq", 3.0)], [1.0, 3.0]),
     ],
 )
-def test_strip_plot_draws_up_to_two_limits_or_only_those_at_which_the_shading_ends(
+def test_strip_plot_draws_only_some_of_more_than_two_limits(
     limits: list[tuple[str, float]], lines: list[float]
 ) -> None:
+    """If there are more than two, it draws only the limits at which a shaded region ends."""
     assert strips.drawn_limits(limits) == lines
 
 
@@ -1334,7 +1334,8 @@ def test_changes_are_shown_if_the_run_has_a_baseline() -> None:
     swapped = Change(kind="replaced", host="gpu-00", scope="gpu=0", what="gpu", text="gpu 1600 was 1699", serial="1600")
     text = Page(render_html(replace(accepted(), baseline="a" * 64, changes=(slower, swapped)))).text
     counts = (
-        "2 differences from baseline aaaaaaaaaaaa on 2 hosts; of these, 2 are changed parts, or figures that are worse"
+        "2 differences from baseline aaaaaaaaaaaa on 2 hosts; "
+        "2 of the differences are changed parts, or figures that are worse"
     )
     for expected in (counts, "750 TFLOP/s", "600 TFLOP/s", "−20.0 %", "gpu 1600 was 1699"):
         assert expected in text
@@ -1342,11 +1343,11 @@ def test_changes_are_shown_if_the_run_has_a_baseline() -> None:
 
 
 def test_log_keeps_its_line_breaks_in_the_page_data() -> None:
-    data = Page(render_html(report_with_every_section())).data
+    data = Page(render_html(report_with_many_sections())).data
     assert "NCCL WARN\n  peer is gone" in data["texts"]
 
 
-def test_certificate_names_the_order_and_the_part_to_return() -> None:
+def test_certificate_names_the_purchase_order_and_the_part_to_return() -> None:
     report = replace(rejected(), site="Oslo, hall 2", purchase_order="PO-4711", operator="Kari")
     page = Page(render_html(report)).text
     for expected in (

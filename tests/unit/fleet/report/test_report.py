@@ -291,7 +291,7 @@ def summary_after(run: Path, change: Callable[[Observation], Observation | None]
 
 
 def test_check_whose_speed_is_not_judged_is_marked(tmp_path: Path) -> None:
-    """Training rates are compared with other hosts or a baseline, and this run has neither. Host copies have a fixed limit."""
+    """Training rates are compared with other hosts or a baseline, and this run has neither."""
     write_run(tmp_path / "r1", builders.plan("h1", gpu_count=4, rackproof_gang="none", with_all_ops=True))
     report = report_of(tmp_path / "r1")
     summary = report.acceptance.summary
@@ -311,7 +311,7 @@ def test_speed_is_judged_in_a_large_enough_fleet(tmp_path: Path) -> None:
     assert {"Training: PASS", "Training variants: PASS", "Transformer: PASS"} <= set(summary)
 
 
-def test_operations_without_a_criterion_are_named(tmp_path: Path) -> None:
+def test_summary_names_up_to_three_operations_without_a_criterion(tmp_path: Path) -> None:
     plan = builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none", with_all_ops=True)
     write_run(tmp_path / "r1", plan)
     unknown = {"broadcast", "gather"}
@@ -421,11 +421,11 @@ def test_shared_gpus_are_a_caveat(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("indices", [(0, 1), (0, 0)], ids=["of the machine", "of each container"])
+@pytest.mark.parametrize("indices", [(0, 1), (0, 0)], ids=["indices 0 and 1", "both indices 0"])
 def test_gpus_outside_the_plan_are_a_caveat(indices: tuple[int, int]) -> None:
-    """h1 has two GPUs more than the inventory states. h2 and h3 are halves of a machine with two GPUs, A and B.
+    """h1 has two more GPUs than the inventory states. h2 and h3 each test one of two GPUs, A and B, of one machine.
 
-    `indices`: the indices of A and B. Two containers may each see their own GPU as GPU 0.
+    `indices`: the indices of A and B. If h2 and h3 are containers, each can see its GPU as GPU 0.
     """
     hosts = builders.plan("h1", "h2", "h3").hosts
     halves = [replace(host, devices=(index,)) for index, host in zip(indices, hosts[1:], strict=True)]

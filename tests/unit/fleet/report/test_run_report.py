@@ -38,7 +38,7 @@ def for_observations(change: Callable[[Observation], Observation]) -> Change:
 
 
 def set_to(name: str, scope: str, value: Any) -> Change:
-    """Return a function that sets the figures of a record with this name and scope to `value`."""
+    """Return a function that sets the value of each observation with this name and scope."""
 
     def change(observation: Observation) -> Observation:
         return (
@@ -261,7 +261,7 @@ def test_brief_and_full_report_name_the_same_groups_of_hosts_measured_together(t
 
 @pytest.mark.usefixtures("brief")
 @pytest.mark.parametrize("is_small", [True, False])
-def test_page_of_one_host_shows_waivers_chosen_benchmarks_and_simulation(tmp_path: Path, is_small: bool) -> None:
+def test_page_of_one_host_shows_chosen_benchmarks_waivers_and_simulation(tmp_path: Path, is_small: bool) -> None:
     run = small_fleet(tmp_path, "slower than the datasheet", count=3 if is_small else 10)
     slow, healthy = run.plan.hosts[2 if is_small else 5].name, run.plan.hosts[0].name
     (criterion,) = {item.criterion for item in full_report(run).verdicts if item.verdict == FAIL and item.host == slow}

@@ -55,7 +55,8 @@ def test_hosts_with_the_same_version_share_a_line() -> None:
     assert lines == [f"Vulnerable version: {TEXT} [h1, h2]"]
 
 
-def test_most_severe_vulnerability_is_first_and_each_adapter_of_a_host_is_compared_by_its_own_version() -> None:
+def test_most_severe_vulnerability_is_first() -> None:
+    """Of the two adapters, only the first has a vulnerable version."""
     parts = {
         "infiniband.hca.firmware_version[hca=mlx5_0]": "28.43.1014",
         "infiniband.hca.firmware_version[hca=mlx5_1]": "28.43.8002",

@@ -156,7 +156,7 @@ def test_notification_is_the_same_with_reworded_reasons(tmp_path: Path, in_use: 
 
 
 def test_fleet_has_many_kinds_of_verdicts_and_lines(report: FleetReport) -> None:
-    """The tests above check only code for the kinds of verdicts and lines that the report has."""
+    """The tests that use `report` cover only the kinds of verdicts and lines that it has."""
     kinds = {verdict.kind for verdict in report.verdicts}
     assert kinds >= {
         *(VerdictKind.LIMIT, VerdictKind.CHANGE, VerdictKind.PEERS, VerdictKind.IDENTITY),

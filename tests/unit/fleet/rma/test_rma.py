@@ -372,7 +372,7 @@ def failed(scope: str, action: str = "rma", host: str = "h1") -> Verdict:
     return Verdict(host=host, scope=scope, name=f"x.{scope}", verdict="fail", criterion="c", reason="r", action=action)
 
 
-def test_failed_parts_are_the_parts_of_the_causes_except_gangs() -> None:
+def test_failed_parts_do_not_include_gangs() -> None:
     verdicts = [
         failed("gpu=1,link=3", "monitor"),
         failed("gpu=1"),
@@ -421,6 +421,6 @@ def test_increase_of_a_reset_counter_is_its_value_since_the_reset() -> None:
     reset = [reading("before", 40), reading("after", 3)]
     (entry,) = part_module._counters(reset, "gpu=1")
     assert (entry["before"], entry["after"], entry["rose_by"]) == (40, 3, 3)
-    to_zero = {**entry, "after": 0, "rose_by": 0.0}  # reset after the count of 40, so it did not stay at 0
+    to_zero = {**entry, "after": 0, "rose_by": 0.0}  # the counter was at 40 before its reset, so it did not stay at 0
     assert "stayed at 0" not in readme._counters([to_zero])
     assert "`gpu.pcie.replays GPU 1` | `40` | `0` | `0`" in readme._counters([to_zero])

@@ -146,7 +146,7 @@ def test_invalid_study_is_an_error(tmp_path: Path, over: dict[str, Any], message
     assert message in str(caught.value)
 
 
-def test_settings_of_a_matrix_cannot_be_overridden_by_inventory_variables(tmp_path: Path) -> None:
+def test_inventory_variables_that_contradict_a_study_are_errors(tmp_path: Path) -> None:
     for name, value in {"rackproof_epochs": 3, "rackproof_batch_size": 64, "rackproof_validation_only": True}.items():
         with pytest.raises(
             UsageError, match=rf"{name} is {value}, but profile scaling is a study: .*; remove the variable"
@@ -314,7 +314,7 @@ def test_study_stops_at_its_budget(tmp_path: Path, stop: dict[str, float], messa
     assert states(results) == [*[MEASURED] * 3, *[SKIPPED] * 5]
     assert results.rows[3].reason == results.stopped == message
     assert results.rows[4].reason.startswith("capacity"), (
-        "a cell that needs too many hosts must give this as its reason, not the budget"
+        "the reason of a cell that needs too many hosts must be the capacity, not the budget"
     )
     assert results.is_complete, (
         "a study that ends at its budget must count as complete, because the operator chose this limit"
@@ -334,7 +334,7 @@ def test_failed_cell_has_a_reason_and_does_not_stop_the_study(tmp_path: Path) ->
     assert (row.throughput, row.efficiency) == (None, None)
     assert row.cost == pytest.approx(0.2), "the cost must include failed launches"
     assert (results.rows[3].efficiency, results.rows[3].against) == (1.0, 4), (
-        "the smallest measured cell with batch size 128 must be the reference of efficiency, so its own efficiency must be 1"
+        "cell 2 failed, so the reference for batch size 128 must be cell 4, the next larger cell"
     )
     assert not results.is_complete
 
@@ -370,9 +370,7 @@ def with_throughput(launch: Launch, **change: Any) -> Launch:
         (lambda launch: replace(launch, duration_s=1e308), "invalid launch duration: 1e+308 s"),
     ],
 )
-def test_cell_with_missing_or_invalid_figures_fails(
-    tmp_path: Path, change: Callable[[Launch], Launch], message: str
-) -> None:
+def test_cell_without_valid_results_fails(tmp_path: Path, change: Callable[[Launch], Launch], message: str) -> None:
     plan = study(tmp_path, "h1", matrix=[{"gpus": [2]}])
     results = SimulatedHosts(plan, change=lambda number, host, launch: change(launch)).run_study()
     (row,) = results.rows
@@ -435,7 +433,7 @@ def test_training_ended_by_max_steps_is_noted_in_every_format(tmp_path: Path) ->
         assert render(plan, cut, "").count(message) == len(cut.rows) - cut.count(SKIPPED)
 
 
-def test_launch_that_is_recorded_by_a_host_that_is_not_a_member_is_ignored(tmp_path: Path) -> None:
+def test_launch_recorded_by_a_host_that_is_not_a_member_is_ignored(tmp_path: Path) -> None:
     plan = study(tmp_path)
     assert plan.study
     reported = launched(1, ("h2",), plan.study.cells[0])
@@ -629,9 +627,7 @@ def test_invalid_options_are_errors(
     assert message in capsys.readouterr().err
 
 
-def test_local_run_measures_each_cell_once_without_a_playbook(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_local_run_of_a_study_measures_no_cell_twice(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     small = {"gang": {**PROFILE["stages"]["gang"], "benchmarks": {"scaling": {"max_steps": 2, "batch_size": 8}}}}
     matrix = [{"hosts": [1, 2], "gpus": [1], "cpus": [1]}, {"gpus": [1], "cpus": [9999]}]
     profile = {**PROFILE, "device": "cpu", "processes_per_host": 1, "stages": small, "study": {"matrix": matrix}}
@@ -676,7 +672,7 @@ def test_ranks_get_separate_processors_and_share_a_core_only_if_all_cores_are_in
     assert [select_cpus(range(8), 1, local_rank, tmp_path) for local_rank in range(5)] == [[0], [1], [2], [3], [4]]
     assert select_cpus(range(8), 3, 1, tmp_path) == [3, 4, 5]
     assert select_cpus([1, 4, 5, 6], 1, 2, tmp_path) == [6], (
-        "the first thread of every core must come before the second thread of core 1"
+        "processor 6 must come before 5, because 5 shares core 1 with processor 1"
     )
     assert select_cpus(range(4), 2, 1, tmp_path / "none") == [2, 3], (
         "without a core topology, processors must be taken in order"

@@ -102,9 +102,7 @@ def test_signed_run_verifies_and_names_its_signer(run: Path, verify: Verify) -> 
     assert "the report matches the records" in output
 
 
-def test_report_with_a_comparison_is_signed_and_verified_after_the_history_directory_was_deleted(
-    run: Path, keys: Path, verify: Verify
-) -> None:
+def test_signing_and_verifying_need_no_history_directory(run: Path, keys: Path, verify: Verify) -> None:
     # The first report creates the history directory. Only the second report has a section on former runs.
     for _ in range(2):
         assert main(["report", str(run), "--history", str(run.parent / "h")]) == 0
@@ -242,7 +240,7 @@ def test_run_with_a_changed_report_file_is_not_signed(
 def test_large_fleet_is_signed_with_and_without_all_observations(
     options: tuple[str, ...], keys: Path, tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts, "FULL_HOSTS", 1)
+    monkeypatch.setattr(hosts, "FULL_HOSTS", 1)  # so two hosts are a large fleet
     write_run(tmp_path / "r1", PLAN)
     assert main(["report", str(tmp_path / "r1"), *options]) == 0
     assert main(["sign", str(tmp_path / "r1"), "--key", str(keys / "alice")]) == 0
@@ -344,7 +342,7 @@ def test_changed_pack_is_named_and_leaves_the_report_unconfirmed(
     assert verify(run, "--no-judge")[0] == 0
 
 
-def test_new_report_keeps_the_signature_valid_or_warns_of_changed_files(
+def test_report_of_a_signed_run_warns_only_if_signed_files_changed(
     run: Path, verify: Verify, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()
@@ -440,7 +438,7 @@ def test_run_in_progress_is_not_signed(run: Path, keys: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize("line", ["nonsense", f"{'0' * 64} one-space", f"{'0' * 63}g  x"])
-def test_invalid_or_duplicate_line_of_sha256sums_is_rejected(line: str) -> None:
+def test_invalid_line_or_duplicate_path_in_sha256sums_is_rejected(line: str) -> None:
     with pytest.raises(Exception, match="not a checksum and a path"):
         parse_sums(f"{'0' * 64}  a\n{line}\n")
     with pytest.raises(Exception, match="duplicate path"):

@@ -75,7 +75,7 @@ def test_data_file_matches_the_records_and_is_small() -> None:
     assert "docs/measurements" in json.loads(text)["source"]
 
 
-def test_assumed_figures_name_their_source() -> None:
+def test_figures_are_assumed_only_for_benchmarks_without_h200_records() -> None:
     data = json.loads((ROOT / "fleet/simulate/h200-sxm.json").read_text(encoding="utf-8"))
     measured = {figure["name"] for figure in data["figures"] if "source" not in figure}
     assumed = {figure["name"] for figure in data["figures"] if "source" in figure}
@@ -102,6 +102,7 @@ def test_simulated_values_are_between_the_measured_minimum_and_maximum() -> None
     values = values_by_level([100.0, 97.0, 101.0, 2.0])  # median, minimum, maximum, standard deviation
     assert (min(values), max(values)) == (97.0, 101.0)
     # The mean is below the median (100), because the minimum (97) is farther from the median than the maximum (101).
+    # It is closer to the median than to the minimum: 98.5 is in the middle.
     assert 98.5 < sum(values) / len(values) < 100.0
 
 
@@ -175,7 +176,10 @@ SLOW_FAMILIES = ("gemm.", "stress.", "memory.", "host_copy.", "peer_copy.", "col
 
 
 def with_slow_figures_only(evidence: Evidence, names: set[str], rate: float) -> Evidence:
-    """Return the evidence with only the figures of these names, each lowered to at most `rate`: all parts are equally slow."""
+    """Return the evidence of a host whose parts are all equally slow.
+
+    It has only the figures of these names. No figure is above `rate`.
+    """
 
     def slow_down(item: Observation) -> Observation | None:
         if item.name not in names:
@@ -242,7 +246,7 @@ EXPECTED_CRITERIA: dict[str, str] = {
 }
 """Fault -> criteria with a verdict other than `pass` on the host with the fault, separated by spaces.
 
-If expected observations of the host are missing (criterion `plan`), further criteria may have such a verdict.
+If one of them is `plan`, observations are missing, and the test allows further criteria.
 """
 EXPECTED_PROBLEMS: dict[str, str] = {
     "xid79": "gpu-fell-off-bus",
@@ -439,7 +443,7 @@ def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
     text = (
         f"{counted} cables as in the manifest"
         if manifest
-        else f"{counted} ports at the switch that most hosts have in the same slot"
+        else f"{counted} ports at the switch that their slot uses on most hosts"
     )
     assert f"Cabling: {text}" in report.acceptance.summary
 
@@ -457,7 +461,8 @@ def test_slow_rail_of_a_host_with_swapped_cables_is_attributed_to_the_cables(tmp
     }
 
 
-def test_hosts_beyond_the_ports_of_a_leaf_switch_use_another_leaf_switch(tmp_path: Path) -> None:
+def test_swapped_cables_are_found_at_the_second_leaf_switch(tmp_path: Path) -> None:
+    """By default, 32 hosts share a leaf switch, so r01-h36 is at the second one."""
     report = report_of(run_of(tmp_path / "run", "swapped_cables:r01-h36:0", hosts=40, gpus=2))
     (cause,) = report.causes
     assert (cause.host, cause.problem) == ("r01-h36", "swapped-cables")
@@ -643,7 +648,7 @@ def files(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
 
-def test_files_depend_only_on_the_seed_and_not_on_the_number_of_processes(tmp_path: Path) -> None:
+def test_files_do_not_depend_on_the_number_of_processes(tmp_path: Path) -> None:
     faults = ("ecc", "slow_nic", "unreachable")
     by_one_process, by_two_processes = (
         files(run_of(tmp_path / name / "run", *faults, hosts=6, racks=2, jobs=jobs))

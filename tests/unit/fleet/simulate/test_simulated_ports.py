@@ -28,7 +28,7 @@ PROFILE = str(ROOT / "docs/measurements/ports.yml")
 
 
 def run_of(directory: Path, *faults: str, **changed: Any) -> Run:
-    """Write a fleet of six hosts with three rails and two leaf switches for each rail, and return the loaded run."""
+    """Write and load a run. By default, the fleet has six hosts, three rails, and two leaf switches per rail."""
     settings = {"hosts": 6, "gpus": 3, "hosts_per_leaf": 3, "gang": "all", "profile": PROFILE, "readings": JUDGED}
     fleet = Fleet(**{**settings, **changed})
     plan = fleet.plan(directory.name, CREATED)
@@ -114,9 +114,9 @@ def with_port_down(evidence: Evidence) -> Evidence:
 
 
 def unmeasured(items: Sequence[Observation], scope: str, status: str, reason: str) -> tuple[Observation, ...]:
-    """Return the observations without the port figures whose scope begins with `scope`: a port, or a port and a partner host.
+    """Return the observations after the port figures of `scope` were replaced. `scope` is a port, or a port and a partner host.
 
-    In their place there is one observation per stage, without a value and with this status and reason.
+    In their place, each stage has one observation with this status and reason, and without a value.
     """
     of_scope = [item for item in items if item.name.startswith("verbs.") and item.scope.startswith(scope)]
     reasons = [

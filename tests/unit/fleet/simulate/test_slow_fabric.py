@@ -105,9 +105,9 @@ def test_slow_host_is_the_only_slow_network_cause_beside_a_slow_path(
 
 
 def test_slow_pair_of_two_faulty_hosts_is_not_a_separate_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each fault leaves 0.4 of the bandwidth to healthy hosts, which is above the limit of 0.25 of the rate of a port.
+    """On the rail of the slow cable, each faulty host reaches 0.4 of the normal bandwidth with a healthy host.
 
-    Between the two faulty hosts, the rail of the slow cable has 0.4 × 0.4 = 0.16 of the bandwidth, which is below the limit.
+    The two faulty hosts reach only 0.4 × 0.4 = 0.16, which is below the limit of 0.25 of the rate of a port.
     """
     report = judged(tmp_path / "run", monkeypatch, {"r01-h02": ("slow_host", 0.4), HOST: ("slow_cable", 0.4)})
     assert sorted((cause.host, cause.part) for cause in report.causes if cause.verdict == FAIL) == [

@@ -200,7 +200,7 @@ def test_stopping_the_exporters_does_not_restart_the_prepare_stage(run: Run) -> 
     assert states_of(run.view(), "prepare") == dict.fromkeys(run.names, DONE)
 
 
-def test_running_stages_are_unknown_after_the_playbook_was_killed_until_the_run_is_resumed(run: Run) -> None:
+def test_killed_playbook_leaves_running_stages_unknown_until_the_run_is_resumed(run: Run) -> None:
     with subprocess.Popen(["sleep", "60"]) as killed:
         run.lock(killed.pid)
         killed.kill()
@@ -260,7 +260,7 @@ def test_invalid_event_lines_are_ignored(line: str, run: Run) -> None:
     assert [host.cells for host in after.hosts] == [host.cells for host in before.hosts]
 
 
-def test_each_event_is_returned_once_when_its_line_is_complete(tmp_path: Path) -> None:
+def test_tail_returns_each_complete_line_once(tmp_path: Path) -> None:
     path = tmp_path / "progress.jsonl"
     tail = Tail(path)
     assert tail.read() == []
@@ -392,7 +392,7 @@ def http(body: str, status: str = "200 OK") -> bytes:
 
 
 def write_targets(run: Run, *addresses: str) -> None:
-    """Write the Prometheus targets of the run. `addresses`: of the exporters of the first hosts, in the order of the plan."""
+    """Write the Prometheus targets of the run. The first address is for the first host of the plan, and so on."""
     groups = [
         {"targets": [address], "labels": {"host": host, "rack": "r1", "run_id": "r1"}}
         for host, address in zip(run.names, addresses, strict=False)
@@ -628,8 +628,11 @@ def test_log_prints_each_change_once(run: Run) -> None:
     assert [line[9:] for line in changes(second, third)] == ["FAIL: h1 gpu=0: x", "decision: rejected", "Hosts: 0"]
 
 
-def test_heartbeat_line_is_printed_at_most_every_30_s_if_it_has_changed_and_otherwise_every_300_s(run: Run) -> None:
-    """A heartbeat line shows the progress of the current task. The first line of a task names the hosts that measure."""
+def test_unchanged_heartbeat_line_is_printed_less_often(run: Run) -> None:
+    """A heartbeat line shows the progress of the current task. The first line of a task names the hosts that measure.
+
+    A changed line is printed at most every 30 s. An unchanged line is printed again after 300 s.
+    """
     view = run.start_benchmarks().view()
     begun, heartbeat = view.task_since or 0.0, HeartbeatLines(30)
 
@@ -727,7 +730,7 @@ class Terminal:
         self.resize(100, 24)
         self.before = termios.tcgetattr(self.main)
         environment = {**os.environ, "TERM": "xterm-256color", "LANG": "C.UTF-8", "PYTHONIOENCODING": "utf-8"}
-        for name in ("COLUMNS", "LINES"):  # pytest-xdist sets them, and rich prefers them to the size of the terminal
+        for name in ("COLUMNS", "LINES"):  # rich prefers them to the size of the terminal
             environment.pop(name, None)
         self.process = start_watch(
             run, stdin=secondary, stdout=secondary, stderr=secondary, env=environment, start_new_session=True
@@ -772,7 +775,7 @@ def terminal(run: Run) -> Iterator[Terminal]:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_screen_is_updated_and_the_terminal_restored_on_signals(
+def test_signal_closes_the_screen_and_restores_the_terminal(
     number: int, code: int, run: Run, terminal: Terminal
 ) -> None:
     first = terminal.read_until(b"now: benchmark : Run the benchmarks")
