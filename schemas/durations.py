@@ -18,7 +18,7 @@ from schemas.stages import GANG
 from schemas.tournament import select_rounds
 
 START_S, END_S = 7.5, 1.2
-"""Time for the ranks of a stage to start and to rendezvous, and time for them to end. Measured (docs/measurements): 3.4 to 12.9 s
+"""Time for the ranks of a stage to start and to rendezvous, and time for them to end. Measured (docs/measurements): 2.8 to 12.9 s
 to start (12.9 s after a boot), and 0.5 to 3.9 s to end."""
 UNKNOWN_S = 30.0
 """Duration that a benchmark outside the catalogue is assumed to have."""
