@@ -137,7 +137,7 @@ def size(value: Value) -> str:
 def format_pair(value: Value, limit: Value, unit: str) -> tuple[str, str]:
     """Format a value and its limit, with enough digits to distinguish them.
 
-    Both texts have the same unit, unless one number is more than a thousand times the other.
+    Both texts have the same unit, unless one number is more than a thousand times the other, which is not 0.
     """
     like = _larger(value, limit)
     value_text, limit_text = quantity(value, unit, like=like), quantity(limit, unit, like=like)
@@ -148,7 +148,7 @@ def format_pair(value: Value, limit: Value, unit: str) -> tuple[str, str]:
 
 
 def digits_for(values: Collection[Value], unit: str, like: float | None = None) -> int:
-    """Return the fewest significant digits with which different values have different texts: 4, 6, 9, 12, or at most 17."""
+    """Return the first of 4, 6, 9, 12 and 17 significant digits with which different values have different texts, or else 17."""
     distinct = len({(isinstance(value, bool), value) for value in values})
     choices = (4, 6, 9, 12, 17)
     return next(
@@ -159,7 +159,7 @@ def digits_for(values: Collection[Value], unit: str, like: float | None = None) 
 def _larger(value: Value, limit: Value) -> float | None:
     """Return the larger magnitude of two numbers.
 
-    None if one of them is not a finite number, or if the larger is more than 1000 times the other and the other is not 0.
+    Return None if one of them is not a finite number, or if the larger is more than 1000 times the smaller, which is not 0.
     """
     numbers = finite(value), finite(limit)
     if numbers[0] is None or numbers[1] is None:

@@ -51,9 +51,10 @@ def writing(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        # A file that cannot be replaced, because a directory has its name, is `filename2`. Other names are of temporary files.
         raise WriteError(
-            f"{directory}: {error.strerror or error}; the report there is old or incomplete; free disk space, or use an account "
-            "with write permission, then run rackproof report again"
+            f"{error.filename2 or directory}: {error.strerror or error}; the report is old or incomplete; free disk space, or "
+            "use an account with write permission, then run rackproof report again"
         ) from None
 
 

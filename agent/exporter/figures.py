@@ -78,14 +78,16 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 
     Args:
         observations: in order of time.
-        training: observations that ranks wrote during a training. For a series that is also in `observations`, they are not used.
+        training: rates that ranks wrote during a training. If `observations` has the same series, its value is used.
     """
     series: dict[Series, float] = {}
     counts: defaultdict[Series, float] = defaultdict(float)
     largest: dict[Series, int] = {}
-    for item in [*training, *observations]:
+    observations = list(observations)
+    for item in observations:
         for metric, labels, value in _counts(item):
             counts[metric, tuple(labels.items())] += value
+    for item in [*training, *observations]:
         for metric, labels, value in _figures(item):
             if "size_bytes" in labels and not _drop_smaller_sizes(series, largest, metric, labels):
                 continue

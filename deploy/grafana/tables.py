@@ -48,7 +48,7 @@ def rows(
 
     Args:
         queries: letter -> PromQL. Values of series with equal labels are in the same row.
-        columns: label, or letter of a query -> its column, in this order. The table leaves out a query without a column.
+        columns: label, or letter of a query -> its column, in this order. The values of a query without a column are not shown.
             Every label that the queries return needs a column.
         sort: title of the column by which rows are sorted.
         down: sort in descending order.
@@ -109,7 +109,7 @@ def matrix(
     height: int = 9,
     link: tuple[str, str] | None = None,
 ) -> table.Panel:
-    """Return a table of current values: a matrix of the values of two labels, with coloured cells.
+    """Return a matrix of current values with coloured cells. One label names its rows, another its columns.
 
     Args:
         row: label whose values name the rows, and title of the first column.
@@ -145,8 +145,8 @@ def _to_matrix(row: tuple[str, str], column: str, numbers: bool) -> list[dashboa
     converted = [_transformation("convertFieldType", fields={}, conversions=as_number)] if numbers else []
     return [
         *converted,
+        # Sort by column, and within a column by row.
         _transformation("sortBy", fields={}, sort=[{"field": row[0]}]),
-        # This sort is stable: within a column, the cells stay in the order of the rows.
         _transformation("sortBy", fields={}, sort=[{"field": column}]),
         _transformation("groupingToMatrix", rowField=row[0], columnField=column, valueField="Value", emptyValue="null"),
         _transformation("organize", excludeByName={}, indexByName={}, renameByName={f"{row[0]}\\{column}": row[1]}),

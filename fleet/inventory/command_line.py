@@ -17,7 +17,7 @@ def add_options(plan: argparse.ArgumentParser) -> None:
     group = plan.add_argument_group("without an inventory")
     group.add_argument(
         "--hosts",
-        help="NAME or NAME=ADDRESS of each host, comma-separated, in rank order; several hosts are launched together",
+        help="NAME or NAME=ADDRESS of each host, comma-separated, in rank order; two or more hosts form a gang",
     )
     group.add_argument("--gpus", type=int, metavar="N", help="number of GPUs that each host was ordered with")
     group.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")

@@ -35,10 +35,12 @@ MAX_SERIAL_LENGTH = 512
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A level (the median of a figure over runs), and the scope of its last measurement; for a baseline, the scope is empty."""
+    """A benchmark result or a reading of a host, in one run or in its baseline."""
 
     level: Level
+    """The value: in a baseline, the median over its runs."""
     scope: str = ""
+    """Where the value was measured last; empty in a baseline."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +81,10 @@ def host_state(evidence: Evidence) -> HostState:
 
 
 def _figure(observation: Observation, within: str, run_id: str, earlier: Figure | None) -> Figure:
-    """Return the figure of an observation. If more is better for a reading (`READINGS`), keep the highest value of the run.
+    """Return the figure of an observation. Of several values in a run, use the last.
+
+    Of a reading for which more is better, use the highest. Readings are the observations with the parameter `phase`, and
+    READINGS says for which of them more is better.
 
     Args:
         observation: a benchmark result, or a reading.

@@ -9,12 +9,12 @@ from typing import Any
 
 _encode = json.JSONEncoder(ensure_ascii=False).encode
 HOST, GANG = "host", "gang"
-"""How the level of a slot is drawn at random: once for each host, or once for all hosts of a gang."""
+"""Values of `Slot.drawn_by`: a random value is drawn once for each host, or once for all hosts of a gang."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Slot:
-    """A random value in a document: one of several JSON texts. The level of the slot is the index of the selected text.
+    """A random value in a document: one of several JSON texts. The index of the selected text is the level of the slot.
 
     If the slot is the value of the key `**` of an object, each text is one or more members of that object,
     such as `"value":1.5`.
@@ -29,9 +29,9 @@ class Slot:
 
 @dataclass(frozen=True, kw_only=True)
 class Greatest:
-    """The greatest value of several slots. Each slot is in a group of its own, whose level is drawn for each host.
+    """The greatest of the values of several slots, which are elsewhere in the document.
 
-    All these slots have the same `texts`.
+    These slots have equal `texts`. Each has a group of its own, and `drawn_by` HOST.
     """
 
     texts: Sequence[str]
@@ -87,7 +87,7 @@ class Template:
         return "".join(texts)
 
     def finish(self) -> Template:
-        """Number the levels of all groups in the order that `render` uses. Call this after the last `add`."""
+        """Store for each slot at which index `render` finds its level. Call this after the last `add`."""
         first_index = {"": 0, HOST: 1, GANG: 1 + len(self.groups[HOST])}
         self._slot_levels = [(texts, first_index[drawn_by] + group) for texts, drawn_by, group in self.slots]
         self._greatest = [

@@ -1,8 +1,7 @@
 """Write the patterns of memory tests.
 
-In all functions, `words` are words of 8 bytes, and `address` is the address of the first of them, divided by 8. The address
-determines where in the pattern `words` begin, so a pattern that is written in parts continues from part to part. For the pattern
-`random`, the address is the seed.
+In all functions, `words` are words of 8 bytes, and `address` is the address of the first of them, divided by 8. Each word depends
+on its address, so a pattern that is written in parts continues from part to part. The pattern `random` has `address` as its seed.
 """
 
 from __future__ import annotations
@@ -75,7 +74,7 @@ def invert_stripes(words: torch.Tensor, address: int, *, width: int, phase: int)
 def _stripes(words: torch.Tensor, address: int, width: int, phase: int) -> Iterator[torch.Tensor]:
     """Yield the words of every second stripe: the even stripes if `phase` is 0, the odd ones if it is 1.
 
-    The number of a stripe is the address of its first word, divided by 8 and by `width`. First yield the words in whole pairs of
+    Stripe 0 begins at address 0, and every stripe has `width` words. First yield the words in whole pairs of
     stripes, then those before and those after the whole pairs.
     """
     pair = 2 * width
@@ -83,6 +82,6 @@ def _stripes(words: torch.Tensor, address: int, width: int, phase: int) -> Itera
     body = (words.numel() - head) // pair * pair
     yield words[head : head + body].view(body // pair, 2, width)[:, phase]
     for begin, end in ((0, head), (head + body, words.numel())):
-        # The words before the whole pairs lie within one pair, and so do those after. A pair begins at a multiple of its size.
+        # These words lie within one pair of stripes. `first` is the index in `words` at which the stripe to yield begins.
         first = (address + begin) // pair * pair + phase * width - address
         yield words[max(begin, first) : max(begin, min(end, first + width))]

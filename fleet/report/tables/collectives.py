@@ -20,8 +20,8 @@ MANY_LINES = 12
 """Maximum number of curves that a chart shows one by one. If there are more, it shows their median, their range and each failed
 curve."""
 _LOW, _FEWEST_TO_COMPARE = 0.8, 3
-"""A curve is marked if, at its largest size, it is below _LOW times the median of all curves at their largest sizes,
-and if there are at least _FEWEST_TO_COMPARE curves."""
+"""A curve that did not fail is marked as low if its value at its largest size is below _LOW times the median of these values of
+all curves. There must be at least _FEWEST_TO_COMPARE curves."""
 _LOW_LINE = "line low"
 """CSS classes of a marked curve."""
 _LIMIT_HALF_WIDTH = 34

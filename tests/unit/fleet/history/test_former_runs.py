@@ -104,7 +104,7 @@ def test_history_changes_no_decision_verdict_or_cause(runs: Path, tmp_path: Path
     assert (with_code, compared_report) == (code, plain)
     assert report_with("--history", store)[1].pop("history") == json.loads(
         json.dumps(to_json(with_history(runs / "h", *_judged(run))[0].history))
-    ), "the run itself, which is in the history now, must not count"
+    ), "the first report with --history added the run to the history, but the run must not be compared with itself"
     shutil.rmtree(store)
     deleted = rackproof("report", run, "--history", store)
     assert (deleted.returncode, report_of(run)) == (code, plain)

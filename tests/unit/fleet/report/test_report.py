@@ -311,7 +311,7 @@ def test_speed_is_judged_in_a_large_enough_fleet(tmp_path: Path) -> None:
     assert {"Training: PASS", "Training variants: PASS", "Transformer: PASS"} <= set(summary)
 
 
-def test_summary_names_up_to_three_operations_without_a_criterion(tmp_path: Path) -> None:
+def test_summary_names_collectives_of_which_no_judged_size_was_measured(tmp_path: Path) -> None:
     plan = builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none", with_all_ops=True)
     write_run(tmp_path / "r1", plan)
     unknown = {"broadcast", "gather"}
@@ -423,7 +423,7 @@ def test_shared_gpus_are_a_caveat(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("indices", [(0, 1), (0, 0)], ids=["indices 0 and 1", "both indices 0"])
 def test_gpus_outside_the_plan_are_a_caveat(indices: tuple[int, int]) -> None:
-    """h1 has two more GPUs than the inventory states. h2 and h3 each test one of two GPUs, A and B, of one machine.
+    """h1 has two more GPUs than the inventory states. h2 and h3 are one machine with the GPUs A and B; h2 tests A, h3 tests B.
 
     `indices`: the indices of A and B. If h2 and h3 are containers, each can see its GPU as GPU 0.
     """
@@ -436,8 +436,9 @@ def test_gpus_outside_the_plan_are_a_caveat(indices: tuple[int, int]) -> None:
     }
     (line,) = untested_gpus([hosts[0], *halves], facts, [("h2", "h3")])
     assert line.text.endswith("(rackproof_gpu_count, rackproof_gpu_devices): h1 (2 of 4)")
+    # If both hosts test A, one GPU of the machine is not tested, whether the report knows that they are one machine or not.
     same = {**facts, "h1": HostFacts(), "h3": facts["h2"]}
-    for machines in ([], [("h2", "h3")]):  # both hosts test A
+    for machines in ([], [("h2", "h3")]):
         (line,) = untested_gpus([hosts[0], *halves], same, machines)
         assert line.text.endswith("h2 (1 of 2), h3 (1 of 2)")
     assert list(untested_gpus(hosts, dict.fromkeys(facts, HostFacts(gpus_on_bus=2)), [])) == []
@@ -483,4 +484,4 @@ def test_report_that_cannot_be_written_exits_74(run: Path, options: list[str]) -
     page.mkdir(parents=True)
     process = rackproof("report", run, *options)
     assert (process.returncode, process.stdout) == (74, "")
-    assert f"rackproof: {page.parent}: Is a directory; the report there is old or incomplete" in process.stderr
+    assert f"rackproof: {page}: Is a directory; the report is old or incomplete" in process.stderr
