@@ -137,7 +137,8 @@ def size(value: Value) -> str:
 def format_pair(value: Value, limit: Value, unit: str) -> tuple[str, str]:
     """Format a value and its limit, with enough digits to distinguish them.
 
-    Both texts have the same unit, unless one number is more than a thousand times the other, which is not 0.
+    Both texts have the same unit. But if neither number is 0, and one is more than a thousand times the other, each text has its
+    own unit.
     """
     like = _larger(value, limit)
     value_text, limit_text = quantity(value, unit, like=like), quantity(limit, unit, like=like)
@@ -159,7 +160,7 @@ def digits_for(values: Collection[Value], unit: str, like: float | None = None) 
 def _larger(value: Value, limit: Value) -> float | None:
     """Return the larger magnitude of two numbers.
 
-    Return None if one of them is not a finite number, or if the larger is more than 1000 times the smaller, which is not 0.
+    Return None if one of them is not a finite number. Also return None if neither is 0 and one is more than 1000 times the other.
     """
     numbers = finite(value), finite(limit)
     if numbers[0] is None or numbers[1] is None:

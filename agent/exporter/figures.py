@@ -78,7 +78,7 @@ def newest_figures(observations: Iterable[Json], training: Iterable[Json] = ()) 
 
     Args:
         observations: in order of time.
-        training: rates that ranks wrote during a training. If `observations` has the same series, its value is used.
+        training: rates that ranks wrote during a training. If a series is in both, the value from `observations` is used.
     """
     series: dict[Series, float] = {}
     counts: defaultdict[Series, float] = defaultdict(float)

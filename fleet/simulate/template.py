@@ -87,7 +87,7 @@ class Template:
         return "".join(texts)
 
     def finish(self) -> Template:
-        """Store for each slot at which index `render` finds its level. Call this after the last `add`."""
+        """Prepare the template for `render`. Call this after the last `add`."""
         first_index = {"": 0, HOST: 1, GANG: 1 + len(self.groups[HOST])}
         self._slot_levels = [(texts, first_index[drawn_by] + group) for texts, drawn_by, group in self.slots]
         self._greatest = [

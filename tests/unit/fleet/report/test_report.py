@@ -311,7 +311,7 @@ def test_speed_is_judged_in_a_large_enough_fleet(tmp_path: Path) -> None:
     assert {"Training: PASS", "Training variants: PASS", "Transformer: PASS"} <= set(summary)
 
 
-def test_summary_names_collectives_of_which_no_judged_size_was_measured(tmp_path: Path) -> None:
+def test_summary_names_the_operations_that_were_not_judged(tmp_path: Path) -> None:
     plan = builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none", with_all_ops=True)
     write_run(tmp_path / "r1", plan)
     unknown = {"broadcast", "gather"}
