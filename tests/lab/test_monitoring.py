@@ -66,8 +66,8 @@ class Control:
     def play(self, *names: str, options: tuple[str, ...] = ()) -> list[dict[str, int]]:
         """Run these plays in order, and return how many tasks of each play changed something.
 
-        `play("a", "b", "a", "b")` runs the plays a and b twice. The returned list has one dictionary for each time. It maps the name
-        of a play to the number of its changed tasks.
+        `play("a", "b", "a", "b")` runs the plays a and b twice. The returned list has one dictionary for each time: name of a
+        play -> number of its changed tasks.
         """
         inventory = self.directory / "inventory.yml"
         local = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}

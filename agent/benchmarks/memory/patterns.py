@@ -1,8 +1,8 @@
 """Write the patterns of memory tests.
 
 In all functions, `words` are words of 8 bytes, and `address` is the address of the first of them, divided by 8. Each word depends
-on its own address, so a pattern that is written in parts continues from part to part. Only the pattern `random` does not: `address`
-is its seed.
+on its own address, so a pattern that is written in parts continues from part to part. Exception: for the pattern `random`,
+`address` is the seed.
 """
 
 from __future__ import annotations
