@@ -299,6 +299,8 @@ class PairOfHosts:
             if is_client and own:
                 lacks = run.test.memory == "gpu" and port.slot in self._lacking
                 self._absent(run, port, UNSUPPORTED if lacks else ERROR, reason)
+            elif own and not theirs and run.test.direction == "both_ways":
+                self._absent(run, port, ERROR, own)  # only this host, the server, lacks its figure
 
     def _absent(self, run: PairRun, port: RdmaPort, status: str, reason: str) -> None:
         self._report.absent(run.test, port, status, reason, sharing=run.sharing, partner=self._other)

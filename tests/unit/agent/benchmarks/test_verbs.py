@@ -319,6 +319,27 @@ def test_rail_that_fails_is_left_out_of_the_rest_of_the_round(
     assert [len(figures(of_host)) for of_host in observations.values()] == [5, 4]
 
 
+@pytest.mark.parametrize(
+    ("behaviour", "errors"),
+    [
+        ({"client_mlx5_0": "garbage"}, {"h1": 1, "h2": 0}),
+        ({"server_mlx5_0": "garbage"}, {"h1": 0, "h2": 1}),
+        (
+            {"client_mlx5_0": "fail", "server_mlx5_0": "fail"},
+            {"h1": 1, "h2": 0},
+        ),  # the client states the reason for both
+    ],
+)
+def test_each_host_without_a_figure_of_a_test_that_sends_both_ways_has_the_reason(
+    tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch, behaviour: dict[str, str], errors: dict[str, int]
+) -> None:
+    """h1 is the client, h2 the server."""
+    add_adapter(tmp_path, "mlx5_0", "15")
+    set_behaviour(programs, **behaviour)
+    observations = pair(tmp_path, monkeypatch, QUICK | {"directions": ["both_ways"]})
+    assert {host: len(figures(items, "error")) for host, items in observations.items()} == errors
+
+
 def test_partner_that_starts_no_server_causes_one_error(
     tmp_path: Path, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
