@@ -57,7 +57,7 @@ class Family:
     """One kind of reading over all its scopes.
 
     `name` has parts separated by dots. `unit` is an SI unit, `1` for counts, flags and texts, or `ratio` for shares, where 1 is
-    the whole. The exporter exports a value that is a text as a label of the `_info` series of its scope.
+    the whole. If a value is a text, the exporter exports it as a label of an `_info` series.
     """
 
     name: str

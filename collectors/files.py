@@ -91,9 +91,10 @@ class Files:
             return Absent.error(f"/{path}: {error}")
 
     def required(self, path: str, parse: Callable[[str], T], *, refused: str = "", max_bytes: int = -1) -> T | Absent:
-        """Do the same as `read`, but return an `error` if the file is missing or reading it fails with ENODEV or ENXIO.
+        """Do the same as `read`, but for a file that must exist. The reading is `unsupported` only in these cases:
 
-        EOPNOTSUPP is an `error` too, unless `refused` is given.
+        * `parse` raises MissingError.
+        * The kernel refuses to read the file (EINVAL, EOPNOTSUPP), and `refused` is given.
         """
         value = self.read(path, parse, missing="missing", refused=refused, max_bytes=max_bytes)
         if value == Absent.unsupported("missing"):

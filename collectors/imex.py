@@ -127,7 +127,8 @@ def _output(process: Process | Absent, option: str) -> str | Absent:
 def own_number(files: Files, nodes: Mapping[int, ImexNode]) -> int | Absent:
     """Return the number of this host in the domain.
 
-    The `address` of its node is the name or an address of this host. Return an `error` unless exactly one node matches.
+    A node is this host if its `address` is the name or an address of this host. Return an `error` unless exactly one node
+    matches.
     """
     tables = (files.read("proc/net/fib_trie", _LOCAL.findall), files.read("proc/net/if_inet6", _ipv6_addresses))
     local = {address for table in tables if not isinstance(table, Absent) for address in table}

@@ -3,7 +3,7 @@
 Each of these counts as one event: a firmware record (CPER), which has many messages; the two messages about a fatal PCIe error;
 all messages about one bad page of memory. A message of EDAC counts as one event for each error that it reports. Every other
 matching message counts as one event, so a fault with several messages counts several times. If the firmware, EDAC and the kernel
-report the same error, each report counts for the part that it names.
+report the same error, the error counts once for each of them.
 
 The texts are mainly from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe,
 be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c), drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce,

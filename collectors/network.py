@@ -171,7 +171,7 @@ class NetworkCollector:
 
 
 def is_nic(files: Files, name: str) -> bool:
-    """Return whether NetworkCollector reads the interface as a NIC. That class lists the interfaces that it omits."""
+    """Return whether NetworkCollector reads the interface as a NIC."""
     path = f"{CLASS}/{name}"
     if not files.exists(f"{path}/device") or files.exists(f"{path}/device/physfn"):
         return False

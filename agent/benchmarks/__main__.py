@@ -111,8 +111,8 @@ def connect_store() -> tuple[Store, int, int]:
 def _wait_for_all_ranks(context: Context) -> None:
     """Record that this rank has finished. Local rank 0 also waits for all ranks, at most `context.timeout_s`.
 
-    After this, local rank 0 prints the results of its host and, without --results, removes the work directory. So the other ranks
-    of the host must have written their results. Without torchrun, the process of rank 0 also serves the store, so it must not end
+    After this, local rank 0 prints the results of its host and, without --results, removes the work directory. Without the wait,
+    results of the other ranks could be missing. Without torchrun, the process of rank 0 also serves the store, so it must not end
     before the ranks of all hosts have finished.
     """
     if context.world_size == 1:

@@ -38,7 +38,8 @@ BACKEND = "rackproof"
 VISIBLE, WITHOUT_CUDA = "CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK"
 TIMEOUT = timedelta(minutes=10)
 """How long to wait for late hosts. If a launcher fails within OWN_FAILURE_S (agent.gang.monitor), before any rank has started,
-the supervisor blames its host. TIMEOUT is longer, so a host that waited in vain for another host is not blamed."""
+the supervisor blames the launcher's host. TIMEOUT is longer than OWN_FAILURE_S. So no host is blamed because it waited in vain
+for a late host."""
 
 
 class StaticRendezvous(RendezvousHandler):

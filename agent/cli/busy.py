@@ -72,7 +72,7 @@ def _busy(options: argparse.Namespace) -> int:
 def _gpu_users(run: HostRun) -> list[str]:
     """Return a text for each process on a planned GPU, and for each planned GPU whose processes cannot be listed.
 
-    `gpu_conflicts` also reports GPUs in MIG mode. They are left out here, because MIG mode does not mean that a GPU is in use.
+    GPUs in MIG mode (with `share=True`, the only conflicts) are left out, because MIG mode does not mean that a GPU is in use.
     """
     if run.host.device != "gpu" or run.host.share_gpus:
         return []

@@ -74,8 +74,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--window",
         type=float,
         default=WINDOW_S,
-        help="length in seconds of the time window over which minimum, mean and maximum of the samples are exported. If "
-        f"it is not longer than the scrape interval plus --every, some samples are in no scrape (default: {WINDOW_S:g})",
+        help="length in seconds of the time window over which minimum, mean and maximum of the samples are exported. Make it "
+        "longer than the scrape interval plus --every, because a scraped page may be --every seconds old; otherwise some samples "
+        f"are in no scrape (default: {WINDOW_S:g})",
     )
     parser.add_argument(
         "--textfile", type=Path, metavar="FILE.prom", help="write this file for node_exporter instead of listening"
@@ -150,7 +151,7 @@ def _serve(options: argparse.Namespace, gpus: Sequence[int] | None, web: WebConf
         print_progress(f"listening on {server.scheme}://{options.listen}:{server.port}/metrics")
         background.notify_ready()
         end_of_run = EndOfRun(options.state)
-        while not ended.wait(FRESH_S):  # with a time-out, so that a signal just before the wait is not missed
+        while not ended.wait(FRESH_S):  # with a time-out, because Python may run a signal's handler only after the wait
             if options.for_run and end_of_run.is_reached(time.monotonic() - server.last_request):
                 print_progress("run finished, no scrapes; exiting")
                 break

@@ -112,7 +112,8 @@ def _run_host(options: argparse.Namespace) -> int:
     except PlacementError as error:
         return fail(str(error))
     options.run_dir = (options.run_dir or lease.STATE / lease.RUNS / given.plan.run_id).absolute()
-    # If a launcher has set placement variables, it may be mpirun, which binds this process to one or two cores.
+    # `_environment` leaves out the variables that a launcher sets. The launcher may be mpirun, which binds this process to one or
+    # two cores.
     has_launcher = _environment().keys() < os.environ.keys()
     if note := use_all_processors() if has_launcher else "":
         print_progress(note)

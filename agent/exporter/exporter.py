@@ -214,7 +214,10 @@ def serve(
 
 
 class _Undescribed:
-    """Gives the exporter an empty description. So even with `auto_describe`, registration does not read the hardware."""
+    """Gives the exporter an empty description. Without one, a registry with `auto_describe` reads the hardware at registration.
+
+    `registry` does not set `auto_describe`, so this class is a second safeguard.
+    """
 
     def __init__(self, exporter: Exporter) -> None:
         self.collect = exporter.collect

@@ -70,8 +70,8 @@ RUN = (
         "(running, but not updated for 30 s)"),
     MetricSpec(name="rackproof_stage_progress_ratio", labels=("stage",),
         help="In a soak, the share of the planned time that has passed. In another stage while it runs, the share of the "
-        "expected duration that has passed. After its end, or if no duration is known (first rehearsal), the number of "
-        "observations made, divided by the expected number"),
+        "expected duration that has passed. After its end, the number of observations made, divided by the expected number. "
+        "A running stage of a first rehearsal has this share too, because there is no table of durations on CPUs"),
     MetricSpec(name="rackproof_stage_started_timestamp_seconds", labels=("stage",), help="When the stage last started"),
     MetricSpec(name="rackproof_stage_deadline_timestamp_seconds", labels=("stage",),
         help="Deadline of the stage, if it has started"),

@@ -179,7 +179,8 @@ class GpuSampler:
         self._replaced_loops: list[SamplingLoop] = []
         """Loops that were replaced and have not ended yet. A call in one of them may hang."""
         self._failed_at: dict[int, float] = {}
-        """GPU index -> when its last MAX_FAILURES samples had all failed, or when its sampling thread was found to have ended."""
+        """GPU index -> when the watchdog last counted the GPU as failed: MAX_FAILURES samples in a row had failed, or the
+        sampling thread had ended."""
         self._ended_cpu_s = 0.0
         self._indices: list[int] | Absent = []
         self._searched_at = float("-inf")

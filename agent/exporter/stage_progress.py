@@ -1,7 +1,7 @@
 """Compute how much of a running stage is done and when it is expected to end, from the expected durations of its benchmarks.
 
 The share of the expected observations that have been made is a poor measure of progress, because most observations come from a
-few short benchmarks. For a running stage it is used only if a benchmark takes longer than expected or no durations are known.
+few short benchmarks. So a running stage uses this share only if no durations are known.
 """
 
 from __future__ import annotations

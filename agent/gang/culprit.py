@@ -153,7 +153,7 @@ def _find_absent_host(gang: GangSnapshot, unfinished: Sequence[str]) -> Culprit 
     timeout = join_timeout_s(gang.timeout_s)
     if not absent or gang.now - gang.began <= timeout:
         return None
-    # A host that is not a watcher receives no statuses of the others that are not, so it does not know whether they joined.
+    # This list may be incomplete, because only watchers receive the statuses of all hosts.
     joined = [host for host in gang.members if host in gang.statuses or host == gang.me]
     text = f"{_host_list(absent)}: did not join the gang within {timeout:g} s; {_host_list(joined)} did"
     return Culprit(kind="host_absent", hosts=tuple(absent), text=_shorten(text))

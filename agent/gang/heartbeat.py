@@ -92,7 +92,7 @@ class RankHeartbeat:
         self._progress_at = time.monotonic()
 
     def record_failure(self, problem: str) -> None:
-        """Record that a benchmark that all ranks run together, or the whole rank, failed with this error.
+        """Record the error of this rank, or of a benchmark that all ranks run together.
 
         Only the first failure counts.
         """

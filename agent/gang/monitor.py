@@ -54,7 +54,7 @@ class GangMonitor:
         """How the launcher ended, the last line of its output, and when it ended. Not set if the launcher succeeded or the
         supervisor ended it."""
         self._launcher_code: int | None = None
-        """Exit code of the failed launcher. None: a fatal or terminating signal ended it. No other host can cause that."""
+        """Exit code of the failed launcher; None if a fatal or terminating signal ended it."""
         self.pids: Callable[[], Collection[int]] = tuple
         """Returns the process ids of this launch."""
         if channel:
@@ -113,7 +113,7 @@ class GangMonitor:
         return {state.rank: state for state in self._states()}
 
     def _states(self) -> tuple[RankState, ...]:
-        """Return the ranks' states. If the launcher, or the kernel for lack of memory, ended a rank, its `why` has the reason.
+        """Return the ranks' states.
 
         If the launcher exited by itself before any rank of this host failed, the launcher is the cause. The ranks that it ended
         are then marked as failed. If no rank had started, the first rank is marked. Without this mark, a rank of another host,
@@ -135,7 +135,10 @@ class GangMonitor:
         return any(state.alive_s is not None or state.ended_s is not None for state in self._receiver.states())
 
     def _failed_on_its_own(self) -> bool:
-        """Return whether the launcher failed by itself. After OWN_FAILURE_S, a rendezvous may have timed out."""
+        """Return whether the launcher failed by itself, and not because of another host.
+
+        Another host cannot end the launcher by a signal. After OWN_FAILURE_S, a rendezvous may have timed out.
+        """
         return self._launcher_code is None or self._launcher_ended_at - self._began < OWN_FAILURE_S
 
     def _never_started(self, state: RankState) -> RankState:

@@ -52,7 +52,8 @@ def main() -> int:
     if child == 0:
         _become_rank(guard)
     _set_process_name(f"{_rank_name()}'s guard")
-    # When the launcher ends, the kernel sends SIGCHLD to the guard, so that the guard kills its rank at once.
+    # When the launcher ends, this signal wakes `_wait_for_rank`, so that the guard kills its rank at once.
+    # SIGCHLD is used, because `_wait_for_rank` waits for it anyway.
     _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)
     return _wait_for_rank(child, parent, sender)
 

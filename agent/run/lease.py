@@ -2,8 +2,9 @@
 
 The lease names the run and its operator. It is renewed when the run, a stage or a soak round starts on this host, and
 released when the run ends. If nothing renews it, for example because the control node is lost, it expires. docs/resume.md says
-when another run may take the host. The lease of a `rackproof run` is in its run directory, so it does not keep other runs off
-the host.
+when another run may take the host.
+
+`rackproof run` uses a separate state directory for each run. So its lease does not keep other runs off the host.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class Lease:
         return not -IDLE_S <= _age_s(self.renewed) <= self.lasts_s
 
     def is_superseded(self, claim: Claim) -> bool:
-        """Return whether `claim`, of another run, is newer than this lease's claim and does not list this lease's run as running.
+        """Return whether `claim`, which another run has made, shows that the run of this lease is no longer running.
+
+        This is so if `claim` is newer than the claim of this lease, and does not list the run of this lease as running.
 
         Return False if the two claims are from different machines or different directories of runs: a claim lists only runs in
         its own directory.

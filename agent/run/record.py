@@ -172,8 +172,8 @@ class HostRun:
     ) -> Record:
         """Return the record with these parts added.
 
-        If a stage is repeated, its new observations replace the earlier ones. The earlier ones move into an earlier launch of the
-        stage: the last one that started ranks.
+        If a stage is repeated, its new observations replace the old ones. The old ones move into a launch of the stage
+        (`_move_observations_into_launches`).
         """
         repeated = {observation.stage for observation in observations}
         repeated |= {launch.stage for launch in launches if launch.ranks}

@@ -28,11 +28,10 @@ FAST_TELEMETRY = "fast-telemetry"
 supervisor reads the power of the GPUs every `telemetry.FAST_PERIOD_S`, which is more often than NVML has new values."""
 VALUES_PER_PHASE = 2.0
 """Minimum length of each phase (load on, load off), as a multiple of the time between two new values of NVML or of the time over
-which NVML averages, whichever is longer. At 2, NVML averages at least one value over a time that is completely within the
-phase."""
+which NVML averages, whichever is longer. A phase of twice that time contains the whole averaging time of at least one value."""
 MIN_VALUES = 3
-"""Minimum number of new values on each of the two plateaus (power with and without load), counted over all periods. The median of
-fewer values is their mean, which a single outlier can move far."""
+"""Minimum number of new values on each of the two plateaus (power with and without load), counted over all periods. With only
+one or two values, a single outlier could move the median far."""
 WAVE_POINTS = 64
 GAP = "."
 MAX_VALUES = 2_000_000

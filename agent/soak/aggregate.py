@@ -70,8 +70,8 @@ def aggregate_rounds(
             recorder.add_value(at_s, observation.name, observation.scope, observation.unit, float(value), params)
             has_series = recorder.series(observation.name, observation.scope, params) is not None
             if old is None and not has_series and not counts_wrong_results(observation.name):
-                # The recorder has no room for this series, so `_samples_with_one_more` will compute the statistics. It needs one
-                # value per round, not the repetitions within this round.
+                # The recorder has no room for this series, so `_samples_with_one_more` will compute the statistics. They must
+                # count this round as one value. Until now, `samples` describes the repetitions within this round.
                 observation = replace(observation, samples=_one_round(float(value)))
         if counts_wrong_results(observation.name) and old is not None and MEASURED in (old.status, observation.status):
             # A count that is not 0 is a fault. It is kept even if the count could not be measured in another round.
@@ -136,7 +136,8 @@ def _samples(observation: Observation, recorder: Recorder, old: Observation) -> 
         low, high, number = min(low, before), max(high, before), number + 1
         means.append(before)
     mean = statistics.fmean(means)
-    # The mean of a bucket hides how its rounds differ. The extremes show the least standard deviation that all rounds can have.
+    # The bucket means may scatter less than the rounds. Whatever the rounds are, with these extremes their standard deviation is
+    # at least (high - low) / sqrt(2 * number).
     deviation = max(statistics.pstdev(means), (high - low) / math.sqrt(2 * number))
     return Samples(
         n=number,

@@ -173,7 +173,7 @@ class SoakRun(HostRun):
         observations = read_results(work, range(len(self.host.devices))).observations
         valid = [observation for observation in observations if _is_valid_despite_interruption(observation)]
         with self._lock:
-            # The checkpoint may have counted this round already.
+            # A round is counted before it is in the record. So the checkpoint may count a round that the record lacks.
             if not 0 < number <= self._state.rounds:
                 self._state = replace(self._state, cut=self._state.cut + 1)
         self.recorder.add_event(self.at_s(), "soak.cut", "host", "the supervisor ended during the round")

@@ -26,7 +26,7 @@ benchmark figure is fatal only if it is on such a figure or on a count of wrong 
 
 
 def read_known_packs(run: HostRun) -> tuple[Pack, ...]:
-    """Return all shipped criteria packs, and after them the packs that the plan names, with `chosen` set.
+    """Return all shipped criteria packs, and after them the packs that the plan names.
 
     Packs that the plan names as files (`.yml`, `.yaml`) are left out, because they are on the control node. If another named pack
     is not installed on this host, return only the shipped packs.

@@ -106,6 +106,7 @@ class NvmlCollector:
         self._peers: tuple[PeerKey, float, Family] | None = None
         """GPUs and link states for which the paths were read, time of that read (monotonic clock), and the paths."""
         self._open_count = 0
+        """Number of calls of `open_nvml` without a matching nvmlShutdown."""
 
     def collect(self) -> Iterable[Family]:
         families = self._collect()
@@ -152,7 +153,7 @@ class NvmlCollector:
         return [*host.values(), *gpu_families]
 
     def _close(self, keep: int) -> None:
-        """Call nvmlShutdown until `_open_count` is `keep`. At 0, NVML closes.
+        """Call nvmlShutdown until `_open_count` is `keep`. If `keep` is 0, this closes NVML.
 
         While a GPM sample exists, the count stays at 1 or more. While a call to the driver is stuck, the count stays as it is.
         """

@@ -60,7 +60,7 @@ class Denials:
                 denied.add((gpu, key))
             else:
                 failing.add(gpu)
-        # `read_link_states` drops unsupported links at the end, so a denied last link has no reading. This is a denial too.
+        # If NVML denies the links with the highest numbers, `read_link_states` omits them. So a missing link counts as denied.
         links = [key for key in self._models if key[0] == ACTIVE.name]
         denied |= {(gpu, key) for gpu in models for key in links if (gpu, key) not in measured}
         self._accepted -= measured - denied

@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 AVERAGED_S = 1.0
 """Time in seconds over which `nvmlDeviceGetPowerUsage` averages (NVML API reference). GPUs before Ampere, and GA100, do not
-average. For these GPUs AVERAGED_S is too long: `agent.sampling.power_wave` then refuses to analyze some short load periods that
-it could analyze, but no result becomes wrong."""
+average. AVERAGED_S is used for them too. So for these GPUs `agent.sampling.power_wave` requires longer load periods than
+necessary."""
 
 
 class GpuSample(NamedTuple):

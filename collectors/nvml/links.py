@@ -94,7 +94,10 @@ def read_link_states(gpu: NvmlGpu) -> LinkStates:
 
 
 def known_link_states(gpu: NvmlGpu) -> dict[int, bool]:
-    """Return the state of every NVLink whose state is supported. Raises ReadingError if any of these states cannot be read."""
+    """Return whether each NVLink is up. Links that NVML reports as unsupported are left out.
+
+    Raises ReadingError if the state of any other link cannot be read.
+    """
     states = {link: state for link, state in read_link_states(gpu).items() if not _is_unsupported(state)}
     if absent := first_absent(*states.values()):
         raise ReadingError(absent)

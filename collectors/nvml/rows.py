@@ -17,9 +17,9 @@ Getter = Callable[[NvmlGpu], Value]
 CONSTANT, VARIES, COUNTER = "constant", "varies", "counter"
 """How a reading may change while the host runs: not at all, in any way (`Family.varies`), or as a counter (`Family.counter`)."""
 ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY = "always", "once", "slow", "snapshot_only"
-"""Pace: when a reading is taken. A full snapshot takes all readings. An exporter takes an ALWAYS reading for every new version of
-its metrics page, a ONCE reading only once because the value never changes, and a SLOW reading in the background. It never takes a
-SNAPSHOT_ONLY reading, which is very slow or useless in a graph."""
+"""Pace: when a reading is taken. A full snapshot takes all readings. An exporter takes an ALWAYS reading each time that it builds
+its metrics page. It takes a ONCE reading only once, because the value never changes, and a SLOW reading in the background. It
+never takes a SNAPSHOT_ONLY reading, which is very slow or useless in a graph."""
 
 
 class Row(NamedTuple):

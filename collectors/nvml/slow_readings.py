@@ -45,7 +45,7 @@ class SlowReadings:
             value, self._read_at, self._pending = self._pending.value, self._started_at, None
             self._samples = _all_absent(value) if isinstance(value, Absent) else value
         is_old = now - self._read_at > REFRESH_S
-        # Without a pending refresh, the readings are old because no scrape started one, and not because the driver hangs.
+        # If no refresh is running, no call to the driver hangs. So this call can wait for new readings.
         was_idle = self._pending is None and now - self._read_at > STALE_S
         if not self._samples or was_idle or (wait and is_old):
             self._samples, self._read_at = _read_all(gpu), now

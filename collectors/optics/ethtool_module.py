@@ -38,7 +38,8 @@ QUANTITIES = {
 FLAGS = {"rx_loss_of_signal": "rx_los", "tx_fault": "tx_fault"}
 
 Fields = dict[str, Any]
-"""Key, as in the JSON of ethtool -> text, number, numbers or flags of the lanes, or limits (`high_alarm_threshold` -> number)."""
+"""Key, as in the JSON of ethtool -> value: a text, a number, the numbers of all lanes, the flags of all lanes, or the limits of a
+quantity. Limits are a dictionary with keys such as `high_alarm_threshold`."""
 
 
 def parse_module(output: str) -> Module:

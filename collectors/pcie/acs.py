@@ -81,7 +81,7 @@ def _is_redirected(paths: Sequence[tuple[str, ...]], bridges: Mapping[str, Value
         return Absent.unsupported("no network adapter shares a switch with the GPU")
     values = [bridges[bridge] for path in paths for bridge in path]
     if not values:
-        return Absent.unsupported("no port is between the GPU and the network adapter")
+        return Absent.unsupported("the GPU and the network adapter are directly below the same bridge")
     if any(value is True for value in values):
         return True
     absent = [value for value in values if isinstance(value, Absent)]

@@ -86,8 +86,9 @@ def controllers(files: Files) -> Iterable[Family]:
 
     The kernel creates no disk for a namespace that has the ID of another namespace, cannot be identified, or was deleted.
 
-    The number includes the namespaces of the other controllers in the NVMe subsystem. A drive with two ports has two controllers
-    in one subsystem, and may show its namespaces at only one of them. With NVMe multipath, each path to a namespace counts too.
+    Controllers in one NVMe subsystem count together: each gets the number of the whole subsystem. A drive with two ports has two
+    controllers in one subsystem, and may show its namespaces at only one of them. With NVMe multipath, each path to a namespace
+    counts too.
     """
     text = "Namespaces of the NVMe controller that the kernel uses as disks"
     family = Family(name="storage.controller.namespaces", unit="1", help=text)

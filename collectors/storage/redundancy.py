@@ -50,8 +50,8 @@ class Array:
 
         Args:
             slots: numbers of the slots that seem empty. Each becomes the member `slotN`.
-            failed: number of these slots that are not empty, because they belong to failed or rebuilding members. It is unknown
-                which slots these are. So if `failed` is not 0, the other slots become the members `empty1`, `empty2` …
+            failed: number of these slots that failed or rebuilding members use. If there are any, it is unknown which slots are
+                empty. The empty slots then become the members `empty1`, `empty2` … instead.
         """
         if failed:
             self.members |= {f"empty{number}": False for number in range(1, len(slots) - failed + 1)}

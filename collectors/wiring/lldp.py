@@ -115,9 +115,9 @@ def _only(neighbors: list[Neighbor]) -> Neighbor | Absent:
     """Return the only neighbor of an interface. If the list is empty, all neighbors were adapters: return NOT_A_SWITCH.
 
     Several neighbors are an error: a switch without LLDP may have forwarded their frames. But one switch port may be listed
-    several times. For two minutes after the switch has configured LLDP, lldpd keeps the older entry without the name of the
-    port. A port may also be listed once more for each VLAN (`sfp1` and `sfp1.665`). In both cases the entry with the name and
-    without a VLAN is returned.
+    several times. For two minutes after LLDP was configured on the switch, lldpd lists a port twice: without the name of the
+    port, and with it. A port may also be listed once more for each VLAN (`sfp1` and `sfp1.665`). In both cases the entry with the
+    name and without a VLAN is returned.
     """
     ports = {(item.id, item.port) for item in neighbors if item.port}
     named = {switch for switch, _ in ports}

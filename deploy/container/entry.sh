@@ -1,7 +1,8 @@
 #!/bin/sh
 # Arguments of the container:
 #   [OPTIONS]                     run `rackproof run OPTIONS`, which acceptance-tests this host
-#   rackproof [OPTIONS]           the same, but `rackproof --help` and `rackproof --version` run as written
+#   rackproof [OPTIONS]           the same
+#   rackproof --help, --version   print the help or the version of Rackproof
 #   rackproof COMMAND …           run `rackproof COMMAND …`
 #   sshd                          run sshd, to which the mpirun of another container connects
 #   mpi COMMAND …                 run COMMAND, configured so that its mpirun can connect to the sshd of the other containers

@@ -171,8 +171,8 @@ def accept(
         directory: directory of the baselines.
         by: who accepts the run, when and why.
         replace_runs: whether the run replaces the earlier runs in the baselines of its parts.
-        replaced: keys of baselines that the same command has already replaced, with another run. Even if `replace_runs` is true,
-            `run` is added to them.
+        replaced: keys of the baselines that the same command has already written for another run. Even if `replace_runs` is true,
+            `run` is added to these baselines, so that they get all runs that the command accepts.
 
     Raises:
         RunError: the run is not accepted, an existing baseline is invalid, or a baseline cannot be written.
@@ -189,7 +189,8 @@ def accept(
     except documents.DocumentError as error:
         raise RunError(f"{error}: remove the file, or restart the baseline with --replace") from None
     try:
-        for baseline in baselines:  # GPUs first: the baseline of a host refers to its GPUs by serial
+        # For each host, `baselines_of_run` yields the GPUs first, because the baseline of the host has their serials.
+        for baseline in baselines:
             baseline_store.write(directory, baseline)
     except (OSError, documents.DocumentError) as error:
         raise RunError(f"cannot write the baseline in {directory}: {error}") from None

@@ -105,7 +105,7 @@ def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
         mark: mark of the newest entry at the previous reading.
 
     Raises:
-        BmcError: it is unknown which entries are new, because the times contradict the order or the numbers of the entries.
+        BmcError: the times of the entries are not plausible, so it is unknown which entries are new.
     """
     count = next((position for position, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
     if entries and not count:

@@ -21,7 +21,7 @@ _SPARE_IMAGE = re.compile(
 """Names of firmware images that are stored but do not run. Their versions depend on earlier updates and differ among hosts."""
 _NO_VALUE = "the BMC currently reports no value for this sensor"
 _NO_STATUS = "the BMC reports no health status for this part"
-_NEVER_STATUS = "this BMC reports the health of none of its power supplies; its event log reports their faults"
+_NEVER_STATUS = "this BMC reports no health for any power supply; its event log reports faults of power supplies"
 _OF_A_PART = re.compile(
     r"psu|(?<![a-z])ps\d|power|liquid|coolant|water|cpu|gpu|dimm|nic|pci|ocp|ssd|nvme|hdd|disk|drive|(?<![a-z])vrm?(?![a-z])|riser"
 )
@@ -173,8 +173,8 @@ def side_of(place: str) -> str:
 def _limits(sensor: Resource) -> tuple[float | None, float | None]:
     """Return the lower and upper critical limit; None for a limit that is not set or not used.
 
-    Some services report 0 for a limit that is not set. So an upper limit of 0 is not used. If both limits are 0, neither is used.
-    If any other upper limit is not above the lower limit, neither is used.
+    Some services report 0 for a limit that is not set. So if the upper limit is 0, each limit that is 0 is ignored. If the upper
+    limit is not 0, but is not above the lower limit, both are ignored.
     """
     low, high = _limit(sensor, "Lower"), _limit(sensor, "Upper")
     if high == 0:

@@ -80,8 +80,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     criteria.add_argument("--kind", choices=KINDS, default=REAL, help="propose: kind of runs (default: %(default)s)")
     criteria.add_argument("--model", default="", help="propose: GPU model, such as 'NVIDIA H200'")
     criteria.add_argument("--power", type=_probability, default=DETECTION_PROBABILITY,
-                          help="propose: the field `source` of each proposed limit states the loss that the limit finds with "
-                          "this probability (default: %(default)s)")  # fmt: skip
+                          help="propose: probability with which a proposed limit finds the loss that its field `source` states "
+                          "(default: %(default)s)")  # fmt: skip
     criteria.add_argument("--false-alarm", type=_probability, default=MAX_FALSE_ALARM,
                           help="propose: highest probability with which a healthy part fails a proposed limit "
                           "(default: %(default)s)")  # fmt: skip
@@ -109,8 +109,8 @@ def call(options: argparse.Namespace) -> int:
     if options.what == "alerts":
         shipped = shipped_packs()
         named = [pack for pack in read_packs(options.packs) if pack.chosen]
-        # A named pack may reuse the id of a criterion in PACKS. If the named pack is shipped, its criterion overrides the one in
-        # PACKS. If it is a pack of the operator (`chosen`), its criterion needs `replaces` to do so.
+        # `read_packs` has marked all named packs as `chosen`. Keep this mark only for packs that are not shipped: a criterion of
+        # such a pack needs `replaces` to override a criterion of PACKS with the same id. A shipped pack overrides without it.
         named = [replace(pack, chosen=pack.name not in shipped) for pack in named]
         print(rule_file([*map(read_pack, PACKS), *named], options.runbook), end="")
         return 0

@@ -53,7 +53,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         "--planted-faults",
         action="store_true",
         help="print the probability with which the benchmarks `digest`, `stress` and `integrity` find wrong bits with the "
-        "settings of --profile; the runs give the repetitions per second of `digest`, and the memory that `integrity` tests",
+        "settings of --profile; two values are taken from the runs: the repetitions per second of `digest`, and the memory that "
+        "`integrity` tests",
     )
     verb.add_argument(
         "--profile",

@@ -40,7 +40,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     verb.add_argument("run_dir", type=Path, nargs="?", help="directory of the run (default: the newest in runs/)")
     verb.add_argument(
-        "--serial", help="only the part with this serial, even if its failures need no work on the part itself"
+        "--serial",
+        help="only the part with this serial, even if the report does not say to return, inspect or reseat it",
     )
     verb.add_argument(
         "--host", help="only the failed parts of this host, even if their failures need no work on the part itself"

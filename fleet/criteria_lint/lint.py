@@ -241,8 +241,8 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
         criterion.expected is None and not criterion.variable and criterion.fleet_fraction is None
     ):
         return
-    # With the basis `model`, the fraction of an inventory variable is derived from figures of other hardware. Such a floor is
-    # permitted to be so low that it finds only gross faults.
+    # With `vs_inventory` and the basis `model`, the limit is an estimate from figures of other hardware. Such a floor may be
+    # so low that it finds only gross faults.
     least = LEAST_OF_DATASHEET if criterion.variable and criterion.basis == MODEL else LEAST_OF_EXPECTED
     least = LEAST_OF_LIGHT if criterion.name in LIGHT else least
     most = 2 - LEAST_OF_EXPECTED

@@ -48,7 +48,7 @@ def check_parameters(criterion: Criterion, outputs: Outputs) -> Iterator[Finding
             why = f"no such parameter{nearest(key, known)}"
             yield finding_on(criterion, key, why, "use a parameter of the observation")
             continue
-        # A key that is not the name of a parameter is a label, whose value is a text.
+        # Without known parameters, the key may be a parameter of any benchmark. All other keys are labels with texts as values.
         parameter = known.get(key, str if known else ANY_BENCHMARK.get(key, str))
         if isinstance(value, Mapping):
             yield from _range(criterion, key, value, parameter)

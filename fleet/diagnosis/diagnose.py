@@ -193,8 +193,8 @@ def _follows(verdict: Verdict, item: _PartProblem) -> bool:
         return True
     is_one_part = item.part != HOST and not Scope.parse(item.part).is_gang
     if is_suspect and is_one_part and Scope.parse(verdict.scope).get("partner"):
-        # fleet/judge/localization/pair_parts.py sets the part of a failed pair to the suspect that explains the failure. This
-        # verdict has another part, so `item` does not explain it.
+        # fleet/judge/localization/pair_parts.py sets the part of a failed pair to the suspect that explains the failure.
+        # If `item` were this suspect, the first `return True` above would have been reached.
         return False
     if problem.id in _OF_ONE_PORT and verdict.kind == VerdictKind.SUSPECT and part == HOST:
         return False  # if the port of this problem were slow, the verdict would suspect the port, not the host
@@ -264,9 +264,9 @@ def _explain_by_gang(
         causes = [item for item in of_gang.get(gang_of.get(verdict.host), ()) if _follows_in_gang(verdict, item)]
         partner = Scope.parse(verdict.scope).get("partner")
         if causes:
-            # If a port could be measured only with the port of the same rail on one other host, a fault of that other port
-            # explains the missing figure. Hosts of the same build name the adapters of a rail alike, so a problem of the part
-            # with the same name comes first.
+            # PARTNER_PARAM names the only host with which this port could be measured. That host's port of the same rail may be
+            # the cause. Hosts of the same build name the adapters of a rail alike, so a problem of the part with the same name
+            # comes first.
             is_of_port = PARTNER_PARAM in verdict.params
             order = [
                 (

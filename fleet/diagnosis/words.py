@@ -452,7 +452,10 @@ def not_known(shown: Sequence[Verdict]) -> str:
 
 
 def swapped(shown: Sequence[Verdict]) -> str:
-    """Return that two ports have each other's cable. `shown` has both verdicts if both ports are of one part."""
+    """Return that two ports have each other's cable.
+
+    If both ports are of one part, `shown` has two verdicts. Otherwise the title names two parts, so the text is in the plural.
+    """
     return "has the cables of its ports swapped" if len(shown) > 1 else "have their cables swapped"
 
 

@@ -69,7 +69,8 @@ class Comparison:
             host: name of the host.
             old: earlier state of the host; None if it has none.
             new: new state of the host; None if it has none.
-            criteria: those with `vs_baseline` set how large a change of a figure must be to be listed.
+            criteria: criteria that apply to the host. Only those with `vs_baseline` are used. They determine which changes of
+                figures are large enough to be listed.
         """
         self._order.setdefault(host, len(self._order))
         had_record, has_record = old is not None and old.has_record, new is not None and new.has_record
@@ -108,8 +109,8 @@ def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
     Args:
         old: host -> its earlier state; `merge_states` merges the states from several runs.
         new: host -> its state now.
-        criteria: host -> the criteria that apply to it. Those with `vs_baseline` set how large a change of a figure must be to be
-            listed.
+        criteria: host -> the criteria that apply to it. Only those with `vs_baseline` are used. They determine which changes of
+            figures are large enough to be listed.
     """
     comparison = Comparison()
     figures_by_serial: dict[str, Mapping[Key, Figure]] = {

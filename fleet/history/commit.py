@@ -166,7 +166,7 @@ def _commit(place: Path, index: Index) -> None:
     if max(versions(place)) > number or (
         copy.exists() and read_version(place.parent, index.kind, copy).generation >= number
     ):
-        # The rename succeeded only because a later writer had already removed this version.
+        # Other writers may have committed this version and a newer one, and removed this version, before this rename.
         shutil.rmtree(claim, ignore_errors=True)
         raise IndexChangedError(f"{place}: a newer index exists")
     index.generation = number

@@ -8,7 +8,7 @@ driver:
     y = a + b * week + c * (1 under the new driver, else 0)
 
 y is the median of all measurements of a week under one driver. Each measurement counts as its logarithm minus the level of its
-host. This level is the mean of two numbers: the mean logarithms of the host's figure under the old and under the new driver.
+host. This level is halfway between the host's mean logarithm under the old driver and its mean logarithm under the new driver.
 The model requires three weeks under each driver. With fewer, the finding is `confounded with the date`.
 """
 

@@ -12,8 +12,8 @@ So if one GPU after another fails in a host or in a slot, the finding names the 
 
 `by_chance` is the expected number of racks (or hosts, slots, parts) of the same kind that have at least as many episodes as this
 one, if failures are random. It is computed under two assumptions: the expected number of episodes is the same for all of them,
-or it is proportional to the number of their runs. The larger result counts. So the number of runs alone makes no rack a lemon,
-whether it is tested every night or only twice.
+or it is proportional to the number of their runs. With the first assumption alone, many runs would make a healthy rack a lemon.
+With the second alone, few runs would. So the larger result counts.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def alone_points(history: History, series: Mapping[str, Any]) -> list[Point]:
 
     - reference `month`: the median of the peers in the same month and under the same driver;
     - no reference: a common slope (`shared_slope`) times the day. Each driver is a group with its own level;
-    - other references: the median of the peers in the run. The stored column `relative` is this difference.
+    - other references: the median of the peers in the run, which is already subtracted in the column `relative`.
     """
     table, part, condition = _TABLES[series["level"]]
     figure = "name = $name and settings = $settings and stage = $stage and within = $within and model = $model"

@@ -43,8 +43,8 @@ class Percentile:
     values: int
     """Number of values compared: one for each part and run, even if the part has several links or peers."""
     parts: int
-    """Number of parts that these values are from, or fewer if months are merged. Then `parts` is the largest of several counts:
-    one for each merged month, and one for all runs that are not merged."""
+    """Number of parts that these values are from. If months are merged, only a lower bound is known: the largest of several
+    counts, one for each merged month and one for all runs that are not merged."""
     median: float
     """Median of the values. If months are merged, it is a mean of medians: one for each merged month, and one for the runs that
     are not merged. Each median has the number of its values as weight."""

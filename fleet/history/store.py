@@ -155,7 +155,8 @@ def _loose(index: Index) -> set[str]:
 def _forget(database: Any, place: Path, index: Index, nonce: str) -> None:
     """Remove the former version of a run from the index, and its rows from the files of its month if it was merged.
 
-    A damaged monthly file cannot be rewritten. It stays in the index until every run in it was removed in this way.
+    A damaged monthly file cannot be rewritten. Instead, the run is removed from the list of runs in the file's index entry. An
+    entry without runs is removed.
     """
     if nonce not in index.runs:
         return

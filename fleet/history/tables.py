@@ -81,8 +81,8 @@ Two tables are written only when the runs of a month are merged. `trends` has th
 (`trend_sums`); the sums of several months can be added. `spreads` has QUANTILES quantiles of each figure of accepted hosts.
 """
 LATER_COLUMNS: Mapping[str, tuple[str, ...]] = {"imported": ("sha256",), "spreads": ("within",)}
-"""Table -> columns that files of older versions of Rackproof lack. Such a column is read as empty text. If the
-`spreads` file of a month lacks `within`, no link or peer is compared with it until the month is merged again."""
+"""Table -> columns that files of older versions of Rackproof lack. Such a column is read as empty text. In
+`within`, empty text means the part as a whole. So links and peers are not compared with a `spreads` file without `within`."""
 SORTED = {
     "figures": "name, settings, stage, within, serial, host, began",
     "levels": "level, name, settings, stage, within, id, began",

@@ -151,8 +151,9 @@ def _candidates(history: History) -> tuple[list[dict[str, Any]], int]:
 
     One series is always returned, whatever its z, because the number of tests is a column of the rows.
     """
-    # If a part has too few peers in its runs and in its months, its slope contains the change that all such parts share. So the
-    # median slope of all such parts (with the same level, model and figure) is subtracted, if there are at least three of them.
+    # An empty `reference` means that the part was compared with no peers, neither of its runs nor of its months. Its slope then
+    # contains the change that all such parts share. So the median slope of all such parts (with the same level, model and figure)
+    # is subtracted, if there are at least three of them.
     query = f"""
     with {_ALONE}, all_series as (
       select * from series anti join (select * from by_month where n >= {MIN_POINTS}) m

@@ -21,8 +21,8 @@ from schemas.errors import RunError
 
 _HERE = Path(__file__).parent
 MAX_ROWS = 100
-"""Maximum number of rows in each of the tables "Failed repeatedly", "Drift" and "Drivers". `rackproof history lemons` and
-`rackproof history drivers` print all rows."""
+"""Maximum number of rows in each of the tables "Failed repeatedly", "Drift" and "Drivers". `rackproof history lemons` prints
+the first two tables in full. `rackproof history drivers` prints the third in full."""
 REPEATED_COLUMNS = (
     "Part", "Last host and slot", "Episodes", "Runs", "Problems", "First", "Last", "Expected by chance", "Finding",
 )  # fmt: skip

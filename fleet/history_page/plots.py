@@ -22,7 +22,8 @@ MIN_RANGE = 0.02
 """Smallest range of the vertical axis, as a share of the median of the monthly medians: noise must not look like a trend."""
 X_TICKS = 6
 Figure = tuple[str, str, str, str, str]
-"""Name, settings, stage, kind of scope below the part (`peer=*`), model."""
+"""Name, settings, stage, `within`, model. `within` is `link=*` for a figure of the links of a part, and `peer=*` for one of its
+peers (`within_kind`). It is empty for a figure of the part itself."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,7 +84,7 @@ def plots(
 
 
 def _of_drift(item: Drift | DriverEffect) -> Figure:
-    """Return the figure to plot. It has the values of all links or peers together, even if `item` is about one of them."""
+    """Return the figure to plot. If `item` is about one link or peer, all links or peers are plotted together."""
     return item.name, item.settings, item.stage, within_kind(item.within), item.model
 
 

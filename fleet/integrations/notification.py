@@ -107,8 +107,8 @@ def _shown_lines(report: Mapping[str, Any]) -> list[str]:
     There are at most _MAX_CAVEATS counts and caveats, and at most MAX_LINES lines in all. If lines are left out, one more line
     gives their number. The lines with further hosts ("Failed as well", "Incomplete as well") come last.
 
-    If the report has no causes, return its summary without the lines about checks and criteria. The lines of an old report have
-    no kinds, so none of them is removed.
+    If the report has no causes, return its summary without the lines about checks and criteria. If the report is so old that its
+    lines have no kinds, return its whole summary.
     """
     texts, lines = list(report["acceptance"]["summary"]), list(report["acceptance"].get("lines", ()))
     causes = [_cause(cause) for cause in report.get("causes", ())]

@@ -35,8 +35,10 @@ def revalidate(options: argparse.Namespace) -> int:
     """Run the playbook and return the exit code of the decision on the run.
 
     If the playbook sent no notification, or one that does not name the nodes that stay drained, run `notify.yml`. If the run is
-    accepted but nodes stay drained, return the exit code of an incomplete run. Do nothing and return HELD if another process has
-    locked the run, or if the run was started in this minute and was already accepted or rejected.
+    accepted but nodes stay drained, return the exit code of an incomplete run.
+
+    Do nothing and return HELD if another process has locked the run. Do the same if the new run would get the id of a run
+    that was already accepted or rejected, because both begin in the same minute.
     """
     directory = _directory(options)
     run_id = directory.name

@@ -235,8 +235,8 @@ def resume_all(directory: Path) -> list[str]:
 def resume_with_retries(directory: Path) -> list[str]:
     """Resume every node that this run drained, with retries; return a line for each that could not be resumed.
 
-    If this run has drained no node, the list is empty. If a later playbook has resumed the run and drained nodes for it, the list
-    is empty too. No further attempt is made then, because that playbook needs the nodes.
+    If this run has drained no node, the list is empty. A later playbook may have continued the run and drained nodes. No further
+    attempt is made then, and the list is empty, because that playbook needs the nodes.
     """
     by, problems = _drain_record(directory).get("by"), list[str]()
     for wait in (0.0, *BACKOFF_S):

@@ -33,8 +33,8 @@ class Node:
     drain_reason: str = ""
     """Why the node is drained; empty if it is not drained."""
     unhealthy_reason: str = ""
-    """Why the node is out of service, apart from a drain; empty if there is no such reason. Rackproof neither drains nor resumes
-    such a node. Always empty with Kubernetes."""
+    """Why the node is out of service, apart from a drain; empty if there is no such reason, and always with Kubernetes. If there
+    is a reason, Rackproof neither drains nor resumes the node."""
 
 
 class Scheduler(Protocol):

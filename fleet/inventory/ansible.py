@@ -55,8 +55,8 @@ def read_inventory(sources: Iterable[str]) -> dict[str, Variables]:
 def check_listing(listing: Mapping[str, Any]) -> dict[str, Variables]:
     """Return the hosts of a listing (the format of `ansible-inventory --list`), checked by `check_hosts`. Raises UsageError.
 
-    A listing from the playbooks has the values of only some variables. Its list `_meta.names` has the names of all variables,
-    and `check_names` checks these names.
+    The role `plan` passes a listing of its own, which has the values of only some variables. This listing also has the names of
+    all variables, in `_meta.names`. `check_names` checks these names.
     """
     hosts = check_hosts(hosts_of(listing))
     check_names(_names(listing, "_meta", "names"))

@@ -250,7 +250,7 @@ def _slot(where: str, kind: str, slot: str, column: str = "slot") -> str:
     if kind == NIC and _NIC_NAME.fullmatch(slot):
         return slot
     alternative = "the index of the GPU" if kind == GPU else "the name of the NIC"
-    last = "or adapter and port (mlx5_0/1)" if column == "port" else "or nothing"  # every cable needs a port
+    last = "or adapter and port (mlx5_0/1)" if column == "port" else "or nothing"  # a slot may be empty, a port may not
     raise UsageError(f"{where}: {column} {slot!r}: give a PCI address (0000:1b:00.0), {alternative}, {last}")
 
 

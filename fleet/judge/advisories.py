@@ -195,7 +195,7 @@ def is_vendor_version(product: Product, package: str) -> bool:
 def version_key(text: str) -> VersionKey:
     """Return a key by which versions are ordered: `1.3` < `1.3.0-rc.1` < `1.3.0` < `1.10`."""
     parts = re.findall(r"\d+|[a-z]+", text.lower())
-    # The end of a version, (0,), sorts after a letter, which begins a pre-release, and before a number.
+    # (0,) marks the end. It sorts after letters (-1, …) and before numbers (1, …): 1.3.0-rc < 1.3.0 < 1.3.0.1.
     return (*((1, int(part)) if part.isdigit() else (-1, part) for part in parts), (0,))
 
 

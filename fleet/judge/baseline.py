@@ -36,8 +36,8 @@ other values scatter."""
 OUTLIER_SIGMAS = 5.0
 """Values more than this many standard deviations from the middle are outliers."""
 MAX_NOISE_MARGIN = 0.25
-"""Fraction of the level. There is no limit if the noise margin (the criterion's `sigmas` times the noise) exceeds both this
-fraction and the distance from the level that the criterion's `fraction` sets."""
+"""Largest noise margin for which there is a limit. The noise margin is the criterion's `sigmas` times the noise, as a fraction
+of the level. If abs(1 - the criterion's `fraction`) is larger, that value applies instead."""
 MIDDLE_HALF_SIGMAS = 1.349
 """Width of the middle half of a normal distribution, in standard deviations."""
 STDEV_BIAS = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
@@ -272,8 +272,8 @@ def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
     The criterion's fraction sets the distance from the level, unless the criterion's multiple of the figure's noise is larger. If
     the noise is too large (MAX_NOISE_MARGIN), there is no limit.
 
-    A criterion with fraction 1 uses the noise alone. If its noise is unknown or 0, a figure with the unit 1 has the level itself
-    as its limit, and other figures have no limit.
+    A criterion with fraction 1 uses the noise alone. If the noise of the figure is unknown or 0, the limit depends on the unit:
+    with the unit 1 it is the level itself, otherwise there is none.
 
     A criterion with `change` ignores the noise.
 

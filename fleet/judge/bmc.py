@@ -1,4 +1,4 @@
-"""Judge without criteria whether a BMC was read, its readings are complete, and its serials are those of the host.
+"""Check a BMC without criteria: was it read, are its readings complete, and are its serials those of the host?
 
 The control node reads the BMC several times during a run. Each time it stores a snapshot: all readings with their values.
 """
@@ -240,7 +240,7 @@ def _compare(
     """Yield a verdict on the serials that the host reports (`own`: scope and serial).
 
     A serial passes if it is in `reported`, the serials from the BMC. Otherwise it fails if its form is in `forms`, and gets no
-    verdict if not. The BMC should report all serials with a form in `forms`.
+    verdict if not. `_compare_serials` explains which forms these are.
     """
     folded = {serial.casefold() for serial in reported}
     matched = {serial.casefold() for _, serial in own}

@@ -27,8 +27,9 @@ class CounterChange:
     total: Value
     """The increase; if the value of a reading is not a number, that value, which no numeric limit accepts."""
     reading: Observation
-    """The reading after the largest single increase in the stage in which the counter rose most. For the timestamp of the newest
-    event, the reading that first showed the newest event. If the value of a reading is not a number, that reading."""
+    """First the stage is chosen in which the counter rose most, then the reading of this stage after the largest increase. For
+    the timestamp of the newest event, the reading that first showed the newest event. If the value of a reading is not a number,
+    that reading."""
     stage: str
     """The stage of `reading`; empty if the increase was before the stage began, or if the counter did not rise."""
     where: str

@@ -38,8 +38,8 @@ def contradictions(view: HostView, figures: Sequence[Figures] | None = None) -> 
     """Yield an inconclusive verdict for every element of evidence that is missing or contradicts another.
 
     `figures` has lists of the host's figures. With each list comes its `FigureStructure` (`fleet.judge.figure_consistency`), or
-    None if the structure is not known. For a host without a layout (`fleet.judge.layout`), `figures` itself is None, and the
-    figures are taken from the records.
+    None if the structure is not known. Without `figures` (the host has no layout, see `fleet.judge.layout`), the figures are
+    taken from the records. The same is done after a soak.
     """
     for name, scope, reason, stage in _problems(view, figures):
         yield view.inconclusive(name, scope, reason, stage, kind=VerdictKind.CONTRADICTORY)

@@ -68,7 +68,9 @@ def hours_of_run(view: HostView) -> float | None:
     ]
     seconds = 0.0
     for (before, earlier), (at, later) in itertools.pairwise(known):
-        # The uptime falls at a reboot. It also falls if the snapshots are in the wrong order, because the clock was set back.
+        # The uptime falls at a reboot. Then `later`, the time since the reboot, counts.
+        # The uptime also falls if the clock was set back, because the snapshots are then in the wrong order. In this case `later`
+        # may be longer than the time between the snapshots.
         seconds += later - earlier if later >= earlier else min(at - before, later)
     if math.isnan(seconds):  # a date is not valid, which `consistency` reports
         return None

@@ -206,7 +206,7 @@ def _compared(criteria: Mapping[str, Criterion], name: str) -> list[Criterion]:
     """Return the criteria that compare figures of this name with the datasheet, for messages of any size.
 
     The criteria apply only to message sizes at which a link reaches its rate, but no message of any size can exceed this rate. So
-    `size_bytes` is ignored. Otherwise a correct rate over NVLink would seem impossible at a size for which only PCIe has a limit.
+    `size_bytes` is ignored.
     """
     if id(criteria) not in _COMPARED:
         _COMPARED[id(criteria)] = criteria, {}

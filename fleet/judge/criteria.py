@@ -56,8 +56,8 @@ class Criterion:
         variable, fraction: the limit is this fraction of an inventory variable.
         fleet_fraction: the limit is this fraction of the median of the same observation (name, stage, settings, kind of scope)
             over the fleet's GPUs, or hosts, of the same GPU model.
-        fleet_deviations: the limit is this many robust standard deviations (from the median absolute deviation) from that
-            median. If `fleet_fraction` is set too, the limit that is farther from the median applies.
+        fleet_deviations: the limit is this many robust standard deviations away from the same median. If
+            `fleet_fraction` is set too, the limit that is farther from the median applies.
         baseline: the limit comes from the accepted record of the same part. The criterion does not apply to a run without a
             baseline.
         same_as_fleet: True: the value must be the most common one among the GPUs or hosts that it is compared with (`among`).

@@ -44,7 +44,8 @@ MEMBERS = {"network.bond.member_up": "network.bond.slave_count"}
 """Reading of the members of a part, such as the interfaces of a bond -> reading that is 0 if the part has no members."""
 MODULE, OF_INTERFACES = "optics.module.type", ("collector.optics", "network.mtu")
 """Reading that the agent reports for each port of a host, and the two readings which show that it read the ports: the duration of
-the collector, and `network.mtu`. Full snapshots have `network.mtu` for every Ethernet interface, others for none."""
+the collector, and `network.mtu`. A value of `network.mtu` shows that the host has an Ethernet interface, and that the
+snapshot is a full one. Only full snapshots have readings of ports."""
 QUANTITIES, LEVELS = ("temperature", "voltage", "rx_power", "tx_power", "bias"), ("alarm", "warning")
 OF_MODULES = (
     "optics.module.fault",

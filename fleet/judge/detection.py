@@ -5,9 +5,9 @@ parts the spread itself is uncertain, so quantiles are those of Student's t dist
 interval), with the degrees of freedom of Satterthwaite (Biometrics 2, 1946). For fewer than MIN_PARTS parts there is no
 estimate.
 
-Some criteria need no spread, because they find any value beyond the limit (LOGIC). These are comparisons for equality or with
-peers, and criteria on counts, on increases over the run, on values that are not numbers, and on values that are equal on at least
-MIN_PARTS parts.
+Some criteria need no spread, because they find any value beyond the limit (LOGIC). They compare for equality or with peers, or
+judge counts, increases over the run, or values that are not numbers. A figure with the same value on all parts needs no spread
+either, if there are at least MIN_PARTS parts.
 """
 
 from __future__ import annotations
@@ -231,7 +231,7 @@ def _fault(parts: Sequence[Sequence[float]], operator: str, kind: str) -> tuple[
     within = sum(statistics.variance(values) * (len(values) - 1) for values in parts if len(values) > 1) / (
         repeats or 1
     )
-    # `between` already contains a share of the variance between runs: 1 / number of runs of a part. `rest` is the other share.
+    # The mean of n runs varies by `within` / n. `between` already contains this share of `within`; `rest` is what remains.
     rest = within * (1 - statistics.fmean(1 / len(values) for values in parts))
     of_means = between * (1 + 1 / len(parts))
     terms = [(of_means, len(parts) - 1), (rest, repeats)]

@@ -145,13 +145,14 @@ def _judge_node_count(view: HostView) -> Iterator[Verdict]:
 
 
 def _judge_connections(view: HostView, broken: Mapping[str, str], member: DomainMember) -> Verdict:
+    """Return the verdict on the connections of a host. `broken` has only those that are broken because of this host."""
     if not broken and member.unreported:
         reason = (
             f"the domain is not up, and IMEX does not report the connection to {counted(member.unreported, 'host')}"
         )
         return _verdict(view, CONNECTION, HOST, INCONCLUSIVE, reason)
     if not broken and member.peers == len(member.broken):
-        reason = f"not connected: {counted(member.peers, 'host')}, at fault or absent from this run"
+        reason = f"no connection works: {counted(member.peers, 'host')} at fault or absent from this run"
         return _verdict(view, CONNECTION, HOST, INCONCLUSIVE, reason)
     if not broken:
         connected = member.peers - len(member.broken)

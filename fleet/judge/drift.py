@@ -37,7 +37,7 @@ MIN_ROUND_SHARE, SPARE_ROUNDS = 0.9, 1
 """A rate must have at least MIN_ROUND_SHARE * (number of finished rounds) - SPARE_ROUNDS values."""
 LATE_ROUNDS = 2.0
 """A series has ended early if its last value is more than this many rounds older than the newest value of any series of the same
-name. If WINDOW buckets are longer than these rounds, they are the limit instead."""
+name. This limit is at least the length of WINDOW buckets."""
 ROUNDING_S = 0.1
 """The duration of a soak in a record may be too short by this much, because it is rounded."""
 

@@ -37,7 +37,7 @@ class DuplicateSerials:
         self._gpus: Counter[str] = Counter()
         """Host -> number of identities (serials and UUIDs) of its GPUs."""
         self._disputed: defaultdict[Identity, set[str]] = defaultdict(set)
-        """Identity -> hosts with a record that has it. Only hosts whose records are of different machines are included."""
+        """Identity -> hosts with a record that has it. A host is included only if different machines wrote its records."""
 
     def add(self, host: str, evidence: Evidence, *, adapters: bool = True) -> None:
         """Add the GPUs of a host, and its network adapters unless the hosts may share them (`Plan.judges_ports`).

@@ -148,7 +148,8 @@ def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
 def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
     """Return what `series` returns, for the readings of one name (scope -> readings).
 
-    Apart from their stage, all readings of a scope match the criterion, or none does. So only the first one is checked.
+    Only scope and stage decide whether the criterion matches a reading of this name. So the scope is checked once, with the first
+    reading, and the stage for each reading.
     """
     groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
     if criterion.stage:
@@ -168,8 +169,10 @@ def _judge_series(
 ) -> Verdict | None:
     """Return the verdict on one series of observations.
 
-    None in three cases: nothing to compare the measured values with; a benchmark has no measured value, which another check
-    reports; the criterion is optional and the part does not support the reading.
+    The result is None in three cases:
+    - There is nothing to compare the measured values with.
+    - A benchmark has no measured value. Another check reports the missing value.
+    - The criterion is optional, and the part does not support the reading.
     """
     benchmark = from_benchmark(criterion.name)
     measured = [item for item in group if item.status == MEASURED]

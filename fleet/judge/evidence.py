@@ -105,7 +105,7 @@ class Evidence:
 
 @lru_cache(maxsize=4096)
 def _settings_of_output(name: str) -> frozenset[str] | None:
-    """Return which parameters of a figure are settings; None if plans list them (`Output.demanded`) or the figure is unknown."""
+    """Return which parameters are settings, for a figure that is not in the plan; None: all of them count as settings."""
     output = output_of(name)
     return frozenset(output.over) if output and not output.demanded else None
 

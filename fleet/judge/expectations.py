@@ -227,7 +227,7 @@ def unmeasured_gpus(view: HostView) -> Iterator[Verdict]:
 
 
 def partitioned_gangs(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
-    """Return an inconclusive verdict on each host that never launched successfully together with some other host of its gang.
+    """Return verdicts on partitioned gangs. If two hosts never launched together successfully, each is inconclusive.
 
     Hosts without any successful launch are ignored. A gang that launches again without a host is not partitioned if an earlier
     successful launch included the host.

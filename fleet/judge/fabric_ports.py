@@ -1,7 +1,7 @@
-"""Compute two totals of a host: the number of InfiniBand and RoCE ports that are up, and the rate of its fastest kind of port.
+"""Compute two totals of a host: how many InfiniBand and RoCE ports are up, and the rate of all ports of one kind together.
 
-The totals are added to each snapshot as readings of the host. Criteria compare them with the inventory. Other criteria compare
-each port with the same port of other hosts.
+The kind is InfiniBand, RoCE or Ethernet, whichever has the highest rate. The totals are added to each snapshot as readings
+of the host. Criteria compare them with the inventory. Other criteria compare each port with the same port of other hosts.
 """
 
 from __future__ import annotations

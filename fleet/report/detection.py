@@ -149,7 +149,7 @@ def probability_text(share: float) -> str:
 ASSUMPTIONS = (
     f"For each criterion: the smallest fault that it finds with a probability of {DETECTION_PROBABILITY:.0%}, as the difference "
     "from the mean of the healthy parts. In brackets: the number of parts, then the number of their values in all runs. "
-    f"`nothing`: a lower limit that finds no fault smaller than 100%. `{TOO_FEW}: 2`: only 2 parts were measured; for fewer than "
+    f"`nothing`: no loss is found reliably, however large. `{TOO_FEW}: 2`: only 2 parts were measured; for fewer than "
     f"{MIN_PARTS}, no fault is stated. `false alarms`: the probability that a further healthy part fails. It is shown only above "
     f"{MAX_FALSE_ALARM:.1%}. A normal distribution is assumed, with quantiles of Student's t: with few parts, the stated faults "
     "and probabilities are large. GPUs of one host count as independent."

@@ -31,7 +31,7 @@ SPAN_S = 0.02
 (measured, 4 H200)."""
 CPU_SPAN_S = 1e-4
 """Seconds in a timed span on CPUs. A short span is precise enough, because reading the clock costs only 0.1 µs. If ranks
-share CPUs, each operation waits until every rank has had a CPU, so a long span would take seconds."""
+share CPUs, an operation may have to wait until every rank has had a CPU. A span of many operations could then take seconds."""
 GRAPH_CALLS = 100
 """Operations in one CUDA graph."""
 BUFFER_PAIRS = 12

@@ -181,7 +181,7 @@ def _send(process: subprocess.Popen[bytes], message: Mapping[str, Any]) -> None:
 def _answer(file: int) -> dict[str, Any]:
     """Return the objects that the process has written so far, merged into one."""
     answer: dict[str, Any] = {}
-    output = os.pread(file, MAX_OUTPUT, 0)  # does not move the file position, at which the process writes
+    output = os.pread(file, MAX_OUTPUT, 0)  # os.read would also move the position at which the child process writes
     for item in _objects(output.decode(errors="replace")):
         answer |= item
     return answer

@@ -50,8 +50,9 @@ def _term(rank: int, n: int) -> int:
 
 
 def _terms(n: int) -> int:
-    """Return the number of different terms. It is small enough that every sum over `n` ranks stays below EXACT.
+    """Return the number of different terms.
 
+    Every sum over `n` ranks must stay below EXACT. Each rank contributes the pattern and up to two terms (in reduce_scatter).
     With up to 2 800 ranks, each rank has a different term.
     """
     return max(1, (EXACT // n - PERIOD) // 2)

@@ -137,8 +137,8 @@ def compute_digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
 def digest_factors(result: torch.Tensor) -> torch.Tensor:
     """Return an odd factor for each word of the result: a hash of the word's position.
 
-    If the factors rose evenly with the position, bit flips at equal distances could cancel in the sum. One faulty lane of a GPU
-    causes such flips.
+    With evenly rising factors, such as 1, 3, 5, 7, bit flips at equal distances could cancel in the sum. For example, changes of
+    four words by +1, -1, -1 and +1 would change the sum by 1 - 3 - 5 + 7 = 0. One faulty lane of a GPU causes such flips.
 
     The hash is the mixing function of SplitMix64, but with arithmetic shifts, because torch has no logical shift for int64.
     See Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.

@@ -28,8 +28,8 @@ their number. A product here has up to 15 million checksums (8192 rows × 28672 
 is 5.5.
 
 For bf16 the tolerated error is 4 % of the root mean square of the checksums. That is far more than rounding can cause: each
-element is rounded by at most 2⁻⁸ of its value. If the elements of a group have average magnitude, rounding changes their checksum
-by at most 1.1 % of that root mean square."""
+element is rounded by at most 2⁻⁸ of its value. Even if the rounding errors of all 16 elements add up, a typical checksum changes
+by only 1.1 % of that root mean square."""
 REPEATED = 8
 """Number of further products, after the timed ones, that are compared with the first product."""
 

@@ -29,9 +29,9 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `group_copy.bandwidth` (B/s, the sum over all copies) for each pattern, and `group_copy.wrong_bytes` for each pair.
 
     - `one_to_all`: this GPU writes to all others; `all_to_one`: all others write to this GPU.
-    - `by_kernel`: a kernel on this GPU writes to the memory of the next GPU. torch has no copy kernel between GPUs for
-      contiguous data of one type, so this pattern converts int32 to fp32. Without peer access, torch converts into
-      a buffer on this GPU instead, and then copies the buffer.
+    - `by_kernel`: a kernel on this GPU writes to the memory of the next GPU. The copy converts int32 to fp32: if source and
+      target had the same type, torch would use a copy engine. Without peer access, torch converts into a buffer on this GPU
+      instead, and then copies the buffer.
     """
     if context.local_world_size == 1:  # there is no other GPU on this host
         return

@@ -150,9 +150,12 @@ def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, i
     The first copies are those with memory on the GPU's node, or on any node if the GPU's node is unknown. Their label is
     `unknown` if the GPU's node is unknown and the process may run on the CPUs of several nodes; otherwise it is `local`.
 
-    The GPU's node is None if the host does not report it. The other node is None if the GPU's node is None, or if the process
-    may run only on the CPUs of one node. It is also None if the process may not run on the CPUs of the GPU's node. The
-    copies with memory on the GPU's node are then missing, so copies with memory on another node could not be judged against them.
+    The GPU's node is None if the host does not report it. The other node is None in three cases:
+
+    - The GPU's node is None.
+    - The process may not run on the CPUs of any other node.
+    - The process may not run on the CPUs of the GPU's node. Copies with memory on the GPU's node are then missing, and there is
+      nothing to compare with.
     """
     properties = torch.cuda.get_device_properties(device)
     domain, bus, slot = (getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))

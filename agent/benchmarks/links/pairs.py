@@ -5,8 +5,8 @@ The figures show which host makes a whole gang slow. One launch measures all pai
 number of hosts is odd, one host has none. The GPUs with local rank i of the two hosts form rail i, and exchange data with each
 other. All rails do so at once, and each in both directions at once.
 
-All ranks start a round together. So if a pair hangs, only that pair reports an error in this round. Then the benchmark ends, and
-all ranks report the pairs of later rounds as skipped.
+All ranks start a round together. If a pair hangs, all other ranks finish their round and wait for the next round. So only the
+figures of that pair are reported as errors. Then the benchmark ends, and all ranks report the pairs of later rounds as skipped.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def _play_rounds(context: Context, settings: Mapping[str, Any], layout: RankLayo
         other = gang[index] if index is not None else ""
         context.set_phase(f"pairs round {count} of {len(rounds)}: {f'with {other}' if other else 'without a partner'}")
         transport.barrier()
-        # Ranks without a partner enter this block too, because it counts a collective operation. A rank that had counted fewer
-        # than the others would be reported as the rank for which the others wait.
+        # `in_collective` counts operations. The rank with the lowest count is reported as the rank for which the others wait. So
+        # ranks without a partner enter this block too.
         with context.heartbeat.in_collective():
             if other in members and context.local_rank < layout.rails:
                 peer = layout.rank(members.index(other), context.local_rank)

@@ -54,7 +54,7 @@ class VerbsTest:
 
     @property
     def has_two_directions(self) -> bool:
-        """Return whether two hosts run the test twice, once in each direction."""
+        """Return whether two hosts run the test twice, with each host once as the client (only for one-way bandwidth)."""
         return self.figure == "bandwidth" and self.direction == "one_way"
 
     @property

@@ -103,7 +103,7 @@ def _not_fabric(port: RdmaPort, has_infiniband: bool, fabric_stated: bool, faste
 
 
 def partner_port(port: RdmaPort, own_slots: Sequence[str], partner_slots: Sequence[str]) -> str | None:
-    """Return the slot of the partner's port on the same rail; None if the partner has no port there.
+    """Return the slot of the partner's port with which `port` is measured; None if the partner has no such port.
 
     If the two hosts have any slot in common, the partner's port is the one with the same slot as `port`. Otherwise it is the one
     at the same position in `partner_slots` as `port` in `own_slots`.

@@ -279,8 +279,7 @@ class PairOfHosts:
     def _agree(self, run: PairRun, rails: Rails, key: str, problems: dict[str, str], is_client: bool) -> None:
         """Exchange with the partner which rails failed, so that both hosts leave out the same rails.
 
-        If this host is the client, also report the reason for each figure that it could not measure. If the test failed only on
-        the server, the client has already reported its figure.
+        If this host is the client and its side failed, also report why the figure is missing.
         """
         self._store.post(f"{key}/end", {port.slot: problems[port.slot] for port, _ in rails if port.slot in problems})
         answers = self._store.wait(f"{key}/end", self._other, run.test.limit_s + LISTEN_S)

@@ -38,7 +38,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     The address of an error is a virtual address of this process; NVIDIA offers no way to find the memory bank from it. The error
     also has the expected word and the word that was read, so that a stuck bit can be distinguished from a lost row.
     """
-    # Ranks that reach this barrier have freed the memory that they used on this device in earlier benchmarks.
+    # In earlier benchmarks, other ranks may have used memory on this device. Wait until those ranks have freed it.
     context.host_barrier("start")
     free = free_bytes(context.device)
     words = min(PART, free // 2000)  # at 9 bytes a word, a check takes at most half a percent of the free memory

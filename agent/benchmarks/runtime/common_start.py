@@ -2,8 +2,8 @@
 
 All clocks are `time.monotonic()`. The common clock is that of the leading host: the first host, in the order of the launch, on
 which local rank 0 has not left the benchmark. Each other host measures the offset of its clock as NTP does: it asks the leading
-host for its time. The leading host then publishes the time of the start, and the names of the hosts that are not ready. So a host
-that hangs delays the other hosts by only one time-out, and the errors on those hosts name the host that hangs.
+host for its time. The leading host then publishes the time of the start, and the names of the hosts that are not ready. If a host
+hangs, the errors on all other hosts name that host.
 """
 
 from __future__ import annotations

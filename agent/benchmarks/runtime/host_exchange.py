@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 POLL_S = 0.02
 MARGIN_S = 10.0
-"""How many seconds longer the other hosts wait than the collecting host, which may enter the step after them."""
+"""The other hosts wait this many seconds longer than the collecting host, because the collecting host may begin to wait later."""
 
 
 class ExchangeError(Exception):

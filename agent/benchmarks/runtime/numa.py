@@ -51,7 +51,9 @@ def usable_nodes(root: Path = Path("/")) -> list[Node]:
         free = _meminfo_bytes(path / "meminfo", "MemFree")
         if cpus and free:
             nodes[int(path.name.removeprefix("node"))] = cpus, free
-    if len(nodes) < 2:  # MemAvailable, not MemFree: the kernel frees the page cache if an array needs the memory
+    # With several nodes, the kernel takes memory of another node before it frees the page cache of a full node. With one node, it
+    # frees the page cache, so the page cache counts as available memory.
+    if len(nodes) < 2:
         nodes = {min(nodes, default=0): (set(allowed), _meminfo_bytes(root / "proc/meminfo", "MemAvailable"))}
     return [
         Node(

@@ -67,7 +67,7 @@ class RankContext:
     benchmark: str = ""
     """The benchmark that is running."""
     begun: dict[str, float] = field(default_factory=dict)
-    """Name of a benchmark, or of a step between benchmarks such as `join` -> `time.monotonic()` when this rank began it."""
+    """When this rank began each benchmark, and each step between benchmarks (such as `join`): name -> `time.monotonic()`."""
     unable: str = ""
     """Why this rank cannot join the process group; empty if it can."""
     lost: dict[int, str] = field(default_factory=dict)
@@ -225,7 +225,7 @@ class RankContext:
     def host_barrier(self, name: str = "") -> None:
         """Wait for the other ranks of this host. Mark a rank that does not arrive in time as lost.
 
-        Later barriers do not wait for a lost rank, until this rank begins a benchmark that the lost rank has already begun.
+        Later barriers do not wait for a lost rank. If the lost rank catches up, `begin` makes barriers wait for it again.
 
         The barrier uses the store and not the process group, so that a rank whose GPU is lost does not block the others.
         """

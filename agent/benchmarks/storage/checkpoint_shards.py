@@ -57,7 +57,8 @@ class CheckpointShards:
     def _read_all(self) -> dict[str, list[list[Any]]]:
         """Return reader -> the shards in which it read wrong bytes, each as an item of `_wrong`.
 
-        If a reader is excluded before it has reported its result, another host reads the same shards.
+        Each host reads the shards of the next host. If `Clients.step` excludes a reader that has not reported its result, a
+        further round follows. In this round the host before the excluded reader reads the same shards.
         """
         clients, wrong = self._clients, defaultdict[str, list[list[Any]]](list)
         unread = set(clients.hosts)

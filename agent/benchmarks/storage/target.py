@@ -157,8 +157,7 @@ class TargetReport:
     def absent(self, target: Target, reason: str = "", name: str = "", **params: Any) -> None:
         """Report as missing every expected figure with these parameters that has not been reported yet.
 
-        Without a reason, report nothing. Figures are then missing only after an exception, which the caller of the benchmark
-        reports.
+        If there is neither a `reason` nor a problem of the directory, report nothing.
 
         Args:
             target: the directory.

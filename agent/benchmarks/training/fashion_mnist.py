@@ -36,8 +36,8 @@ learning rate diverges."""
 MAX_RATE = 0.16
 """The highest learning rate is the setting `learning_rate` (default: 0.01) times the number of ranks, but at most MAX_RATE."""
 GRAPH_WARM_UP = 3
-"""Number of steps that run before the graph is captured. Each uses one batch of the training, and a short training may have fewer
-batches than this. So if the training has at most this many steps, only one step runs before the capture."""
+"""Number of steps that run before the graph is captured. If the training has at most this many steps, only one step runs before
+the capture, because each step uses up one batch."""
 
 
 class GraphedTraining:

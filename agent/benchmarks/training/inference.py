@@ -176,7 +176,8 @@ class Engine:
         self._tokens[sequence : sequence + 1] = self._choose(scores)
 
     def _decode(self) -> None:
-        # -1 (see `_choose`) is not a valid index of the embedding: it would end the process before the wrong token is counted.
+        # The index -1 (see `_choose`) in the embedding would end the process before the wrong token is counted. `_check` replaces
+        # -1 after a measured step, but the warm-up does not call `_check`.
         known = self._tokens.clamp(min=0)
         self._tokens.copy_(self._choose(self._model.decode(known, self._cache, self._position)))
         self._position += 1
@@ -232,7 +233,7 @@ class Engine:
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report tokens per second, times to the first token and between tokens, wrong tokens, the cache's share of free memory."""
-    # Ranks that reach this barrier have freed the memory that they used on this device in earlier benchmarks.
+    # In earlier benchmarks, other ranks may have used memory on this device. Wait until those ranks have freed it.
     context.host_barrier("start")
     with torch.inference_mode():
         engine = Engine(context, settings)
@@ -273,7 +274,7 @@ def _report_percentiles(
 
 
 def least_samples(key: str) -> int:
-    """Return how many samples the percentile `key` needs. Among fewer samples, none is above the percentile."""
+    """Return how many samples the percentile `key` needs. Of fewer samples, the percentile would be the largest."""
     return round(1 / (1 - PERCENTILES[key]))
 
 

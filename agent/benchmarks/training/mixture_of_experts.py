@@ -85,7 +85,7 @@ class Experts(nn.Module):
         uses = nn.functional.one_hot(flat, EXPERTS)
         position = (uses.cumsum(0) * uses).sum(-1) - 1  # number of the use among all uses of its expert
         kept = position < room
-        # All uses without room share one more row after the rows of the experts. No expert computes this row: its result is zero.
+        # Each expert has `room` slots. All uses without room share one further slot: no expert computes it, the result is zero.
         slot = torch.where(kept, flat * room + position, EXPERTS * room)
         source = torch.full((EXPERTS * room + 1,), count, dtype=torch.int64, device=tokens.device)
         source[slot] = torch.arange(count * USED, device=tokens.device) // USED

@@ -27,7 +27,7 @@ To load the alerts, see [deploy/prometheus](../deploy/prometheus/README.md).
 these labels as long as Prometheus scrapes the host. An alert on the PCIe link of an adapter or a drive has the PCI address in the
 label `pci`, and neither `slot` nor `serial`. `rackproof doctor` on the host takes all readings again, without benchmarks, and
 lists those that violate a limit. The annotation `rma` is the command that creates the RMA package for the part. The package
-contains the measurements of the run in this command. It states the alert as the reason:
+contains the measurements of one run (here `runs/rack12`), and states the alert as the reason:
 
 ```
 rackproof rma runs/rack12 --host r01-h03 --serial 1650123000456 --reason RackproofGpuRemapFailed

@@ -415,7 +415,7 @@ def test_switch_below_a_switch_makes_the_path_pxb() -> None:
 def test_gpu_and_adapter_directly_below_the_same_bridge_have_no_acs_between_them(root: Path) -> None:
     devices = [Device(address=kind, kind=kind, bridges=("0000:00:1e.0",)) for kind in ("gpu", "network")]
     families = {family.name: family for family in acs_families(Files(root), devices, is_virtual=False)}
-    absent = Absent.unsupported("no port is between the GPU and the network adapter")
+    absent = Absent.unsupported("the GPU and the network adapter are directly below the same bridge")
     assert families["pcie.acs.redirected"].readings == [({"pci": "gpu"}, absent)]
 
 

@@ -232,7 +232,8 @@ def test_health_of_power_supplies_is_unsupported_if_the_bmc_reports_it_for_none(
     assert not health.values
     assert len(health.absent) == values(metrics, "power_supply.fitted")["host"]
     assert all(
-        reason.startswith("unsupported: this BMC reports the health of none") for reason in health.absent.values()
+        reason.startswith("unsupported: this BMC reports no health for any power supply")
+        for reason in health.absent.values()
     )
     assert [*one_lost.values.values()] == ["Critical: its line input has the status LossOfInput"]
     assert all(reason.startswith("error: ") for reason in one_lost.absent.values())

@@ -334,7 +334,7 @@ def test_connections_that_are_not_reported_pass_if_the_domain_is_up() -> None:
 
 def test_host_whose_only_connection_is_broken_is_inconclusive() -> None:
     own = dict.fromkeys(HOSTS[2:], "") | {"t1": BAD}
-    reason = "not connected: 1 host, at fault or absent from this run"
+    reason = "no connection works: 1 host at fault or absent from this run"
     assert connection_verdict(own) == (INCONCLUSIVE, "none", reason)
 
 
