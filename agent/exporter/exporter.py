@@ -186,7 +186,7 @@ def registry(
 ) -> CollectorRegistry:
     """Return a registry with the exporter's metrics, which can be served or written to a file."""
     result = CollectorRegistry(auto_describe=False)
-    result.register(_Undescribed(Exporter(collectors, compat, sources)))
+    result.register(Exporter(collectors, compat, sources))
     return result
 
 
@@ -211,17 +211,3 @@ def serve(
     served = registry(collectors, compat, sources)
     ProcessCollector(registry=served)  # not for --textfile, because node_exporter has families with these names too
     return Server(served, address, port, web, fresh_s)
-
-
-class _Undescribed:
-    """Gives the exporter an empty description. Without one, a registry with `auto_describe` reads the hardware at registration.
-
-    `registry` does not set `auto_describe`, so this class is a second safeguard.
-    """
-
-    def __init__(self, exporter: Exporter) -> None:
-        self.collect = exporter.collect
-
-    def describe(self) -> list[Metric]:
-        """Return no descriptions."""
-        return []
