@@ -43,7 +43,7 @@ def read_yaml(path: Path, schema: str) -> Any:
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
     except OSError as error:
-        # The command line adds to the message what to do about `error`.
+        # `from error`, because `rackproof.main` then adds a remedy to the message.
         raise UsageError(f"{path}: {error.strerror}") from error
     # Some of these are raised if a value does not match its tag (`!!bool x`, `!!int ""`), or if the file is not UTF-8.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:

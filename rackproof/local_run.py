@@ -268,7 +268,7 @@ def _run_study(directory: Path, document: Mapping[str, Any]) -> None:
     A cell whose launch is in the record is not measured again.
 
     Raises:
-        RunError: the record has the launch of a cell, but the record's copy in the run directory is rejected.
+        RunError: a cell was launched, but its record in the run directory is rejected, so the cell would be launched forever.
     """
     plan = plan_from_json(document)
     host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()

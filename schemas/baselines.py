@@ -77,7 +77,7 @@ class PartBaseline:
     """The baseline of one part, in one file: a GPU, identified by its serial (without a serial, by its UUID), or a host."""
 
     kind: str
-    """Kind of baseline: `gpu`, `rehearsal` or `simulated`."""
+    """Kind of run that accepted the part: `gpu` (GPUs were tested), `rehearsal` or `simulated`."""
     part: str
     """`gpu` or `host`."""
     id: str

@@ -51,7 +51,7 @@ def writing(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # A file that cannot be replaced, because a directory has its name, is `filename2`. Other names are of temporary files.
+        # If a directory has the name of the file, `rename` fails, and `error.filename2` is that name.
         raise WriteError(
             f"{error.filename2 or directory}: {error.strerror or error}; the report is old or incomplete; free disk space, or "
             "use an account with write permission, then run rackproof report again"

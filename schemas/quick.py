@@ -90,7 +90,7 @@ class Reader:
             if len(taken.metrics) > self._most_metrics:
                 return None
             raws = list(map(bytes, taken.metrics))
-            # Adding a metric may replace the cache, so each one is looked up and added before the next.
+            # Not all look-ups first: `_metric` may replace the cache.
             entries = [self._kept.get(raw) or self._metric(raw, is_checked) for raw in raws]
             if None in entries:
                 return None
@@ -103,7 +103,7 @@ class Reader:
         if not is_checked:
             if len(items) > self._most_observations or not compiled("record").is_valid(outer):
                 return None
-            # Decoding drops a value of a duplicate key, and with it a colon. With as many colons as before, no key is duplicate.
+            # Of a duplicate key, the decoder keeps only one value. So `text` then has more colons than its content encoded again.
             encoded = msgspec.json.encode(whole)
             if encoded.count(b":") + colons != text.count(b":") or _has_long_number(encoded):
                 return None

@@ -372,7 +372,7 @@ class NotJudged:
     name: str
     stage: str
     host: str = ""
-    """Host and scope of the part, if the figure is judged on other parts; empty if it is judged on no part."""
+    """The part on which the figure was not judged; host and scope are empty if the figure was judged on no part."""
     scope: str = ""
 
     def __str__(self) -> str:
@@ -515,8 +515,8 @@ class FleetReport:
     """All verdicts of the fleet, aggregated. Complete for fleets of any size."""
     detail: str = ALL
     """`all`, or `exceptions`, the default for more than 16 hosts. With `exceptions`, the report has no passing verdicts, and at
-    most 20 000 others. Of more than 64 hosts, it has the measurements of at most 64, none of them accepted. `rackproof
-    report RUN_DIR --host NAME` shows what is left out."""
+    most 20 000 others. If the run has more than 64 hosts, the report has no measurements of accepted hosts, and those of at most
+    64 hosts that are not accepted. `rackproof report RUN_DIR --host NAME` shows what is left out."""
     left_out: int = 0
     """Number of verdicts that are in `judged`, aggregated, but not in `verdicts`."""
     site: str = ""

@@ -14,7 +14,8 @@ except the host of the altered record are computed once and reused. In two cases
 `rackproof report` does:
 
 - The judged hosts are accepted, the change is not allowed, and it alters the content (`_content`). The second decision counts.
-- The judged hosts are not accepted, in one case out of CHECKED_FROM_FILES. It is a failure if the whole run is accepted.
+- The judged hosts are not accepted, and the run is one of the few selected for this check (one in CHECKED_FROM_FILES). It is a
+  failure if the whole run is accepted.
 """
 
 from __future__ import annotations
@@ -129,7 +130,7 @@ ALLOWED: Mapping[str, str] = {
     r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have booted at the same time",
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
     r"scale snapshots/preflight before/metrics/host\.uptime/values/host": (
-        "after a division, an uptime of a few minutes grows by no more than a correction of the clock explains "
+        "after a division, an uptime of a few minutes is wrong by only a few minutes, as after a correction of the clock "
         "(`CLOCK_TOLERANCE_S`)"
     ),
     r"negate snapshots/.*/metrics/host\.persistence_daemon/values/host": "the daemon may run on one host and not on others",

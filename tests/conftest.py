@@ -37,7 +37,7 @@ SLOWEST_FILES = (
     *("lab/test_silence", "lab/test_burnin", "lab/test_faults_over_ssh", "lab/test_gangs", "lab/test_schedule"),
     *("lab/test_parts_over_ssh", "lab/test_hostile_host", "lab/test_strangers"),
     *("lab/test_monitoring", "lab/test_run_host"),
-    # Files that mostly wait (the first of each line) run beside files that compute.
+    # In each line below, the first file mostly waits, and the others compute. Neighbours in this list run at the same time.
     *("unit/agent/launch/test_supervise", "unit/playbooks/test_collection", "unit/roles/test_roles"),
     *("unit/collectors/test_nvml", "unit/agent/benchmarks/test_training_benchmarks", "unit/fleet/judge/test_judge"),
     *("unit/agent/benchmarks/test_verbs", "unit/fleet/report/test_run_report", "unit/fleet/judge/test_every_reading"),

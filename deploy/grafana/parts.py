@@ -1,7 +1,7 @@
 """Build the parts of every dashboard: queries, colours and panels.
 
 Missing data must not look like a good result. So each panel has a text for missing data. A query may show a missing count as
-zero, but only if another series proves that the exporter works. Example: `errors or 0 * info` is zero only if `info` exists.
+zero, but only if another series shows that data arrive. Example: `errors or 0 * info` is zero only if `info` exists.
 """
 
 from __future__ import annotations

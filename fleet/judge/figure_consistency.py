@@ -72,8 +72,7 @@ FACTORS = {
 }
 """Two figures of a device -> the figure that is their product."""
 STATED = {"collective.transport": "transport", "collective.nvls": "nvls", "peer_copy.access": "access"}
-"""Figure -> parameter of other figures of the same benchmark. This parameter must have the value of the figure or, if the value
-is a text, a part of it."""
+"""Figure -> parameter with which other figures of the same benchmark repeat its value. Of a text, they may repeat only a part."""
 LEAST_FOR_PRECISION = 6
 """Smallest number of samples that gives a 95 % confidence interval of the median."""
 SUFFICIENCY, LOADING_RATE, TRAINING_RATE = "dataloader.sufficiency", "dataloader.throughput", "training.throughput"
@@ -113,8 +112,8 @@ class FigureStructure:
     loaders: tuple[tuple[int, int, int, float], ...] = ()
     """Positions of a `dataloader.sufficiency`, of a loading rate of the same device, and of the training rate of all ranks; then
     the factor by which loading rate / training rate is multiplied to estimate the sufficiency. The factor is the number of ranks.
-    If loader and training have different batch sizes, it is also multiplied by the larger size divided by the smaller one,
-    because the training rate depends on the batch size."""
+    The training rate depends on the batch size. So if loader and training have different batch sizes, the factor includes the
+    larger size divided by the smaller one, whichever of the two is larger. The estimate is then too high rather than too low."""
     durations: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Stage -> positions of the durations of its benchmarks."""
     is_soak: bool = False

@@ -81,8 +81,11 @@ class _Layout:
 
     number: int
     is_plain: bool = True
-    """Whether every value that is added to the statistics has a fixed position, and no criterion for bandwidths compares with a
-    baseline or judges a change. If not, the hosts of the layout are added one by one, without the layout."""
+    """Whether the layout is used. If not, its hosts are added one by one.
+
+    It is not used in two cases. A value that is added to the statistics has no fixed position; `pair_figures` do not count. Or a
+    criterion on a bandwidth needs more than a limit for all hosts: it compares with a baseline, or judges a change.
+    """
     figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     gang_figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
     pair_figures: set[str] = field(default_factory=set)
@@ -96,7 +99,7 @@ class _Layout:
     shared: SharedReadings[_Step]
     """The steps whose readings are equal on all hosts of the layout so far."""
     hosts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """Gang, rack and NVLink domain -> number of hosts of the layout with these three. They have the readings of `shared`."""
+    """Gang, rack and NVLink domain -> number of hosts so far. All these hosts have the readings of `shared`."""
     pending: list[list[Value]] = field(default_factory=list)
     """The values of each host whose `figures` and `ranks` are not added to the statistics yet."""
 

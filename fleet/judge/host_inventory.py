@@ -72,7 +72,9 @@ class HostInventory:
     host: str
     parts: tuple[LocatedPart, ...]
     unknown: Mapping[str, str]
-    """Name of a reading (`LocatedPart.name`) -> why `parts` may lack parts that this reading identifies; empty if it lacks none.
+    """Name of a reading (`LocatedPart.name`) -> why the host may have parts with this reading that are not in `parts`.
+
+    Empty if `parts` has all of them.
 
     For MODULE_SERIAL, ports without a serial are in `unread_ports` instead.
     """

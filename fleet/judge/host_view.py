@@ -74,8 +74,9 @@ class HostView:
     def is_beyond_driver(self, scope: str) -> bool:
         """Return whether the GPU of a scope has a higher index than all GPUs that the driver lists, and is in no snapshot.
 
-        Such an index does not show which GPU is missing, because the driver numbers the remaining GPUs from 0. A GPU that is lost
-        or hangs during the run is in a snapshot, with readings or with reasons why it has none.
+        Example: one of eight GPUs is missing from the start. The driver then numbers the remaining GPUs from 0 to 6. So index 7
+        is beyond the driver, whichever GPU is missing. A GPU that is lost or hangs during the run is in a snapshot, with readings
+        or with reasons why it has none.
         """
         gpu, listed = Scope.parse(scope).device, self.serials.keys()
         counts_from_0 = bool(listed) and listed == {f"gpu={index}" for index in range(len(listed))}
@@ -105,7 +106,7 @@ class HostView:
 
     @cached_property
     def fabric(self) -> float:
-        """Return the fabric rate (B/s, from the inventory) of one host: the lowest of all hosts in the last gang launch."""
+        """Return the fabric rate of the slowest host in the last gang launch (B/s, from the inventory)."""
         return self.plan.slowest_fabric(self.host, self.members(GANG))
 
     @cached_property

@@ -218,7 +218,7 @@ INFORMATIONAL: Mapping[str, str] = {
     "pcie.power_state": "idle devices sleep",
     "port.allowance_exceeded": "shows the limit of a cloud instance, not a fault",
     "port.corrected_bits": _CORRECTED,
-    "port.counter_age": "the rates of the port's counters before the run, which are judged, are computed with it",
+    "port.counter_age": "serves to compute the rates of the port's counters before the run; these rates are judged",
     "port.ecn_marked": _CONGESTION,
     "port.fec_corrected": _CORRECTED,
     "port.out_of_buffer": _CONGESTION,

@@ -100,8 +100,8 @@ def judge_hosts(
 ) -> list[Verdict]:
     """Return the verdicts on the hosts of `views`. A gang must be in `views` as a whole or not at all.
 
-    The caller adds the verdicts on manifest and cables, and applies waivers. `remaining` is what the module `passes` left to
-    evaluate, by host. The passes that it has already counted are not returned.
+    The caller adds the verdicts on manifest and cables, and applies waivers. `remaining` maps each host to what is left to
+    evaluate. Verdicts `pass` that the module `passes` has already counted are not returned.
     """
     verdicts = []
     for view in views:
@@ -161,7 +161,7 @@ def without_looser_floors(verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Drop verdicts with a derived floor (a lower limit with the basis `model`) if another verdict on the figure replaces them.
 
     A failure is kept if its floor is the highest critical floor that the figure misses, or the highest of all if none is
-    critical. An inconclusive verdict is kept if it is the first one on the figure.
+    critical. Inconclusive verdicts have no limit to compare: the first one on the figure in `verdicts` is kept.
     """
     derived = [verdict for verdict in verdicts if verdict.basis == MODEL and _misses_floor(verdict)]
     closest: dict[tuple[object, ...], Verdict] = {}

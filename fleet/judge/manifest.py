@@ -152,8 +152,9 @@ def _extra(ordered: Sequence[Part], parts: Sequence[LocatedPart]) -> Iterator[Ve
     """Yield a failure for each GPU, InfiniBand adapter and module that no line of the manifest names.
 
     A kind of part is judged only if the manifest lists parts of this kind. RoCE adapters and Ethernet ports are not judged,
-    because every mainboard has some ports that are not ordered separately. A module at an Ethernet interface without RDMA is
-    judged only if an ordered port or module is at such an interface.
+    because every mainboard has some ports that are not ordered separately. Modules at
+    RDMA ports (scope `hca=…`) are judged. Modules at other interfaces (scope `nic=…`) are judged only if a found part of the
+    manifest has such a scope.
     """
     names = {_name(part) for part in ordered} & {SERIAL, GUID, MODULE_SERIAL}
     listed = set(map(_key, ordered))

@@ -80,7 +80,7 @@ class SlotMap:
         empty = {address: usual[address] for address in usual.keys() - actual.keys() - {*excluded}}
         if actual.items() <= usual.items() and len(empty) == missing:
             text = ", ".join(f"PCI {address}" + _module(module) for address, module in sorted(empty.items()))
-            # A missing PCI bridge changes the bus numbers in the addresses. Only module numbers reveal that.
+            # If a PCI bridge is missing, GPUs get other addresses. Without module numbers, `text` may then name a wrong slot.
             caution = " (slots are identified by PCI address only: not every GPU reports a module number)"
             return f"nothing at {text}, {where}{caution if NO_MODULE in usual.values() else ''}"
         modules, usual_modules = {*actual.values()}, {*usual.values()}

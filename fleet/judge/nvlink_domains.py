@@ -145,8 +145,8 @@ def _attribute(members: Collection[DomainMember]) -> dict[str, dict[str, str]]:
     First, all broken connections of a host whose daemon does not work are attributed to that host. Then the connections that
     remain are attributed to the host with the most of them, and so on until none remains.
 
-    When no end has more than one remaining connection, each connection is attributed to both of its ends. There is one exception:
-    if the address of one end is not that of any of `members`, the connection is attributed only to that end.
+    If that host has only one connection, either end may be at fault, so the connection is attributed to both ends. But if the
+    address of one end is not that of any of `members`, the connection is attributed only to that end.
     """
     states: dict[Edge, str] = {}
     not_ready = []

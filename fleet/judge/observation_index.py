@@ -160,8 +160,8 @@ class ObservationLookup:
 def _latest(observations: Sequence[Observation]) -> Observation | None:
     """Return the last of the observations of one expectation; None without observations.
 
-    For copies between GPU and host, one expectation may have results with local and with remote memory (parameter `numa`). If the
-    last result with either memory is not MEASURED, it is returned.
+    For copies between GPU and host, one expectation may have results with local and with remote memory (parameter `numa`). Then
+    only the last result with each memory counts. If one of these is not MEASURED, it is returned.
     """
     if len(observations) < 2:
         return observations[0] if observations else None

@@ -63,7 +63,7 @@ def resolve(packs: Iterable[Pack]) -> Selection:
             continue
         names = {item.replaces for item in pack.criteria} & criteria.keys()
         removed = {name: criteria.pop(name) for name in names}
-        # If an operator's criterion is replaced, the shipped criteria that it had replaced are listed under the new criterion.
+        # Example: an operator's criterion B replaces the shipped criterion A, and C replaces B. Then C is listed for A.
         shipped = {name: replaced.pop(name, () if name in of_operator else (item,)) for name, item in removed.items()}
         for item in pack.criteria:
             if item.id not in criteria:

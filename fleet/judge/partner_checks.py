@@ -48,7 +48,7 @@ class PartnerCheck:
 def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bool:
     """Return whether a `PartnerCheck` can judge these observations.
 
-    They must be all the figures of one name that the host has for its pairs, and differ only in scope and value. `series`: the
+    They may differ only in scope and value. None of the host's figures of pairs with this name may be missing. `series`: the
     observations of a host that a criterion judges.
     """
     items = [item for group in series for item in group]

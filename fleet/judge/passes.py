@@ -88,7 +88,7 @@ class _Step:
     group_keys: tuple[GroupKey, ...] = ()
     """For a shared step with a criterion that compares hosts: the groups that are compared (`uniformity.group_keys`)."""
     majority: Hashable = None
-    """A key of the values that these groups require (`ValueGroups.majority`)."""
+    """What these groups require (`ValueGroups.majority`). The step is shared only as long as this is the same for every host."""
 
     @cached_property
     def compares_numbers(self) -> bool:
@@ -171,7 +171,8 @@ class _Repeated:
     passes: list[Verdict]
     count: int = 0
     hosts: list[tuple[int, str]] = field(default_factory=list)
-    """Position in the plan and name of these hosts, sorted; only the first MAX_FARTHEST in the plan."""
+    """Position in the plan and name of these hosts, in the order of the plan. Hosts after the first MAX_FARTHEST are left out,
+    because the report lists no more."""
 
     def add(self, position: int, host: str) -> None:
         """Count one more host; `position` is its position in the plan."""

@@ -43,9 +43,9 @@ COLLISION = 2.0**-32
 """Upper estimate of the probability that flips of several bits leave a digest unchanged, if the digest's factors are random.
 
 A digest is the sum modulo 2⁶⁴ of words of at most 32 bits, each times its own odd factor. A flip of bit b adds ±2^b times a
-factor. One flip alone always changes the sum. Flips of the highest bit, b = 31, are the most likely to cancel. They cancel if the
-sum of their factors is 0 modulo 2³³. The sum of an odd number of factors is odd, so an odd number of flips never cancels. The
-sum of an even number of factors is even, and one in 2³² even numbers is 0 modulo 2³³.
+factor. One flip alone always changes the sum. Flips of the highest bit, b = 31, are the most likely to cancel. Together they add
+2³¹·s, where s is the sum of their factors, each with its sign. They cancel if s is 0 modulo 2³³. If the number of flips is odd,
+s is odd, so they never cancel. If the number is even, s is even, and one in 2³² even numbers is 0 modulo 2³³.
 """
 DIGEST_COUNTS = {"digest.mismatches": "workload", "digest.wrong_peer_copies": "copy"}
 """Figure with a parameter `repetitions` -> its parameter that names what was repeated: a workload, or a kind of copy."""
@@ -183,8 +183,8 @@ def _of_stage(
         case_s = chosen["seconds"] / (len(chosen["workloads"]) + len(chosen["peer_copies"]))
         for workload in chosen["workloads"]:
             is_known = workload == "copy"
-            # If the right result is known, the measured rate includes the first result. Otherwise the first result is only the
-            # reference, and the rate does not include it. So one is added.
+            # If the right result is not known, the first result is the reference, and the measured rate does not count it. A
+            # wrong reference is found too, because later results differ from it. So one result is added.
             yield Comparison(
                 **common,
                 benchmark="digest",

@@ -112,7 +112,7 @@ def _wrong_best(view: HostView, ratios: list[Observation]) -> Iterator[Problem]:
 
 
 def _different_mtu(view: HostView) -> Iterator[Problem]:
-    """Yield each port, or pair of ports, whose tests used different MTUs: two ports always agree on the same MTU."""
+    """Yield each port, or pair of ports, whose tests state different MTUs. Not all can be right: the MTU never changes."""
     used: dict[tuple[str, str], dict[Value, None]] = defaultdict(dict)
     for name in (BANDWIDTH, RATIO, MTU, f"{VERBS}.latency", f"{VERBS}.message_rate"):
         for item in view.observations[name]:

@@ -126,7 +126,10 @@ class PortStatements:
         )
 
     def measured_with(self, partner: str) -> set[str]:
-        """Return the ports that were measured with this partner. Only figures that both hosts of a pair must have count."""
+        """Return the ports that were measured with this partner.
+
+        Figures that only one host of a pair must have are ignored.
+        """
         return {
             port_of(scope)
             for scope, items in self.by_scope.items()

@@ -32,8 +32,8 @@ COUNTS = {
 """Count of parts -> a reading that each of the counted parts has, with a value or with the reason why there is none."""
 ATTACHABLE, MOST_ATTACHED = ("network.nic_count", "pcie.device_count", "storage.disk.count"), 20
 """Counts of parts that may be attached and detached between two full snapshots, such as drives and virtual functions. A snapshot
-during a launch may count up to MOST_ATTACHED times as many parts as the full snapshot with the most parts. A higher count is
-wrong."""
+during a launch may have such a count, but no reading of the counted parts. In this case the count may be at most
+MOST_ATTACHED times the largest number of parts in a full snapshot."""
 WHOLES = {
     "gpu.bar1.used": "gpu.bar1.total",
     "gpu.memory.used": "gpu.memory.total",

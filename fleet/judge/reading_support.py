@@ -188,7 +188,8 @@ def _readings_of_gpus(
 def _readings_of_host(view: HostView, name: str) -> Iterator[tuple[str, str]]:
     """Yield the scope of each part that should have the reading, and why it has no value (empty if it has one).
 
-    If no reading lists the parts, the scope `host` stands for all of them. For a reading in LISTS, `host` is yielded too.
+    A part whose reading failed with an error is left out. If no reading lists the parts, the scope `host` stands for all of them.
+    For a reading in LISTS, both `host` and the parts that it lists are yielded.
     """
     metrics = view.observations.metrics
     metric = metrics[name][-1][1] if name in metrics else None

@@ -94,11 +94,10 @@ def _snapshot_order_problems(record: Record) -> Iterator[Problem]:
 
 
 def _is_earlier(moment: str, other: str) -> bool:
-    """Return whether `moment` is earlier than `other`; False if either text is not a time, which another check reports.
-
-    A time without fractions of a second never counts as earlier than another time in the same second.
-    """
-    if moment >= other:  # comparing texts is enough for most pairs, and avoids parsing
+    """Return whether `moment` is earlier than `other`; False if either text is not a time, which another check reports."""
+    # Comparing texts is enough for most pairs, and avoids parsing. But `12:00:05Z` sorts after `12:00:05.3Z`, because `Z` sorts
+    # after `.`. So a time without fractions is not found to be earlier than another time in the same second.
+    if moment >= other:
         return False
     with contextlib.suppress(ValueError):
         return epoch_seconds(moment) < epoch_seconds(other)

@@ -32,7 +32,10 @@ class SharedReadings(Generic[Step]):
         self._select()
 
     def _select(self) -> None:
-        """Prepare `remove_changed`: select the tokens of the readings of the remaining steps, and their expected values."""
+        """Prepare `remove_changed`: `_expected` has the tokens of the readings of the remaining steps.
+
+        `_chosen` selects the tokens of the same readings of another host.
+        """
         used = {name for of_step in self.steps.values() for name in of_step}
         self._tokens = {name: tokens for name, tokens in self._tokens.items() if name in used}
         self._chosen = values_at(list(chain.from_iterable(map(self._places.__getitem__, self._tokens))))

@@ -245,7 +245,7 @@ class ValueGroups:
     def common_parts(self, view: HostView, criterion: Criterion) -> dict[str, ValueGroup]:
         """Return scope -> values of each part that is common among the hosts of this host's group.
 
-        A part is common if the number of hosts that have it is more than half of the number that have the most frequent part.
+        Let n be the number of hosts with the most frequent part. A part is common if more than n / 2 hosts have it.
         """
         if criterion.id not in self._common:
             self._common[criterion.id] = self._common_of_kinds(criterion.id)
@@ -262,9 +262,9 @@ class ValueGroups:
         return of_kinds
 
     def majority(self, view: HostView, criterion: Criterion, keys: Iterable[GroupKey]) -> Hashable:
-        """Return a summary of the values that this criterion requires on a host.
+        """Return a summary of what this criterion requires of a host: the values of its groups, and the parts that it must have.
 
-        If the criterion passes on one host, it passes with equal verdicts on each host with an equal summary and equal readings.
+        If two hosts have equal summaries and equal readings, the criterion passes on both or on neither.
 
         Args:
             view: the host.
@@ -445,8 +445,8 @@ def _own_parts(view: HostView, criterion: Criterion, item: Observation, own_grou
     """Return the values of this host's parts of the same kind as the observed part; an empty group if they cannot be compared.
 
     Any number of GPUs can be compared with each other. Of other parts, such as ports or links, some may be unused by design, so
-    they are compared only if enough of them agree (MIN_ALIKE, MIN_ALIKE_SHARE). Criteria with `group_by` and `prefer` do not
-    compare them if the inventory states how many ports must be up (rackproof_infiniband_ports): the other ports may be down.
+    they are compared only if enough of them agree (MIN_ALIKE, MIN_ALIKE_SHARE). If the inventory states how many ports must be up
+    (rackproof_infiniband_ports), the rest may be down. So criteria with `group_by` and `prefer` do not compare ports of one host.
     """
     scope = Scope.parse(item.scope)
     group = own_groups.of(item.name, scope)

@@ -63,7 +63,7 @@ class Decision:
     launches: tuple[LaunchPlan, ...]
     """Launches to start in parallel, no two of which share a host; empty if there is nothing left to launch."""
     excluded: Mapping[str, str]
-    """Reachable host whose last launch failed -> why."""
+    """Reachable host whose last launch failed -> why. Despite the name, such a host may be in `launches` again."""
     awaited: tuple[str, ...] = ()
     """Hosts from `hosts_missing_launch`: fetch their records again before deciding."""
 
@@ -137,8 +137,8 @@ class _LazyVerdicts:
     def failing_pairs(self, hosts: Collection[str]) -> dict[str, str]:
         """Return host -> why its pair measurements fail, for `hosts`. The measurements are those of the last launch of each host.
 
-        Failures of a rail, a switch or the whole fabric are left out: if all hosts of these were excluded, few or none would be
-        left.
+        Only failures of one host, or of a link between two hosts, are included. If a failure of a rail, a switch or the whole
+        fabric excluded hosts, few or none would be left.
         """
         verdicts = judge_gangs([view for host, view in self._views.items() if host in hosts], self.collectives)
         return {

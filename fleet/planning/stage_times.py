@@ -66,8 +66,8 @@ def scale_stages(plan: Plan, profile: Mapping[str, Any], variables: Variables) -
     The wanted duration is that in EXTENDED_DURATION, or else `duration_s` of the profile. `scaled` in each stage of the profile
     names the time budgets. All of them are multiplied by one factor, and the slowest host decides the factor.
 
-    The profile's deadlines are for `duration_s`. If another duration is wanted, each deadline changes by as many seconds as the
-    expected time of its stage. The plan of a profile without `duration_s` is unchanged.
+    The profile's deadlines are for `duration_s`. If another duration is wanted, the expected time of a stage changes. The
+    deadline of the stage changes by the same number of seconds. The plan of a profile without `duration_s` is unchanged.
 
     Raises:
         UsageError: the wanted duration is invalid, or too short even for the shortest time budgets; or the profile scales no

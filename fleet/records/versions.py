@@ -49,8 +49,8 @@ def versions(
 def compared_criteria(criteria: Iterable[Criterion]) -> list[Criterion]:
     """Return the criteria that compare a version or setting of hosts or GPUs with most of the fleet (`same_as_fleet`).
 
-    Criteria with `prefer` or `among` are left out. Criteria with `same_as_fleet: false`, which switch the comparison off, are
-    included.
+    Criteria with `prefer` or `among` are left out. `same_as_fleet: false` switches the comparison off. Criteria with this setting
+    are included too, because `versions` lists a version even if it is not compared.
     """
     return [
         item

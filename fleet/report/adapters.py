@@ -98,7 +98,7 @@ def _last(view: HostView, name: str) -> Mapping[str, tuple[Value, str]]:
 def _reading(view: HostView, name: str, scope: str, value: Value, reason: str) -> AdapterReading:
     """Return a reading of an adapter.
 
-    The reading of a counter above 0 includes the increase during the run, and the hourly rate before the run.
+    For a counter that is not 0, the reading includes the increase during the run and the hourly rate before the run.
     """
     reading = AdapterReading(name=name, scope=scope, unit=READINGS[name].unit, value=value, reason=reason)
     if not READINGS[name].counter or reading.unit != "1" or not finite(value):

@@ -38,8 +38,8 @@ how to write your own.
 | words | meaning |
 |---|---|
 | *if present* | no verdict in these cases: the host reports the reading as unsupported (for example because it lacks the part); \
-there are too few parts to compare with; there is no accepted value to compare with. A check without these words makes the host \
-incomplete in these cases. Exception: if there are too few parts, a `same as` check gives no verdict |
+there are too few parts to compare with; there is no accepted value to compare with. Without the words *if present*, the host is \
+incomplete in these cases. But a `same as` check never gives a verdict if there are too few parts |
 | the fleet | the hosts of the run with the same GPU model. For `same as`: only those in the same gang (the hosts of one \
 multi-node launch); hosts without a gang are compared with each other |
 | hosts of one order | hosts that were bought together and are built alike |

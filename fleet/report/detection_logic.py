@@ -51,7 +51,7 @@ def logic_groups(detections: Sequence[Detection], criteria: Iterable[Criterion] 
 
 EQUAL, INCREASE, PEERS, BEYOND = LOGIC_TITLES = (
     "any value other than the required one, such as a wrong state or a count that is not 0",
-    "any increase during the run that is above the limit (with `≥ 0`: any decrease; with `≤ 0 s`: any new event, because the "
+    "any change during the run that is beyond the limit (`≤`: an increase; `≥`: a decrease; `≤ 0 s`: a new event, because the "
     "value is the time of the newest event)",
     "any value that differs from that of most other parts, if there are other parts to compare with",
     "any value beyond the limit (the value is a count, or it does not vary between healthy parts)",

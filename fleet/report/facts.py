@@ -59,7 +59,7 @@ class FactCollector:
 
         Args:
             view: the host.
-            verdicts: its verdicts; without the passes that were only counted, if `remaining` is given.
+            verdicts: its verdicts. Passes that `PassCounter` counted without building a verdict are missing.
             remaining: the result of `PassCounter.count`; None if each pass is in `verdicts`.
         """
         layout, on_bus = remaining.layout if remaining else None, _gpus_on_bus(view)

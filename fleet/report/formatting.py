@@ -137,7 +137,8 @@ def signed_percent(share: float | None) -> str:
 
 def margin_text(share: float | None) -> str:
     """Return a margin (`margin_of`) as a percentage, `+9.3 %` or `−12.0 %`; beyond ±_FAR as `38 times the limit`."""
-    # A value between 0 and the limit has a margin within ±1. So a value with a larger margin is 1 + |share| times the limit.
+    # Value and limit have the same sign. If |share| is above 1, the value is farther from 0 than the limit. So the value is the
+    # limit plus |share| times the limit.
     if share is not None and abs(share) > _FAR and math.isfinite(share):
         return f"{number(1 + abs(share), 2)} times the limit"
     return signed_percent(share)

@@ -61,8 +61,7 @@ class ObservationRow:
     name: str
     observation: Observation | None
     launch: int = 0
-    """Number of the launch (`Launch.number`) if the observation is in `Launch.observations`; else 0. A launch has its own
-    observations if it was a probe or a cell of a scaling study, or if a later launch of the stage replaced it."""
+    """Number of the launch (`Launch.number`) if the observation is in `Launch.observations`; otherwise 0."""
     verdict: Verdict | None = None
     verdicts: int = 0
     """Number of verdicts on the observation. `verdict` is the most severe of them (`_severity`)."""
@@ -196,8 +195,9 @@ def _severity(verdict: Verdict) -> tuple[bool, int]:
 def _find(observations: Sequence[Observation], candidates: Iterable[int], verdict: Verdict) -> int | None:
     """Return the index of the observation that the verdict judges; None if there is none.
 
-    A verdict has all parameters of its observation, or only those that the plan states. If several observations match, those with
-    exactly the parameters of the verdict are preferred. If several remain, the last one is returned.
+    The observation must have all parameters of the verdict. For a verdict without a stage, the parameter `phase` is ignored. If
+    several observations match, those with exactly the parameters of the verdict are preferred. If several remain, the last one is
+    returned.
     """
     params = verdict.params.items()
     matches = []

@@ -35,9 +35,9 @@ def render_power(power: Power) -> str:
         "the standard deviation replaces this estimate if it is larger.\n"
         "false alarm: probability that a healthy part fails. finds: smallest slowdown that this floor finds with "
         f"{DETECTION_PROBABILITY:.0%}\n"
-        "probability. could find: smallest slowdown that any floor can find with this probability if at most "
+        "probability. could find: the same for the best possible floor, the highest at which at most "
         f"{MAX_FALSE_ALARM:.1%} of the\n"
-        "healthy parts may fail. The values are assumed to be normally distributed, because so few runs do not show the tails.",
+        "healthy parts fail. The values are assumed to be normally distributed, because so few runs do not show the tails.",
         _table(
             ("figure", "settings", "parts", "(max - min) / median, worst part", "worst part"),
             [_repeat(item) for item in power.repeats if item.group],

@@ -47,8 +47,9 @@ UNCOMPARED = "NOT COMPARED (the median of the fleet needs three GPUs, or three h
 _MAX_CAUSES = 20
 """Maximum number of causes that a summary shows."""
 MAX_GANG_NAMES, MAX_OTHER_HOSTS, MAX_NAME_LENGTH, MAX_MACHINES = 10, 30, 40, 4
-"""Maximum numbers in one line: hosts of one gang (the hosts of one multi-node launch) or of one machine; hosts that no cause
-names; characters of a name; machines."""
+"""Maximum numbers in one line. MAX_GANG_NAMES: hosts of one gang (the hosts of one multi-node launch), or hosts that share a
+machine. MAX_OTHER_HOSTS: hosts that no cause names. MAX_NAME_LENGTH: characters of a name. MAX_MACHINES: machines that several
+hosts share."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,7 +242,8 @@ def _check_lines(summary: SummaryInput) -> Iterator[SummaryLine]:
     plan = summary.plan
     planned = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
     lists = {id(expected): expected for expected in map(plan.expected_of, plan.hosts)}
-    # The plan lists no figures of RDMA ports. A benchmark of such ports is shown if hosts have verdicts on it.
+    # A planned benchmark is shown only if a host must measure one of its figures. The plan lists no figures of RDMA ports, so a
+    # benchmark with verdicts is shown too.
     judged = {*map(_benchmark, summary.judged), *map(_benchmark, summary.exceptions)}
     planned &= {item.name.split(".")[0] for expected in lists.values() for item in expected} | judged
     states: dict[str, dict[tuple[str, bool], set[tuple[str, str]]]] = {}

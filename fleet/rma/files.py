@@ -50,8 +50,7 @@ def package_names(documents: Sequence[Mapping[str, Any]]) -> list[str]:
 def safe_file_name(text: str) -> str:
     """Return `text` as a file name, with `-` instead of `=`.
 
-    If anything else must be changed, a digest of `text` is appended. So two texts give the same name only if they differ in
-    nothing but `=` and `-`.
+    If anything else must be changed, a digest of `text` is appended. So only texts such as `a=b` and `a-b` give the same name.
     """
     cleaned = _UNSAFE_CHARACTERS.sub("_", text.replace("=", "-"))[:_MAX_READABLE_CHARACTERS].lstrip(".-")
     if cleaned == text.replace("=", "-") and cleaned and not _RESERVED.match(cleaned):

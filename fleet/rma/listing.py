@@ -73,8 +73,7 @@ def cause_rows(
     Args:
         causes: causes of the report, the most urgent first. The rows have the same order.
         packages: host and scope of a part -> its package.
-        any_action: whether a cause with any action is listed with the packages of its parts. If not, only causes with an action
-            in PART_ACTIONS are listed with packages.
+        any_action: whether all causes are listed with packages. If not, only causes with an action in PART_ACTIONS are.
     """
     rows = []
     for cause in causes:

@@ -198,7 +198,7 @@ def _files(run: Mapping[str, str]) -> str:
     return "\n".join(
         [
             "- `part.json`: the same data for programs, in SI units",
-            "- `observations.csv`: every observation of this part, and the failures on other parts that this part caused",
+            "- `observations.csv`: every observation of this part, and the failures that this part caused on other parts",
             f"- Written by Rackproof {code(run['rackproof'])}. The report on the whole fleet is `report.html` of the run.",
         ]
     )

@@ -43,8 +43,7 @@ GKE_NOTES = (
     "the launch. Each published run is compared with a cell that trained Fashion-MNIST in fp32 with the same epochs and batch, "
     "on the closest number of hosts. Runs on n1-standard-4 are compared with cells that have limited CPUs per GPU. In this study "
     "each rank trains on its share of the images. In Kubeflow's example, on which the published runs are based, each worker "
-    "trains on all images, so accuracy does not fall with the number of workers: compare the published accuracy with the "
-    "accuracy of a single rank here."
+    "trains on all images. So accuracies are comparable only if the cell has a single rank."
 )
 
 

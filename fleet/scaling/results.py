@@ -56,7 +56,8 @@ class CellResult:
     spent_s: float = 0.0
     """Total seconds of the launches of this cell.
 
-    A cell has several launches if the records of the first one were fetched only after other hosts had measured the cell.
+    If the records of a launch cannot be fetched, other hosts launch the cell again. If the records are fetched later, both
+    launches count.
     """
     host_s: float = 0.0
     """Total host-seconds of these launches. The host-seconds of a launch are its seconds times its number of hosts."""

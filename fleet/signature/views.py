@@ -18,7 +18,7 @@ class Compared:
     """The result of rendering the files again and comparing checksums."""
 
     differ: tuple[str, ...]
-    """Names of the files that have another checksum when rendered again, whatever the flags of `rackproof report`."""
+    """Names of the files that could not be rendered again with the same checksum. All flags of `rackproof report` are tried."""
     not_rendered: Mapping[str, str]
     """Name of a file that cannot be rendered on this machine -> why."""
 

@@ -72,7 +72,7 @@ class FaultyHost:
 
     @staticmethod
     def is_early(document: Doc, snapshot: Doc) -> bool:
-        """Return whether a snapshot was taken before the first launch of the host. Such a snapshot shows no faults under load."""
+        """Return whether a snapshot was taken before the first launch: a fault that appears under load is not yet visible."""
         return "gang" not in document and (snapshot["stage"] == PREFLIGHT or snapshot["phase"] == "before")
 
     def set_reading(self, name: str, value: Any, scope: str = "", **snapshots: Any) -> None:

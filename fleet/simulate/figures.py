@@ -1,8 +1,8 @@
 """Make the observations that healthy hosts report: those that the plan expects, and those of each NUMA node.
 
-The value of most observations is a slot of a template: a list with one text for each level. A level is a number that states how
-good a part (such as a GPU) is, see `gpu_data`. When the template is rendered, the levels of the slots are drawn at random, for
-each host or for its gang (the hosts of one multi-node launch).
+A level is a number that states how good a part (such as a GPU) is, see `gpu_data`. The value of most observations depends on the
+level of the part: the template of a record has a slot for the value, with one text for each level. When the template is rendered,
+the levels of the slots are drawn at random, for each host or for its gang (the hosts of one multi-node launch).
 """
 
 from __future__ import annotations

@@ -164,9 +164,10 @@ def _leaf(record: Doc) -> Any:
 
 
 def _append_launch(before: Doc, after: Doc) -> Doc:
-    """Return the record `before` of a host, extended by its record of one more launch (`after`).
+    """Return the records `before` and `after` of a host as one record. `after` is the record of the next launch.
 
-    The observations of `before` move into the last launch of `before`.
+    The new record begins with `before` and ends with `after`. It has the snapshots and launches of both. It has the observations
+    of `after`; those of `before` move into the last launch of `before`.
     """
     *earlier, last = before["launches"]
     if before["observations"]:

@@ -84,8 +84,8 @@ def port_observations(plan: Plan, host: PlannedHost, stage: str, partners: int, 
         host: the host.
         stage: the stage.
         partners: number of hosts with which the host is paired in the stage `gang`. The partners are numbered from 0.
-        later_partners: number of partners that come after `host` in the gang. These partners have the lowest numbers. Only the
-            earlier host of a pair reports latency and message rate, so `host` reports both only for its later partners.
+        later_partners: number of partners that come after `host` in the gang. These partners have the lowest numbers. `host`
+            reports latency and message rate only for these partners, because only one host of each pair reports them.
     """
     planned = plan.stage(stage).benchmarks
     if VERBS not in planned:

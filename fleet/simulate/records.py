@@ -53,12 +53,13 @@ PROPORTIONAL_READINGS = (
 )
 """Readings that are proportional to the number of GPUs of the host."""
 TIMES = {"gpu.throttle.time": 38.6}
-"""Reading that counts seconds and rises under load -> its highest value in the data file, from the end of a real run."""
+"""Reading that counts seconds under load -> its highest value in the data file, which is from a real run. A simulated run may be
+shorter, so `_values` scales the reading down."""
 GPU_COUNTS = ("gpu.count", "gpu.pci_count", "pcie.device_count")
 """Readings whose value for the host is its number of GPUs."""
 DURING_GANG = "during the gang launch"
-"""Source of the readings of a snapshot during a gang launch. These are the readings of the phase `during` in the data file, but
-counters have their values of the phase `after`: the host record already has these values, and a counter must not fall."""
+"""Source of the readings of a snapshot during a gang launch: the phase `during` of the data file, but for counters the phase
+`after`. Before the gang launch, the host record has counters of `after`, and a counter must not fall."""
 BOOT_ID: Doc = {"name": "host.boot_id", "unit": "1", "values": {"host": Placeholder("boot")}}
 """The reading that identifies the boot of a host."""
 UPTIME_S = 86_400.0

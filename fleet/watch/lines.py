@@ -47,9 +47,11 @@ def _run_changes(old: View | None, new: View) -> Iterator[str]:
 
 
 def _state_changes(old: View | None, new: View) -> Iterator[str]:
-    """Yield a line with the `trouble` of each host that has just failed or become unreachable, or whose `trouble` is new.
+    """Yield the lines about hosts.
 
-    All other hosts that entered the same state of a stage share one line, because hundreds of hosts can change at once.
+    - A host with `trouble` failed or became unreachable: a line with the `trouble`.
+    - Hosts entered any other state of a stage: one line for all these hosts, because hundreds can change at once.
+    - A host has new `trouble`, but did not just fail: a line with the `trouble`.
     """
     before = {host.name: host for host in old.hosts} if old else {}
     hosts_by_change: dict[tuple[str, str], list[str]] = defaultdict(list)

@@ -34,10 +34,11 @@ class HostProgress:
     left_stage: str = ""
     """The stage of that task."""
     waiting_since: float = 0.0
-    """When the task that waits for a stage began on this host, in seconds since 1970; 0: no such task is running on this host."""
+    """When the host began a task that ends together with a stage (`RunProgress.waiting_for`), in seconds since 1970; 0: no such
+    task is running on the host."""
     state_before: tuple[str, float] | None = None
-    """State of the current stage before that task began, and when the host entered this state. If the host skips the task, this
-    state is restored. None: the host had not reached the stage."""
+    """State of `RunProgress.stage` on this host before that task, and when the host entered this state. If the host skips the
+    task, this state is restored. None: the host had not reached the stage."""
 
     def set_state(self, stage: str, state: str, at: float) -> None:
         """Set the state of a stage and when the host entered it, unless the stage already has this state."""

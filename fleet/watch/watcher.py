@@ -118,10 +118,7 @@ class Watcher:
         )
 
     def _current_task(self, is_running: bool | None) -> dict[str, Any]:
-        """Return the fields of `View` about the playbook, its current play and its current task.
-
-        If no playbook is running, those of the play and the task are empty, except `answered`.
-        """
+        """Return the fields of `View` about the playbook, its current play and its current task."""
         progress, may_run = self._run_progress, is_running is not False
         return {
             "playbook": progress.playbook,

@@ -41,7 +41,8 @@ DOCUMENTATION = """
       - Prints the progress of the hosts on standard error while a task waits for a stage of the run. Not in check mode.
       - Prints how to resume and how to stop the run if ansible-playbook exits before the playbook has finished, for example after
         Ctrl-C.
-      - Writes the report and stops the run's Prometheus if no host is left to run the last play.
+      - Writes the report if no host is left to run the last play.
+      - Stops the run's Prometheus at the end of the run.
       - Ends ansible-playbook with exit code 64 if C(--limit), C(--tags), C(--skip-tags) or the inventory selects no task of a
         playbook of Rackproof, or if ansible-core is too old.
     requirements:
@@ -70,8 +71,12 @@ WAITS_FOR = "_rackproof_waits_for"
 LAST_COMMAND = "_rackproof_last_command"
 """Variable of the play that ends a run. Its value is the verb of `rackproof` that the play runs: `report` or `scaling`.
 
-If this play starts no task because no host is left, the plugin runs the verb. It does not run the verb in check mode, with
-`--tags` (other than `all`), if `--skip-tags` skips this play, or if no play with the tag `run` is selected.
+If this play starts no task because no host is left, the plugin runs the verb. All of these must be true:
+
+- ansible-playbook is not in check mode.
+- `--tags` is absent or has `all`.
+- `--skip-tags` does not skip this play.
+- The playbook has a play with the tag `run`, and `--skip-tags` does not skip that play.
 """
 MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000

@@ -107,7 +107,8 @@ class Benchmark:
     cpu_settings: Settings | None = field(default_factory=dict)
     """Smaller settings for CPUs; None if the benchmark needs a GPU."""
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Setting -> all allowed values; for a list, all allowed elements. Needed if the default does not have them all."""
+    """Setting -> its allowed values; for a list, the allowed elements. If a text or list is not here, its default has all of
+    them."""
     gpu_bound: bool = False
     """Whether its rates depend on the GPU alone. The rates of other benchmarks also depend on processors, host memory, PCIe,
     disks and network, which all GPUs of a machine share."""

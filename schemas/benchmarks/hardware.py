@@ -366,8 +366,8 @@ HARDWARE: Mapping[str, Benchmark] = {
             "ops": ["copy", "triad"],
             "placements": ["local", "remote"],
             "size_bytes": 32 << 20,  # of each array of each thread; larger if the caches are large
-            # Time for each operation on all nodes at once. Then each operation is measured node by node, for each placement.
-            # The nodes share the time: with two nodes, each gets half of it.
+            # Time for each operation on all nodes at once. The same time again for each operation and placement, divided
+            # equally among the nodes.
             "seconds": 0.4,
         },
         outputs=[

@@ -195,7 +195,7 @@ TRAINING: Mapping[str, Benchmark] = {
             "width": 4096,
             "heads": 32,
             "prompt": 2048,
-            "steps": 1000,  # decoding steps of a round (all prompts, decoded once): enough for a p99.9 of each round
+            "steps": 1000,  # tokens decoded after each prompt; with fewer, a single outlier would be the p99.9
             "share": 0.8,  # share of the free memory that keys and values fill
             "most_bytes": 0,  # upper limit of keys and values; 0: no limit
             "seconds": 20.0,
@@ -247,8 +247,8 @@ TRAINING: Mapping[str, Benchmark] = {
     "overlap": Benchmark(
         group="collectives",
         title="Overlap",
-        summary="an all_reduce and matrix products at the same time: share of the shorter one that costs no extra time, and "
-        "slowdown of the longer one",
+        summary="an all_reduce at the same time as matrix products: how much of the time of the shorter operation is saved, and "
+        "how much the longer operation slows down",
         settings={"size": 8192, "size_bytes": 1 << 30, "repetitions": 10},
         outputs=make_outputs("overlap", {"hidden_share": "1", "slowdown": "1"}, "world"),
         params={"dtype": ("bfloat16", "float32"), "size": int, "size_bytes": int, "world_size": int},

@@ -9,7 +9,8 @@ the search needs and that have no outcome yet.
    host is bad. If it works with the second, it is good and its link to the first is bad.
 3. Launch all good hosts together. If that fails, a link between two of them is bad. Bisection finds the shortest failing
    prefix of the list of good hosts. The last host of this prefix is one end of the link. A second bisection finds the other end.
-4. Launch again two good hosts that failed together, because a launch can also fail by chance.
+
+A launch can also fail by chance. So before a link counts as bad, its two hosts are launched together a second time.
 
 Finding a bad host takes four launches, whatever the number of hosts N. Finding a bad link takes about 2 log2(N) + 5 launches.
 """

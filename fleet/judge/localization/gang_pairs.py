@@ -5,9 +5,9 @@ The pair matrix has the measurements between every two hosts, on each rail: the 
 a rail is the position of a GPU among the GPUs under test of its host. One host of a pair, with its rail, is an end.
 
 A slow host fails, and a slow NIC or GPU fails its host. A slow link between two hosts is inconclusive on both of them, because a
-link also looks slow if another pair of hosts uses one of its cables at the same time. If both hosts are normal with other hosts,
-the link fails both in two cases: they could not exchange data; or the link is slow, the collectives are slow too, and no other
-suspect explains the slow collectives.
+link also looks slow if another pair of hosts uses one of its cables at the same time. But the slow link
+fails both hosts if the collectives are slow too, and no other suspect explains that. A link over which no data could be
+exchanged also fails both hosts. In both cases, the hosts fail only if both are normal with other hosts.
 """
 
 from __future__ import annotations
@@ -115,9 +115,9 @@ class _PairReports:
 def _drop_errors_of_one_end(reports: Mapping[tuple[str, str, int], _PairReports]) -> None:
     """Drop the errors of one end of a pair if the other end measured without an error.
 
-    The path between them then works, because even a transfer in one direction needs both directions of the path. Other verdicts
-    report that the figures of the failed end are missing. If an end has such errors with most of its partners, and with at least
-    two, its errors are kept: then its port is suspect.
+    Data in one direction needs acknowledgements in the other direction. So the path works, and the errors are no evidence against
+    it. Other verdicts report that the figures of the failed end are missing. If an end has such errors with most of its partners,
+    and with at least two, its errors are kept: then its port is suspect.
     """
     own_errors: dict[tuple[str, int], list[bool]] = defaultdict(list)
     for (a, b, rail), report in reports.items():

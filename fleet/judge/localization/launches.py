@@ -136,7 +136,8 @@ class Attempt:
         if not culprit or (set(culprit.hosts) >= set(self.members) and culprit.kind != RAISED):
             return self_reported
         # If a host started no rank, that is the cause of the reports about other hosts. A host with a rank that could not take
-        # part exits cleanly: that is the cause of reports about lost hosts, but not of reports about a rank (kind `rank_...`).
+        # part leaves the launch. Others then report that host as lost, so such reports are ignored. But a report about a rank
+        # (kind `rank_...`) has another cause, and counts.
         if self.start_failures or (self_reported and not culprit.kind.startswith("rank_")):
             return self_reported
         return self_reported | dict.fromkeys(culprit.hosts, culprit.text)

@@ -66,7 +66,7 @@ class Suspect:
     measured: float | None = None
     """Median of the part's pairs that did not fail, B/s or s; None if there are none.
 
-    It is also None for a gang of two hosts, and for a fabric without slow pairs.
+    It is also None in a gang of two hosts, and if the suspicion comes from slow collectives or failed launches.
     """
     typical: float | None = None
     """The normal value, B/s or s: that of the best pair of a typical end, because an end is judged by its best pair.

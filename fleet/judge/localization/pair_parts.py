@@ -72,7 +72,7 @@ def _attributed(
 
 
 def _includes(suspect: Verdict, device: str, devices: Sequence[str]) -> bool:
-    """Return whether a suspect of the host is this device (a GPU) or its NIC, the rail of this device, or the whole host."""
+    """Return whether a suspect of the host is this GPU, its NIC (with the scope of the GPU), its rail, or the whole host."""
     if suspect.scope in (device, HOST):
         return True
     rail = Scope.parse(suspect.part)

@@ -235,7 +235,7 @@ def _find_slow_ends(
     """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
 
     `least` is the lowest level (`_level_of_end`) of a healthy end: a level below it by more than the limit is slow, even if most
-    ends have such a level. A rail does not count as slow if all its ends at one switch have normal speed. The cause may then be
+    ends have such a level. A rail does not count as slow if, at one of its switches, all its ends are normal: the cause may be
     another switch.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)

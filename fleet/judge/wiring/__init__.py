@@ -1,6 +1,7 @@
 """Judge the cables between hosts and switches.
 
-The cables in the manifest (the operator's list of parts and cables) are compared with it. All others are compared between hosts.
+A cable that the manifest (the operator's list of parts and cables) lists must be as listed. All other cables are compared
+between hosts.
 """
 
 from __future__ import annotations

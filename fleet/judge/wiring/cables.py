@@ -48,7 +48,8 @@ def cable_of(cables: Cables, host: str, part: str, scopes: Iterable[str]) -> str
         cables: the cables.
         host: the host.
         part: scope of the part. If the findings name no port, all cables of the part are returned.
-        scopes: scopes of the findings. If they name ports of the part, only the cables of these ports are returned.
+        scopes: scopes of the findings. If they name ports of the part, only the cables of these ports are returned. If no
+            cable is known for any single port, all cables of the part are returned.
     """
     ports = [port for port in dict.fromkeys(map(_port, scopes)) if port]
     if ends := dict.fromkeys(cables[host, port] for port in ports if (host, port) in cables):

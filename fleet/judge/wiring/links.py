@@ -49,7 +49,7 @@ class PortLink:
     reason: str = ""
     """Why the switch was not read, or that it changed during the run; otherwise empty."""
     is_expected: bool = True
-    """Whether the switch should have been read: the port has a link, and the program that reads the switch is installed."""
+    """False if the collector reports the switch as unsupported: the port has no link, or a program is not installed."""
     adapter: str = ""
     """Name of the RDMA adapter of a network interface; empty if the interface has none."""
     adapter_port: str = ""

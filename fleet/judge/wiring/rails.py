@@ -1,8 +1,8 @@
 """Compare the cables of hosts with each other, for ports that no manifest (the operator's list of parts and cables) lists.
 
-A rail is the ports in one slot of all hosts. Slots of slower ports are left out: on most hosts with the slot, no other port may
-be faster. The peers of a host are the hosts that use at least half of its switches, the host itself included. Among peers, a
-switch belongs to a rail under three conditions:
+A rail is the ports in one slot of all hosts. A slot has a rail only if, on most hosts with this slot, its port is one of the
+fastest of the host. The peers of a host are the hosts that use at least half of its switches, the host itself included. Among
+peers, a switch belongs to a rail under three conditions:
 - At least two peers use the switch in this rail.
 - Their number is at least a quarter of the number of peers that use the most used switch of the rail.
 - Their number is more than half of the number of peers that use the switch in any other rail.

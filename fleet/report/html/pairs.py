@@ -215,8 +215,7 @@ def host_pairs(host: HostReport) -> dict[str, Any]:
 
     `partners` and `rails` are the heads of its rows and columns, and `median` is its median rate as text. `rates` has a list for
     each partner, with one rate in GB/s per rail. A rate that was not measured is None. `bands` has a text for each partner, with
-    one character per rail: the number of the color band (`_band`), `t` if the rate could not be measured, or `-` if there is no
-    observation.
+    one character per rail: the last character of the CSS class (`_band`), or `-` if there is no observation.
     """
     by_partner: dict[str, dict[str, float | None]] = {}
     for rail, partner, observation in _pairs_of(host):

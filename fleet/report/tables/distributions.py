@@ -116,7 +116,11 @@ def _of_verdicts(report: FleetReport) -> list[Distribution]:
 
 
 def _of_spreads(judged: Iterable[Judged]) -> list[Distribution]:
-    """Return the figures of a large fleet, from the histogram and the worst parts that `judged` has for each criterion."""
+    """Return the figures of a large fleet.
+
+    Several criteria may judge a figure. The histogram is that of the criterion with the most values. The worst parts are those of
+    all criteria.
+    """
     by_figure: dict[tuple[object, ...], list[Judged]] = {}
     for row in judged:
         by_figure.setdefault((row.name, row.stage, tuple(row.params.items()), row.unit), []).append(row)

@@ -67,7 +67,7 @@ class RankGroup(NamedTuple):
     scope: str
     stage: str
     world_size: str = ""
-    """Number of ranks of a gang; empty for one host. It distinguishes a second launch without some hosts from the first."""
+    """Number of ranks of a gang; empty for one host. If a gang is launched again without some hosts, the number is lower."""
 
     @property
     def kind(self) -> str:

@@ -110,7 +110,7 @@ def sentence(report: FleetReport) -> str:
 def _blocking(report: FleetReport, kind: str) -> int:
     """Return the number of verdicts of this kind without a waiver. Verdicts that the report does not list count as not waived."""
     listed = [verdict for verdict in report.verdicts if verdict.verdict == kind]
-    # On the page of one host `judged` is empty, so `total` is 0, although verdicts are listed.
+    # In the report on one host (`--host`), `judged` is empty. Then `total` is 0, and only the listed verdicts count.
     total = sum(row.failed if kind == FAIL else row.inconclusive for row in report.judged)
     return max(total - len(listed), 0) + sum(verdict.blocks_acceptance for verdict in listed)
 

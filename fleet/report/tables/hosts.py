@@ -93,8 +93,9 @@ def racks(report: FleetReport) -> list[Rack]:
 def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[GpuState]:
     """Return the state of each GPU of a host: the worst verdict on it. A waived verdict counts as `pass`.
 
-    A GPU without verdicts is `inconclusive`. If the report leaves out passes, such a GPU is `pass` instead, with one exception:
-    it stays `inconclusive` if the host has more unmeasured observations than inconclusive verdicts (waived or not).
+    A GPU without verdicts is `inconclusive`. If the report leaves out passes, such a GPU is `pass`. But the host may have more
+    unmeasured observations than inconclusive verdicts (waived or not). Then an unmeasured observation of the GPU may have no
+    verdict, so the GPU stays `inconclusive`.
 
     If the record of the host or one of its stages has an inconclusive verdict (waived or not), no GPU is `pass`. Each GPU that
     would be `pass` is then `inconclusive`.

@@ -31,9 +31,9 @@ COLUMNS = (
 """Name of each figure that has a column, and the heading. A row is one GPU; in a rehearsal, one process."""
 
 Drifts = Mapping[tuple[str, str, str], float]
-"""Lowest level of a rate during the soak, divided by the mean of that rate at the start of the soak (`fleet/judge/drift.py`).
+"""Drift of each rate: the lowest level during the soak, divided by the mean at the start of the soak.
 
-The key is the host, the scope, and a text of name and parameters of the rate (`_figure`).
+A level is the median of the rate over a few minutes (`WINDOW` in `fleet/judge/drift.py`). The key is the host, the scope, and a text of name and parameters of the rate (`_figure`).
 """
 
 

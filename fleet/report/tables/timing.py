@@ -97,8 +97,8 @@ def times(report: FleetReport) -> Times:
 def summary_line(report: FleetReport) -> str:
     """Return `3 min 20 s per host: Collectives 62 s, Stress 21 s`; empty if no host reported durations.
 
-    `3 min 20 s` is the sum of the medians over the hosts, including REST. Then the five longest benchmarks follow, each with
-    the sum over its stages. REST counts as a benchmark here.
+    Each benchmark in each stage has a median over the hosts, and so has REST. `3 min 20 s` is the sum of all these medians.
+    Then the five longest benchmarks follow, each with the sum over its stages. REST counts as a benchmark here.
     """
     medians = _medians(_seconds_of_hosts(report))
     if not medians:

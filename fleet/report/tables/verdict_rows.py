@@ -24,9 +24,12 @@ _SEVERAL_OPERATIONS = object()
 class VerdictRow:
     """One or more verdicts of one criterion, stage and result.
 
-    Verdicts that share a row may differ in parts and message sizes, and passing verdicts also in values. Passing verdicts with
-    the operator `eq` may also differ in collective operation and settings. Passing verdicts of a criterion that judges several
-    collective operations by a minimum may differ in operation, settings and limit.
+    The verdicts in a row may differ in:
+
+    - part and message size
+    - value, if they pass
+    - collective operation and settings, if they pass the operator `eq`
+    - collective operation, settings and limit, if they pass a minimum for several collective operations
     """
 
     name: str
@@ -74,9 +77,9 @@ def _group_key(verdict: Verdict, names: Collection[str]) -> tuple[object, ...]:
 
 
 def _is_one_of_several_operations(verdict: Verdict, names: Collection[str]) -> bool:
-    """Return whether the verdict passes a minimum, and its criterion judges at least two collective operations.
+    """Return whether the verdict passes a minimum for several collective operations.
 
-    `names` are the names of all figures that this criterion judges in this stage.
+    `names` are the names of all figures that the criterion judges in this stage. Names of one family differ only in the operation.
     """
     return verdict.verdict == PASS and verdict.operator in ("ge", "gt") and len(set(map(_family, names))) < len(names)
 
@@ -102,9 +105,12 @@ def _scope_suffix(scope: str) -> str:
 def _rows(group: Sequence[Verdict], merge: bool) -> list[VerdictRow]:
     """Return one row for the group; or one row per verdict, if one row would not show to which part and size a value belongs.
 
-    With `merge`, the result is always one row, with all values or their range. Without `merge`, passing verdicts with equal
-    values are one row. Other verdicts are one row only if every part has a verdict for every message size. Their values must also
-    be equal, or there must be only one message size.
+    With `merge`, the result is always one row, with all values or their range. Without `merge`, it is one row in these cases:
+
+    - All verdicts pass, and all values are equal.
+    - Every part has a verdict for every message size, and all values are equal.
+    - Every part has a verdict, and there is only one message size.
+    - There is only one verdict.
     """
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))
     if merge:
