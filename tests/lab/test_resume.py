@@ -93,8 +93,12 @@ def remote_tasks(run: Path, host: str) -> list[str]:
     return tasks
 
 
-ON_CONTROL_NODE = ("", "set_fact", "debug", "assert", "include_tasks", "group_by")
+ON_CONTROL_NODE = ("", "set_fact", "debug", "assert", "include_tasks", "group_by", "read_bmcs")
 """Modules that run on the control node. "" stands for tasks that are not in a task file of a role."""
+
+
+OWN_MODULES = {path.stem for path in (ROOT / "playbooks" / "action_plugins").glob("*.py")}
+"""Actions of Rackproof."""
 
 
 def modules_of(path: Path) -> Iterator[tuple[str, str]]:
@@ -103,7 +107,7 @@ def modules_of(path: Path) -> Iterator[tuple[str, str]]:
     for task in tasks:
         tasks += task.get("block", []) + task.get("rescue", [])
         for module in task:
-            if module.startswith("ansible.builtin."):
+            if module.startswith("ansible.builtin.") or module in OWN_MODULES:
                 yield f"{path.parents[1].name} : {task['name']}", module.removeprefix("ansible.builtin.")
 
 
