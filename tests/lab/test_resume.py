@@ -94,7 +94,8 @@ def remote_tasks(run: Path, host: str) -> list[str]:
 
 
 ON_CONTROL_NODE = ("", "set_fact", "debug", "assert", "include_tasks", "group_by")
-"""Modules that run on the control node. "" stands for tasks that are not in a task file of a role."""
+"""Modules that run on the control node. "" stands for tasks that are not in `modules` above, such as the checks of role
+arguments that Ansible adds."""
 
 
 def modules_of(path: Path) -> Iterator[tuple[str, str]]:
