@@ -337,7 +337,7 @@ def nearest(word: str, known: Iterable[str], *, same_letters: bool = False) -> s
     * All known words that begin with the word, or have all of its parts (for `h200`: h200-nvl, h200-sxm).
     * All known words whose first part is one of the word's parts (for `nvidia-h200`: h200-nvl, h200-sxm), unless a known word
       is very similar.
-    * The most similar known word. If more than MAX_SUGGESTIONS of the words above exist, it is suggested instead of them.
+    * The most similar known word. This word is suggested instead if more than MAX_SUGGESTIONS words fit one of the rules above.
       With `same_letters`, its letters before the first digit must be those of the word, because `gh200` and `h200` are
       different hardware.
     """

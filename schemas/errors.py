@@ -51,7 +51,8 @@ def writing(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # If a directory has the name of the file, `rename` fails, and `error.filename2` is that name.
+        # If a directory has the name of the file, `rename` fails, and `error.filename2` is that name. `error.filename` may be
+        # the name of a temporary file.
         raise WriteError(
             f"{error.filename2 or directory}: {error.strerror or error}; the report is old or incomplete; free disk space, or "
             "use an account with write permission, then run rackproof report again"

@@ -90,7 +90,7 @@ class Reader:
             if len(taken.metrics) > self._most_metrics:
                 return None
             raws = list(map(bytes, taken.metrics))
-            # Not all look-ups first: `_metric` may replace the cache.
+            # `_metric` may replace `self._kept`, so `self._kept` is read again for each metric.
             entries = [self._kept.get(raw) or self._metric(raw, is_checked) for raw in raws]
             if None in entries:
                 return None

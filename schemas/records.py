@@ -202,7 +202,7 @@ class Culprit:
     - `host_silent`, `host_absent`: a host became silent, or did not join the launch.
     - `cut_off`: the host that reports this no longer receives any statuses. All hosts send their statuses to the watchers (the
       first two hosts of the gang), and the watchers answer. If a watcher hears from no other host, `hosts` is
-      the watcher, because its own link is the likely cause. If any other host reports this, `hosts` are the watchers.
+      the watcher, because its own link is the likely cause. For a host that is not a watcher, `hosts` are the watchers.
     - `rank_unable`: a host reports that one of its ranks has no working device.
     - `rank_raised`: ranks ended with an exception that a device cannot cause, for example because a network interface does not
       exist.

@@ -354,9 +354,10 @@ class SummaryLine:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """The summary on top of the report. `status`: PASS, PASS WITH WAIVERS, FAIL or INCOMPLETE, preceded by the mark, if any."""
+    """The summary on top of the report."""
 
     status: str
+    """PASS, PASS WITH WAIVERS, FAIL or INCOMPLETE, preceded by REHEARSAL or SIMULATED if no GPU was tested."""
     lines: tuple[SummaryLine, ...]
     summary: tuple[str, ...] = field(init=False)
     """The lines as text."""

@@ -175,7 +175,7 @@ def _mutate_bytes(rng: random.Random, text: bytes) -> bytes:
 def _mutate_value(rng: random.Random, document: Any) -> None:
     """Change one JSON value: remove, duplicate, alter or replace it, or set every number in it to the same value.
 
-    Copied values are deep copies. Otherwise a later change could insert a value into itself.
+    Copies are deep. Otherwise a list could end up inside itself, and `json.dumps` would fail.
     """
     container = _random_container(rng, document)
     keys = list(container) if isinstance(container, dict) else list(range(len(container)))
@@ -847,7 +847,7 @@ def _watched(directory: Path, writes: Sequence[Path], report: Callable[[str], No
     finally:
         _WATCHES.pop()
     if sorted(directory.iterdir()) != before:
-        report("a new or missing entry beside the run directory")
+        report("a new or missing entry of the watched directory")
 
 
 def run_part(seed: int, count: int, prepared: Path) -> tuple[Counter[str], list[str]]:

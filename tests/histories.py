@@ -117,7 +117,7 @@ class FleetHistory:
         } | {self._bad_slot}
 
     def _level(self, key: str, sigma: float) -> float:
-        """Return ln(level / average level) of a figure. `key` names the GPU, host or rack, and the figure.
+        """Return how much one GPU, host or rack adds to ln(figure). `key` has its name, and the name of the figure.
 
         The first call with a key draws the value at random.
         """

@@ -164,7 +164,8 @@ class Mutant:
     last_line: int
     """Last line of the node or, if the node has a condition, of the condition (see `_last_line`).
 
-    If the condition of an `if` has several lines, a tracer may report only lines after the first."""
+    If a condition has several lines, a tracer may report only later lines than the first. So tests that execute any
+    line from `line` to `last_line` are used."""
     statement: int
     """First line of the statement that contains the node. For a constant that the compiler folds, a tracer reports only
     this line."""
@@ -451,7 +452,7 @@ class MutationPlugin:
             position = frame.f_code.co_filename, frame.f_lineno
             if event == "line" and position not in executed:
                 executed.add(position)
-                # Opened each time: a process that the test forks also writes to this file, and may have closed all descriptors.
+                # Open the file each time, because this process may be a fork that has closed its inherited descriptors.
                 with log.open("a") as file:
                     file.write(f"{wanted[position[0]]}:{position[1]}\n")
             return line

@@ -126,7 +126,7 @@ def _checkpoint_differs(context: Context) -> None:
 
 
 def _compile(requested: dict[str, Any]) -> None:
-    """Measure torch.compile on one rank. The network is small, so that the missing compiler is found within seconds."""
+    """Measure torch.compile on one rank. The network is small, so that torch.compile fails within seconds."""
     os.environ |= {"LOCAL_WORLD_SIZE": "1"}
     directory = Path("alone")
     directory.mkdir()

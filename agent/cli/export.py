@@ -208,7 +208,7 @@ def _usage_problem(options: argparse.Namespace) -> str:
             f"--textfile {options.textfile}: its directory does not exist; create it, or use node_exporter's directory"
         )
     if options.textfile and options.for_run:
-        return "--for-run waits for the last scrape, and nothing scrapes with --textfile: leave out one of the two"
+        return "--for-run exits after the last scrape, but --textfile serves no scrapes: leave out one of the two"
     if options.every is not None and not 1 <= options.every <= MAX_INTERVAL_S:
         return f"--every {options.every:g}: give 1 to {MAX_INTERVAL_S:g} seconds"
     if options.sample_hz and not 1 <= options.sample_hz <= MAX_HZ:

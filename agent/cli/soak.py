@@ -48,7 +48,7 @@ def _soak(options: argparse.Namespace) -> int:
     if options.looks < 0:
         return fail(f"--looks {options.looks}: give 1 or more, or omit the option to soak without reports of progress")
     if options.wait and not options.looks:
-        return fail("--wait: give --looks 1 instead, which waits for the end of the soak")
+        return fail("--wait: to wait for the end of the soak, give --looks 1")
     try:
         host = options.host or find_host(launch_options.read_plan(options).plan, os.environ)
         run = SoakRun(options.run_dir, host)

@@ -26,8 +26,8 @@ Facts = Mapping[str, HostFacts]
 def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
     """Return a line for each stage in which the bandwidth of a collective operation was measured but not judged on some host."""
     lines = []
-    # If a host has no rackproof_fabric_gbps, its bandwidth between hosts counts as not judged: on a network, it needs only 10 MB/s
-    # to pass (`fabric-busbw-any-network`).
+    # Without rackproof_fabric_gbps, the bandwidth between hosts counts as not judged: a network then needs only 10 MB/s to pass
+    # (`fabric-busbw-any-network`).
     with_fabric_rate = {host.name for host in plan.hosts if host.fabric_gbps}
     for stage, what in ((BENCHMARK, "within hosts"), (GANG, "between hosts")):
         measured = {

@@ -45,16 +45,16 @@ MIN_HOST_COLUMNS, MAX_STATE_COLUMNS, MIN_NOTE_COLUMNS = 12, 14, 14
 FINDING_LIMIT = 1000
 """Maximum number of characters of a finding."""
 FINDINGS_SHARE = 3
-"""The window has a head (the state of the run and its stages), a table of hosts, and findings. Below the head, 1/FINDINGS_SHARE of
-the lines are reserved for findings, but at least two. Lines that the table of hosts does not need are for findings too."""
+"""The window has a head (the state of the run and its stages), a table of hosts, and findings. Below the head, 1/FINDINGS_SHARE
+of the lines are reserved for findings, but at least two. Lines that the table of hosts does not need are for findings too."""
 
 
 @contextlib.contextmanager
 def full_screen() -> Iterator[Live]:
     """Use the terminal's alternate screen. Leave it on exit (Ctrl-C, SIGTERM, a lost connection) and while suspended (Ctrl-Z).
 
-    The caller must not draw, but leave that to the refresh thread of `Live`. Signal handlers run in the main thread, so they could
-    interrupt a draw of the caller.
+    Only the refresh thread of `Live` draws. The caller must not draw: signal handlers run in the main thread, and could interrupt
+    the draw.
     """
     console = Console(file=sys.stdout, force_terminal=True)
     live = Live(console=console, screen=True, refresh_per_second=2, redirect_stdout=False, redirect_stderr=False)

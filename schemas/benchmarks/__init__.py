@@ -107,8 +107,8 @@ class Benchmark:
     cpu_settings: Settings | None = field(default_factory=dict)
     """Smaller settings for CPUs; None if the benchmark needs a GPU."""
     choices: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Setting -> its allowed values; for a list, the allowed elements. If a text or list is not here, its default has all of
-    them."""
+    """Setting -> its allowed values; for a list, the allowed elements. A setting without an entry allows only the texts in
+    its default."""
     gpu_bound: bool = False
     """Whether its rates depend on the GPU alone. The rates of other benchmarks also depend on processors, host memory, PCIe,
     disks and network, which all GPUs of a machine share."""

@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -IS
 """Run Ansible modules on the control node: the module `command` in a new process, other modules in forks of one server process.
 
-In a fork, a module takes a fifth of the time. The module `command` is not run in a fork, because the command that it runs may
-search its parent processes for ansible-playbook, or leave a process running. Both go wrong in a fork.
+In a fork, a module takes a fifth of the time. The module `command` is not run in a fork: the commands of the playbooks may search
+their parent processes for ansible-playbook, but the parent process of a fork is the server.
 """
 
 import os

@@ -1,5 +1,7 @@
 #!/bin/sh
-# Shell of the control node for Ansible (ansible_shell_executable). It runs modules with control_python.py.
+# Shell of the control node for Ansible (ansible_shell_executable).
+# With pipelining, Ansible runs a module by the command `PYTHON && sleep 0`, and writes the module to standard input.
+# For this command, the shell starts control_python.py in place of PYTHON.
 # The inventories of the labs set this shell, because they cannot set the Python interpreter: playbooks/host_vars/localhost.yml
 # sets the interpreter and takes precedence over an inventory.
 python=${2%% *}

@@ -35,7 +35,7 @@ def slow(*arguments, **named):
 benchmark.build_product = slow
 """
 """Code for `inject_fault` that is not a fault: it sleeps for 0.1 s before each matrix product. Other tests can use the CPUs
-during this time. A stress benchmark does not take longer."""
+during this time. The benchmark `stress` does not take longer, because it ends after a fixed time."""
 IDLE_WITHOUT_TORCH = """
 import time
 import agent.benchmarks.links.verbs as verbs

@@ -40,7 +40,7 @@ def delayed(lab: Lab, host: str, delay_s: float = 0.02) -> Iterator[None]:
 
 @contextmanager
 def lossy(lab: Lab, host: str, lost: float) -> Iterator[None]:
-    """Drop frames from and to the host. `lost` is LOST_SHARE of wire.py: the share of frames of 1500 B that are dropped."""
+    """Drop frames from and to the host: one frame each time that 1500 B / `lost` have passed."""
     with _wired(lab, host, 0.0, lost):
         yield
 

@@ -31,7 +31,8 @@ BASE, PACKAGES = "/usr/local/lib/lab-base", "/usr/local/lib/lab-packages"
 
 On this machine, the two directories may be below /root or /tmp. A service of the host may have a private /tmp, or may run as
 a user who cannot read /root."""
-# Start the host in its own mount namespace and in its own control groups: the systemd of the host creates groups below these.
+# Script that starts the host. $1 is the directory of the host. $2 are the paths of new control groups: the systemd of the host
+# creates its groups below them. The script is run in a new mount namespace.
 START = """
 set -e
 mount --make-rprivate /

@@ -57,9 +57,9 @@ class Run:
 def rehearsal_profile() -> dict[str, Any]:
     """Return the rehearsal profile with one rank per host.
 
-    The stress test lasts FRESH_S, as long as the exporter caches a page. So `rackproof watch` gets a page with the progress of
-    the benchmark stage before the stage ends. The training uses synthetic images even if this machine has Fashion-MNIST, because
-    evaluation on Fashion-MNIST takes five times as long.
+    `rackproof watch` reads the progress of a stage from a page that the exporter caches for FRESH_S. The stress test lasts as
+    long, so even a page that was cached just before the benchmark stage is replaced during the stage. The training uses synthetic
+    images even if this machine has Fashion-MNIST, because evaluation on Fashion-MNIST takes five times as long.
     """
     profile: dict[str, Any] = yaml.safe_load((PROFILES / "rehearsal.yml").read_text())
     profile["processes_per_host"] = 1

@@ -162,7 +162,10 @@ def export(directory: Path, library: Path, port: int) -> subprocess.Popen[str]:
 
 
 def publish_run(directory: Path, plan: Any, host: str) -> LivePublisher:
-    """Publish the run of a host. The gang stage (launches of several hosts) has finished, and the benchmark stage runs."""
+    """Publish an invented run of a host: the gang stage (launches of several hosts) has finished, and the benchmark stage runs.
+
+    The figures of both stages are published as results of the benchmark stage.
+    """
     run = HostRun.begin(directory / "state" / "runs" / plan.run_id, host, json.dumps(to_json(plan)))
     run.append(launches=[builders.launch("preflight", (host,)), builders.launch("gang", HOSTS)])
     work = run.directory / "work"

@@ -98,8 +98,8 @@ class Limit:
         """Start a process that exhausts the memory of the group. The kernel kills `victim` first, and then the started process.
 
         The kernel kills the process with the highest score: oom_score_adj plus the share of the group's memory in thousandths.
-        The oom_score_adj of the victim is 1000, that of the started process 700. A launcher in the group must survive. Its score
-        is only its share, which stays below 700.
+        The oom_score_adj of the victim is 1000, that of the started process 700. A launcher in the group must survive. Its
+        oom_score_adj is 0, and it uses less than 70 % of the group's memory. So its score is below 700.
         """
         self.set(self.used() + 64_000_000)
         hog = f"echo 1000 >/proc/{victim}/oom_score_adj; echo 700 >/proc/self/oom_score_adj; echo $$ >{self.path}/cgroup.procs"

@@ -39,8 +39,8 @@ measures the bandwidth with exchanges of at least 32 KiB. With a larger burst, a
 lossy = partial(links.lossy, lost=0.15)
 """The lossy link loses one frame per 10 kB. In a measurement, none of 30 exchanges of 32 KiB was faster than 0.14 MB/s. With
 `lost=0.05` (one frame per 30 kB), two of 30 exchanges were fast (1.7 and 9.9 MB/s) because TCP recovered quickly; all others were
-slower than 0.1 MB/s. A faulty host has four pairs with healthy hosts. If one of these pairs is fast, there is too little evidence
-against the host."""
+slower than 0.1 MB/s. Four of the seven hosts are healthy, so each faulty host has four pairs with a healthy host. If one of these
+pairs is fast, there is too little evidence against the faulty host."""
 
 
 @pytest.fixture(scope="module")

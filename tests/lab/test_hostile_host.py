@@ -53,8 +53,9 @@ try:
     result.setdefault("ansible_facts", {{}}).update(values["facts"])
     result.update(values["keys"])
     if values["flood"] and "stat" in result:
-        result["stat"]["checksum"] = "1"  # Ansible's fetch then takes the content from the result of the module slurp
-    if values["flood"] and "encoding" in result:
+        # "1" means that there is no checksum. Ansible's fetch then gets the content of the file from the module slurp.
+        result["stat"]["checksum"] = "1"
+    if values["flood"] and "encoding" in result:  # the result of slurp
         for _ in range(values["flood"] >> 20):
             sys.stdout.buffer.write(b"A" * (1 << 20))
     output = json.dumps(result).encode()
@@ -95,7 +96,7 @@ def facts(program: str) -> dict[str, Any]:
 class Bait:
     """A directory on the control node whose path occurs only in what the hostile hosts send.
 
-    Nothing must use its program. If the program runs, it creates the file `trace`.
+    No process may write to the directory or run the program in it. If the program runs, it creates the file `trace`.
     """
 
     directory: Path

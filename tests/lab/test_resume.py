@@ -94,7 +94,8 @@ def remote_tasks(run: Path, host: str) -> list[str]:
 
 
 ON_CONTROL_NODE = ("", "set_fact", "debug", "assert", "include_tasks", "group_by", "read_bmcs")
-"""Modules that run on the control node. "" stands for tasks that are not in a task file of a role."""
+"""Modules that run on the control node. "" stands for tasks that are in no task file, such as the checks of role arguments that
+Ansible adds."""
 
 
 OWN_MODULES = {path.stem for path in (ROOT / "playbooks" / "action_plugins").glob("*.py")}

@@ -716,8 +716,8 @@ def test_exporter_without_a_service_runs_only_during_the_run(service: Service) -
 def test_exporter_runs_as_a_dynamic_user_and_can_read_its_sources(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The playbook turns pipelining off, because it uses sudo, which needs a terminal on this host (HARDEN)."""
-    monkeypatch.setenv("ANSIBLE_BECOME_ALLOW_SAME_USER", "1")
+    """With `ansible_become`, Ansible uses sudo. Here sudo needs a terminal (HARDEN), so the playbook turns pipelining off."""
+    monkeypatch.setenv("ANSIBLE_BECOME_ALLOW_SAME_USER", "1")  # use sudo although the user is already root
     deployed = service.play("deploy", ansible_become=True)
     assert (deployed.returncode, "Turn pipelining off for this host" in deployed.stdout) == (0, True)
     pid = service.exporter_pid()
@@ -744,7 +744,7 @@ def test_unit_is_valid_and_hardened(service: Service) -> None:
 def test_service_restarts_only_if_the_agent_changes(service: Service) -> None:
     before = service.exporter_pid()
     again = service.play("deploy")
-    assert outcome(again, "changed") == {"node1": 1}  # only the targets file changes, since the run id differs
+    assert outcome(again, "changed") == {"node1": 1}  # only Prometheus' list of targets changes: it has the new run id
     assert service.exporter_pid() == before
     upgraded = service.play("deploy", rackproof_wheelhouse=str(ROOT / "build" / "wheelhouse"))
     assert upgraded.returncode == 0

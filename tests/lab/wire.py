@@ -3,9 +3,8 @@
     python wire.py INTERFACE INTERFACE DELAY_SECONDS LOST_SHARE
 
 LOST_SHARE is the share of full frames (1500 B) that are lost. One frame is lost each time that 1500 B / LOST_SHARE have passed.
-With 0.01, this is one frame in every 150 kB, so every exchange of more than 150 kB has losses. Long frames are lost more often
-than short ones. TCP may repair one loss within milliseconds. After several losses in one exchange, it waits for its
-retransmission timeout.
+With 0.01, this is one frame in every 150 kB, so every exchange of more than 150 kB has losses. TCP may repair one loss within
+milliseconds. After several losses in one exchange, it waits for its retransmission timeout.
 
 The program needs CAP_NET_RAW. With PACKET_VNET_HDR each frame has a header that names the offloads still to be done (checksum,
 segmentation), so the offloads of the interfaces can stay enabled.

@@ -40,7 +40,7 @@ The clock is the HPET, because the kernel cannot calibrate the TSC (a processor'
 are off, because an emulated processor takes twice as long with them."""
 PORT_KBITS = 500
 """Rate of each port in kbit/s. At this low rate, a port needs a second to send the 64 packets that Soft-RoCE keeps in
-flight. So a virtual machine that has to wait up to a second for a real processor loses no bandwidth."""
+flight. If the receiving machine has to wait up to a second for a real processor, the port still has packets to send."""
 LIMIT_RATE = "tbf rate {kbits}kbit burst 4kb latency 5s"
 """Arguments of tc(8) that limit the rate of a port. The port's queue holds what the port sends in 5 s: more than all packets in
 flight."""

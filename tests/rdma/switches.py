@@ -1,9 +1,9 @@
 """Leaf switches of the virtual machines: a network namespace for each switch, with a bridge and a real lldpd.
 
-The ports with the same number on all machines form a rail: they have cables to the same leaf switch. Rails are numbered from 0:
-the switch of rail 0 is leaf0, and the port of rail 0 on a machine is eth1. All other leaf switches have a link to leaf0. These
-links replace a spine: if two cables are swapped, each port can still reach the other ports of its rail. Like real switches, the
-bridges do not forward LLDP. The management network is a separate bridge in the namespace of leaf0.
+The ports with the same number on all machines form a rail: they have cables to the same leaf switch. This module numbers rails
+from 0: the ports eth1 form rail 0, and its switch is leaf0. In machines.py, the ports eth1 form rail 1. All other leaf switches
+have a link to leaf0. These links replace a spine: if two cables are swapped, each port can still reach the other ports of its
+rail. Like real switches, the bridges do not forward LLDP. The management network is a separate bridge in the namespace of leaf0.
 """
 
 from __future__ import annotations

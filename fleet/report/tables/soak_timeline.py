@@ -33,7 +33,8 @@ COLUMNS = (
 Drifts = Mapping[tuple[str, str, str], float]
 """Drift of each rate: the lowest level during the soak, divided by the mean at the start of the soak.
 
-A level is the median of the rate over a few minutes (`WINDOW` in `fleet/judge/drift.py`). The key is the host, the scope, and a text of name and parameters of the rate (`_figure`).
+A level is the median over three consecutive time intervals (`fleet/judge/drift.py`). The key is the host, the scope, and a text
+of name and parameters of the rate (`_figure`).
 """
 
 

@@ -79,7 +79,7 @@ def _group_key(verdict: Verdict, names: Collection[str]) -> tuple[object, ...]:
 def _is_one_of_several_operations(verdict: Verdict, names: Collection[str]) -> bool:
     """Return whether the verdict passes a minimum for several collective operations.
 
-    `names` are the names of all figures that the criterion judges in this stage. Names of one family differ only in the operation.
+    `names`: all figures that the criterion judges in this stage. The names of a family differ only in the operation.
     """
     return verdict.verdict == PASS and verdict.operator in ("ge", "gt") and len(set(map(_family, names))) < len(names)
 
@@ -108,8 +108,8 @@ def _rows(group: Sequence[Verdict], merge: bool) -> list[VerdictRow]:
     With `merge`, the result is always one row, with all values or their range. Without `merge`, it is one row in these cases:
 
     - All verdicts pass, and all values are equal.
-    - Every part has a verdict for every message size, and all values are equal.
-    - Every part has a verdict, and there is only one message size.
+    - Every part has one verdict for every message size, and all values are equal.
+    - Every part has one verdict, and there is only one message size.
     - There is only one verdict.
     """
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))

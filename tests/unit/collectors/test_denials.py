@@ -80,7 +80,8 @@ def test_missing_or_unsupported_link_counts_as_denied_if_another_gpu_of_the_same
     assert Denials().find([NAMES, family("gpu.nvlink.active", states)]) == found
 
 
-def test_accepted_denial_is_ignored_until_the_reading_has_had_a_value_again() -> None:
+def test_accepted_denial_is_ignored_until_the_reading_has_a_value() -> None:
+    """The collector accepts a denial if all repeated reads have the denial too."""
     denials = Denials()
     denied, measured = ([NAMES, family("gpu.thing", {"0": 1, "1": value})] for value in (DENIED, 1))
     denials.accept(denied)

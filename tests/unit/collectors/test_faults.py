@@ -75,7 +75,7 @@ class Fault:
     Ignored for a criterion whose exact scope is given by `scope` or `scopes`.
     """
     scope: str = ""
-    """Expected scope of every failed verdict whose criterion is not in `scopes`; empty: `within` applies."""
+    """Expected scope of every failed verdict; empty: not given."""
     scopes: Mapping[str, str] = field(default_factory=dict)
     """Criterion -> expected scope of its only failed verdict, instead of `scope`."""
 
@@ -378,6 +378,7 @@ FAULTS = [
     gpu_fault("memory channel repair pending", "channel-repair-pending", "RepairStatus=1 0"),
     gpu_fault("tpc repair pending", "tpc-repair-pending", "RepairStatus=0 1"),
     gpu_fault("inforom corrupt", "inforom-valid", "ValidateInforom=!14", "InforomConfigurationChecksum=!14"),
+    # Before R570, the recovery action (field 230) is not supported (!3). Error !16 means that the GPU requires a reset.
     fault("driver before R570 refuses a reading until a reset", "recovery-action",
           nvml=("FieldValues.230=!3", "gpu.3.Temperature.0=!16"), scope="gpu=3", inconclusive="*"),
     fault("driver before R570 refuses everything until a reset", "recovery-action",

@@ -100,7 +100,8 @@ def test_connections_are_those_of_this_host_only(tmp_path: Path, address: str, e
     assert readings["domain_state host"] == "degraded"
 
 
-def test_host_that_json_lists_only_as_a_peer_of_another_host_belongs_to_the_domain(tmp_path: Path) -> None:
+def test_domain_includes_a_host_that_json_lists_only_as_a_peer(tmp_path: Path) -> None:
+    """The peer is host 2 (10.88.0.12)."""
     readings = read(host(tmp_path, document=JSON, address="10.88.0.13"))
     assert connections(readings) == {"1": "connected", "2": "never_connected"}
     assert (readings["node_count host"], readings["node_address imex=2"]) == (3, "10.88.0.12")

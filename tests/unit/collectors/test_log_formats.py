@@ -252,7 +252,8 @@ osapi.c.
 @pytest.mark.parametrize("reason", START_FAILURES)
 def test_reason_why_a_gpu_does_not_start_is_reported(reason: str) -> None:
     for lines in START_FAILURES[reason]:
-        # The kernel itself logs _PROBE_FAILED, always as a separate record. A log that ends with this line has only one form.
+        # `forms` also joins lines. A log of one line has nothing to join. A log that ends with _PROBE_FAILED is not joined either:
+        # the kernel itself logs this line, always as a separate record.
         for prefix in PREFIXES.values():
             for log in (
                 forms(prefix, lines) if len(lines) > 1 and lines[-1] != _PROBE_FAILED else [[prefix + x for x in lines]]

@@ -136,7 +136,7 @@ def test_lanes_without_any_light_have_an_alarm_only_if_the_port_has_a_link() -> 
     reason = Absent.unsupported("the port has no link, and no lane receives light")
     assert [unused["rx_power.alarm", str(lane)] for lane in range(1, 5)] == [reason] * 4
     assert unused["tx_power", "1"] == dark["tx_power", "1"]
-    # A cable that reports a signal on all lanes but no light cannot measure light.
+    # `text` shows no light on any lane, but no loss of signal either. This cable cannot measure light, so it has no alarm.
     assert isinstance(parse_module(text).readings(has_link=True)["rx_power.alarm", "1"], Absent)
 
 
@@ -283,7 +283,7 @@ def test_link_state_is_read_from_each_mlxlink_output(capture: str) -> None:
 
 @pytest.mark.parametrize("text", ["15E-255", "15e-255", "1E-254", "0", "0E0"])
 def test_bit_error_rate_without_errors_is_zero_in_every_notation(text: str) -> None:
-    """mlxlink prints a rate of 0 as `15E-255`. The reading must be exactly 0, because a record rejects so small a number."""
+    """mlxlink prints a rate of 0 as `15E-255`."""
     rows = {**parse_rows(optics.mlxlink("cx7-ndr-optical-healthy.mft431.json")), "Symbol BER": text}
     assert port_of(rows)["symbol_ber", ""] == 0.0
 
@@ -424,7 +424,7 @@ def test_ports_of_adapters_and_interfaces_are_read_once_each(root: Path) -> None
     assert readings["optics.module.serial"][f"hca={links.ROCE},port=1"] == "AX2601000001"
     assert readings["port.fec_mode"][f"hca={links.ROCE},port=1"] == "RS"
     assert readings["port.raw_ber"][f"hca={links.ROCE},port=1"] == 2e-10  # only mlxlink reports a bit error rate
-    # The counters of this port come from ethtool, which does not report their age.
+    # mlxlink reports the age of its own counters. Here the counters come from ethtool, so their age is unknown.
     assert isinstance(readings["port.counter_age"][f"hca={links.ROCE},port=1"], Absent)
 
 

@@ -92,9 +92,9 @@ LOST_MDSTAT = {
 }  # fmt: skip
 """Case -> head and body for `mdstat`, number of missing members (None: not checked), and members that are reported as lost.
 
-`slot1` is the empty slot 1 (slots count from 0). `empty1` is an empty slot whose number is unknown: several slots seem empty, and
-one of them belongs to the failed or rebuilding member. `array=md0` is the whole array. A member that is being rebuilt is unknown,
-not lost.
+`slot1` is the empty slot 1 (slots count from 0). `empty1` is one empty slot of unknown number: the 1 is only a count. The number
+is unknown because a failed or rebuilding member has one of the slots that seem empty. `array=md0` is the whole array. A member
+that is being rebuilt is unknown, not lost.
 """
 
 

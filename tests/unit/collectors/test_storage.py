@@ -257,8 +257,8 @@ def with_disk(tmp_path: Path, device: str, files: Mapping[str, str]) -> Path:
     Args:
         tmp_path: the root
         device: path of the disk below /sys/devices; the function also creates the symbolic links that the kernel would create
-        files: path -> content. A path is relative to the directory that the disk's link `device` points to. The file `state` has
-            the content `live` by default
+        files: path below /sys/block/NAME/device -> content; NAME is the name of the disk. The file `state` has the content
+            `live` by default
     """
     root = host.build_tree(tmp_path)
     disk = root / "sys/devices" / device

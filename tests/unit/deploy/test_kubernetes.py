@@ -393,7 +393,10 @@ def test_backoff_limit_is_per_pod_and_all_pods_run_at_once() -> None:
 
 
 def test_pods_resolve_each_other_before_they_are_ready_and_open_the_ports_of_the_gang() -> None:
-    """A gang is the hosts (here: pods) of one multi-node launch. Its ports: rendezvous, two for statuses, member discovery."""
+    """A gang is the hosts (here: pods) of one multi-node launch. Two hosts, the watchers, receive the statuses of all hosts.
+
+    The gang uses one port for the rendezvous, one for each watcher, and one for the discovery of its members.
+    """
     (service,), (job,) = of_kind("many-hosts", "Service"), of_kind("many-hosts", "Job")
     template = job["spec"]["template"]
     assert service["spec"]["publishNotReadyAddresses"] is True

@@ -208,7 +208,7 @@ def command_problems(words: list[str]) -> Iterator[str]:
 def is_missing_path(word: str) -> bool:
     """Return whether a word is a path that this checkout lacks.
 
-    Return False for the paths of examples, such as `inventory/rack12`.
+    Return False for examples: an inventory such as `inventory/rack12`, or a placeholder such as `fleet/judge/packs/MODEL.yml`.
     """
     word = word.rpartition("=")[2].removeprefix("./")
     if not re.fullmatch(rf"(?:{SOURCE_FOLDERS})/[\w./*-]*", word) or re.search(

@@ -303,7 +303,8 @@ def test_single_wrong_element_is_counted(op: str) -> None:
 
 @pytest.mark.parametrize("op", ["all_reduce", "reduce", "reduce_scatter"])
 @pytest.mark.parametrize("world_size", [1, 2, 61, 62, 500, 4096])
-def test_expected_elements_of_a_reduction_are_the_sums_of_the_sent_ones(op: str, world_size: int) -> None:
+def test_reduction_must_return_the_sum_of_the_sent_elements(op: str, world_size: int) -> None:
+    """A rank sends pattern + addend, so the sum over all ranks is pattern * world_size + the sum of the addends."""
     operation = OPERATIONS[op]
     for rank in {0, world_size // 2, world_size - 1}:
         sent = sum(operation.sent(sender, rank, world_size) for sender in range(world_size))

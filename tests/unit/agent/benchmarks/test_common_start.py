@@ -103,7 +103,7 @@ def test_hung_first_rank_is_reported_by_the_other_ranks_of_its_host(tmp_path: Pa
         world_scope="gang=all", work=tmp_path, benchmark="pulse", timeout_s=0.2, store=HashStore(),
         heartbeat=SimpleNamespace(record_progress=lambda: None),  # type: ignore[arg-type]
     )  # fmt: skip
-    # Local rank 0 reaches the barrier before the common start, and then hangs.
+    # Local rank 0 reaches the barrier at the beginning of `agree`, and then hangs.
     context.store.set("barrier/0/pulse/step/1/0", "here")
     with pytest.raises(common_start.NoStartError, match="the first rank of this host did not answer"):
         CommonStart(context, HOSTS).agree("step")

@@ -97,8 +97,8 @@ def test_last_bits_of_products_are_compared(tmp_path: Path, monkeypatch: pytest.
     )
     gemm_shapes.run(rank, {**SETTINGS, "dtypes": ["fp32"]})
     (count,) = (item.value for item in rank.observations if item.name == "gemm_shapes.wrong_products")
-    # Products 5 to 13 are compared with product 0. If product 0 is wrong, all 9 differ from it and count as wrong.
-    # Product 1 is not compared.
+    # The last timed product (5) and products 6 to 13 are compared with product 0. If product 0 is wrong, all 9 differ from it and
+    # count as wrong. Product 1 is not compared.
     assert count == {0: 9, 1: 0, 12: 1}[wrong_at]
 
 

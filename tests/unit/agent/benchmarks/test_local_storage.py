@@ -143,7 +143,7 @@ def test_missing_fio_is_an_error_with_the_remedy(tmp_path: Path, monkeypatch: py
 def test_error_of_the_benchmark_is_not_reported_as_a_problem_of_the_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`run_benchmark` reports the error as the reason for every figure that the benchmark has not reported."""
+    """The benchmark raises the error. In the agent, `run_benchmark` catches the error and reports it for all missing figures."""
     monkeypatch.setattr(local_storage.FioRunner, "run", lambda *_: 1 / 0)
     (tmp_path / "request.json").write_text(json.dumps({"local_storage": [str(tmp_path), str(tmp_path / "none")]}))
     context = Recorder(

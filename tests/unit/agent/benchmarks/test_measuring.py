@@ -73,7 +73,7 @@ def test_confidence_interval_contains_the_true_median_in_95_percent_of_samples()
 
 
 def test_sampling_stops_at_the_precision_or_at_the_time_limit(tmp_path: Path) -> None:
-    # Fewer than six values give no confidence interval. With six, half the interval is less than 10 times the median.
+    # Fewer than six values have no confidence interval. The precision 10 is so coarse that the first interval reaches it.
     steady = context(tmp_path).sample(lambda: time.sleep(0.002), precision=10, seconds=10)
     assert (steady.stopped, len(steady.seconds)) == ("precision", 6)
     waits = iter([0.001, 0.004] * 1000)

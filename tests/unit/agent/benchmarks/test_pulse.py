@@ -160,8 +160,9 @@ def test_wrong_product_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         def multiply_wrongly() -> torch.Tensor:
             product = multiply()
-            # `pulse` checks only product 0 and the last product of each period. Product 9 may not be the last of its period, so
-            # all products after product 20 are wrong, too.
+            # `pulse` checks only product 0 and the last product of each period. Therefore all products after product 20 are
+            # wrong, too (any small number would do). If product 0 is wrong, these products are equal to product 0. Then only the
+            # check against the factors finds them.
             if (call := next(calls)) == wrong_at or call > 20:
                 product[0, 0] += 1
             return product

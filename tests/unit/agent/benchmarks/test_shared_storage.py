@@ -388,7 +388,7 @@ def test_reason_of_a_missing_metadata_rate_names_the_host_that_created_no_file(
 def test_wrong_bytes_that_no_other_host_could_read_do_not_count_as_misread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """h2 reads wrong bytes in the shard of h3. Both other hosts fail before they report what they read in this shard."""
+    """h2 reads wrong bytes in the shard of h3. h1 and h3 read it too, but fail before their report (step `checkpoint/again`)."""
     step = Clients.step
 
     def flip_or_fail(self: Clients, name: str, *arguments: Any) -> dict[str, Any]:

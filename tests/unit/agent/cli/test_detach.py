@@ -54,7 +54,7 @@ def test_outcome_of_a_background_process_is_printed_as_json_and_its_log_on_stand
     assert "the log\n" in done.stderr
 
 
-def test_finished_probe_of_an_earlier_process_does_not_finish_the_gang_stage(tmp_path: Path) -> None:
+def test_earlier_probe_does_not_finish_the_gang_stage(tmp_path: Path) -> None:
     """A probe is a short test launch of the gang."""
     run = begin(tmp_path)
     probe = replace(builders.launch("probe", ("h1", "h2")), ranks=(), number=1)

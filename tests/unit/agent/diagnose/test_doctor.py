@@ -96,7 +96,7 @@ def test_findings_are_sorted_by_severity_and_exclude_idle_links() -> None:
 
 
 def test_finding_in_the_kernel_log_says_that_only_a_reboot_clears_it(tmp_path: Path) -> None:
-    """The second XID 154 shows that the GPU needs no further reset, but XID 119 stays in the kernel log until a reboot."""
+    """The last message withdraws the reset. The finding still asks for a reset, because XID 119 stays in the kernel log."""
     messages = (
         "NVRM: Xid (PCI:0000:5d:00): 119, pid=1234, name=python, Timeout after 6s of waiting for RPC response from GPU3 GSP!",
         "NVRM: Xid (PCI:0000:5d:00): 154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)",

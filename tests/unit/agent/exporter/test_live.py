@@ -247,16 +247,17 @@ def test_progress_is_the_elapsed_share_of_the_expected_duration(tmp_path: Path) 
 
 
 def test_end_of_a_slow_benchmark_is_estimated_from_its_observations(tmp_path: Path) -> None:
-    """`gemm` was expected to take a few seconds. After 40 s it has made 3 of 12 observations, so it needs 120 s more.
+    """The launch began 60 s ago, and `gemm` began 20 s after the launch. So `gemm` has run for 40 s.
 
-    The 12 observations are one for each of 2 GPUs and 6 data types.
+    `gemm` was expected to take a few seconds. In 40 s it has made 3 of 12 observations, so it needs 120 s more. The 12
+    observations are one for each of 2 GPUs and 6 data types.
     """
     thread = publisher(tmp_path, {"gemm": 20.0}, "standard")
     dtypes = ["fp64", "fp32", "bf16"]
-    made = [
+    observations = [
         observation("gemm.throughput", 1.0, "FLOP/s", f"gpu={gpu}", dtype=dtype) for gpu in (0, 1) for dtype in dtypes
     ]
-    (tmp_path / "work" / "rank0.json").write_text(json.dumps({"observations": made[:3]}))
+    (tmp_path / "work" / "rank0.json").write_text(json.dumps({"observations": observations[:3]}))
     later = stage_s(thread._progress.durations) - thread._progress.durations["gemm"] - START_S
     fields = thread._running_fields()
     assert fields["expected_end"] == pytest.approx(time.time() + 40 * 3 + later, abs=3)

@@ -82,7 +82,8 @@ def unsafe_loads(code: str) -> list[int]:
                 for keyword in node.keywords
                 if keyword.arg == "weights_only" and ast.unparse(keyword.value) == "True"
             ]
-            lines += [-node.func.lineno] * len(safe)  # cancels the entry that the attribute torch.load has added
+            # The negative number marks a safe use. The return statement leaves out a line if all its uses are safe.
+            lines += [-node.func.lineno] * len(safe)
     return sorted(line for line in lines if line > 0 and lines.count(line) > lines.count(-line))
 
 

@@ -96,7 +96,7 @@ NO_CULPRIT: dict[str, GangSnapshot] = {
     "a silent rank whose heartbeats name no phase, so it counts as starting": gang_snapshot(
         r3=rank_state(3, phase="", silent_s=SILENT_RANK_S)
     ),
-    "a rank that ended without a failure was behind at the time-out": gang_snapshot(
+    "the other ranks timed out, but the rank behind has ended with exit code 0": gang_snapshot(
         **timed_out_ranks(rank_state(3, sequence=2, waiting_s=None, ended_s=SETTLED_S, exit_code=0))
     ),
     "a rank without a heartbeat for exactly RANK_SILENT_S": gang_snapshot(r3=rank_state(3, silent_s=RANK_SILENT_S)),
@@ -513,7 +513,7 @@ def test_killed_launcher_takes_precedence_over_a_launcher_that_ended_at_the_same
     )
 
 
-def test_no_culprit_if_a_host_ended_its_own_ranks() -> None:
+def test_failed_rank_is_no_culprit_if_another_host_ended_its_own_ranks() -> None:
     failed = gang_snapshot(r3=rank_state(3, ended_s=SETTLED_S, exit_code=1))
     assert culprit_text(failed).startswith("host h2 gpu=1 rank 3")
     statuses = {**failed.statuses, "h1": replace(failed.statuses["h1"], aborted=True)}
@@ -623,6 +623,7 @@ def test_failure_after_the_first_timeout_is_not_named() -> None:
 
 
 def test_rank_behind_only_one_of_the_timed_out_ranks_is_not_named() -> None:
+    """Rank 0 has started 9 collective operations, rank 3 has started 8, and all other ranks have started 7."""
     ahead, waiting = replace(rank_state(0, **TIMED_OUT_FIELDS), sequence=9), rank_state(2, waiting_s=TIMEOUT_S)
     assert (
         culprit_text(gang_snapshot(**timed_out_ranks(ahead, waiting, rank_state(3, sequence=8, waiting_s=None)))) == ""

@@ -80,7 +80,10 @@ def test_kind_of_failure_is_derived_from_its_text(tmp_path: Path, problem: str, 
 def test_exception_is_recorded_if_a_device_cannot_be_its_cause(
     tmp_path: Path, error: Exception, joined: bool, recorded: str
 ) -> None:
-    """`joined`: the ranks have exchanged data, so a device or a link may be the cause. Only the first exception is recorded."""
+    """`joined`: the ranks have exchanged data, so a device or a link may be the cause.
+
+    A later exception does not replace a recorded one.
+    """
     receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     heartbeat = RankHeartbeat(0, tmp_path)
     receiver.read()
@@ -187,7 +190,11 @@ def test_rank_that_holds_the_gil_is_busy_and_not_stopped(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("ended_first", ["guard", "supervisor", "supervisor of the launcher"])
 def test_rank_and_launcher_do_not_outlive_their_supervisor(tmp_path: Path, ended_first: str) -> None:
-    """A rank does not outlive its guard either. `ended_first`: the process that the test kills."""
+    """A rank does not outlive its guard either.
+
+    `ended_first`: the process that the test kills. In the first two cases the test itself starts the guard, without a launcher.
+    In the last case a supervisor starts a launcher, and the launcher starts the guard.
+    """
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as supervisor:
         if ended_first == "supervisor of the launcher":
             pids = kill_supervisor_of_launcher(tmp_path)

@@ -292,9 +292,10 @@ def test_time_of_the_end_comes_from_the_guards_message_and_is_never_in_the_futur
     assert (second.ended_s, second.exit_code, second.terminated_by_launcher) == (0.0, 0, True)
 
 
-def test_end_of_the_guard_counts_as_end_of_the_rank_until_the_guards_message_arrives(
+def test_rank_counts_as_ended_if_its_guard_has_ended(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: FakeClock, proc: FakeProc
 ) -> None:
+    """If the guard's message arrives after all, the time and the exit code in the message are used instead."""
     proc.put(50)
     send_to_receiver(tmp_path, "guard", pid=50)
     send_to_receiver(tmp_path)

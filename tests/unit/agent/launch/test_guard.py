@@ -284,7 +284,8 @@ def test_sigterm_ends_a_stopped_rank(rank: Rank) -> None:
 def test_guard_waits_for_a_rank_that_handles_sigterm(rank: Rank) -> None:
     exit_on_sigterm = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
     # The program does not call signal.pause(), because a signal that arrives just before this call would not end the pause.
-    # It closes its file, because Python ignores a SystemExit that is raised during the warning about an unclosed file.
+    # The program closes the file `.ready`, because Python warns about a file that is not closed. If SIGTERM arrived during this
+    # warning, Python would ignore the exit that the handler requests.
     rank.start(
         f"import time; {exit_on_sigterm}; open(sys.argv[1] + '.ready', 'w').close()\nwhile True: time.sleep(0.01)"
     )

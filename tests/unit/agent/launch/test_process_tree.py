@@ -120,7 +120,7 @@ def test_only_processes_that_remain_after_the_grace_period_are_killed(
     ProcessTree(10).end(4.5)
     killed = [pid for pid, number in processes.sent if number == signal.SIGKILL]
     assert sorted(killed) == [11, 12]
-    assert len(waits) == 5, "`end` must wait 5 times 1 s: until 4.5 s after SIGTERM, and not after SIGKILL"
+    assert len(waits) == 5, "the 4.5 s after SIGTERM take five waits of 1 s; after SIGKILL, `end` must not wait"
 
 
 def test_end_does_not_wait_for_processes_that_have_ended(

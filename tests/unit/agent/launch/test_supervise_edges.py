@@ -133,9 +133,9 @@ def test_only_the_first_snapshot_of_a_lasting_alarm_is_kept() -> None:
 def test_snapshot_with_a_new_alarm_is_kept_after_many_snapshots_with_another_alarm() -> None:
     same_alarm = [snapshot(number, 500.0, absent=f"error: attempt {number} failed") for number in range(20)]
     two_alarms = snapshot(30, 400.0, "sw_thermal", "error: the driver failed")
-    assert selected_seconds(*same_alarm, two_alarms, *same_alarm) == [19, 30], (
-        "19 must be kept: it is the last snapshot of 500 W, the highest power; 0 need not be kept: 30 shows the same alarm"
-    )
+    # 19 is the last snapshot with the highest power. 30 shows both alarms, so no other snapshot is kept for its alarm.
+    assert selected_seconds(*same_alarm, two_alarms, *same_alarm) == [19, 30]
+    # Here 30 comes last and is not kept, because 0 and 31 already show both alarms.
     assert selected_seconds(*same_alarm, snapshot(31, 400.0, "sw_thermal"), two_alarms) == [0, 19, 31]
     assert selected_seconds(snapshot(1, 9, "hw_slowdown"), two_alarms, snapshot(40, 700.0)) == [1, 30, 40]
 
@@ -431,22 +431,22 @@ def test_monitor_does_not_wait_after_success(
 
 @pytest.mark.parametrize(
     "failure",
-    [{"code": 1}, {"failure": "error", "failed_at": 1000.0}, {"exit_code": 1}],
+    [{"launcher_code": 1}, {"failure": "error", "failed_at": 1000.0}, {"rank_code": 1}],
     ids=["launcher failed", "benchmark failed", "rank failed"],
 )
 def test_monitor_waits_for_a_verdict_after_a_failure(
     receiver: HeartbeatReceiver, tmp_path: Path, advancing_clock: AdvancingClock, failure: dict[str, Any]
 ) -> None:
-    """In `failure`, `code` is the exit code of the launcher, and `exit_code` is the exit code of rank 0.
+    """In `failure`, `launcher_code` and `rank_code` are the exit codes of the launcher and of rank 0.
 
     Other keys are fields of a heartbeat of rank 0.
     """
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
     if "failure" in failure:
         send_to_receiver(tmp_path, **failure)
-    send_to_receiver(tmp_path, "end", code=failure.get("exit_code", 0), terminated_by_launcher="exit_code" in failure)
+    send_to_receiver(tmp_path, "end", code=failure.get("rank_code", 0), terminated_by_launcher="rank_code" in failure)
     before = advancing_clock.now
-    assert gang_monitor.await_verdict(failure.get("code", 0)) is None
+    assert gang_monitor.await_verdict(failure.get("launcher_code", 0)) is None
     assert 2 * SETTLE_S <= advancing_clock.now - before < 3 * SETTLE_S
 
 
@@ -556,9 +556,10 @@ def test_rank_that_failed_before_its_launcher_is_the_culprit(
     assert (verdict.rank, verdict.text.rpartition(": ")[2]) == (1, "ended with exit code 3")
 
 
-def test_ranks_ended_by_the_supervisor_are_no_culprits(
+def test_terminated_ranks_are_no_culprits_if_their_launcher_did_not_fail(
     receiver: HeartbeatReceiver, tmp_path: Path, advancing_clock: AdvancingClock
 ) -> None:
+    """The launcher has no exit code (None), because the supervisor ends the launch."""
     gang_monitor = GangMonitor("h1", receiver, None, 60.0)
     for rank in (0, 1):
         send_to_receiver(tmp_path, "end", rank=rank, code=-15, terminated_by_launcher=True)
@@ -1125,7 +1126,7 @@ def test_wait_for_a_verdict_is_longer_if_another_host_decides_or_a_status_is_ove
         seconds: how long the monitor has waited since its launcher ended.
         settled: whether the monitor stops waiting.
     """
-    clock.now = UNSURE_S  # so that an age of UNSURE_S has no rounding error
+    clock.now = UNSURE_S  # a status of the age UNSURE_S then has the time 0, without a rounding error
     channel = PeerChannel(gang(me, 3))
     gang_monitor = GangMonitor(me, receiver, channel, 60.0)
     channel.statuses = {

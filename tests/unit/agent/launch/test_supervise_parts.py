@@ -291,7 +291,7 @@ def test_outcome_has_the_ranks_and_their_results_in_rank_order(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    ("stage", "is_separate", "has_timeline"),
+    ("stage", "is_in_launch", "has_timeline"),
     [
         ("benchmark", False, True),
         ("gang", False, True),
@@ -301,15 +301,14 @@ def test_outcome_has_the_ranks_and_their_results_in_rank_order(tmp_path: Path) -
     ],
 )
 def test_telemetry_adds_an_observation_and_in_the_benchmark_and_gang_stages_a_timeline(
-    tmp_path: Path, stage: str, is_separate: bool, has_timeline: bool
+    tmp_path: Path, stage: str, is_in_launch: bool, has_timeline: bool
 ) -> None:
-    """`is_separate`: whether the observations are stored in the launch itself, and not next to it in the outcome."""
     for number in (3, 2):
         write_rank(tmp_path, number)
     outcome = collect_results(tmp_path, ranks_end(), telemetry=FakeTelemetry(), stage=stage)
     found = [observation.value for observation in outcome.launch.observations or outcome.observations]
     assert found == [1.0, 1.0, f"{stage} 0 2"]
-    assert (outcome.launch.observations == (), outcome.observations == ()) == (not is_separate, is_separate)
+    assert (outcome.launch.observations != (), outcome.observations != ()) == (is_in_launch, not is_in_launch)
     assert outcome.launch.timeline == ("timeline {'gemm': 14.0}" if has_timeline else None)
 
 
@@ -329,13 +328,13 @@ def test_rank_that_cannot_join_the_process_group_fails_only_a_launch_on_several_
 @pytest.mark.parametrize(
     ("kind", "host", "any_rank_started", "has_ranks"),
     [
-        ("rank_ended", "h1", False, False),
+        ("rank_ended", "h1", False, False),  # no rank started: the launcher ended
         ("rank_ended", "h1", True, True),
         ("rank_ended", "h2", False, True),
         ("cut_off", "h1", False, True),
     ],
 )
-def test_ranks_are_left_out_only_if_the_launcher_of_this_host_failed_before_they_started(
+def test_ranks_are_left_out_if_the_launcher_of_this_host_failed_before_they_started(
     tmp_path: Path, kind: str, host: str, any_rank_started: bool, has_ranks: bool
 ) -> None:
     found = culprit(kind, host)

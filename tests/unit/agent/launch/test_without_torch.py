@@ -126,9 +126,10 @@ def test_ended_store_is_reported() -> None:
         KeyStore("127.0.0.1", port, NAME, limit_s=0)
 
 
-def test_stage_needs_torch_if_it_has_no_benchmark_or_one_that_needs_torch() -> None:
+def test_stage_needs_torch_if_one_of_its_benchmarks_does() -> None:
     assert TORCH_FREE == ["local_storage", "shared_storage", "verbs"]
-    assert [needs_torch(names) for names in ([], TORCH_FREE, ["verbs", "gemm"])] == [True, False, True]
+    assert [needs_torch(names) for names in (TORCH_FREE, ["verbs", "gemm"])] == [False, True]
+    assert needs_torch([]), "the ranks of a stage without benchmarks join a process group of torch"
 
 
 def free_port() -> int:

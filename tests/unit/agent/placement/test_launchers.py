@@ -486,7 +486,6 @@ def test_wrong_usage_exits_with_64_before_torch_is_imported(
 
 
 def test_rank_with_valid_variables_imports_torch(torch_trap: Path) -> None:
-    """Without this test, the test above would also pass if `agent.benchmarks` never imported torch."""
     assert "torch was imported" in run_program(torch_trap, open_mpi(1, 2, 1, 2), "agent.benchmarks").stderr
 
 

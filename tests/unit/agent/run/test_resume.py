@@ -139,7 +139,7 @@ def test_journal_has_start_resumptions_and_report(tmp_path: Path) -> None:
     assert [event["what"] for event in read_journal(tmp_path / "r1")] == ["begun", "resumed", "resumed", "reported"]
 
 
-def test_report_by_another_operator_keeps_the_lock(tmp_path: Path, other_process: subprocess.Popen[bytes]) -> None:
+def test_release_keeps_the_lock_of_another_operator(tmp_path: Path, other_process: subprocess.Popen[bytes]) -> None:
     write_claim(tmp_path / "r1", make_claim(other_process.pid, tmp_path / "r1"))
     run_lock.release(tmp_path / "r1", "accepted")
     assert run_lock.holder(tmp_path / "r1")
@@ -412,9 +412,10 @@ def test_exporter_exits_after_the_end_of_its_run(tmp_path: Path) -> None:
         assert "run finished" in exporter.stderr.read()
 
 
-def test_host_is_taken_from_a_run_that_a_newer_claim_does_not_list_as_running(tmp_path: Path) -> None:
+def test_host_is_taken_from_a_run_that_is_no_longer_running(tmp_path: Path) -> None:
+    """The claim of r2 is newer than that of r1, and lists no run as running."""
     acquire(tmp_path, "r1")
-    assert "that run is no longer running" in acquire(tmp_path, "r2", "05:00")
+    assert "that run is no longer running" in acquire(tmp_path, "r2", "05:00", running=())
 
 
 @pytest.mark.parametrize(
@@ -559,6 +560,7 @@ def test_start_waits_until_the_process_is_ready(tmp_path: Path) -> None:
 
 def test_process_that_ends_before_it_is_ready_is_an_error(tmp_path: Path) -> None:
     failed = start_and_wait(tmp_path, "import sys; sys.exit('rackproof: cannot listen')")
+    # Python shows an OSError without an error number as `[Errno None]`.
     assert "BackgroundError: [Errno None] cannot listen" in failed.stderr
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -128,7 +129,7 @@ def test_parent_group_reports_the_kill_if_its_child_group_is_gone(
 ) -> None:
     """The group of a session disappears with its last process, but version 2 also counts the kill in the parent groups."""
     tree = Tree(tmp_path, version=2)
-    monkeypatch.setattr(oom, "read_groups", lambda: read_groups(tmp_path))
+    monkeypatch.setattr(oom, "read_groups", partial(oom.read_groups, tmp_path))
     oom.save_counters(tmp_path / "bench.memory")
     assert len(json.loads((tmp_path / "bench.memory").read_text())) == 3, "the group, its parent and the machine"
     assert oom.describe_kill_since_save(tmp_path / "bench.memory") == ""
@@ -136,10 +137,6 @@ def test_parent_group_reports_the_kill_if_its_child_group_is_gone(
     for path in sorted((tree.top / "slice/session").iterdir()):
         path.unlink()
     assert oom.describe_kill_since_save(tmp_path / "bench.memory").endswith("(oom_kill 1, limit 500 MB)")
-
-
-read_groups = oom.read_groups
-"""The real function. The test above replaces it in `oom` by a call with another root."""
 
 
 def test_rank_state_sent_to_other_hosts_keeps_its_reason() -> None:

@@ -236,7 +236,7 @@ class PulsedReader:
 
 
 def window(began: float, end: float, sharing: str, gpu: int = 0, period_ms: int = PERIOD_MS) -> dict[str, object]:
-    """Return the time window of a pulsed load, as a rank requests it. `sharing`: "all_gpus" or "alone"."""
+    """Return the time window of a pulsed load, as in the results of a rank. `sharing`: "all_gpus" or "alone"."""
     params = {"period_ms": period_ms, "sharing": sharing, "size": 4096}
     return {"benchmark": "pulse", "scope": f"gpu={gpu}", "begin": began, "end": end, "params": params}
 
@@ -302,5 +302,5 @@ def test_number_of_recorded_time_spans_with_failures_is_limited(monkeypatch: pyt
     assert log.failure_between(BEGIN + 5, BEGIN + 9) == ""
     assert log.failure_between(BEGIN + 10, BEGIN + 11) == "failure 1"
     assert log.failure_between(BEGIN + 85, BEGIN + 95) == "failure 9", (
-        "a failure beyond the limit must extend the last time span"
+        "the third and last time span must extend to the newest failure"
     )

@@ -89,7 +89,7 @@ def snapshot(at: int, watts: Any = 0.0, *alarms: str, **throttled: Any) -> Snaps
     Args:
         at: second of the minute.
         watts: power of GPU 0.
-        alarms: GPUs whose clock could not be read, named by any text. Each such reading is an alarm.
+        alarms: names of alarms. Each of these alarms is a clock that could not be read.
         throttled: throttle reason -> whether it is active on GPU 0. Each active reason except `power_cap` is an alarm.
     """
     return Snapshot(

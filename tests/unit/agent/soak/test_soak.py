@@ -140,14 +140,13 @@ def test_only_an_xid_after_the_first_snapshot_is_an_event() -> None:
 
 
 RECORDED_OTHERWISE = {
-    "gpu.throttle.time",
-    "xid.last_seen",
-    "xid.log_complete",
-    "kernel.event.last_seen",
-    "sxid.last_seen",
+    "gpu.throttle.time",  # throttling is an event of `gpu.throttle.active`
+    "xid.last_seen",  # a new XID is an event of `xid.count`
+    "xid.log_complete",  # true or false, so not a counter
+    "kernel.event.last_seen",  # a new kernel event is an event of `kernel.event.count`
+    "sxid.last_seen",  # a new SXid is an event of `sxid.count`
 }
-"""Readings that the judge compares with a limit, but whose increase is no event. Throttling is an event by itself, and the others
-change with the counters of the kernel log."""
+"""Readings that the judge compares with a limit, but whose increase is no event."""
 
 
 def test_increase_of_each_counter_that_a_criterion_judges_is_an_event() -> None:
@@ -208,7 +207,7 @@ def test_rates_are_aggregated_to_median_count_and_extremes() -> None:
 
 @pytest.mark.parametrize("name", ["stress.throughput", "integrity.tested_share"])
 @pytest.mark.parametrize("first", [0.4, 0.9])
-def test_samples_include_a_round_that_is_in_the_record_but_not_in_the_recorder(name: str, first: float) -> None:
+def test_extremes_include_a_round_that_the_recorder_does_not_have(name: str, first: float) -> None:
     """A process was killed after it recorded round 1. The next process starts from a checkpoint written before that round."""
     aggregates = aggregate_rounds([], [measurement(first, name)], Recorder(), at_s=300.0, number=1)
     recorder = Recorder()
@@ -277,7 +276,7 @@ def test_position_of_the_first_wrong_block_is_kept() -> None:
     assert (result.value, result.params["first_wrong"]) == (6, "offset 4096")
 
 
-def test_first_memory_error_with_each_number_is_kept() -> None:
+def test_first_of_several_memory_errors_with_the_same_number_is_kept() -> None:
     """The wrong memory words of each round are numbered from 1 (parameter `number`)."""
     name = "integrity.error"
     rounds = [
@@ -971,4 +970,4 @@ def test_ended_soak_is_printed_as_one_json_object_and_invalid_options_are_refuse
     assert rackproof.main([*arguments, "--looks=-1"]) == 64
     assert "--looks -1: give 1 or more" in capsys.readouterr().err
     assert rackproof.main([*arguments, "--detach", "--wait"]) == 64
-    assert "--wait: give --looks 1" in capsys.readouterr().err
+    assert "--wait: to wait for the end of the soak, give --looks 1" in capsys.readouterr().err

@@ -90,6 +90,7 @@ def test_a_driver_bulletin_has_a_range_for_each_branch() -> None:
 
 
 def test_cve_without_a_fix_for_a_branch_does_not_affect_the_branch() -> None:
+    """The range of R580 begins at 536 for both CVEs, because the bulletin lists R535 for CVE-2026-1."""
     fixes = {
         "CVE-2026-1": {R535: "535.309.01", R580: "580.159.03", R595: "595.71.05"},
         "CVE-2026-2": {R580: "580.159.03", R595: "595.71.05"},
@@ -186,7 +187,8 @@ def checkout(directory: Path, url: str, files: dict[str, Any]) -> Path:
 def checkouts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """Return a checkout of bulletins and one of OSV documents.
 
-    In each, only one file belongs in the list. The others are from before 2023 (`SINCE`) or are no advisories.
+    In each, only one file belongs in the list. The others are no advisories or too old: from before 2023 (`SINCE`). For a
+    bulletin the date counts, for an OSV document the year in the number of its CVE.
     """
     driver = bulletin("Tesla", {"CVE-2026-9": {R580: "580.159.03"}})
     old = bulletin("Tesla", {"CVE-2022-9": {R535: "535.1.1"}}, date="2022-01-01")
@@ -215,7 +217,8 @@ def test_the_list_is_built_from_two_checkouts(checkouts: tuple[Path, Path], caps
         "https://github.com/NVIDIA/product-security",
         "https://github.com/golang/vulndb",
     ]
-    # The OSV document has the date 0001-01-01, which means no date. The date of the commit that added the document is used.
+    # The OSV document has the date 0001-01-01, which means no date. So the date of its commit is used. The commits of both
+    # checkouts have the same date.
     assert built.date == runc.date == built.sources[0]["date"]
 
 

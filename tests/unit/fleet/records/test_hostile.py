@@ -630,7 +630,7 @@ def test_fuzz_detects_writes_outside_the_run_directory(tmp_path: Path) -> None:
     assert {text.rsplit("/", 1)[-1] for text in result} == {
         "outside",
         "moved",
-        "a new or missing entry beside the run directory",
+        "a new or missing entry of the watched directory",
     }
 
 
