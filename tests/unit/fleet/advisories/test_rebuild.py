@@ -7,6 +7,7 @@ documents).
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -165,9 +166,13 @@ def test_severity_of_the_github_advisory_database_is_used() -> None:
     assert (item.id, item.severity, item.score, item.date) == ("GHSA-aaaa-bbbb-cccc", "medium", None, "2026-06-25")
 
 
+COMMITTED = "2026-08-18"
+
+
 def git(directory: Path, *arguments: str) -> None:
     identity = ("-c", "user.name=a", "-c", "user.email=a@example.com")
-    subprocess.run(["git", "-C", directory, *identity, *arguments], check=True, capture_output=True)
+    environment = {**os.environ, "GIT_COMMITTER_DATE": f"{COMMITTED}T00:00:00Z"}
+    subprocess.run(["git", "-C", directory, *identity, *arguments], check=True, capture_output=True, env=environment)
 
 
 def checkout(directory: Path, url: str, files: dict[str, Any]) -> Path:
@@ -179,7 +184,7 @@ def checkout(directory: Path, url: str, files: dict[str, Any]) -> Path:
     git(directory, "init", "-q")
     git(directory, "remote", "add", "origin", url)
     git(directory, "add", ".")
-    git(directory, "commit", "-q", "-m", "a", "--date", "2026-08-18T00:00:00Z")
+    git(directory, "commit", "-q", "-m", "a")
     return directory
 
 
@@ -217,9 +222,8 @@ def test_the_list_is_built_from_two_checkouts(checkouts: tuple[Path, Path], caps
         "https://github.com/NVIDIA/product-security",
         "https://github.com/golang/vulndb",
     ]
-    # The OSV document has the date 0001-01-01, which means no date. So the date of its commit is used. The commits of both
-    # checkouts have the same date.
-    assert built.date == runc.date == built.sources[0]["date"]
+    # The OSV document has the date 0001-01-01, which means no date. So the date of its commit is used.
+    assert [built.date, runc.date, *(source["date"] for source in built.sources)] == [COMMITTED] * 4
 
 
 @pytest.mark.parametrize(
