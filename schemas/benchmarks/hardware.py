@@ -275,7 +275,7 @@ HARDWARE: Mapping[str, Benchmark] = {
                 sampled=True,
             ),
         ],
-        params={"samples_per_second": float, "size": int},
+        params={"devices": int, "samples_per_second": float, "size": int},
         cpu_settings={"dtypes": ["fp32"], "size": 256, "seconds": 1.0, "settle_seconds": 0.2},
         cost_s=0.8,
         costs=[Cost(timed=["seconds", "settle_seconds"], over=["dtypes"])],

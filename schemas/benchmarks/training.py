@@ -311,6 +311,7 @@ TRAINING: Mapping[str, Benchmark] = {
         ],
         params={
             "dtype": ("bfloat16", "float16", "float32"),
+            "samples_per_second": float,
             **dict.fromkeys(("batch_size", "layers", "sequence", "width"), int),
         },
         cpu_settings={"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 4, "seconds": 0.5},

@@ -427,13 +427,6 @@ def test_unknown_parameter_of_a_launch_observation_has_no_finding() -> None:
     assert list(check_parameters(rule("launch.torch", where={"any": "x"}), [])) == []
 
 
-NOT_ALWAYS_KNOWN = ("samples_per_second", "devices")
-"""Parameters that the test below ignores. For some recorded observations that have them, the lint reports "no such parameter".
-
-An example is `devices` of `stress.throughput`.
-"""
-
-
 def test_criterion_may_use_every_parameter_and_label_of_a_recorded_observation() -> None:
     """The observations are those of the runs in docs/measurements.
 
@@ -452,6 +445,6 @@ def test_criterion_may_use_every_parameter_and_label_of_a_recorded_observation()
         for (name, key), values in where.items()
         for value in values
         for text in parameter_findings(name, **{key: value})
-        if key not in NOT_ALWAYS_KNOWN and (key in text or "no such" in text or "powers of two" in text)
+        if key in text or "no such" in text or "powers of two" in text
     }
     assert not wrong
