@@ -81,5 +81,5 @@ def call(options: argparse.Namespace) -> int:
         otherwise = f"nothing to launch yet: first fetch the gang records of {', '.join(decision.awaited)} again"
     print("\n".join(map(str, decision.launches)) or otherwise)
     for host, why in decision.excluded.items():
-        print(f"{host}: {why}")
+        print(f"{host}: last launch failed: {why}")
     return 0

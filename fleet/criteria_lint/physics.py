@@ -37,7 +37,7 @@ UNIT_MISTAKES = (
     (1e-9, "a figure in giga-units"),
     (1e-6, "a figure in mega-units"),
     (1e-3, "a figure a thousand times too low (GB written as MB)"),
-    (1 / 8, "bytes taken for bits"),
+    (1 / 8, "bytes divided by 8"),
     (8.0, "bits taken for bytes"),
     (1e3, "a figure a thousand times too high (MB written as GB)"),
     (1e6, "a figure a million times too high"),

@@ -197,7 +197,7 @@ def _check_values(where: str, row: Mapping[str, str], *, is_link: bool) -> None:
             raise UsageError(f"{where}: {name} is empty: every {LINK if is_link else 'part'} needs {', '.join(needed)}")
     for name in (*OF_PART, "slot") if is_link else OF_LINK:
         if row.get(name):
-            raise UsageError(f"{where}: a {LINK if is_link else 'part'} has no {name}: leave it empty")
+            raise UsageError(f"{where}: {name} must be empty for a {LINK if is_link else 'part'}")
 
 
 def _cable(where: str, row: Mapping[str, str]) -> Part:

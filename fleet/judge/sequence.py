@@ -184,9 +184,9 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
     if finished > soak.finished:
         stated = counted(soak.finished, "round")
         yield f"the record has launches of {counted(finished, 'finished round')}, but states that only {stated} finished"
-    if len(launches) < min(soak.finished, KEPT_ROUNDS):
+    if len(launches) < (least := min(soak.finished, KEPT_ROUNDS)):
         kept = f"{len(launches)} launch{'' if len(launches) == 1 else 'es'}"
-        yield f"{counted(soak.finished, 'round')} finished, but the record has only {kept}"
+        yield f"{counted(soak.finished, 'round')} finished, but the record has only {kept}, expected at least {least}"
     numbers = [launch.number for launch in launches]
     if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
         yield f"the rounds are not in order: {', '.join(map(str, numbers))}"

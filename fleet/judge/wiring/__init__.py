@@ -55,7 +55,7 @@ def judge_links(plan: Plan, hosts: Iterable[HostLinks]) -> Wiring:
         texts.append(f"{passed} of {len(lines)} cables as in the manifest")
     if compared := len(rails.verdicts) - rails.shared:
         ports = sum(verdict.verdict == PASS for verdict in rails.verdicts)
-        texts.append(f"{ports} of {compared} ports at the switch that their slot uses on most hosts")
+        texts.append(f"{ports} of {compared} ports cabled as on similar hosts")
     if rails.shared:
         texts.append(f"{counted(rails.shared, 'port')} at the same switch as another port of their host")
     elif not compared and rails.hosts and not lines:

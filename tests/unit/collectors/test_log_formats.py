@@ -252,7 +252,7 @@ osapi.c.
 @pytest.mark.parametrize("reason", START_FAILURES)
 def test_reason_why_a_gpu_does_not_start_is_reported(reason: str) -> None:
     for lines in START_FAILURES[reason]:
-        # `forms` also joins lines. A log of one line has nothing to join. A log that ends with _PROBE_FAILED is not joined either:
+        # `forms` also joins lines. A log of one line has nothing to join. A log that ends with _PROBE_FAILED must not be joined:
         # the kernel itself logs this line, always as a separate record.
         for prefix in PREFIXES.values():
             for log in (

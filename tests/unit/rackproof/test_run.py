@@ -57,10 +57,10 @@ WHERE = "import agent, rackproof, schemas; print({agent.__file__, rackproof.__fi
 
 
 def package_locations(directory: Path, **variables: str) -> str:
-    """Return the output of a Python process that imports Rackproof: four paths of Rackproof's packages.
+    """Return the output of two Python processes, a parent and its child.
 
-    The first is the file from which the process imports `schemas`. The others are printed by its child process, which runs WHERE.
-    `directory` is the first entry of `sys.path` of the process.
+    The parent imports Rackproof and prints one path: the file of `schemas`. The child runs WHERE, which prints three paths.
+    `directory` is the first entry of `sys.path` in the parent.
     """
     program = (
         f"import sys, subprocess; sys.path[0] = sys.argv[1]; import rackproof, schemas;"
@@ -383,7 +383,7 @@ def test_single_host_profile_includes_the_gang_benchmarks(profile: str) -> None:
 
 def test_report_says_that_no_gpu_count_was_given() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
-    line = "GPU count: rackproof run had no --gpus, so only the GPUs of --devices, or else the detected GPUs, are expected on h1"
+    line = "GPU count: the number of ordered GPUs was not given (rackproof run --gpus), so a missing GPU may go unnoticed on h1"
     assert line not in merge(plan, {}, ()).acceptance.summary
     counted = replace(plan, hosts=tuple(replace(host, count_found=True) for host in plan.hosts))
     assert line in merge(counted, {}, ()).acceptance.summary

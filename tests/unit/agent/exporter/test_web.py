@@ -329,10 +329,7 @@ def test_malformed_request_is_refused(sent: bytes, status: bytes) -> None:
         (["--port", "99999"], "--port 99999: not a port"),
         (["--gpus", "0,x"], "--gpus 0,x: 'x' is not an NVML index"),
         (["--textfile", "metrics.txt"], "node_exporter reads files that end in .prom"),
-        (
-            ["--textfile", "metrics.prom", "--for-run"],
-            "--for-run exits after the last scrape, but --textfile serves no",
-        ),
+        (["--textfile", "metrics.prom", "--for-run"], "--textfile serves no scrapes: leave out one of the two"),
         (["--textfile", "/nowhere/a.prom"], "its directory does not exist"),
         (["--every", "0"], "--every 0: give 1 to 3600 seconds"),
         (["--sample-hz", "0.5"], "--sample-hz 0.5: give 1 to 50, or 0 for none"),

@@ -334,7 +334,9 @@ def test_log_whose_entries_are_all_older_than_its_mark_is_an_error(certificate: 
 def test_log_that_has_dropped_the_entry_of_its_mark_is_read_by_time(
     certificate: Path, times: str, expected: list[int] | None
 ) -> None:
-    """The mark names an entry that was written in second 4. If the times in the log are not in order, the reading is an error.
+    """Entries are new if they were written after second 4, the time of the mark.
+
+    If the times in the log are not in order, the reading is an error.
 
     `times`: the seconds in which the entries 5 to 8 were written. `expected`: numbers of the new entries; None: an error.
     """

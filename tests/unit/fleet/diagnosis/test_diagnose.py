@@ -317,7 +317,7 @@ def test_wrong_result_names_the_parts_that_its_data_crosses(name: str, scope: st
     assert candidate in cause.title.partition("not known whether")[2]
 
 
-def test_port_with_another_protocol_needs_no_other_cable() -> None:
+def test_cable_of_a_port_with_the_wrong_protocol_needs_no_work() -> None:
     """dsx-ai-factory/infra-controller issue 3624: an adapter left in InfiniBand mode shows as a port without a link."""
     peers = {"kind": VerdictKind.PEERS, "part": "hca=mlx5_7"}
     verdicts = [
@@ -488,7 +488,7 @@ def test_every_verdict_has_one_cause_in_any_order(verdicts: list[Verdict], rng: 
 def test_causes_do_not_depend_on_the_order_of_verdicts_that_differ_only_in_value() -> None:
     """The two verdicts on c are one cause. In every order, its first verdict must be the one with a value.
 
-    If the verdict without a value were first, the cause would be joined with the cause on a, whose verdict has no value.
+    The cause on a has no value, so it must stay separate.
     """
     verdicts = [
         replace(failed("record", scope), host=host, kind=VerdictKind.PEERS, value=value, limit=None, reason="one")

@@ -67,7 +67,7 @@ def test_failure_that_does_not_belong_to_the_dead_link_has_a_separate_cause(othe
     assert len(summaries(DEAD_LINK, other)) == 2
 
 
-def test_followers_on_one_part_with_different_roots_form_a_separate_cause() -> None:
+def test_followers_on_one_part_with_different_roots_share_a_separate_cause() -> None:
     second = follower(of=("c", "gpu=3"), value=2)
     assert len(summaries(DEAD_LINK, follower(), second)) == 2
 
@@ -229,7 +229,7 @@ def test_fault_that_stops_measurements_explains_only_missing_measurements() -> N
     ],
 )
 def test_slow_adapter_explains_no_pairs_that_are_attributed_to_the_gang(suspect: str, scope: str, count: int) -> None:
-    """Pairs of GPUs that a slow adapter slows down are attributed to the adapter, not to the gang.
+    """A failed pair of GPUs is attributed to the gang only if no adapter explains the failure.
 
     `suspect`: scope of the slow part; `nic=rail1` is an adapter. `scope`: scope of a failure that is attributed to the gang; with
     a `partner`, it is the failure of a pair.

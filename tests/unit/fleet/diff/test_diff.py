@@ -233,7 +233,7 @@ def test_figure_is_listed_only_if_it_changed_by_more_than_its_noise(
 
 
 @pytest.mark.parametrize(("operator", "kind"), [("ge", "regressed"), ("le", "improved"), ("eq", "changed")])
-def test_operator_of_the_criterion_decides_whether_less_is_worse_if_the_unit_does_not(operator: str, kind: str) -> None:
+def test_operator_of_the_criterion_decides_whether_less_power_is_worse(operator: str, kind: str) -> None:
     before, after = (
         replace(item, level=replace(item.level, unit="W", name="stress.power"))
         for item in (figure(700.0), figure(500.0))

@@ -15,8 +15,8 @@ from fleet.history.database import History
 Level = tuple[str, str, float, str, float, str]
 """A row of the table `levels`: level (`host` or `rack`), id, days since 2024-01-01, driver, ln(figure / VALUE), reference.
 
-The reference states where the peers of the host or rack are: in the same `rack` or in the same `run`. The median of these peers
-is VALUE. If the reference is "", there are too few peers.
+The reference is `rack` or `run`: the peers of the host or rack are in the same rack or run. If the reference is "", there are too
+few peers. `memory_history` assumes that the median of the peers is always VALUE.
 """
 VALUE = 7e14
 """The figure, in FLOP/s, whose logarithm in a `Level` is 0."""

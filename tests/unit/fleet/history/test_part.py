@@ -80,7 +80,7 @@ def test_problem_is_gone_only_in_a_run_that_measured_what_had_failed(tmp_path: P
              "severity": "critical", "confidence": "certain", "waived": False}  # fmt: skip
     for number, rows in enumerate(FleetHistory(racks=6, hosts=3, gpus=3, months=4).runs()):
         copies = {"host": HOST, "stage": "benchmark", "benchmark": "peer_copy", "measured": True, "seconds": 1.0}
-        # This test of HOST is added to the rows of every host of the run; the repetitions do not matter.
+        # In runs 0 and 2, HOST has this row. For simplicity, the rows of all hosts contain the same row of HOST.
         hosts = [
             replace(host, tests=(*host.tests, {**copies, "failed": number == 0})) if number in (0, 2) else host
             for host in rows.hosts

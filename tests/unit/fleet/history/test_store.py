@@ -345,7 +345,9 @@ def test_report_adds_the_run_to_the_history(tmp_path: Path) -> None:
     plain = rackproof("report", run)
     fed = rackproof("report", run, "--history", tmp_path / "h")
     assert (fed.returncode, fed.stdout) == (0, plain.stdout)
-    assert fed.stderr.startswith("rackproof: note: no history in "), "the note makes a wrong path visible"
+    assert fed.stderr.startswith("rackproof: note: no history in "), (
+        "a path without a history may be a mistake, so the report must note it"
+    )
     assert rackproof("report", run, "--history", tmp_path / "h").stderr == ""
     assert counts(tmp_path / "h")["runs"] == 1
 

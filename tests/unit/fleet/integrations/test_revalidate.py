@@ -175,7 +175,7 @@ def test_node_drained_by_an_administrator_is_not_in_use_and_stays_drained(slurm:
         ("IDLE", "check fans"),
     ],
 )
-def test_node_that_an_administrator_took_out_of_service_is_neither_drained_nor_resumed(
+def test_node_that_is_out_of_service_without_a_drain_is_neither_drained_nor_resumed(
     slurm: FakeScheduler, state: str, reason: str
 ) -> None:
     slurm.put(**{"state-n1": state, "reason-n1": reason})
@@ -627,10 +627,10 @@ def test_notification_is_printed_only_for_requested_states(tmp_path: Path, capsy
 
 
 def test_notification_lists_causes_and_limits_the_number_of_lines(tmp_path: Path) -> None:
-    """Counts and caveats come first, then the causes, then the other failed hosts.
+    """The order is: at most 5 counts and caveats, the causes, the number of omitted lines, the other failed hosts.
 
-    If the report has no causes, the reasons in its summary take their place. At most 12 lines are listed. If there are causes,
-    at most 5 of these lines are counts and caveats. One more line gives the number of omitted lines.
+    A report without causes is listed by its summary, without the lines about checks. At most 12 lines are listed. The number of
+    omitted lines is an additional line.
     """
     report, plan = judged(tmp_path, lambda plan, directory: None)
     lines = {

@@ -440,6 +440,8 @@ def test_host_without_a_record_is_judged_only_by_the_readings_of_its_bmc() -> No
 @pytest.mark.parametrize(
     ("times", "ended", "reasons"),
     [
+        # The plan and the launch have the time 04:00:00. The plan is first in the order: its time, then those of the snapshots.
+        # A time may be up to 5 minutes before the time that it follows in this order.
         (("04:00:00", "04:00:01", "04:00:02"), "04:00:02", []),
         (("03:55:00", "04:00:00", "04:10:00"), "04:10:00", []),
         (("03:54:59", "04:00:00", "04:10:00"), "04:10:00", ["the record's times are not in order: 03:54:59 follows 04:00:00"]),
@@ -460,7 +462,6 @@ def test_host_without_a_record_is_judged_only_by_the_readings_of_its_bmc() -> No
 def test_times_of_a_bmc_record_must_fit_the_plan_and_each_other(
     times: Sequence[str], ended: str, reasons: list[str]
 ) -> None:
-    """The plan and the launch have the time 04:00:00. The order of times may be wrong by up to 5 minutes."""
     day = "2026-11-21T"
     record = bmc_record("h1")
     taken = tuple(replace(item, at=f"{day}{at}Z") for item, at in zip(record.snapshots, times, strict=True))
@@ -514,7 +515,10 @@ def test_only_a_failed_verdict_on_a_log_entry_gets_the_text_of_the_entry(
     ],
 )  # fmt: skip
 def test_failure_of_a_group_of_parts_is_attributed_to_one_failed_part(verdict: dict[str, Any], part: str) -> None:
-    """`bmc.part.health` is attributed to a power supply before a fan. No part is set if the value already states a cause."""
+    """If a power supply and a fan failed, `bmc.part.health` is attributed to the power supply.
+
+    No part is set if the value already states a cause.
+    """
 
     def health(name: str, scope: str, result: str = FAIL) -> Verdict:
         return Verdict(

@@ -136,7 +136,10 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_last_snapshot(without_width_of_gpu_1),
         "missing in the snapshot after benchmark, but other snapshots of the record have it",
     ),
-    "two GPUs with one serial": (change_gpu(1, serial="h2-0"), "changed during the run: h2-0, then h2-1"),
+    "GPU with another serial in the gang record": (
+        change_gpu(1, serial="h2-0"),
+        "changed during the run: h2-0, then h2-1",
+    ),
     "two GPUs at one PCI address": (
         change_gpu(1, pci_bus_id="0000:00:00.0"),
         "2 GPUs of this host have pci_bus_id 0000:00:00.0",
@@ -163,7 +166,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
     ),
     "bandwidth in another unit": (
         change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.algbw"),  # type: ignore[operator]
-        "but the settings give 8",
+        "is 0.008 B, but the settings give 8 B",
     ),
     "bus bandwidth in another unit": (
         change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.busbw"),  # type: ignore[operator]
@@ -493,9 +496,10 @@ def test_training_with_a_limit_on_its_steps_may_have_fewer_epochs_than_planned(
 
 
 def test_sufficiency_of_the_loader_may_be_higher_if_the_training_had_larger_batches() -> None:
-    """The sufficiency 0.94 is more than 20 times 1500 / 34e3, the ratio of the rates of loading and training.
+    """The measured rates give a sufficiency of 1500 / 34e3 = 0.044. The stated 0.94 is a contradiction: more than 20 times as high.
 
-    This is credible if the loader prepared batches of 8 and the training used batches of 2048. Small batches train more slowly.
+    But if the batches of the loader were smaller than those of the training, 0.94 is possible. With small batches, the training
+    is slower than 34e3, and the sufficiency is higher.
     """
     plan = builders.plan("h1", "h2", gpu_count=1)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
@@ -566,7 +570,7 @@ SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {
     "negative sample of a round": (lambda item: with_samples(item, min=-1.0), "a sample is negative: -1"),
     "greatest sample in another unit": (
         lambda item: with_samples(item, max=item.value * 1e3),  # type: ignore[operator]
-        "is too low: 5 samples between",
+        "is too low: 5 samples between",  # the coefficient of variation is too low
     ),
     "median sample in another unit": (lambda item: with_samples(item, p50=item.value / 1e3), "is not between"),  # type: ignore[operator]
     "value outside the samples of all rounds": (lambda item: replace(item, value=item.value * 1e3), "is not between"),  # type: ignore[operator]

@@ -115,7 +115,8 @@ def test_hours_before_a_reading_come_from_the_snapshot_of_the_reading() -> None:
         ([0, 1], 1.0),
         # The host rebooted between the second and the third snapshot. Only the half hour after the reboot is added.
         ([90, 92, 0.5, 3], 5.0),
-        # The clock was set back, so the second and the third snapshot are in the wrong order. The hour between them is added.
+        # After a reboot, the third uptime would be less than an hour. So the host did not reboot: its clock was set back, and the
+        # second and the third snapshot are in the wrong order. For this step, the hour between their dates is added.
         ([90, 92, 91.9, 93], 4.1),
         ([90, 92, 93, 95], 5.0),
     ],
@@ -164,9 +165,8 @@ def test_invalid_date_of_a_snapshot_matters_only_next_to_a_reboot(
     ("count", "hours", "rate"),
     [(-1, 1.0, 0.0), (0, 1.0, 0.0), (1, 1.0, 0.0), (2, 1.0, 0.026738), (100, 1.0, 72.626), (100, 4.0, 18.1565)],
 )
-def test_least_rate_is_0_for_at_most_one_event_and_is_inversely_proportional_to_the_time(
-    count: float, hours: float, rate: float
-) -> None:
+def test_least_rate_is_a_lower_confidence_limit(count: float, hours: float, rate: float) -> None:
+    """The true rate per hour is at least `rate`, with a confidence of 99.87 %. A single event shows no rate above 0."""
     assert least_rate(count, hours) == pytest.approx(rate, rel=1e-3)
 
 

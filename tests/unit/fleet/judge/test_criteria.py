@@ -116,7 +116,7 @@ def test_limits_that_are_too_loose_or_too_strict_are_reported() -> None:
             "the expected value is above the peak; the floor is 0.938 of the peak",
         ),
         ({"value": 3.84e13}, "above the peak: 8 times as high, which looks like bits taken for bytes"),
-        ({"value": 5.0e11}, "far too low, 0.104 of the peak, which looks like bytes taken for bits"),
+        ({"value": 5.0e11}, "far too low, 0.104 of the peak, which looks like bytes divided by 8"),
         ({"value": 4276.0}, "far too low, 8.91e-10 of the peak, which looks like a figure in giga-units"),
         ({"value": 4.2e15}, "a thousand times too high"),
         ({"name": "gemm.throughput", "unit": "FLOP/s", "where": {"dtype": "bf16"}, "value": 1.979e15}, "with sparsity"),
@@ -479,7 +479,8 @@ def test_bounds_that_never_match_are_reported(where: dict[str, Any], why: str) -
     assert why in finding
 
 
-def test_floor_derived_from_other_hardware_may_be_far_below_the_expected_value() -> None:
+def test_floor_with_the_basis_model_may_be_far_below_the_expected_value() -> None:
+    """The basis `model`: the floor is an estimate from figures of other hardware."""
     floor: dict[str, Any] = {"value": None, "variable": "fabric_bytes_per_second", "fraction": 0.6}
     assert lint_changed(**BUSBW | floor | {"fleet_fraction": None, "basis": "model"}, where={}) == []
     assert (

@@ -232,7 +232,7 @@ def test_limit_that_depends_on_the_host_is_not_printed() -> None:
     assert group["gpu-count"] == ""
 
 
-def test_false_alarms_of_logic_are_bounded_by_the_number_of_values(healthy: list[Detection]) -> None:
+def test_false_alarm_rate_of_counts_and_states_has_an_upper_limit(healthy: list[Detection]) -> None:
     found = healthy
     values, failed, upper_limit = logic_false_alarms(found)
     assert (values, failed) == (sum(item.values for item in found if item.kind == LOGIC), 0)

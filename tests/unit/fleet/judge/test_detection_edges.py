@@ -81,9 +81,13 @@ def test_gate_on_a_reading_has_no_stage_or_parameters_or_settings() -> None:
         ((110.5, True, 113), {}, LOGIC),
     ],
 )
-def test_fault_is_relative_absolute_or_found_by_logic(
+def test_kind_of_a_fault_is_relative_or_absolute_or_logic(
     values: Sequence[float], fields: dict[str, Any], kind: str
 ) -> None:
+    """The kind LOGIC is for figures without a spread: any value beyond the limit is a fault.
+
+    A figure also has this kind if three or more parts all have the same value.
+    """
     assert of([run(*values)], rule(**fields)).kind == kind
 
 
@@ -134,7 +138,8 @@ def test_relative_fault_is_a_share_of_the_mean() -> None:
 def test_spread_between_runs_adds_to_the_spread_between_parts() -> None:
     """The means of the parts are 110, 111 and 112: their variance is 1.
 
-    Each part varies by ±1 between its two runs: this variance is 2. Half of it is also in the variance of the means.
+    The two runs of each part have the variance 2. A mean of two runs varies by half of it, so the variance of the means already
+    contains that half. Only the other half is added.
     """
     found = of([run(109.0, 110.0, 111.0), run(111.0, 112.0, 113.0)])
     variance = 1 * (1 + 1 / 3) + 2 * (1 - 1 / 2)

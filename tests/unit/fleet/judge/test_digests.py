@@ -216,7 +216,7 @@ def extended_plan(*hosts: str, gpu_count: int) -> Plan:
 
 @pytest.mark.parametrize("workload", DIGEST_WORKLOADS)
 def test_each_workload_is_compared_only_between_equal_gpus(workload: str) -> None:
-    """One GPU of six with another digest fails. Three of six have no majority against them: all six are inconclusive.
+    """One GPU of six with another digest fails. If three of six have another digest, there is no majority: all are inconclusive.
 
     If these three hosts also have another version of cuBLAS, they are compared only with each other, and pass.
     """

@@ -141,7 +141,9 @@ BY_RACK = "the GPU model implies that the hosts of rack r1 are one NVLink domain
 def test_gpu_must_report_a_domain(
     plan: Plan, others: str, own: Readings, expected: tuple[str, str, str] | None
 ) -> None:
-    """A GPU that reports NO_DOMAIN fails. A GPU without a value of CLUSTER is judged only in three cases.
+    """A GPU that reports NO_DOMAIN fails. A GPU without any reading gets no verdict here.
+
+    A GPU that has readings, but no value of CLUSTER, is judged only in three cases:
 
     - The inventory names the domain of the host.
     - Another GPU of the rack reports a domain.
@@ -275,8 +277,8 @@ def test_connections_of_a_host_without_an_address_are_inconclusive(readings: Rea
 def connection_verdict(own: Mapping[str, str], *others: HostView, **readings: Any) -> tuple[str, str, str] | None:
     """Return verdict, action and reason on the connections of t0.
 
-    `own`: other host -> state of the connection to it, as t0 reports it; empty: t0 does not report it. t0 reports `connected` for
-    hosts that are not in `own`.
+    `own`: other host -> state of the connection to it, as t0 reports it. If the state is "", t0 does not report the connection.
+    For hosts that are not in `own`, t0 reports `connected`.
     """
     states = dict.fromkeys(HOSTS[1:], "connected") | dict(own)
     first = {**healthy("t0"), **connections({other: state for other, state in states.items() if state}), **readings}

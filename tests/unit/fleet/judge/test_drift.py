@@ -127,8 +127,8 @@ def test_drop_lasts_while_the_median_of_three_buckets_is_low(
 ) -> None:
     """`shares`: one value for each bucket of 1 s. A value below 0.95 is low.
 
-    `fell`: start and end of the first drop in seconds. A drop begins and ends with a low bucket. The end is None if the last
-    median is low.
+    `fell`: the first drop in seconds, from the start of its first low bucket to the end of its last low bucket. The end is None
+    if the median of the last three buckets is low.
     """
     course = RateCourse(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
     assert course.first_drop(0.95) == fell
@@ -297,7 +297,8 @@ def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -
     [
         (figures(10, 10), {}, []), (figures(10, 7, n=9), {}, []),
         (figures(10, 6), {}, ["gpu=1"]), (figures(6, 10), {}, ["gpu=0"]),
-        # A figure may end before the same figure of other parts. Two rounds or three buckets are accepted, whichever is longer.
+        # A figure may end earlier than the same figure of other parts: by two rounds or three buckets, whichever is longer.
+        # The soak takes 600 s and has 10 rounds, or `finished` rounds. A bucket takes 60 s.
         (figures(10, 6, n=9), {"finished": 2}, []), (figures(10, 6, n=9), {"finished": 5}, []),
         (figures(10, 5, n=9), {"finished": 5}, ["gpu=1"]),
         (figures(20, 1, n=9), {"finished": 1}, []), (figures(20, 1, n=9), {"finished": 2}, ["gpu=1"]),

@@ -191,8 +191,11 @@ def test_two_hosts_are_one_machine_if_one_of_them_has_all_gpus_of_the_other() ->
     assert counts.same_machine("other", fleet["other"]) == counts.same_machine("none", fleet["none"]) == []
 
 
-def test_host_with_an_adapter_is_one_machine_only_with_hosts_that_have_this_adapter() -> None:
-    """h1 and h2 share the GPU and the adapter. h4 reports no adapter, so for h4 a shared GPU is enough."""
+def test_shared_gpu_is_not_enough_for_a_host_that_reports_an_adapter() -> None:
+    """All hosts share the GPU. h1 and h2 also share the adapter.
+
+    h4 reports no adapter. So the shared GPU is enough for h4, but not for the other three hosts.
+    """
     fleet = {
         "h1": machine("A", guid="1"),
         "h2": machine("A", guid="1"),

@@ -453,6 +453,10 @@ def test_non_numeric_counter_fails() -> None:
 
 @pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3)])
 def test_falling_time_of_the_newest_event_is_not_a_reset(values: tuple[int, ...], total: int) -> None:
+    """`xid.last_seen` is the uptime at the newest XID; 0: none. It falls if the log was truncated.
+
+    `total`: by how much the highest time so far rose.
+    """
     observed_change = change(counter_readings(*values, name="xid.last_seen"))
     assert observed_change.total == total
     assert observed_change.drop == ""
@@ -723,7 +727,8 @@ def test_host_problem_is_reported_in_addition_to_the_verdicts_on_its_record() ->
         ({"same_as_fleet": False, "value": None}, 0),
     ],
 )
-def test_required_criterion_of_an_operator_pack_must_match_an_observation(fields: Any, lines: int) -> None:
+def test_criterion_of_an_operator_pack_must_match_an_observation(fields: Any, lines: int) -> None:
+    """Exceptions: an optional criterion, and one that accepts any value (`same_as_fleet` False)."""
     plan = one_figure_plan()
     rule = criterion("disk.thing", scope="disk", origin="ours", **fields)
     verdicts = judge(plan, {"h1": host_evidence(plan)}, [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)])
@@ -870,6 +875,8 @@ def test_later_observation_replaces_an_earlier_one_of_the_same_figure(
     observed: tuple[Observation, ...], expected_reasons: list[str]
 ) -> None:
     """Results with local and with remote memory (`numa`) do not replace each other.
+
+    A result without `numa` replaces a result with any `numa`, and vice versa.
 
     The plan does not expect figures with `op` "odd". Only their errors are reported.
     """
@@ -1181,6 +1188,7 @@ def test_median_needs_a_minimum_of_peers(count: int) -> None:
 
 
 def test_gang_figure_is_counted_once_and_peers_are_grouped_by_position() -> None:
+    """The figures of the gangs r1, r2 and r3 are 7.0, 9.0 and 5.0. The position of a part is its GPU: `gpu=0` or `gpu=1`."""
     fleet = FleetFigures(Planned(one_figure_plan()))
     key = ("m", "n", "s", "gpu", (), "")
     for host in range(3):
@@ -1384,7 +1392,7 @@ def view_of(*records: Record) -> HostView:
 
 
 def test_only_paths_between_two_gpus_count_as_nvlinks() -> None:
-    """A scope or path of another form is ignored and raises no error, because a record is not trusted."""
+    """A reading counts for both directions of a pair. A scope or path of another form is ignored without an error."""
     paths = {"gpu=0,peer=1": "NV18", "host": "NV4", "gpu=0": "NV4", "gpu=1,peer=0": "NV" + "9" * 900, "peer=1": "NV2"}
     record = builders.records(PLAN_OF_H1, "h1")[0]
     taken = replace(record.snapshots[0], metrics=(Metric(name="gpu.peer.link", unit="1", values=paths),))

@@ -180,6 +180,7 @@ def test_limit_depends_on_the_number_of_nvlinks(
 
 
 def test_required_version_may_have_fewer_components_than_the_measured_version() -> None:
+    """If the measured version begins with the required components, the verdict has the measured version as limit."""
     rule = criterion("driver.version", scope="host", value=None, variable="driver_version")
     for measured, verdict, limit in (
         ("570", PASS, "570"),
@@ -253,7 +254,7 @@ def test_verdict_on_a_reading_that_some_or_all_snapshots_lack(
 
 
 def test_error_of_a_power_reading_is_ignored_if_the_last_snapshot_has_a_value() -> None:
-    """`refusals.may_be_transient` is true for the readings to which this applies."""
+    """This applies to the readings for which `may_be_transient` (`fleet.judge.refusals`) is true."""
     rule = criterion("gpu.power", operator="le", value=700.0, unit="W")
 
     def power(value: Any = None) -> Metric:

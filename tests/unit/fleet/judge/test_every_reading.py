@@ -3,10 +3,11 @@
 The cases are generated. Each reading of a complete host and each figure of a plan gets a bad value. The extent of the
 fault is one part, then one host, then all hosts.
 
-If INFORMATIONAL lists the reading or figure, a criterion must not find the bad value. Otherwise, the judge must find it,
-with two exceptions:
+If INFORMATIONAL lists the reading or figure, the judge must not find the bad value, except as an impossible value. Otherwise, the
+judge must find it, with two exceptions:
 - There are criteria on the reading or figure, but none of them can find a fault of this extent (`can_find`).
-- There is no criterion on the figure, and the fault is on all hosts.
+- There is no criterion on the figure, and the fault is on all hosts. The judge finds a bad figure without a criterion only by a
+  comparison between parts, such as the digests of GPUs.
 """
 
 from __future__ import annotations
@@ -133,7 +134,8 @@ def not_passing(plan: Plan, packs: tuple[Pack, ...], evidence: Mapping[str, Evid
 def record_of(host: str) -> Record:
     """Return the record of a host. `evidence_of` replaces the snapshots of the record.
 
-    The record states why `verbs.bandwidth` was not measured. Without a reason, the judge would report missing figures of ports.
+    The judge requires figures of each active RDMA port, even if the plan expects none. These hosts have such ports, but no
+    figures. So the record states why `verbs.bandwidth` was not measured.
     """
     gpus = tuple(
         replace(builders.gpu(host, index), name=GPU_NAME, pci_bus_id=f"0000{links.GPUS[index]}") for index in range(8)

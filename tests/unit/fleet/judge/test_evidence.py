@@ -204,7 +204,9 @@ def test_settings_of_a_planned_figure_are_its_planned_parameters_and_numa_and_th
     assert planned.params(measure(params=values, stage="gang")) == values
 
 
-def test_settings_of_a_figure_that_no_plan_expects_are_those_of_the_catalogue() -> None:
+def test_settings_of_an_unplanned_figure_are_those_of_the_catalogue() -> None:
+    # No plan expects the first two figures, because some healthy hosts lack them. So the catalogue states their settings.
+    # `numa` and `number` always count as settings.
     values = {"dtype": "bf16", "numa": "local", "n": 4096, "number": 3}
     assert Planned(PLAN).params(measure("gemm.wrong_products", params=values)) == {
         "dtype": "bf16",
@@ -292,6 +294,7 @@ def test_inconclusive_verdict_names_the_part_and_the_reason_and_the_criterion() 
         ("", "NVIDIA H200,NVIDIA H200", ["h200-sxm", "mine"], ""),
         ("x100", "NVIDIA H200", ["common", "mine"], "no criteria pack for x100"),
         ("", "", ["common", "mine"], "no criteria pack for an unknown GPU"),
+        # Two packs are for this GPU model, so neither is selected.
         ("", "NVIDIA H100", ["common", "mine"], "no criteria pack for NVIDIA H100"),
     ],
 )

@@ -245,7 +245,7 @@ def test_stage_without_any_observation_has_one_verdict() -> None:
     assert (verdict.stage, verdict.kind) == ("benchmark", VerdictKind.MISSING)
 
 
-def test_each_missing_figure_of_a_failed_launch_has_a_verdict_if_another_figure_was_observed() -> None:
+def test_each_missing_figure_has_a_verdict_if_any_figure_was_observed() -> None:
     view = host_view(TWO, observations=(figure(),), launches=launches("failed"))
     found = [(item.name, item.scope, item.reason, item.kind) for item in missing_observations(view)]
     assert found == [
@@ -256,6 +256,7 @@ def test_each_missing_figure_of_a_failed_launch_has_a_verdict_if_another_figure_
     assert absences(TWO, observations=(absent(ERROR),), launches=launches("failed")) == [
         (NAME, "gpu=0", "error: why"), (NAME, "gpu=1", "not observed; failed 0"), (STAGE, "host", "failed: failed 0"),
     ]  # fmt: skip
+    # Without a launch, the verdict NO_LAUNCH is added only if a figure was measured and none is missing.
     assert absences(TWO, observations=(absent(ERROR), absent(ERROR, scope="gpu=1")), launches=()) == [
         (NAME, "gpu=0", "error: why"), (NAME, "gpu=1", "error: why"),
     ]  # fmt: skip

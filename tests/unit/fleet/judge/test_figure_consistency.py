@@ -69,7 +69,8 @@ def test_repeated_launch_may_repeat_figures() -> None:
     view = host_view(PLAN, launches=launches)
     assert problems(GEMM, GEMM, view=view) == []
     assert reasons(GEMM, GEMM, GEMM, view=view) == ["the record has this figure 3 times"]
-    # The second launch keeps its figures in `Launch.observations`. So `Record.observations` may have only those of the first.
+    # The second launch has its own list of figures (`Launch.observations`). So the list of the record has only those of the first
+    # launch, and may have each figure only once.
     one_with_own_figures = (launches[0], replace(launches[0], observations=(GEMM,)))
     assert reasons(GEMM, GEMM, view=host_view(PLAN, launches=one_with_own_figures)) == [
         "the record has this figure 2 times"
@@ -183,6 +184,7 @@ def test_impossible_parameters_of_a_figure_are_reported(params: dict[str, Any], 
 
 @pytest.mark.parametrize(("left_out", "is_possible"), [(2, True), (3, False)])
 def test_at_most_one_rank_of_each_host_has_no_replica(left_out: int, is_possible: bool) -> None:
+    """A replica is two neighbouring ranks of one host. `left_out`: ranks without a replica, of two hosts together."""
     ranks = 2 + left_out
     item = replace(figure("site.figure", 1.0, replicas=1, left_out=left_out, world_size=ranks), stage="gang")
     view = HostView(GANG, GANG.hosts[0], replace(host_evidence(PLAN), records=()), ())
@@ -531,7 +533,8 @@ def loading(
     """Return the figures of a data loader and of a training on two ranks.
 
     The sufficiency of a loader is the images per second that it loads for a rank, divided by the images per second that the rank
-    trains on. By default it is 1000 / (2000 / 2) = 1. A value more than 20 times as high is reported.
+    trains on. By default it is 1000 / (2000 / 2) = 1. A value more than 20 times as high is reported. If the batch sizes differ,
+    this limit is multiplied by the larger batch size divided by the smaller one.
 
     Args:
         stated: value of `dataloader.sufficiency`.
@@ -622,7 +625,8 @@ def test_every_figure_of_a_benchmark_must_state_the_number_of_ranks_if_any_figur
     assert reasons(items[0], absent(items[1])) == []
 
 
-def test_hosts_with_different_partners_share_the_figure_structure_of_their_pairs() -> None:
+def test_hosts_with_different_partners_share_a_structure() -> None:
+    """A structure (`FigureStructure`) is the result of all checks that need no values. It is made once for many hosts."""
     structures = PartnerStructures()
 
     def pairs(partner: str, value: float = 5e10, *, token: int = 5) -> list[Observation]:

@@ -419,7 +419,10 @@ def _expectation_of_the_model(model: str, name: str, params: Mapping[str, Value]
 
 
 def host_rates(model: str, count: int, links: int) -> list[Observation]:
-    """Return all rates of a healthy host, derived from the datasheet of its GPUs; `links` NVLinks join each pair of GPUs."""
+    """Return all rates of a healthy host; `links` NVLinks join each pair of GPUs.
+
+    A rate is a share of the datasheet, or what the model's own pack expects, whichever is higher.
+    """
     sheet = read_pack(model).datasheet
     host_link = sheet.get("host_link", sheet.get("pcie", {}))["bandwidth"]
     share_of_links = links / sheet["nvlink"]["links"] if links else 0.0

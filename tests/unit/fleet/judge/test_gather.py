@@ -68,9 +68,10 @@ def gangs() -> dict[str, Evidence]:
 
 
 def slow_paths(stats: FleetStats) -> tuple[Any, ...]:
-    """Return the paths (a kind of bandwidth with its transport, `fleet.judge.paths.Path`) over slow transports.
+    """Return what the statistics have of slow transports: the paths that reach their limit, and the best value of other paths.
 
-    Paths over fast transports are not gathered, because a fast transport never explains a failure.
+    A path (`fleet.judge.paths.Path`) is a bandwidth with the transport over which it was measured. Fast transports are left out:
+    they are not gathered, because a fast transport never explains a failure.
     """
     passing = {path for path in stats.paths._passing if slow_transport(path[-1], within=True)}
     best = {key: value for key, (_, value) in stats.paths._best.items() if slow_transport(key[0][-1], within=True)}
@@ -83,9 +84,9 @@ def gathered(
     packs: list[Pack] | None = None,
     evidence: Mapping[str, Evidence] | None = None,
 ) -> list[str]:
-    """Add a fleet to a Gatherer. Return the hosts that it added by themselves, without their layout.
+    """Add a fleet to a Gatherer. Return the hosts that it added one by one, instead of together with hosts of the same layout.
 
-    Check that the statistics are the same if every host is added by itself.
+    Check that the statistics are the same if all hosts are added one by one.
     """
     views = host_views(plan, dict(evidence or fleet(plan)), packs or [pack(*rules)])
     plain = FleetStats(Planned(plan))
@@ -160,7 +161,8 @@ def test_values_of_max_pending_hosts_are_added_together(monkeypatch: pytest.Monk
     assert counts == [0, 2, 2]
 
 
-def test_finish_completes_the_support_of_readings_and_shares_equal_groups() -> None:
+def test_finish_also_finishes_two_parts_of_the_statistics() -> None:
+    """`support` counts the hosts that it has not counted yet. `groups` lets equal groups share one object, to save memory."""
     plan = replace(PLAN, hosts=tuple(replace(host, rack=f"r-{host.name}") for host in PLAN.hosts))
     gatherer, calls = Gatherer(Planned(plan)), []
     gatherer._stats.support.finish = lambda: calls.append("support")  # type: ignore[method-assign]

@@ -656,6 +656,7 @@ def test_gang_launched_in_two_groups_is_inconclusive(before: tuple[str, ...]) ->
             for those in (before, members)
             if those
         ]
+        # The results in a record belong to the last launch. So the launch of `before` has no results, and does not count.
         gang_record = replace(gang_record, launches=tuple(launches), observations=of_ranks(4, gang_record.observations))
         evidence[host] = Evidence(records=(host_record, gang_record))
     verdicts = findings(plan, evidence)
@@ -862,8 +863,8 @@ def with_status(evidence: Evidence, name: str, status: str, **params: Any) -> Ev
 
 
 @pytest.mark.parametrize(("status", "gaps"), [("unsupported", 0), ("error", 2), ("skipped", 2)])
-def test_figure_that_the_model_lacks_may_be_unsupported(status: str, gaps: int) -> None:
-    """It is reported if it was skipped or has an error. On a model that has the figure, all three statuses are reported."""
+def test_status_unsupported_is_accepted_only_for_a_figure_that_the_gpu_model_lacks(status: str, gaps: int) -> None:
+    """The statuses `error` and `skipped` are always reported."""
     plan = builders.plan()
     evidence = builders.evidence(plan)
     evidence["h2"] = with_status(evidence["h2"], "gemm.throughput", status, dtype="fp8")
@@ -1158,8 +1159,8 @@ def test_old_xid_that_reappears_in_the_log_is_not_new() -> None:
     assert [item for item in findings(plan, evidence) if item.criterion == "xid-during-run"] == []
 
 
-def test_slow_figure_does_not_also_fail_by_a_lower_derived_floor() -> None:
-    """A derived floor is a lower limit with the basis `model`: it is calculated from figures of other hardware."""
+def test_estimated_floor_is_not_reported_beside_a_stricter_floor() -> None:
+    """A floor is a minimum. The rate also misses the floor `all-reduce-model`. Its basis is `model`: an estimate."""
     plan = builders.plan("h1", gpu_count=4, rackproof_gang="none")
     evidence = builders.evidence(plan)
 
@@ -1245,6 +1246,7 @@ def test_number_of_links_between_two_gpus_is_the_larger_of_their_two_reports() -
         pair: view.nvlinks_between(pair) for pair in ("gpu=1,peer=0", "gpu=2,peer=1", "gpu=0,peer=2", "gpu=0,peer=3")
     }
     assert pairs == {"gpu=1,peer=0": 6, "gpu=2,peer=1": 0, "gpu=0,peer=2": 4, "gpu=0,peer=3": None}
+    # For the scope of a host: the smallest number of all its pairs, or None if the number of a pair is unknown.
     assert view.nvlinks_between("host") == 0
     del links["gpu=1,peer=2"]
     assert view_with(links).nvlinks_between("host") is None

@@ -1,7 +1,9 @@
 """Hosts share a layout if their benchmark observations differ only in values, and if each host is regular (`is_regular`).
 
-A layout is what the observations of these hosts have in common: all except their values. A token is a number that `quick.Reader`
-assigns. Equal readings have the same token, and so have observations of the same kind (`kind_of`). Token 0 means not assigned.
+A layout is what the observations of these hosts have in common: all except their values.
+
+`quick.Reader` gives each reading and each observation a number, the token. Readings with the same token are equal. Observations
+with the same token have the same name, stage, status, unit and parameters. Without a token, the field `token` is 0.
 """
 
 from __future__ import annotations

@@ -134,10 +134,10 @@ def test_switch_is_recognised_by_its_name_or_id_and_its_port_by_name_or_label(
         ("", "swp1", "swp1", False),  # the switch sends no name of its port, only a label
     ],
 )
-def test_address_or_number_of_a_switch_port_is_comparable_only_with_the_same_form(
+def test_address_or_number_without_a_label_is_comparable_only_with_the_same_form(
     sent: str, label: str, wanted: str, is_comparable: bool
 ) -> None:
-    """A name, or an address or number with a label, is comparable with every form."""
+    """A name is comparable with every form. An address or number with a label is, too."""
     assert link(port=sent, label=label).names_port_as(wanted) is is_comparable
 
 

@@ -155,7 +155,7 @@ def test_manifest_file_may_list_modules_and_cables(tmp_path: Path) -> None:
         (("h1,module,,S1,,,", "h2,module,,S1,,,"), "serial S1 is listed twice"),
         (("h1,module,mlx5_0,1E+12,,,",), "was rounded by a spreadsheet"),
         (("h1,module,mlx5_0,<b>,,,",), "is not a valid serial of a module"),
-        (("h1,module,mlx5_0,S1,,leaf1,",), "a part has no switch"),
+        (("h1,module,mlx5_0,S1,,leaf1,",), "switch must be empty for a part"),
     ],
 )
 def test_invalid_line_for_a_module_is_refused(tmp_path: Path, lines: tuple[str, ...], message: str) -> None:

@@ -29,7 +29,8 @@ GIB = 1 << 30
 def modules(**changed: Any) -> tuple[Metric, ...]:
     """Return the readings of a healthy host with changes.
 
-    `changed`: name of a reading (with `__` for `.`) -> its new value for NUMA node 1, the module in SLOT, or the host.
+    `changed`: name of a reading (with `__` for `.`) -> its new value. If the reading has a value for each module, only that of
+    the module in SLOT changes. If it has one for each NUMA node, only that of node 1 changes.
     """
     readings = {item["name"]: item for item in memory_module_metrics()}
     readings["host.memory.total"] = {"name": "host.memory.total", "unit": "B", "values": {"host": 1007 * GIB}}

@@ -405,7 +405,7 @@ def test_gpu_count_names_no_slot_if_a_gpu_has_no_address_or_is_not_in_the_record
 
 @pytest.mark.parametrize("missing", [0, 2])
 def test_no_slot_is_named_if_only_some_gpus_are_tested(missing: int) -> None:
-    """A missing GPU outside the test changes the indices of the tested GPUs, and the PCI bus also shows GPUs outside the test."""
+    """GPU 0 is not tested, so the record lacks it. It must not be mistaken for the missing GPU."""
     chosen = replace(PLAN, hosts=tuple(replace(each, devices=(1, 2, 3)) for each in PLAN.hosts))
     present = [slot for slot in ALL if slot != missing]
     evidence = {

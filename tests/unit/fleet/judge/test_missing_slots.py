@@ -189,7 +189,9 @@ def test_empty_slot_is_identified_by_its_module_if_addresses_moved() -> None:
     expected = "nothing in module 2, where 2 of 2 hosts of its build have a GPU"
     assert result(view((0, 1, 2), modules=moved)) == (expected, "reseat")
     assert result(view((0, 1, 2), modules={0: 1, 1: 3, 2: 9})) == ("", "reseat"), "no other host has a module 9"
-    assert FULL.describe_empty(view(modules={0: 2, 1: 1, 2: 3, 3: 4}), 0, ()) == "", "no module is missing"
+    assert FULL.describe_empty(view(modules={0: 2, 1: 1, 2: 3, 3: 4}), 0, ()) == "", (
+        "modules 1 and 2 are exchanged, but none is missing"
+    )
     without = slot_map(view(host="h2", modules={0: 1, 1: 2, 2: 3}), view(host="h3", modules={0: 1, 1: 2, 2: 3}))
     assert result(view((0, 1, 2), modules=moved), without)[0] == "", "the other hosts do not report all module numbers"
 
@@ -406,7 +408,8 @@ def test_action_is_to_configure_only_if_settings_explain_all_missing_gpus(
     assert result(on(*on_bus, snapshots=(drivers,)), **fields)[1] == action
 
 
-def test_action_is_to_configure_only_if_settings_explain_all_gpus_that_the_driver_does_not_list() -> None:
+def test_action_is_to_configure_only_if_settings_also_explain_gpus_beyond_the_plan() -> None:
+    # The PCI bus has five GPUs. The driver lists three of them, and the settings explain only one more.
     drivers = {"pcie.driver": {f"pci={ADDRESSES[1]}": "vfio-pci"}, "gpu.pci_count": {"host": 5}}
     assert result(on(1, snapshots=(drivers,)))[1] == "reseat"
     # A count that is not a number is ignored.

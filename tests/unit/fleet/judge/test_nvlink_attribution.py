@@ -60,7 +60,8 @@ def domain_of(broken: Broken, *, not_ready: tuple[str, ...] = ()) -> tuple[Nvlin
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t4": {"t5": BAD, "t6": BAD}, "t1": {}, "t5": {}}, (),
             {"t0": {"t1": BAD, "t2": BAD, "t3": BAD}, "t4": {"t5": BAD, "t6": BAD}},
         ),
-        # Of two hosts with equally many broken connections, the one with the lower address is at fault.
+        # t1 and t2 have two broken connections each. t1 is at fault, because its address is lower.
+        # Then one connection remains. It is attributed to both ends.
         (
             {"t3": {"t2": BAD}, "t2": {"t1": BAD}, "t1": {"t0": BAD}, "t0": {}}, (),
             {"t1": {"t0": BAD, "t2": BAD}, "t2": {"t3": BAD}, "t3": {"t2": BAD}},
@@ -114,9 +115,10 @@ def test_host_without_an_address_is_not_at_fault() -> None:
         ({"t0": {"t2": BAD}, "t1": {"t2": BAD}, "t2": {}}, (), ("t0", "t1", "t2"), "t2"),
     ],
 )
-def test_host_at_fault_has_most_broken_connections_or_a_daemon_that_does_not_work(
+def test_host_with_most_attributed_connections_is_at_fault(
     broken: Broken, not_ready: tuple[str, ...], hosts: tuple[str, ...], at_fault: str
 ) -> None:
+    """If no connection is attributed to any of `hosts`, a host whose daemon does not work is at fault."""
     assert domain_of(broken, not_ready=not_ready)[0].host_at_fault(NAME, hosts) == at_fault
 
 

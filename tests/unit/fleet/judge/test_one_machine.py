@@ -173,6 +173,7 @@ def test_host_that_rebooted_is_the_same_machine_as_before() -> None:
         ([launch(0, 10)], [launch(5, 20, "gang")], True),
         ([launch(0, 10), launch(20, 30, "gang")], [launch(20, 30, "gang")], False),
         ([launch(0, 10, "gang")], [launch(0, 10)], False),
+        # The second launch replaced the first. So the first launch keeps its `observations`, and they are not judged.
         ([launch(0, 10, observations=(builders.observation("x", 1, unit="1"),)), launch(20, 30)], [launch(0, 10)], False),
         ([launch(0, 10)], [launch(0, 10, outcome="deadline")], True),
         ([replace(launch(0, 10), began="yesterday")], [launch(0, 10)], False),

@@ -250,7 +250,7 @@ def peer_group(*values: float, kind: str = "gpu", position: str = "") -> PeerGro
         ("gpu", 0, "", "0 GPUs"),
         ("gpu", 1, "", "1 GPU"),
         ("gpu", 2, "gpu=3", "2 GPUs at gpu=3"),
-        ("cpu", 2, "", "2 processes"),
+        ("cpu", 2, "", "2 processes"),  # in a run without GPUs, the scope of a process is `cpu=0`, `cpu=1` ...
         ("bridge", 1, "", "1 part"),
         ("bridge", 2, "", "2 parts"),
     ],

@@ -117,7 +117,7 @@ DATASHEET: dict[str, dict[str, Any]] = {
     "flops": {"bf16": 9.0e14, "source": "ours"},
     "memory_bandwidth": {"value": 3.0e12},
     "pcie": {"bandwidth": 6.4e10},
-    "nvlink": {"links": 18, "bandwidth": 9.0e11},
+    "nvlink": {"links": 18, "bandwidth": 9.0e11},  # of both directions together
 }
 
 
@@ -134,7 +134,7 @@ DATASHEET: dict[str, dict[str, Any]] = {
         ("host_link", {}, {**DATASHEET, "host_link": {"bandwidth": 4.5e11}}, 4.5e11, 0),
         ("pcie", {}, {**DATASHEET, "host_link": {"bandwidth": 4.5e11}}, 6.4e10, 0),
         ("host_link", {}, {}, None, 0),
-        ("nvlink", {}, DATASHEET, 4.5e11, 18),
+        ("nvlink", {}, DATASHEET, 4.5e11, 18),  # of one direction
         ("nvlink", {}, {}, None, 0),
         ("all_nvlinks", {}, DATASHEET, 4.5e11, 0),
     ],

@@ -227,6 +227,7 @@ def test_each_value_of_a_repeated_figure_must_pass(value: Any) -> None:
     for faulty in (repeat(value, 4.3e12), repeat(4.2e12, value)):
         counted = count(FLOOR, evidence=fleet(PLAN, h1=healthy, h2=faulty, h3=healthy))
         assert counted.left() == {"h2": ["floor"]}
+    # If all values pass, the last one is reported. With `best_of_run`, the first one is reported.
     for best_of_run, reported in ((False, 4.3e12), (True, 4.2e12)):
         rule = replace(FLOOR, best_of_run=best_of_run)
         (row,) = count(rule, evidence=fleet(PLAN, h1=healthy, h2=healthy, h3=healthy)).tally.judged()
@@ -258,7 +259,7 @@ def differing(rule: Criterion, *values: Any) -> dict[str, Evidence]:
 
 @pytest.mark.parametrize("rule", [HEAT, REPLAYS])
 def test_readings_that_differ_on_every_host_are_evaluated_only_on_the_first_two(rule: Criterion) -> None:
-    """h2 differs from h1, so it is evaluated too. This evaluation gives a limit, with which h3 is compared."""
+    """h2 differs from h1, so it is evaluated too. From h3 on, values are only compared with the limit of the criterion."""
     counted = count(rule, evidence=differing(rule, 40, 41, 42))
     assert counted.left() == {}
     assert counted.evaluated == {("h1", rule.id): 1, ("h2", rule.id): 1}
@@ -556,9 +557,10 @@ def test_passes_are_counted_when_the_maximum_number_of_hosts_is_pending(monkeypa
     assert total() == 3
 
 
-def test_only_the_first_hosts_of_the_plan_are_kept_by_name() -> None:
+def test_all_hosts_are_counted_but_only_the_first_of_the_plan_are_listed() -> None:
     repeated = _Repeated(passes=[])
     first = range(20, 20 + 2 * MAX_FARTHEST, 2)
+    # Position 60 is not listed. Each of the two positions after it replaces the highest listed position.
     for position in (*first, 60, 5, first[-2] - 1):
         repeated.add(position, f"h{position}")
     assert repeated.count == MAX_FARTHEST + 3

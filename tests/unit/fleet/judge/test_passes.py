@@ -262,7 +262,10 @@ CHANGES: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
 
 
 def assert_gathered(plan: Plan, evidence: dict[str, Evidence], packs: Sequence[Pack], parts: int = 1) -> None:
-    """Assert that the gatherer collects the same statistics as adding each host separately."""
+    """Assert that the gatherer collects the same statistics as adding each host separately.
+
+    The statistics also list NCCL transports over which a bandwidth reaches its limit. The gatherer may leave out fast transports.
+    """
     gathered, _ = judge_in_parts(plan, evidence, packs, parts=parts, in_full=False)
     plain = FleetStats(Planned(plan))
     for view in host_views(plan, evidence, packs):
@@ -271,9 +274,7 @@ def assert_gathered(plan: Plan, evidence: dict[str, Evidence], packs: Sequence[P
     plain.complete()
     assert sorted_statistics(gathered) == sorted_statistics(plain)
     for path in gathered.paths.paths ^ plain.paths.paths:
-        assert not slow_transport(path[-1], within=False), (
-            "a path that can explain a failure must be in both statistics"
-        )
+        assert not slow_transport(path[-1], within=False), "a slow transport must be in both statistics"
 
 
 def sorted_statistics(stats: FleetStats) -> Any:
@@ -320,7 +321,7 @@ def test_gathered_statistics_equal_those_of_hosts_that_are_added_one_by_one() ->
         assert_gathered(PLAN, changed, [pack(FRACTION, CLOCK)])
 
 
-def test_slow_host_is_found_whether_or_not_other_hosts_are_fast_with_its_transport() -> None:
+def test_slow_host_is_found_whatever_transport_the_other_hosts_use() -> None:
     def with_transport(transport: str, speed: float) -> Callable[[Record], Record]:
         common = {"scope": "host", "size_bytes": 1 << 30, "world_size": 1}
         way = builders.observation("collective.transport", transport, scope="host", world_size=1)

@@ -1,6 +1,6 @@
 """A slow NCCL transport explains a slow collective, unless a bandwidth that was measured over the same path passes.
 
-A path is a criterion, a figure with its stage and message size, and the transport over which the figure was measured.
+A path is a tuple: criterion, figure, stage, message size and transport.
 """
 
 from __future__ import annotations

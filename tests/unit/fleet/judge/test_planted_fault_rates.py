@@ -97,8 +97,9 @@ def test_repetitions_are_scaled_to_the_time_that_the_profile_gives_a_workload() 
     found = of_run(*counts)
     # The run divided its 6 s equally between `gemm`, `sort` and the copies between GPUs: 2 s each. In 2 s, gpu=1 (the slower GPU)
     # repeated `gemm` 40 times. The profile divides 12 s between `gemm`, `copy` and the copies between GPUs: 4 s each. In 4 s,
-    # `gemm` is repeated 80 times. The first result, with which the repetitions are compared, counts too. The run measured `copy`
-    # only between GPUs, 8 times in 2 s. This rate is used for the workload `copy` too.
+    # `gemm` is repeated 80 times. The 80 results are compared with one earlier result, so 81 results are checked. A copy is
+    # compared with the right data, so no result is added. The run measured `copy` only between GPUs, 8 times in 2 s. This rate is
+    # used for the workload `copy` too.
     assert found["gemm"].repetitions == pytest.approx(81)
     assert found["copy"].repetitions == pytest.approx(8 / 2 * 4)
     assert found["copy to each of the other GPUs"].repetitions == pytest.approx(16)

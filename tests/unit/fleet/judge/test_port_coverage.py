@@ -236,8 +236,8 @@ def test_reason_excuses_the_pair_or_the_port_or_the_host_for_which_it_is_stated(
     assert ("h1", port(0, "h2")) not in {(host, scope) for host, _, scope, _ in excused}
     for scope in (port(), "host"):
         found = together(of_h1(lambda items, scope=scope: [absent(scope)]))
-        # A reason for the port excuses its missing figures. But h2 and h3 each measured one port with h1, and h1 states neither
-        # figures nor reasons for any port with them. This causes a verdict on h1, unless the reason is for the whole host.
+        # h2 and h3 each measured a port with h1. So h1 must state figures or reasons for both partners. A reason for the port
+        # names no partner, so h1 gets a verdict. A reason for the whole host excuses both partners.
         assert {where for host, _, where, _ in found if host == "h1"} == ({"host"} if scope == port() else set())
 
 

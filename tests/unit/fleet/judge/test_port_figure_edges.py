@@ -147,7 +147,8 @@ def test_mtu_must_equal_the_parameter_mtu_and_be_the_same_in_all_tests_of_the_po
     assert problems(*base, skipped) == []
 
 
-def test_nothing_is_compared_without_a_measured_bandwidth_or_share() -> None:
+def test_mtu_is_not_checked_if_neither_a_bandwidth_nor_a_share_was_measured() -> None:
+    """One test measures the bandwidth, the share and the MTU."""
     absent = [replace(item, status=SKIPPED, value=None, reason="no") for item in bandwidth_and_share(1e9, 0.9)]
     assert problems(*absent, figure("mtu", 1024, mtu=4096)) == []
 

@@ -254,11 +254,20 @@ def test_missing_ports_are_reported_on_the_host_if_no_observation_of_a_port_stat
         (("InfiniBand", 5e9, False), "host"),
         (("InfiniBand", 5e10, True), "host"),
     ],
-    ids=["mlx5_2 is Ethernet", "mlx5_2 is slow", "mlx5_2 has no link either", "mlx5_2 may be a fabric port"],
+    ids=[
+        "mlx5_2 is Ethernet",
+        "mlx5_2 has a link, but is slow",
+        "mlx5_2 has no link, so its rate does not count",
+        "mlx5_2 may be a fabric port",
+    ],
 )
-def test_unmeasured_port_is_named_only_if_no_other_port_can_be_the_required_one(
+def test_unmeasured_port_is_named_only_if_it_must_be_the_missing_one(
     other: tuple[str, float, bool], scope: str
 ) -> None:
+    """Two ports are required, but only mlx5_0 was measured. The missing one is mlx5_1 or mlx5_2.
+
+    If mlx5_2 cannot be a port of the fabric, mlx5_1 is named. If mlx5_2 can be one, the host is named.
+    """
     links = links_of(mlx5_0=("InfiniBand", 5e10, True), mlx5_1=("InfiniBand", 1e9, False), mlx5_2=other)
     assert verdicts_on_required_ports(1, DOWN, SLOW, links=links) == {("h1", scope)}
 

@@ -119,7 +119,7 @@ def test_port_fails_only_if_two_thirds_of_the_hosts_use_the_switches_of_its_rail
 
 @pytest.mark.parametrize(("count", "fails"), [(1, True), (2, False)])
 def test_second_switch_of_a_rail_needs_enough_hosts(count: int, fails: bool) -> None:
-    """At least two hosts must use the second switch, and at least a quarter of the number of hosts at the first switch."""
+    """The second switch needs at least two hosts, and at least a quarter as many hosts as the first switch."""
     hosts = [host(number, "a", "b") for number in range(8)] + [host(8 + number, "a2", "b") for number in range(count)]
     assert bool(states(verdicts(hosts)).get(FAIL)) is fails
     many = [host(number, "a", "b") for number in range(9)] + [host(20 + number, "a2", "b") for number in range(2)]

@@ -119,10 +119,10 @@ def test_count_that_is_not_the_number_of_parts_is_named(name: str) -> None:
 @pytest.mark.parametrize(
     ("between", "is_possible"), [(3, True), (2, True), (0, False), (8, True), (3000, False), (1.5, False)]
 )
-def test_disks_may_be_attached_and_detached_again_between_two_lists(between: float, is_possible: bool) -> None:
+def test_number_of_disks_may_differ_in_a_snapshot_without_a_list(between: float, is_possible: bool) -> None:
     """The first snapshot lists 3 disks, and the last one lists 1 disk. The second one has no list, only the count `between`.
 
-    Any whole number from 1 (the shorter list) to 60 (20 times the longer list) is possible.
+    Possible counts are the whole numbers from 1 (the shorter list) to 60 (20 times the longer list).
     """
     view = host_views(PLAN, EVIDENCE, PACKS)[0]
     record = view.evidence.records[0]

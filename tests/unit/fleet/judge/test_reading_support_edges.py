@@ -285,7 +285,8 @@ def test_last_snapshot_decides_what_a_host_lacks(
     assert len([reason for *_, reason in found if "every host" not in reason]) == count
 
 
-def test_reading_with_one_error_among_unsupported_parts_is_not_reported_on_the_host() -> None:
+def test_host_does_not_lack_a_list_of_parts_if_one_part_has_an_error() -> None:
+    """An error does not show whether the host supports the list."""
     rules = (criterion("host.dimm.populated", operator="eq", value=True, optional=True, scope=""),)
     mixed = Metric(name="host.dimm.populated", unit="1", absent={"mc=0,dimm=0": NO, "mc=0,dimm=1": "error: no"})
     assert [scope for _, scope, _ in verdicts(host("h1", mixed, rules=rules), host("h2", SLOTS, rules=rules))] != [

@@ -312,7 +312,8 @@ GANG = builders.records(GANG_PLAN, "h1")
 def problems_of_changed(change: Change, *, gang: bool = True) -> list[Problem]:
     """Return contradictions in the records of h1 after a change of its gang record or, if `gang` is false, of its host record.
 
-    Only two kinds are returned: those named `record` that the change caused, and all named `launch.<library>`.
+    Only contradictions named `record` or `launch.<library>` are returned. Those named `record` are left out if the unchanged
+    records have them too.
     """
     healthy = found(*GANG, plan=GANG_PLAN)
     changed = found(*(change(item) if bool(item.gang) == gang else item for item in GANG), plan=GANG_PLAN)

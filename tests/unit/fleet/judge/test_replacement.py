@@ -130,7 +130,8 @@ def chosen_criteria(*names: str) -> dict[str, Criterion]:
     return criteria_by_id([next(one for one in packs if one.name == MODEL), *(one for one in packs if one.chosen)])
 
 
-def test_only_the_pack_of_host_comparisons_replaces_criteria_of_the_model(tmp_path: Path) -> None:
+def test_only_one_shipped_pack_replaces_criteria_of_the_gpu_model(tmp_path: Path) -> None:
+    """The pack `fleet-relative-hosts` replaces optional criteria by criteria that are not optional."""
     of_model, hosts = chosen_criteria(), "fleet-relative-hosts"
     for name in shipped_packs():
         including = write_pack(tmp_path / "mine.yml", include=[name])
@@ -263,7 +264,8 @@ def test_criterion_of_the_operator_does_not_hide_a_refused_reading() -> None:
     assert refusals(pack(shipped)) == []
 
 
-def test_replacing_a_criterion_does_not_change_which_values_are_credible() -> None:
+def test_replacing_a_criterion_does_not_make_an_impossible_value_credible() -> None:
+    """A value is credible up to 3 times the datasheet figure of the shipped criterion."""
     sheet = {"memory_bandwidth": {"value": 4.8e12}, "nvlink": {"links": 18, "bandwidth": 9e14}}
     common = {"name": "memory.bandwidth", "unit": "B/s", "operator": "ge", "fraction": 0.5}
     shipped = criterion(**common, id="shipped", datasheet="memory_bandwidth")

@@ -1,7 +1,9 @@
-"""The judge does a step once for all hosts of a layout, until a reading that the step uses differs on a host.
+"""Hosts share a step of the judge if all readings of the step are equal on these hosts.
 
-A layout is a group of hosts whose benchmark observations differ only in their values. A step is, for example, the evaluation of a
-criterion. A reading may have a number as its token: readings with equal tokens are equal.
+A step is, for example, the evaluation of a criterion. A shared step is done only once for all hosts. If a reading of the step
+differs on a later host, the step is removed. From this host on, the step is done for each host separately.
+
+A reading may have a number as its token: readings with equal tokens are equal.
 """
 
 from __future__ import annotations

@@ -130,7 +130,10 @@ def test_condition_that_peers_share_or_do_not_report_is_not_the_cause(
 
 
 def test_cpu_wait_and_launch_time_are_causes_only_above_their_limits() -> None:
-    """The limit of the CPU wait is twice the median of the peers. The limit of the launch time is 105 % of their median."""
+    """The CPU wait must exceed twice the peers' median. The launch time must exceed 105 % of the peers' median.
+
+    Both must also exceed a share of the rank's compute time. The first table of this file tests these shares.
+    """
     for wait, named in ((0.021, True), (0.020, False)):
         assert ("its threads wait" in annotate(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
     for launch_s, named in ((0.0295, True), (0.0294, False)):

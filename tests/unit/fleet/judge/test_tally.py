@@ -346,7 +346,11 @@ def test_value_that_is_worse_than_the_last_listed_value_replaces_it(use_add_pass
     assert [far[5] for far in row.farthest][:2] == ["h99", "h7"]
 
 
-def test_text_and_number_at_the_limit_are_listed_in_the_order_of_the_plan() -> None:
+def test_row_can_have_texts_and_numbers() -> None:
+    """The number equals the limit, so neither value is worse. The order of the plan decides which one is listed first.
+
+    `values` counts only texts, also after a merge.
+    """
     for values in (("a", 5.0), (5.0, "a")):
         row = new_row(operator="eq")
         for position, value in enumerate(values):

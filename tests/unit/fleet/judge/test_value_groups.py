@@ -119,7 +119,10 @@ def group(*values: tuple[Value, int]) -> ValueGroup:
 def test_reference_is_the_most_common_value(
     values: list[tuple[Value, int]], fields: dict[str, Any], reference: tuple[Value, int]
 ) -> None:
-    """In a tie, `prefer` decides, or else the operator. If neither does, there is no reference."""
+    """If several values are equally common, `prefer` decides, or else the operator. If neither does, there is no reference.
+
+    Numbers near each other do not compete, even if equally common: the first in `by_count()` is the reference.
+    """
     assert group(*values).reference(rule(**fields)) == reference
 
 
@@ -312,7 +315,7 @@ def test_majority_states_the_reference_and_the_number_of_hosts(
     """`required`: number of hosts with a value (2 means two or more), type of the reference, reference."""
     views = views_of(rule(), values)
     keys = group_keys(view("h1", rule(), {NAME: {"host": "z"}}), rule())
-    # The key may come from a host of another gang.
+    # Give the keys another gang. majority() must use the gang of views[0], not the gang in the keys.
     keys = tuple((*key[:3], "other", key[4]) for key in keys)
     assert ValueGroups(views).majority(views[0], rule(), keys) == ((required,), None, required is not None)
 
@@ -507,7 +510,10 @@ def test_gpus_of_a_host_are_compared_if_there_are_at_least_two() -> None:
 
 
 def test_links_of_one_gpu_are_compared_if_among_is_device() -> None:
-    """If `among` is `host`, a link is compared with the same link of the other GPUs. Two GPUs are too few for this."""
+    """If `among` is `host`, a link is compared with the same link of the other GPUs.
+
+    At least four such links are needed. Two GPUs have only two.
+    """
     states = {f"gpu={gpu},link={link}": "x" if gpu == 0 and link == 0 else "y" for gpu in range(2) for link in range(4)}
     for among, failing in (("device", 1), ("host", 0)):
         compared = rule("gpu.link.thing", scope="link", among=among)

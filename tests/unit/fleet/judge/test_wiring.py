@@ -176,12 +176,10 @@ def test_regular_fabric_has_no_finding(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["rails", "rails in pods", "racks", "planes", "three hosts", "two rails"])
 def test_regular_fabric_is_compared(name: str) -> None:
+    """A host is compared with similar hosts: those that use at least half of its switches."""
     wiring = compare_hosts(HEALTHY[name])
     assert len(wiring.verdicts) == len(HEALTHY[name])
-    assert (
-        wiring.summary
-        == f"{len(HEALTHY[name])} of {len(HEALTHY[name])} ports at the switch that their slot uses on most hosts"
-    )
+    assert wiring.summary == f"{len(HEALTHY[name])} of {len(HEALTHY[name])} ports cabled as on similar hosts"
 
 
 @pytest.mark.parametrize("name", ["rails", "rails in pods", "three hosts", "two rails", "planes"])
@@ -230,8 +228,7 @@ def test_host_with_all_cables_at_one_switch_fails_if_other_hosts_have_one_switch
     wiring = compare_hosts(cables)
     assert not_passing(wiring) == {("h05", f"nic=ens{rail}np0", FAIL) for rail in range(8)}
     assert wiring.summary == (
-        "120 of 120 ports at the switch that their slot uses on most hosts; "
-        "8 ports at the same switch as another port of their host"
+        "120 of 120 ports cabled as on similar hosts; 8 ports at the same switch as another port of their host"
     )
 
 
@@ -680,8 +677,8 @@ def test_report_names_the_swapped_cables_and_rejects_only_their_host(kind: str) 
     plan, cables = plan_of(hosts=4), rail_optimized(4, rails=4)
     healthy = report_on(plan, cables, kind)
     assert healthy.decision == ACCEPTED
-    assert "Cabling: 16 of 16 ports at the switch that their slot uses on most hosts" in healthy.acceptance.summary
-    assert "<dt>Cabling</dt><dd>16 of 16 ports at the switch" in render_html(healthy)
+    assert "Cabling: 16 of 16 ports cabled as on similar hosts" in healthy.acceptance.summary
+    assert "<dt>Cabling</dt><dd>16 of 16 ports cabled as on similar hosts" in render_html(healthy)
     report = report_on(plan, swap(cables, ("h02", 1), ("h02", 3)), kind)
     assert [host.decision for host in report.hosts] == [ACCEPTED, REJECTED, ACCEPTED, ACCEPTED]
     (cause,) = report.causes
@@ -770,9 +767,9 @@ def test_manifest_file_may_list_only_cables(tmp_path: Path) -> None:
     [
         ("h1,link,,,ens1,leaf01,", "switch_port is empty: every link needs host, kind, port, switch, switch_port"),
         ("h1,link,,,,leaf01,swp1", "port is empty"),
-        ("h1,link,,165,ens1,leaf01,swp1", "a link has no serial: leave it empty"),
-        ("h1,link,0,,ens1,leaf01,swp1", "a link has no slot: leave it empty"),
-        ("h1,gpu,1,166,,leaf01,", "a part has no switch: leave it empty"),
+        ("h1,link,,165,ens1,leaf01,swp1", "serial must be empty for a link"),
+        ("h1,link,0,,ens1,leaf01,swp1", "slot must be empty for a link"),
+        ("h1,gpu,1,166,,leaf01,", "switch must be empty for a part"),
         ("h1,link,,,../x,leaf01,swp1", "port '../x'"),
         (f"h1,link,,,ens1,{'x' * 81},swp1", "give at most 80 printable characters"),
         ("h2,link,,,ens1,leaf01,swp1", "host h2 is not in the inventory"),

@@ -396,7 +396,10 @@ def test_slow_host_is_kept_if_the_collectives_pass() -> None:
 
 @pytest.mark.parametrize("kind", ["host_absent", "rank_ended"])
 def test_host_that_started_no_rank_is_excluded_for_the_reason_in_its_record(kind: str) -> None:
-    """The launcher of h2 was not started, or exited before any of its ranks started."""
+    """If the launcher of h2 cannot start, the other hosts report `host_absent`.
+
+    If the launcher exits before any rank starts, all hosts report `rank_ended`.
+    """
     gang = SimulatedGang(plan("h1", "h2", "h3"), culprit=stopped_by(culprit_of(kind, "h2")))
     for start in gang.decide().launches:
         gang.launch(start)
@@ -547,7 +550,10 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
         gang.launch(start)
     run = write_run(gang, tmp_path)
     reported = rackproof("gangs", "--run-dir", run).splitlines()
-    assert reported == ["gang r1, launch 2: h1, h3", *(f"{host}: host h2: rank_ended" for host in ("h1", "h2", "h3"))]
+    assert reported == [
+        "gang r1, launch 2: h1, h3",
+        *(f"{host}: last launch failed: host h2: rank_ended" for host in ("h1", "h2", "h3")),
+    ]
     gang.run_all()
     last = gang.launches["h3"].pop()  # h3 is still finishing when the interrupted control node resumes
     run = write_run(gang, tmp_path)
@@ -567,7 +573,9 @@ def test_gangs_command_prints_the_next_launches(tmp_path: Path) -> None:
     gang.launches["h3"].append(last)
     run = write_run(gang, tmp_path)
     assert rackproof("gangs", "--run-dir", run, "--await") == rackproof("gangs", "--run-dir", run)
-    assert rackproof("gangs", "--run-dir", run) == "nothing left to launch\nh2: host h2: rank_ended\n"
+    assert (
+        rackproof("gangs", "--run-dir", run) == "nothing left to launch\nh2: last launch failed: host h2: rank_ended\n"
+    )
 
 
 def test_launch_is_unchanged_after_its_record_is_written_and_read() -> None:

@@ -190,10 +190,14 @@ def test_run_wide_variable_that_only_one_host_has_is_refused(key: str) -> None:
         plan_of(hosts)
 
 
-def test_validation_omits_training_and_straggler_and_epochs_are_not_set_for_collectives() -> None:
+def test_epochs_are_set_for_training_but_not_for_collectives() -> None:
     plan = builders.plan(profile="smoke", rackproof_epochs=7)
     assert plan.stage("gang").benchmarks["training"] == {"networks": ["convnet"], "epochs": 7}
     assert "epochs" not in plan.stage("gang").benchmarks["collective"]
+
+
+def test_validation_omits_training_and_straggler() -> None:
+    plan = builders.plan(profile="smoke")
     validation = builders.plan(profile="smoke", rackproof_validation_only=True)
     assert set(plan.stage("gang").benchmarks) - set(validation.stage("gang").benchmarks) == {"training", "straggler"}
 

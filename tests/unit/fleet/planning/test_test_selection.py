@@ -129,7 +129,7 @@ def test_cost_in_a_run_of_the_same_profile_takes_precedence() -> None:
 
 @pytest.mark.parametrize("budget_s", [1, 20, 26, 47, 60, 81, 200, 1000])
 def test_selection_fits_the_budget_and_ignores_the_order_of_runs(budget_s: float) -> None:
-    """One benchmark is always selected, even if it exceeds the budget."""
+    """If no benchmark fits into the budget, `select_tests` selects the cheapest one. `apply_budget` then refuses the budget."""
     runs = [past(day, findings={EACH[day % 6]: day % 3}) for day in range(1, 8)]
     choice = pick(budget_s, *runs)
     assert choice == pick(budget_s, *reversed(runs))

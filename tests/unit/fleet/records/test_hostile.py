@@ -637,7 +637,7 @@ def test_fuzz_detects_writes_outside_the_run_directory(tmp_path: Path) -> None:
 def test_report_is_written_for_a_record_with_an_impossible_date(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The schema of records accepts 30 February. The test replaces each time in two records by this date."""
+    """The schema of records accepts 30 February. In each step, the test replaces one timestamp by this date."""
     directory = tmp_path / "r1"
     fuzz.small_run(directory, full=True, gang=True)
     changed = 0

@@ -1188,7 +1188,10 @@ def test_pair_matrix_shows_every_pair() -> None:
     ],
 )
 def test_rail_picture_marks_a_slow_nic_rail_or_host(slow: str, path: str) -> None:
-    """A slow pair of hosts is not marked, because a cell shows the fastest pair of a host on a rail."""
+    """The picture has a cell for each host and rail. A cell is slow only if all pairs of the host are slow on the rail.
+
+    So a single slow pair of hosts is not marked.
+    """
     report = accepted(hosts=4)
     names = [host.name for host in report.hosts]
 
@@ -1265,7 +1268,7 @@ def test_strip_plot_shades_the_sides_on_which_values_fail(
 def test_strip_plot_draws_only_some_of_more_than_two_limits(
     limits: list[tuple[str, float]], lines: list[float]
 ) -> None:
-    """If there are more than two, it draws only the limits at which a shaded region ends."""
+    """The plot draws the lowest minimum and the highest maximum. Of the limits with `eq`, it draws the lowest and the highest."""
     assert strips.drawn_limits(limits) == lines
 
 
@@ -1417,7 +1420,7 @@ def test_margin_far_beyond_a_limit_is_written_as_a_multiple_of_the_limit() -> No
 def test_value_on_the_other_side_of_zero_than_its_limit_has_no_margin(
     value: float, operator: str, limit: float, text: str
 ) -> None:
-    """For example, a GPU 6 °C above the temperature at which it slows down, when 3 °C below it are required."""
+    """For example, `gpu.temperature_margin` must be at least 3 °C, but is -6 °C."""
     assert formatting.margin_text(formatting.margin_of(value, operator, limit)) == text
 
 

@@ -440,11 +440,7 @@ def test_swapped_cables_are_the_only_causes_in_a_fleet_with_eight_rails(
     assert found == {host: {f"hca=mlx5_{gpu}", f"hca=mlx5_{gpu + 1}"} for host, gpu in swapped.items()}
     assert {host.name for host in report.hosts if host.decision == "rejected"} == swapped.keys()
     counted = f"{64 - 2 * faults} of 64"
-    text = (
-        f"{counted} cables as in the manifest"
-        if manifest
-        else f"{counted} ports at the switch that their slot uses on most hosts"
-    )
+    text = f"{counted} cables as in the manifest" if manifest else f"{counted} ports cabled as on similar hosts"
     assert f"Cabling: {text}" in report.acceptance.summary
 
 
@@ -528,9 +524,10 @@ def test_rma_lists_the_causes_of_the_report_with_their_parts_and_actions(
         if cause.action in PART_ACTIONS
         for part in cause.parts
     }
+    # `duplicate_serial` gives a GPU the serial of a GPU in another host. So the other host has the problem `identity`.
+    # `actions` omits `identity`, because the other host may also have a fault of its own.
     actions = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] != "identity"}
-    # `duplicate_serial` gives a GPU the serial of a GPU in another host. The cause on the host with the fault is `bmc-serial`,
-    # because the BMC of this host reports another serial for the GPU. The cause on the other host is `identity`.
+    # For the host with the fault `duplicate_serial`, both problems with serials count.
     of_serials = ("identity", "bmc-serial")
     duplicates = {row["host"]: row["action"] for row in rows if row["path"] and row["problem"] in of_serials}
     for kind, host in host_of_fault.items():

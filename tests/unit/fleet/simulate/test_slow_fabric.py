@@ -107,7 +107,8 @@ def test_slow_host_is_the_only_slow_network_cause_beside_a_slow_path(
 def test_slow_pair_of_two_faulty_hosts_is_not_a_separate_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the rail of the slow cable, each faulty host reaches 0.4 of the normal bandwidth with a healthy host.
 
-    The two faulty hosts reach only 0.4 × 0.4 = 0.16, which is below the limit of 0.25 of the rate of a port.
+    With each other, the two faulty hosts reach only 0.4 × 0.4 = 0.16. Only this pair fails the criterion `fabric-pairs`.
+    This failure must not become a third cause.
     """
     report = judged(tmp_path / "run", monkeypatch, {"r01-h02": ("slow_host", 0.4), HOST: ("slow_cable", 0.4)})
     assert sorted((cause.host, cause.part) for cause in report.causes if cause.verdict == FAIL) == [

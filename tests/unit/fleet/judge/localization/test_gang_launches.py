@@ -137,8 +137,8 @@ def all_fields(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
 
 # On each rail, a host is judged by its best pair. With eight partners or more, it is judged by its second best pair.
 # In the names of the cases, the pair by which a host is judged "counts". If this pair is slow, the evidence is "at most x %".
-# If this pair is fast, the host may still be slow with some of its healthy partners. If they are at least three, and at least
-# half of the healthy partners, the host is a suspect with the evidence "about x %".
+# If this pair is fast, the host may still be slow with some of its healthy partners. A host that is slow with three or more of
+# them, and with at least half of them, is a suspect with the evidence "about x %".
 CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "all parts are normal": (matrix(4), {}),
     "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
@@ -207,10 +207,13 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "a NIC is slow with fewer than half of its partners": (matrix(9, 1, slow_links("b", "cde")), {}),
     "a NIC is slow with half of its healthy partners, and another host is slow":
         (matrix(8, 1, {**slow_links("b", "cde"), "h": 0.5}), {}),
-    "two NICs are slow with several partners and with each other":
+    # Two hosts are slow with equally many partners. Then the last one, e, is the suspect. This also explains the slow pair b - e.
+    # So b is slow with only two partners more, f and g, and these two links are suspects.
+    "two hosts are slow with three partners each, and with each other":
         (matrix(7, 1, {**slow_links("b", "efg"), **slow_links("e", "cd")}), {}),
-    "a rail is slow, but one host is too fast on it to count as slow": (matrix(10, 2, slow_rail_1(0.688)), {}),
-    "a rail is slow, and the fastest host on it still counts as slow": (matrix(10, 2, slow_rail_1(0.65)), {}),
+    # The evidence states how many hosts are slow on the rail: those with a pair below 68.5 % on it.
+    "a rail is slow, but the pairs of one host reach 68.8 % on it": (matrix(10, 2, slow_rail_1(0.688)), {}),
+    "a rail is slow, and the pairs of the fastest host reach 65 % on it": (matrix(10, 2, slow_rail_1(0.65)), {}),
     "a host is slow on one rail, and with most partners on another":
         (matrix(7, 2, {("b", 0): 0.5, **dict.fromkeys([("bc", 1), ("bd", 1), ("be", 1), ("bf", 1)], 0.5)}), {}),
     "pairs scatter, and a host is slow with all partners": (matrix(8, 1, {**scattered(8), "h": 0.8}), {}),
@@ -621,7 +624,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "two NICs are slow with several partners and with each other": [
+    "two hosts are slow with three partners each, and with each other": [
         (
             "link", "b - f", 0.8,
             "bandwidth between b and f is 50 % of the typical value; each host reaches normal speed with at least 3 others",
@@ -639,14 +642,14 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "e", (), "bandwidth", 75.0, 100.0, 88.0,
         ),
     ],
-    "a rail is slow, but one host is too fast on it to count as slow": [
+    "a rail is slow, but the pairs of one host reach 68.8 % on it": [
         (
             "rail", "rail 1", 0.833,
             "bandwidth on rail 1 is 50 % of that of the other rails, on 9 of 10 hosts",
             "", (1,), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "a rail is slow, and the fastest host on it still counts as slow": [
+    "a rail is slow, and the pairs of the fastest host reach 65 % on it": [
         (
             "rail", "rail 1", 0.917,
             "bandwidth on rail 1 is 50 % of that of the other rails, on 10 of 10 hosts",
@@ -838,7 +841,7 @@ def test_groups_with_a_known_or_inferred_outcome_are_not_launched() -> None:
     (first, second, third) = groups
     worked = [GroupOutcome(hosts=(*first, *second), worked=True)]
     assert Bisection(names).next_launches([worked]) == [third]
-    # The failure of a group of three does not show which of its pairs fail, so all hosts are launched in pairs.
+    # A failure does not end the search. Each pair of a failed group of three may work, so the next launch includes all hosts.
     for size, expected_hosts in ((2, None), (3, "abcdef")):
         failed = [GroupOutcome(hosts=tuple("abc"[:size]), worked=False)]
         groups = Bisection(names).next_launches([failed])
@@ -1055,7 +1058,7 @@ def test_host_that_completed_the_launch_is_no_culprit_even_if_another_host_names
     assert forged.culprits() == {}
     failed_too = attempt_of(launch(outcome="failed", culprit=report), launch(outcome="failed"), observations=DONE)
     assert [*failed_too.culprits()] == ["h2"]
-    if kind != "cut_off":  # a report of this kind does not count against a host that finished
+    if kind != "cut_off":  # a cut_off report does not count against a host that finished
         incomplete = attempt_of(launch(outcome="failed", culprit=report), launch(), observations=DONE[:1])
         assert [*incomplete.culprits()] == ["h2"], "h2 did not complete every benchmark, so the report counts"
 
@@ -1180,7 +1183,7 @@ def test_measurements_are_attributed_to_their_launch() -> None:
     host_record = record("h1", first, second, observations=DONE)
     assert measurements_of(host_record, first) == kept
     assert measurements_of(host_record, second) == tuple(DONE)
-    # A launch that started no rank measured nothing. The observations of the record then also belong to the launch before it.
+    # The last launch started no rank. Then the observations of the record count for it, and also for the launch before it.
     none = launch(2, ranks=(), outcome="failed")
     host_record = record("h1", first, second, none, observations=DONE)
     assert (measurements_of(host_record, second), measurements_of(host_record, none)) == (tuple(DONE), tuple(DONE))
@@ -1685,8 +1688,11 @@ def twice_as_fast(two: str, pairs: Sequence[Pair]) -> list[Pair]:
     return [replace(pair, bandwidth=2 * RATE) if pair.a + pair.b == two else pair for pair in pairs]
 
 
-def test_pair_within_a_rack_must_not_be_slower_than_pairs_across_racks() -> None:
-    """Only a and b are in their rack, or only they have faster ports: no third host shows how fast their pair should be."""
+def test_only_pair_within_a_rack_or_with_faster_ports_must_not_be_slower_than_the_other_pairs() -> None:
+    """Only a and b are in one rack, or only they have faster ports.
+
+    If their pair is slower than the other pairs, the link a - b is the suspect. Then both hosts are inconclusive.
+    """
     slow = matrix(4, shares={"ab": 0.3})
     faster = plan_of_racks(fabric_gbps=400.0)
     hosts = tuple(replace(host, fabric_gbps=800.0) if host.name in "ab" else host for host in faster.hosts)

@@ -50,7 +50,8 @@ def attributed(failure: Verdict, *suspects: Verdict, plan: Any = PLAN) -> tuple[
     ],
     ids=["device", "host", "rail", "inconclusive suspect"],
 )
-def test_slow_pair_is_attributed_to_the_suspect_that_includes_its_rail(candidate: Verdict, part: str) -> None:
+def test_slow_pair_is_attributed_to_its_gpu_or_host_or_rail_if_that_is_a_suspect(candidate: Verdict, part: str) -> None:
+    """The slow pair is that of GPU 1, which is on rail 1. A suspected rail is recognized by `part`, whatever its scope."""
     assert attributed(verdict(), candidate) == (part, "nic-7")
 
 
@@ -66,7 +67,9 @@ def test_slow_pair_is_attributed_to_the_suspect_that_includes_its_rail(candidate
     ],
     ids=["other device", "other rail", "switch", "passed", "not a suspect for pairs of GPUs", "other host"],
 )
-def test_slow_pair_without_a_suspect_that_includes_its_rail_is_attributed_to_the_gang(candidate: Verdict) -> None:
+def test_slow_pair_is_attributed_to_the_gang_if_neither_its_gpu_nor_host_nor_rail_is_a_suspect(
+    candidate: Verdict,
+) -> None:
     assert attributed(verdict(), candidate) == (f"gang={GANG}", "")
 
 

@@ -297,10 +297,10 @@ SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
     "one switch, one NIC at this switch and one NIC elsewhere": (
         4, {"s1r2": 0.5, "h5/2": 0.3, "h9/0": 0.5}, {("switch", "s1r2"), ("nic", "h9 rail 0")},
     ),
-    "no switch, but all four hosts at one switch are slow": (
+    "all four hosts at one switch, so the hosts are named": (
         4, {"h4": 0.5, "h5": 0.5, "h6": 0.5, "h7": 0.5}, {("host", f"h{n}") for n in (4, 5, 6, 7)},
     ),
-    "no switch, but three of the four NICs at one switch are slow": (
+    "three of the four NICs at one switch, so the NICs are named": (
         4, {"h4/1": 0.5, "h5/1": 0.5, "h6/1": 0.5}, {("nic", f"h{n} rail 1") for n in (4, 5, 6)},
     ),
 }  # fmt: skip

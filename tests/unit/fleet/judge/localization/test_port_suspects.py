@@ -65,7 +65,7 @@ def judged(
         of_h2: further figures of the host h2.
         rates: rail -> rate of its ports in B/s, which all hosts report.
         switches: returns ID and name of the switch of a port, given the number of the host and the rail.
-        is_roce: whether the switch is a reading of the port's network interface, and not of the port itself.
+        is_roce: whether ID and name of the switch are readings of the port's network interface instead of the port.
         verdicts: verdicts of criteria, which the localization takes into account.
         packs: the packs with the criteria.
     """
@@ -252,7 +252,7 @@ def test_slow_majority_of_rails_is_found_only_below_an_absolute_limit(
     )
 
 
-def test_least_share_of_a_figure_is_the_highest_lower_limit_of_its_criteria() -> None:
+def test_least_share_is_the_highest_floor_of_the_figure() -> None:
     rules = (
         criterion("verbs.best_ratio", id="a", operator="ge", value=0.7, scope=""),
         criterion("verbs.best_ratio", id="b", operator="ge", value=0.8, scope=""),
