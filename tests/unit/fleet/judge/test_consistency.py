@@ -136,7 +136,10 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_last_snapshot(without_width_of_gpu_1),
         "missing in the snapshot after benchmark, but other snapshots of the record have it",
     ),
-    "GPU with another serial in the gang record": (change_gpu(1, serial="h2-0"), "changed during the run: h2-0, then h2-1"),
+    "GPU with another serial in the gang record": (
+        change_gpu(1, serial="h2-0"),
+        "changed during the run: h2-0, then h2-1",
+    ),
     "two GPUs at one PCI address": (
         change_gpu(1, pci_bus_id="0000:00:00.0"),
         "2 GPUs of this host have pci_bus_id 0000:00:00.0",
@@ -493,10 +496,10 @@ def test_training_with_a_limit_on_its_steps_may_have_fewer_epochs_than_planned(
 
 
 def test_sufficiency_of_the_loader_may_be_higher_if_the_training_had_larger_batches() -> None:
-    """The measured rates give a sufficiency of 1500 / 34e3 = 0.044. The stated 0.94 is a contradiction: more than 20 times as high.
+    """The measured rates give the sufficiency 1500 / 34e3 = 0.044. So 0.94 is a contradiction: more than 20 times as high.
 
     But if the batches of the loader were smaller than those of the training, 0.94 is possible. With small batches, the training
-    is slower than 34e3, and the sufficiency is higher.
+    would be slower than 34e3, and the sufficiency higher.
     """
     plan = builders.plan("h1", "h2", gpu_count=1)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]

@@ -67,7 +67,9 @@ def test_slow_pair_is_attributed_to_its_gpu_or_host_or_rail_if_that_is_a_suspect
     ],
     ids=["other device", "other rail", "switch", "passed", "not a suspect for pairs of GPUs", "other host"],
 )
-def test_slow_pair_is_attributed_to_the_gang_if_neither_its_gpu_nor_host_nor_rail_is_a_suspect(candidate: Verdict) -> None:
+def test_slow_pair_is_attributed_to_the_gang_if_neither_its_gpu_nor_host_nor_rail_is_a_suspect(
+    candidate: Verdict,
+) -> None:
     assert attributed(verdict(), candidate) == (f"gang={GANG}", "")
 
 
