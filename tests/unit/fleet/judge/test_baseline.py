@@ -77,8 +77,8 @@ def baseline_criterion(operator: str = "ge", name: str = "memory.bandwidth", **l
         # Outliers are far from the narrowest interval with more than half of the values. If the values form two clusters, this
         # interval is in the larger one.
         ([1.0, 1.0, 1.0, 5.0, 5.0], 1.0, 3), ([1.0, 1.0, 5.0, 5.0, 5.0], 5.0, 3), ([1.0, 2.0, 3.0, 4.0, 5.0], 3.0, 5),
-        # The narrowest interval is 100 to 102. Its width, 2, counts as 1.349 sigmas. Values more than 5 sigmas from its middle, 101,
-        # are outliers: 5 * 2 / 1.349 is 7.41.
+        # The narrowest interval is 100 to 102. Its width, 2, counts as 1.349 sigmas, so 5 sigmas are 5 * 2 / 1.349 = 7.41. Values
+        # farther from its middle, 101, are outliers.
         ([100.0, 101.0, 102.0, 108.4, 93.6], 101.0, 5), ([100.0, 101.0, 102.0, 108.5, 93.5], 101.0, 3),
     ],
 )  # fmt: skip
@@ -236,7 +236,7 @@ def test_comparison_key_has_name_and_stage_and_rest_of_the_scope_and_settings() 
         ({"fraction": 0.9, "sigmas": 1}, level(precision=0.251), None),
         ({"fraction": 0.5, "sigmas": 1}, level(precision=0.5), 50.0),
         ({"fraction": 0.5, "sigmas": 1}, level(precision=0.51), None),
-        # The fraction 1 needs the noise, which is unknown here: there is no limit. With the unit 1, the level itself is the limit.
+        # The fraction 1 needs the noise, which is unknown here: there is no limit. But with the unit 1, the level is the limit.
         ({"fraction": 1.0}, level(), None), ({"fraction": 1.0}, level(unit="1"), 100.0), ({"fraction": 0.99}, level(), 99.0),
         ({"change": -3.0}, level(), 97.0), ({"change": 0.0}, level(precision=9.0), 100.0),
     ],

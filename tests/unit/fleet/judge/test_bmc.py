@@ -440,8 +440,8 @@ def test_host_without_a_record_is_judged_only_by_the_readings_of_its_bmc() -> No
 @pytest.mark.parametrize(
     ("times", "ended", "reasons"),
     [
-        # The plan and the launch have the time 04:00:00. The plan is first in the order: its time, then those of the snapshots.
-        # A time may be up to 5 minutes before the time that it follows in this order.
+        # The plan and the launch have the time 04:00:00. The plan must precede the snapshots, and the first snapshot the launch.
+        # Times in the wrong order are accepted if they differ by at most 5 minutes.
         (("04:00:00", "04:00:01", "04:00:02"), "04:00:02", []),
         (("03:55:00", "04:00:00", "04:10:00"), "04:10:00", []),
         (("03:54:59", "04:00:00", "04:10:00"), "04:10:00", ["the record's times are not in order: 03:54:59 follows 04:00:00"]),

@@ -496,10 +496,10 @@ def test_training_with_a_limit_on_its_steps_may_have_fewer_epochs_than_planned(
 
 
 def test_sufficiency_of_the_loader_may_be_higher_if_the_training_had_larger_batches() -> None:
-    """The measured rates give a sufficiency of 1500 / 34e3 = 0.044. The stated 0.94 is a contradiction: more than 20 times as high.
+    """The measured rates give the sufficiency 1500 / 34e3 = 0.044. So 0.94 is a contradiction: more than 20 times as high.
 
     But if the batches of the loader were smaller than those of the training, 0.94 is possible. With small batches, the training
-    is slower than 34e3, and the sufficiency is higher.
+    would be slower than 34e3, and the sufficiency higher.
     """
     plan = builders.plan("h1", "h2", gpu_count=1)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]

@@ -115,7 +115,7 @@ def test_hours_before_a_reading_come_from_the_snapshot_of_the_reading() -> None:
         ([0, 1], 1.0),
         # The host rebooted between the second and the third snapshot. Only the half hour after the reboot is added.
         ([90, 92, 0.5, 3], 5.0),
-        # After a reboot, the third uptime would be less than an hour. So the host did not reboot: its clock was set back, and the
+        # After a reboot, the third uptime would be at most an hour. So the host did not reboot: its clock was set back, and the
         # second and the third snapshot are in the wrong order. For this step, the hour between their dates is added.
         ([90, 92, 91.9, 93], 4.1),
         ([90, 92, 93, 95], 5.0),

@@ -84,9 +84,9 @@ def test_gate_on_a_reading_has_no_stage_or_parameters_or_settings() -> None:
 def test_kind_of_a_fault_is_relative_or_absolute_or_logic(
     values: Sequence[float], fields: dict[str, Any], kind: str
 ) -> None:
-    """The kind LOGIC is for figures without a spread: any value beyond the limit is a fault.
+    """LOGIC: the criterion finds any value beyond the limit, so the spread of the values does not matter.
 
-    A figure also has this kind if three or more parts all have the same value.
+    Three or more equal values count as a constant, which also has this kind.
     """
     assert of([run(*values)], rule(**fields)).kind == kind
 

@@ -68,7 +68,7 @@ def gangs() -> dict[str, Evidence]:
 
 
 def slow_paths(stats: FleetStats) -> tuple[Any, ...]:
-    """Return what the statistics have of slow transports: the paths that reach their limit, and the best value of other paths.
+    """Return the paths that reach their limit, and the best value of each path whose limit depends on the fleet.
 
     A path (`fleet.judge.paths.Path`) is a bandwidth with the transport over which it was measured. Fast transports are left out:
     they are not gathered, because a fast transport never explains a failure.

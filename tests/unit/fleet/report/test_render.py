@@ -1268,7 +1268,10 @@ def test_strip_plot_shades_the_sides_on_which_values_fail(
 def test_strip_plot_draws_only_some_of_more_than_two_limits(
     limits: list[tuple[str, float]], lines: list[float]
 ) -> None:
-    """The plot draws the lowest minimum and the highest maximum. Of the limits with `eq`, it draws the lowest and the highest."""
+    """If there are more than two limits, the plot draws only the lowest minimum and the highest maximum.
+
+    With the operator `eq`, the plot draws both the lowest and the highest limit.
+    """
     assert strips.drawn_limits(limits) == lines
 
 

@@ -207,9 +207,9 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "a NIC is slow with fewer than half of its partners": (matrix(9, 1, slow_links("b", "cde")), {}),
     "a NIC is slow with half of its healthy partners, and another host is slow":
         (matrix(8, 1, {**slow_links("b", "cde"), "h": 0.5}), {}),
-    # Two hosts are slow with equally many partners. Then the last one, e, is the suspect. This also explains the slow pair b - e.
-    # So b is slow with only two partners more, f and g, and these two links are suspects.
-    "two hosts are slow with three partners each, and with each other":
+    # If hosts are slow with equally many partners, the last one is the suspect: here e. This explains the slow pair b - e.
+    # Only b - f and b - g are left. Two slow links do not make b a suspect, so the links are the suspects.
+    "two hosts are slow with three partners each, including each other":
         (matrix(7, 1, {**slow_links("b", "efg"), **slow_links("e", "cd")}), {}),
     # The evidence states how many hosts are slow on the rail: those with a pair below 68.5 % on it.
     "a rail is slow, but the pairs of one host reach 68.8 % on it": (matrix(10, 2, slow_rail_1(0.688)), {}),
@@ -624,7 +624,7 @@ EXPECTED: dict[str, list[tuple[Any, ...]]] = {
             "b", (), "bandwidth", 50.0, 100.0, 88.0,
         ),
     ],
-    "two hosts are slow with three partners each, and with each other": [
+    "two hosts are slow with three partners each, including each other": [
         (
             "link", "b - f", 0.8,
             "bandwidth between b and f is 50 % of the typical value; each host reaches normal speed with at least 3 others",
