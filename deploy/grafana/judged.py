@@ -1,6 +1,6 @@
 """Return the limits of criteria, as numbers or as PromQL, for panels. A criterion has a limit; a pack is a file of criteria.
 
-The PromQL has the series and label matchers of the alert rules (`fleet/integrations/alerts/table.yml`).
+The PromQL is made from the expressions of the alert rules (`fleet/integrations/alerts/table.yml`).
 """
 
 from __future__ import annotations

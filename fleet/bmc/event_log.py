@@ -94,7 +94,7 @@ def read_log(session: RedfishSession, service: Resource, mark: str | None) -> Lo
 
 
 def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
-    """Return the entries in front of the first one that is older than `mark`.
+    """Return the newest entries, up to the first that is older than the entry that `mark` names.
 
     Call this only if the entry that `mark` names was not found: the log was cleared, or it was full and has overwritten the
     entry, or it has more than MAX_NEW new entries. If the entry was found, do not compare times, because the clock of a BMC may
@@ -109,17 +109,15 @@ def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
     """
     count = next((position for position, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
     if entries and not count:
-        raise BmcError(
-            "the log lacks the newest entry of the previous reading, and the newest entry that it has is older than that entry"
-        )
+        raise BmcError("the newest entry of the previous reading was not found, and all entries of the log are older")
     number_of_mark = _number(mark.rpartition(" ")[0])
     for entry in entries[count:]:
         number = _number(entry.id)
         has_higher_number = number_of_mark is not None and number is not None and number > number_of_mark
         if has_higher_number or (_time(entry.created) and not _is_older(entry.created, mark)):
             raise BmcError(
-                "the log lacks the newest entry of the previous reading, and its entries are not in the order of their times: "
-                "the clock of the BMC was set back"
+                "the newest entry of the previous reading was not found, and times and IDs of the entries contradict each "
+                "other: the clock of the BMC was set back"
             )
     return entries[:count]
 
@@ -193,8 +191,8 @@ def _is_oldest_first(session: RedfishSession, members: list[object]) -> bool:
     2. The times of the first and the last entry.
     3. The ids of the first and the last entry, compared as numbers.
 
-    The result is true if none gives an answer. Step 2 alone is not enough: the BMC may have written one of the two entries with
-    a wrong clock.
+    The result is true if none gives an answer. Step 1 comes first, because the clock of the BMC may have been wrong at one of the
+    two entries of step 2.
     """
     texts = [clean_text(item.get("Created", ""), 40) for item in members if isinstance(item, dict)]
     known = [moment for text in texts if (moment := _time(text))]

@@ -1,10 +1,10 @@
-"""The training of a scaling study, timed from the launch of the ranks.
+"""The training of a scaling study.
 
 It is the training of Kubeflow's mnist.py, as in the GKE experiment (docs/scaling.md): two convolutions, Fashion-MNIST (synthetic
 images if the host does not have it), DDP, SGD with a momentum of 0.5 and by default a learning rate of 0.01. The batch size is
 per rank. As in most trainings, the host's CPUs prepare the images, one by one, in each rank or in its worker processes (setting
-`workers`). So a host with too few CPUs for its GPUs is as slow here as in real training. `fashion_mnist` measures the GPUs
-without this limit.
+`workers`). So a host with too few CPUs for its GPUs is as slow here as in real training. The benchmark `fashion_mnist` does
+not have this limit.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from schemas.records import ERROR
 
 MOMENTUM = 0.5
 AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
-"""Setting `precision` -> dtype of autocast. `fp32` means PyTorch's defaults, without autocast: on a GPU convolutions use TF32."""
+"""Setting `precision` -> dtype of autocast. `fp32` means PyTorch's defaults without autocast.
+
+On a GPU, PyTorch then uses TF32 in convolutions."""
 MIN_STEPS = 2
 """Minimum number of steps. The throughput leaves out the first step, in which torch also builds kernels and DDP's buckets."""
 

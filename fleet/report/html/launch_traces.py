@@ -24,7 +24,7 @@ MAX_STAGES, MAX_GPUS = 4, 16
 MAX_LAUNCH_S = 1e7
 """Maximum duration of a launch on the time axis, in seconds (about four months). A record may contain an implausible duration."""
 MIN_RANGE = 0.1
-"""Smallest range of the value axis, divided by the highest value, so that a steady figure is drawn as a flat line."""
+"""The value axis covers at least this share of the highest value. So a steady figure is drawn as a flat line."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,7 +43,10 @@ class GpuTrace:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchTrace:
-    """The plots of one launch on one host. power_waves.py uses the same class for the periods of the pulsed load of one stage."""
+    """Plots of the GPUs of one host with a common time axis.
+
+    The axis is the time since the launch began. In the plots of `power_waves.py`, it is one period of the pulsed load.
+    """
 
     stage: str
     ends: str

@@ -26,7 +26,7 @@ from schemas.stages import BENCHMARK
 HEALTH = "Health"
 _MAX_WORST = 3
 _EQUAL = 1.0
-"""If values must equal a limit, the failing regions begin at this distance from the limit, in percent of the axis."""
+"""Width in percent of the axis that is left free beside a limit that values must equal, so that the limit can be seen."""
 
 _ORDERED = ("ge", "gt", "le", "lt")
 
@@ -172,7 +172,7 @@ def _strip(figure: Distribution) -> Strip:
 
 
 def drawn_limits(limits: Sequence[Limit]) -> list[float]:
-    """Return the limits to draw as lines: all if there are at most two, otherwise those that bound a region of `wrong_sides`."""
+    """Return the limits to draw as lines: all if there are at most two, otherwise only the outermost, as in `wrong_sides`."""
     if len(limits) <= 2:
         return [limit for _, limit in limits]
     by_operator: dict[str, list[float]] = {}
@@ -183,10 +183,13 @@ def drawn_limits(limits: Sequence[Limit]) -> list[float]:
 
 
 def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
-    """Return begin and width of each region in which values fail. All positions, also in `limits`, are in percent of the axis.
+    """Return begin and width of each region in which every value fails, in percent of the axis.
 
-    Minima have one region, below the lowest of them. Maxima have one region, above the highest of them. Limits that values must
-    equal have two regions: below the lowest and above the highest of them.
+    Values may have different limits. So a value fails for certain only below the lowest minimum, above the highest maximum, or
+    outside all limits that values must equal.
+
+    Args:
+        limits: operator and position of each limit, the position in percent of the axis.
     """
     by_operator: dict[str, list[float]] = {}
     for operator, x in limits:

@@ -1,4 +1,4 @@
-"""The parts that a host reports: their serials, their slots, and why it is unknown whether a part is missing."""
+"""The parts that a host reports, with serials and slots, and why the list of parts may be incomplete."""
 
 from __future__ import annotations
 
@@ -123,7 +123,8 @@ def test_adapter_is_ethernet_if_a_port_is_ethernet_and_none_is_infiniband(
         ("nic=a,port=1", {"a", "0000:2a:00.0"}),
     ],
 )
-def test_module_has_all_names_of_its_port_as_slots(scope: str, slots: set[str]) -> None:
+def test_slots_of_a_module_are_the_names_of_its_port(scope: str, slots: set[str]) -> None:
+    """Names of a port are `ADAPTER/NUMBER` and its interface. Port 1 also has the name and the PCI address of the adapter."""
     named: dict[str, dict[str, Value]] = {
         HCA_ADDRESS: {"hca=a": "00000000:1A:00.0", "hca=b": "error: lost"},
         NIC_ADDRESS: {"nic=a": "0000:2a:00.0"},
@@ -155,14 +156,14 @@ def test_module_with_a_serial_of_zeros_is_not_a_part_but_its_port_counts_as_read
 
 
 UNREAD = "adapter a, port 2 does not report its module (unsupported: no module)"
-NOT_REPORTED = "the host did not report the module at port c"
+NOT_REPORTED = "the host did not report the module at port c"  # the inventory names the first port of adapter c so
 
 
 @pytest.mark.parametrize(
     ("slot", "why"),
     [("a", ""), ("a/1", ""), ("a/2", UNREAD), ("", UNREAD), ("c", NOT_REPORTED)],
 )
-def test_missing_module_may_be_at_a_port_that_was_not_read(slot: str, why: str) -> None:
+def test_whether_a_module_is_missing_is_unknown_if_its_port_was_not_read(slot: str, why: str) -> None:
     found = inventory(
         {
             MODULE_SERIAL: {PORT: "X1", "hca=b,port=1": "X2", SECOND_PORT: "unsupported: no module"},
@@ -173,7 +174,7 @@ def test_missing_module_may_be_at_a_port_that_was_not_read(slot: str, why: str) 
     assert [found.why_unknown(GUID, each) for each in (slot, "c")] == ["", ""]
 
 
-def test_module_is_known_to_be_missing_only_if_the_host_reported_the_port_of_its_slot() -> None:
+def test_module_of_a_port_that_the_host_did_not_report_may_be_missing_or_not() -> None:
     found = inventory({MODULE_SERIAL: {PORT: "X1"}})
     assert [found.why_unknown(MODULE_SERIAL, slot) for slot in ("", "a", "a/2")] == [
         "", "", "the host did not report the module at port a/2"
@@ -197,7 +198,7 @@ def test_module_is_known_to_be_missing_only_if_the_host_reported_the_port_of_its
         (MODULE_SERIAL, {PORT: "error: lost"}, ""),  # `unread_ports` has the reason for a single port
     ],
 )
-def test_unknown_states_why_a_part_may_not_be_listed(name: str, readings: dict[str, Value], why: str) -> None:
+def test_reason_why_the_list_of_parts_may_be_incomplete(name: str, readings: dict[str, Value], why: str) -> None:
     assert inventory({name: readings}).unknown[name] == why
 
 
@@ -217,6 +218,7 @@ def test_unknown_states_why_a_part_may_not_be_listed(name: str, readings: dict[s
 def test_gpu_without_a_serial_may_be_the_missing_one(
     serials: tuple[str, ...], counts: dict[str, Value], why: str
 ) -> None:
+    """If neither the driver nor the PCI bus reports a number of GPUs, the host counts as having one."""
     gpus = tuple(replace(builders.gpu("h1", index), serial=serial) for index, serial in enumerate(serials))
     assert inventory({name: {"host": count} for name, count in counts.items()}, gpus=gpus).unknown[SERIAL] == why
 
