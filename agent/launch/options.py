@@ -33,7 +33,7 @@ def standalone_options() -> argparse.ArgumentParser:
     group.add_argument(
         "--plan",
         help="plan.json, or - for standard input: begin the run of this plan and take the first snapshot of this host. "
-        "Without this option, bench and launch continue the run in --run-dir; run-host requires it",
+        "Without this option, bench and launch continue the run in --run-dir; run-host requires this option",
     )
     group.add_argument(
         "--results",

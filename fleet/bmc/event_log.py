@@ -109,15 +109,17 @@ def _not_older(entries: list[LogEntry], mark: str) -> list[LogEntry]:
     """
     count = next((position for position, entry in enumerate(entries) if _is_older(entry.created, mark)), len(entries))
     if entries and not count:
-        raise BmcError("the newest entry of the previous reading was not found, and all entries of the log are older")
+        raise BmcError(
+            "the newest entry of the log is older than the newest entry of the previous reading, which was not found"
+        )
     number_of_mark = _number(mark.rpartition(" ")[0])
     for entry in entries[count:]:
         number = _number(entry.id)
         has_higher_number = number_of_mark is not None and number is not None and number > number_of_mark
         if has_higher_number or (_time(entry.created) and not _is_older(entry.created, mark)):
             raise BmcError(
-                "the newest entry of the previous reading was not found, and times and IDs of the entries contradict each "
-                "other: the clock of the BMC was set back"
+                "the newest entry of the previous reading was not found, and the entries are not in the order of their "
+                "times or IDs: the clock of the BMC was set back"
             )
     return entries[:count]
 

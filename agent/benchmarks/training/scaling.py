@@ -3,8 +3,8 @@
 It is the training of Kubeflow's mnist.py, as in the GKE experiment (docs/scaling.md): two convolutions, Fashion-MNIST (synthetic
 images if the host does not have it), DDP, SGD with a momentum of 0.5 and by default a learning rate of 0.01. The batch size is
 per rank. As in most trainings, the host's CPUs prepare the images, one by one, in each rank or in its worker processes (setting
-`workers`). So a host with too few CPUs for its GPUs is as slow here as in real training. The benchmark `fashion_mnist` does
-not have this limit.
+`workers`). So a host with too few CPUs for its GPUs is as slow here as in real training. In the benchmark `fashion_mnist`, the
+images are on the GPU from the start.
 """
 
 from __future__ import annotations

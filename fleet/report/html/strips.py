@@ -26,7 +26,7 @@ from schemas.stages import BENCHMARK
 HEALTH = "Health"
 _MAX_WORST = 3
 _EQUAL = 1.0
-"""Width in percent of the axis that is left free beside a limit that values must equal, so that the limit can be seen."""
+"""Percent of the axis. `wrong_sides` leaves this much free on both sides of a limit that values must equal."""
 
 _ORDERED = ("ge", "gt", "le", "lt")
 
@@ -172,7 +172,7 @@ def _strip(figure: Distribution) -> Strip:
 
 
 def drawn_limits(limits: Sequence[Limit]) -> list[float]:
-    """Return the limits to draw as lines: all if there are at most two, otherwise only the outermost, as in `wrong_sides`."""
+    """Return the limits to draw as lines: all, or if there are more than two, only the loosest."""
     if len(limits) <= 2:
         return [limit for _, limit in limits]
     by_operator: dict[str, list[float]] = {}
@@ -183,10 +183,10 @@ def drawn_limits(limits: Sequence[Limit]) -> list[float]:
 
 
 def wrong_sides(limits: Iterable[Limit]) -> tuple[tuple[float, float], ...]:
-    """Return begin and width of each region in which every value fails, in percent of the axis.
+    """Return begin and width of each region in which values fail, in percent of the axis.
 
-    Values may have different limits. So a value fails for certain only below the lowest minimum, above the highest maximum, or
-    outside all limits that values must equal.
+    Values may have different limits. Only the loosest are used: the lowest minimum, the highest maximum, and the lowest and the
+    highest of the limits that values must equal.
 
     Args:
         limits: operator and position of each limit, the position in percent of the axis.

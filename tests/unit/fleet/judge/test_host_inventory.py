@@ -124,7 +124,6 @@ def test_adapter_is_ethernet_if_a_port_is_ethernet_and_none_is_infiniband(
     ],
 )
 def test_slots_of_a_module_are_the_names_of_its_port(scope: str, slots: set[str]) -> None:
-    """Names of a port are `ADAPTER/NUMBER` and its interface. Port 1 also has the name and the PCI address of the adapter."""
     named: dict[str, dict[str, Value]] = {
         HCA_ADDRESS: {"hca=a": "00000000:1A:00.0", "hca=b": "error: lost"},
         NIC_ADDRESS: {"nic=a": "0000:2a:00.0"},
@@ -156,7 +155,7 @@ def test_module_with_a_serial_of_zeros_is_not_a_part_but_its_port_counts_as_read
 
 
 UNREAD = "adapter a, port 2 does not report its module (unsupported: no module)"
-NOT_REPORTED = "the host did not report the module at port c"  # the inventory names the first port of adapter c so
+NOT_REPORTED = "the host did not report the module at port c"
 
 
 @pytest.mark.parametrize(
@@ -174,7 +173,7 @@ def test_whether_a_module_is_missing_is_unknown_if_its_port_was_not_read(slot: s
     assert [found.why_unknown(GUID, each) for each in (slot, "c")] == ["", ""]
 
 
-def test_module_of_a_port_that_the_host_did_not_report_may_be_missing_or_not() -> None:
+def test_it_is_unknown_whether_a_module_is_missing_at_an_unreported_port() -> None:
     found = inventory({MODULE_SERIAL: {PORT: "X1"}})
     assert [found.why_unknown(MODULE_SERIAL, slot) for slot in ("", "a", "a/2")] == [
         "", "", "the host did not report the module at port a/2"
@@ -215,10 +214,8 @@ def test_reason_why_the_list_of_parts_may_be_incomplete(name: str, readings: dic
         (("x",), {"gpu.pci_count": "error: lost"}, ""),
     ],
 )
-def test_gpu_without_a_serial_may_be_the_missing_one(
-    serials: tuple[str, ...], counts: dict[str, Value], why: str
-) -> None:
-    """If neither the driver nor the PCI bus reports a number of GPUs, the host counts as having one."""
+def test_gpus_without_a_serial_are_counted(serials: tuple[str, ...], counts: dict[str, Value], why: str) -> None:
+    """A host without any reading of its GPUs counts as a host with one GPU."""
     gpus = tuple(replace(builders.gpu("h1", index), serial=serial) for index, serial in enumerate(serials))
     assert inventory({name: {"host": count} for name, count in counts.items()}, gpus=gpus).unknown[SERIAL] == why
 

@@ -23,7 +23,7 @@ NO_ERROR: dict[str, Any] = {"passes": 1, "elapsed_s": 0.2, "bytes": 1 << 30, "wr
 
 
 def reported_by_this_version(item: Observation, faulty: bool) -> list[Observation]:
-    """Return what this version reports for one pattern of the test. On a faulty GPU, 20 words read were wrong, at 2 addresses."""
+    """Return what this version reports for one pattern of the test. A faulty GPU returned 20 wrong words, at 2 addresses."""
     healthy = replace(item, params={**item.params, **NO_ERROR})
     if not faulty:
         return [healthy]
@@ -81,5 +81,5 @@ def test_wrong_words_fail_only_the_gpu_with_them(
     } == {("integrity-wrong-words", "h2", "gpu=1", "rma")}
     assert len(not_passing) == len(unrelated) + 10, "each of the ten patterns of the test must give one failure"
     titles = [cause.title for cause in diagnose(verdicts, {})]
-    # The title has the number of one pattern.
+    # Each pattern found 20 wrong words. The title does not add them up.
     assert f"GPU 1 of h2 has memory that returns wrong data: 20 wrong words{details}" in titles
