@@ -145,6 +145,11 @@ def _run(options: argparse.Namespace) -> int:
 
 def _check_options(options: argparse.Namespace, profile: Mapping[str, Any]) -> None:
     """Raise UsageError if the options are wrong, contradict each other or have no effect."""
+    if options.run_dir.name == lease.RUNS:  # the lease and the live figures of the run would be outside its directory
+        raise UsageError(
+            f"--run-dir {options.run_dir}: a directory named {lease.RUNS} is for several runs: give a directory in it, such as "
+            f"{options.run_dir / 'r1'}"
+        )
     if options.duration and "duration_s" not in profile:
         raise UsageError(
             f"--duration with profile {options.profile}, whose times are fixed: omit it, or use --profile extended"

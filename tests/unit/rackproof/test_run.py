@@ -153,6 +153,10 @@ def test_machine_without_gpus_is_reported_and_a_rehearsal_suggested(tmp_path: Pa
         (["--devices", "gpu0"], "--devices gpu0: give NVML indices such as 0,1,2"),
         (["--epochs", "0"], "--epochs 0: give at least 1"),
         (["--model", "h2000-sxm"], "unknown --model h2000-sxm"),
+        (
+            ["--run-dir", "x/runs"],
+            "x/runs: a directory named runs is for several runs: give a directory in it, such as /",
+        ),
     ],
 )
 def test_wrong_usage_is_reported(
@@ -160,7 +164,7 @@ def test_wrong_usage_is_reported(
 ) -> None:
     from rackproof.main import main
 
-    assert main(["run", *arguments, "--run-dir", str(tmp_path / "r1")]) == 64
+    assert main(["run", "--run-dir", str(tmp_path / "r1"), *arguments]) == 64
     assert message in capsys.readouterr().err
 
 
