@@ -694,8 +694,8 @@ def _sample_problem(samples: Samples, value: float, *, has_rounds: bool) -> str:
     if samples.n < needed:
         purpose = "" if samples.precision is None else " for its `precision`"
         return f"it has {counted(samples.n, 'sample')}, but needs at least {needed}{purpose}"
-    if least < 0:
-        return f"a sample is negative: {least:g}"
+    if (negative := min(least, samples.p50)) < 0:
+        return f"a sample is negative: {negative:g}"
     if least > 0:
         lowest, highest = _possible_variation(samples, has_rounds=has_rounds)
         wrong = f"the coefficient of variation {samples.cv:g} is too"

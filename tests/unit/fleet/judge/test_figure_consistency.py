@@ -120,6 +120,7 @@ def test_either_all_figures_of_one_name_have_samples_or_none() -> None:
         (5.0, {"n": 6, "precision": 0.01}, ""),
         (5.0, {"n": 5, "precision": 0.01}, "it has 5 samples, but needs at least 6 for its `precision`"),
         (5.0, {"min": -0.5}, "a sample is negative: -0.5"),
+        (5.0, {"min": 0.0, "p50": -0.001, "cv": 9.0}, "a sample is negative: -0.001"),
         (5.0, {"min": 0.0, "cv": 9.0}, ""),
         (5.0, {"cv": 0.5}, ""),
         (
