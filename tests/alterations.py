@@ -148,7 +148,7 @@ ALLOWED: Mapping[str, str] = {
     r"remove observations/.*/params/(epochs|heads|layers|left_out|peak|replicas|sequence|steps|width)": _DESCRIBES,
     r"(remove|negate|scale) observations/integrity\..*/params/(elapsed_s|passes|wrong_addresses|wrong_bits)": _DESCRIBES,
     r"(remove|negate|scale) observations/.*/params/(bytes|cache_bytes|cpus_per_rank|devices|free_bytes|graphed)": _DESCRIBES,
-    r"(remove|negate|scale) observations/.*/params/(learning_rate|memory_node|places|repetitions|threads)": _DESCRIBES,
+    r"(remove|negate|scale) observations/.*/params/(checked|learning_rate|memory_node|places|repetitions|threads)": _DESCRIBES,
     r"(remove|negate|scale) observations/host_memory\..*/params/size_bytes": "depends on the size of the processors' caches",
     r"scale observations/(transformer|mixture_of_experts)\..*/params/layers": (
         "the benchmark adapts the number of layers to the memory of the GPU"

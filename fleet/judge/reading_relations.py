@@ -133,19 +133,31 @@ def _problems_of_snapshot(
 
 
 def has_wrong_scope(metric: Metric) -> bool:
-    """Return whether a scope of the metric has labels that this reading cannot have, or is the path from a GPU to itself."""
+    """Return whether the metric has a scope that this reading cannot have, or the path from a GPU to itself."""
     shapes = _shapes(metric.name)
     is_right = shapes is None or (metric.shapes <= shapes and metric.absent_shapes <= _wider(shapes))
-    return not is_right or (metric.name == PEER and any(map(_is_own_peer, metric.values)))
+    if not is_right or (metric.name == PEER and any(map(_is_own_peer, metric.values))):
+        return True
+    return metric.name.startswith(OF_PORTS) and any(map(_has_impossible_port, (*metric.values, *metric.absent)))
 
 
 def _wrong_scopes(metric: Metric) -> list[str]:
-    """Return the scopes with labels that this reading cannot have."""
+    """Return the scopes with labels or a port that this reading cannot have."""
     shapes = _shapes(metric.name)
     if shapes is None:
         return []
     wrong = [scope for scope in metric.values if tuple(Scope.parse(scope).labels) not in shapes]
-    return wrong + [scope for scope in metric.absent if tuple(Scope.parse(scope).labels) not in _wider(shapes)]
+    wrong += [scope for scope in metric.absent if tuple(Scope.parse(scope).labels) not in _wider(shapes)]
+    if metric.name.startswith(OF_PORTS):
+        wrong += filter(_has_impossible_port, (*metric.values, *metric.absent))
+    return [*dict.fromkeys(wrong)]
+
+
+def _has_impossible_port(scope: str) -> bool:
+    """Return whether the port number is not 1, if the port is that of an Ethernet interface, or not positive otherwise."""
+    labels = Scope.parse(scope).labels
+    number = labels.get("port", "1")
+    return number != "1" if "nic" in labels else not number.isdecimal() or int(number) < 1
 
 
 def _is_own_peer(scope: str) -> bool:
@@ -202,6 +214,8 @@ def list_of(name: str) -> str:
 
 
 def _part_of(name: str) -> str:
+    if name.startswith(OF_PORTS):
+        return "each port of an RDMA adapter (`hca=NAME,port=NUMBER`) or of an Ethernet interface (`nic=NAME,port=1`)"
     labels = READINGS[name].labels if name in READINGS else ()
     return f"each {' and '.join(labels)}" if labels else f"the {HOST}"
 

@@ -16,6 +16,8 @@ from schemas.benchmarks import (
     make_outputs,
 )
 
+GRAPH_NODES = 1000
+"""Number of kernels in the CUDA graph of the benchmark `kernel_launch`."""
 PATTERNS = (
     "zeros",
     "ones",
@@ -92,7 +94,14 @@ HARDWARE: Mapping[str, Benchmark] = {
                 scope="device",
                 over={"way": "ways", "percentile": "percentiles"},
             ),
-            Output(name="kernel_launch.graph_latency", unit="s", scope="device", params={"nodes": int}, gpu_only=True),
+            Output(
+                name="kernel_launch.graph_latency",
+                unit="s",
+                scope="device",
+                params={"nodes": int},
+                constants={"nodes": GRAPH_NODES},
+                gpu_only=True,
+            ),
         ],
         params={"launches": int},
         cpu_settings={"launches": 2000},

@@ -16,6 +16,7 @@ from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.timing import cuda_event, elapsed_s
 from agent.gang.heartbeat import describe_error
 from agent.sampling.statistics import summarize
+from schemas.benchmarks.hardware import GRAPH_NODES
 from schemas.records import ERROR
 
 QUEUE = 256
@@ -23,8 +24,8 @@ QUEUE = 256
 launch into a full queue would wait for a free place."""
 WARM_UP = 100
 """Untimed launches before the timed ones."""
-NODES, REPLAYS = 1000, 12
-"""Number of kernels in the graph, and number of its timed replays."""
+REPLAYS = 12
+"""Number of timed replays of the graph."""
 
 
 def run(context: Context, settings: Mapping[str, Any]) -> None:
@@ -44,7 +45,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
                 percentile=percentile, launches=len(seconds),
             )  # fmt: skip
     if context.kind == "gpu":
-        common: dict[str, Any] = {"unit": "s", "scope": context.device_scope, "nodes": NODES}
+        common: dict[str, Any] = {"unit": "s", "scope": context.device_scope, "nodes": GRAPH_NODES}
         try:
             seconds = _time_graph(context, number)
         except RuntimeError as error:
@@ -73,10 +74,10 @@ def _time_launches(launch: Callable[[], object], way: str, count: int, device: t
 
 
 def _time_graph(context: Context, number: torch.Tensor) -> list[float]:
-    """Replay a graph of NODES kernels REPLAYS times; return the mean seconds per kernel of each replay."""
+    """Replay a graph of GRAPH_NODES kernels REPLAYS times; return the mean seconds per kernel of each replay."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        for _ in range(NODES):
+        for _ in range(GRAPH_NODES):
             number.add_(1)
     seconds = []
     for _ in range(1 + REPLAYS):
@@ -85,5 +86,5 @@ def _time_graph(context: Context, number: torch.Tensor) -> list[float]:
         graph.replay()
         last.record()
         context.wait_for(last)
-        seconds.append(elapsed_s(first, last) / NODES)
+        seconds.append(elapsed_s(first, last) / GRAPH_NODES)
     return seconds[1:]  # the first replay includes the upload of the graph to the GPU

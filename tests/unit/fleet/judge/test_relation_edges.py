@@ -37,6 +37,9 @@ def wrong_scope(name: str, scope: str, kind: str) -> tuple[str, str, str]:
     return name, scope, f"read in the scope {scope}, but this is a reading of {kind}"
 
 
+PORT_KIND = "each port of an RDMA adapter (`hca=NAME,port=NUMBER`) or of an Ethernet interface (`nic=NAME,port=1`)"
+
+
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
@@ -52,6 +55,11 @@ def wrong_scope(name: str, scope: str, kind: str) -> tuple[str, str, str]:
         (metric("site.thing", {"anywhere=0": 1}), []),
         (metric("gpu.nvlink.crc_errors", {"gpu=0": 1, "gpu=1,link=3": 1}), []),
         (metric("gpu.nvlink.crc_errors", {"host": 1}), [wrong_scope("gpu.nvlink.crc_errors", "host", "each gpu and link")]),
+        (metric("port.status", {"nic=eth0,port=1": "x", "hca=mlx5_0,port=2": "x"}), []),
+        (metric("port.status", {"nic=eth0,port=2": "x"}), [wrong_scope("port.status", "nic=eth0,port=2", PORT_KIND)]),
+        (metric("port.status", {"hca=mlx5_0,port=0": "x"}), [wrong_scope("port.status", "hca=mlx5_0,port=0", PORT_KIND)]),
+        (Metric(name="port.status", unit="1", absent={"nic=eth0,port=0": "unsupported: x"}),
+         [wrong_scope("port.status", "nic=eth0,port=0", PORT_KIND)]),
         (metric("xid.count", {"xid=79": 1, "pci=0000:01:00.0,xid=79": 1}), []),
     ],
 )  # fmt: skip
