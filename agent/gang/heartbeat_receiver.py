@@ -28,7 +28,8 @@ class HeartbeatReceiver:
         """`ranks`: rank -> its device, such as `gpu=3`."""
         self._ranks = {rank: _MonitoredRank(rank, scope, directory) for rank, scope in ranks.items()}
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
-        (directory / SOCKET_NAME).unlink(missing_ok=True)
+        self._path = directory / SOCKET_NAME
+        self._path.unlink(missing_ok=True)
         with short_path(directory) as path:
             self.socket.bind(f"{path}/{SOCKET_NAME}")
 
@@ -53,8 +54,9 @@ class HeartbeatReceiver:
             rank.heard_at += seconds
 
     def close(self) -> None:
-        """Close the socket."""
+        """Close the socket, and remove its file: programs that copy a run directory may fail on it."""
         self.socket.close()
+        self._path.unlink(missing_ok=True)
 
 
 class _MonitoredRank:

@@ -96,6 +96,15 @@ def test_exception_is_recorded_if_a_device_cannot_be_its_cause(
     receiver.close()
 
 
+def test_closed_receiver_leaves_no_file_and_its_rank_continues(tmp_path: Path) -> None:
+    receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
+    heartbeat = RankHeartbeat(0, tmp_path)
+    receiver.close()
+    assert list(tmp_path.iterdir()) == []
+    heartbeat.send()
+    receiver.close()
+
+
 def test_invalid_messages_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
