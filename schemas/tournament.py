@@ -14,11 +14,6 @@ from functools import lru_cache
 Round = list[tuple[str, str]]
 
 
-def tournament(hosts: Sequence[str], rounds: int = 0) -> list[Round]:
-    """Return the pairs of each round that `select_rounds` selects."""
-    return [pairs_of(hosts, number) for number in select_rounds(len(hosts), rounds)]
-
-
 def pairs_of(hosts: Sequence[str], number: int) -> Round:
     """Return the pairs of round `number`."""
     pairs = ((index, partner(len(hosts), number, index)) for index in range(len(hosts)))

@@ -55,9 +55,9 @@ def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
         )
     blocks = _axis_values(study["matrix"], settings(WORKLOAD, profile["stages"]["gang"]["benchmarks"][WORKLOAD]))
     # Count the cells before building them: a typing error can give millions.
-    largest = max(math.prod(map(len, block)) for block in blocks)
-    cells = _cells(blocks) if largest <= MOST_CELLS else ()
-    if (count := max(len(cells), largest)) > MOST_CELLS:
+    listed = sum(math.prod(map(len, block)) for block in blocks)
+    cells = _cells(blocks) if listed <= len(blocks) * MOST_CELLS else ()
+    if (count := len(cells) or listed) > MOST_CELLS:
         raise UsageError(
             f"{where}: the matrix has {count} cells; the maximum is {MOST_CELLS}: shorten its lists, or split it into two studies"
         )

@@ -42,6 +42,11 @@ SIZES = (3, 4, 8, 16, 64, 512, 4096)
 """Sizes of fleets, in hosts. Fleets of two hosts have separate tests, because no measurement shows which of two hosts is slow."""
 
 
+def all_rounds(hosts: Sequence[str], rounds: int = 0) -> list[tournament.Round]:
+    """Return the pairs of each round that is measured; `rounds`: the maximum number of rounds, 0 for all."""
+    return [tournament.pairs_of(hosts, number) for number in tournament.select_rounds(len(hosts), rounds)]
+
+
 @dataclass
 class Fleet:
     """A simulated fleet. A pair is as fast as its slowest part.
@@ -71,7 +76,7 @@ class Fleet:
         draw = random.Random(f"{self.seed}/noise")  # noqa: S311
         noise = self.noise
         result = []
-        for a, b in itertools.chain.from_iterable(tournament.tournament(self.names, self.rounds)):
+        for a, b in itertools.chain.from_iterable(all_rounds(self.names, self.rounds)):
             link_share = self.links.get(frozenset((a, b)), 1.0) if self.links else 1.0
             pair_share = min(link_share, self.hosts.get(a, 1.0), self.hosts.get(b, 1.0))
             delay = self.delays.get(a, 0.0) + self.delays.get(b, 0.0)
@@ -134,7 +139,7 @@ def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int)
     elif part == "rail":
         fleet.bad_rails = {rail: share() for rail in draw.sample(range(rails), count)}
     else:
-        measured = [frozenset(pair) for pairs in tournament.tournament(fleet.names, rounds) for pair in pairs]
+        measured = [frozenset(pair) for pairs in all_rounds(fleet.names, rounds) for pair in pairs]
         fleet.links = {link: share() for link in draw.sample(measured, count)}
     return fleet
 
@@ -326,7 +331,7 @@ def test_failed_pairs_count_as_slow() -> None:
 
 
 def test_link_of_a_failed_pair_is_suspected_if_each_host_was_measured_with_only_one_partner() -> None:
-    first = set(tournament.tournament(Fleet(4).names)[0])
+    first = set(all_rounds(Fleet(4).names)[0])
     pairs = [pair for pair in Fleet(4, 2).pairs() if (pair.a, pair.b) in first]
     suspect = only(find_suspects(with_failures(pairs, lambda pair: "h0" in (pair.a, pair.b))))
     assert (suspect.kind, suspect.confidence) == ("link", 0.5)
@@ -472,7 +477,7 @@ def test_planner_is_deterministic_and_repeats_groups_without_an_outcome() -> Non
 @pytest.mark.parametrize("count", [*range(12), 33])
 def test_tournament_has_every_pair_once_and_every_host_at_most_once_per_round(count: int) -> None:
     hosts = [f"h{number}" for number in range(count)]
-    rounds = tournament.tournament(hosts)
+    rounds = all_rounds(hosts)
     assert len(rounds) == (0 if count < 2 else count - 1 + count % 2)
     pairs = [frozenset(pair) for played in rounds for pair in played]
     assert len(pairs) == len(set(pairs)) == count * (count - 1) // 2
@@ -484,7 +489,7 @@ def test_tournament_has_every_pair_once_and_every_host_at_most_once_per_round(co
 
 def test_partial_tournament_gives_all_hosts_equally_many_partners_and_connects_them_in_four_steps() -> None:
     hosts = [f"h{number}" for number in range(512)]
-    rounds = tournament.tournament(hosts, 16)
+    rounds = all_rounds(hosts, 16)
     assert len(rounds) == 16
     partners = {host: set(tournament.partners(hosts, host, 16)) for host in hosts}
     assert {len(others) for others in partners.values()} == {16}
