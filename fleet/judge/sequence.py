@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from fleet.judge.host_view import HostView
+from fleet.judge.reading_consistency import CLOCK_TOLERANCE_S
 from fleet.quantities import counted
 from schemas.records import Launch, Record, Snapshot
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
@@ -197,6 +198,11 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
         yield "the timeline has a duplicate event"
     if max(numbers, default=0) > soak.rounds:
         yield f"the record has a launch of round {max(numbers)}, but only {counted(soak.rounds, 'round')} ended or were cut off"
+    passed_s = seconds_or_nan(soak.ended) - seconds_or_nan(soak.began)
+    if soak.ended and not passed_s >= soak.soaked_s - CLOCK_TOLERANCE_S:  # also if a time is invalid (NaN)
+        yield f"the soak began at {soak.began} and ended at {soak.ended}, but states that it ran for {soak.soaked_s:.0f} s"
+    if (in_launches_s := sum(launch.duration_s for launch in launches)) > soak.soaked_s + CLOCK_TOLERANCE_S:
+        yield f"the soak ran for {soak.soaked_s:.0f} s, but its launches took {in_launches_s:.0f} s"
     if bool(soak.ended) != bool(soak.ended_by):
         yield (
             f"the soak ended at {soak.ended}, but the record does not state what ended it"

@@ -27,7 +27,7 @@ from agent.run.record import HostRun
 from agent.sampling import timeline
 from agent.sampling.timeline import MAX_BUCKETS, MAX_EVENTS, Recorder
 from agent.soak import soak
-from agent.soak.aggregate import aggregate_rounds, select_launches, select_snapshots
+from agent.soak.aggregate import aggregate_rounds, identifying_params, select_launches, select_snapshots
 from agent.soak.soak import run_soak
 from agent.soak.soak_run import CHECKPOINT, SoakRun
 from agent.soak.stop_on import is_fatal
@@ -50,7 +50,7 @@ from schemas.readings import READINGS
 from schemas.records import ERROR, MEASURED, Launch, Metric, Observation, Record, Samples, Snapshot, to_json
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Verdict
 from schemas.stages import SOAK
-from schemas.timeline import Soak, Timeline, downsample, soak_from_json
+from schemas.timeline import RATES, Soak, Timeline, downsample, soak_from_json
 from tests import ROOT, builders
 from tests.fakes import nvml
 
@@ -720,13 +720,24 @@ def test_record_has_power_clock_temperature_and_throttling_of_every_gpu(tmp_path
 DAY = 24 * HOUR
 
 
-def evidence_of_soak(plan: Plan, **changes: Callable[[float], float]) -> dict[str, Any]:
-    """Return the evidence of a 24-hour soak. `h1_3=f` multiplies the rate of GPU 3 of h1 by f(seconds since the start)."""
+def evidence_of_soak(plan: Plan, *, only_stress: bool = False, **changes: Callable[[float], float]) -> dict[str, Any]:
+    """Return the evidence of a 24-hour soak. `h1_3=f` multiplies the rate of GPU 3 of h1 by f(seconds since the start).
+
+    The rates other than `stress.throughput` are constant. With `only_stress`, the timeline lacks them.
+    """
     evidence = builders.evidence(plan)
     for number, host in enumerate(plan.hosts):
         noise = random.Random(number)  # noqa: S311 - reproducible
         recorder = Recorder()
+        results = tuple(builders.results(plan, host.name, SOAK))
+        constant = [
+            item for item in results if item.unit in RATES and item.name != "stress.throughput" and not only_stress
+        ]
         for at in range(270, int(DAY), 300):
+            for item in constant:
+                recorder.add_value(
+                    at, item.name, item.scope, item.unit, float(item.value or 0), identifying_params(item)
+                )
             for gpu in host.devices:
                 share = changes.get(f"{host.name}_{gpu}", lambda at: 1.0)(at) * noise.gauss(1.0, 0.003)
                 recorder.add_value(at, "stress.throughput", f"gpu={gpu}", "FLOP/s", 6.5e14 * share, {"dtype": "bf16"})
@@ -734,7 +745,7 @@ def evidence_of_soak(plan: Plan, **changes: Callable[[float], float]) -> dict[st
         record = replace(
             record,
             snapshots=tuple(replace(item, stage=SOAK if item.stage == "benchmark" else item.stage) for item in record.snapshots),
-            observations=tuple(builders.results(plan, host.name, SOAK)),
+            observations=results,
             launches=tuple(
                 replace(builders.launch(SOAK, (host.name,), devices=2), number=number) for number in (1, 286, 287, 288)
             ),
@@ -818,9 +829,11 @@ def test_short_soak_or_one_with_failed_or_interrupted_rounds_is_inconclusive(pla
     few = replace(
         few, series=tuple(replace(one, at=(0,), n=(1,), low=(1.0,), mean=(1.0,), high=(1.0,)) for one in few.series)
     )
-    assert reasons_with(timeline=few, finished=1) == [
-        "too few rounds to evaluate the drift of stress.throughput: 1 in 24 h 00 min"
-    ]
+    (reason,) = reasons_with(timeline=few, finished=1)
+    assert reason.startswith("too few rounds to evaluate the drift of collective.all_reduce.algbw, ")
+    assert reason.endswith("transformer.throughput: 1 in 24 h 00 min")
+    (reason,) = reasons_with(timeline=replace(few, series=()))
+    assert reason.startswith("the timeline has no series of collective.all_reduce.busbw, ")
     assert reasons_with(cut=3) == []  # three interrupted rounds are tolerated
     reason = "4 of 292 rounds were interrupted because their supervisor process ended, for an unknown reason"
     assert reasons_with(cut=4) == [reason]
@@ -855,8 +868,11 @@ def test_gpu_whose_rate_is_missing_in_many_rounds_is_inconclusive(plan: Plan) ->
     soak = evidence["h1"].records[0].soak
 
     def reasons_if_kept(keep: Callable[[int], bool]) -> list[tuple[str, str, str]]:
-        """Return scope, name and reason of the verdicts if GPU 1 of h1 has only the time buckets for which `keep` is true."""
-        series = tuple(one if one.scope != "gpu=1" else keep_buckets(one, keep) for one in soak.timeline.series)
+        """Return scope, name and reason of the verdicts if the rate of h1's GPU 1 has only the buckets that `keep` accepts."""
+        thinned = ("stress.throughput", "gpu=1")
+        series = tuple(
+            keep_buckets(one, keep) if (one.name, one.scope) == thinned else one for one in soak.timeline.series
+        )
         timeline = replace(soak.timeline, series=series)
         result = not_passed(plan, with_h1(evidence, soak=replace(soak, timeline=timeline)))
         return [(item.scope, item.name, item.reason) for item in result if item.name == "stage.soak"]
@@ -920,7 +936,7 @@ def test_drift_of_a_long_soak_needs_data_after_the_first_hour() -> None:
 
 
 def test_report_has_a_small_section_with_sparklines(plan: Plan) -> None:
-    evidence = evidence_of_soak(plan, h1_1=lambda at: 1.0 if at < 4 * HOUR else 0.95)
+    evidence = evidence_of_soak(plan, only_stress=True, h1_1=lambda at: 1.0 if at < 4 * HOUR else 0.95)
     report = merge(plan, evidence, read_packs([]))
     page, text = render_html(report), render_markdown(report)
     documents.validate(json.loads(json.dumps(to_json(report))), "report", source="generated report")

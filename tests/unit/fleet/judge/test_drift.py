@@ -33,7 +33,7 @@ from schemas.stages import SOAK
 from schemas.timeline import Series, Soak, Timeline
 from schemas.times import format_span
 from tests import builders
-from tests.unit.fleet.judge.small_fleet import host_evidence, one_figure_plan, pack
+from tests.unit.fleet.judge.small_fleet import criterion, host_evidence, one_figure_plan, pack
 
 RATE = "stress.throughput"
 HOUR = 3600.0
@@ -283,6 +283,25 @@ def test_long_soak_without_drift_data_is_inconclusive(planned: float, over: dict
     why = f"too few rounds to evaluate the drift of {RATE}: 1 in {format_span(planned)}"
     assert (("host", why) in soak_findings(soak_record, plan=plan)) is is_reported
     assert ("host", why) not in soak_findings(soak_record, plan=replace(plan, rehearsal=True))
+
+
+@pytest.mark.parametrize(
+    ("params", "is_reported"), [({}, False), ({"dtype": "bf16"}, False), ({"dtype": "fp8"}, True), (None, True)]
+)
+def test_long_soak_without_the_series_of_a_measured_rate_is_inconclusive(
+    params: dict[str, Any] | None, is_reported: bool
+) -> None:
+    """`params`: parameters of the series of the rate, which are among those of the figure; None if there is no series."""
+    stages = (*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=HOUR))
+    plan = replace(SOAKING, stages=stages)
+    timeline = Timeline(bucket_s=60.0, series=() if params is None else (series(*(100,) * 20, **params),))
+    figure = builders.observation(RATE, 1.0, stage=SOAK, scope="gpu=0", unit="FLOP/s", dtype="bf16", size=8192)
+    host = soaked_host(soak(planned=HOUR, timeline=timeline), plan=plan)
+    records = tuple(replace(record, observations=(figure,)) for record in host.evidence.records)
+    for packs, expected in (([pack(criterion(f"drift.{RATE}"))], is_reported), ([pack()], False)):
+        judged = judge_soak(HostView(plan, plan.hosts[0], Evidence(records=records), packs))
+        why = f"the timeline has no series of {RATE}, so the drift is unknown"
+        assert (why in [item.reason for item in judged]) is expected
 
 
 def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -> tuple[Series, ...]:

@@ -289,6 +289,35 @@ def test_rounds_of_a_soak_must_be_in_order_and_complete(kind: str) -> None:
     assert reasons(changed(change)) == expected
 
 
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"ended": LATER}, ""),
+        (
+            {"ended": LATER, "soaked_s": 1e6},
+            f"the soak began at {builders.WHEN} and ended at {LATER}, but states that it ran for 1000000 s",
+        ),
+        ({"ended": "never"}, f"the soak began at {builders.WHEN} and ended at never, but states that it ran for 60 s"),
+        ({"soaked_s": 1e6}, ""),  # not ended yet
+        ({"launch_s": 59.0}, ""),
+        ({"launch_s": 1000.0}, "the soak ran for 60 s, but its launches took 1000 s"),
+    ],
+)  # fmt: skip
+def test_duration_of_a_soak_must_fit_its_times_and_launches(fields: dict[str, Any], reason: str) -> None:
+    launch_s = fields.get("launch_s", 1.0)
+    changes = {key: value for key, value in fields.items() if key != "launch_s"}
+
+    def with_times(record: Record) -> Record:
+        record = soak_record((1,), 1)(record)
+        *others, last = record.launches
+        return replace(
+            record, launches=(*others, replace(last, duration_s=launch_s)), soak=replace(record.soak, **changes)
+        )
+
+    wrong = [each for each in reasons(changed(with_times)) if each.startswith("the soak ") and " ran for " in each]
+    assert wrong == ([reason] if reason else [])
+
+
 def test_invalid_time_is_not_a_wrong_order() -> None:
     evidence = changed(snapshots(lambda items: timed(items, "today", LATER, "0000")))
     assert reasons(evidence) == []
