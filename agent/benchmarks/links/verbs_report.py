@@ -71,8 +71,10 @@ class PortReport:
         """Return the command of one side of a test. Raises PerftestError if the test needs GPU memory and cannot use it."""
         gpu: list[str] | str = []
         if test.memory == "gpu":
-            address = nearest_gpu(port, self._context.devices) if self._context.kind == "gpu" else ""
-            gpu = self.installation.gpu_options(address) if address else "the host has no GPU under test"
+            is_gpu = self._context.kind == "gpu"
+            missing = "/proc/driver/nvidia/gpus lists no GPU under test" if is_gpu else "the host has no GPU under test"
+            address = nearest_gpu(port, self._context.devices) if is_gpu else ""
+            gpu = self.installation.gpu_options(address) if address else missing
             if isinstance(gpu, str):
                 raise PerftestError(gpu)
         return [self.installation.path(test.program) or test.program, *test.arguments(port, tcp_port, gpu, server)]
