@@ -91,7 +91,13 @@ UNITS = sorted(
     {reading.unit for reading in READINGS.values()}
     | {output.unit for benchmark in BENCHMARKS.values() for output in benchmark.outputs}
 )
-NAMED_BY = {"metrics": ("name",), "observations": ("name",), "snapshots": ("stage", "phase"), "launches": ("stage",)}
+NAMED_BY = {
+    "metrics": ("name",),
+    "observations": ("name",),
+    "snapshots": ("stage", "phase"),
+    "launches": ("stage",),
+    "series": ("name",),
+}
 """Name of a list in a record -> the fields that give the kind of an item: snapshots of equal stage and phase are of one kind."""
 SIMULATED = {
     "one GPU": ("--hosts", 1, "--gpus", 1, "--gang", "none", "--profile", "smoke"),
@@ -100,14 +106,14 @@ SIMULATED = {
     "three hosts": ("--hosts", 3, "--gpus", 4, "--profile", "smoke"),
     "RDMA ports": ("--hosts", 3, "--gpus", 2, "--profile", ROOT / "docs/measurements/ports.yml"),
 }
-MEASURED_RUNS = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2")
+MEASURED_RUNS = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2", "h200x1-burnin")
 """Runs on real GPUs in docs/measurements."""
 WEIGHTS = {"one GPU": 20, "two hosts": 4, "three hosts": 1, "h200x1": 5, "h200x2": 1}
 """Run -> its weight in the distribution of the alterations; a run that is not listed has weight 1. Small runs have larger
 weights: they are judged faster, and their records have the same kinds of elements as those of large runs."""
 
 _EXTRA = "adds a scope or a name that is not required; all required scopes and names remain"
-_DRAWN = "the report draws the timeline of a launch and does not judge it"
+_DRAWN = "the report draws it and does not judge it"
 _SPREAD = "describes how the samples of a figure varied; the figure itself is judged"
 _LIKE = (
     "both values are within the limits, and the two parts are of the same kind: a healthy part may have either value"
@@ -124,8 +130,11 @@ ALLOWED: Mapping[str, str] = {
     r"duplicate observations/.*/params/.*": _EXTRA,
     r"remove software/cublas": "is missing if no rank loaded cuBLAS, and in records from before 28 November 2026",
     r".* launches/[^/]+/timeline.*": _DRAWN,
+    r".* soak/timeline/(events.*|left_out|series/gpu\..*)": _DRAWN,
     r"(remove|scale|swap) observations/.*/samples.*": _SPREAD,
     r"swap observations(/.*)?": _LIKE,
+    r"swap soak/timeline/series/[^/]+/(low|mean|high)/each": _LIKE,
+    r"remove soak/timeline/series/transformer\.flops": "the drift of `transformer.throughput` is judged, which is proportional",
     r"swap snapshots/.*/metrics/gpu\.(memory\.)?temperature.*": _LIKE,
     r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have booted at the same time",
     r"swap snapshots/.*/metrics/gpu\.(throttle\..*|pcie\.replays|clock\.sm|energy|memory\.utilization|power)(/values.*)?": _LIKE,
@@ -158,6 +167,7 @@ ALLOWED: Mapping[str, str] = {
     r"scale launches/[^/]+/deadline_s": (
         "a shorter deadline could only have ended the launch earlier; one that is longer than in the plan is not accepted"
     ),
+    r"scale launches/soak/duration_s": "how long a round of a soak took is not judged",
     r"scale snapshots/[^/]+/duration_s": "how long the readings took is not judged",
 }
 """Regular expression for `{operation} {kind of element}` -> why a run may still be accepted after such an alteration.
@@ -241,7 +251,7 @@ def part_of_record(kind: str) -> str:
             return "participant"
     if rest[-1:] in (["began"], ["at"]) or first in ("began", "ended"):
         return "time"
-    return {"snapshots": "snapshot", "launches": "launch"}.get(first, "identity of the record")
+    return {"snapshots": "snapshot", "launches": "launch", "soak": "soak"}.get(first, "identity of the record")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from dataclasses import replace
 
 from agent.sampling.snapshot_sampler import SnapshotSelector
 from agent.sampling.timeline import Recorder
-from fleet.judge.evidence import DISTINGUISHING_PARAMS
-from schemas.catalogue import BENCHMARKS, counts_wrong_results
+from fleet.judge.evidence import identifying_params
+from schemas.catalogue import counts_wrong_results
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Metric, Observation, Samples, Snapshot, Value
 
@@ -37,18 +37,9 @@ REBOOT_PAIRS = 8
 UPTIME = "host.uptime"
 CHANGES_WITH_LOAD = ("gpu.throttle.active", "gpu.tenant", "host.cpu.governor", "gpu.performance_state")
 """First part of the names of readings that change with the load. Their changes are no reason to keep a snapshot."""
-_IDENTIFYING = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]
 
 FigureKey = tuple[str, str, tuple[tuple[str, Value], ...]]
 """Name, scope and identifying parameters of a figure (`identifying_params`)."""
-
-
-def identifying_params(observation: Observation) -> dict[str, Value]:
-    """Return the parameters by which the same figure is recognized in every round."""
-    keys = next((keys for output, keys in _IDENTIFYING if output.makes(observation.name)), None)
-    if keys is None:
-        return dict(observation.params)
-    return {key: value for key, value in observation.params.items() if key in keys or key in DISTINGUISHING_PARAMS}
 
 
 def figure_key(observation: Observation) -> FigureKey:

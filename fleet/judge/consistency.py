@@ -17,6 +17,7 @@ from fleet.judge.port_consistency import port_problems
 from fleet.judge.reading_consistency import CLOCK_TOLERANCE_S, FULL_PHASES, reading_problems
 from fleet.judge.reading_relations import has_wrong_scope, relation_problems
 from fleet.judge.sequence import sequence_problems
+from fleet.judge.soak_consistency import soak_problems
 from fleet.quantities import counted
 from schemas.catalogue import needs_torch
 from schemas.records import MEASURED, Launch, Record
@@ -53,6 +54,7 @@ def _problems(view: HostView, figures: Sequence[Figures] | None) -> Iterator[Pro
             yield from impossible_readings(snapshot, doubtful=doubtful)
         yield from _launch_problems(view, record)
         yield from sequence_problems(view, record)
+        yield from soak_problems(view, record)
         yield from _clock_problems(record, view.plan.created, evidence.received.get(record.gang))
         yield from _time_problems(record)
         yield from _identity_problems(record)

@@ -15,8 +15,10 @@ from fleet.judge.criteria import Criterion
 from fleet.judge.matching import matches
 from schemas.catalogue import output_of
 from schemas.readings import BMC, READINGS
-from schemas.records import Metric, Observation, Snapshot
+from schemas.records import MEASURED, Metric, Observation, Snapshot
 from schemas.semantic_validation import COLLECTOR
+from schemas.stages import SOAK
+from schemas.timeline import Series
 
 Problem = tuple[str, str, str, str]
 """Name, scope, reason, stage."""
@@ -123,6 +125,23 @@ def problem_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> s
     """Return why the value of a figure with the right unit is impossible; empty if it is possible."""
     most = _most(item)
     return _amount_problem(item.value, 0.0, most, item.unit) or _datasheet_problem(criteria, item)  # type: ignore[arg-type]
+
+
+def series_problem(criteria: Mapping[str, Criterion], series: Series) -> str:
+    """Return why the unit or a value of a series is impossible; empty if all are possible."""
+    for value in (min(series.low, default=0.0), max(series.high, default=0.0)):
+        item = Observation(
+            name=series.name,
+            scope=series.scope,
+            stage=SOAK,
+            unit=series.unit,
+            status=MEASURED,
+            value=value,
+            params=series.params,
+        )
+        if problem := problem_of(criteria, item):
+            return problem
+    return ""
 
 
 @cache

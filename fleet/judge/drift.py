@@ -12,10 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fleet.judge.evidence import Evidence
+from fleet.judge.evidence import Evidence, identifying_params
 from fleet.judge.host_view import HostView
 from schemas.catalogue import BENCHMARKS
-from schemas.records import MEASURED, Observation, Record, Value
+from schemas.records import MEASURED, Observation, Record
 from schemas.reports import FAIL, Verdict, VerdictKind
 from schemas.stages import SOAK
 from schemas.timeline import RATES, Series, Soak
@@ -212,18 +212,13 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
     needs_drift = planned_s >= REFERENCE_S and not view.plan.rehearsal
     if soak.ended and not soak.reason and needs_drift and (names := rates_without_drift(soak)):
         yield f"too few rounds to evaluate the drift of {', '.join(names)}: {soak.rounds} in {format_span(soak.soaked_s)}"
-    if soak.ended and not soak.reason and needs_drift and (names := _rates_without_series(view, soak)):
+    if (needs_drift or not soak.timeline.left_out) and (names := _rates_without_series(view, soak)):
         yield f"the timeline has no series of {', '.join(names)}, so the drift is unknown"
 
 
 def _rates_without_series(view: HostView, soak: Soak) -> list[str]:
-    """Return the names of the rates that were measured in the soak and have a criterion for drift, but no series.
-
-    A series has fewer parameters than the figure: only those by which the same figure is recognized in each round.
-    """
-    series: dict[tuple[str, str], list[Mapping[str, Value]]] = defaultdict(list)
-    for item in soak.timeline.series:
-        series[item.name, item.scope].append(item.params)
+    """Return the names of the rates that were measured in the soak and have a criterion for drift, but no series."""
+    series = [(item.name, item.scope, dict(item.params)) for item in soak.timeline.series]
     drifts = [criterion for criterion in view.criteria().values() if is_drift(criterion.name)]
     return sorted(
         {
@@ -234,7 +229,7 @@ def _rates_without_series(view: HostView, soak: Soak) -> list[str]:
             if (item.stage, item.status) == (SOAK, MEASURED)
             and item.unit in RATES
             and any(criterion.matches_name(f"{DRIFT}.{item.name}") for criterion in drifts)
-            and not any(params.items() <= item.params.items() for params in series[item.name, item.scope])
+            and (item.name, item.scope, identifying_params(item)) not in series
         }
     )
 

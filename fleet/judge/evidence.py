@@ -142,3 +142,13 @@ class Planned:
             for key, value in sorted(item.params.items())
             if settings is None or key in settings or key in DISTINGUISHING_PARAMS
         }
+
+
+def identifying_params(observation: Observation) -> dict[str, Value]:
+    """Return the parameters by which the same figure of a benchmark is recognized in every round of a soak."""
+    output = output_of(observation.name)
+    if output is None:
+        return dict(observation.params)
+    return {
+        key: value for key, value in observation.params.items() if key in output.over or key in DISTINGUISHING_PARAMS
+    }

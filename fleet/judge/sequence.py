@@ -8,14 +8,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from fleet.judge.host_view import HostView
-from fleet.judge.reading_consistency import CLOCK_TOLERANCE_S
-from fleet.quantities import counted
 from schemas.records import Launch, Record, Snapshot
 from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
-from schemas.timeline import Soak
 from schemas.times import epoch_seconds, seconds_or_nan
 
 Problem = tuple[str, str, str, str]
@@ -29,8 +26,6 @@ UNREAD_S = 60.0
 `during`. The agent takes one every 2 s, or up to 20 s late if the driver is blocked."""
 POWER = "gpu.power"
 """A reading that is in the timeline of every soak in which the agent polls the GPUs."""
-KEPT_ROUNDS = 4
-"""Number of launches of a soak that a record always keeps: the first and the last three. It also keeps some failed launches."""
 
 
 def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
@@ -43,9 +38,6 @@ def sequence_problems(view: HostView, record: Record) -> Iterator[Problem]:
     for launch in record.launches:
         for reason in _launch_problems(view, launch):
             yield f"stage.{launch.stage}", "host", reason, launch.stage
-    if record.soak:
-        for reason in _round_problems(record.soak, [launch for launch in record.launches if launch.stage == SOAK]):
-            yield f"stage.{SOAK}", "host", reason, SOAK
     listed = {gpu.index for gpu in record.gpus}
     if any(launch.outcome == "finished" and launch.ranks for launch in record.launches) and not view.renumbered:
         for index in sorted({gpu.index for gpu in view.gpus} & {*view.host.devices} - listed):
@@ -172,40 +164,3 @@ def _launch_problems(view: HostView, launch: Launch) -> Iterator[str]:
         for rank in launch.ranks:
             if rank.rank != first + rank.local_rank:
                 yield f"local rank {rank.local_rank} has rank {rank.rank}, expected {first + rank.local_rank}"
-
-
-def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
-    """Check the rounds, the timeline and the end of a soak.
-
-    Args:
-        soak: the soak of the record. Its counts include the rounds whose launches the record does not keep.
-        launches: the launches of the soak that the record keeps. `Launch.number` is the number of the round.
-    """
-    finished = sum(launch.succeeded for launch in launches)
-    if finished > soak.finished:
-        stated = counted(soak.finished, "round")
-        yield f"the record has launches of {counted(finished, 'finished round')}, but states that only {stated} finished"
-    if len(launches) < (least := min(soak.finished, KEPT_ROUNDS)):
-        kept = f"{len(launches)} launch{'' if len(launches) == 1 else 'es'}"
-        yield f"{counted(soak.finished, 'round')} finished, but the record has only {kept}, expected at least {least}"
-    numbers = [launch.number for launch in launches]
-    if any(later <= earlier for earlier, later in itertools.pairwise(numbers)):
-        yield f"the rounds are not in order: {', '.join(map(str, numbers))}"
-    series = [(item.name, item.scope, *sorted(item.params.items())) for item in soak.timeline.series]
-    if len(set(series)) < len(series):
-        yield "the timeline has a duplicate series"
-    if len(set(soak.timeline.events)) < len(soak.timeline.events):
-        yield "the timeline has a duplicate event"
-    if max(numbers, default=0) > soak.rounds:
-        yield f"the record has a launch of round {max(numbers)}, but only {counted(soak.rounds, 'round')} ended or were cut off"
-    passed_s = seconds_or_nan(soak.ended) - seconds_or_nan(soak.began)
-    if soak.ended and not passed_s >= soak.soaked_s - CLOCK_TOLERANCE_S:  # also if a time is invalid (NaN)
-        yield f"the soak began at {soak.began} and ended at {soak.ended}, but states that it ran for {soak.soaked_s:.0f} s"
-    if (in_launches_s := sum(launch.duration_s for launch in launches)) > soak.soaked_s + CLOCK_TOLERANCE_S:
-        yield f"the soak ran for {soak.soaked_s:.0f} s, but its launches took {in_launches_s:.0f} s"
-    if bool(soak.ended) != bool(soak.ended_by):
-        yield (
-            f"the soak ended at {soak.ended}, but the record does not state what ended it"
-            if soak.ended
-            else f"the soak was ended by {soak.ended_by}, but the record does not state when"
-        )

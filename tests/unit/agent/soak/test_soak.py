@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from agent.run.record import HostRun
 from agent.sampling import timeline
 from agent.sampling.timeline import MAX_BUCKETS, MAX_EVENTS, Recorder
 from agent.soak import soak
-from agent.soak.aggregate import aggregate_rounds, identifying_params, select_launches, select_snapshots
+from agent.soak.aggregate import aggregate_rounds, select_launches, select_snapshots
 from agent.soak.soak import run_soak
 from agent.soak.soak_run import CHECKPOINT, SoakRun
 from agent.soak.stop_on import is_fatal
@@ -35,6 +36,7 @@ from collectors.base import Absent
 from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
 from fleet.judge.drift import rate_course
+from fleet.judge.evidence import identifying_params
 from fleet.judge.figure_consistency import _sample_problem
 from fleet.judge.judge import judge
 from fleet.planning.stage_times import parse_duration
@@ -51,6 +53,7 @@ from schemas.records import ERROR, MEASURED, Launch, Metric, Observation, Record
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Verdict
 from schemas.stages import SOAK
 from schemas.timeline import RATES, Soak, Timeline, downsample, soak_from_json
+from schemas.times import epoch_seconds
 from tests import ROOT, builders
 from tests.fakes import nvml
 
@@ -724,42 +727,53 @@ def test_record_has_power_clock_temperature_and_throttling_of_every_gpu(tmp_path
 DAY = 24 * HOUR
 
 
-def evidence_of_soak(plan: Plan, *, only_stress: bool = False, **changes: Callable[[float], float]) -> dict[str, Any]:
-    """Return the evidence of a 24-hour soak. `h1_3=f` multiplies the rate of GPU 3 of h1 by f(seconds since the start).
+ROUND_S = 300
 
-    The rates other than `stress.throughput` are constant. With `only_stress`, the timeline lacks them.
+
+def evidence_of_soak(plan: Plan, *, rounds: int = 288, **changes: Callable[[float], float]) -> dict[str, Any]:
+    """Return the evidence of a soak with rounds of 5 minutes. `h1_3=f` multiplies the rate of GPU 3 of h1 by f(seconds).
+
+    The seconds are counted from the start of the soak. The rates other than `stress.throughput` are constant.
     """
-    evidence = builders.evidence(plan)
+    evidence, duration_s = builders.evidence(plan), float(rounds * ROUND_S)
     for number, host in enumerate(plan.hosts):
         noise = random.Random(number)  # noqa: S311 - reproducible
         recorder = Recorder()
         results = tuple(builders.results(plan, host.name, SOAK))
-        constant = [
-            item for item in results if item.unit in RATES and item.name != "stress.throughput" and not only_stress
-        ]
-        for at in range(270, int(DAY), 300):
-            for item in constant:
-                recorder.add_value(
-                    at, item.name, item.scope, item.unit, float(item.value or 0), identifying_params(item)
-                )
-            for gpu in host.devices:
-                share = changes.get(f"{host.name}_{gpu}", lambda at: 1.0)(at) * noise.gauss(1.0, 0.003)
-                recorder.add_value(at, "stress.throughput", f"gpu={gpu}", "FLOP/s", 6.5e14 * share, {"dtype": "bf16"})
+        for at in range(270, int(duration_s), ROUND_S):
+            for item in results:
+                if item.unit not in RATES:
+                    continue
+                value = float(item.value or 0)
+                if item.name == "stress.throughput":
+                    gpu = item.scope.removeprefix("gpu=")
+                    value *= changes.get(f"{host.name}_{gpu}", lambda at: 1.0)(at) * noise.gauss(1.0, 0.003)
+                recorder.add_value(at, item.name, item.scope, item.unit, value, identifying_params(item))
         record, *rest = evidence[host.name].records
+        ended = after_start(duration_s)
         record = replace(
             record,
+            ended=ended,
             snapshots=tuple(replace(item, stage=SOAK if item.stage == "benchmark" else item.stage) for item in record.snapshots),
             observations=results,
             launches=tuple(
-                replace(builders.launch(SOAK, (host.name,), devices=2), number=number) for number in (1, 286, 287, 288)
+                replace(builders.launch(SOAK, (host.name,), devices=2), number=number, began=after_start((number - 1) * ROUND_S))
+                for number in sorted({1, *range(max(1, rounds - 2), rounds + 1)})
             ),
             soak=Soak(
-                began=builders.WHEN, planned_s=DAY, soaked_s=DAY, finished=288, ended="2026-11-22T04:00:00Z",
-                ended_by="time", timeline=recorder.timeline(),
+                began=builders.WHEN, planned_s=duration_s, soaked_s=duration_s, finished=rounds, ended=ended,
+                ended_by="time", timeline=recorder.timeline(whole=False),
             ),
         )  # fmt: skip
+        *earlier, last = record.snapshots
+        record = replace(record, snapshots=(*earlier, replace(last, at=ended)))
         evidence[host.name] = replace(evidence[host.name], records=(record, *rest))
     return evidence
+
+
+def after_start(seconds: float) -> str:
+    """Return the time that many seconds after builders.WHEN."""
+    return datetime.fromtimestamp(epoch_seconds(builders.WHEN) + seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 @pytest.fixture(scope="module")
@@ -834,7 +848,7 @@ def test_short_soak_or_one_with_failed_or_interrupted_rounds_is_inconclusive(pla
         few, series=tuple(replace(one, at=(0,), n=(1,), low=(1.0,), mean=(1.0,), high=(1.0,)) for one in few.series)
     )
     (reason,) = reasons_with(timeline=few, finished=1)
-    assert reason.startswith("too few rounds to evaluate the drift of collective.all_reduce.algbw, ")
+    assert reason.startswith("too few rounds to evaluate the drift of collective.all_reduce.busbw, ")
     assert reason.endswith("transformer.throughput: 1 in 24 h 00 min")
     (reason,) = reasons_with(timeline=replace(few, series=()))
     assert reason.startswith("the timeline has no series of collective.all_reduce.busbw, ")
@@ -892,34 +906,28 @@ def test_gpu_whose_rate_is_missing_in_many_rounds_is_inconclusive(plan: Plan) ->
     assert reasons_if_kept(lambda at: at != last) == []  # one missing bucket is tolerated
     scope, name, reason = reasons_if_kept(lambda at: at < last // 2)[0]
     assert (scope, name) == ("gpu=1", "stage.soak")
-    assert reason.startswith("stress.throughput[dtype=bf16] was last measured at 11:5")
+    assert reason.startswith("stress.throughput[dtype=bf16,world_size=2] was last measured at 11:5")
     ((scope, _, reason),) = reasons_if_kept(lambda at: at % 2 == 0)
     assert scope == "gpu=1"
     assert reason.endswith(" of 288 rounds")
 
 
 def test_drift_of_a_short_soak_is_not_judged(plan: Plan) -> None:
-    short = builders.plan("h1", "h2", profile="soak", gpu_count=2, rackproof_soak_duration="5m")
-    evidence = evidence_of_soak(short)
-    for name, result in evidence.items():
-        record, *rest = result.records
-        few = Recorder()
-        few.add_value(200, "stress.throughput", "gpu=0", "FLOP/s", 6.5e14, {"dtype": "bf16"})
-        soak = replace(record.soak, planned_s=300.0, soaked_s=310.0, finished=2, timeline=few.timeline())
-        launches = tuple(replace(launch, number=number) for number, launch in enumerate(record.launches[:2], 1))
-        evidence[name] = replace(result, records=(replace(record, soak=soak, launches=launches), *rest))
+    short = builders.plan("h1", "h2", profile="soak", gpu_count=2, rackproof_soak_duration="10m")
+    evidence = evidence_of_soak(short, rounds=2)
     report = merge(short, evidence, read_packs([]))
     assert report.decision == "accepted"
-    assert (
-        "Drift: NOT JUDGED for stress.throughput (too few values: plan a soak of at least one hour)"
-        in report.acceptance.summary
-    )
+    (drift,) = (line for line in report.acceptance.summary if line.startswith("Drift: "))
+    assert drift.startswith("Drift: NOT JUDGED for collective.all_reduce.busbw, ")
+    assert drift.endswith(" (too few values: plan a soak of at least one hour)")
 
 
 def test_host_without_the_planned_soak_is_inconclusive(plan: Plan) -> None:
     evidence = evidence_of_soak(plan)
     record, *rest = evidence["h1"].records
-    without_soak = replace(record, soak=None, snapshots=record.snapshots[:1], observations=(), launches=())
+    without_soak = replace(
+        record, ended=record.began, soak=None, snapshots=record.snapshots[:1], observations=(), launches=()
+    )
     evidence["h1"] = replace(evidence["h1"], records=(without_soak, *rest))
     result = not_passed(plan, evidence)
     assert {(item.host, item.name, item.verdict) for item in result} == {("h1", "stage.soak", INCONCLUSIVE)}
@@ -940,13 +948,13 @@ def test_drift_of_a_long_soak_needs_data_after_the_first_hour() -> None:
 
 
 def test_report_has_a_small_section_with_sparklines(plan: Plan) -> None:
-    evidence = evidence_of_soak(plan, only_stress=True, h1_1=lambda at: 1.0 if at < 4 * HOUR else 0.95)
+    evidence = evidence_of_soak(plan, h1_1=lambda at: 1.0 if at < 4 * HOUR else 0.95)
     report = merge(plan, evidence, read_packs([]))
     page, text = render_html(report), render_markdown(report)
     documents.validate(json.loads(json.dumps(to_json(report))), "report", source="generated report")
-    assert page.count('<svg class="spark"') == 4
+    assert page.count('<svg class="spark"') == 16  # two hosts, each with two GPUs and six rates of the whole host
     begins = page.index('<section id="soak"')
-    assert len(page[begins : page.index("</section>\n\n", begins)]) < 12_000
+    assert len(page[begins : page.index("</section>\n\n", begins)]) < 24_000
     assert "Soak: 2 of 2 hosts soaked 24 h 00 min (576 rounds in all)" in "\n".join(report.acceptance.summary)
     assert "at worst against its first hour" in text
     assert "| `h1` | `GPU 1` |" in text

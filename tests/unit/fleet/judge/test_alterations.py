@@ -63,6 +63,14 @@ def test_removed_or_altered_figure_of_a_port_is_detected(tmp_path: Path) -> None
     assert {operation for which, operation, _ in counts if which == "figure"} >= {REMOVE, DUPLICATE, SWAP, SCALE}
 
 
+def test_removed_or_altered_part_of_a_soak_is_detected() -> None:
+    """Without its timeline, a drift could not be found."""
+    run = ROOT / "docs" / "measurements" / "h200x1-burnin"
+    counts, failures = alterations.alter(run, 400, seed=1, kind_prefix="soak")
+    assert not failures, "\n".join(failures[:20])
+    assert {operation for _, operation, _ in counts} == {REMOVE, DUPLICATE, SWAP, NEGATE, SCALE, UNIT, SHIFT}
+
+
 def test_every_field_of_the_record_schema_is_altered() -> None:
     """A field that is added to the schema is altered too, although `tests.alterations` does not name it."""
     schema = {"properties": {"added": {"type": "object", "additionalProperties": {"type": "number"}}}}

@@ -286,12 +286,12 @@ def test_long_soak_without_drift_data_is_inconclusive(planned: float, over: dict
 
 
 @pytest.mark.parametrize(
-    ("params", "is_reported"), [({}, False), ({"dtype": "bf16"}, False), ({"dtype": "fp8"}, True), (None, True)]
+    ("params", "is_reported"), [({"dtype": "bf16"}, False), ({"dtype": "fp8"}, True), ({}, True), (None, True)]
 )
-def test_long_soak_without_the_series_of_a_measured_rate_is_inconclusive(
+def test_soak_without_the_series_of_a_measured_rate_is_inconclusive(
     params: dict[str, Any] | None, is_reported: bool
 ) -> None:
-    """`params`: parameters of the series of the rate, which are among those of the figure; None if there is no series."""
+    """`params`: parameters of the series of the rate; None if there is no series."""
     stages = (*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=HOUR))
     plan = replace(SOAKING, stages=stages)
     timeline = Timeline(bucket_s=60.0, series=() if params is None else (series(*(100,) * 20, **params),))
@@ -302,6 +302,20 @@ def test_long_soak_without_the_series_of_a_measured_rate_is_inconclusive(
         judged = judge_soak(HostView(plan, plan.hosts[0], Evidence(records=records), packs))
         why = f"the timeline has no series of {RATE}, so the drift is unknown"
         assert (why in [item.reason for item in judged]) is expected
+
+
+@pytest.mark.parametrize(("planned", "left_out", "is_reported"), [(600.0, 0, True), (600.0, 1, False), (HOUR, 1, True)])
+def test_soak_of_less_than_an_hour_may_lack_a_series_if_its_timeline_is_full(
+    planned: float, left_out: int, is_reported: bool
+) -> None:
+    """`left_out`: number of values that the full timeline did not get."""
+    stages = (*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=planned))
+    plan = replace(SOAKING, stages=stages)
+    host = soaked_host(soak(planned=planned, timeline=Timeline(bucket_s=60.0, left_out=left_out)), plan=plan)
+    figure = builders.observation(RATE, 1.0, stage=SOAK, scope="gpu=0", unit="FLOP/s")
+    records = tuple(replace(record, observations=(figure,)) for record in host.evidence.records)
+    judged = judge_soak(HostView(plan, plan.hosts[0], Evidence(records=records), [pack(criterion(f"drift.{RATE}"))]))
+    assert any("the timeline has no series" in item.reason for item in judged) is is_reported
 
 
 def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -> tuple[Series, ...]:

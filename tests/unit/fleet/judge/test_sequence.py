@@ -14,9 +14,10 @@ from fleet.judge.judge import Evidence, host_views, judge
 from fleet.judge.sequence import sequence_problems
 from schemas.records import Culprit, Launch, Record, Snapshot
 from schemas.reports import VerdictKind
-from schemas.timeline import Event, Series, Soak, Timeline
+from schemas.timeline import Series
 from schemas.trace import Trace
 from tests import builders
+from tests.unit.fleet.judge.soak_records import soak_record
 
 PACKS = read_packs([])
 PLAN = builders.plan("h1", "h2", profile="smoke", gpu_count=2)
@@ -214,110 +215,6 @@ def test_record_that_the_agent_can_write_has_no_problem(kind: str) -> None:
     assert reasons(changed(change, gang=gang)) == []
 
 
-def soak_record(
-    numbers: tuple[int, ...],
-    finished: int,
-    series: tuple[Series, ...] = (),
-    events: tuple[Event, ...] = (),
-    **fields: Any,
-) -> Change:
-    """Return a change that adds a soak to a record. A soak repeats benchmarks in rounds, and each round is a launch.
-
-    The record of a soak need not keep all launches, but at least the first one and the last three.
-
-    Args:
-        numbers: rounds whose launches the record has.
-        finished: number of finished rounds that the record states.
-        series: series of the timeline.
-        events: events of the timeline.
-        fields: other fields of the soak.
-    """
-    soak = Soak(
-        began=builders.WHEN,
-        planned_s=60.0,
-        soaked_s=60.0,
-        finished=finished,
-        timeline=Timeline(bucket_s=1.0, series=series, events=events),
-        **fields,
-    )
-    kept = tuple(replace(builders.launch("soak", ("h2",), devices=2), number=number) for number in numbers)
-    return lambda record: replace(record, launches=(*record.launches, *kept), soak=soak)
-
-
-REPLAY = Event(at_s=1.0, until_s=2.0, name="gpu.pcie.replays", scope="gpu=0", count=1)
-ONE = Series(name="gemm.throughput", scope="gpu=0", unit="FLOP/s", params={"dtype": "bf16"})
-SOAKS: dict[str, tuple[Change, list[str]]] = {
-    "few rounds": (soak_record((1, 2), 2), []),
-    "nine rounds, of which the launches of four are kept": (soak_record((1, 7, 8, 9), 9), []),
-    "two series of one figure with different settings": (
-        soak_record((1,), 1, (ONE, replace(ONE, params={"dtype": "fp8"}))),
-        [],
-    ),
-    "more launches than rounds": (
-        soak_record((1, 2, 3), 2),
-        [
-            "the record has launches of 3 finished rounds, but states that only 2 rounds finished",
-            "the record has a launch of round 3, but only 2 rounds ended or were cut off",
-        ],
-    ),
-    "one of the last three launches is missing": (
-        soak_record((1, 8, 9), 9),
-        ["9 rounds finished, but the record has only 3 launches, expected at least 4"],
-    ),
-    "the same round twice": (soak_record((1, 2, 2, 3), 4), ["the rounds are not in order: 1, 2, 2, 3"]),
-    "two rounds exchanged": (soak_record((2, 1), 2), ["the rounds are not in order: 2, 1"]),
-    "a round that was cut off": (soak_record((1, 3), 2, cut=1), []),
-    "a launch of a round that the soak does not count": (
-        soak_record((1, 3), 2),
-        ["the record has a launch of round 3, but only 2 rounds ended or were cut off"],
-    ),
-    "end without a cause": (
-        soak_record((1,), 1, ended=LATER),
-        [
-            "the record has no snapshot after the last round of the soak",
-            f"the soak ended at {LATER}, but the record does not state what ended it",
-        ],
-    ),
-    "the same event twice": (soak_record((1,), 1, (), (REPLAY, REPLAY)), ["the timeline has a duplicate event"]),
-    "the same series twice": (soak_record((1,), 1, (ONE, ONE)), ["the timeline has a duplicate series"]),
-}
-
-
-@pytest.mark.parametrize("kind", SOAKS)
-def test_rounds_of_a_soak_must_be_in_order_and_complete(kind: str) -> None:
-    change, expected = SOAKS[kind]
-    assert reasons(changed(change)) == expected
-
-
-@pytest.mark.parametrize(
-    ("fields", "reason"),
-    [
-        ({"ended": LATER}, ""),
-        (
-            {"ended": LATER, "soaked_s": 1e6},
-            f"the soak began at {builders.WHEN} and ended at {LATER}, but states that it ran for 1000000 s",
-        ),
-        ({"ended": "never"}, f"the soak began at {builders.WHEN} and ended at never, but states that it ran for 60 s"),
-        ({"soaked_s": 1e6}, ""),  # not ended yet
-        ({"launch_s": 59.0}, ""),
-        ({"launch_s": 1000.0}, "the soak ran for 60 s, but its launches took 1000 s"),
-    ],
-)  # fmt: skip
-def test_duration_of_a_soak_must_fit_its_times_and_launches(fields: dict[str, Any], reason: str) -> None:
-    launch_s = fields.get("launch_s", 1.0)
-    changes = {key: value for key, value in fields.items() if key != "launch_s"}
-
-    def with_times(record: Record) -> Record:
-        record = soak_record((1,), 1)(record)
-        *others, last = record.launches
-        return replace(
-            record, launches=(*others, replace(last, duration_s=launch_s)), soak=replace(record.soak, **changes)
-        )
-
-    wrong = [each for each in reasons(changed(with_times)) if each.startswith("the soak ") and " ran for " in each]
-    assert wrong == ([reason] if reason else [])
-
-
 def test_invalid_time_is_not_a_wrong_order() -> None:
     evidence = changed(snapshots(lambda items: timed(items, "today", LATER, "0000")))
     assert reasons(evidence) == []
@@ -379,6 +276,7 @@ def test_launch_of_more_than_a_minute_must_have_a_snapshot_during_it(seconds: fl
     assert len(reasons(changed(long))) == count
 
 
+ONE = Series(name="gemm.throughput", scope="gpu=0", unit="FLOP/s", params={"dtype": "bf16"})
 POLLED = Series(name="gpu.power", scope="gpu=0", unit="W", params={})
 NOT_DURING = "the soak took {} s, but the record has no snapshot during it"
 
