@@ -2,9 +2,8 @@
 
 The scope of such a figure names the other host (`partner=`).
 
-Hosts whose benchmarks made the same observations share a layout (`fleet.judge.layout`). The other checks of a layout compare
-values at fixed positions in the list of a host's observations. Figures of pairs have no fixed positions, because the number of
-pairs differs from host to host.
+Hosts share a layout (`fleet.judge.layout`) if their observations differ only in their values. The values are then at fixed
+positions of a list. Figures of pairs are not in this list, because their number differs from host to host.
 """
 
 from __future__ import annotations
@@ -46,10 +45,9 @@ class PartnerCheck:
 
 
 def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bool:
-    """Return whether a `PartnerCheck` can judge these observations.
+    """Return whether a `PartnerCheck` can judge the observations of a host that a criterion judges (`series`).
 
-    They may differ only in scope and value. None of the host's figures of pairs with this name may be missing. `series`: the
-    observations of a host that a criterion judges.
+    These observations may differ only in scope and value, and must include all figures of pairs of the host that have their name.
     """
     items = [item for group in series for item in group]
     kinds = {(item.name, item.stage, item.status, item.unit, *sorted(item.params.items())) for item in items}

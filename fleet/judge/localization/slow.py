@@ -56,9 +56,10 @@ class SlowParts:
     rails: dict[int, float] = field(default_factory=dict)
     """Slow rail -> its speed (median of the best edges of its ends) as a share of the speed of a typical rail."""
     ends: dict[End, float] = field(default_factory=dict)
-    """Slow end -> its speed as a share of the speed of a typical end; on a slow rail, of the speed of that rail.
+    """Slow end -> speed of its best edge (`_level_of_end`) as a share of the speed of a typical end.
 
-    The speed of an end is that of its best edge (`_level_of_end`). Of a partly slow end, it is the median of the slow edges.
+    For a partly slow end: median speed of its slow edges as a share of the speed of a typical edge. On a slow rail, ends and
+    edges are compared with those of this rail.
     """
     partly_slow_ends: set[End] = field(default_factory=set)
     """Slow ends that are fast with some partners."""
@@ -81,9 +82,10 @@ class SlowParts:
         return self.end_center, self.end_center - self.end_limit
 
     def of_ends(self, ends: Collection[End]) -> tuple[float, float]:
-        """Return the typical share with which these ends were compared, and the share below which they are slow.
+        """Return the share of a typical end, and the share below which these ends are slow.
 
-        If the ends are on several rails, both are medians.
+        If all of them are partly slow: the share of a typical edge, and the share below which an edge is slow. For several rails,
+        both are medians over the rails.
         """
         if all(end in self.partly_slow_ends for end in ends):
             return self.of_edges({rail for _, rail in ends})
@@ -141,9 +143,8 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
     For each rail, take the best speed of each host, and the median of these speeds. The typical speed is the median of the rails'
     medians. The median of all pairs is unsuitable: three slow hosts out of eight slow down most of the pairs.
 
-    A kind has a typical speed only if three or more hosts have pairs of that kind. Any other kind has a minimum speed instead:
-    the highest typical speed among the kinds whose speed it must reach (`must_match_speed_of`). If there are no such kinds, the
-    kind is in neither mapping.
+    A kind has a typical speed only if three or more hosts have pairs of that kind. Any other kind must be as fast as some kinds
+    (`must_match_speed_of`). Its minimum speed is the highest of their typical speeds. If there are none, it has no speed.
     """
     best: dict[PairKind, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for edge in edges:
@@ -200,11 +201,10 @@ def _ends_of_switches(levels: Iterable[End], switches: Mapping[End, str]) -> dic
 def _find_slow_switches(
     slow_parts: SlowParts, levels: Iterable[End], ends_of_switch: Mapping[str, frozenset[End]]
 ) -> None:
-    """Find the slow switches: all ends at such a switch are slow.
+    """Find the slow switches: switches of which all ends are slow, although most of their hosts are normal elsewhere.
 
-    A host supports the suspicion only if it is slow on at most half of its rails that are not at this switch. Slow rails
-    (`SlowParts.rails`) do not count. At least MIN_HOSTS hosts at the switch, and more than half of its hosts, must support the
-    suspicion.
+    A host is normal elsewhere if at least half of its ends that are not at the switch are good. Ends on slow rails
+    (`SlowParts.rails`) are not counted. Most hosts of the switch, at least MIN_HOSTS, must be normal elsewhere.
     """
     rails: dict[str, set[int]] = defaultdict(set)
     for host, rail in levels:
@@ -234,9 +234,10 @@ def _find_slow_ends(
 ) -> None:
     """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
 
-    `least` is the lowest level (`_level_of_end`) of a healthy end: a level below it by more than the limit is slow, even if most
-    ends have such a level. A rail does not count as slow if, at one of its switches, all its ends are normal: the cause may be
-    another switch.
+    `least`: lowest possible level of a typical end; minus infinity if it is not known. If most ends are slow, the median of all
+    ends may be lower than this.
+
+    If all ends of a rail at one switch are normal, the rail is not slow: the cause may be another switch of the rail.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():

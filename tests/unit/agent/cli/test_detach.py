@@ -22,7 +22,10 @@ from rackproof import main as rackproof
 arguments, sys.argv = sys.argv[1:], ["-c", "print('the log')"]
 sys.exit(rackproof.main([*arguments, "--detach"]))
 """
-"""Program that runs `rackproof` with --detach. Its background process only prints "the log" and ends: it measures nothing."""
+"""Program that runs `rackproof` with --detach.
+
+`rackproof` starts its background process with the arguments in `sys.argv`. So this process only prints "the log".
+"""
 
 
 def begin(directory: Path, profile: str = "rehearsal") -> HostRun:

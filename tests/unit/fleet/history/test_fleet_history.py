@@ -127,7 +127,7 @@ def test_rack_that_drifts_is_found_if_each_run_has_only_one_rack(tmp_path: Path)
 def test_only_a_run_that_measured_the_host_ends_a_failure(tmp_path: Path, is_measured: bool) -> None:
     """Every second run has a failure of the host. `is_measured`: whether the other runs measured the host.
 
-    If they did not, the host does not count as repaired, and all failures are one episode.
+    If they did not, nothing shows that the host was repaired: it has failed only once, so it is no lemon.
     """
     failure = {
         "host": "r00-h00", "rack": "r00", "slot": "", "serial": "", "problem": "power-supply", "title": "power supply",

@@ -136,7 +136,7 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_last_snapshot(without_width_of_gpu_1),
         "missing in the snapshot after benchmark, but other snapshots of the record have it",
     ),
-    "GPU with another serial in the gang record": (
+    "GPU whose serial differs from that in the gang record": (
         change_gpu(1, serial="h2-0"),
         "changed during the run: h2-0, then h2-1",
     ),
@@ -164,13 +164,13 @@ CONTRADICTIONS: dict[str, tuple[Change, str]] = {
         change_last_snapshot(lambda metric: replace(metric, unit="%")),
         "has the unit %, but this reading is in",
     ),
-    "bandwidth in another unit": (
+    "bandwidth that gives another message size when multiplied by the time": (
         change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.algbw"),  # type: ignore[operator]
         "is 0.008 B, but the settings give 8 B",
     ),
     "bus bandwidth in another unit": (
         change_figures(lambda item: replace(item, value=item.value / 1e3), "collective.all_reduce.busbw"),  # type: ignore[operator]
-        "4.8e+08 B/s is not 1 times the 2.4e+11 B/s of collective.all_reduce.algbw",
+        "times the 2.4e+11 B/s of collective.all_reduce.algbw",
     ),
     "clock in another unit": (
         change_figures(lambda item: replace(item, value=item.value / 1e3), "stress.clock"),  # type: ignore[operator]
@@ -357,7 +357,7 @@ def test_only_the_message_size_may_differ_between_pairs(parameter: str, contradi
 
 
 def test_rate_of_fp64_products_is_credible_up_to_three_times_the_rate_in_the_datasheet() -> None:
-    """The datasheet of the H200 states 6.7e13 FLOP/s for fp64, and the same for fp32, which may emulate fp64."""
+    """The datasheet of the H200 states 6.7e13 FLOP/s."""
 
     def evidence_of_fp64(value: float) -> dict[str, Evidence]:
         figure = builders.observation("gemm.throughput", value, scope="gpu=0", dtype="fp64", size=8192)
@@ -368,7 +368,7 @@ def test_rate_of_fp64_products_is_credible_up_to_three_times_the_rate_in_the_dat
         return [item.reason for item in verdicts if item.name == "gemm.throughput" and "not credible" in item.reason]
 
     assert incredible(1.9e14) == []
-    assert len(incredible(6.3e16)) == 1
+    assert len(incredible(2.1e14)) == 1
 
 
 def without_ranks(item: Observation) -> Observation:
@@ -409,9 +409,13 @@ FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], 
     "slowdown below 0.5": (
         "overlap.slowdown",
         times(1 / 1000),
-        "both operations together took less than half the time",
+        "both operations together took less than half the time of the longer one",
     ),
-    "sufficiency of the data loader 1000 times too low": ("dataloader.sufficiency", times(1 / 1000), ""),
+    "sufficiency of the data loader 1000 times too low: a fault, no contradiction": (
+        "dataloader.sufficiency",
+        times(1 / 1000),
+        "",
+    ),
 }
 """Case -> the name of a figure, a change of this figure, and a part of the reason; empty if the change is no contradiction.
 
@@ -496,10 +500,10 @@ def test_training_with_a_limit_on_its_steps_may_have_fewer_epochs_than_planned(
 
 
 def test_sufficiency_of_the_loader_may_be_higher_if_the_training_had_larger_batches() -> None:
-    """The measured rates give the sufficiency 1500 / 34e3 = 0.044. So 0.94 is a contradiction: more than 20 times as high.
+    """The loader reaches 1500 images/s, and the training with batches of 2048 images reaches 34e3 images/s.
 
-    But if the batches of the loader were smaller than those of the training, 0.94 is possible. With small batches, the training
-    would be slower than 34e3, and the sufficiency higher.
+    So the sufficiency of the loader is 1500 / 34e3 = 0.044 for batches of 2048, and 0.94 is a contradiction. For batches of 8, it
+    may be 0.94: a training with such batches is slower, and was not measured.
     """
     plan = builders.plan("h1", "h2", gpu_count=1)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
@@ -570,7 +574,7 @@ SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {
     "negative sample of a round": (lambda item: with_samples(item, min=-1.0), "a sample is negative: -1"),
     "greatest sample in another unit": (
         lambda item: with_samples(item, max=item.value * 1e3),  # type: ignore[operator]
-        "is too low: 5 samples between",  # the coefficient of variation is too low
+        "is too low: 5 samples between",  # the stated variation is too low for this range
     ),
     "median sample in another unit": (lambda item: with_samples(item, p50=item.value / 1e3), "is not between"),  # type: ignore[operator]
     "value outside the samples of all rounds": (lambda item: replace(item, value=item.value * 1e3), "is not between"),  # type: ignore[operator]

@@ -1,4 +1,4 @@
-"""INFORMATIONAL, the table of readings and figures that no criterion judges, is looked up by name and settings."""
+"""INFORMATIONAL states why some readings and figures are not judged. Its entries are found by name and settings."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fleet.judge.informational import INFORMATIONAL, reason_of
         ("gpu.throttle.active", {"reason": "power_cap", "phase": "after"}, "gpu.throttle.active reason=power_cap"),
     ],
 )
-def test_reason_is_taken_from_the_first_entry_whose_name_and_settings_match(
+def test_first_entry_whose_name_and_settings_match_is_used(
     name: str, settings: dict[str, object] | None, entry: str
 ) -> None:
     assert reason_of(name, settings) == (INFORMATIONAL[entry] if entry else "")

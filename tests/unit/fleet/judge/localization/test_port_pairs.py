@@ -133,7 +133,8 @@ def test_layer_without_a_verdict_on_the_host_is_not_called_normal() -> None:
     assert localization_verdicts._seen_by_ports(slow, others, ["h2"]) == ""
 
 
-def test_verdict_gets_no_note_if_it_is_a_pass_or_the_other_layer_did_not_measure_its_host() -> None:
+def test_only_a_failure_gets_a_note_and_only_on_a_host_that_the_other_layer_measured() -> None:
+    """The last argument of `note` is the list of these hosts. All verdicts here are of h2."""
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
     slow = next(item for item in verdicts if item.verdict != "pass")
