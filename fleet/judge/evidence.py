@@ -147,7 +147,7 @@ class Planned:
 def identifying_params(observation: Observation) -> dict[str, Value]:
     """Return the parameters by which the same figure of a benchmark is recognized in every round of a soak."""
     output = output_of(observation.name)
-    if output is None:
+    if output is None or output is DURATION:
         return dict(observation.params)
     return {
         key: value for key, value in observation.params.items() if key in output.over or key in DISTINGUISHING_PARAMS

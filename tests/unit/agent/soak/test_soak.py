@@ -212,6 +212,15 @@ def test_rates_are_aggregated_to_median_count_and_extremes() -> None:
     assert (result.samples.n, result.samples.min, result.samples.max) == (5, 5.0, 12.0)
 
 
+@pytest.mark.parametrize("profile", ["smoke", "standard", "extended", "soak"])
+def test_no_two_figures_of_a_round_are_combined(profile: str) -> None:
+    """The duration of a benchmark is a figure too."""
+    plan = builders.plan("h1", "h2", profile=profile, gpu_count=2)
+    for stage in plan.stages:
+        results = builders.results(plan, "h1", stage.name)
+        assert len(aggregate_rounds([], results, Recorder(), at_s=300.0, number=1)) == len(results)
+
+
 @pytest.mark.parametrize("name", ["stress.throughput", "integrity.tested_share"])
 @pytest.mark.parametrize("first", [0.4, 0.9])
 def test_extremes_include_a_round_that_the_recorder_does_not_have(name: str, first: float) -> None:
