@@ -2,8 +2,8 @@
 
 The scope of such a figure names the other host (`partner=`).
 
-Hosts share a layout (`fleet.judge.layout`) if their observations differ only in their values. The values are then at fixed
-positions of a list. Figures of pairs are not in this list, because their number differs from host to host.
+Other figures are found by their position in the list of a host's figures (`fleet.judge.layout`). Figures of pairs have no fixed
+positions, because their number differs from host to host.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class PartnerCheck:
 
 
 def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bool:
-    """Return whether a `PartnerCheck` can judge the observations of a host that a criterion judges (`series`).
+    """Return whether a `PartnerCheck` can judge these observations of one host (`series`).
 
-    These observations may differ only in scope and value, and must include all figures of pairs of the host that have their name.
+    They must be all figures of pairs that the host has under one name, and may differ only in scope and value.
     """
     items = [item for group in series for item in group]
     kinds = {(item.name, item.stage, item.status, item.unit, *sorted(item.params.items())) for item in items}

@@ -1,7 +1,7 @@
-"""Require the total bandwidth of all clients of a shared directory if the inventory has a floor (a minimum) for shared storage.
+"""If the inventory has a floor (a minimum) for shared storage, check that the total bandwidth of all clients was measured.
 
-The clients are the hosts that measure the directory. The plan does not list the total as an expected figure, so no other check
-requires it.
+The clients are the hosts that measure the shared directory. The plan does not list the total as an expected figure, so no other
+check requires it.
 """
 
 from __future__ import annotations

@@ -82,10 +82,9 @@ class SlowParts:
         return self.end_center, self.end_center - self.end_limit
 
     def of_ends(self, ends: Collection[End]) -> tuple[float, float]:
-        """Return the share of a typical end, and the share below which these ends are slow.
+        """Return the share of a typical end on the rails of these ends, and the share below which an end is slow there.
 
-        If all of them are partly slow: the share of a typical edge, and the share below which an edge is slow. For several rails,
-        both are medians over the rails.
+        If all of these ends are partly slow, both shares are those of edges (`of_edges`).
         """
         if all(end in self.partly_slow_ends for end in ends):
             return self.of_edges({rail for _, rail in ends})
@@ -93,10 +92,7 @@ class SlowParts:
         return self.end_center + rail_share, self.end_center + rail_share - self.end_limit
 
     def of_edges(self, rails: Collection[int]) -> tuple[float, float]:
-        """Return the typical share of an edge on these rails, and the share below which an edge is slow.
-
-        For several rails, both are medians over the rails.
-        """
+        """Return the share of a typical edge on these rails, and the share below which an edge is slow there."""
         rail_share = statistics.median(self.rails.get(rail, 0.0) for rail in rails)
         return self.center + rail_share, self.center + rail_share - self.limit
 
@@ -108,7 +104,7 @@ def find_slow_parts(
     switches: Mapping[End, str] | None = None,
     least: Mapping[PairKind, float] | None = None,
 ) -> SlowParts:
-    """Return the slow parts that the pairs of three or more hosts show.
+    """Return the slow parts. They are found only if pairs of at least MIN_HOSTS hosts were measured.
 
     Args:
         edges: every pair of ends once, on every rail.
@@ -131,7 +127,7 @@ def find_slow_parts(
     }
     if levels:
         ends_of_switch = _ends_of_switches(levels, switches or {})
-        _find_slow_ends(slow_parts, levels, min_limit, sigmas, ends_of_switch.values(), 0.0 if is_known else -math.inf)
+        _find_slow_ends(slow_parts, levels, min_limit, sigmas, ends_of_switch.values(), is_known=is_known)
         _find_slow_switches(slow_parts, levels, ends_of_switch)
     _find_slow_links(slow_parts, edges, min_limit, sigmas)
     return slow_parts
@@ -143,8 +139,8 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
     For each rail, take the best speed of each host, and the median of these speeds. The typical speed is the median of the rails'
     medians. The median of all pairs is unsuitable: three slow hosts out of eight slow down most of the pairs.
 
-    A kind has a typical speed only if three or more hosts have pairs of that kind. Any other kind must be as fast as some kinds
-    (`must_match_speed_of`). Its minimum speed is the highest of their typical speeds. If there are none, it has no speed.
+    A kind has a typical speed only if three or more hosts have pairs of that kind. Otherwise it may have a minimum speed: the
+    highest typical speed of the kinds that it must not be slower than (`must_match_speed_of`).
     """
     best: dict[PairKind, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for edge in edges:
@@ -230,20 +226,22 @@ def _find_slow_ends(
     min_limit: float,
     sigmas: float,
     ends_of_switches: Collection[frozenset[End]],
-    least: float,
+    *,
+    is_known: bool,
 ) -> None:
     """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
 
-    `least`: lowest possible level of a typical end; minus infinity if it is not known. If most ends are slow, the median of all
-    ends may be lower than this.
+    A rail is not slow if all its ends at one of its switches are normal. The switch of its slow ends may then be the cause.
 
-    If all ends of a rail at one switch are normal, the rail is not slow: the cause may be another switch of the rail.
+    `is_known`: whether each healthy end has a level of at least 0 (`_log_shares`). Then most ends are slow if the median is lower.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():
         levels_by_rail[rail][host] = level
     rail_medians = {rail: upper_median(host_levels.values()) for rail, host_levels in levels_by_rail.items()}
-    center = max(upper_median(rail_medians.values()), least)
+    center = upper_median(rail_medians.values())
+    if is_known:
+        center = max(center, 0.0)
     deviations = [level - rail_medians[rail] for (_, rail), level in levels.items()]
     limit = max(min_limit, sigmas * spread(deviations, 0.0))
     slow_parts.end_limit, slow_parts.end_center = limit, center

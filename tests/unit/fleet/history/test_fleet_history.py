@@ -105,7 +105,7 @@ def test_percentile_is_among_accepted_parts_of_the_same_model_driver_and_stage(f
     assert low is not None
     assert middle is not None
     assert high is not None
-    # The shares are quotients of sums, so rounding may make them differ from 0 and 1.
+    # `below` is a share of the values. It is rounded, so it may differ slightly from 0 and 1.
     assert (low.below, high.below) == (pytest.approx(0.0), pytest.approx(1.0))
     assert (low.values, low.parts) == (len(values), high.parts)
     assert middle.below == pytest.approx(0.25, abs=0.01)
@@ -127,7 +127,7 @@ def test_rack_that_drifts_is_found_if_each_run_has_only_one_rack(tmp_path: Path)
 def test_only_a_run_that_measured_the_host_ends_a_failure(tmp_path: Path, is_measured: bool) -> None:
     """Every second run has a failure of the host. `is_measured`: whether the other runs measured the host.
 
-    If they did not, nothing shows that the host was repaired: it has failed only once, so it is no lemon.
+    If they did not, the failures count as one long failure, and the host is no lemon.
     """
     failure = {
         "host": "r00-h00", "rack": "r00", "slot": "", "serial": "", "problem": "power-supply", "title": "power supply",

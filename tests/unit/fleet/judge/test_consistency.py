@@ -391,7 +391,7 @@ FIGURES_OF_TWO_GPUS: dict[str, tuple[str, Callable[[Observation], Observation], 
         lambda item: replace(item, params={**item.params, "replicas": 0, "left_out": 2}),
         "left_out at most the number of hosts",
     ),
-    "replicas without `left_out` (number of ranks without a replica)": (
+    "step time that does not state `left_out` (the number of ranks that have no replica)": (
         "model_parallel.step_time",
         lambda item: replace(item, params={key: value for key, value in item.params.items() if key != "left_out"}),
         "must all be integers",
@@ -635,6 +635,7 @@ CONTRADICTORY_READINGS = {
 
 
 def test_table_lists_every_run_of_real_hardware() -> None:
+    # Runs with a `scaling.md` are studies, which are not judged.
     runs = {path.parent.name for path in MEASURED_RUNS.glob("*/plan.json") if not (path.parent / "scaling.md").exists()}
     assert set(KEPT_RUNS) == runs
 
@@ -666,7 +667,10 @@ def test_simulated_fleet_has_no_contradiction(tmp_path: Path, profile: str) -> N
 @pytest.mark.parametrize("op", ["all_reduce", "broadcast", "send_recv", "all_to_all"])
 @pytest.mark.parametrize("world_size", [2, 4, 8])
 def test_bandwidth_over_nvlink_is_credible_at_every_message_size(size: int, op: str, world_size: int) -> None:
-    """At some message sizes, only the criterion for PCIe applies. A rate over NVLink, which is higher, must be credible too."""
+    """A rate is credible up to three times the rate in the datasheet, here that of NVLink.
+
+    At some message sizes, there is no criterion for NVLink, only one for PCIe. Its lower rate must not be used.
+    """
     plan = builders.plan("h1", gpu_count=world_size, rackproof_gang="none")
     (view,) = host_views(plan, builders.evidence(plan), read_packs([]))
     params = {"size_bytes": size, "world_size": world_size, "dtype": "fp32"}

@@ -133,16 +133,14 @@ def test_layer_without_a_verdict_on_the_host_is_not_called_normal() -> None:
     assert localization_verdicts._seen_by_ports(slow, others, ["h2"]) == ""
 
 
-def test_only_a_failure_gets_a_note_and_only_on_a_host_that_the_other_layer_measured() -> None:
-    """The last argument of `note` is the list of these hosts. All verdicts here are of h2."""
+def test_verdict_gets_a_note_only_if_it_failed_on_a_host_that_the_other_layer_measured() -> None:
     ports = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_gangs(with_ports(plan_of(ports), Fleet(4, 2), ports.pairs()), [])
     slow = next(item for item in verdicts if item.verdict != "pass")
     passed = next(item for item in verdicts if item.host == "h2" and item.verdict == "pass")
     for note in (localization_verdicts._seen_by_nccl, localization_verdicts._seen_by_ports):
-        assert note(slow, verdicts, ["h2"])
-        assert note(slow, verdicts, ["h1"]) == ""
-        assert note(passed, verdicts, ["h2"]) == ""
+        for verdict, measured_hosts, is_noted in ((slow, ["h2"], True), (slow, ["h1"], False), (passed, ["h2"], False)):
+            assert bool(note(verdict, verdicts, measured_hosts)) is is_noted
 
 
 @pytest.mark.parametrize(
@@ -343,7 +341,7 @@ def test_known_rate_of_the_ports_shows_slow_rails_even_if_all_rails_are_slow(slo
 @pytest.mark.parametrize(("limit", "share"), [(0.8, 0.8), (0.3, 0.3), (None, 0.0)])
 @pytest.mark.parametrize("name", ["verbs.best_ratio", "verbs.rate_ratio"])
 def test_least_share_of_a_figure_is_the_limit_of_its_criterion(name: str, limit: float | None, share: float) -> None:
-    """A healthy port reaches at least this share of its rate. A site may change the limit, or remove the criterion (None)."""
+    """A site may change the limit, or remove the criterion (None)."""
     pack = read_pack("verbs")
     others = tuple(item for item in pack.criteria if item.name != name)
     criterion = next(item for item in pack.criteria if item.name == name)
