@@ -43,12 +43,12 @@ def read_placement(environment: Mapping[str, str]) -> RankPlacement:
     hosts = expand_node_list(environment.get("SLURM_STEP_NODELIST", ""))
     if hosts and len(hosts) != nodes:
         raise PlacementError(
-            f"SLURM_STEP_NODELIST has {len(hosts)} hosts but SLURM_STEP_NUM_NODES is {nodes}: unset the variables set by hand"
+            f"SLURM_STEP_NODELIST has {len(hosts)} hosts but SLURM_STEP_NUM_NODES is {nodes}: if you set one of them, unset it"
         )
     if not node < nodes:
         raise PlacementError(
-            f"SLURM_NODEID is {node}, but it must be less than SLURM_STEP_NUM_NODES, which is {nodes}: unset the variables "
-            "set by hand"
+            f"SLURM_NODEID is {node}, but it must be less than SLURM_STEP_NUM_NODES, which is {nodes}: if you set one of them, "
+            "unset it"
         )
     return RankPlacement(
         launcher=SLURM,

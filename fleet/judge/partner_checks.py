@@ -19,7 +19,7 @@ from schemas.records import Observation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartnerCheck:
-    """A limit that a figure must meet in every pair of a host. The limit is the same for all hosts of a layout."""
+    """A limit that a figure must meet in every pair of a host."""
 
     name: str
     operator: str
@@ -47,7 +47,7 @@ class PartnerCheck:
 def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bool:
     """Return whether a `PartnerCheck` can judge these observations of one host (`series`).
 
-    They must be all figures of pairs that the host has under one name, and may differ only in scope and value.
+    Only their scopes and values may differ. No figure of pairs that the host has under the same name may be missing.
     """
     items = [item for group in series for item in group]
     kinds = {(item.name, item.stage, item.status, item.unit, *sorted(item.params.items())) for item in items}

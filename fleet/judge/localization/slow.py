@@ -115,7 +115,7 @@ def find_slow_parts(
             typical speed of the measured pairs is taken to be healthy.
     """
     min_limit = -math.log(1 - tolerance)
-    shares, is_known = _log_shares(edges, least or {})
+    shares, min_center = _log_shares(edges, least or {})
     slow_parts = SlowParts(shares=shares, limit=min_limit, end_limit=min_limit)
     for index in slow_parts.shares:
         for end in edges[index].ends():
@@ -127,7 +127,7 @@ def find_slow_parts(
     }
     if levels:
         ends_of_switch = _ends_of_switches(levels, switches or {})
-        _find_slow_ends(slow_parts, levels, min_limit, sigmas, ends_of_switch.values(), is_known=is_known)
+        _find_slow_ends(slow_parts, levels, min_limit, sigmas, ends_of_switch.values(), min_center)
         _find_slow_switches(slow_parts, levels, ends_of_switch)
     _find_slow_links(slow_parts, edges, min_limit, sigmas)
     return slow_parts
@@ -160,17 +160,17 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
     return typical, {kind: max(speeds) for kind, speeds in bounds.items() if speeds}
 
 
-def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple[dict[int, float], bool]:
-    """Return the share of each edge by index, and whether `least` replaced any typical speed.
+def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple[dict[int, float], float]:
+    """Return the share of each edge by index, and the least share of a typical edge (minus infinity if it is not known).
 
     The share is the natural logarithm of the speed divided by the typical speed of the kind. If the typical speed is below the
-    lowest speed of a healthy pair (`least`), `least` replaces it. The share of a healthy edge is then at least 0.
+    lowest speed of a healthy pair (`least`), `least` replaces it. The share of a typical edge is then at least 0.
 
     If the kind has a minimum speed instead of a typical one, the speed is divided by the minimum, and the ratio is capped at 1.
     An edge whose kind has neither is left out.
     """
     typical, minimum = typical_speeds(edges)
-    is_known = any(least.get(kind, 0.0) > speed for kind, speed in typical.items())
+    is_replaced = any(least.get(kind, 0.0) > speed for kind, speed in typical.items())
     typical = {kind: max(speed, least.get(kind, 0.0)) for kind, speed in typical.items()}
     shares = {}
     for index, edge in enumerate(edges):
@@ -178,7 +178,7 @@ def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple
             shares[index] = math.log(max(edge.speed / typical[edge.kind], FAILED_SHARE))
         elif edge.kind in minimum:
             shares[index] = math.log(min(max(edge.speed / minimum[edge.kind], FAILED_SHARE), 1.0))
-    return shares, is_known
+    return shares, 0.0 if is_replaced else -math.inf
 
 
 def _level_of_end(shares: Sequence[float]) -> float:
@@ -226,22 +226,19 @@ def _find_slow_ends(
     min_limit: float,
     sigmas: float,
     ends_of_switches: Collection[frozenset[End]],
-    *,
-    is_known: bool,
+    min_center: float,
 ) -> None:
     """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
 
-    A rail is not slow if all its ends at one of its switches are normal. The switch of its slow ends may then be the cause.
+    A rail is not slow if all its ends at one of its switches are normal.
 
-    `is_known`: whether each healthy end has a level of at least 0 (`_log_shares`). Then most ends are slow if the median is lower.
+    `min_center`: a typical end is at least as fast as this, even if most ends are slower.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():
         levels_by_rail[rail][host] = level
     rail_medians = {rail: upper_median(host_levels.values()) for rail, host_levels in levels_by_rail.items()}
-    center = upper_median(rail_medians.values())
-    if is_known:
-        center = max(center, 0.0)
+    center = max(upper_median(rail_medians.values()), min_center)
     deviations = [level - rail_medians[rail] for (_, rail), level in levels.items()]
     limit = max(min_limit, sigmas * spread(deviations, 0.0))
     slow_parts.end_limit, slow_parts.end_center = limit, center

@@ -118,7 +118,7 @@ def test_sshd_and_mpi_do_not_start_without_the_key_of_the_job(mode: str, file: s
     assert f"id_rsa or {file} cannot be read: mount the job's key there" in done.stderr
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give the copied scripts to the user of the image")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can run the check as the user of the image")
 def test_health_check_depends_on_the_command_of_the_container(image: dict[str, str]) -> None:
     assert entry(image, script="healthy.sh").returncode == 1, (
         "the container must be unhealthy until its command is started"

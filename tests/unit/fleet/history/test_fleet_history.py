@@ -105,7 +105,6 @@ def test_percentile_is_among_accepted_parts_of_the_same_model_driver_and_stage(f
     assert low is not None
     assert middle is not None
     assert high is not None
-    # `below` is a share of the values. It is rounded, so it may differ slightly from 0 and 1.
     assert (low.below, high.below) == (pytest.approx(0.0), pytest.approx(1.0))
     assert (low.values, low.parts) == (len(values), high.parts)
     assert middle.below == pytest.approx(0.25, abs=0.01)
