@@ -16,7 +16,8 @@ from schemas.readings import READINGS
 
 _COMPUTED = {
     "drift": "lowest level of the rate after the first hour of a soak, divided by the mean rate in that hour (in a soak of less "
-    "than ten hours: the first tenth instead of the first hour); a level is the median over 3 consecutive time intervals",
+    "than ten hours: the first tenth instead of the first hour); a level is the median over 3 or more consecutive time "
+    "intervals; a fall that random variation of the rate may explain does not count",
     "fabric_ports.active": "number of InfiniBand and RoCE ports that are up",
     "fabric_ports.rate": "highest of three totals: rate of all InfiniBand ports that are up, rate of all RoCE ports that are up, "
     "speed of all Ethernet interfaces",
