@@ -133,7 +133,7 @@ ALLOWED: Mapping[str, str] = {
     r".* soak/timeline/(events.*|left_out|series/gpu\..*)": _DRAWN,
     r"(remove|scale|swap) observations/.*/samples.*": _SPREAD,
     r"swap observations(/.*)?": _LIKE,
-    r"swap soak/timeline/series/[^/]+/(low|mean|high)/each": _LIKE,
+    r"swap soak/timeline/series/[^/]+(/.*)?": _LIKE,
     r"remove soak/timeline/series/transformer\.flops": "the drift of `transformer.throughput` is judged, which is proportional",
     r"swap snapshots/.*/metrics/gpu\.(memory\.)?temperature.*": _LIKE,
     r"swap snapshots/.*/metrics/host\.uptime(/values.*)?": "hosts of one rack may have booted at the same time",
