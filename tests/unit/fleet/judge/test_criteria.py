@@ -108,7 +108,7 @@ def test_floor_far_below_the_expected_value_is_reported(limit: dict[str, Any]) -
     ],
 )  # fmt: skip
 def test_floor_relative_to_the_fleet_may_be_lower_for_figures_that_vary(name: str, least: float) -> None:
-    """The rate of a training with small kernels varies with the processors, and the rates of file systems with their fill level."""
+    """The rates of trainings with small kernels and of file systems differ between healthy hosts."""
 
     def findings(fraction: float) -> list[str]:
         found = lint_changed(name=name, where={}, value=None, fleet_fraction=fraction)
