@@ -47,7 +47,7 @@ class PartnerCheck:
 def are_alike(values: HostValues, series: Sequence[Sequence[Observation]]) -> bool:
     """Return whether a `PartnerCheck` can judge these observations of one host (`series`).
 
-    Only their scopes and values may differ. No figure of pairs that the host has under the same name may be missing.
+    Their names must be equal, and `series` must contain every figure of pairs with this name. Only scopes and values may differ.
     """
     items = [item for group in series for item in group]
     kinds = {(item.name, item.stage, item.status, item.unit, *sorted(item.params.items())) for item in items}

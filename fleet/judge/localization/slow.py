@@ -161,10 +161,10 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
 
 
 def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple[dict[int, float], float]:
-    """Return the share of each edge by index, and the least share of a typical edge (minus infinity if it is not known).
+    """Return the share of each edge by index, and a lower bound for the center of the shares (minus infinity: no bound).
 
-    The share is the natural logarithm of the speed divided by the typical speed of the kind. If the typical speed is below the
-    lowest speed of a healthy pair (`least`), `least` replaces it. The share of a typical edge is then at least 0.
+    The share is the natural logarithm of the speed divided by a reference: the typical speed of the kind, or the lowest speed of
+    a healthy pair (`least`) if that is higher. In the second case, healthy pairs have shares of at least 0, so this is the bound.
 
     If the kind has a minimum speed instead of a typical one, the speed is divided by the minimum, and the ratio is capped at 1.
     An edge whose kind has neither is left out.
@@ -232,7 +232,7 @@ def _find_slow_ends(
 
     A rail is not slow if all its ends at one of its switches are normal.
 
-    `min_center`: a typical end is at least as fast as this, even if most ends are slower.
+    `min_center`: lower bound for `center`, which is otherwise the median over the rails.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():

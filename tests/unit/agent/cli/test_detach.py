@@ -20,7 +20,7 @@ PROGRAM = """
 import sys
 from rackproof import main as rackproof
 arguments = sys.argv[1:]
-sys.argv = ["-c", "print('the log')"]  # --detach runs `python` with `sys.argv` in the background
+sys.argv = ["-c", "print('the log')"]  # the command that --detach starts in the background
 sys.exit(rackproof.main([*arguments, "--detach"]))
 """
 """Program that runs `rackproof` with --detach. In the background, nothing is measured: only "the log" is printed."""

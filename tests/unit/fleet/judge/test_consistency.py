@@ -468,7 +468,7 @@ def test_one_gpu_may_compute_far_slower_but_not_far_faster_than_the_others() -> 
     assert contradicted(0.0) == ["gpu=0", "gpu=0"]  # the second problem: 0 is below 1e-6 s, the lowest credible value
 
 
-def test_two_times_that_differ_by_a_factor_of_20_are_a_contradiction_unless_other_gpus_have_either_time() -> None:
+def test_very_different_times_of_two_gpus_are_a_contradiction_but_not_those_of_two_pairs_of_gpus() -> None:
     plan = builders.plan("h1", "h2", gpu_count=4)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
     items = [
@@ -498,7 +498,7 @@ def test_training_with_a_limit_on_its_steps_may_have_fewer_epochs_than_planned(
     assert bool(reasons) is not is_possible
 
 
-def test_sufficiency_of_the_loader_may_be_higher_if_the_training_had_larger_batches() -> None:
+def test_sufficiency_of_the_loader_is_compared_only_with_a_training_of_equally_large_batches() -> None:
     """The sufficiency is the rate of the loader divided by the rate of a training with batches of the same size."""
     plan = builders.plan("h1", "h2", gpu_count=1)
     view = host_views(plan, builders.evidence(plan), PACKS)[0]
@@ -569,7 +569,7 @@ SOAK_FIGURES: dict[str, tuple[Callable[[Observation], Observation], str]] = {
     "negative sample of a round": (lambda item: with_samples(item, min=-1.0), "a sample is negative: -1"),
     "greatest sample in another unit": (
         lambda item: with_samples(item, max=item.value * 1e3),  # type: ignore[operator]
-        "is too low: 5 samples between",
+        "the coefficient of variation",
     ),
     "median sample in another unit": (lambda item: with_samples(item, p50=item.value / 1e3), "is not between"),  # type: ignore[operator]
     "value outside the samples of all rounds": (lambda item: replace(item, value=item.value * 1e3), "is not between"),  # type: ignore[operator]
