@@ -13,6 +13,11 @@ RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
 """Units of rates. The judge evaluates the drift of benchmark rates in these units."""
 
 
+def is_recorded(name: str, unit: str) -> bool:
+    """Return whether the record keeps the series of a figure: it keeps those of rates, except of `….algbw`."""
+    return unit in RATES and not name.endswith(".algbw")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Series:
     """One figure of one part over the soak: count, lowest, mean and highest value of each bucket."""

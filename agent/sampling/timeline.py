@@ -16,7 +16,7 @@ from collectors.base import Absent
 from collectors.nvml import THROTTLE_REASONS, GpuSample
 from schemas.readings import READINGS
 from schemas.records import Snapshot, Value
-from schemas.timeline import RATES, Event, Series, Timeline
+from schemas.timeline import Event, Series, Timeline, is_recorded
 
 MAX_BUCKETS = 240
 FIRST_BUCKET_S = 1.0
@@ -178,8 +178,8 @@ class Recorder:
 
 
 def _is_for_record(name: str, unit: str) -> bool:
-    """Return whether the record keeps the series: it keeps readings of GPUs (`gpu.…`) and rates, except `….algbw`."""
-    return name.startswith("gpu.") or (unit in RATES and not name.endswith(".algbw"))
+    """Return whether the record keeps the series: it keeps readings of GPUs (`gpu.…`), and the figures of `is_recorded`."""
+    return name.startswith("gpu.") or is_recorded(name, unit)
 
 
 def _is_counter(name: str) -> bool:

@@ -60,14 +60,14 @@ LEAST_OF_EXPECTED = 0.75
 """Lowest floor (lower limit) that the lint accepts, as a share of the expected value. The highest ceiling (upper limit) is
 2 - LEAST_OF_EXPECTED = 1.25 times the expected value."""
 VARYING = {
-    "local_storage": (0.2, 10.0),
-    "shared_storage": (0.2, 10.0),
-    "training": (0.5, 2.0),
-    "variants": (0.5, 2.0),
+    "local_storage.": (0.2, 10.0),
+    "shared_storage.": (0.2, 10.0),
+    "training.throughput": (0.5, 2.0),
+    "variants.throughput": (0.5, 2.0),
 }
-"""Benchmark whose figures vary between healthy hosts -> the lowest floor and the highest ceiling, as multiples of the fleet's
-median. Healthy file systems differ by fill level, wear and load. The rate of a training with small kernels depends on how fast
-the processors start them."""
+"""Prefix of the names of figures that differ between healthy hosts -> the lowest floor and the highest ceiling, as multiples of
+the fleet's median. Healthy file systems differ by fill level, wear and load. The rate of a training with small kernels depends on
+how fast the processors start them."""
 LIGHT, LEAST_OF_LIGHT = frozenset({"optics.rx_power", "optics.tx_power"}), 0.1
 """Optical powers, and the lowest floor for them, as a share of the expected value: 0.1, which is 10 dB below it. This floor
 is low, because healthy ports differ by several dB."""
@@ -253,7 +253,8 @@ def _check_expectation(criterion: Criterion) -> Iterator[Finding]:
     least = LEAST_OF_LIGHT if criterion.name in LIGHT else least
     most = 2 - LEAST_OF_EXPECTED
     if criterion.vs_fleet:
-        least, most = VARYING.get(criterion.name.split(".")[0], (least, most))
+        bounds = (bounds for prefix, bounds in VARYING.items() if criterion.name.startswith(prefix))
+        least, most = next(bounds, (least, most))
     distance = 1 - least if criterion.operator in FLOORS else most - 1
     remedy = f"keep within {distance * 100:.0f} % of the expected value, or correct that value"
     if criterion.operator in FLOORS and fraction < least:

@@ -127,8 +127,11 @@ def problem_of_figure(criteria: Mapping[str, Criterion], item: Observation) -> s
     return _amount_problem(item.value, 0.0, most, item.unit) or _datasheet_problem(criteria, item)  # type: ignore[arg-type]
 
 
-def series_problem(criteria: Mapping[str, Criterion], series: Series) -> str:
-    """Return why the unit or a value of a series is impossible; empty if all are possible."""
+def series_problem(criteria: Mapping[str, Criterion], series: Series, figure: Observation | None) -> str:
+    """Return why the unit or a value of a series is impossible; empty if all are possible.
+
+    A series has only some parameters of its figure; `figure`, if it is known, has all.
+    """
     for value in (min(series.low, default=0.0), max(series.high, default=0.0)):
         item = Observation(
             name=series.name,
@@ -137,7 +140,7 @@ def series_problem(criteria: Mapping[str, Criterion], series: Series) -> str:
             unit=series.unit,
             status=MEASURED,
             value=value,
-            params=series.params,
+            params=figure.params if figure else series.params,
         )
         if problem := problem_of(criteria, item):
             return problem

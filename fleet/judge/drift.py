@@ -1,7 +1,7 @@
 """Judge a soak by itself: did it run as long as planned, did any rate fall below its own initial level, and when?
 
 For each rate that a soak measured often enough, this module adds an observation such as `drift.stress.throughput`: the lowest
-level of the rate as a share of its mean in the first hour (in the first tenth of a short soak), without what chance may explain.
+level of the rate as a share of its mean at the start of the soak, without what chance may explain.
 Criteria compare this observation with a value or with the fleet, like any other.
 """
 
@@ -20,30 +20,37 @@ from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Record
 from schemas.reports import FAIL, Verdict, VerdictKind
 from schemas.stages import SOAK
-from schemas.timeline import RATES, Series, Soak
+from schemas.timeline import RATES, Series, Soak, is_recorded
 from schemas.times import format_span
 
 DRIFT = "drift"
 """First component of the names of the added observations."""
 REFERENCE_S, REFERENCE_SHARE = 3600.0, 0.1
-"""The reference period is the first hour of a soak, or its first tenth if that is shorter. It is longer if it has fewer than
-MIN_REFERENCE values. It consists of whole buckets, which are time intervals of `Timeline.bucket_s` seconds. The record has one
-mean for all values of a figure in a bucket."""
+"""The start of a soak is its first hour, or its first tenth if that is shorter. It is longer if it has fewer than MIN_REFERENCE
+values. It consists of whole buckets, which are time intervals of `Timeline.bucket_s` seconds. The record has one mean for all
+values of a figure in a bucket."""
 MIN_REFERENCE = 3
 WINDOW = 3
-"""A level is the median of at least this many consecutive buckets, so that one slow round is not a drift."""
-MIN_BUCKETS = 3 * WINDOW
-"""Drift is not evaluated if fewer buckets than this have a value."""
+"""A level is the median of at least this many consecutive buckets, so that one slow round is no drift."""
+MIN_BUCKETS, MIN_VALUES = 2 * WINDOW, 9
+"""Drift is not evaluated if fewer buckets than this have a value, or if there are fewer values than this."""
 DEVIATIONS = 4.0
-"""A level below the mean of the reference period is no drift if the difference has less than this many standard deviations.
+"""A level below the start counts as a drift only as far as the difference exceeds this many standard deviations.
 
-In simulated soaks with 9 to 240 buckets, a rate that varies by 5 % but does not fall had a drift below 1 in 1 to 2 of 100 soaks,
-and below 0.95 in 1 of 2800. A rate that falls by 20 % in the middle of the soak had a drift below 0.9 in half of the soaks with
-37 buckets, and in all with 150."""
+In simulated soaks with 9 to 240 rounds, a rate that varies by 5 % but does not fall had a drift below 1 in at most 1 of 100
+soaks, and below 0.95 in none of 1800. A rate that also falls by 20 % in the middle of the soak had a drift below 0.9 in 4 of 10
+soaks with 37 rounds, and in all with 150."""
 MEDIAN_VARIANCE = math.pi / 2
 """Variance of the median of many normally distributed values, divided by the variance of their mean."""
-MAD_TO_DEVIATION = 1.4826
-"""Standard deviation of a normal distribution, divided by its median absolute deviation."""
+QUANTILE, NORMAL_QUANTILE = 0.85, 1.4395
+"""The variation of a rate follows from this quantile of the differences between its buckets, so a few steps do not change it.
+NORMAL_QUANTILE is the same quantile of the absolute values of a normal distribution with a standard deviation of 1."""
+FIRST_BUCKETS, MAX_INCREASE = 9, 3.0
+"""The variation over the soak counts up to MAX_INCREASE times that of the first buckets, at least FIRST_BUCKETS. So a part whose
+rate begins to vary during the soak does not hide its fall."""
+LAGS = 24
+"""Differences between neighbors are small if a rate varies slowly. So the differences between buckets that are 1/LAGS of the soak
+apart are used too."""
 MAX_CUT_ROUNDS = 3
 """Highest number of interrupted rounds that gives no verdict. A round is interrupted if its supervisor, the process that runs the
 rounds, ends."""
@@ -61,14 +68,13 @@ class RateCourse:
     """A rate over the soak, relative to its start."""
 
     start: float
-    """Mean of the rate in the reference period."""
+    """Mean of the rate at the start."""
     shares: tuple[tuple[float, float, float], ...]
-    """For each bucket after the reference period: its start and end in seconds since the soak began, and its mean divided by
-    `start`."""
+    """For each later bucket: its start and end in seconds since the soak began, and its mean divided by `start`."""
     deviation: float = 0.0
     """Standard deviation of the means of the buckets, divided by `start`; without steps and trends of the rate."""
     reference_buckets: int = 1
-    """Number of buckets in the reference period."""
+    """Number of buckets of the start."""
 
     def windows(self) -> Iterator[int]:
         """Yield the numbers of buckets of which levels are computed: WINDOW, twice as many, and so on."""
@@ -90,27 +96,45 @@ class RateCourse:
 
     @property
     def lowest(self) -> float:
-        """The lowest level plus its margin, at most 1: the rate fell at least to this share of its start.
+        """The lowest level plus its margin: the rate fell at least to this share of its start.
 
-        It can exceed 1 if all levels do.
+        It exceeds 1 if the rate did not fall, or by no more than its margin.
         """
-        bounds = [min(self.levels(window, window // WINDOW)) + self.margin(window) for window in self.windows()]
-        return min(*bounds, max(1.0, min(self.levels(WINDOW))))
+        return min(self._bounds())[0]
 
-    def first_drop(self, limit: float) -> tuple[float, float | None]:
+    def _bounds(self) -> Iterator[tuple[float, int]]:
+        """Yield the lowest level plus its margin for each window, and the window."""
+        for window in self.windows():
+            yield min(self.levels(window, window // WINDOW)) + self.margin(window), window
+
+    def first_drop(self, limit: float) -> tuple[float, float | None] | None:
         """Return start and end, in seconds since the soak began, of the first period whose levels are below `limit`.
 
-        The end is None if the last level of the soak is in this period. `limit` is a share, like the levels.
-
-        Raises:
-            StopIteration: no level is below the limit by more than its margin.
+        A level counts only if it is below the limit by more than its margin. The end is None if the last level of the soak is in
+        this period. The result is None if there is no such period. `limit` is a share, like the levels.
         """
-        window = next(window for window in self.windows() if min(self.levels(window)) + self.margin(window) < limit)
-        is_low = [level < limit for level in self.levels(window)]
+        lowest, window = min(self._bounds())
+        if lowest >= limit:
+            return None
+        levels = self.levels(window)
+        is_low = [level + self.margin(window) < limit for level in levels]
         first = is_low.index(True)
         after = next((index for index in range(first, len(is_low)) if not is_low[index]), len(is_low))
-        low_buckets = [bucket for bucket in self.shares[first : after - 1 + window] if bucket[2] < limit]
-        return low_buckets[0][0], None if after == len(is_low) else low_buckets[-1][1]
+        buckets = self.shares[first : after - 1 + window]
+        middle = min(limit, (max(1.0, limit) + min(levels[first:after])) / 2)
+        begin, end = _largest_sum([middle - share for _, _, share in buckets])
+        return buckets[begin][0], None if after == len(is_low) else buckets[end - 1][1]
+
+
+def _largest_sum(values: Sequence[float]) -> tuple[int, int]:
+    """Return start and end (exclusive) of the consecutive values with the largest sum.
+
+    For the distances of a rate below a value, these are the buckets in which the rate was low, without single values before and
+    after.
+    """
+    sums = [0.0, *itertools.accumulate(values)]
+    pairs = itertools.combinations(range(len(sums)), 2)
+    return max(pairs, key=lambda pair: sums[pair[1]] - sums[pair[0]])
 
 
 def with_drift_observations(evidence: Evidence) -> Evidence:
@@ -147,43 +171,52 @@ def is_rate(series: Series) -> bool:
 
 
 def rate_course(series: Series, soak: Soak) -> RateCourse | None:
-    """Return the course of a rate over the soak; None with too few values, or a mean of 0 or less in the reference period."""
+    """Return the course of a rate over the soak; None with too few values, or a mean of 0 or less at the start."""
     width = soak.timeline.bucket_s
     ends = max(min(REFERENCE_S, REFERENCE_SHARE * soak.planned_s), width)
     rows = list(zip(series.at, series.n, series.mean, strict=True))
     count = sum(at * width < ends for at, _, _ in rows)
     while count < len(rows) and sum(n for _, n, _ in rows[:count]) < MIN_REFERENCE:
         count += 1
-    first = rows[:count]
-    rest = rows[len(first) :]
-    if len(rows) < MIN_BUCKETS or len(rest) < WINDOW:
+    first, rest = rows[:count], rows[count:]
+    if len(rows) < MIN_BUCKETS or sum(series.n) < MIN_VALUES or len(rest) < WINDOW:
         return None
     start = sum(n * mean for _, n, mean in first) / sum(n for _, n, _ in first)
     if not start > 0:
         return None
+    means = [mean / start for _, _, mean in rows]
+    at_first = _deviation(means[: max(count, FIRST_BUCKETS)])
     return RateCourse(
         start=start,
         shares=tuple((at * width, (at + 1) * width, mean / start) for at, _, mean in rest),
-        deviation=_deviation([mean / start for _, _, mean in rows]),
-        reference_buckets=len(first),
+        deviation=min(_deviation(means), MAX_INCREASE * at_first),
+        reference_buckets=count,
     )
 
 
 def _deviation(values: Sequence[float]) -> float:
-    """Return the standard deviation of values, from the differences of neighbors, whose median is subtracted.
+    """Return the standard deviation of values, from the differences between them, whose median is subtracted.
 
     So a step or a trend of the values hardly changes it.
     """
-    differences = [later - earlier for earlier, later in itertools.pairwise(values)]
+    return max(_deviation_at(values, lag) for lag in {1, max(1, len(values) // LAGS)})
+
+
+def _deviation_at(values: Sequence[float], lag: int) -> float:
+    differences = [later - earlier for earlier, later in zip(values, values[lag:], strict=False)]
     center = statistics.median(differences)
-    return MAD_TO_DEVIATION * statistics.median(abs(each - center) for each in differences) / math.sqrt(2)
+    distances = sorted(abs(each - center) for each in differences)
+    position = QUANTILE * (len(distances) - 1)
+    below, above = distances[math.floor(position)], distances[math.ceil(position)]
+    quantile = below + (above - below) * (position - math.floor(position))
+    return quantile / NORMAL_QUANTILE / math.sqrt(2)
 
 
 def with_drift_time(view: HostView, verdict: Verdict) -> Verdict:
     """Return the verdict. If a drift observation failed, add the time of the drift to the reason.
 
-    Example: `from 04:12 on, 3.1 % below its level in the first hour`. The times, since the soak began, are those of the first
-    drop below the limit; the percentage is that of the lowest level of the whole soak.
+    Example: `from 04:12 on, at least 3.1 % below its level at the start of the soak`. The times, since the soak began, are those
+    of the first drop below the limit; the percentage is that of the whole soak (`RateCourse.lowest`).
     """
     limit = verdict.limit
     if verdict.verdict != FAIL or not is_drift(verdict.name) or not isinstance(limit, int | float):
@@ -193,24 +226,18 @@ def with_drift_time(view: HostView, verdict: Verdict) -> Verdict:
         for series in soak.timeline.series:
             same = (series.name, series.scope, dict(series.params)) == (name, verdict.scope, dict(verdict.params))
             course = rate_course(series, soak) if same else None
-            if course and course.lowest < limit:
-                text = _describe_drift(course, soak, limit)
+            if course and (drop := course.first_drop(limit)):
+                text = _describe_drop(*drop, course.lowest)
                 detail = "; ".join(part for part in (text, verdict.detail) if part)
                 return replace(verdict, reason=f"{verdict.reason}; {text}", detail=detail)
     return verdict
 
 
-def _describe_drift(course: RateCourse, soak: Soak, limit: float) -> str:
-    start_s, end_s = course.first_drop(limit)
-    under = f"{(1 - course.lowest) * 100:.1f} % below its level in the {reference_name(soak)}"
-    if end_s is None:
-        return f"from {format_clock(start_s)} on, {under}"
-    return f"from {format_clock(start_s)} to {format_clock(end_s)}, {under}"
-
-
-def reference_name(soak: Soak) -> str:
-    """Return the name of the reference period of a soak."""
-    return "first hour" if REFERENCE_SHARE * soak.planned_s >= REFERENCE_S else "first tenth"
+def _describe_drop(start_s: float, end_s: float | None, lowest: float) -> str:
+    period = f"from {format_clock(start_s)} " + ("on" if end_s is None else f"to {format_clock(end_s)}")
+    if lowest >= 1:  # the limit is above 1, because the rates of the other parts rose
+        return period
+    return f"{period}, at least {(1 - lowest) * 100:.1f} % below its level at the start of the soak"
 
 
 def format_clock(seconds: float) -> str:
@@ -264,7 +291,8 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
     needs_drift = planned_s >= REFERENCE_S and not view.plan.rehearsal
     if soak.ended and not soak.reason and needs_drift and (names := rates_without_drift(soak)):
         yield f"too few rounds to evaluate the drift of {', '.join(names)}: {soak.rounds} in {format_span(soak.soaked_s)}"
-    if (needs_drift or not soak.timeline.left_out) and (names := _rates_without_series(view, soak)):
+    needs_series = needs_drift or not soak.timeline.left_out
+    if soak.ended and not soak.reason and needs_series and (names := _rates_without_series(view, soak)):
         yield f"the timeline has no series of {', '.join(names)}, so the drift is unknown"
 
 
@@ -279,7 +307,7 @@ def _rates_without_series(view: HostView, soak: Soak) -> list[str]:
             if record.soak
             for item in record.observations
             if (item.stage, item.status) == (SOAK, MEASURED)
-            and item.unit in RATES
+            and is_recorded(item.name, item.unit)
             and any(criterion.matches_name(f"{DRIFT}.{item.name}") for criterion in drifts)
             and (item.name, item.scope, identifying_params(item)) not in series
         }

@@ -25,6 +25,9 @@ from schemas.scopes import Scope
 
 MIN_PEERS_FOR_MEDIAN = 3
 """Number of peers below which there is no median: of two values, either may be the outlier."""
+MOST_WIDENED = 2.0
+"""If a criterion has a fraction and deviations, the deviations change the limit at most by this factor. Otherwise, figures that
+vary a lot between the parts would give a floor below 0, which finds nothing."""
 MIN_PEERS_FOR_DEVIATION = 8
 """Number of peers below which there is no deviation: the deviation of eight peers has a standard error of 40 %."""
 SIGMA_OF_MAD = 1.4826
@@ -245,35 +248,41 @@ def has_enough_peers(criterion: Criterion | None, peers: PeerGroup) -> bool:
 def limit(criterion: Criterion, peers: PeerGroup) -> float:
     """Return the limit from the fleet. If fraction and deviations are both set, the limit farther from the median counts.
 
-    Call it only if `has_enough_peers`.
+    But the deviations change the limit of the fraction at most by the factor MOST_WIDENED. Call this function only if
+    `has_enough_peers`.
 
     Raises:
         ValueError: there are no peers, or too few for a criterion that has deviations only.
     """
-    return _limits(criterion, peers)[0]
+    return _limit(criterion, peers)[0]
 
 
-def _limits(criterion: Criterion, peers: PeerGroup) -> tuple[float, bool]:
-    """Return the limit, and whether it comes from the deviations."""
+def _limit(criterion: Criterion, peers: PeerGroup) -> tuple[float, float | None]:
+    """Return the limit, and its share of the median; None if the limit is a number of deviations from the median."""
     middle, deviation, deviations = peers.median, peers.deviation, criterion.fleet_deviations
-    limits = [(criterion.fleet_fraction * middle, False)] if criterion.fleet_fraction is not None else []
-    if deviations is not None and deviation is not None:
-        distance = deviations * deviation
-        limits.append((middle - distance if criterion.operator in FLOORS else middle + distance, True))
-    if not limits:
-        raise ValueError(f"{peers.count} are too few for criterion `{criterion.id}`")
-    return min(limits) if criterion.operator in FLOORS else max(limits)
+    fraction, is_floor = criterion.fleet_fraction, criterion.operator in FLOORS
+    if deviations is None or deviation is None:
+        if fraction is None:
+            raise ValueError(f"{peers.count} are too few for criterion `{criterion.id}`")
+        return fraction * middle, fraction
+    by_deviations = middle - deviations * deviation if is_floor else middle + deviations * deviation
+    if fraction is None:
+        return by_deviations, None
+    farthest, nearest = (min, max) if is_floor else (max, min)
+    widest = fraction / MOST_WIDENED if is_floor else fraction * MOST_WIDENED
+    found = nearest(farthest(by_deviations, fraction * middle), farthest(widest * middle, fraction * middle))
+    return found, next((share for share in (fraction, widest) if found == share * middle), None)
 
 
 def explanation(criterion: Criterion, peers: PeerGroup, median: str) -> str:
     """Return the origin of the limit: `the limit is 95 % of the fleet's median 4200 GB/s over 16 GPUs`."""
-    deviation = peers.deviation or 0.0
-    if _limits(criterion, peers)[1]:
-        share = deviation / abs(peers.median) * 100 if peers.median else None
-        of_median = f" (a deviation is {share:.2g} % of the median)" if share is not None else ""
-        deviations = f"{criterion.fleet_deviations:g} robust deviations"
-        return f"the limit is {deviations} from the fleet's median {median} over {peers.count}{of_median}"
-    return f"the limit is {(criterion.fleet_fraction or 0) * 100:g} % of the fleet's median {median} over {peers.count}"
+    fraction = _limit(criterion, peers)[1]
+    if fraction is not None:
+        return f"the limit is {fraction * 100:g} % of the fleet's median {median} over {peers.count}"
+    share = (peers.deviation or 0.0) / abs(peers.median) * 100 if peers.median else None
+    of_median = f" (a deviation is {share:.2g} % of the median)" if share is not None else ""
+    deviations = f"{criterion.fleet_deviations:g} robust deviations"
+    return f"the limit is {deviations} from the fleet's median {median} over {peers.count}{of_median}"
 
 
 def too_few_reason(peers: PeerGroup, criterion: Criterion | None = None) -> str:

@@ -24,6 +24,9 @@ Problem = tuple[str, str, str, str]
 
 KEPT_ROUNDS = 4
 """Number of launches of a soak that a record always keeps: the first and the last three. It also keeps some failed launches."""
+SPARE_VALUES = 3
+"""A series may have this many more values than rounds. If a supervisor is killed while it adds a round to the record, the next
+supervisor adds the values of this round to the timeline once more."""
 ROUNDING = 1e-3
 """The values of a series are rounded to five digits, also each time that a supervisor continues the soak. All roundings together
 change a value by less than this share of it."""
@@ -39,9 +42,12 @@ def soak_problems(view: HostView, record: Record) -> Iterator[Problem]:
         yield f"stage.{SOAK}", "host", reason, SOAK
     figures = [item for item in record.observations if item.stage == SOAK]
     for series in soak.timeline.series:
-        problem = series_problem(view.criteria(), series) or _order_problem(series)
-        if not problem and output_of(series.name):
-            problem = _figure_problem(series, soak, figures)
+        same = [item for item in figures if (item.name, item.scope) == (series.name, series.scope)]
+        figure = next((item for item in same if identifying_params(item) == dict(series.params)), None)
+        problem = series_problem(view.criteria(), series, figure) or _order_problem(series)
+        # If the figure could not be measured in a round, this is a verdict of its own, and the series is not compared.
+        if not problem and output_of(series.name) and all(item.status == MEASURED for item in same):
+            problem = _figure_problem(series, soak, figure)
         if problem:
             yield series.name, series.scope, f"the timeline of the soak: {problem}", SOAK
 
@@ -73,10 +79,7 @@ def _round_problems(soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
 
 
 def _time_problems(record: Record, soak: Soak, launches: Sequence[Launch]) -> Iterator[str]:
-    """Check that the times of the soak fit those of the record, of its launches and of its timeline.
-
-    The timeline counts from the beginning of the soak, interruptions included; `Soak.soaked_s` is without them.
-    """
+    """Check that the times of the soak fit those of the record, of its launches and of its timeline."""
     began, ended = seconds_or_nan(soak.began), seconds_or_nan(soak.ended)
     if not began >= seconds_or_nan(record.began) - CLOCK_TOLERANCE_S:  # also if a time is invalid (NaN)
         yield f"the soak began at {soak.began}, but the record begins at {record.began}"
@@ -92,22 +95,17 @@ def _time_problems(record: Record, soak: Soak, launches: Sequence[Launch]) -> It
         yield f"the soak ended at {soak.ended}, but the record ends at {record.ended}"
     if (in_launches_s := sum(launch.duration_s for launch in launches)) > soak.soaked_s + CLOCK_TOLERANCE_S:
         yield f"the soak ran for {soak.soaked_s:.0f} s, but its launches took {in_launches_s:.0f} s"
-    if not launches:
-        return
-    first_s = seconds_or_nan(launches[0].began) - began
-    if first_s < -CLOCK_TOLERANCE_S or (launches[0].number == 1 and first_s > CLOCK_TOLERANCE_S):
+    if launches and seconds_or_nan(launches[0].began) < began - CLOCK_TOLERANCE_S:
         yield f"the soak began at {soak.began}, but its round {launches[0].number} at {launches[0].began}"
-    last = launches[-1]
-    last_s = seconds_or_nan(last.began) + last.duration_s - began
     rates = [series for series in soak.timeline.series if output_of(series.name) and series.at]
-    if last.succeeded and rates and last.number == soak.rounds:
-        width = soak.timeline.bucket_s
-        newest = max(series.at[-1] for series in rates)
-        if not (newest * width <= last_s + CLOCK_TOLERANCE_S and (newest + 1) * width >= last_s - CLOCK_TOLERANCE_S):
-            yield (
-                f"the last round ended {last_s:.0f} s after the beginning of the soak, but the last figure of the timeline was "
-                f"recorded {newest * width:.0f} s after it"
-            )
+    if not (launches and launches[-1].succeeded and rates and launches[-1].number == soak.rounds and soak.ended):
+        return
+    # The soak ended with its last round. Its timeline includes interruptions, and `soaked_s` does not. The clock of the host may
+    # have been corrected, but not the one that measured these two times.
+    width, newest = soak.timeline.bucket_s, max(series.at[-1] for series in rates)
+    if (newest + 1) * width < soak.soaked_s - CLOCK_TOLERANCE_S or newest * width > ended - began + CLOCK_TOLERANCE_S:
+        recorded = f"the last figure of the timeline was recorded after {newest * width:.0f} s"
+        yield f"the soak ran for {soak.soaked_s:.0f} s, but {recorded}"
 
 
 def _order_problem(series: Series) -> str:
@@ -119,19 +117,12 @@ def _order_problem(series: Series) -> str:
     return ""
 
 
-def _figure_problem(series: Series, soak: Soak, figures: Sequence[Observation]) -> str:
-    """Return why a series does not fit the figure over all rounds, which the record must have; empty if it fits.
-
-    If the figure could not be measured in a round, this is its own problem, and the series is not compared.
-    """
-    same = [item for item in figures if (item.name, item.scope) == (series.name, series.scope)]
-    if any(item.status != MEASURED for item in same):
-        return ""
-    figure = next((item for item in same if identifying_params(item) == dict(series.params)), None)
+def _figure_problem(series: Series, soak: Soak, figure: Observation | None) -> str:
+    """Return why a series does not fit the figure over all rounds, which the record must have; empty if it fits."""
     if figure is None:
         return "the record has no figure with the scope and the parameters of this series"
     number = sum(series.n)
-    if number > soak.rounds:
+    if number > soak.rounds + SPARE_VALUES:
         return f"it has {counted(number, 'value')}, but only {counted(soak.rounds, 'round')} ended or were cut off"
     return _samples_problem(series, figure.samples) if number > 1 and figure.samples else ""
 

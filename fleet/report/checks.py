@@ -15,9 +15,9 @@ from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS
 
 _COMPUTED = {
-    "drift": "lowest level of the rate after the first hour of a soak, divided by the mean rate in that hour (in a soak of less "
-    "than ten hours: the first tenth instead of the first hour); a level is the median over 3 or more consecutive time "
-    "intervals; a fall that random variation of the rate may explain does not count",
+    "drift": "lowest level of the rate during a soak, plus what random variation of the rate may explain, divided by its mean "
+    "at the start of the soak; a level is the median over 3 or more consecutive time intervals; the start is the first hour, or "
+    "the first tenth of a soak of less than ten hours",
     "fabric_ports.active": "number of InfiniBand and RoCE ports that are up",
     "fabric_ports.rate": "highest of three totals: rate of all InfiniBand ports that are up, rate of all RoCE ports that are up, "
     "speed of all Ethernet interfaces",

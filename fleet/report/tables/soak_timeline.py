@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.judge.drift import DRIFT, format_clock, is_rate, reference_name
+from fleet.judge.drift import DRIFT, format_clock, is_rate
 from fleet.quantities import NONE, counted, finite, number, scale
 from fleet.report.charts.spark import THROTTLED, Axes, Spark, SparkColumn, bounds, range_text, spark
 from fleet.report.formatting import params_text
@@ -31,10 +31,9 @@ COLUMNS = (
 """Name of each figure that has a column, and the heading. A row is one GPU; in a rehearsal, one process."""
 
 Drifts = Mapping[tuple[str, str, str], float]
-"""Drift of each rate: the lowest level during the soak, divided by the mean at the start of the soak.
+"""Drift of each rate (`fleet/judge/drift.py`): the share of its level at the start of the soak to which it fell at least.
 
-A level is the median over three consecutive time intervals (`fleet/judge/drift.py`). The key is the host, the scope, and a text
-of name and parameters of the rate (`_figure`).
+The key is the host, the scope, and a text of name and parameters of the rate (`_figure`).
 """
 
 
@@ -189,7 +188,7 @@ def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:
         yield Rate(
             name=label,
             range=range_text([series]),
-            drift=drift_text(host, series, soak, drifts),
+            drift=drift_text(host, series, drifts),
             spark=spark(label, series, _axes(soak, [series])),
         )
 
@@ -215,15 +214,15 @@ def _figure(name: str, params: Mapping[str, Value]) -> str:
     return f"{name} {sorted(params.items())}"
 
 
-def drift_text(host: str, series: Series, soak: Soak, drifts: Drifts) -> str:
-    """Return how far the lowest level of a rate is from the mean of its first hour: `−0.4 % at worst against its first hour`.
+def drift_text(host: str, series: Series, drifts: Drifts) -> str:
+    """Return by how much a rate fell below its level at the start of the soak: `fell by 0.4 %`, or `did not fall`.
 
-    In a short soak, the first tenth replaces the first hour. Empty if the report has no verdict on the drift of this rate.
+    Empty if the report has no verdict on the drift of this rate.
     """
     share = drifts.get((host, series.scope, _figure(series.name, series.params)))
     if share is None:
         return ""
-    return f"{100 * (share - 1):+.1f} % at worst against its {reference_name(soak)}".replace("-", "−")
+    return "did not fall" if share >= 1 else f"fell by {100 * (1 - share):.1f} %"
 
 
 def _event_line(scope: str, event: Event) -> EventLine:
@@ -254,7 +253,7 @@ def table_rows(report: FleetReport) -> Iterator[tuple[str, ...]]:
                 host.name,
                 describe_scope(part),
                 *(_mean(series.get((name, part))) for name, _ in COLUMNS),
-                drift_text(host.name, series[STRESS, part], soak, drifts) or NONE,
+                drift_text(host.name, series[STRESS, part], drifts) or NONE,
                 NONE if throttled is None else f"{number(sum(throttled.mean) * soak.timeline.bucket_s, 3)} s",
             )
 
