@@ -59,9 +59,7 @@ class SoakRun(HostRun):
         recorded, checkpoint = self.record().soak, self._read_checkpoint()
         if recorded and recorded.ended and checkpoint:  # only the checkpoint has every series of the timeline
             return replace(recorded, timeline=checkpoint.timeline)
-        if checkpoint and (
-            recorded is None or (checkpoint.began, checkpoint.soaked_s) >= (recorded.began, recorded.soaked_s)
-        ):
+        if checkpoint and (recorded is None or _progress_key(checkpoint) >= _progress_key(recorded)):
             return checkpoint
         return recorded or Soak(began=utc_now(), planned_s=self._planned_s, soaked_s=0.0)
 
@@ -218,6 +216,11 @@ class SoakRun(HostRun):
         record = self.append()
         self.write_checkpoint()
         return record
+
+
+def _progress_key(soak: Soak) -> tuple[str, int, float]:
+    """Return a key by which newer progress sorts after older progress."""
+    return soak.began, soak.rounds, soak.soaked_s
 
 
 def _is_valid_despite_interruption(observation: Observation) -> bool:

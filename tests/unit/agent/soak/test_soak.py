@@ -35,10 +35,11 @@ from agent.soak.stop_on import is_fatal
 from collectors.base import Absent
 from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
-from fleet.judge.drift import rate_course
-from fleet.judge.evidence import identifying_params
+from fleet.judge.drift import judge_soak, rate_course
+from fleet.judge.evidence import Evidence, identifying_params
 from fleet.judge.figure_consistency import _sample_problem
-from fleet.judge.judge import judge
+from fleet.judge.judge import host_views, judge
+from fleet.judge.soak_consistency import soak_problems
 from fleet.planning.stage_times import parse_duration
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
@@ -951,6 +952,85 @@ def test_drift_of_a_long_soak_needs_data_after_the_first_hour() -> None:
     assert rate_course(timeline.series[0], soak_state(timeline)) is None  # no data after the first hour
     # If 3000 s were planned, the drift is relative to the first tenth of the soak instead of the first hour.
     assert rate_course(timeline.series[0], soak_state(timeline, planned_s=3000.0)) is not None
+
+
+class Clock:
+    """A clock in place of those of the host. `now` replaces `utc_now`."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def monotonic(self) -> float:
+        return self.seconds
+
+    def time(self) -> float:
+        return epoch_seconds(builders.WHEN) + self.seconds
+
+    def now(self) -> str:
+        return after_start(self.seconds)
+
+
+class KilledError(Exception):
+    """The supervisor was killed."""
+
+
+@pytest.mark.parametrize("pause_s", [5.0, 4000.0])
+@pytest.mark.parametrize(
+    "when",
+    ["before the round", "in the round", "while the round is recorded", "after it is recorded", "after the checkpoint"],
+)
+def test_record_of_a_soak_whose_supervisor_was_killed_is_no_contradiction(
+    when: str, pause_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds take 5 minutes. The supervisor is killed in each of the first three. The next one starts `pause_s` later."""
+    clock = Clock()
+    monkeypatch.setattr("agent.soak.soak_run.time", clock)
+    monkeypatch.setattr("agent.soak.soak_run.utc_now", clock.now)
+    monkeypatch.setattr("agent.run.record.utc_now", clock.now)
+    plan = builders.plan("h1", profile="soak", gpu_count=1, rackproof_gang="none", rackproof_soak_duration="1h")
+    run = HostRun.begin(tmp_path, "h1", json.dumps(to_json(plan)))
+    run.append(snapshots=[replace(builders.snapshot(range(1)), at=clock.now())])
+    results = builders.results(plan, "h1", SOAK)
+
+    def attempt(run: SoakRun, kill: str) -> None:
+        def die_if(point: str) -> None:
+            if kill == point:
+                raise KilledError
+
+        die_if("before the round")
+        began, number = clock.now(), run.begin_round()
+        work = write_rank_results(run, *results)
+        clock.seconds += 300.0
+        run.write_checkpoint()
+        die_if("in the round")
+        launch = replace(builders.launch(SOAK, ("h1",)), number=number, began=began, duration_s=299.0)
+        with monkeypatch.context() as patched:
+            if kill == "while the round is recorded":
+                patched.setattr("agent.run.record.documents.write", lambda *_: die_if(kill))
+            run.append(observations=results, launches=[launch])
+        die_if("after it is recorded")
+        run.clear_work(work)
+        run.write_checkpoint()
+        die_if("after the checkpoint")
+
+    kills = [when] * 3
+    run = SoakRun(tmp_path, "h1")
+    run.start()
+    while run.left_s > 0:
+        try:
+            attempt(run, kills.pop() if kills and run.state.rounds == 3 - len(kills) else "")
+        except KilledError:
+            clock.seconds += pause_s
+            run = SoakRun(tmp_path, "h1")
+            run.start()
+            run.salvage_round(tmp_path / "work" / SOAK)
+    record = run.finish("time", "")
+    assert record.soak
+    assert not kills
+    assert record.soak.rounds >= 12
+    (view,) = host_views(plan, {"h1": Evidence(records=(record,))}, read_packs([]))
+    assert [*soak_problems(view, record)] == []
+    assert [item.reason for item in judge_soak(view)] == []
 
 
 # ---- the report
