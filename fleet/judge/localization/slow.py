@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from fleet.judge.localization.matrix import End, PairKind, spread, upper_median
 
 MIN_HOSTS = 3
-"""Minimum number of hosts, or of partners of an end, for a comparison. Of two hosts, either may be the slow one."""
+"""Minimum number of hosts for a comparison: of two hosts, either may be the slow one. Also the minimum number of slow edges of a
+partly slow end."""
 MANY_PARTNERS = 8
 """With this many partners or more, an end is judged by its second best pair: the speed of the best pair may be a timing error."""
 FAILED_SHARE = 1e-9
@@ -161,10 +162,10 @@ def typical_speeds(edges: Iterable[Edge]) -> tuple[dict[PairKind, float], dict[P
 
 
 def _log_shares(edges: Sequence[Edge], least: Mapping[PairKind, float]) -> tuple[dict[int, float], float]:
-    """Return the share of each edge by index, and a lower bound for the center of the shares (minus infinity: no bound).
+    """Return the share of each edge by index, and a lower bound for `SlowParts.end_center` (minus infinity: no bound).
 
     The share is the natural logarithm of the speed divided by a reference: the typical speed of the kind, or the lowest speed of
-    a healthy pair (`least`) if that is higher. In the second case, healthy pairs have shares of at least 0, so this is the bound.
+    a healthy pair (`least`) if that is higher. If it is higher for any kind, the bound is 0: most ends may be slow.
 
     If the kind has a minimum speed instead of a typical one, the speed is divided by the minimum, and the ratio is capped at 1.
     An edge whose kind has neither is left out.
@@ -232,7 +233,7 @@ def _find_slow_ends(
 
     A rail is not slow if all its ends at one of its switches are normal.
 
-    `min_center`: lower bound for `center`, which is otherwise the median over the rails.
+    `min_center`: lower bound for `SlowParts.end_center`, which is otherwise the median over the rails.
     """
     levels_by_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():

@@ -977,8 +977,11 @@ class KilledError(Exception):
 @pytest.mark.parametrize("pause_s", [5.0, 4000.0])
 @pytest.mark.parametrize(
     "when",
-    ["before the round", "in the round", "while the round is recorded", "after it is recorded", "after the checkpoint"],
-)
+    [
+        "before the round", "in the round", "while the round is recorded", "after it is counted in the checkpoint",
+        "after it is recorded", "after the checkpoint",
+    ],
+)  # fmt: skip
 def test_record_of_a_soak_whose_supervisor_was_killed_is_no_contradiction(
     when: str, pause_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1005,8 +1008,14 @@ def test_record_of_a_soak_whose_supervisor_was_killed_is_no_contradiction(
         die_if("in the round")
         launch = replace(builders.launch(SOAK, ("h1",)), number=number, began=began, duration_s=299.0)
         with monkeypatch.context() as patched:
-            if kill == "while the round is recorded":
-                patched.setattr("agent.run.record.documents.write", lambda *_: die_if(kill))
+            if kill in ("while the round is recorded", "after it is counted in the checkpoint"):
+
+                def write(*_: object) -> None:
+                    if kill == "after it is counted in the checkpoint":
+                        run.write_checkpoint()  # the thread that watches the soak does this
+                    die_if(kill)
+
+                patched.setattr("agent.run.record.documents.write", write)
             run.append(observations=results, launches=[launch])
         die_if("after it is recorded")
         run.clear_work(work)
