@@ -72,6 +72,10 @@ ROUNDS: dict[str, tuple[Change, list[str]]] = {
     ),
     "the same event twice": (soak_record((1,), 1, (), (REPLAY, REPLAY)), ["the timeline has a duplicate event"]),
     "the same series twice": (soak_record((1,), 1, (POWER, POWER)), ["the timeline has a duplicate series"]),
+    "the same series twice, with parameters in another order": (
+        soak_record((1,), 1, (replace(POWER, params={"a": 1, "b": 2}), replace(POWER, params={"b": 2, "a": 1}))),
+        ["the timeline has a duplicate series"],
+    ),
 }
 
 
@@ -79,6 +83,9 @@ ROUNDS: dict[str, tuple[Change, list[str]]] = {
 def test_rounds_of_a_soak_must_be_in_order_and_complete(kind: str) -> None:
     change, expected = ROUNDS[kind]
     assert reasons(change) == expected
+
+
+RATE, COPY = "stress.throughput", "memory.bandwidth"
 
 
 @cache
@@ -116,6 +123,16 @@ def with_bucket(factor: float) -> Callable[[Soak], Soak]:
     return lambda soak: replace(soak, timeline=replace(soak.timeline, bucket_s=soak.timeline.bucket_s * factor))
 
 
+def of_series(name: str, change: Callable[[Series], Series]) -> Callable[[Soak], Soak]:
+    """Return a change of the series of one name."""
+
+    def changed(soak: Soak) -> Soak:
+        series = tuple(change(item) if item.name == name else item for item in soak.timeline.series)
+        return replace(soak, timeline=replace(soak.timeline, series=series))
+
+    return changed
+
+
 TIMES: dict[str, tuple[Callable[[], list[str]], list[str]]] = {
     "unchanged": (problems, []),
     "beginning the day before": (
@@ -133,6 +150,14 @@ TIMES: dict[str, tuple[Callable[[], list[str]], list[str]]] = {
     ),
     "beginning an hour before the first round, as if the first launch could not start": (
         lambda: problems(lambda soak: replace(soak, began=soak.began.replace("T05:56", "T05:52"))),
+        [],
+    ),
+    "beginning five minutes before the record": (
+        lambda: problems(lambda soak: replace(soak, began="2026-11-29T05:51:03.818715Z")),
+        [],
+    ),
+    "series without values": (
+        lambda: problems(of_series(RATE, lambda item: replace(item, at=(), n=(), low=(), mean=(), high=()))),
         [],
     ),
     "end the day after": (
@@ -193,16 +218,6 @@ def test_times_of_a_soak_must_fit_its_record_its_launches_and_its_timeline(kind:
     assert found() == [f"host stage.soak: {reason}" for reason in expected]
 
 
-def of_series(name: str, change: Callable[[Series], Series]) -> Callable[[Soak], Soak]:
-    """Return a change of the series of one name."""
-
-    def changed(soak: Soak) -> Soak:
-        series = tuple(change(item) if item.name == name else item for item in soak.timeline.series)
-        return replace(soak, timeline=replace(soak.timeline, series=series))
-
-    return changed
-
-
 def with_first(**values: float) -> Callable[[Series], Series]:
     """Return a change of the first entry of some columns of a series: it is multiplied by a factor."""
     return lambda series: replace(
@@ -210,7 +225,6 @@ def with_first(**values: float) -> Callable[[Series], Series]:
     )
 
 
-RATE, COPY = "stress.throughput", "memory.bandwidth"
 SERIES: dict[str, tuple[str, Callable[[Series], Series], str]] = {
     "unit of a figure": (
         RATE,
