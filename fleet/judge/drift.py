@@ -1,8 +1,8 @@
 """Judge a soak by itself: did it run as long as planned, did any rate fall below its own initial level, and when?
 
 For each rate that a soak measured often enough, this module adds an observation such as `drift.stress.throughput`: the lowest
-level of the rate as a share of its mean at the start of the soak, without what chance may explain.
-Criteria compare this observation with a value or with the fleet, like any other.
+level of the rate as a share of its mean at the start of the soak, without what chance may explain. Criteria compare this
+observation with a value or with the fleet, like any other.
 """
 
 from __future__ import annotations

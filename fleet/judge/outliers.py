@@ -25,9 +25,9 @@ from schemas.scopes import Scope
 
 MIN_PEERS_FOR_MEDIAN = 3
 """Number of peers below which there is no median: of two values, either may be the outlier."""
-MOST_WIDENED = 2.0
-"""If a criterion has a fraction and deviations, the deviations change the limit at most by this factor. Otherwise, figures that
-vary a lot between the parts would give a floor below 0, which finds nothing."""
+LOWEST_FLOOR = 0.5
+"""If a criterion has a fraction and deviations, the deviations lower a floor at most to this share of the limit of the fraction.
+Otherwise, figures that vary a lot between the parts would give a floor below 0, which finds nothing."""
 MIN_PEERS_FOR_DEVIATION = 8
 """Number of peers below which there is no deviation: the deviation of eight peers has a standard error of 40 %."""
 SIGMA_OF_MAD = 1.4826
@@ -248,8 +248,7 @@ def has_enough_peers(criterion: Criterion | None, peers: PeerGroup) -> bool:
 def limit(criterion: Criterion, peers: PeerGroup) -> float:
     """Return the limit from the fleet. If fraction and deviations are both set, the limit farther from the median counts.
 
-    But the deviations change the limit of the fraction at most by the factor MOST_WIDENED. Call this function only if
-    `has_enough_peers`.
+    But a floor is at least LOWEST_FLOOR times that of the fraction. Call this function only if `has_enough_peers`.
 
     Raises:
         ValueError: there are no peers, or too few for a criterion that has deviations only.
@@ -268,10 +267,12 @@ def _limit(criterion: Criterion, peers: PeerGroup) -> tuple[float, float | None]
     by_deviations = middle - deviations * deviation if is_floor else middle + deviations * deviation
     if fraction is None:
         return by_deviations, None
-    farthest, nearest = (min, max) if is_floor else (max, min)
-    widest = fraction / MOST_WIDENED if is_floor else fraction * MOST_WIDENED
-    found = nearest(farthest(by_deviations, fraction * middle), farthest(widest * middle, fraction * middle))
-    return found, next((share for share in (fraction, widest) if found == share * middle), None)
+    if not is_floor:
+        by_fraction = fraction * middle
+        return (by_fraction, fraction) if by_fraction >= by_deviations else (by_deviations, None)
+    lowest = LOWEST_FLOOR * fraction
+    found = max(min(by_deviations, fraction * middle), min(lowest * middle, fraction * middle))
+    return found, next((share for share in (fraction, lowest) if found == share * middle), None)
 
 
 def explanation(criterion: Criterion, peers: PeerGroup, median: str) -> str:

@@ -321,10 +321,6 @@ TEN = (98.0, 99.0, 99.0, 100.0, 100.0, 100.0, 101.0, 101.0, 102.0, 150.0)
             "70 robust deviations from the fleet's median M over 10 GPUs (a deviation is 1.5 % of the median)",
         ),
         (
-            {"fleet_deviations": 71.0, "fleet_fraction": 1.02, "operator": "le"}, TEN, 204.0,
-            "204 % of the fleet's median M over 10 GPUs",
-        ),
-        (
             {"fleet_deviations": 4.0, "fleet_fraction": 0.98}, TEN[2:5], 98.0,
             "98 % of the fleet's median M over 3 GPUs",
         ),
