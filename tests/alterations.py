@@ -106,7 +106,16 @@ SIMULATED = {
     "three hosts": ("--hosts", 3, "--gpus", 4, "--profile", "smoke"),
     "RDMA ports": ("--hosts", 3, "--gpus", 2, "--profile", ROOT / "docs/measurements/ports.yml"),
 }
-MEASURED_RUNS = ("h200x1", "h200x2", "h200x2-two-hosts", "h100x1", "h100x2", "h200x1-burnin", "h200x1-burnin-long", "h200x2-burnin")
+MEASURED_RUNS = (
+    "h200x1",
+    "h200x2",
+    "h200x2-two-hosts",
+    "h100x1",
+    "h100x2",
+    "h200x1-burnin",
+    "h200x1-burnin-long",
+    "h200x2-burnin",
+)
 """Runs on real GPUs in docs/measurements."""
 WEIGHTS = {"one GPU": 20, "two hosts": 4, "three hosts": 1, "h200x1": 5, "h200x2": 1}
 """Run -> its weight in the distribution of the alterations; a run that is not listed has weight 1. Small runs have larger

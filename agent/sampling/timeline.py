@@ -21,7 +21,8 @@ from schemas.timeline import Event, Series, Timeline, is_recorded
 MAX_BUCKETS = 240
 FIRST_BUCKET_S = 1.0
 MAX_SERIES = 1000
-MAX_EVENTS = 200
+MAX_EVENTS, MAX_EVENTS_OF_NAME = 1000, 100
+"""Events of one name also have a maximum, so that many events of one kind leave room for those of other kinds."""
 SAME_EVENT_S = 600.0
 """If an event of the same name and scope occurs less than this many seconds after the end of an earlier one, the earlier event is
 extended."""
@@ -42,8 +43,7 @@ COUNTERS = re.compile(
 )
 """Pattern of names of counters of errors. Each increase of such a counter is an event.
 
-Retransmissions are not included. A healthy RoCE fabric may have enough of them in a day to reach MAX_EVENTS. Later XIDs
-would then be lost.
+Retransmissions are not included, because a healthy RoCE fabric has many of them.
 """
 LOGGED = ("xid.", "sxid.", "kernel.event.")
 """Name prefixes of counters from the kernel log."""
@@ -111,7 +111,8 @@ class Recorder:
                     until_s = round(max(at_s, event.until_s), 1)
                     self._events[index] = replace(event, until_s=until_s, count=event.count + count)
                     return
-            if len(self._events) >= MAX_EVENTS:
+            of_name = sum(event.name == name for event in self._events)
+            if of_name >= MAX_EVENTS_OF_NAME or len(self._events) >= MAX_EVENTS:
                 self._left_out += 1
                 return
             at_s = round(max(0.0, at_s), 1)

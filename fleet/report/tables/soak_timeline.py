@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,8 @@ from schemas.scopes import Scope, pci_address
 from schemas.timeline import Event, Series, Soak
 from schemas.times import format_span
 
-MAX_EVENTS = 12
+MAX_EVENTS = 6
+"""Of each name, the report shows the first events up to this number. So a rare event is shown beside a frequent one."""
 STRESS = "stress.throughput"
 COLUMNS = (
     ("gpu.power", "Power"),
@@ -81,7 +83,7 @@ class HostTimeline:
     rates: tuple[Rate, ...]
     events: tuple[EventLine, ...]
     left_out: int
-    """Number of events beyond MAX_EVENTS, plus the number of events and values that the agent dropped (`Timeline.left_out`)."""
+    """Number of events that are not shown, plus the number of events and values that the agent dropped (`Timeline.left_out`)."""
 
 
 def timelines(report: FleetReport) -> list[HostTimeline]:
@@ -97,6 +99,7 @@ def _host_timeline(host: HostReport, soak: Soak, drifts: Drifts) -> HostTimeline
     columns = [(name, head) for name, head in COLUMNS if name in by_name]
     parts = sorted({series.scope for name, _ in columns for series in by_name[name]}, key=_part_order)
     events = _events_by_gpu(host, soak.timeline.events)
+    shown = _first_of_each_name(events)
     return HostTimeline(
         host=host.name,
         anchor=host_anchor(host.name),
@@ -106,8 +109,8 @@ def _host_timeline(host: HostReport, soak: Soak, drifts: Drifts) -> HostTimeline
         columns=tuple(SparkColumn(name=head, range=range_text(by_name[name])) for name, head in columns),
         rows=tuple(_part_row(host, part, columns, by_name, events, soak) for part in parts),
         rates=tuple(_rates(host.name, soak, drifts)),
-        events=tuple(_event_line(scope, event) for scope, event in events[:MAX_EVENTS]),
-        left_out=max(0, len(events) - MAX_EVENTS) + soak.timeline.left_out,
+        events=tuple(_event_line(scope, event) for scope, event in shown),
+        left_out=len(events) - len(shown) + soak.timeline.left_out,
     )
 
 
@@ -150,6 +153,17 @@ def _events_by_gpu(host: HostReport, events: Sequence[Event]) -> list[tuple[str,
         scope = Scope.parse(event.scope)
         scoped.append((scope.on(gpus.get(scope.device, scope.device)), event))
     return scoped
+
+
+def _first_of_each_name(events: Sequence[tuple[str, Event]]) -> list[tuple[str, Event]]:
+    """Return the first MAX_EVENTS events of each name, in their order in `events`."""
+    numbers = Counter[str]()
+    shown = []
+    for scope, event in events:
+        numbers[event.name] += 1
+        if numbers[event.name] <= MAX_EVENTS:
+            shown.append((scope, event))
+    return shown
 
 
 def _part_row(

@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from agent.exporter.live import Span, build_document, publish_record
 from agent.run.record import HostRun
 from agent.sampling import timeline
-from agent.sampling.timeline import MAX_BUCKETS, MAX_EVENTS, Recorder
+from agent.sampling.timeline import MAX_BUCKETS, MAX_EVENTS_OF_NAME, Recorder
 from agent.soak import soak
 from agent.soak.aggregate import aggregate_rounds, select_launches, select_snapshots
 from agent.soak.soak import run_soak
@@ -184,9 +184,12 @@ def test_thermal_throttling_is_an_event_and_power_capping_is_not() -> None:
 
 def test_events_beyond_the_maximum_number_are_only_counted() -> None:
     recorder = Recorder()
-    for number in range(MAX_EVENTS + 50):
+    for number in range(MAX_EVENTS_OF_NAME + 50):
         recorder.add_event(number * 1000.0, "gpu.pcie.replays", "gpu=0")
-    assert (len(recorder.timeline().events), recorder.timeline().left_out) == (MAX_EVENTS, 50)
+    recorder.add_event(200_000.0, "xid.fatal", "gpu=0")
+    names = [event.name for event in recorder.timeline().events]
+    assert names == ["gpu.pcie.replays"] * MAX_EVENTS_OF_NAME + ["xid.fatal"]
+    assert recorder.timeline().left_out == 50
 
 
 # ---- aggregation of rounds

@@ -19,7 +19,7 @@ from fleet.report.tables.distributions import distributions
 from schemas.baselines import FIGURES_GONE, Change
 from schemas.records import ERROR, Observation
 from schemas.reports import EXCEPTIONS, FAIL, INCONCLUSIVE, PASS, FleetReport, Judged, Verdict
-from schemas.timeline import Series, Soak, Timeline
+from schemas.timeline import Event, Series, Soak, Timeline
 from tests.unit.fleet.report.test_render import accepted, measured, rejected, two_hosts
 
 
@@ -144,20 +144,34 @@ def test_median_bandwidth_of_pairs_of_hosts_is_a_dash_if_no_pair_was_measured() 
     assert pairs.host_pairs(replace(first, measurements=(item,)))["median"] == "–"
 
 
+def with_soak(timeline: Timeline) -> FleetReport:
+    """Return a report in which the first host has a soak of one round."""
+    soak = Soak(began="2026-11-14T09:30:02Z", planned_s=60, soaked_s=60, finished=1, timeline=timeline)
+    report = accepted()
+    return replace(report, hosts=(replace(report.hosts[0], soak=soak), report.hosts[1]))
+
+
+def test_rare_event_is_shown_beside_a_frequent_one() -> None:
+    frequent = [
+        Event(
+            at_s=at, until_s=at, name="gpu.throttle.active", scope="gpu=0,reason=hw_thermal", count=1, text="throttled"
+        )
+        for at in range(20)
+    ]
+    rare = Event(at_s=50, until_s=50, name="xid.fatal", scope="gpu=1", count=1, text="rose from 0 to 1")
+    [timeline] = soak_timeline.timelines(with_soak(Timeline(bucket_s=60, events=(*frequent, rare), left_out=2)))
+    shown = [(event.when, event.text) for event in timeline.events]
+    assert shown[0] == ("0 min 00 s", "gpu.throttle.active: throttled")
+    assert shown[-1] == ("0 min 50 s", "xid.fatal: rose from 0 to 1")
+    assert (len(shown), timeline.left_out) == (7, 16)
+
+
 @pytest.mark.parametrize("size", ["a text", True, 1e300, None])
 def test_soak_series_with_an_invalid_message_size_is_shown(size: Any) -> None:
     full: dict[str, Any] = {"at": (0,), "n": (1,), "low": (1e9,), "mean": (2e9,), "high": (3e9,)}
     rate = {"name": "collective.all_reduce.busbw", "scope": "host", "unit": "B/s"}
     series = (Series(**rate, params={"size_bytes": size}, **full),)
-    soak = Soak(
-        began="2026-11-14T09:30:02Z",
-        planned_s=60,
-        soaked_s=60,
-        finished=1,
-        timeline=Timeline(bucket_s=60, series=series),
-    )
-    report = accepted()
-    report = replace(report, hosts=(replace(report.hosts[0], soak=soak), report.hosts[1]))
+    report = with_soak(Timeline(bucket_s=60, series=series))
     [timeline] = soak_timeline.timelines(report)
     assert (timeline.columns, len(timeline.rates)) == ((), 1)
     assert timeline.summary == "1 min 00 s of 1 min 00 s in 1 round, end not recorded"
