@@ -31,7 +31,7 @@ from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.layout import GANG_SCOPE, HostValues, LayoutCache, are_numbers, is_regular, values_at
 from fleet.judge.partner_checks import PartnerCheck, are_alike
-from fleet.judge.paths import is_bandwidth_name
+from fleet.judge.paths import is_bandwidth_name, judges_bandwidth
 from fleet.judge.reading_checks import ReadingCheck, reading_check
 from fleet.judge.row import MAX_FARTHEST, TallyRow
 from fleet.judge.shared_readings import SharedReadings
@@ -384,7 +384,7 @@ class PassCounter:
                 (check.row.stage, check.row.name)
                 for step in steps
                 for check in step.checks or ()
-                if is_bandwidth_name(check.row.name)
+                if judges_bandwidth(check.row.criterion, check.row.name)
             ),
             figures=figure_structure(view, values.observations),
         )

@@ -36,6 +36,8 @@ LINKS = ("peer_copy.", "digest.wrong_peer_copies", "gpu.nvlink.")
 CUT_NAME = "NET/AWS"
 """Older agents cut the name `NET/AWS Libfabric/0/GDRDMA` at the space. The rest, which states GPUDirect RDMA, is lost, so
 a transport of this name does not count as slow."""
+ANY_NETWORK = "fabric-busbw-any-network"
+"""Id of the criterion whose limit, 10 MB/s, any network reaches."""
 Path = tuple[str, str, str, Value, Value]
 """Id of a criterion, name and stage of a figure, message size in bytes, and the transport over which the figure was measured."""
 
@@ -148,6 +150,14 @@ def is_bandwidth(verdict: Verdict) -> bool:
 def is_bandwidth_name(name: str) -> bool:
     """Return whether figures with that name are the bandwidth of a collective."""
     return name.startswith("collective.") and name.endswith(".busbw")
+
+
+def judges_bandwidth(criterion: str, name: str) -> bool:
+    """Return whether a criterion that judges the figure `name` judges the bandwidth of a collective.
+
+    ANY_NETWORK does not count, because a slow network passes it.
+    """
+    return is_bandwidth_name(name) and criterion != ANY_NETWORK
 
 
 def path_of(view: HostView, verdict: Verdict) -> Path:

@@ -15,7 +15,7 @@ from fleet.judge.drift import rates_without_drift
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.passes import Remaining, measured_figures
-from fleet.judge.paths import is_bandwidth
+from fleet.judge.paths import judges_bandwidth
 from schemas.records import Launch
 from schemas.reports import RECORD, Verdict, VerdictKind
 from schemas.stages import GANG
@@ -31,7 +31,7 @@ class HostFacts:
     measured: tuple[tuple[str, str, str], ...] = ()
     """Stage, name and unit of every figure of the host's benchmarks."""
     judged_bandwidths: frozenset[Figure] = frozenset()
-    """Bandwidths of collective operations that a criterion compared with a limit."""
+    """Stage and name of each bandwidth of collective operations that a criterion compared with a limit (`judges_bandwidth`)."""
     uncompared_digests: tuple[tuple[str, str], ...] = ()
     """Stage, and scope of a GPU whose digests (`judge/digests.py`) were not compared: no other GPU has comparable ones."""
     gang_launches: tuple[Launch, ...] = ()
@@ -68,7 +68,7 @@ class FactCollector:
         else:
             measured = measured_figures(view.evidence.benchmarks())
         judged = frozenset(
-            (item.stage, item.name) for item in verdicts if item.limit is not None and is_bandwidth(item)
+            (item.stage, item.name) for item in verdicts if item.limit is not None and judges_bandwidth(item.criterion, item.name)
         )
         return HostFacts(
             measured=self._share(measured),

@@ -26,8 +26,6 @@ Facts = Mapping[str, HostFacts]
 def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
     """Return a line for each stage in which the bandwidth of a collective operation was measured but not judged on some host."""
     lines = []
-    # Without rackproof_fabric_gbps, the bandwidth between hosts counts as not judged: a network then needs only 10 MB/s to pass
-    # (`fabric-busbw-any-network`).
     with_fabric_rate = {host.name for host in plan.hosts if host.fabric_gbps}
     for stage, what in ((BENCHMARK, "within hosts"), (GANG, "between hosts")):
         measured = {
@@ -40,7 +38,7 @@ def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
             (name.split(".")[1], host)
             for host, of_host in facts.items()
             for figure_stage, name in of_host.judged_bandwidths
-            if figure_stage == stage and (stage == BENCHMARK or host in with_fabric_rate)
+            if figure_stage == stage
         }
         unjudged = [key for key in measured if key not in judged]
         if unjudged and not plan.rehearsal:

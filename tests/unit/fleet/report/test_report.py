@@ -384,6 +384,32 @@ criteria:
 """
 
 
+BETWEEN_HOSTS = """\
+schema: rackproof.criteria/1
+summary: site
+criteria:
+  - id: site
+    name: collective.*.busbw
+    stage: gang
+    operator: ge
+    value: 1.0e+9
+    unit: B/s
+    action: inspect_hardware
+    basis: policy
+    source: "the contract, annex 3"
+"""
+
+
+def test_bandwidth_between_hosts_is_judged_by_a_limit_that_needs_no_fabric_rate(tmp_path: Path) -> None:
+    """Such limits are those of sites and those of NVLink domains."""
+    plan = builders.plan("h1", "h2", "h3")
+    write_run(tmp_path / "r1", replace(plan, hosts=tuple(replace(host, fabric_gbps=0.0) for host in plan.hosts)))
+    (tmp_path / "site.yml").write_text(BETWEEN_HOSTS)
+    process = rackproof("report", tmp_path / "r1", "--criteria", tmp_path / "site.yml")
+    assert process.returncode == 0, process.stdout + process.stderr
+    assert "Bandwidth between hosts" not in process.stdout
+
+
 def criteria(path: Path, value: str = "4.0e+12", unit: str = "B/s", more: str = "") -> Path:
     path.write_text(PACK.format(value=value, unit=unit, more=more))
     return path
