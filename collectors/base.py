@@ -65,9 +65,9 @@ class Family:
     help: str
     counter: bool = False
     varies: bool = False
-    """Whether the value may change while the host runs. False for a counter, which may always change. A reading that neither
-    varies nor is a counter describes a part or its configuration. If its value differs between two snapshots of a record, the
-    judge reports a contradiction."""
+    """Whether the value may change while the host runs. It is not set for counters. A reading that is no counter and does not
+    vary describes a part or its configuration. If its value differs between two snapshots of a record, the judge reports a
+    contradiction."""
     signed: bool = False
     """Whether the value may be negative. If False, the judge reports a negative value as not credible."""
     fractional: bool = False
@@ -104,8 +104,9 @@ class Collector(Protocol):
 def scope(labels: Labels) -> str:
     """Return the labels as the scope of a record: `gpu=0,link=3`, or `host`. IDENTITY_LABELS are not part of a scope.
 
-    Characters that a scope cannot contain, such as the `/` of a path, become `_`. A scope has at most 256 characters. So if the
-    value of a label is longer than MAX_LABEL_LENGTH, its end is replaced with a checksum of the whole value.
+    Characters that a scope cannot contain, such as the `/` of a path, become `_`. If the value of a label is longer than
+    MAX_LABEL_LENGTH, its end is replaced with a checksum of the whole value, because a record accepts scopes of at most 256
+    characters.
     """
     return (
         ",".join(f"{key}={_scope_value(value)}" for key, value in labels.items() if key not in IDENTITY_LABELS)

@@ -91,7 +91,7 @@ class PlannedHost:
     bmc: bool = False
     """Whether the inventory names the BMC of the host. If it does, the BMC must be read."""
     count_found: bool = False
-    """Whether the number of ordered GPUs was not given (`rackproof run` without `--gpus`). Then `devices` are those of
+    """Whether the number of GPUs to expect was not given (`rackproof run` without `--gpus`). Then `devices` are those of
     `--devices`, or else all GPUs of the host."""
 
     @cached_property

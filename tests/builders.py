@@ -53,9 +53,10 @@ RATES = {
     "peer_copy.bandwidth": {"one_way": 3.9e11, "both_ways": 7.6e11},
     "stress.throughput": {"bf16": 7.0e14},
 }
-"""Rates of an H200 SXM in FLOP/s or B/s: name of the observation -> value of its parameter in SETTINGS -> rate."""
+"""Rates of an H200 SXM in FLOP/s or B/s: name of the observation -> value of a parameter -> rate. SETTINGS has the names of these
+parameters."""
 SETTINGS = ("dtype", "op", "direction")
-"""Parameters by which RATES distinguishes rates of one name. An observation in RATES has one of them."""
+"""Each observation in RATES has one of these parameters."""
 FIGURES: dict[str, Any] = {
     "peer_copy.access": True,
     "peer_copy.latency": 2e-6,
@@ -163,7 +164,7 @@ def plan(
     """Return the plan of a run on these hosts.
 
     With the profile `standard`, the plan has only the collectives in OPS with the sizes in SIZES. `with_all_ops`: it has all
-    collectives of the profile with these sizes; `with_all_sizes`: all collectives with all sizes of the profile.
+    collectives of the profile, with the sizes in SIZES. `with_all_sizes`: it has all collectives and all sizes of the profile.
     """
     hosts = inventory(*names, rackproof_gpu_count=gpu_count, **variables)
     document = read_profile(profile)
@@ -226,8 +227,8 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
 def optional_readings(devices: range, exported: frozenset[str]) -> tuple[Metric, ...]:
     """Return the readings in NEVER_ABSENT, and those that optional H200 criteria judge.
 
-    Readings in NEVER_ABSENT have the values given there; all others are unsupported. Readings of BMCs, and those in `exported`,
-    which the snapshot already has, are left out.
+    Readings in NEVER_ABSENT have the values given there; all others are unsupported. Readings of BMCs are left out. So are those
+    in `exported`, because the snapshot has them already.
     """
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
@@ -276,7 +277,8 @@ def launch(
 ) -> Launch:
     """Return a launch that ended with `outcome`, because of `reason`.
 
-    If `outcome` is `finished`, the host has `devices` ranks, of which the first is rank `first`. Otherwise it has none.
+    The host in whose record the launch is has `devices` ranks, from rank `first` on, if `outcome` is `finished`. Otherwise it has
+    none.
     """
     return Launch(
         stage=stage,
@@ -357,7 +359,7 @@ def _value(name: str, params: Any) -> Any:
 
 
 def slowed_collective(observation: Observation, *, op: str) -> Observation:
-    """Return the observation. A bandwidth or latency of the collective `op` gets the value for a rate of 1 GB/s."""
+    """Return the observation as if the collective `op` had a rate of 1 GB/s. Other observations are returned unchanged."""
     if observation.name in (f"collective.{op}.algbw", f"collective.{op}.busbw"):
         return replace(observation, value=1e9)
     if observation.name == f"collective.{op}.latency":

@@ -48,7 +48,7 @@ def _soak(options: argparse.Namespace) -> int:
     if options.looks < 0:
         return fail(f"--looks {options.looks}: give 1 or more, or omit the option to soak without reports of progress")
     if options.wait and not options.looks:
-        return fail("--wait: to wait for the end of the soak, give --looks 1")
+        return fail("--wait does not apply to a soak. Give --looks 1, which waits until the soak has ended")
     try:
         host = options.host or find_host(launch_options.read_plan(options).plan, os.environ)
         run = SoakRun(options.run_dir, host)

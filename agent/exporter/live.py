@@ -50,13 +50,13 @@ class Span:
     progress: float
 
     def fields(self, now: float, round_began: float) -> Json:
-        """Return the fields of the stage for the whole soak; they replace the same fields of the current round."""
+        """Return begin, deadline and progress of the whole soak. In the document, they replace those of the current round."""
         remaining = max(self.ends - round_began, 1.0)
         done = self.progress + (1 - self.progress) * (now - round_began) / remaining
         return {"began": self.began, "deadline": self.deadline, "progress": max(0.0, min(1.0, done))}
 
     def expected_end(self, round_ends: float, round_s: float) -> float:
-        """Return when the last round is expected to end: a round that is running at the time `ends` is completed.
+        """Return when the last round is expected to end. A round that is running at the time `ends` still runs to its end.
 
         Args:
             round_ends: expected end of the current round.
@@ -202,7 +202,7 @@ def build_document(run: HostRun, record: Record | None = None) -> Json:
 
 
 def _soak_fields(soak: Soak, round_deadline_s: float) -> Json:
-    """Return the fields of the stage for the whole soak. They replace the same fields of its last launch, which was one round."""
+    """Return begin, progress, state and end of the whole soak. In the document, they replace those of its last round."""
     fields: Json = {"began": epoch_seconds(soak.began), "progress": min(1.0, soak.soaked_s / soak.planned_s)}
     if not soak.ended:
         deadline = time.time() + max(0.0, soak.planned_s - soak.soaked_s) + round_deadline_s

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 GRACE_S = 5.0
-"""Time between SIGTERM and SIGKILL."""
+"""Longest wait for the processes to end, after SIGTERM and again after SIGKILL."""
 
 
 class ProcessTree:

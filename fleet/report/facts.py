@@ -68,7 +68,9 @@ class FactCollector:
         else:
             measured = measured_figures(view.evidence.benchmarks())
         judged = frozenset(
-            (item.stage, item.name) for item in verdicts if item.limit is not None and judges_bandwidth(item.criterion, item.name)
+            (item.stage, item.name)
+            for item in verdicts
+            if item.limit is not None and judges_bandwidth(item.criterion, item.name)
         )
         return HostFacts(
             measured=self._share(measured),

@@ -140,7 +140,7 @@ def allowances(hosts: Sequence[PlannedHost]) -> Iterator[SummaryLine]:
         yield SummaryLine(kind=LineKind.CAVEAT, title="GPUs shared", text=text, values={"hosts": len(shared)})
     if without_count := [host.name for host in hosts if host.count_found]:
         text = (
-            "the number of ordered GPUs was not given (rackproof run --gpus), so a missing GPU may go unnoticed on "
+            "the number of GPUs to expect was not given (rackproof run --gpus), so a missing GPU may go unnoticed on "
             f"{_names(without_count, 5)}"
         )
         yield SummaryLine(kind=LineKind.CAVEAT, title="GPU count", text=text, values={"hosts": len(without_count)})

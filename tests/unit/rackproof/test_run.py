@@ -81,7 +81,7 @@ def test_packages_of_other_software_do_not_hide_those_of_rackproof(tmp_path: Pat
     assert (completed.returncode, completed.stderr) == (0, "")
 
 
-def test_processes_of_a_checkout_that_is_not_installed_find_its_packages(tmp_path: Path) -> None:
+def test_package_locations_include_those_of_a_checkout_that_is_not_installed(tmp_path: Path) -> None:
     for name in ("agent", "rackproof", "schemas"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text((ROOT / name / "__init__.py").read_text())
@@ -155,7 +155,7 @@ def test_machine_without_gpus_is_reported_and_a_rehearsal_suggested(tmp_path: Pa
         (["--model", "h2000-sxm"], "unknown --model h2000-sxm"),
         (
             ["--run-dir", "x/runs"],
-            "x/runs: a directory named runs is for several runs: give a directory in it, such as /",
+            "x/runs: a directory named runs is for several runs: give a directory in it, such as",
         ),
     ],
 )
@@ -239,8 +239,9 @@ def test_reason_is_reported_if_no_gpu_can_be_measured() -> None:
     assert "there is no NVIDIA GPU on this machine's PCI bus" in readiness.reason_without_gpus(
         gpus(0, DRIVER_NOT_LOADED)
     )
-    assert "the PCI bus cannot be read (Driver Not Loaded)" in readiness.reason_without_gpus(
-        gpus(DRIVER_NOT_LOADED, DRIVER_NOT_LOADED)
+    unreadable = Absent.error("Permission denied")
+    assert "the PCI bus cannot be read (Permission denied)" in readiness.reason_without_gpus(
+        gpus(unreadable, DRIVER_NOT_LOADED)
     )
 
 
@@ -349,7 +350,7 @@ def test_requested_or_all_devices_are_planned(tmp_path: Path) -> None:
     assert planned(tmp_path, gpus=8).hosts[0].devices == tuple(range(8)), (
         "all 8 requested GPUs must be planned, so that the report lists the 4 missing ones"
     )
-    assert not planned(tmp_path, gpus=8).hosts[0].count_found  # `count_found` is true only if --gpus was not given
+    assert not planned(tmp_path, gpus=8).hosts[0].count_found  # given with --gpus
     host = planned(tmp_path).hosts[0]
     assert (host.devices, host.count_found) == ((0, 1, 2, 3), True)
     assert planned(tmp_path, devices="1,3").hosts[0].devices == (1, 3)
@@ -387,7 +388,7 @@ def test_single_host_profile_includes_the_gang_benchmarks(profile: str) -> None:
 
 def test_report_says_that_no_gpu_count_was_given() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
-    line = "GPU count: the number of ordered GPUs was not given (rackproof run --gpus), so a missing GPU may go unnoticed on h1"
+    line = "GPU count: the number of GPUs to expect was not given (rackproof run --gpus), so a missing GPU may go unnoticed on h1"
     assert line not in merge(plan, {}, ()).acceptance.summary
     counted = replace(plan, hosts=tuple(replace(host, count_found=True) for host in plan.hosts))
     assert line in merge(counted, {}, ()).acceptance.summary

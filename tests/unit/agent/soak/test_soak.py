@@ -218,7 +218,7 @@ def test_rates_are_aggregated_to_median_count_and_extremes() -> None:
 
 @pytest.mark.parametrize("profile", ["smoke", "standard", "extended", "soak"])
 def test_no_two_figures_of_a_round_are_combined(profile: str) -> None:
-    """The duration of a benchmark is a figure too."""
+    """For example, the durations of two benchmarks have the same name and must not be combined."""
     plan = builders.plan("h1", "h2", profile=profile, gpu_count=2)
     for stage in plan.stages:
         results = builders.results(plan, "h1", stage.name)
@@ -242,10 +242,11 @@ def test_extremes_include_a_round_that_the_recorder_does_not_have(name: str, fir
     assert samples.cv > 0
 
 
-def test_coefficient_of_variation_is_plausible_even_if_a_long_pause_follows_most_rounds() -> None:
+def test_coefficient_of_variation_is_plausible_even_if_a_long_pause_precedes_the_last_round() -> None:
     """A pause of days makes the time buckets so long that a single bucket has all rounds before the pause.
 
-    The mean of that bucket hides how its rounds vary. The extremes give a lower bound of the coefficient of variation.
+    The mean of that bucket hides how its rounds vary. So the coefficient of variation is at least the one that follows from the
+    extremes.
     """
     recorder, found = Recorder(), []
     for number, value in enumerate([0.9, 1.1] * 10 + [1.0], 1):
@@ -811,7 +812,7 @@ def test_slowing_gpu_fails_with_the_time_of_its_slowdown(plan: Plan) -> None:
     assert [(item.host, item.scope, item.serial, item.verdict) for item in result] == [("h1", "gpu=1", "h1-1", FAIL)]
     assert result[0].reason.startswith("found 0.95")
     since = result[0].reason.split("; from ")[1].split(" on, ")[0]
-    assert "04:03" <= since <= "04:21"  # 4.2 h is 04:12; in a soak of 24 hours, each time bucket is 8.5 minutes long
+    assert "04:03" <= since <= "04:21"  # after 4.2 h, 04:12; each time bucket is 8.5 minutes long
     assert result[0].reason.endswith(" % below its level at the start of the soak")
     assert float(result[0].reason.split(" on, at least ")[1].split(" %")[0]) == pytest.approx(5.0, abs=0.6)
     assert {(item.host, item.scope) for item in not_passed(plan, evidence)} == {("h1", "gpu=1")}
@@ -825,7 +826,9 @@ def test_temporary_slowdown_is_reported_with_its_end(plan: Plan) -> None:
     assert ends[:2] in ("10", "11")
 
 
-def test_gpu_that_slows_down_fails_only_if_the_fleet_slows_down_less(plan: Plan) -> None:
+def test_small_slowdown_of_a_gpu_fails_only_if_the_fleet_slows_down_less(plan: Plan) -> None:
+    """A slowdown of more than 3 % always fails (`drift-stress`)."""
+
     def slower_after_12_hours(at: float) -> float:
         return 1.0 if at < 12 * HOUR else 0.985
 
@@ -953,12 +956,12 @@ def test_drift_of_a_long_soak_needs_data_after_the_first_hour() -> None:
         recorder.add_value(at, "stress.throughput", "gpu=0", "FLOP/s", 1.0)
     timeline = recorder.timeline()
     assert rate_course(timeline.series[0], soak_state(timeline)) is None  # no data after the first hour
-    # If 3000 s were planned, the drift is relative to the first tenth of the soak instead of the first hour.
+    # If 3000 s were planned, the drift is relative to the first tenth of that time.
     assert rate_course(timeline.series[0], soak_state(timeline, planned_s=3000.0)) is not None
 
 
 class Clock:
-    """A clock in place of those of the host. `now` replaces `utc_now`."""
+    """A clock in place of the module `time`. `now` replaces `utc_now`."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -981,14 +984,14 @@ class KilledError(Exception):
 @pytest.mark.parametrize(
     "when",
     [
-        "before the round", "in the round", "while the round is recorded", "after it is counted in the checkpoint",
-        "after it is recorded", "after the checkpoint",
+        "before the round", "in the round", "before the record", "before the record, after a checkpoint by the watching thread",
+        "after the record", "after the record and the checkpoint",
     ],
 )  # fmt: skip
 def test_record_of_a_soak_whose_supervisor_was_killed_is_no_contradiction(
     when: str, pause_s: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds take 5 minutes. The supervisor is killed in each of the first three. The next one starts `pause_s` later."""
+    """Rounds take 5 minutes. The supervisor is killed in each of the first three rounds, and started again `pause_s` later."""
     clock = Clock()
     monkeypatch.setattr("agent.soak.soak_run.time", clock)
     monkeypatch.setattr("agent.soak.soak_run.utc_now", clock.now)
@@ -1011,19 +1014,19 @@ def test_record_of_a_soak_whose_supervisor_was_killed_is_no_contradiction(
         die_if("in the round")
         launch = replace(builders.launch(SOAK, ("h1",)), number=number, began=began, duration_s=299.0)
         with monkeypatch.context() as patched:
-            if kill in ("while the round is recorded", "after it is counted in the checkpoint"):
+            if kill.startswith("before the record"):
 
                 def write(*_: object) -> None:
-                    if kill == "after it is counted in the checkpoint":
-                        run.write_checkpoint()  # the thread that watches the soak does this
+                    if "watching thread" in kill:
+                        run.write_checkpoint()
                     die_if(kill)
 
                 patched.setattr("agent.run.record.documents.write", write)
             run.append(observations=results, launches=[launch])
-        die_if("after it is recorded")
+        die_if("after the record")
         run.clear_work(work)
         run.write_checkpoint()
-        die_if("after the checkpoint")
+        die_if("after the record and the checkpoint")
 
     kills = [when] * 3
     run = SoakRun(tmp_path, "h1")
@@ -1099,4 +1102,7 @@ def test_ended_soak_is_printed_as_one_json_object_and_invalid_options_are_refuse
     assert rackproof.main([*arguments, "--looks=-1"]) == 64
     assert "--looks -1: give 1 or more" in capsys.readouterr().err
     assert rackproof.main([*arguments, "--detach", "--wait"]) == 64
-    assert "--wait: to wait for the end of the soak, give --looks 1" in capsys.readouterr().err
+    assert (
+        "--wait does not apply to a soak. Give --looks 1, which waits until the soak has ended"
+        in capsys.readouterr().err
+    )

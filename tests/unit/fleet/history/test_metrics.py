@@ -30,7 +30,8 @@ def slow(record: Record) -> Record:
 def metrics(history: Path, *options: str) -> tuple[dict[str, Series], str]:
     """Return the metrics and the text from which they were parsed.
 
-    The metrics: name without prefix -> label values -> value. The label values are sorted by the names of their labels.
+    The metrics: name without `rackproof_history_rack_` -> label values -> value. The label values are sorted by
+    the names of their labels.
     """
     done = rackproof("history", "metrics", "--history", history, *options)
     assert (done.returncode, done.stderr) == (0, "")

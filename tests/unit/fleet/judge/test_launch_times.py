@@ -1,7 +1,7 @@
-"""A host gets an inconclusive verdict if it reports a launch at a time at which no other host reports this launch.
+"""A host gets an inconclusive verdict if the times of a launch in its record differ from those in the records of all other hosts.
 
-Two hosts report a launch at the same time if at most 300 s (`CLOCK_TOLERANCE_S`) are between the end of the launch on one host
-and its start on the other. Each launch in these tests takes 1 s.
+They differ if more than 300 s (`CLOCK_TOLERANCE_S`) are between the end of the launch on one host and its start on the other.
+Each launch in these tests takes 1 s.
 """
 
 from __future__ import annotations
