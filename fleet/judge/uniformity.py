@@ -38,6 +38,8 @@ MIN_ALIKE_SHARE = 0.75
 four, fail."""
 SLOT_READINGS = "pcie."
 """Prefix of the names of readings that depend on the slot: a GPU is compared with the GPU of the same index on other hosts."""
+BY_PART_NUMBER = ("gpu.vbios_version", "gpu.inforom.version")
+"""Readings that belong to a part number of a GPU: a replacement GPU with another part number has another VBIOS and InfoROM."""
 PCI_KIND, DRIVE = "pcie.kind", "nvme"
 """Reading that names the kind of a PCI device, and its value for a drive."""
 HOST, RACK, DOMAIN, DEVICE = "host", "rack", "domain", "device"
@@ -318,13 +320,17 @@ def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict)
     """Return the key of the group of an observation, and the name of one of its parts (`GPU`, `part` or `host`).
 
     GPUs of a model must be alike in every slot, except for readings that depend on the slot, such as the path between two GPUs.
+    Readings in BY_PART_NUMBER are compared between GPUs of one part number (without its last group of digits, the revision).
     Other parts are compared with the part of the same scope on other hosts: two storage adapters of one host may differ.
     """
     scope = Scope.parse(item.scope)
     models, group = view.peer_key[0], group_name(view, criterion)
     by_slot = scope.kind == "peer" or item.name.startswith(SLOT_READINGS)
     if scope.device_kind == "gpu" and not by_slot:
-        key = (criterion.id, item.name, view.names.get(scope.device, ""), group, f"gpu,{scope.below}")
+        model = view.names.get(scope.device, "")
+        if item.name in BY_PART_NUMBER:
+            model = f"{model} {view.part_numbers.get(scope.device, '').rpartition('-')[0]}"
+        key = (criterion.id, item.name, model, group, f"gpu,{scope.below}")
         return key, "part" if scope.below else "GPU"
     return (criterion.id, item.name, models, group, item.scope), "host"
 

@@ -13,6 +13,7 @@ exchanged also fails both hosts. In both cases, the hosts fail only if both are 
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -60,6 +61,8 @@ REHEARSAL_MIN_CONFIDENCE = 0.8
 reaches it. A single slow pair is no evidence, because another process may be using the CPU."""
 LINK_PARAM = "link"
 """Parameter of the verdicts on a link: its two hosts, and its slow rails if not all of its rails are slow."""
+MAX_ID = 64
+"""Maximum length of the ID of a switch in a scope."""
 SLOW_RAIL = 0.75
 """Share of the typical speed below which a rail is reported even if no collective is slow. Smaller differences between rails may
 be by design."""
@@ -137,8 +140,14 @@ class GangPairs:
     """Whether each end measures only the data that it sends. Otherwise both ends measure the same exchange in both directions."""
 
     def __init__(
-        self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], collective_slow: bool
+        self,
+        attempt: Attempt,
+        views: Mapping[str, HostView],
+        verdicts: Sequence[Verdict],
+        collective_slow: bool,
+        switches: Mapping[End, str] | None = None,
     ) -> None:
+        """`switches`: end -> the switch that its port is connected to, for the ends whose switch is known."""
         self._scope = f"gang={attempt.gang}"
         self._attempt = attempt
         members = {host: views[host] for host in attempt.launches}
@@ -148,6 +157,7 @@ class GangPairs:
         }
         """Host -> device under test -> its rail."""
         self._collective_slow = collective_slow
+        self._known_switches = switches or {}
         self._only_gross_faults = self._shares_links()
         """Whether the pairs may share one link, as in a rehearsal on one machine, so that only gross faults are reported."""
         self._by_slower_end = self._only_gross_faults or self.is_one_way
@@ -215,7 +225,7 @@ class GangPairs:
 
     def _switches(self) -> Mapping[End, str]:
         """Return end -> the switch that its port is connected to, for the ends whose switch is known."""
-        return {}
+        return self._known_switches
 
     def _least_speeds(self) -> Mapping[PairKind, float]:
         """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s, for the kinds for which it is known."""
@@ -295,6 +305,8 @@ class GangPairs:
             identity = ", ".join(filter(None, known))
             note = f"; it is the NIC that {describe_scope(scope)}{f' ({identity})' if identity else ''} uses"
             part, serial = f"nic=rail{suspect.rails[0]}", ""
+        elif suspect.kind == SWITCH:
+            part, serial = switch_scope(suspect.where), ""
         kind = self._kind_name(suspect)
         is_in_name = suspect.where.startswith(f"{kind} ")  # the name of a rail is `rail 1`
         title = f"suspect {suspect.where}" if is_in_name else f"suspect {kind} {suspect.where}".strip()
@@ -366,6 +378,12 @@ class GangPairs:
                 source=SOURCE,
                 basis="policy",
             )
+
+
+def switch_scope(switch: str) -> str:
+    """Return the scope of a switch. Characters of its ID that a scope cannot contain are replaced."""
+    text = re.sub(r"[^\w.:-]", "_", switch, flags=re.ASCII)[:MAX_ID]  # a switch may send any text
+    return f"switch={text}"
 
 
 def _operator(quantity: str) -> str:

@@ -6,28 +6,27 @@ cable. So a slow port can be distinguished from a slow cable, and a slow switch 
 
 from __future__ import annotations
 
-import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge.host_view import HostView
-from fleet.judge.localization.gang_pairs import GangPairs
+from fleet.judge.localization.gang_pairs import GangPairs, switch_scope
 from fleet.judge.localization.launches import Attempt
 from fleet.judge.localization.matrix import NIC, RAIL, SWITCH, End, PairKind, Suspect
 from fleet.judge.port_coverage import BEST, SHARE
 from fleet.judge.wiring.links import host_links
-from schemas.records import MEASURED, Observation
+from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FAIL, Verdict
-from schemas.scopes import Scope
+from schemas.scopes import Scope, pci_address
 from schemas.stages import GANG
 
 CABLE = "cable"
 ALONE = "verbs.rate_ratio"
 """Figure: bandwidth of a port as a share of the port's rate. Only values in loopback (from the port to itself) are used here."""
+NEAREST, ADDRESS = "pcie.nearest_nics", "infiniband.hca.pci_address"
 FABRIC_PARTS = (RAIL, SWITCH)
 """Kinds of parts that several hosts share."""
-MAX_ID = 64
-"""Maximum length of the ID of a switch in a scope."""
 
 
 class VerbsPairs(GangPairs):
@@ -76,6 +75,33 @@ class VerbsPairs(GangPairs):
                     switches[(host, rail)] = link.switch_id
                     self._names[link.switch_id] = link.switch_name
         return switches
+
+    def switches_of_gpus(self) -> Mapping[End, str]:
+        """Return end of a pair of GPUs -> the switch of the adapters that the GPU is likely to use, if they have one switch."""
+        at_adapter: dict[tuple[str, str], set[str]] = defaultdict(set)
+        for end, switch in self._switches().items():
+            at_adapter[end[0], Scope.parse(self._scopes[end]).device].add(switch)
+        switches: dict[End, str] = {}
+        for host, view in self._members.items() if at_adapter else ():
+            for rail in range(len(view.host.scopes)):
+                adapters = self.adapters_of_gpu(host, rail)
+                of_gpu = {switch for adapter in adapters for switch in at_adapter.get((host, adapter), ())}
+                if len(of_gpu) == 1:
+                    (switches[host, rail],) = of_gpu
+        return switches
+
+    def adapters_of_gpu(self, host: str, rail: int) -> set[str]:
+        """Return the scopes of the adapters that the GPU of a rail is likely to use, such as `hca=mlx5_2`.
+
+        These are the adapters nearest to the GPU. If they are not known, it is the adapter whose port has the number of the rail.
+        """
+        view = self._members[host]
+        gpu = view.host.scopes[rail] if rail < len(view.host.scopes) else ""
+        nearest = {
+            address for item in view.observations[NEAREST] if item.scope == gpu for address in _words(item.value)
+        }
+        known = {item.scope for item in view.observations[ADDRESS] if pci_address(str(item.value)) in nearest}
+        return known or {Scope.parse(scope).device for end, scope in self._scopes.items() if end == (host, rail)}
 
     def _least_speeds(self) -> Mapping[PairKind, float]:
         """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s.
@@ -145,7 +171,7 @@ class VerbsPairs(GangPairs):
             if suspect.kind not in FABRIC_PARTS:
                 yield verdict
                 continue
-            part = f"rail={suspect.rails[0]}" if suspect.kind == RAIL else f"switch={_identifier(suspect.where)}"
+            part = f"rail={suspect.rails[0]}" if suspect.kind == RAIL else switch_scope(suspect.where)
             name = self._names.get(suspect.where, "")
             note = f"; the switch is {name}" if suspect.kind == SWITCH and name != suspect.where else ""
             for scope in [
@@ -173,6 +199,5 @@ def least_share(view: HostView, name: str) -> float:
     return max((float(limit) for limit in limits if isinstance(limit, int | float)), default=0.0)
 
 
-def _identifier(text: str) -> str:
-    """Return the ID of a switch in a form that a scope can contain, because a switch may send any text."""
-    return re.sub(r"[^\w.:-]", "_", text, flags=re.ASCII)[:MAX_ID]
+def _words(value: Value) -> list[str]:
+    return value.split() if isinstance(value, str) else []

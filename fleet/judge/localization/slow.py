@@ -231,7 +231,7 @@ def _find_slow_ends(
 ) -> None:
     """Find the slow rails and the slow ends. On a slow rail, an end is compared with that rail.
 
-    A rail is not slow if all its ends at one of its switches are normal.
+    A rail is not slow if most of its ends at one of its switches are normal.
 
     `min_center`: lower bound for `SlowParts.end_center`, which is otherwise the median over the rails.
     """
@@ -246,7 +246,7 @@ def _find_slow_ends(
     for rail, level in rail_medians.items():
         normal = {(host, rail) for host, level in levels_by_rail[rail].items() if level >= center - limit}
         has_normal_switch = any(
-            of_rail and of_rail <= normal
+            2 * len(of_rail & normal) > len(of_rail)
             for of_rail in ({end for end in ends if end[1] == rail} for ends in ends_of_switches)
         )
         if level < center - limit and len(levels_by_rail[rail]) >= MIN_HOSTS and not has_normal_switch:

@@ -41,8 +41,8 @@ def judge_gangs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
         gang_verdicts += judge_faults(attempts, members)
         for attempt, last_hosts in with_last_hosts(attempts):
             collective_slow = has_slow_collective(attempt, last_hosts, verdicts)
-            of_nccl = GangPairs(attempt, members, verdicts, collective_slow)
             of_ports = VerbsPairs(attempt, members, verdicts)
+            of_nccl = GangPairs(attempt, members, verdicts, collective_slow, of_ports.switches_of_gpus())
             compared = compare_layers(of_nccl, of_ports)
             gang_verdicts += [verdict for verdict in compared if verdict.host in last_hosts]
     return gang_verdicts
@@ -52,18 +52,31 @@ def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
     """Return the verdicts on the pairs of GPUs and of ports. Those that do not pass also state what the other layer shows."""
     nccl, ports = list(of_nccl.verdicts()), list(of_ports.verdicts())
     return [
-        *(_with_port(_with_note(item, _seen_by_ports(item, ports, of_ports.hosts)), ports) for item in nccl),
+        *(
+            _with_port(_with_note(item, _seen_by_ports(item, ports, of_ports.hosts)), ports, _adapters(item, of_ports))
+            for item in nccl
+        ),
         *(_with_note(item, _seen_by_nccl(item, nccl, of_nccl.hosts)) for item in ports),
     ]
 
 
-def _with_port(verdict: Verdict, ports: Sequence[Verdict]) -> Verdict:
-    """Return a verdict on NCCL's pairs. Attribute it to the slow part that the pairs of ports show, if the host has exactly one.
+def _adapters(verdict: Verdict, of_ports: VerbsPairs) -> Collection[str]:
+    """Return the scopes of the adapters that the NIC of a verdict on NCCL's pairs may be; none if the verdict names no NIC."""
+    number = Scope.parse(verdict.part).get("nic").removeprefix("rail")
+    return of_ports.adapters_of_gpu(verdict.host, int(number)) if number.isdecimal() else ()
 
-    A verdict on a NIC can be attributed to a port, rail or switch. A verdict in the scope of the gang (on a rail, a link or the
-    fabric) can be attributed to a rail or switch.
+
+def _with_port(verdict: Verdict, ports: Sequence[Verdict], adapters: Collection[str]) -> Verdict:
+    """Return a verdict on NCCL's pairs. Attribute it to the slow part that the pairs of ports of the same host show.
+
+    If they show several slow parts, only those of the NIC's own ports count (`adapters`); the verdict is attributed to none if
+    these are several too. A verdict on a NIC can be attributed to a port, rail or switch. A verdict in the scope of the gang (on
+    a rail, a link or the fabric) can be attributed to a rail or switch.
     """
-    slow = {item.part_scope for item in ports if item.host == verdict.host and item.verdict != PASS}
+    failed = [item for item in ports if item.host == verdict.host and item.verdict != PASS]
+    slow = {item.part_scope for item in failed}
+    if len(slow) > 1:
+        slow = {item.part_scope for item in failed if Scope.parse(item.scope).device in adapters}
     (part,) = slow if len(slow) == 1 else ("",)
     kind = Scope.parse(part).device_kind
     is_nic = Scope.parse(verdict.part).device_kind == "nic"

@@ -13,7 +13,7 @@ import yaml
 
 from fleet.judge.criteria import Pack, read_pack
 from fleet.judge.judge import Evidence, judge
-from fleet.judge.uniformity import PartValue, ValueGroups
+from fleet.judge.uniformity import BY_PART_NUMBER, PartValue, ValueGroups
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
@@ -119,6 +119,28 @@ def test_differing_gpu_fails_with_its_serial() -> None:
     )
     assert not_passing(verdicts) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}{REMEDY}")]
     assert [item.serial for item in verdicts if item.verdict == FAIL] == ["h2-1"]
+
+
+@pytest.mark.parametrize("name", BY_PART_NUMBER)
+@pytest.mark.parametrize(
+    ("part_number", "fails"),
+    [("692-2G506-0212-005", False), ("692-2G506-0210-003", True), ("692-2G506-0210-002", True), (None, False)],
+)
+def test_version_that_belongs_to_a_part_number_is_compared_within_it(
+    name: str, part_number: str | None, fails: bool
+) -> None:
+    """GPU 1 of h2 has another version. It was replaced by a GPU with `part_number`; None: it could not be read."""
+    plan = uniform_plan(*FOUR)
+    evidence = {}
+    for host, healthy in builders.evidence(plan).items():
+        of_gpu_1 = part_number if host == "h2" else "692-2G506-0210-002"
+        parts = {"gpu=0": "692-2G506-0210-002"} | ({"gpu=1": of_gpu_1} if of_gpu_1 else {})
+        versions = {"gpu=0": NEW, "gpu=1": OLD if host == "h2" else NEW}
+        evidence[host] = with_readings(healthy, {"gpu.part_number": parts, name: versions})
+    failed = [
+        (host, scope) for host, scope, verdict, _ in not_passing(uniformity_verdicts(plan, evidence)) if verdict == FAIL
+    ]
+    assert failed == ([("h2", "gpu=1")] if fails else [])
 
 
 def test_both_sides_of_a_tie_fail() -> None:

@@ -170,9 +170,27 @@ def test_nccl_verdict_is_attributed_to_the_only_slow_part_that_the_ports_show(
 
     of_nccl = verdict(scope, "nic=rail1" if scope == "gpu=1" else "")
     ports = [verdict("hca=mlx5_1,port=1", each) for each in slow]
-    assert localization_verdicts._with_port(of_nccl, ports).part == part
+    assert localization_verdicts._with_port(of_nccl, ports, ()).part == part
     others = [replace(item, host="h1") for item in ports] + [replace(item, verdict="pass") for item in ports]
-    assert localization_verdicts._with_port(of_nccl, others) == of_nccl
+    assert localization_verdicts._with_port(of_nccl, others, ()) == of_nccl
+
+
+@pytest.mark.parametrize(
+    ("near", "part"), [({"hca=mlx5_1"}, "switch=s1"), ({"hca=mlx5_5"}, "hca=mlx5_5"), ({"hca=mlx5_2"}, "nic=rail1"),
+                       ({"hca=mlx5_1", "hca=mlx5_5"}, "nic=rail1"), (set(), "nic=rail1")],
+)  # fmt: skip
+def test_nccl_verdict_on_a_host_with_several_slow_parts_is_attributed_to_that_of_its_own_port(
+    near: set[str], part: str
+) -> None:
+    """`near`: the adapters that the GPU of the verdict is likely to use."""
+    slow = Verdict(
+        host="h2", scope="gpu=1", part="nic=rail1", name="pairs.bandwidth", verdict="fail", criterion="c", reason="slow"
+    )
+    ports = [
+        replace(slow, scope="hca=mlx5_1,port=1", part="switch=s1"),
+        replace(slow, scope="hca=mlx5_5,port=1", part="hca=mlx5_5"),
+    ]
+    assert localization_verdicts._with_port(slow, ports, near).part == part
 
 
 def test_slow_collective_with_normal_pairs_and_ports_is_not_attributed_to_the_fabric() -> None:
@@ -299,6 +317,10 @@ SLOW_SWITCHES: dict[str, tuple[int, dict[str, Any], set[tuple[str, str]]]] = {
     "all four hosts at one switch, so the hosts are named": (
         4, {"h4": 0.5, "h5": 0.5, "h6": 0.5, "h7": 0.5}, {("host", f"h{n}") for n in (4, 5, 6, 7)},
     ),
+    "one of the two switches of a rail, and one NIC at the other": (
+        8, {"s0r2": 0.5, "h9/2": 0.6}, {("switch", "s0r2"), ("nic", "h9 rail 2")},
+    ),
+    "a switch of each of two rails": (8, {"s0r1": 0.5, "s1r2": 0.5}, {("switch", "s0r1"), ("switch", "s1r2")}),
     "three of the four NICs at one switch, so the NICs are named": (
         4, {"h4/1": 0.5, "h5/1": 0.5, "h6/1": 0.5}, {("nic", f"h{n} rail 1") for n in (4, 5, 6)},
     ),
