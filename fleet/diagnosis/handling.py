@@ -144,6 +144,11 @@ HANDLING = {
         "Drain the host and power it off. Reseat the device at this PCI address, and its riser or cable if it has one.",
         "swap the device with another one. If the fault moves with it, return it (RMA), otherwise inspect the slot.",
     ),
+    ("pcie-link", "configure", ""): Handling(
+        "GPU and slot support no more together. Move the GPU to another slot, or correct lanes and generation of the slot in "
+        "the BIOS (bifurcation, link speed). Then measure the host again.",
+        "compare the slot and its riser with those of a host that passes.",
+    ),
     ("hot", "inspect_hardware", ""): Handling(
         "Check the cooling: fans, filters, blanking panels and airflow, or flow and temperature of the coolant.",
         "check the heat sink and the thermal paste of the GPU, or return the GPU (RMA).",

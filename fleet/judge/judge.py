@@ -46,6 +46,7 @@ from fleet.judge.presence import judge_presence
 from fleet.judge.refusals import refused_readings
 from fleet.judge.required_ports import unmeasured_ports
 from fleet.judge.shared_gpus import with_other_processes
+from fleet.judge.slot_limits import with_slot_limit
 from fleet.judge.storage_coverage import silent_totals
 from fleet.judge.stragglers import with_straggler_causes
 from fleet.judge.uniformity import has_observation, uniform
@@ -242,6 +243,7 @@ def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) ->
     for verdict in with_culprits(view, verdicts):
         verdict = with_slow_path(view, verdict, verdicts, normal_paths)
         verdict = _with_log_lifetime(with_missing_gpus(view, with_module(view, verdict), stats.slots))
+        verdict = with_slot_limit(view, verdict)
         verdict = with_bmc_part(with_bmc_event(view, verdict), verdicts)
         annotated.append(with_advisory(view, with_other_processes(view, with_drift_time(view, verdict))))
     return annotated
