@@ -11,7 +11,7 @@ from typing import Any
 from fleet.simulate.bmcs import FAULTY_SUPPLY, LOG
 from fleet.simulate.cabling import adapter_scope
 from fleet.simulate.memory_modules import FAULTY_SLOT, LESS_INTERLEAVED, LOWER_SPEED, OF_MODULE, SLOTS, SPEED
-from fleet.simulate.modules import module_on_degrading_cable, module_with_dark_lane
+from fleet.simulate.modules import darken_lane, degrade_cable
 from fleet.simulate.records import pci, serial, time_after
 from fleet.simulate.timelines import lose_gpu, throttle
 from schemas.catalogue import BENCHMARKS, DURATION
@@ -513,7 +513,7 @@ def _wrong_clique(host: FaultyHost) -> None:
 
 def _dark_lane(host: FaultyHost) -> None:
     for _, snapshot in _full_snapshots(host):
-        snapshot["metrics"] += module_with_dark_lane()
+        darken_lane(snapshot["metrics"])
 
 
 def _degrading_cable(host: FaultyHost) -> None:
@@ -521,7 +521,7 @@ def _degrading_cable(host: FaultyHost) -> None:
     launches = 0
     for document, snapshot in _full_snapshots(host):
         launches += snapshot["phase"] == "after" and not FaultyHost.is_early(document, snapshot)
-        snapshot["metrics"] += module_on_degrading_cable(launches)
+        degrade_cable(snapshot["metrics"], launches)
 
 
 def _missing_dimm(host: FaultyHost) -> None:

@@ -306,12 +306,12 @@ class RunWriter:
             if any(injection.fault.is_unreachable for injection in self.faults.get(host.name, ()))
         }
         present = [host.name for host in hosts if host.name not in unreachable]
-        effects = {
-            injection.host: (injection.gpu, effect)
+        effects = [
+            (name, injection.gpu, effect)
             for name in present
             for injection in self.faults.get(name, ())
             if (effect := injection.fault.in_gang(injection.gpu)) != Effect()
-        }
+        ]
         if not effects:
             return dict(self._launch_texts(gang, present, 1)) if len(present) > 1 else {}
 

@@ -27,9 +27,12 @@ Doc = dict[str, Any]
 MakeRecords = Callable[[Sequence[str], int], dict[str, Doc]]
 """Function that takes the hosts of a launch in rank order and the number of the launch. It returns the record of each host, as if
 all hosts were healthy."""
+HostEffect = tuple[str, int, Effect]
+"""A host, the number of its faulty GPU, and the effect of one fault of this host on launches. A host may have several faults."""
 MAX_LAUNCHES = 8
 STOPPED_LAUNCH_S = 31.0
 """Duration in seconds of a launch that a rank made fail."""
+UNABLE = "rank_unable"
 _REASONS = {
     "rank_ended": "killed by SIGABRT",
     "rank_silent": "silent for 8 s: its process is frozen, or gets no CPU time",
@@ -45,7 +48,7 @@ def gang_records(
     plan: Plan,
     gang: str,
     present: Collection[str],
-    effects: Mapping[str, tuple[int, Effect]],
+    effects: Sequence[HostEffect],
     make_records: MakeRecords,
 ) -> dict[str, Doc]:
     """Return the gang record of each host after the last launch.
@@ -54,7 +57,7 @@ def gang_records(
         plan: plan of the run.
         gang: name of the gang.
         present: names of the reachable hosts, which can take part in launches.
-        effects: host -> number of its faulty GPU, and the effect of the fault on launches.
+        effects: the effects of all faults.
         make_records: makes the records of one launch of healthy hosts.
     """
     gang_plan = replace(plan, hosts=tuple(host for host in plan.hosts if host.gang == gang))
@@ -71,16 +74,18 @@ def gang_records(
 
 
 def _launch_records(
-    plan: Plan, launch_plan: LaunchPlan, effects: Mapping[str, tuple[int, Effect]], make_records: MakeRecords
+    plan: Plan, launch_plan: LaunchPlan, effects: Sequence[HostEffect], make_records: MakeRecords
 ) -> dict[str, Doc]:
     """Return the record of each host for one launch."""
     records = make_records(launch_plan.members, launch_plan.number)
-    ending_hosts = [host for host in launch_plan.members if host in effects and effects[host][1].ended_by]
-    if ending_hosts:
-        return _end_launch(plan, records, launch_plan, ending_hosts[0], *effects[ending_hosts[0]])
-    for host, (_, effect) in effects.items():
-        if host in launch_plan.members and effect.speed < 1:
-            _slow_down(plan, records, host, effect)
+    of_launch = [item for item in effects if item[0] in launch_plan.members]
+    ending = [item for item in of_launch if item[2].ended_by]
+    if ending:
+        # A rank without a device fails in the readiness check, before any other rank can fail.
+        first = min(ending, key=lambda item: item[2].ended_by != UNABLE)
+        return _end_launch(plan, records, launch_plan, *first)
+    if slow := [(host, effect) for host, _, effect in of_launch if effect.speed < 1]:
+        _slow_down(plan, records, slow)
     return records
 
 
@@ -93,7 +98,7 @@ def _end_launch(
     """
     benchmarks = list(plan.stage(GANG).benchmarks)
     devices = plan.host(host).devices
-    is_unable = effect.ended_by == "rank_unable"
+    is_unable = effect.ended_by == UNABLE
     gpu = devices[-1] if is_unable else gpu  # the driver numbers the remaining GPUs from 0: the last number is missing
     rank = launch_plan.members.index(host) * len(devices) + devices.index(gpu)
     phase = "readiness check" if is_unable else benchmarks[0]
@@ -121,24 +126,37 @@ def _end_launch(
     return records
 
 
-def _slow_down(plan: Plan, records: Mapping[str, Doc], host: str, effect: Effect) -> None:
-    """Slow down the pairs of hosts that `effect.reach` selects, and the large collectives on all hosts.
+def _slow_down(plan: Plan, records: Mapping[str, Doc], effects: Sequence[tuple[str, Effect]]) -> None:
+    """Slow down the pairs of hosts that the effects select, and the large collectives on all hosts.
 
-    If `effect.rails` is not empty, the pairs are slow only on these rails.
+    A pair or collective that several effects slow down has the lowest of their speeds: it is as fast as its slowest part.
+
+    Args:
+        plan: plan of the gang.
+        records: the record of each host.
+        effects: for each fault, its host and its effect.
     """
-    is_slow = _slow_pairs(plan, records, host, effect.reach)
-    slow_rails = {scope for rail in effect.rails for scope in (f"gpu={rail}", f"hca=mlx5_{rail}")}
+    slow = []
+    for host, effect in effects:
+        scopes = {scope for rail in effect.rails for scope in (f"gpu={rail}", f"hca=mlx5_{rail}")}
+        slow.append((effect.speed, _slow_pairs(plan, records, host, effect.reach), scopes))
+    slowest = min(speed for speed, _, _ in slow)
     for name, record in records.items():
         for item in record["observations"]:
             scope = Scope.parse(item["scope"])
             first, _, kind = item["name"].rpartition(".")
             if item["name"] in ("pairs.bandwidth", *PORT_SPEEDS):
-                if is_slow(name, scope.get("partner")) and (not slow_rails or scope.device in slow_rails):
-                    scale_observation(item, effect.speed)
+                of_pair = [
+                    speed
+                    for speed, is_slow, scopes in slow
+                    if is_slow(name, scope.get("partner")) and (not scopes or scope.device in scopes)
+                ]
+                if of_pair:
+                    scale_observation(item, min(of_pair))
                 continue
             is_large = first.startswith("collective.") and item["params"].get("size_bytes", 0) >= LARGE_BYTES
             if is_large and kind in ("busbw", "algbw", "latency"):
-                scale_observation(item, 1 / effect.speed if kind == "latency" else effect.speed)
+                scale_observation(item, 1 / slowest if kind == "latency" else slowest)
         update_best(record)
 
 

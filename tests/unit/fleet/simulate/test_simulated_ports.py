@@ -1,10 +1,15 @@
-"""Test RDMA ports of simulated fleets: healthy ports pass; a faulty NIC, cable, path, switch or rail is the only cause."""
+"""Test RDMA ports of simulated fleets.
+
+Healthy ports pass. A faulty NIC, cable, path, switch or rail is the only cause. Each of two faults of a host is in the evidence.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
+from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +20,7 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.records.load import Run, load
 from fleet.report.merge import merge
+from fleet.simulate.faults import FAULTS
 from fleet.simulate.fleet import Fleet, place_faults, write_run
 from fleet.simulate.records import JUDGED
 from rackproof.main import main
@@ -206,3 +212,101 @@ def test_option_sets_the_number_of_hosts_on_a_leaf_switch(tmp_path: Path, capsys
             value for each in metrics if each["name"] == "infiniband.switch" for value in each["values"].values()
         }
     assert switches == {"leaf01-rail0", "leaf02-rail0"}
+
+
+FAULTY = "r01-h02"
+NETWORK_FAULTS = (
+    *("slow_nic", "slow_cable", "slow_path", "slow_switch", "slow_rail", "slow_host", "swapped_cables"),
+    *("dark_lane", "degrading_cable"),
+)
+PAIRS = [
+    pair for pair in combinations_with_replacement(NETWORK_FAULTS, 2) if len({*pair}) == 2 or FAULTS[pair[0]].of_gpu
+]
+"""Pairs of network faults. A pair of the same kind is on two rails; a fault of the whole host occurs once."""
+ONE_CAUSE = [
+    *[{"slow_host", kind} for kind in NETWORK_FAULTS if kind not in ("dark_lane", "degrading_cable")],
+    {"slow_path"},
+    {"dark_lane", "degrading_cable"},
+]
+"""Pairs that the judge does not report as the same two causes as alone, because one of the faults covers the other."""
+
+
+def request(kind: str, gpu: int) -> str:
+    return f"{kind}:{FAULTY}:{gpu}" if FAULTS[kind].of_gpu else f"{kind}:{FAULTY}"
+
+
+def contents(run: Run) -> dict[tuple[Any, ...], Any]:
+    """Return each reading and figure of the host FAULTY."""
+    found: dict[tuple[Any, ...], Any] = {}
+    for record in run.evidence[FAULTY].records:
+        for snapshot in record.snapshots:
+            for metric in snapshot.metrics:
+                of_snapshot = (record.gang, snapshot.stage, snapshot.phase, metric.name)
+                found |= {(*of_snapshot, scope): value for scope, value in metric.values.items()}
+        for item in record.observations:
+            found[record.gang, item.stage, item.name, item.scope, json.dumps(item.params, sort_keys=True)] = item.value
+    return found
+
+
+def causes_of(run: Run) -> set[tuple[str, str]]:
+    return {(cause.problem, cause.part) for cause in report_of(run).causes}
+
+
+Signs = tuple[dict[tuple[Any, ...], Any], set[tuple[str, str]]]
+"""What a fault changes in the readings and figures of FAULTY (-> the healthy values), and the causes in the report."""
+
+
+@pytest.fixture(scope="module")
+def signs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Signs]:
+    """Return a function that returns the signs of a single fault (`request`)."""
+    healthy = contents(run_of(tmp_path_factory.mktemp("run") / "run", gpus=4))
+
+    @cache
+    def signs(fault: str) -> Signs:
+        run = run_of(tmp_path_factory.mktemp("run") / "run", fault, gpus=4)
+        return {key: healthy.get(key) for key, value in contents(run).items() if healthy.get(key) != value}, causes_of(
+            run
+        )
+
+    return signs
+
+
+@pytest.mark.parametrize("kinds", PAIRS, ids="-".join)
+def test_two_network_faults_of_a_host_are_both_in_the_evidence_and_in_the_report(
+    tmp_path: Path, signs_of: Callable[[str], Signs], kinds: tuple[str, str]
+) -> None:
+    requests = [request(kind, gpu) for kind, gpu in zip(kinds, (0, 2), strict=True)]
+    run = run_of(tmp_path / "run", *requests, gpus=4)
+    found = contents(run)
+    reverse = run_of(tmp_path / "reverse", *reversed(requests), gpus=4)
+    assert contents(reverse) == found, "the order of the faults must not matter"
+    for healthy_values, causes in map(signs_of, requests):
+        assert healthy_values
+        assert [key for key, healthy in healthy_values.items() if found.get(key) == healthy] == []
+        if {*kinds} not in ONE_CAUSE:
+            assert causes_of(run) >= causes
+
+
+@pytest.mark.parametrize(
+    ("kinds", "culprit"),
+    [
+        *[({"xid79", other}, "rank_ended") for other in ("slow_nic", "slow_host")],
+        *[({"missing_gpu", other}, "rank_unable") for other in ("slow_nic", "xid79", "hung")],
+        ({"hung", "slow_cable"}, "rank_silent"),
+    ],
+)
+def test_fault_that_ends_a_launch_does_so_in_spite_of_another_fault_of_its_host(
+    tmp_path: Path, kinds: set[str], culprit: str
+) -> None:
+    for number, order in enumerate((sorted(kinds), sorted(kinds, reverse=True))):
+        run = run_of(tmp_path / f"run{number}", *(request(kind, 1) for kind in order))
+        (gang,) = (record for record in run.evidence[FAULTY].records if record.gang)
+        assert [launch.culprit.kind for launch in gang.launches if launch.culprit] == [culprit]
+
+
+def test_slowest_of_several_faulty_parts_determines_the_speed(tmp_path: Path) -> None:
+    """A pair of hosts with two slow cables on one rail is as fast as with one, and so is a collective."""
+    cables = [f"slow_cable:r01-h0{number}:1" for number in (1, 2)]
+    both = [run_of(tmp_path / f"run{number}", *faults) for number, faults in enumerate((cables[1:], cables))]
+    one, two = ({key: value for key, value in contents(run).items() if "partner=r01-h01" in key[3]} for run in both)
+    assert one == two
