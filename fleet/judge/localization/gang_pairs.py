@@ -307,6 +307,8 @@ class GangPairs:
             part, serial = f"nic=rail{suspect.rails[0]}", ""
         elif suspect.kind == SWITCH:
             part, serial = switch_scope(suspect.where), ""
+        elif suspect.kind == RAIL:
+            part, serial = f"rail={suspect.rails[0]}", ""
         kind = self._kind_name(suspect)
         is_in_name = suspect.where.startswith(f"{kind} ")  # the name of a rail is `rail 1`
         title = f"suspect {suspect.where}" if is_in_name else f"suspect {kind} {suspect.where}".strip()

@@ -14,6 +14,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.localization.faults import judge_faults, with_last_hosts
 from fleet.judge.localization.gang_pairs import GangPairs
 from fleet.judge.localization.launches import Attempt, gang_attempts
+from fleet.judge.localization.matrix import SWITCH
 from fleet.judge.localization.port_pairs import FABRIC_PARTS, VerbsPairs
 from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import Scope
@@ -61,17 +62,18 @@ def compare_layers(of_nccl: GangPairs, of_ports: VerbsPairs) -> list[Verdict]:
 
 
 def _adapters(verdict: Verdict, of_ports: VerbsPairs) -> Collection[str]:
-    """Return the scopes of the adapters that the NIC of a verdict on NCCL's pairs may be; none if the verdict names no NIC."""
-    number = Scope.parse(verdict.part).get("nic").removeprefix("rail")
+    """Return the scopes of the host's adapters on the rail of a verdict on NCCL's pairs; none if the verdict names no rail."""
+    labels = Scope.parse(verdict.part)
+    number = labels.get("nic").removeprefix("rail") or labels.get("rail")
     return of_ports.adapters_of_gpu(verdict.host, int(number)) if number.isdecimal() else ()
 
 
 def _with_port(verdict: Verdict, ports: Sequence[Verdict], adapters: Collection[str]) -> Verdict:
     """Return a verdict on NCCL's pairs. Attribute it to the slow part that the pairs of ports of the same host show.
 
-    If they show several slow parts, only those of the NIC's own ports count (`adapters`); the verdict is attributed to none if
-    these are several too. A verdict on a NIC can be attributed to a port, rail or switch. A verdict in the scope of the gang (on
-    a rail, a link or the fabric) can be attributed to a rail or switch.
+    If they show several slow parts, only those of the verdict's rail count (`adapters`); if these are several too, the verdict is
+    not attributed. A verdict on a NIC can be attributed to a port, rail or switch. A verdict in the scope of the gang (on a rail,
+    a link or the fabric) can be attributed to a rail or switch.
     """
     failed = [item for item in ports if item.host == verdict.host and item.verdict != PASS]
     slow = {item.part_scope for item in failed}
@@ -80,7 +82,10 @@ def _with_port(verdict: Verdict, ports: Sequence[Verdict], adapters: Collection[
     (part,) = slow if len(slow) == 1 else ("",)
     kind = Scope.parse(part).device_kind
     is_nic = Scope.parse(verdict.part).device_kind == "nic"
-    is_shared = Scope.parse(verdict.part_scope).is_gang and verdict.verdict != PASS and kind in FABRIC_PARTS
+    names_switch = Scope.parse(verdict.part).device_kind == SWITCH
+    is_shared = (
+        Scope.parse(verdict.scope).is_gang and not names_switch and verdict.verdict != PASS and kind in FABRIC_PARTS
+    )
     return replace(verdict, part=part) if is_shared or (is_nic and kind in ("hca", *FABRIC_PARTS)) else verdict
 
 
