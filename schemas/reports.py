@@ -51,7 +51,10 @@ class VerdictKind:
     IDENTITY = "identity"
     """The identity or location of a part was compared with the inventory, the manifest or another reading."""
     SWAPPED = "swapped"
-    """The cables of two ports are swapped. The verdicts on both have the same `detail`."""
+    """The cables of some ports are swapped. The verdicts on these ports have the same `detail`.
+
+    They are inconclusive if it is not known which of several hosts have the wrong cables.
+    """
     SUSPECT = "suspect"
     """A part is suspected to be the cause of a failure of several hosts or GPUs together."""
     MISSING = "missing"

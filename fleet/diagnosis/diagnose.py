@@ -393,10 +393,10 @@ def _subject(group: Sequence[_PartProblem]) -> str:
     shared = {item.part for item in group}
     if len(shared) == 1 and Scope.parse(first.part).device_kind in ("rail", "switch"):
         return f"{describe_scope(first.part)} ({len(names)} hosts)"
-    if first.problem and first.problem.is_joint:
-        return " and ".join(sorted(names))
-    kind = "hosts" if all(item.part == HOST for item in group) else "parts"
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    if first.problem and first.problem.is_joint:
+        return f"{', '.join(sorted(names)[:_MAX_NAMES])}{more}" if more else " and ".join(sorted(names))
+    kind = "hosts" if all(item.part == HOST for item in group) else "parts"
     return f"{len(names)} {kind} ({', '.join(names[:_MAX_NAMES])}{more}): each"
 
 

@@ -47,6 +47,11 @@ WITHOUT_EVIDENCE = {
         "measure the host again.",
         "check the time server, the battery of the mainboard, and whether the records in the run directory are of this run.",
     ),
+    "swapped-cables": Handling(
+        "Compare these cables with the cabling plan and correct those that are wrong. If all are right, list them in the "
+        "manifest (kind link). Then measure the hosts again.",
+        "check the labels of the cables, and the rows of the manifest if it lists these links.",
+    ),
     "in-use": Handling(
         "Wait until the host is free, or drain it in the scheduler; then measure it again.",
         "ask the owner of the processes to end them.",

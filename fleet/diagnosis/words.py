@@ -452,10 +452,12 @@ def not_known(shown: Sequence[Verdict]) -> str:
 
 
 def swapped(shown: Sequence[Verdict]) -> str:
-    """Return that two ports have each other's cable.
+    """Return that two ports have each other's cable, or that some of several ports have wrong cables.
 
     If both ports are of one part, `shown` has two verdicts. Otherwise the title names two parts, so the text is in the plural.
     """
+    if shown[0].verdict != FAIL:
+        return "may have swapped cables: other hosts have the same switches in another order"
     return "has the cables of its ports swapped" if len(shown) > 1 else "have their cables swapped"
 
 

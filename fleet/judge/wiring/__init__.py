@@ -60,6 +60,9 @@ def judge_links(plan: Plan, hosts: Iterable[HostLinks]) -> Wiring:
         texts.append(f"{counted(rails.shared, 'port')} at the same switch as another port of their host")
     elif not compared and rails.hosts and not lines:
         few = f"hosts with known switches: {rails.hosts}, at least {MIN_HOSTS} are needed"
-        why = few if rails.hosts < MIN_HOSTS else "no slot has a switch that most hosts share"
+        why = few if rails.hosts < MIN_HOSTS else "no slot has the same switches on a clear majority of hosts"
         texts.append(f"NOT COMPARED ({why}); list the cables in the manifest (kind link)")
+    if rails.unjudged and (compared or rails.shared or lines):
+        why = f"fewer than {MIN_HOSTS} similar hosts, or no clear majority"
+        texts.append(f"{counted(rails.unjudged, 'port')} NOT COMPARED ({why})")
     return Wiring(verdicts=(*planned, *rails.verdicts), summary="; ".join(texts))

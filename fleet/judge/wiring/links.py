@@ -18,6 +18,7 @@ SWITCH, SWITCH_ID, SWITCH_PORT, LABEL = "switch", "switch_id", "switch_port", "s
 _RATES = ("infiniband.rate", "network.speed")
 ADDRESSES = ("infiniband.hca.pci_address", "network.pci_address")
 _LINK_UP: Mapping[str, Value] = {"infiniband.phys_state": "LinkUp", "network.carrier": True}
+_BOND_MEMBER = "network.bond.member_up"
 INTERFACE = "infiniband.interface"
 """Reading of a RoCE port: the name of its network interface, which differs from the name of the adapter."""
 UNNAMED = "(unnamed port)"
@@ -54,6 +55,8 @@ class PortLink:
     """Name of the RDMA adapter of a network interface; empty if the interface has none."""
     adapter_port: str = ""
     """Number of this port on that adapter."""
+    bond: str = ""
+    """Name of the bond or team that the network interface belongs to; empty if none."""
     has_changed: bool = False
     """Whether the port was cabled to several switches during the run. `switch_id` is then empty."""
 
@@ -173,6 +176,8 @@ def _port_links(view: HostView) -> Iterator[PortLink]:
     addresses = _last(view, *ADDRESSES)
     rdma_ports = {str(nic): Scope.parse(scope) for scope, nic in _last(view, INTERFACE).items()}
     adapters = {nic: scope.get("hca") for nic, scope in rdma_ports.items()}
+    members = [Scope.parse(scope) for scope in _last(view, _BOND_MEMBER)]
+    bonds = {member.get("member"): member.get("nic") for member in members}
     scopes = sorted({*values[SWITCH_ID], *reasons})
     fastest = max((rates.get(scope, 0.0) for scope in scopes), default=0.0)
     for scope in scopes:
@@ -187,6 +192,7 @@ def _port_links(view: HostView) -> Iterator[PortLink]:
             names=frozenset(filter(None, _names(labels, slot, rdma_ports))),
             adapter=adapters.get(labels.get("nic", ""), ""),
             adapter_port=rdma_ports[labels["nic"]].get("port") if labels.get("nic") in rdma_ports else "",
+            bond=bonds.get(labels.get("nic", ""), ""),
             is_fastest=rates.get(scope, 0.0) >= fastest,
             has_link=link_states.get(scope, True),
             switch_id="" if scope in changed else str(values[SWITCH_ID].get(scope, "")),

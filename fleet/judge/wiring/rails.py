@@ -9,7 +9,13 @@ peers, a switch belongs to a rail under three conditions:
 
 A rail has a clear majority if the switch in its slot was read on at least three peers, and at least two thirds of these use a
 switch that belongs to the rail. A port of such a rail fails if it is at a switch that does not belong to the rail. Two failing
-ports of a host are swapped if each is at a switch that belongs to the rail of the other.
+ports of a host are swapped if each is at a switch that belongs to the rail of the other. The ports of one bond may be exchanged:
+each may be at a switch of the rail of another.
+
+Peers may use the same switches in different orders (`exchanges`). These switches may then belong to several rails. A port with
+such a switch does not pass, unless at least two thirds of these peers have the same order as its host. It is inconclusive if the
+switches of at least half of the host's ports belong to one rail each. Otherwise the fabric may have no rails, and no port at a
+switch of several rails is judged.
 
 A host with fewer than three peers is compared with the whole fleet. Two of its ports at the same switch fail if the switches of
 both slots were read on at least three hosts, and at least two thirds of these have different switches in the two slots.
@@ -20,8 +26,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from fleet.judge.wiring.exchanges import Exchange, Order, Orders
 from fleet.judge.wiring.links import SWITCH_ID, HostLinks, PortLink
 from fleet.scope_text import describe_scope
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
@@ -48,6 +55,10 @@ class Rails:
     """Slot of a rail -> IDs of its switches; a rail without a clear majority is missing."""
     counts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """Slot of a rail -> number of peers that use its switches, and number of peers whose switch in this slot was read."""
+    apart: AbstractSet[str] = frozenset()
+    """Slots of the rails whose switches belong to no other rail."""
+    orders: Orders = field(default_factory=lambda: Orders({}))
+    """The switches of the peers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +69,8 @@ class Comparison:
     shared: int = 0
     """Number of ports that fail because another port of their host is at the same switch. Only ports of hosts with fewer than
     MIN_HOSTS peers fail for this reason."""
+    unjudged: int = 0
+    """Number of ports without a verdict although their switch was read."""
     hosts: int = 0
     """Number of hosts on which the switch of at least one port was read."""
 
@@ -65,8 +78,8 @@ class Comparison:
 def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, str]] = frozenset()) -> Comparison:
     """Return the verdicts on all ports that can be judged.
 
-    These are ports in rails with a clear majority, ports at the same switch as another port of their host, and ports whose switch
-    changed during the run or was not read.
+    These are ports in rails with a clear majority, ports at switches that other hosts use in another order, ports at the same
+    switch as another port of their host, and ports whose switch changed during the run or was not read.
 
     Args:
         hosts: the ports of each host.
@@ -81,18 +94,18 @@ def compare_rails(hosts: Iterable[HostLinks], excluded: AbstractSet[tuple[str, s
     for unread in (host for host in listed if host.host not in fleet.ports):
         ports = [port for port in unread.links if (port.host, port.scope) not in excluded]
         verdicts += fleet.unread_ports(ports, len(listed))
-    shared = 0
+    shared = unjudged = 0
     for host in fleet.hosts:
         rails = fleet.rails_of(host)
         ports = [port for port in fleet.ports[host] if (host, port.scope) not in excluded]
         if rails.hosts < MIN_HOSTS:
-            at_shared = fleet.shared_switches(ports)
-            verdicts += at_shared
-            shared += len(at_shared)
-            continue
-        ports = [port for port in ports if port.slot in rails.switches]
-        verdicts += _judge_ports(ports, rails, fleet.names)
-    return Comparison(verdicts=tuple(verdicts), shared=shared, hosts=len(fleet.hosts))
+            of_host = fleet.shared_switches(ports)
+            shared += len(of_host)
+        else:
+            of_host = _judge_ports(ports, rails, fleet.exchanges_of(host), fleet.names)
+        verdicts += of_host
+        unjudged += len({port.scope for port in ports if port.switch_id} - {verdict.scope for verdict in of_host})
+    return Comparison(verdicts=tuple(verdicts), shared=shared, unjudged=unjudged, hosts=len(fleet.hosts))
 
 
 class _Fleet:
@@ -116,6 +129,8 @@ class _Fleet:
                 self._hosts_at[switch].append(host)
         self._readings_at = Counter(port.slot for ports in self.ports.values() for port in ports if port.switch_id)
         self._rails: dict[frozenset[str], Rails] = {}
+        self._orders = {host: _order(ports) for host, ports in self.ports.items()}
+        self._exchanges: dict[Order, list[Exchange]] = {}
         self._apart: dict[tuple[str, str], bool] = {}
 
     def rails_of(self, host: str) -> Rails:
@@ -125,6 +140,14 @@ class _Fleet:
             self._rails[switches] = self._find_rails(switches)
         return self._rails[switches]
 
+    def exchanges_of(self, host: str) -> list[Exchange]:
+        """Return the exchanges in which no clear majority of the peers has the order of this host."""
+        order = self._orders[host]
+        if order not in self._exchanges:
+            found = self.rails_of(host).orders.exchanges(order)
+            self._exchanges[order] = [item for item in found if not _is_clear(len(item.orders[item.own]), item.hosts)]
+        return self._exchanges[order]
+
     def _find_rails(self, switches: frozenset[str]) -> Rails:
         """Return the rails among the hosts that use at least half of these switches; none if fewer than MIN_HOSTS hosts do."""
         shared = Counter(host for switch in switches for host in self._hosts_at[switch])
@@ -132,8 +155,8 @@ class _Fleet:
         if len(peers) < MIN_HOSTS:
             return Rails(hosts=len(peers))
         uses: dict[str, Counter[str]] = defaultdict(Counter)
-        for port in (port for host in peers for port in self.ports[host] if port.switch_id):
-            uses[port.slot][port.switch_id] += 1
+        for slot, switch in (pair for host in peers for pair in self._orders[host]):
+            uses[slot][switch] += 1
         most_in_a_rail: Counter[str] = Counter()
         for counts in uses.values():
             most_in_a_rail |= counts
@@ -145,7 +168,10 @@ class _Fleet:
             )
             for slot, counts in uses.items()
         }
-        return _clear_rails(groups, uses, len(peers))
+        orders: dict[Order, list[str]] = defaultdict(list)
+        for host in peers:
+            orders[self._orders[host]].append(host)
+        return replace(_clear_rails(groups, uses, len(peers)), orders=Orders(orders))
 
     def shared_switches(self, ports: Sequence[PortLink]) -> list[Verdict]:
         """Return a failure for each port that is at the same switch as another. `ports` are the ports of one host.
@@ -191,8 +217,25 @@ class _Fleet:
                 {port.slot: port.switch_id for port in ports if port.switch_id} for ports in self.ports.values()
             )
             votes = [of_host[slot] != of_host[other] for of_host in switches if slot in of_host and other in of_host]
-            self._apart[slot, other] = len(votes) >= MIN_HOSTS and sum(votes) >= MAJORITY * len(votes)
+            self._apart[slot, other] = _is_clear(sum(votes), len(votes))
         return self._apart[slot, other]
+
+
+def _order(ports: Iterable[PortLink]) -> Order:
+    """Return the switches of a host. Those of a bond are sorted, because the ports of a bond may be exchanged."""
+    bonds: dict[str, list[PortLink]] = defaultdict(list)
+    for port in (port for port in ports if port.switch_id):
+        bonds[port.bond or port.slot].append(port)
+    pairs = (
+        zip(sorted(port.slot for port in of_bond), sorted(port.switch_id for port in of_bond), strict=True)
+        for of_bond in bonds.values()
+    )
+    return tuple(sorted(pair for bond in pairs for pair in bond))
+
+
+def _is_clear(count: int, total: int) -> bool:
+    """Return whether `count` of `total` hosts are a clear majority."""
+    return total >= MIN_HOSTS and count >= MAJORITY * total
 
 
 def _clear_rails(groups: Mapping[str, frozenset[str]], uses: Mapping[str, Counter[str]], peers: int) -> Rails:
@@ -204,21 +247,53 @@ def _clear_rails(groups: Mapping[str, frozenset[str]], uses: Mapping[str, Counte
         peers: number of peers.
     """
     counts = {slot: (sum(uses[slot][switch] for switch in groups[slot]), uses[slot].total()) for slot in groups}
-    clear = {slot for slot, (used, total) in counts.items() if total >= MIN_HOSTS and used >= MAJORITY * total}
+    clear = {slot for slot, (used, total) in counts.items() if _is_clear(used, total)}
+    rails_at = Counter(switch for group in groups.values() for switch in group)
     return Rails(
-        hosts=peers, switches={slot: groups[slot] for slot in clear}, counts={slot: counts[slot] for slot in clear}
+        hosts=peers,
+        switches={slot: groups[slot] for slot in clear},
+        counts={slot: counts[slot] for slot in clear},
+        apart={slot for slot in clear if all(rails_at[switch] == 1 for switch in groups[slot])},
     )
 
 
-def _judge_ports(ports: Sequence[PortLink], rails: Rails, names: Mapping[str, str]) -> list[Verdict]:
-    """Return the verdicts on the ports of one host in rails with a clear majority."""
-    moved = [port for port in ports if port.switch_id and port.switch_id not in rails.switches[port.slot]]
+def _judge_ports(
+    ports: Sequence[PortLink], rails: Rails, exchanges: Sequence[Exchange], names: Mapping[str, str]
+) -> list[Verdict]:
+    """Return the verdicts on the ports of one host: ports in rails with a clear majority, and ports in exchanges.
+
+    Args:
+        ports: the ports.
+        rails: the rails among the peers of the host.
+        exchanges: the exchanges between the host and its peers.
+        names: ID of a switch -> its name.
+    """
+    in_rails = [port for port in ports if port.slot in rails.switches]
+    places = _places(in_rails, rails)
+    moved = [port for port in in_rails if port.switch_id and port.switch_id not in rails.switches[places[port.scope]]]
     partners = _partners(moved, rails)
+    moved_slots = {port.slot for port in moved}
+    scopes = {port.slot: port.scope for port in ports}
+    # A port that fails explains the exchange: the other ports of the exchange may be right.
+    unexplained = [item for item in exchanges if moved_slots.isdisjoint(item.slots)]
+    exchange_of = {slot: item for item in reversed(unexplained) for slot in item.slots}
+    read = [port for port in ports if port.switch_id]
+    has_rails = 2 * sum(port.slot in rails.apart for port in read) >= len(read)
     verdicts = []
     for port in ports:
-        wanted = _names((names[switch] for switch in sorted(rails.switches[port.slot])), " or ")
-        used, total = rails.counts[port.slot]
-        most = f"{used} of {total} hosts have {wanted} in this slot"
+        if has_rails and port.slot in exchange_of:
+            detail = _exchange_text(exchange_of[port.slot], scopes, names)
+            verdicts.append(_verdict(port, INCONCLUSIVE, detail, kind=VerdictKind.SWAPPED))
+            continue
+        if exchange_of and not has_rails and port not in moved and port.slot not in rails.apart:
+            continue
+        if port.slot not in rails.switches:
+            continue
+        place = places[port.scope]
+        wanted = _names((names[switch] for switch in sorted(rails.switches[place])), " or ")
+        used, total = rails.counts[place]
+        where = "this slot" if place == port.slot else f"another slot of {port.bond}"
+        most = f"{used} of {total} hosts have {wanted} in {where}"
         if not port.switch_id:
             if port.is_expected and port.has_link and not port.has_changed:  # `compare_rails` judges a changed switch
                 verdicts.append(
@@ -234,6 +309,43 @@ def _judge_ports(ports: Sequence[PortLink], rails: Rails, names: Mapping[str, st
         else:
             verdicts.append(_verdict(port, FAIL, most, wanted, kind=VerdictKind.PEERS))
     return verdicts
+
+
+def _places(ports: Sequence[PortLink], rails: Rails) -> dict[str, str]:
+    """Return scope of each port -> the slot in whose rail the port is judged.
+
+    It is the port's own slot, except that the ports of one bond may be exchanged. `ports` are the ports of one host in rails.
+    """
+    slots = {port.scope: port.slot for port in ports}
+    misfits = [port for port in ports if port.bond and port.switch_id not in rails.switches[port.slot]]
+    free = {port.slot: port.bond for port in misfits}
+    for port in misfits:
+        fitting = [slot for slot, bond in free.items() if bond == port.bond and port.switch_id in rails.switches[slot]]
+        if fitting:
+            slots[port.scope] = fitting[0]
+            del free[fitting[0]]
+    for port in (port for port in misfits if port.switch_id not in rails.switches[slots[port.scope]]):
+        slots[port.scope] = next(slot for slot, bond in free.items() if bond == port.bond)
+        del free[slots[port.scope]]
+    return slots
+
+
+def _exchange_text(exchange: Exchange, scopes: Mapping[str, str], names: Mapping[str, str]) -> str:
+    """Return how many hosts have the switches in which order.
+
+    Args:
+        exchange: an exchange without a clear majority.
+        scopes: slot -> scope of a port.
+        names: ID of a switch -> its name.
+    """
+    ports = " and ".join(describe_scope(scopes.get(slot, slot)) for slot in exchange.slots)
+    orders = sorted(exchange.orders.items(), key=lambda item: (-len(item[1]), item[0]))
+    found = (
+        f"{len(hosts)} have {' and '.join(names[switch] for switch in order)} ({_names(sorted(hosts))})"
+        for order, hosts in orders
+    )
+    text = f"of {exchange.hosts} hosts with the same switches at {ports}, in this order: {_names(found, '; ')}"
+    return f"{text}. No clear majority of hosts shows which order is right"
 
 
 def _partners(moved: Sequence[PortLink], rails: Rails) -> dict[str, PortLink]:

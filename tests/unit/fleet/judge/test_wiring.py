@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,30 @@ def mixed_groups(count: int, rails: int = 4) -> Cables:
     }
 
 
+def neighboring_racks(count: int, hosts_in_rack: int = 4) -> Cables:
+    """Return the cables of a fleet in which one NIC goes to the switch of the rack, and one to the switch of the next rack."""
+    return {
+        (host, rail): (f"tor{number // hosts_in_rack + rail}", f"swp{number % hosts_in_rack + 1}")
+        for number, host in enumerate(hosts_of(count))
+        for rail in range(2)
+    }
+
+
+def alternating(count: int, rails: int, switches: int) -> Cables:
+    """Return the cables of a fleet in which the rails of a host go to these switches in turn."""
+    return {
+        (host, rail): (f"leaf{rail % switches}", f"swp{number}.{rail}")
+        for number, host in enumerate(hosts_of(count))
+        for rail in range(rails)
+    }
+
+
+def rotate(cables: Cables, host: str, rails: Sequence[int]) -> Cables:
+    """Return the cables after each of these cables of the host was plugged in where the next one belongs."""
+    following = [*rails[1:], rails[0]]
+    return {**cables, **{(host, rail): cables[host, other] for rail, other in zip(rails, following, strict=True)}}
+
+
 def swap(cables: Cables, first: tuple[str, int], second: tuple[str, int]) -> Cables:
     """Return the cables with the switch ends of these two cables exchanged."""
     return {**cables, first: cables[second], second: cables[first]}
@@ -164,6 +188,13 @@ HEALTHY = {
     "planes": two_planes(16),
     "mixed groups": mixed_groups(16),
     "two rails": rail_optimized(8, rails=2),
+    "neighboring racks": neighboring_racks(12),
+    "one switch": alternating(8, rails=8, switches=1),
+    "one switch for two rails": {
+        key: (f"leaf{key[1] // 2}", port) for key, (_, port) in rail_optimized(8, rails=8).items()
+    },
+    "two switches in turn": alternating(8, rails=8, switches=2),
+    "pods of different sizes": {**rail_optimized(14, rails=4, pod=1), **rail_optimized(5, rails=4)},
     "one NIC": rail_optimized(8, rails=1),
     "one NIC in racks": top_of_rack(9, rails=1),
 }
@@ -174,7 +205,13 @@ def test_regular_fabric_has_no_finding(name: str) -> None:
     assert not_passing(compare_hosts(HEALTHY[name])) == set()
 
 
-@pytest.mark.parametrize("name", ["rails", "rails in pods", "racks", "planes", "three hosts", "two rails"])
+COMPARED = [
+    name for name in HEALTHY if name not in ("rails in small pods", "one NIC in racks", "racks of different sizes")
+]
+"""Fleets in which each host has at least two others that use at least half of its switches."""
+
+
+@pytest.mark.parametrize("name", COMPARED)
 def test_regular_fabric_is_compared(name: str) -> None:
     """A host is compared with similar hosts: those that use at least half of its switches."""
     wiring = compare_hosts(HEALTHY[name])
@@ -232,6 +269,149 @@ def test_host_with_all_cables_at_one_switch_fails_if_other_hosts_have_one_switch
     )
 
 
+@pytest.mark.parametrize("rails", range(2, 9))
+@pytest.mark.parametrize("length", [2, 3, 4])
+def test_hosts_with_exchanged_cables_fail_or_the_cables_do_not_pass(rails: int, length: int) -> None:
+    """Each cable of a group is plugged in where the next one belongs, on some of the hosts: the same wrong drawing was used.
+
+    Up to a third of the hosts fails. If more hosts differ, no majority shows which hosts are right.
+    """
+    draw = random.Random(rails * length)  # noqa: S311 - no secret
+    for count in range(3, 17):
+        moved = draw.sample(range(rails), min(length, rails))
+        order = draw.sample(hosts_of(count), count)
+        cables = rail_optimized(count, rails=rails)
+        for wrong, host in enumerate(order[: (2 * count - 1) // 3], 1):
+            cables = rotate(cables, host, moved)
+            wiring = compare_hosts(cables)
+            if 3 * wrong <= count:
+                ends = {(name, f"nic=ens{rail}np0", FAIL) for name in order[:wrong] for rail in moved}
+                assert not_passing(wiring) == ends, (count, wrong)
+                continue
+            scopes = {f"nic=ens{rail}np0" for rail in moved}
+            assert {item.verdict for item in wiring.verdicts if item.scope in scopes} <= {INCONCLUSIVE}, (count, wrong)
+            assert not [item for item in wiring.verdicts if item.verdict == FAIL]
+            if 2 * len(moved) <= rails:
+                assert {item[:2] for item in not_passing(wiring)} == {
+                    (name, scope) for name in order for scope in scopes
+                }
+                assert (
+                    wiring.summary
+                    == f"{count * (rails - len(moved))} of {count * rails} ports cabled as on similar hosts"
+                )
+            else:
+                assert "NOT COMPARED" in wiring.summary
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_hosts_with_different_exchanges_fail_if_they_are_at_most_a_third(seed: int) -> None:
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    count, rails = draw.randint(3, 16), draw.randint(2, 8)
+    cables = rail_optimized(count, rails=rails)
+    changed = {
+        host: draw.sample(range(rails), draw.randint(2, min(rails, 4))) for host in hosts_of(count)[: count // 3]
+    }
+    for host, moved in changed.items():
+        cables = rotate(cables, host, moved)
+    ends = {(host, f"nic=ens{rail}np0", FAIL) for host, moved in changed.items() for rail in moved}
+    assert not_passing(compare_hosts(cables)) == ends
+
+
+def test_more_than_a_third_of_the_hosts_with_different_exchanges_do_not_pass() -> None:
+    """Two hosts have the cables 0 and 1 swapped, two the cables 0 and 2, and two the cables 1 and 2; three hosts are right."""
+    cables = rail_optimized(9, rails=6)
+    for number, pair in enumerate([(0, 1), (0, 2), (1, 2)] * 2):
+        cables = rotate(cables, hosts_of(9)[number], pair)
+    passed = {(item.host, item.scope) for item in compare_hosts(cables).verdicts if item.verdict == PASS}
+    assert {scope for _, scope in passed} == {f"nic=ens{rail}np0" for rail in (3, 4, 5)}
+
+
+def test_cables_without_a_clear_majority_of_one_order_are_one_cause_and_the_hosts_are_incomplete() -> None:
+    plan, cables = plan_of(hosts=8), rail_optimized(8, rails=4)
+    for host in ("h01", "h02", "h03"):
+        cables = swap(cables, (host, 1), (host, 2))
+    report = report_on(plan, cables)
+    assert {host.decision for host in report.hosts} == {INCOMPLETE}
+    assert "Cabling: 16 of 32 ports cabled as on similar hosts" in report.acceptance.summary
+    (cause,) = report.causes
+    assert (cause.problem, cause.verdict, len(cause.hosts), len(cause.parts)) == ("swapped-cables", INCONCLUSIVE, 8, 16)
+    ports = "NIC dev1 of h01, NIC dev1 of h02, NIC dev1 of h03, NIC dev1 of h04 and 12 more"
+    assert cause.title == f"{ports} may have swapped cables: other hosts have the same switches in another order"
+    assert cause.why == (
+        "of 8 hosts with the same switches at NIC dev1 and NIC dev2, in this order: 5 have leaf0-1 and leaf0-2 (h04, h05, h06, "
+        "h07 and 1 more); 3 have leaf0-2 and leaf0-1 (h01, h02, h03). No clear majority of hosts shows which order is right"
+    )
+    assert "manifest" in handling(cause).now
+    listed = [replace(line, slot=line.slot.replace("ens", "dev").removesuffix("np0")) for line in lines_of(cables)]
+    assert report_on(plan_of(*listed, hosts=8), cables).decision == ACCEPTED
+
+
+@pytest.mark.parametrize("swapped", range(1, 8))
+def test_order_of_the_ports_of_a_bond_does_not_matter(swapped: int) -> None:
+    """The two ports of a bond go to a pair of switches. Hosts may also have the two bonds alike, at the same pair."""
+    cables = alternating(8, rails=4, switches=2)
+    for number, host in enumerate(hosts_of(swapped)):
+        first = number % 2 * 2
+        cables = swap(cables, (host, first), (host, first + 1))
+    bonded = [
+        replace(host, links=tuple(replace(link, bond=f"bond{number // 2}") for number, link in enumerate(host.links)))
+        for host in links(cables)
+    ]
+    wiring = judge_links(plan_of(hosts=8), bonded)
+    assert not_passing(wiring) == set()
+    assert wiring.summary == "32 of 32 ports cabled as on similar hosts"
+    assert "8 of 8 hosts have leaf1 in another slot of bond0" in {item.detail for item in wiring.verdicts}
+    without_bonds = compare_hosts(cables)
+    assert not_passing(without_bonds) or "NOT COMPARED" in without_bonds.summary
+
+
+@pytest.mark.parametrize(
+    ("ends", "wrong", "right"),
+    [
+        (("leaf0-0", "leaf9"), 1, "leaf0-1"),
+        (("leaf9", "leaf0-1"), 0, "leaf0-0"),
+        (("a", "leaf0-0"), 0, "leaf0-1"),
+        (("leaf0-1", "leaf9"), 1, "leaf0-0"),
+        (("leaf0-0", "leaf0-0"), 1, "leaf0-1"),
+        (("leaf0-1", "leaf0-1"), 0, "leaf0-0"),
+    ],
+)
+def test_wrong_cable_of_a_bond_fails(ends: tuple[str, str], wrong: int, right: str) -> None:
+    """The bond needs both switches, in any order. On `h03` the order differs from that of the other hosts, which is no fault."""
+    cables = swap(rail_optimized(8, rails=4), ("h03", 0), ("h03", 1))
+    cables |= {("h05", rail): (end, "swp1") for rail, end in enumerate(ends)}
+    bonded = [
+        replace(host, links=tuple(replace(link, bond="bond0") for link in host.links[:2]) + host.links[2:])
+        for host in links(cables)
+    ]
+    wiring = judge_links(plan_of(hosts=8), bonded)
+    assert not_passing(wiring) == {("h05", f"nic=ens{wrong}np0", FAIL)}
+    assert {item.limit for item in wiring.verdicts if item.verdict == FAIL} == {right}
+
+
+def test_bond_of_an_interface_is_read() -> None:
+    plan, cables = plan_of(hosts=1), rail_optimized(1, rails=3)
+    member = Metric(name="network.bond.member_up", unit="1", values={"nic=bond0,member=dev1": True})
+    found = host_links(host_view(plan, "h01", host_evidence(plan, "h01", *metrics("h01", cables), member), []))
+    assert [link.bond for link in found.links] == ["", "bond0", ""]
+
+
+@pytest.mark.parametrize("rails", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(5))
+def test_fabric_without_rails_is_not_compared(rails: int, seed: int) -> None:
+    """Each NIC goes to any of the switches, so the order does not matter, and no host is incomplete."""
+    draw = random.Random(seed)  # noqa: S311 - no secret
+    cables = {}
+    for host in hosts_of(12):
+        order = draw.sample(range(rails), rails)
+        cables |= {(host, rail): (f"leaf{switch}", host) for rail, switch in enumerate(order)}
+    for rail in range(rails):  # `h01` and `h02` differ in all slots, and so do half of the hosts from the other half
+        for number, host in enumerate(hosts_of(12)[:4]):
+            cables[host, rail] = (f"leaf{(rail + number % 2 + 1) % rails}", host)
+    wiring = compare_hosts(cables)
+    assert INCONCLUSIVE not in {item.verdict for item in wiring.verdicts}
+
+
 def test_host_of_another_pod_is_not_compared_with_the_others() -> None:
     cables = {**rail_optimized(4), **{(f"x{key[0]}", key[1]): value for key, value in rail_optimized(1, pod=7).items()}}
     assert not_passing(compare_hosts(cables)) == set()
@@ -251,7 +431,7 @@ def test_fabric_without_a_majority_is_not_compared() -> None:
     cables = {(host, rail): (f"leaf{draw.randrange(1000)}", "swp1") for host in hosts_of(6) for rail in range(4)}
     wiring = compare_hosts(cables)
     assert wiring.verdicts == ()
-    assert wiring.summary.startswith("NOT COMPARED (no slot has a switch that most hosts share)")
+    assert wiring.summary.startswith("NOT COMPARED (no slot has the same switches on a clear majority of hosts)")
 
 
 def test_port_that_was_not_read_is_inconclusive_if_most_hosts_report_a_switch_in_this_slot() -> None:
