@@ -29,6 +29,9 @@ _MLX5 = rf"mlx5_core {_PCI}(?: [^:]{{1,60}})?: (?:\w+:\d+:\(pid \d+\): )?"
 """mlx5 puts function, line and process before some messages, depending on the kernel and the log level."""
 _VIRTUAL_DRIVES = "loop|ram|zram|sr|fd|nbd|rbd"
 _BLOCK = rf"(?P<disk>(?!{_VIRTUAL_DRIVES})[\w-]+)"
+_WITHOUT_DATA = "(?:DISCARD|SECURE_ERASE|WRITE_SAME|WRITE_ZEROES)"
+"""Operations of the kernel without data to read or write. Disks that lack the command reject it with a target error, and no data
+is lost."""
 _JOURNAL = rf"(?P<disk>dm-\d+|(?!{_VIRTUAL_DRIVES})[\w-]+?)(?:-\d+)?\."
 """The device of a journal. If the journal is in the file system itself, jbd2 adds the journal's inode number, as in `sda1-8`."""
 _NVME = r"nvme (?P<disk>nvme\d+): "
@@ -85,7 +88,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nvme_lost", rf"{_NVME}(?:Disabling device after reset failure|Removing after probe failure|Device not ready; aborting)"),
     ("nvme_lost", rf"{_NVME}controller is down; will reset: CSTS[=:]0xffffffff"),
     ("nvme_reset", rf"{_NVME}(?:controller is down; will reset|frozen state error detected|resetting controller due to)"),
-    ("disk_error", rf"(?:blk_update_request: )?critical (?:medium|target) error, dev {_BLOCK}"),
+    ("disk_error", rf"(?:blk_update_request: )?critical medium error, dev {_BLOCK}"),
+    ("disk_error", rf"(?:blk_update_request: )?critical target error, dev {_BLOCK},(?!.* op 0x[0-9a-f]+:\({_WITHOUT_DATA}\))"),
     ("disk_error", r"(?P<disk>nvme\d+(?:c\d+)?n\d+): .* I/O Error \(sct 0x2 "),
     ("array_member_failed", rf"md/\w+:md\w+: Disk failure on {_BLOCK}, disabling device"),
     ("array_member_failed", rf"md: kicking (?:non-fresh|faulty) {_BLOCK} from array"),
