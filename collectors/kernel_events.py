@@ -29,6 +29,9 @@ _MLX5 = rf"mlx5_core {_PCI}(?: [^:]{{1,60}})?: (?:\w+:\d+:\(pid \d+\): )?"
 """mlx5 puts function, line and process before some messages, depending on the kernel and the log level."""
 _VIRTUAL_DRIVES = "loop|ram|zram|sr|fd|nbd|rbd"
 _BLOCK = rf"(?P<disk>(?!{_VIRTUAL_DRIVES})[\w-]+)"
+_WITHOUT_DATA = "(?:DISCARD|SECURE_ERASE|WRITE_SAME|WRITE_ZEROES)"
+"""Operations of the kernel without data to read or write. Disks that lack the command reject it with a target error, and no data
+is lost."""
 _JOURNAL = rf"(?P<disk>dm-\d+|(?!{_VIRTUAL_DRIVES})[\w-]+?)(?:-\d+)?\."
 """The device of a journal. If the journal is in the file system itself, jbd2 adds the journal's inode number, as in `sda1-8`."""
 _NVME = r"nvme (?P<disk>nvme\d+): "
@@ -85,7 +88,8 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nvme_lost", rf"{_NVME}(?:Disabling device after reset failure|Removing after probe failure|Device not ready; aborting)"),
     ("nvme_lost", rf"{_NVME}controller is down; will reset: CSTS[=:]0xffffffff"),
     ("nvme_reset", rf"{_NVME}(?:controller is down; will reset|frozen state error detected|resetting controller due to)"),
-    ("disk_error", rf"(?:blk_update_request: )?critical (?:medium|target) error, dev {_BLOCK}"),
+    ("disk_error", rf"(?:blk_update_request: )?critical medium error, dev {_BLOCK}"),
+    ("disk_error", rf"(?:blk_update_request: )?critical target error, dev {_BLOCK},(?!.* op 0x[0-9a-f]+:\({_WITHOUT_DATA}\))"),
     ("disk_error", r"(?P<disk>nvme\d+(?:c\d+)?n\d+): .* I/O Error \(sct 0x2 "),
     ("array_member_failed", rf"md/\w+:md\w+: Disk failure on {_BLOCK}, disabling device"),
     ("array_member_failed", rf"md: kicking (?:non-fresh|faulty) {_BLOCK} from array"),
@@ -101,6 +105,14 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
 """Name of the event, and pattern of its message. A pattern must match at the beginning of the message, because the rest may
 contain the name of a process, which may be any text."""
 _COMPILED = tuple((event, re.compile(pattern)) for event, pattern in _PATTERNS)
+_PREVIOUS_BOOT = re.compile(r"BERT: Error records from previous boot:")
+"""Message before the firmware records that the kernel found in the Boot Error Record Table (BERT). These records have no number.
+
+The end of these records is not marked on all kernels, and messages of other drivers can come between them. Every later record
+without a number counts as one of them: the kernel numbers the records of all other sources (drivers/acpi/apei/ghes.c, bert.c).
+"""
+_SKIPPED = re.compile(r"BERT: \[Hardware Error\]: Skipped (\d{1,6}) error records")
+"""Message about records in the BERT that are too long for the log."""
 _RECORD_LINE = re.compile(r"(?:\{(\d+)\})?\[Hardware Error\]: *(.*)")
 _MCE = re.compile(
     r"(?:mce: )?\[Hardware Error\]: CPU (\d+): Machine Check(?: Exception)?: [0-9a-f]+ Bank \d+: ([0-9a-f]{16})"
@@ -128,6 +140,7 @@ EVENTS = tuple(
             "memory_corrected",
             "hardware_error",
             "hardware_corrected",
+            "previous_boot",
         }
     )
 )
@@ -136,6 +149,8 @@ _ANY = re.compile(
         re.sub(r"\(\?P<\w+>", "(?:", pattern)
         for pattern in (
             *(text for _, text in _PATTERNS),
+            _PREVIOUS_BOOT.pattern,
+            _SKIPPED.pattern,
             _RECORD_LINE.pattern,
             _MCE.pattern,
             _EDAC.pattern,
@@ -157,6 +172,7 @@ _MAX_PAGES = 4096
 class _HardwareRecord:
     """A record of the firmware (CPER), which the kernel writes in many lines."""
 
+    is_of_previous_boot: bool = False
     severity: str = ""
     section: str = ""
     part: Part = HOST_PART
@@ -164,6 +180,8 @@ class _HardwareRecord:
     @property
     def event(self) -> str:
         """Name of the event of the record. Without a severity, a PCIe record counts as fatal, any other record as uncorrected."""
+        if self.is_of_previous_boot:
+            return "previous_boot"
         if self.section.startswith("memory"):
             return "memory_corrected" if self.severity in _CORRECTED else "memory_uncorrected"
         if self.section.startswith("PCIe") and self.severity not in _CORRECTED:
@@ -195,6 +213,8 @@ class EventCounts:
     """Event -> seconds from boot to its newest message."""
     _open: dict[str, _HardwareRecord] = field(default_factory=dict)
     """Number of a firmware record -> the record. It may get further lines."""
+    _has_previous: bool = False
+    """Whether the log has the line _PREVIOUS_BOOT."""
     _received: dict[Part, None] = field(default_factory=dict)
     """Devices for which a root port has reported a fatal error. The next message about a fatal error of such a device is about
     this error and is not counted."""
@@ -210,6 +230,10 @@ class EventCounts:
         elif edac := _EDAC.match(message):
             event = "memory_corrected" if edac[2] == "CE" else "memory_uncorrected"
             self._count(event, ("dimm", edac[3]) if edac[3] else HOST_PART, uptime, int(edac[1]))
+        elif _PREVIOUS_BOOT.match(message):
+            self._has_previous = True
+        elif skipped := _SKIPPED.match(message):
+            self._count("previous_boot", HOST_PART, uptime, int(skipped[1]))
         elif line := _RECORD_LINE.match(message):
             self._read_record(line[1] or "", line[2], uptime)
         elif parsed := parse_event(message):
@@ -256,7 +280,7 @@ class EventCounts:
             self._close(number)
             while len(self._open) >= _MAX_OPEN:
                 self._close(next(iter(self._open)))
-            self._open[number] = _HardwareRecord()
+            self._open[number] = _HardwareRecord(is_of_previous_boot=self._has_previous and not number)
         if record := self._open.get(number):
             record.read(text)
             if record.section:

@@ -209,7 +209,8 @@ def _families(result: ErrorCounts | Absent) -> list[Family]:
     newest_event = Family(
         name="kernel.event.last_seen",
         unit="s",
-        help="Uptime at the newest fault of this kind in the kernel log; 0: none",
+        help="Uptime at the newest fault of this kind in the kernel log; 0: none. Event previous_boot: a fault that the firmware "
+        "recorded before this boot; the part may have been repaired or replaced since",
     )
     for event, (kind, part), times in counts.events.by_part():
         event_count.add({kind: part, "event": event} if kind else {"event": event}, times)

@@ -100,13 +100,14 @@ class Ethtool:
 
 def _refused(output: CompletedProcess[str], *, has_link: bool) -> Absent:
     message = error_message(output)
-    # Checked before _CANNOT, because "No such device" in _CANNOT is also part of a message in _NO_MODULE.
-    no_module = any(text in message for text in _NO_MODULE)
-    if not no_module and any(text in message for text in _CANNOT):
+    # All lines are searched: the kernel's error is in the last line, and some drivers print a text of their own before it.
+    # _NO_MODULE is checked before _CANNOT, because "No such device" in _CANNOT is also part of a message in _NO_MODULE.
+    no_module = any(text in output.stderr for text in _NO_MODULE)
+    if not no_module and any(text in output.stderr for text in _CANNOT):
         return Absent.unsupported(f"ethtool: {message}")
     if no_module and not has_link:
         return Absent.unsupported(f"no module, and {NO_LINK} (ethtool: {message})")
-    return Absent.error(f"ethtool: {message}{_HINT if 'not permitted' in message else ''}")
+    return Absent.error(f"ethtool: {message}{_HINT if 'not permitted' in output.stderr else ''}")
 
 
 _HINT = ": run as root on the host"

@@ -503,3 +503,49 @@ def test_firmware_records_with_different_numbers_are_counted_separately() -> Non
     (record,) = [lines for expected, lines in paragraphs() if expected == {"event memory_corrected dimm=P1-DIMMC1"}]
     again = [line.replace("{3}", f"{{{number}}}") for number in range(4, 24) for line in record]
     assert list(counts(*record, *again).events.by_part()) == [("memory_corrected", ("dimm", "P1-DIMMC1"), 21)]
+
+
+BOOT_RECORDS = "BERT: Error records from previous boot:"
+PCIE_RECORD = (
+    "[Hardware Error]: event severity: fatal",
+    "[Hardware Error]:  Error 0, type: fatal",
+    "[Hardware Error]:   section_type: PCIe error",
+    "[Hardware Error]:   device_id: 0000:18:00.0",
+)
+"""A firmware record without a number, as the kernel writes it for errors that the firmware recorded before the boot."""
+OTHER_DRIVER = "igc 0000:05:00.0 enp5s0: NIC Link is Up 1000 Mbps Full Duplex, Flow Control: RX/TX"
+
+
+def numbered(number: int) -> list[str]:
+    """Return PCIE_RECORD as the kernel writes it for an error of this boot."""
+    return [f"{{{number}}}{line}" for line in PCIE_RECORD]
+
+
+@pytest.mark.parametrize(
+    ("lines", "previous", "fatal"),
+    [
+        ([BOOT_RECORDS, *PCIE_RECORD], 1, 0),
+        ([BOOT_RECORDS, *PCIE_RECORD, *PCIE_RECORD], 2, 0),
+        ([BOOT_RECORDS, *PCIE_RECORD, OTHER_DRIVER, *PCIE_RECORD], 2, 0),
+        ([BOOT_RECORDS, *PCIE_RECORD, *numbered(1)], 1, 1),
+        ([BOOT_RECORDS, *PCIE_RECORD, *numbered(1), *numbered(2), *PCIE_RECORD], 2, 2),
+        ([*numbered(1), BOOT_RECORDS, *PCIE_RECORD], 1, 1),
+        ([*PCIE_RECORD, BOOT_RECORDS, *PCIE_RECORD], 1, 1),
+        ([BOOT_RECORDS], 0, 0),
+        ([*PCIE_RECORD], 0, 1),
+    ],
+)
+def test_only_records_without_a_number_after_the_message_about_the_previous_boot_are_of_the_previous_boot(
+    lines: list[str], previous: int, fatal: int
+) -> None:
+    interleaved = [text for line in lines for text in (line, OTHER_DRIVER)]
+    for log in (lines, interleaved):
+        read = counts(*log).events
+        found = {event: times for event, part, times in read.by_part() if part == ("pci", "0000:18:00.0")}
+        assert (found.get("previous_boot", 0), found.get("pcie_fatal", 0)) == (previous, fatal)
+        assert set(read.newest) == set(found)
+
+
+def test_records_of_the_previous_boot_that_the_kernel_skipped_are_counted() -> None:
+    read = counts("BERT: [Hardware Error]: Skipped 3 error records", "BERT: Total records found: 3").events
+    assert list(read.by_part()) == [("previous_boot", ("", ""), 3)]

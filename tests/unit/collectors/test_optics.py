@@ -477,18 +477,45 @@ def test_message_and_link_decide_whether_a_refusal_of_ethtool_is_an_error(
     assert serial.status == status
 
 
+DRIVER_TEXTS = {
+    "no text of the driver": "",
+    "ConnectX-6": "netlink error: mlx5_core: Query module eeprom by page failed, read 0 bytes, err -5\n",
+    "ConnectX-4 Lx": "netlink error: mlx5_core: Query module eeprom by page failed, read 0 bytes, err -5, status 3\n",
+}
+"""Line that ethtool prints before the kernel's error. It is the driver's own text (Linux, commit d1c94bc5b90c)."""
+
+
 @pytest.mark.parametrize("up", [True, False])
 @pytest.mark.parametrize("number", [errno.EIO, errno.EINVAL, errno.ENXIO, errno.ENETDOWN, errno.EREMOTEIO])
-def test_unreadable_module_is_an_error_only_if_its_port_has_a_link(root: Path, number: int, up: bool) -> None:
+@pytest.mark.parametrize("driver_text", DRIVER_TEXTS.values(), ids=DRIVER_TEXTS)
+def test_unreadable_module_is_an_error_only_if_its_port_has_a_link(
+    root: Path, driver_text: str, number: int, up: bool
+) -> None:
     (links.interface(root, links.PLAIN_INTERFACE) / "carrier").write_text(f"{int(up)}\n")
-    serial = refuse(root, f"netlink error: {os.strerror(number)}\n")["optics.module.serial"]
+    message = f"{driver_text}netlink error: {os.strerror(number)}\n"
+    serial = refuse(root, message)["optics.module.serial"]
     assert isinstance(serial, Absent)
     assert serial.status == ("error" if up else "unsupported")
+    assert message.splitlines()[0] in serial.reason
 
 
-def test_missing_permission_is_an_error_that_names_the_remedy(root: Path) -> None:
-    serial = refuse(root, "netlink error: Operation not permitted\n")["optics.module.serial"]
-    assert serial == Absent.error("ethtool: netlink error: Operation not permitted: run as root on the host")
+@pytest.mark.parametrize("up", [True, False])
+@pytest.mark.parametrize("number", [errno.EOPNOTSUPP, errno.ENODEV])
+@pytest.mark.parametrize("driver_text", DRIVER_TEXTS.values(), ids=DRIVER_TEXTS)
+def test_module_that_the_driver_does_not_report_is_unsupported(
+    root: Path, driver_text: str, number: int, up: bool
+) -> None:
+    (links.interface(root, links.PLAIN_INTERFACE) / "carrier").write_text(f"{int(up)}\n")
+    serial = refuse(root, f"{driver_text}netlink error: {os.strerror(number)}\n")["optics.module.serial"]
+    assert isinstance(serial, Absent)
+    assert serial.status == "unsupported"
+
+
+@pytest.mark.parametrize("driver_text", DRIVER_TEXTS.values(), ids=DRIVER_TEXTS)
+def test_missing_permission_is_an_error_that_names_the_remedy(root: Path, driver_text: str) -> None:
+    message = f"{driver_text}netlink error: Operation not permitted\n"
+    serial = refuse(root, message)["optics.module.serial"]
+    assert serial == Absent.error(f"ethtool: {message.splitlines()[0]}: run as root on the host")
 
 
 def test_old_ethtool_without_json_is_read_as_text(root: Path) -> None:
