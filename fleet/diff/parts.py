@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fleet.records.host_state import HostState, gpus_by_serial
+from fleet.records.host_state import HostState
 from schemas.baselines import GONE, MOVED, NEW, REPLACED, UNCLEAR, Change, InstalledPart
 from schemas.records import Gpu, Value
 
@@ -28,8 +28,8 @@ class GpuSlot:
 
 
 def gpu_slots(host: str, state: HostState) -> dict[str, GpuSlot]:
-    """Return serial -> slot of the GPUs of a host."""
-    return {serial: GpuSlot(host=host, gpu=gpu) for serial, gpu in gpus_by_serial(state.gpus).items()}
+    """Return identity -> slot of the GPUs of a host."""
+    return {name: GpuSlot(host=host, gpu=gpu) for name, gpu in state.gpus_by_identity().items()}
 
 
 def gpu_changes(before: Mapping[str, GpuSlot], after: Mapping[str, GpuSlot]) -> Iterator[Change]:
