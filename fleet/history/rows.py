@@ -22,7 +22,7 @@ from schemas.catalogue import DURATION
 from schemas.plans import Plan
 from schemas.records import MEASURED, Gpu, Record
 from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, CausePart, FleetReport, HostReport
-from schemas.scopes import Scope
+from schemas.scopes import Scope, pci_address
 from schemas.stages import SOAK
 
 TEXT_LIMIT = 300
@@ -155,13 +155,18 @@ def _parts(host: HostReport, state: HostState) -> Iterator[Row]:
         "rack": clean_text(host.rack),
         "driver": clean_text(host.software.get(DRIVER, "")),
         "decision": host.decision,
+        "address": "",
+        "uuid": "",
     }
     serials = {part.slot: part.serial for part in state.parts if part.kind == "host"}
     yield {**common, "part": "host", "slot": "", "serial": clean_text(serials.get("host", "")), "model": model}
     names = identities(host.gpus)
     for gpu in host.gpus:
         slot = f"gpu={gpu.index}"
-        yield {**common, "part": "gpu", "slot": slot, "serial": clean_text(names[slot]), "model": clean_text(gpu.name)}
+        # The index changes if another GPU falls off the bus, the PCI address does not.
+        place = {"slot": slot, "address": clean_text(pci_address(gpu.pci_bus_id)) if gpu.pci_bus_id else ""}
+        known = {"serial": clean_text(names[slot]), "uuid": clean_text(gpu.uuid), "model": clean_text(gpu.name)}
+        yield {**common, **place, **known, "part": "gpu"}
     for part in state.parts:
         if part.kind != "host":
             slot, serial = clean_text(part.slot), clean_text(part.serial)
