@@ -8,6 +8,7 @@ from typing import Any
 from fleet.history.answer import Answer, Section
 from fleet.history.database import History
 from fleet.history.peers import PeerFigure, percentiles
+from fleet.records.host_state import NIC
 from schemas import documents
 from schemas.errors import UsageError
 
@@ -121,6 +122,8 @@ def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any
     """
     found: dict[tuple[str, str], dict[str, Any]] = {}
     for place in places:
+        if place["part"] == NIC and len(place["slots"]) > 1:
+            continue  # the MAC address is that of a bond or team, not of one NIC
         for slot in [place["slot"]] if place["address"] else filter(None, place["slots"]):
             rows = history.rows(
                 f"""

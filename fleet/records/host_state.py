@@ -21,10 +21,11 @@ from fleet.records.versions import versions
 from schemas.baselines import HostBaseline, InstalledPart, Key, Level
 from schemas.records import MEASURED, Gpu, Observation
 
+NIC = "NIC"
 SERIALS = {
     "host.system.serial": "host",
     "infiniband.hca.node_guid": "InfiniBand adapter",
-    "network.address": "NIC",
+    "network.address": NIC,
     "optics.module.serial": "module",
     "storage.disk.serial": "disk",
 }

@@ -183,6 +183,18 @@ def test_disks_whose_names_were_exchanged_at_a_boot_were_not_replaced(tmp_path: 
     assert [text for _, text in repairs(part_answer(history, "D2"))] == [f"{HOST} disk=nvme1n1 has another part: D3"]
 
 
+def test_change_of_the_mac_address_of_a_bond_is_no_replacement(tmp_path: Path) -> None:
+    def bond(number: int, host: HostRows) -> HostRows:
+        address = "aa:01" if number < 2 else "aa:02"
+        ports = [
+            {**host.parts[0], "part": "NIC", "slot": f"nic={name}", "serial": address} for name in ("eth0", "eth1")
+        ]
+        return replace(host, parts=(*host.parts, *ports)) if host.parts[0]["host"] == HOST else host
+
+    history = store_runs(tmp_path, bond)
+    assert [repairs(part_answer(history, address)) for address in ("aa:01", "aa:02")] == [[], []]
+
+
 def test_histories_without_addresses_stay_readable_and_are_merged_with_newer_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
