@@ -17,6 +17,7 @@ _DOWN = "the interface is down"
 _NO_SPEED = Absent.unsupported("no link, or the hardware reports no speed")
 _NO_DUPLEX = Absent.unsupported("no link, or the hardware reports no duplex mode")
 _NO_INTERFACES = "the kernel lists no network interface"
+_PERMANENT = re.compile(r"^Permanent HW addr: ([0-9a-f]{2}(?::[0-9a-f]{2}){5})$", re.MULTILINE)
 
 STATISTICS = ("rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_missed_errors")
 KINDS = {
@@ -30,7 +31,7 @@ KINDS = {
     "network.mtu": ("B", "Largest packet (MTU)"),
     **{f"network.{name}": ("1", f"Interface statistic {name}") for name in STATISTICS},
     "network.driver": ("1", "Driver of the interface"),
-    "network.address": ("1", "MAC address"),
+    "network.address": ("1", "MAC address; of a member of a bond its permanent one"),
     "network.pci_address": ("1", "PCI address of the adapter"),
     "network.bond.slave_count": ("1", "Interfaces in the bond"),
     "network.bond.slaves_up": ("1", "Interfaces in the bond that have a link"),
@@ -67,8 +68,12 @@ class NetworkCollector:
         families["network.mtu"].bounds = MTU_BOUNDS
         count: Value | Absent = listed if isinstance(listed, Absent) and listed.status == "error" else len(nics)
         families["network.nic_count"].add(HOST_LABELS, count)
+        permanent = self._permanent_addresses() if self._identity else {}
         for nic in nics:
-            for name, value in self._nic(f"{CLASS}/{nic}").items():
+            readings = self._nic(f"{CLASS}/{nic}")
+            if nic in permanent:
+                readings["address"] = permanent[nic]
+            for name, value in readings.items():
                 families[f"network.{name}"].add({"nic": nic}, value)
         for bond in interfaces:
             if self._files.exists(f"{CLASS}/{bond}/bonding"):
@@ -108,12 +113,26 @@ class NetworkCollector:
         states = [self._files.required(f"{CLASS}/{name}/bonding_slave/mii_status", str) for name in names]
         return {"slave_count": len(names), "slaves_up": first_absent(*states) or states.count("up")}
 
+    def _bonds(self) -> list[str]:
+        """Return the bonds that /proc lists."""
+        try:
+            return self._files.names(BONDS)
+        except FileNotFoundError:
+            return []  # the bonding module is not loaded
+
+    def _permanent_addresses(self) -> dict[str, str]:
+        """Return member of a bond -> its permanent MAC address. In /sys all members of a bond have the address of the bond."""
+        listed = [self._files.read(f"{BONDS}/{bond}", parse_addresses) for bond in self._bonds()]
+        return {
+            member: address
+            for of_bond in listed
+            if not isinstance(of_bond, Absent)
+            for member, address in of_bond.items()
+        }
+
     def _masters(self, interfaces: Iterable[str]) -> list[str]:
         """Return the bonds, and the interfaces that have other interfaces as members: teams, bridges and others."""
-        try:
-            bonds = self._files.names(BONDS)
-        except FileNotFoundError:
-            bonds = []  # the bonding module is not loaded
+        bonds = self._bonds()
         members = [f"{CLASS}/{name}/master" for name in interfaces if self._files.exists(f"{CLASS}/{name}/master")]
         masters = {self._files.target_name(link) for link in members}
         bonds += [name for name in interfaces if self._files.exists(f"{CLASS}/{name}/bonding")]
@@ -192,7 +211,7 @@ def parse_bond(text: str) -> dict[str, bool]:
 
     `text` is the content of a file in /proc/net/bonding.
     """
-    head, *slaves = re.split(r"^Slave Interface: ", text, flags=re.MULTILINE)
+    head, *slaves = _sections(text)
     active = re.search(r"Active Aggregator Info:\s+Aggregator ID: (\d+)", head)
     members = {}
     for slave in slaves:
@@ -203,6 +222,17 @@ def parse_bond(text: str) -> dict[str, bool]:
         is_in_other = bool(active and aggregator and active[1] != aggregator[1])
         members[slave.split()[0]] = bool(state) and state[1].strip() == "up" and not is_in_other  # type: ignore[index]
     return members
+
+
+def parse_addresses(text: str) -> dict[str, str]:
+    """Return member of a bond -> its permanent MAC address, from a file in /proc/net/bonding."""
+    found = {section.split()[0]: _PERMANENT.search(section) for section in _sections(text)[1:]}
+    return {member: match[1] for member, match in found.items() if match}
+
+
+def _sections(text: str) -> list[str]:
+    """Return the part of a file in /proc/net/bonding on the bond, then the part on each member, which begins with its name."""
+    return re.split(r"^Slave Interface: ", text, flags=re.MULTILINE)
 
 
 def parse_speed(text: str) -> Value | Absent:

@@ -26,7 +26,7 @@ class Level:
     value: float
     stage: str = ""
     within: str = ""
-    """The scope within the part; empty for the part itself. A peer GPU is named by its serial: `peer=1652826070730`."""
+    """The scope within the part; empty for the part itself. A peer GPU is named by its serial or UUID: `peer=1652826070730`."""
     params: Mapping[str, Value] = field(default_factory=dict)
     """The settings with which the figure was measured."""
     sigma: float | None = None
@@ -74,7 +74,7 @@ class InstalledPart:
 
 @dataclass(frozen=True, kw_only=True)
 class PartBaseline:
-    """The baseline of one part, in one file: a GPU, identified by its serial (without a serial, by its UUID), or a host."""
+    """The baseline of one part, in one file: a GPU, identified by its serial or UUID (`gpu_identity`), or a host."""
 
     kind: str
     """Kind of run that accepted the part: `gpu` (GPUs were tested), `rehearsal` or `simulated`."""
@@ -99,7 +99,7 @@ class HostBaseline:
 
     host: PartBaseline | None = None
     gpus: Mapping[str, PartBaseline] = field(default_factory=dict)
-    """Serial of a GPU (without a serial, its UUID) -> its baseline."""
+    """Serial or UUID of a GPU (`fleet.judge.gpu_identity`) -> its baseline."""
     problem: str = ""
     """Why the baseline is rejected; empty if it is not."""
 

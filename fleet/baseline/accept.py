@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleet.records import baseline_store
-from fleet.records.host_state import HostState, gpus_by_serial, host_state, merge_levels
+from fleet.records.host_state import HostState, host_state, merge_levels
 from fleet.records.load import REPORT_BYTES, Run
 from fleet.signature.rejudged import verdict_differences
 from schemas import documents
@@ -68,17 +68,17 @@ def baselines_of_run(run: Run, report: FleetReport, digest: str, by: Approval) -
     for host in run.plan.hosts:
         state = host_state(run.evidence[host.name])
         waived = [verdict for verdict in report.verdicts if verdict.host == host.name and verdict.waiver]
-        for serial, gpu in gpus_by_serial(state.gpus).items():
+        for name, gpu in state.gpus_by_identity().items():
             slot = f"gpu={gpu.index}"
             gpu_waived = [verdict for verdict in waived if verdict.part_scope == slot]
             yield PartBaseline(
                 kind=kind,
                 part=GPU,
-                id=serial,
+                id=name,
                 host=host.name,
                 slot=slot,
                 runs=(_accepted(run, report, digest, by, gpu_waived),),
-                figures=_levels(state, serial),
+                figures=_levels(state, name),
                 gpus=(gpu,),
             )
         yield PartBaseline(
@@ -108,8 +108,8 @@ def _accepted(run: Run, report: FleetReport, digest: str, by: Approval, waived: 
     )
 
 
-def _levels(state: HostState, serial: str) -> tuple[Level, ...]:
-    return tuple(figure.level for figure in state.figures.get(serial, {}).values())
+def _levels(state: HostState, part: str) -> tuple[Level, ...]:
+    return tuple(figure.level for figure in state.figures.get(part, {}).values())
 
 
 def with_earlier(new: PartBaseline, old: PartBaseline | None) -> PartBaseline:
@@ -189,7 +189,7 @@ def accept(
     except documents.DocumentError as error:
         raise RunError(f"{error}: remove the file, or restart the baseline with --replace") from None
     try:
-        # For each host, `baselines_of_run` yields the GPUs first, because the baseline of the host has their serials.
+        # For each host, `baselines_of_run` yields the GPUs first, because the baseline of the host lists them.
         for baseline in baselines:
             baseline_store.write(directory, baseline)
     except (OSError, documents.DocumentError) as error:

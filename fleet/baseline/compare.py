@@ -9,6 +9,7 @@ from pathlib import Path
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.diff.against_baseline import criteria_of
 from fleet.diff.comparison import Comparison, compare
+from fleet.judge.gpu_identity import shared_serials
 from fleet.records import baseline_store
 from fleet.records.host_state import HostState, accepted_state, host_state, merge_states
 from fleet.records.load import Run, load
@@ -35,8 +36,9 @@ def compare_runs(earlier: Sequence[Path], last: Path, criteria: Sequence[str]) -
         UsageError: a run is given twice, or the criteria are invalid.
     """
     run = load(last)
-    new = {host: host_state(evidence) for host, evidence in run.evidence.items()}
     old, name = _earlier_states(earlier, run)
+    shared = {host: state.shared for host, state in old.items()}
+    new = {host: host_state(evidence, shared.get(host, frozenset())) for host, evidence in run.evidence.items()}
     packs = checked_packs([*run.plan.criteria, *criteria])
     by_host = {host.name: criteria_of(run.plan, host, run.evidence[host.name], packs) for host in run.plan.hosts}
     comparison = compare(old, new, by_host)
@@ -63,11 +65,13 @@ def _earlier_states(directories: Sequence[Path], run: Run) -> tuple[Mapping[str,
         if earlier.plan.nonce in nonces:
             raise UsageError(f"run {earlier.plan.run_id} is given twice: comparing it with itself would show no change")
         nonces.add(earlier.plan.nonce)
-    hosts = dict.fromkeys(host for earlier in runs for host in earlier.evidence)
-    states = {
-        host: merge_states([host_state(earlier.evidence[host]) for earlier in runs if host in earlier.evidence])
-        for host in hosts
-    }
+    states = {}
+    for host in dict.fromkeys(host for earlier in runs for host in earlier.evidence):
+        of_host = [other.evidence[host] for other in (*runs, run) if host in other.evidence]
+        shared = frozenset[str]().union(*(shared_serials(evidence.gpus()) for evidence in of_host))
+        states[host] = merge_states(
+            [host_state(earlier.evidence[host], shared) for earlier in runs if host in earlier.evidence]
+        )
     names = ", ".join(earlier.plan.run_id for earlier in runs)
     return states, f"run {names}" if len(runs) == 1 else f"runs {names}"
 
@@ -79,4 +83,4 @@ def _accepted_states(directory: Path, kind: str, run: Run) -> dict[str, HostStat
     }
     for problem in (baseline.problem for baseline in baselines.values() if baseline.problem):
         raise RunError(f"{problem}: remove the file, or accept a run of that host or GPU again")
-    return {host: accepted_state(baseline) for host, baseline in baselines.items()}
+    return {host: accepted_state(baseline, run.evidence[host].gpus()) for host, baseline in baselines.items()}

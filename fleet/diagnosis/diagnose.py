@@ -127,7 +127,7 @@ def _distinction(problem: Problem, verdict: Verdict) -> object:
     """
     if problem.is_of_host:
         return verdict.user
-    return verdict.name if problem.id in _ONE_PER_READING else verdict.params.get(LINK_PARAM)
+    return verdict.name if problem.id in ONE_PER_READING else verdict.params.get(LINK_PARAM)
 
 
 def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
@@ -162,7 +162,7 @@ def _without_followers(problems: Iterable[_PartProblem]) -> list[_PartProblem]:
 _ERRORS_OF_A_GPU = ("gpu-fell-off-bus", "gpu-error")
 """Problems that an XID of a GPU shows. A GPU has at most one of them for each waiver, because `gpu-fell-off-bus` explains all
 other verdicts on the GPU with the same waiver."""
-_ONE_PER_READING = ("differs", "identity", "in-use")
+ONE_PER_READING = ("differs", "identity", "in-use")
 """Problems that a part may have several times: once for each reading."""
 _WITHOUT_LINK = ("module", "port-protocol", "port-down")
 """Problems of a port that make measurements between it and ports of other hosts impossible."""

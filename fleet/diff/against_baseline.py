@@ -43,7 +43,8 @@ def diff_against_baseline(plan: Plan, evidence: Mapping[str, Evidence], packs: S
 def add_host(comparison: Comparison, plan: Plan, host: PlannedHost, evidence: Evidence, packs: Sequence[Pack]) -> None:
     """Compare a host of a run with its accepted record, `evidence.baseline`."""
     criteria = criteria_of(plan, host, evidence, packs)
-    comparison.add(host.name, accepted_state(evidence.baseline), host_state(evidence), criteria)
+    accepted = accepted_state(evidence.baseline, evidence.gpus())
+    comparison.add(host.name, accepted, host_state(evidence, accepted.shared), criteria)
 
 
 def criteria_of(plan: Plan, host: PlannedHost, evidence: Evidence, packs: Sequence[Pack]) -> list[Criterion]:

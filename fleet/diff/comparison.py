@@ -10,7 +10,7 @@ from fleet.diff.merged import merge_changes
 from fleet.diff.parts import GpuSlot, gpu_changes, gpu_slots, other_parts
 from fleet.diff.versions import changed_versions, version_changes
 from fleet.judge.criteria import Criterion
-from fleet.records.host_state import Figure, HostState, gpus_by_serial
+from fleet.records.host_state import Figure, HostState
 from schemas.baselines import (
     CHANGED,
     FIGURES_GONE,
@@ -114,7 +114,7 @@ def compare(old: HostStates, new: HostStates, criteria: Criteria) -> Comparison:
     """
     comparison = Comparison()
     figures_by_serial: dict[str, Mapping[Key, Figure]] = {
-        serial: {} for state in old.values() for serial in gpus_by_serial(state.gpus)
+        serial: {} for state in old.values() for serial in state.gpus_by_identity()
     }
     figures_by_serial |= {
         serial: figures for state in old.values() for serial, figures in state.figures.items() if serial

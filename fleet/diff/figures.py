@@ -11,7 +11,7 @@ from fleet.judge.criteria import Criterion
 from fleet.judge.finding import CEILINGS, FLOORS
 from fleet.judge.matching import matches
 from fleet.quantities import format_pair
-from fleet.records.host_state import Figure, HostState, gpus_by_serial
+from fleet.records.host_state import Figure, HostState
 from schemas.baselines import (
     CHANGED,
     FIGURES_GONE,
@@ -40,8 +40,8 @@ def changed_figures(host: str, old: HostState, new: HostState, criteria: Sequenc
     with_baseline = [item for item in criteria if item.baseline is not None]
     added = 0
     missing: Counter[str] = Counter()
-    known = {"", *gpus_by_serial(old.gpus), *old.figures}
-    installed = {"", *gpus_by_serial(new.gpus)}
+    known = {"", *old.gpus_by_identity(), *old.figures}
+    installed = {"", *new.gpus_by_identity()}
     for serial, before in old.figures.items():
         if serial in installed and serial not in new.figures:  # the part is installed, but nothing was measured on it
             missing.update(key[0] for key in before)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fleet.records.host_state import HostState, gpus_by_serial
+from fleet.records.host_state import NIC, HostState
 from schemas.baselines import GONE, MOVED, NEW, REPLACED, UNCLEAR, Change, InstalledPart
 from schemas.records import Gpu, Value
 
@@ -28,8 +28,8 @@ class GpuSlot:
 
 
 def gpu_slots(host: str, state: HostState) -> dict[str, GpuSlot]:
-    """Return serial -> slot of the GPUs of a host."""
-    return {serial: GpuSlot(host=host, gpu=gpu) for serial, gpu in gpus_by_serial(state.gpus).items()}
+    """Return identity -> slot of the GPUs of a host."""
+    return {name: GpuSlot(host=host, gpu=gpu) for name, gpu in state.gpus_by_identity().items()}
 
 
 def gpu_changes(before: Mapping[str, GpuSlot], after: Mapping[str, GpuSlot]) -> Iterator[Change]:
@@ -61,8 +61,11 @@ def _gpu(kind: str, serial: str, slot: GpuSlot, old: Value, new: Value, text: st
 def other_parts(host: str, old_parts: Iterable[InstalledPart], new_parts: Iterable[InstalledPart]) -> Iterator[Change]:
     """Yield the changes of parts other than GPUs, for the kinds of part that reported a serial before.
 
-    Parts are identified by serial, because the names of disks and NICs may change.
+    Parts are identified by serial, because the names of disks and NICs may change. A MAC address that several interfaces share is
+    that of their bond or team. So the serials of these interfaces are unknown, and their slots are not compared.
     """
+    old_parts, new_parts = tuple(old_parts), tuple(new_parts)
+    unknown = _with_shared_address(old_parts) | _with_shared_address(new_parts)
     before, after = _by_kind(old_parts), _by_kind(new_parts)
     for kind, old in before.items():
         new = after.get(kind)
@@ -75,9 +78,9 @@ def other_parts(host: str, old_parts: Iterable[InstalledPart], new_parts: Iterab
                 text=f"{host}: no {kind} reports its serial any more; {len(old)} did before",
             )
             continue
-        added = {part.slot: part for serial, part in new.items() if serial not in old}
+        added = {part.slot: part for serial, part in new.items() if serial not in old and part.slot not in unknown}
         for serial, part in old.items():
-            if serial in new:
+            if serial in new or part.slot in unknown:
                 continue
             replacement = added.pop(part.slot, None)
             text = f"{host} {part.slot}: {kind} {serial} {f'was replaced by {replacement.serial}' if replacement else 'is gone'}"
@@ -98,6 +101,13 @@ def _part(kind: str, host: str, old: InstalledPart | None, new: InstalledPart | 
         new=new.serial if new else None,
         text=text,
     )
+
+
+def _with_shared_address(parts: Iterable[InstalledPart]) -> set[str]:
+    """Return the slots of the NICs whose MAC address another NIC of the host has, too."""
+    nics = [part for part in parts if part.kind == NIC]
+    counts = Counter(part.serial for part in nics)
+    return {part.slot for part in nics if counts[part.serial] > 1}
 
 
 def _by_kind(parts: Iterable[InstalledPart]) -> dict[str, dict[str, InstalledPart]]:

@@ -18,6 +18,7 @@ from fleet.history.database import History, open_history
 from fleet.history.peers import MIN_PARTS
 from fleet.history.rows import DRIVER, clean_text, host_model, part_serial, settings_text, timestamp
 from fleet.judge.baseline import comparison_key, is_baseline_figure, part_of_scope
+from fleet.judge.gpu_identity import identities
 from fleet.records.baseline_store import kind_of
 from schemas import documents
 from schemas.baselines import Key
@@ -114,12 +115,13 @@ def _figures(hosts: Iterable[HostReport]) -> Iterator[_Figure]:
     """Yield the figures of hosts and GPUs at their largest message size. Figures of links, for example, are left out."""
     for host in hosts:
         gpus = {f"gpu={gpu.index}": gpu for gpu in host.gpus}
+        names = identities(host.gpus)
         driver = clean_text(host.software.get(DRIVER, ""))
         of_host: dict[tuple[str, Key], _Figure] = {}
         for item in host.measurements:
             if not is_baseline_figure(item) or not isinstance(item.value, int | float):
                 continue
-            serial, within = part_of_scope(gpus, item.scope)
+            serial, within = part_of_scope(names, item.scope)
             if within:
                 continue
             key = comparison_key(item, "")
@@ -285,11 +287,8 @@ def _seen_before(history: History, report: FleetReport, former: Mapping[str, obj
 
 
 def _cause_part(part: CausePart, host: HostReport | None) -> str:
-    """Return the text that identifies this part, in the form of the SQL expression _CAUSE_PART.
-
-    If the cause has no serial for the part, use the serial that the history would store.
-    """
-    if serial := part.serial or part_serial(host, part.scope):
+    """Return the text that identifies this part, in the form of the SQL expression _CAUSE_PART."""
+    if serial := part_serial(part, host):
         return f"serial {clean_text(serial)}"
     return f"host {clean_text(part.host)} {'' if part.scope == 'host' else clean_text(part.scope)}"
 

@@ -8,18 +8,24 @@ from typing import Any
 from fleet.history.answer import Answer, Section
 from fleet.history.database import History
 from fleet.history.peers import PeerFigure, percentiles
+from fleet.records.host_state import NIC
 from schemas import documents
 from schemas.errors import UsageError
 
 MAX_KNOWN = 100_000
 """Maximum number of serials and hosts that are searched for a name similar to an unknown one."""
-_PART = "(serial = $id or (part = 'host' and host = $id))"
-"""SQL condition for rows of `parts`: $id is the serial of the part, or the name or chassis serial of the host."""
+_PART = "(serial = $id or uuid = $id or (part = 'host' and host = $id))"
+"""SQL condition for rows of `parts`: $id is the serial or UUID of the part, or the name or chassis serial of the host.
+
+A GPU that shares its serial has its UUID as `serial`, except in a run in which it was the only GPU of its board."""
+_SERIALS = f"(select nonce, serial from parts where {_PART} and serial <> '')"
 _HOST_RUNS = f"(select nonce, host from parts where part = 'host' and {_PART})"
 
 
 def part_answer(history: History, name: str, *, values: bool = False) -> Answer:
-    """Return the history of the part with the serial `name`, or of the host with this name or chassis serial.
+    """Return the history of the part with the serial or UUID `name`, or of the host with this name or chassis serial.
+
+    The slot of a GPU is its PCI address. Histories that were written by older versions of Rackproof have only its index.
 
     Raises:
         UsageError: the history has no such part or host.
@@ -28,18 +34,24 @@ def part_answer(history: History, name: str, *, values: bool = False) -> Answer:
         f"""
         with by_run as (
           select nonce, host, string_agg(distinct slot, ' and ' order by slot) as slot, list(distinct slot) as slots,
+            case when count(distinct address) = 1 then any_value(address) else '' end as address,
             any_value("began") as "began", any_value(rack) as rack, any_value(part) as part, any_value(model) as model,
             any_value(driver) as driver, any_value(decision) as decision
           from parts where {_PART} group by nonce, host
         ), ordered as (
-          select *, lag((host, slot)) over (order by began, host) is distinct from (host, slot) as moved from by_run
+          select *, lag(host) over (order by began, host) is distinct from host
+            or case when address <> '' and lag(address) over (order by began, host) <> ''
+              then lag(address) over (order by began, host) <> address
+              else lag(slot) over (order by began, host) <> slot end as moved
+          from by_run
         ), numbered as (
           select *, sum(moved::int) over (order by began, host rows unbounded preceding) as number from ordered
         )
-        select any_value(part) as part, host, rack, slot, any_value(slots) as slots, any_value(model) as model,
+        select any_value(part) as part, host, rack, coalesce(nullif(max(address), ''), arg_max(slot, began)) as slot,
+          max(address) as address, arg_max(slots, began) as slots, any_value(model) as model, arg_max(nonce, began) as nonce,
           min(began)::varchar as first, max(began)::varchar as last, count(distinct nonce) as runs,
           count(*) filter (decision = 'accepted') as accepted, list_sort(list(distinct driver) filter (driver <> '')) as drivers
-        from numbered group by number, host, rack, slot order by first""",
+        from numbered group by number, host, rack order by first""",
         {"id": name},
     )
     if not places:
@@ -79,10 +91,11 @@ def _unknown(history: History, name: str) -> UsageError:
 def _where(*, is_host: bool) -> str:
     """Return the SQL condition for figures of the part or host.
 
-    For a host, the condition on (nonce, host) selects the rows. `host in` is redundant, but lets DuckDB skip rows.
+    The condition on (nonce, serial) or (nonce, host) selects the rows. `serial in` and `host in` are redundant, but let DuckDB
+    skip rows.
     """
     if not is_host:
-        return "serial = $id"
+        return f"serial in (select serial from {_SERIALS}) and (nonce, serial) in {_SERIALS}"
     return f"serial = '' and host in (select host from {_HOST_RUNS}) and (nonce, host) in {_HOST_RUNS}"
 
 
@@ -91,8 +104,8 @@ def _causes(history: History, name: str, *, is_host: bool) -> list[dict[str, Any
         where = f"(nonce, host) in {_HOST_RUNS}"
     else:  # a cause on a part other than a GPU may have only host and slot, without a serial
         where = (
-            "(serial = $id or serial = '' and slot <> '' and (nonce, host, split_part(slot, ',', 1)) in "
-            "(select nonce, host, slot from parts where serial = $id))"
+            f"((nonce, serial) in {_SERIALS} or serial = '' and slot <> '' and (nonce, host, split_part(slot, ',', 1)) in "
+            f"(select nonce, host, slot from parts where {_PART}))"
         )
     return history.records(
         "select began::varchar as began, run, nonce, host, slot, problem, any_value(title) as title, "
@@ -102,20 +115,35 @@ def _causes(history: History, name: str, *, is_host: bool) -> list[dict[str, Any
 
 
 def _replacements(history: History, name: str, places: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return, for each slot that the part was in, the first later run in which the slot had another part."""
-    result = []
+    """Return, for each slot that the part was in, the first later run in which the slot had another part.
+
+    A part is another one only if the host did not have it before, and no longer has this part. Names of disks and NICs, and
+    indexes of GPUs, may change although nobody replaced a part.
+    """
+    found: dict[tuple[str, str], dict[str, Any]] = {}
     for place in places:
-        for slot in filter(None, place["slots"]):
+        if place["part"] == NIC and len(place["slots"]) > 1:
+            continue  # the MAC address is that of a bond or team, not of one NIC
+        for slot in [place["slot"]] if place["address"] else filter(None, place["slots"]):
             rows = history.rows(
-                "select began::varchar, run, serial from parts where host = $host and slot = $slot and part = $part "
-                "and serial <> $id and began > $last::timestamp order by began limit 1",
-                {**{key: place[key] for key in ("host", "part", "last")}, "slot": slot, "id": name},
+                f"""
+                with present as (select nonce from parts where host = $host and {_PART})
+                select began::varchar, run, serial from parts
+                where host = $host and part = $part and began > $last::timestamp and serial <> ''
+                  and case when $address <> '' and address <> '' then address = $address else list_contains($slots, slot) end
+                  and nonce not in (select nonce from present)
+                  and serial not in (select serial from parts where nonce = $nonce and host = $host)
+                order by began limit 1""",
+                {
+                    **{key: place[key] for key in ("host", "part", "last", "address", "nonce")},
+                    "slots": place["slots"] if place["address"] else [slot],
+                    "id": name,
+                },
             )
-            result += [
-                {"began": began, "run": run, "text": f"{place['host']} {slot} has another part: {serial}"}
-                for began, run, serial in rows
-            ]
-    return result
+            for began, run, serial in rows:
+                text = f"{place['host']} {slot} has another part: {serial}"
+                found[began, text] = {"began": began, "run": run, "text": text}
+    return list(found.values())
 
 
 def _solved(history: History, name: str, causes: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

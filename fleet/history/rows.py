@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-from fleet.judge.baseline import identity
+from fleet.judge.gpu_identity import identities, shared_serials
 from fleet.planning.history import stage_key, tests_with
 from fleet.planning.test_selection import Key
 from fleet.records.baseline_store import kind_of
@@ -21,8 +21,8 @@ from fleet.records.load import Run
 from schemas.catalogue import DURATION
 from schemas.plans import Plan
 from schemas.records import MEASURED, Gpu, Record
-from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport, HostReport
-from schemas.scopes import Scope
+from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, CausePart, FleetReport, HostReport
+from schemas.scopes import Scope, pci_address
 from schemas.stages import SOAK
 
 TEXT_LIMIT = 300
@@ -155,12 +155,18 @@ def _parts(host: HostReport, state: HostState) -> Iterator[Row]:
         "rack": clean_text(host.rack),
         "driver": clean_text(host.software.get(DRIVER, "")),
         "decision": host.decision,
+        "address": "",
+        "uuid": "",
     }
     serials = {part.slot: part.serial for part in state.parts if part.kind == "host"}
     yield {**common, "part": "host", "slot": "", "serial": clean_text(serials.get("host", "")), "model": model}
+    names = identities(host.gpus)
     for gpu in host.gpus:
-        serial = clean_text(identity(gpu))
-        yield {**common, "part": "gpu", "slot": f"gpu={gpu.index}", "serial": serial, "model": clean_text(gpu.name)}
+        slot = f"gpu={gpu.index}"
+        # The index changes if another GPU falls off the bus, the PCI address does not.
+        place = {"slot": slot, "address": clean_text(pci_address(gpu.pci_bus_id)) if gpu.pci_bus_id else ""}
+        known = {"serial": clean_text(names[slot]), "uuid": clean_text(gpu.uuid), "model": clean_text(gpu.name)}
+        yield {**common, **place, **known, "part": "gpu"}
     for part in state.parts:
         if part.kind != "host":
             slot, serial = clean_text(part.slot), clean_text(part.serial)
@@ -189,12 +195,11 @@ def _causes(report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[Ro
             continue
         for part in cause.parts:
             host = hosts.get(part.host)
-            serial = part.serial or part_serial(host, part.scope)
             yield {
                 "host": clean_text(part.host),
                 "rack": clean_text(host.rack if host else ""),
                 "slot": "" if part.scope == "host" else clean_text(part.scope),
-                "serial": clean_text(serial),
+                "serial": clean_text(part_serial(part, host)),
                 "problem": clean_text(cause.problem),
                 "title": clean_text(cause.title),
                 "action": cause.action,
@@ -204,18 +209,20 @@ def _causes(report: FleetReport, hosts: Mapping[str, HostReport]) -> Iterator[Ro
             }
 
 
-def part_serial(host: HostReport | None, scope: str) -> str:
-    """Return the serial of the GPU that a scope such as `gpu=3,link=2` names, or its UUID if it has no serial.
+def part_serial(part: CausePart, host: HostReport | None) -> str:
+    """Return the serial of a part of a cause, as `parts` of the history has it: for a GPU its identity, which may be its UUID.
 
-    Return an empty text if the scope names no GPU of the host.
+    Return an empty text if the cause has no serial for the part, and its scope (such as `gpu=3,link=2`) names no GPU of the host.
     """
-    device = Scope.parse(scope).device
-    return next((identity(gpu) for gpu in host.gpus if f"gpu={gpu.index}" == device), "") if host else ""
+    gpus = host.gpus if host else ()
+    if part.serial and part.serial not in shared_serials(gpus):
+        return part.serial
+    return identities(gpus).get(Scope.parse(part.scope).device, part.serial)
 
 
 def _figures(host: HostReport, state: HostState) -> Iterator[Row]:
     """Yield a row for each figure of a host that a baseline of the host would include (`is_baseline_figure`)."""
-    gpus = {identity(gpu): gpu for gpu in host.gpus}
+    gpus = state.gpus_by_identity()
     for serial, figures in state.figures.items():
         gpu = gpus.get(serial)
         common: Row = {

@@ -196,8 +196,8 @@ def _rewrite_month(database: Any, place: Path, index: Index, month: str, *, with
         sources: dict[str, str] = {}
         for table in tables.PER_RUN:
             files = [place / item.path for item in old if item.table == table]
-            relation = f"select * from {tables.parquet(files)}" if files else tables.empty(table)
-            sources[table] = f"({relation} where nonce <> {tables.literal(without)})" if files else f"({relation})"
+            relation = tables.table_rows(table, files) if files else tables.empty(table)
+            sources[table] = f"(select * from ({relation}) where nonce <> {tables.literal(without)})"
         sources["trends"] = f"({tables.trend_sums(sources['figures'], sources['levels'])})"
         sources["spreads"] = f"({tables.spreads(sources['figures'])})"
         for table, source in sources.items():

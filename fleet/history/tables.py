@@ -23,7 +23,10 @@ PLACE = {"host": "VARCHAR", "rack": "VARCHAR", "slot": "VARCHAR", "serial": "VAR
 FIGURE = dict.fromkeys(("name", "stage", "within", "settings", "unit"), "VARCHAR")
 INPUT: Mapping[str, Mapping[str, str]] = {
     "figures": {**PLACE, "model": "VARCHAR", "driver": "VARCHAR", "accepted": "BOOLEAN", **FIGURE, "value": "DOUBLE"},
-    "parts": {**PLACE, "part": "VARCHAR", "model": "VARCHAR", "driver": "VARCHAR", "decision": "VARCHAR"},
+    "parts": {
+        **PLACE,
+        **dict.fromkeys(("part", "model", "driver", "decision", "address", "uuid"), "VARCHAR"),
+    },
     "causes": {
         **PLACE,
         **dict.fromkeys(("problem", "title", "action", "severity", "confidence"), "VARCHAR"),
@@ -80,7 +83,11 @@ COLUMNS: Mapping[str, Mapping[str, str]] = {
 Two tables are written only when the runs of a month are merged. `trends` has the sums from which a line can be fitted
 (`trend_sums`); the sums of several months can be added. `spreads` has QUANTILES quantiles of each figure of accepted hosts.
 """
-LATER_COLUMNS: Mapping[str, tuple[str, ...]] = {"imported": ("sha256",), "spreads": ("within",)}
+LATER_COLUMNS: Mapping[str, tuple[str, ...]] = {
+    "imported": ("sha256",),
+    "parts": ("address", "uuid"),
+    "spreads": ("within",),
+}
 """Table -> columns that files of older versions of Rackproof lack. Such a column is read as empty text. In
 `within`, empty text means the part as a whole. So links and peers are not compared with a `spreads` file without `within`."""
 SORTED = {

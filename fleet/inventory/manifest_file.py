@@ -257,7 +257,8 @@ def _slot(where: str, kind: str, slot: str, column: str = "slot") -> str:
 def _refuse_duplicates(parts: Iterable[Part]) -> None:
     """Raise UsageError if two lines name the same part, the same slot, or the same end of a cable.
 
-    The modules at the ends of a splitter cable may have the same serial if the line of each module names its port in `slot`.
+    The modules at the ends of a splitter cable may have the same serial if the line of each module names its port in `slot`. So
+    may the GPUs of one board, which must be in one host.
     """
     serials: dict[tuple[str, str], Part] = {}
     slots: dict[tuple[str, str, str], Part] = {}
@@ -269,7 +270,8 @@ def _refuse_duplicates(parts: Iterable[Part]) -> None:
         first = serials.setdefault((part.kind, label), part)
         if first is not part and is_link:
             raise UsageError(f"{part.origin}: {part.switch} {part.switch_port} has a cable already ({first.origin})")
-        if first is not part:
+        is_same_board = part.kind == GPU and first.host == part.host and bool(first.slot and part.slot)
+        if first is not part and not is_same_board:
             raise UsageError(
                 f"{part.origin}: serial {part.serial} is listed twice ({first.origin}, for {first.host}): "
                 "a part can be in only one slot"

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from fleet.judge.criteria import Criterion
 from fleet.judge.direction import HIGHER_IS_BETTER, LOWER_IS_BETTER, MUST_BE_ZERO, RATE_UNITS
 from fleet.judge.finding import FLOORS
+from fleet.judge.gpu_identity import identities, shared_serials
 from fleet.quantities import counted, quantity
 from schemas.baselines import HostBaseline, Key, Level
 from schemas.records import MEASURED, Gpu, Observation, Samples, Value
@@ -191,31 +192,18 @@ def is_baseline_figure(observation: Observation) -> bool:
     )
 
 
-def part_of_scope(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
-    """Return the identity of the GPU that a scope begins with, and the rest of the scope.
+def part_of_scope(gpus: Mapping[str, str], scope: str) -> tuple[str, str]:
+    """Return the identity of the GPU that a scope begins with, and the rest of the scope. `gpus`: see `identities`.
 
     Without such a GPU, or if it has no identity, return an empty string and the whole scope. For the scope `host`, return two
     empty strings. A peer in the rest is replaced by its identity, so that the result does not depend on GPU indexes.
     """
     parsed = Scope.parse(scope)
     gpu = gpus.get(parsed.device)
-    if gpu is None or not identity(gpu):
+    if not gpu:
         return "", scope if scope != HOST else ""
     peer = gpus.get(f"gpu={parsed.get('peer')}")
-    return identity(gpu), f"peer={identity(peer)}" if peer and parsed.kind == "peer" else parsed.below
-
-
-def identity(gpu: Gpu) -> str:
-    """Return the serial of a GPU, or its UUID if it has no serial."""
-    return gpu.serial.strip() or gpu.uuid.strip()
-
-
-def identity_text(gpu: Gpu) -> str:
-    """Return the identity of a GPU with its kind: `serial 1652…`, `UUID GPU-…`, or `an unknown serial`."""
-    if serial := gpu.serial.strip():
-        return f"serial {serial}"
-    uuid = gpu.uuid.strip()
-    return f"UUID {uuid}" if uuid else "an unknown serial"
+    return gpu, f"peer={peer}" if peer is not None and parsed.kind == "peer" else parsed.below
 
 
 def comparison_key(observation: Observation, within: str) -> Key:
@@ -245,9 +233,11 @@ class AcceptedRecord:
     """The accepted levels of one host, looked up by observation."""
 
     def __init__(self, baseline: HostBaseline | None, gpus: Sequence[Gpu]) -> None:
-        self._gpus = {f"gpu={gpu.index}": gpu for gpu in gpus}
-        self._levels: dict[str, dict[Key, Level]] = {}
         host = baseline.host if baseline else None
+        self.shared = shared_serials(gpus) | shared_serials(host.gpus if host else ())
+        """Serials that several GPUs of the host share, now or when it was accepted."""
+        self._gpus = identities(gpus, self.shared)
+        self._levels: dict[str, dict[Key, Level]] = {}
         for serial, part in (("", host), *(baseline.gpus.items() if baseline else ())):
             if part:
                 self._levels[serial] = {level.key: level for level in part.figures}

@@ -55,6 +55,7 @@ from fleet.judge.waivers import WaiverMatcher
 from fleet.judge.wiring import judge_wiring
 from schemas.plans import Plan
 from schemas.readings import BMC
+from schemas.records import Gpu
 from schemas.reports import CRITICAL, FAIL, INCONCLUSIVE, RECORD, Verdict, VerdictKind
 
 __all__ = ["Evidence", "judge"]
@@ -83,7 +84,8 @@ def judge(
     if stats is None:
         stats = gather(Planned(plan), views)
     of_fleet = [*judge_manifest(plan, views), *judge_wiring(plan, views).verdicts]
-    return with_waivers(plan, [*judge_hosts(plan, views, stats), *of_fleet])
+    gpus = {view.host.name: view.gpus for view in views}
+    return with_waivers(plan, [*judge_hosts(plan, views, stats), *of_fleet], gpus)
 
 
 def host_views(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> list[HostView]:
@@ -128,9 +130,9 @@ def judge_hosts(
     ]
 
 
-def with_waivers(plan: Plan, verdicts: Iterable[Verdict]) -> list[Verdict]:
-    """Return the verdicts, each with the waiver of the plan that covers it, if there is one."""
-    matcher = WaiverMatcher(plan.waivers, plan.created)
+def with_waivers(plan: Plan, verdicts: Iterable[Verdict], gpus: Mapping[str, Sequence[Gpu]]) -> list[Verdict]:
+    """Return the verdicts, each with the waiver of the plan that covers it, if there is one. `gpus`: host -> its GPUs."""
+    matcher = WaiverMatcher(plan.waivers, plan.created, gpus)
     return [matcher.apply(verdict) for verdict in verdicts] if plan.waivers else list(verdicts)
 
 

@@ -2,8 +2,8 @@
 
 An ordered part is in its slot, elsewhere or missing. A part may also be in a host without having been ordered. A part is
 identified by its label: the serial of a GPU or module (transceiver or cable end), the GUID of an InfiniBand or RoCE adapter, or
-the MAC address of an Ethernet port. Only the serial of a module may be in several lines of the manifest, because the modules at
-the ends of a splitter cable may have the same serial.
+the MAC address of an Ethernet port. Only the serial of a module or GPU may be in several lines of the manifest: the modules at
+the ends of a splitter cable may have the same serial, and so may the GPUs of one board.
 """
 
 from __future__ import annotations

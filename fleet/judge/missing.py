@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
-from fleet.judge.baseline import identity, identity_text
+from fleet.judge.gpu_identity import identity, identity_text
 from fleet.judge.host_view import HostView
 from fleet.quantities import counted
 from schemas.records import Value
@@ -221,15 +221,16 @@ def _absent_since_acceptance(view: HostView, missing: int, excluded: Collection[
     now. Return an empty list unless exactly `missing` GPUs are absent.
     """
     accepted = view.evidence.baseline
-    layout, present = _layout(view), {identity(gpu) for gpu in view.evidence.gpus()}
+    shared = view.accepted.shared
+    layout, present = _layout(view), {identity(gpu, shared) for gpu in view.evidence.gpus()}
     before = [
         (gpu, pci_address(gpu.pci_bus_id) if gpu.pci_bus_id else "")
         for gpu in (accepted.host.gpus if accepted and accepted.host else ())
     ]
-    absent = [(gpu, at) for gpu, at in before if identity(gpu) and identity(gpu) not in present and at not in excluded]
+    absent = [(gpu, at) for gpu, at in before if identity(gpu, shared) not in {"", *present} and at not in excluded]
     if len(absent) != missing:
         return []
-    return [(identity_text(gpu), "" if address in layout else address) for gpu, address in absent]
+    return [(identity_text(gpu, shared), "" if address in layout else address) for gpu, address in absent]
 
 
 def _on_bus(view: HostView) -> set[str]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fleet.judge.baseline import CRITERION, SOURCE, identity, identity_text
+from fleet.judge.baseline import CRITERION, SOURCE
+from fleet.judge.gpu_identity import identity, identity_text
 from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
 from schemas.baselines import PartBaseline
@@ -39,10 +40,11 @@ def judge_presence(view: HostView) -> Iterator[Verdict]:
         yield _absent(view, "host", f"the accepted record of host {view.host.name} has {NO_FIGURES}")
     for gpu in view.gpus if view.host.device == "gpu" else ():
         scope = f"gpu={gpu.index}"
-        if scope in view.host.scopes and identity(gpu) not in accepted.gpus:
-            yield _absent(view, scope, _unknown_gpu(gpu, accepted.host))
-        elif scope in view.host.scopes and identity(gpu) in without_figures:
-            yield _absent(view, scope, f"the accepted record of {identity_text(gpu)} has {NO_FIGURES}")
+        part, name = view.accepted.part(scope), identity_text(gpu, view.accepted.shared)
+        if scope in view.host.scopes and part not in accepted.gpus:
+            yield _absent(view, scope, f"no accepted record of {name}{_replaced(view, gpu, accepted.host)}")
+        elif scope in view.host.scopes and part in without_figures:
+            yield _absent(view, scope, f"the accepted record of {name} has {NO_FIGURES}")
 
 
 def _without_figures(view: HostView) -> set[str]:
@@ -63,11 +65,11 @@ def _without_figures(view: HostView) -> set[str]:
     return {part for part, has_accepted in has_figure.items() if not has_accepted}
 
 
-def _unknown_gpu(gpu: Gpu, host: PartBaseline | None) -> str:
+def _replaced(view: HostView, gpu: Gpu, host: PartBaseline | None) -> str:
+    """Return which GPU was accepted in the slot of this GPU, as the end of a sentence; empty if it is this GPU or unknown."""
     of_slot = [other for other in host.gpus if gpu.pci_bus_id and other.pci_bus_id == gpu.pci_bus_id] if host else []
-    before = of_slot[0] if of_slot else None
-    replaced = f": this GPU replaces {identity(before)}" if before and identity(before) != identity(gpu) else ""
-    return f"no accepted record of {identity_text(gpu)}{replaced}"
+    before, now = (identity(item, view.accepted.shared) for item in (of_slot[0] if of_slot else gpu, gpu))
+    return f": this GPU replaces {before}" if before and before != now else ""
 
 
 def _absent(view: HostView, scope: str, why: str) -> Verdict:

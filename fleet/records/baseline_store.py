@@ -1,6 +1,7 @@
 """Store baselines (figures from accepted runs) on disk, and copy them into run directories.
 
-Each part, which is a host or a GPU, has one file, named by the host name or by the serial (the UUID if the GPU has no serial).
+Each part, which is a host or a GPU, has one file, named by the host name or by the identity of the GPU: its serial, or its UUID
+if it has no serial of its own.
 
 The copy in a run directory is called the snapshot. It is made together with the plan, and the plan contains the digest of the
 snapshot's index. So judging the run again later uses the same baselines, even if other runs were accepted since.
@@ -16,7 +17,7 @@ import stat
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from fleet.judge.baseline import identity
+from fleet.judge.gpu_identity import identities, identity, shared_serials
 from schemas import documents
 from schemas.baselines import (
     GPU,
@@ -117,8 +118,10 @@ def _host_baseline(
 ) -> HostBaseline:
     """Return the baselines of a host, of the GPUs in its baseline, and of the given GPUs, as `read_part` reads them."""
     baseline = read_part(HOST, host)
-    serials = dict.fromkeys(map(identity, (*(baseline.gpus if baseline else ()), *gpus)))
-    parts = {serial: part for serial in serials if serial and (part := read_part(GPU, serial))}
+    accepted, present = baseline.gpus if baseline else (), tuple(gpus)
+    shared = shared_serials(accepted) | shared_serials(present)
+    names = dict.fromkeys(identity(gpu, shared) for gpu in (*accepted, *present))
+    parts = {name: part for name in names if name and (part := read_part(GPU, name))}
     return HostBaseline(host=baseline, gpus=parts)
 
 
@@ -146,10 +149,10 @@ def snapshot_baseline(directory: Path, kind: str, hosts: Iterable[str], run_dir:
             continue  # the judge reports hosts without a baseline
         files[path_of(HOST, host)] = content
         baseline = _parse_baseline(content, home / path_of(HOST, host))
-        for serial in map(identity, baseline.gpus):
-            gpu_content = _read_regular_file(home / path_of(GPU, serial)) if serial else None
+        for name in filter(None, identities(baseline.gpus).values()):
+            gpu_content = _read_regular_file(home / path_of(GPU, name))
             if gpu_content is not None:
-                files[path_of(GPU, serial)] = gpu_content
+                files[path_of(GPU, name)] = gpu_content
     index = {"schema": INDEX_SCHEMA, "kind": kind, "files": {name: _digest(files[name]) for name in sorted(files)}}
     text = json.dumps(index, indent=1) + "\n"
     if run_dir is not None:

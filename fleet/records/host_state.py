@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from fleet.judge.baseline import (
     READINGS,
     comparison_key,
-    identity,
     is_baseline_figure,
     level_of,
     part_of_scope,
@@ -17,14 +16,16 @@ from fleet.judge.baseline import (
     settings,
 )
 from fleet.judge.evidence import Evidence
+from fleet.judge.gpu_identity import identities, shared_serials
 from fleet.records.versions import versions
 from schemas.baselines import HostBaseline, InstalledPart, Key, Level
 from schemas.records import MEASURED, Gpu, Observation
 
+NIC = "NIC"
 SERIALS = {
     "host.system.serial": "host",
     "infiniband.hca.node_guid": "InfiniBand adapter",
-    "network.address": "NIC",
+    "network.address": NIC,
     "optics.module.serial": "module",
     "storage.disk.serial": "disk",
 }
@@ -48,20 +49,28 @@ class HostState:
     """Parts, versions and figures of a host at one time."""
 
     gpus: tuple[Gpu, ...] = ()
+    shared: frozenset[str] = frozenset()
+    """Serials that several GPUs share, in this state or in the one that it is compared with (`fleet.judge.gpu_identity`)."""
     parts: tuple[InstalledPart, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, Mapping[Key, Figure]] = field(default_factory=dict)
-    """Serial of a GPU, or an empty string for the host -> its figures."""
+    """Identity of a GPU, or an empty string for the host -> its figures."""
     has_record: bool = True
     """Whether the run has a record of the host alone (not only of its gang). For the state in a baseline: whether the host has a
     baseline. If False, all other fields are empty."""
 
+    def gpus_by_identity(self) -> dict[str, Gpu]:
+        """Return the GPUs by identity. GPUs that report neither serial nor UUID are left out."""
+        names = identities(self.gpus, self.shared)
+        return {name: gpu for gpu in self.gpus if (name := names[f"gpu={gpu.index}"])}
 
-def host_state(evidence: Evidence) -> HostState:
-    """Return the state of a host in one run."""
+
+def host_state(evidence: Evidence, shared: frozenset[str] = frozenset()) -> HostState:
+    """Return the state of a host in one run. `shared`: serials that GPUs share in the state that it is compared with."""
     if not any(not record.gang for record in evidence.records):
         return HostState(has_record=False)
-    gpus = {f"gpu={gpu.index}": gpu for gpu in evidence.gpus()}
+    shared |= shared_serials(evidence.gpus())
+    gpus = identities(evidence.gpus(), shared)
     figures: dict[str, dict[Key, Figure]] = defaultdict(dict)
     run_id = evidence.records[0].run_id
     parts: dict[tuple[str, str], InstalledPart] = {}
@@ -76,7 +85,11 @@ def host_state(evidence: Evidence) -> HostState:
             key = comparison_key(item, within)
             figures[serial][key] = _figure(item, within, run_id, figures[serial].get(key))
     return HostState(
-        gpus=evidence.gpus(), parts=tuple(parts.values()), versions=versions(evidence, ()), figures=dict(figures)
+        gpus=evidence.gpus(),
+        shared=shared,
+        parts=tuple(parts.values()),
+        versions=versions(evidence, ()),
+        figures=dict(figures),
     )
 
 
@@ -100,13 +113,14 @@ def _figure(observation: Observation, within: str, run_id: str, earlier: Figure 
     return Figure(level=replace(level, precision=precision(observation.samples)), scope=observation.scope)
 
 
-def accepted_state(baseline: HostBaseline | None) -> HostState:
-    """Return the state of a host in its baseline."""
+def accepted_state(baseline: HostBaseline | None, gpus: Iterable[Gpu]) -> HostState:
+    """Return the state of a host in its baseline. `gpus`: the GPUs in the state that it is compared with."""
     if baseline is None or baseline.host is None:
         return HostState(has_record=False)
     figures = {"": baseline.host.figures, **{serial: part.figures for serial, part in baseline.gpus.items()}}
     return HostState(
         gpus=baseline.host.gpus,
+        shared=shared_serials(baseline.host.gpus) | shared_serials(gpus),
         parts=baseline.host.parts,
         versions=baseline.host.versions,
         figures={serial: {level.key: Figure(level=level) for level in levels} for serial, levels in figures.items()},
@@ -145,8 +159,3 @@ def merge_levels(levels: Sequence[Level]) -> Level:
     precisions = [level.precision for level in levels if level.precision is not None]
     merged = level_of(last.name, last.unit, last.stage, last.within, dict(last.params), values)
     return replace(merged, precision=max(precisions, default=None))
-
-
-def gpus_by_serial(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
-    """Return the GPUs by serial, or by UUID if they report no serial. GPUs that report neither are left out."""
-    return {identity(gpu): gpu for gpu in gpus if identity(gpu)}

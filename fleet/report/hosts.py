@@ -142,7 +142,8 @@ class HostJudge:
         plan_of_unit = context.plan.only(unit)
         views = host_views(plan_of_unit, evidence, context.packs)
         remaining = None if context.in_full else {view.host.name: self._passes.count(view) for view in views}
-        verdicts = with_waivers(plan_of_unit, judge_hosts(plan_of_unit, views, self._stats, remaining))
+        gpus = {view.host.name: view.gpus for view in views}
+        verdicts = with_waivers(plan_of_unit, judge_hosts(plan_of_unit, views, self._stats, remaining), gpus)
         of_host: dict[str, list[Verdict]] = {view.host.name: [] for view in views}
         for verdict in verdicts:
             results.tally.add(verdict)

@@ -6,14 +6,17 @@ of them. The text of the case lists the checks of the cause.
 
 A failed cause becomes a `failure`, and an inconclusive one an `error`. CI systems count `skipped` cases as success, so only what
 is waived becomes `skipped`. The case `decision` of the fleet passes only if the fleet is accepted.
+
+The names of the cases of a suite are distinct, because GitLab shows only the first of several cases with one name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from xml.sax.saxutils import escape, quoteattr
 
+from fleet.diagnosis.diagnose import NOT_VERIFIED, ONE_PER_READING
 from fleet.quantities import counted
 from fleet.report.formatting import (
     TEXT_LIMIT,
@@ -51,6 +54,10 @@ _MAX_REJECTED = 100
 """Maximum number of rejected input files that the suite of the fleet lists."""
 _MAX_CHECKS = 40
 """Maximum number of checks that the text of a case lists for its cause."""
+_SEVERAL_PER_PART = (*ONE_PER_READING, NOT_VERIFIED)
+"""Problems that a part may have several times. The names of their cases have the reading."""
+_NUMBERED_LIMIT = TEXT_LIMIT - 50
+"""A name to which a number is added is cut to this many characters, so that the number is not cut off."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +172,9 @@ def _cause(class_name: str, cause: Cause, verdicts: Sequence[Verdict]) -> JunitC
     """Return the case of a cause. CI systems match cases by name from run to run, so the name has no values and no serial."""
     group = [verdicts[position] for position in cause.verdicts]
     part = "" if cause.part in ("", "host") else f" {cause.part}"
+    reading = f": {group[0].name}" if group and cause.problem in _SEVERAL_PER_PART else ""
+    # A part may have the same problem once with and once without a waiver.
+    criterion = f", waived: {cause.waiver.criterion}" if cause.waiver else ""
     facts = {
         "hosts": ", ".join(cause.hosts) if len(cause.hosts) > 1 else "",
         "serial": cause.serial,
@@ -180,7 +190,7 @@ def _cause(class_name: str, cause: Cause, verdicts: Sequence[Verdict]) -> JunitC
     waived = f"{cause.verdict}, {cause.waiver}: " if cause.waiver else ""
     return JunitCase(
         class_name=class_name,
-        name=f"{cause.problem}{part}",
+        name=f"{cause.problem}{part}{reading}{criterion}",
         verdict=WAIVED if cause.waiver else cause.verdict,
         kind=cause.action if cause.verdict == FAIL and cause.action != "none" else cause.problem,
         message=f"{waived}{cause.title}{f': {cause.why}' if cause.why else ''}",
@@ -225,6 +235,7 @@ def _suite(
     host: str = "",
     began: str = "",
 ) -> str:
+    cases = list(_with_distinct_names(cases))
     failed = sum(case.verdict == FAIL for case in cases)
     waived = sum(case.verdict == WAIVED for case in cases)
     errors = sum(case.verdict != PASS for case in cases) - failed - waived
@@ -241,6 +252,19 @@ def _suite(
     output = "\n".join(map(_text, lines))
     pieces += [f"    <system-out>{output}</system-out>\n"] if output else []
     return "".join([*pieces, "  </testsuite>\n"])
+
+
+def _with_distinct_names(cases: Iterable[JunitCase]) -> Iterator[JunitCase]:
+    """Yield the cases of a suite. If several have the same name, all except the first get a number: `NAME (2)`."""
+    names: set[str] = set()
+    numbers: dict[str, int] = {}
+    for case in cases:
+        name = first = _legal(case.name)
+        while name in names:
+            numbers[first] = numbers.get(first, 1) + 1
+            name = f"{_legal(case.name, _NUMBERED_LIMIT)} ({numbers[first]})"
+        names.add(name)
+        yield case if name == first else replace(case, name=name)
 
 
 def _xml(case: JunitCase) -> str:
@@ -266,8 +290,13 @@ def _marked(report: FleetReport, text: str) -> str:
 
 
 def _text(text: str) -> str:
-    return escape(clean(text).translate(_ILLEGAL))
+    return escape(_legal(text))
 
 
 def _quoted(text: str, limit: int = TEXT_LIMIT) -> str:
-    return quoteattr(clean(text, limit).translate(_ILLEGAL))
+    return quoteattr(_legal(text, limit))
+
+
+def _legal(text: str, limit: int = TEXT_LIMIT) -> str:
+    """Return `text` on one line, with characters that XML allows; a text of more than `limit` characters is cut."""
+    return clean(text, limit).translate(_ILLEGAL)

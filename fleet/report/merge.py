@@ -93,7 +93,8 @@ def fleet_report(
     """Return the report on a run from the results on all of its hosts."""
     plan, tally = context.plan, judged.tally
     wiring = judge_links(plan, stats.links)
-    manifest = with_waivers(plan, [*judge_inventories(plan, stats.inventories), *wiring.verdicts])
+    gpus = {name: host.gpus for name, host in judged.hosts.items()}
+    manifest = with_waivers(plan, [*judge_inventories(plan, stats.inventories), *wiring.verdicts], gpus)
     for verdict in manifest:
         tally.add(verdict)
     verdicts = sorted([*judged.verdicts, *manifest], key=lambda verdict: context.positions[verdict.host])

@@ -253,6 +253,31 @@ def test_member_is_down_if_either_sys_or_proc_reports_it_as_down(root: Path) -> 
     assert members(readings(root), "bond0") == {links.ROCE_INTERFACE: True, NIC: False}
 
 
+ADDRESSES = ("b8:3f:d2:00:00:a2", "b8:3f:d2:00:00:a3")
+
+
+@pytest.mark.parametrize("bond_address", [*ADDRESSES, "02:00:00:00:00:01"])
+def test_member_of_a_bond_reports_its_permanent_address(root: Path, bond_address: str) -> None:
+    """In /sys, bonding gives all members the address of the bond."""
+    members_of_bond = (links.ROCE_INTERFACE, NIC)
+    links.add_bond(root, "bond0", dict.fromkeys(members_of_bond, "up"))
+    for member in members_of_bond:
+        (links.interface(root, member) / "address").write_text(f"{bond_address}\n")
+    shared = readings(root)
+    assert [shared["address", f"nic={member}"] for member in members_of_bond] == [bond_address] * 2
+    text = PROC_BOND.format(mode="IEEE 802.3ad Dynamic link aggregation", active="", state="up", aggregator=1)
+    for name, member, address in zip(("eth1", "eth2"), members_of_bond, ADDRESSES, strict=True):
+        head, tail = text.split(f"Slave Interface: {name}\n")
+        tail = tail.replace("\nAggregator ID", f"\nPermanent HW addr: {address}\nSlave queue ID: 0\nAggregator ID", 1)
+        text = f"{head}Slave Interface: {member}\n{tail}"
+    links.write(root, "proc/net/bonding/bond0", text)
+    own = readings(root)
+    assert [own["address", f"nic={member}"] for member in members_of_bond] == list(ADDRESSES)
+    assert {key for key in own if own[key] != shared[key]} <= {
+        ("address", f"nic={member}") for member in members_of_bond
+    }
+
+
 def add_master(root: Path, name: str, kind: str = "") -> None:
     """Add an interface that has two members but is no bond.
 

@@ -163,6 +163,36 @@ def test_disks_are_compared_by_serial(
     assert [kind for kind, _, _ in listed_changes({"h1": host(parts=old)}, {"h1": host(parts=new)})] == expected
 
 
+def nics(*addresses: str) -> tuple[InstalledPart, ...]:
+    """Return interfaces with these MAC addresses; an empty address stands for no interface."""
+    return tuple(
+        InstalledPart(kind="NIC", slot=f"nic=eth{number}", serial=address)
+        for number, address in enumerate(addresses)
+        if address
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (nics("A", "A"), nics("A", "A"), []),
+        (nics("A", "A"), nics("B", "B"), []),  # another member gave its address to the bond
+        (nics("A", "A", "C"), nics("B", "B", "C"), []),
+        (nics("A", "A", "C"), nics("A", "B", "C"), []),  # the new record has permanent addresses
+        (nics("A", "B", "C"), nics("A", "A", "C"), []),  # the new record has no permanent addresses
+        (nics("A", "A", "C"), nics("A", "A", "D"), ["replaced"]),
+        (nics("A", "A", "C"), nics("A", "A"), ["gone"]),
+        (nics("A", "A"), nics("A", "A", "C"), ["new"]),
+        (nics("A", "B", "C"), nics("A", "", "C"), ["gone"]),
+        (nics("A", "B"), nics("A", "C"), ["replaced"]),
+    ],
+)
+def test_address_that_several_interfaces_share_is_no_serial(
+    old: tuple[InstalledPart, ...], new: tuple[InstalledPart, ...], expected: list[str]
+) -> None:
+    assert [kind for kind, _, _ in listed_changes({"h1": host(parts=old)}, {"h1": host(parts=new)})] == expected
+
+
 def test_host_with_a_record_in_only_one_of_the_two_runs_is_gone_or_new() -> None:
     lost = {"h1": HostState(has_record=False), "h3": host(["C"])}
     assert listed_changes({"h1": host(["A"]), "h2": host(["B"])}, lost) == [

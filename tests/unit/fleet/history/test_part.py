@@ -1,4 +1,7 @@
-"""The history of parts other than GPUs: a chassis, a serial in two slots of a host, and a part whose causes have no serial."""
+"""The history of a part: its slots, its replacements, a chassis, a serial in two slots of a host, causes without a serial.
+
+A healthy part whose index or name changes was neither moved nor replaced.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from fleet.history import tables
 from fleet.history.answer import Answer
 from fleet.history.database import History
 from fleet.history.part import part_answer
 from fleet.history.rows import HostRows, Row
-from fleet.history.store import add_run
+from fleet.history.store import add_run, merge_runs
 from schemas.baselines import SIMULATED
+from tests.accepted import call
 from tests.histories import FleetHistory
+from tests.simulated import Document, on_boards, simulate, with_serials
 
 CHASSIS, HOST, BOND = "S-r00-h00", "r00-h00", "aa:bb"
 Rows = Mapping[str, Sequence[Mapping[str, Any]]]
@@ -90,3 +98,119 @@ def test_problem_is_gone_only_in_a_run_that_measured_what_had_failed(tmp_path: P
     ((_, third),) = history.rows("select began, run from runs order by began limit 1 offset 2")
     (repair,) = sections(part_answer(history, HOST))["repairs"]
     assert (repair["run"], repair["text"][:17]) == (third, "slow-copy is gone")
+
+
+SERIAL, ADDRESS, UUID = "SIM0000010{}", "0000:{:02}:00.0", "GPU-51400000-0000-4000-8000-00000001000{}"
+"""Of a GPU of r01-h02. Index 0 has PCI address 0000:06:00.0."""
+
+
+def simulated_history(tmp_path: Path, *runs: tuple[str | None, Callable[[Document], None]]) -> History:
+    """Return a history of one run a day, each with a fault (None: without one) and a change of its records."""
+    for day, (fault, change) in enumerate(runs, 1):
+        run = simulate(tmp_path / f"r{day}", *([fault] if fault else []), day=day, change=change)
+        call("report", run, "--history", tmp_path / "history")
+    return History(tmp_path / "history", SIMULATED)
+
+
+def places(answer: Answer) -> list[tuple[str, str, int]]:
+    return [(row["host"], row["slot"], row["runs"]) for row in sections(answer)["places"]]
+
+
+def repairs(answer: Answer) -> list[tuple[str, str]]:
+    """Return run and text of each replacement. Problems that are gone are left out."""
+    rows = sections(answer)["repairs"]
+    return [(row["run"], row["text"]) for row in rows if "another part" in row["text"]]
+
+
+def same(_: Document) -> None:
+    """Change nothing."""
+
+
+@pytest.mark.parametrize(("change", "name"), [(same, SERIAL), (on_boards, UUID)], ids=["own serials", "shared serials"])
+@pytest.mark.parametrize("lost", [0, 2])
+def test_gpus_beside_a_lost_gpu_neither_moved_nor_were_replaced(
+    tmp_path: Path, change: Callable[[Document], None], name: str, lost: int
+) -> None:
+    history = simulated_history(tmp_path, (None, change), (f"missing_gpu:r01-h02:{lost}", change), (None, change))
+    for gpu in range(4):
+        answer = part_answer(history, name.format(gpu))
+        runs = 2 if gpu == lost else 3
+        assert (places(answer), repairs(answer)) == ([("r01-h02", ADDRESS.format(6 + gpu), runs)], [])
+        assert max(row["runs"] for row in sections(answer)["figures"]) == runs
+
+
+def test_replaced_gpu_is_reported_with_the_new_serial_at_its_address(tmp_path: Path) -> None:
+    other = with_serials(lambda serial: "NEW" if serial == SERIAL.format(1) else serial)
+    history = simulated_history(tmp_path, (None, same), ("missing_gpu:r01-h02:0", same), (None, other))
+    address = ADDRESS.format(7)
+    assert repairs(part_answer(history, SERIAL.format(1))) == [("r3", f"r01-h02 {address} has another part: NEW")]
+    assert places(part_answer(history, "NEW")) == [("r01-h02", address, 1)]
+    assert [repairs(part_answer(history, SERIAL.format(gpu))) for gpu in (0, 2, 3)] == [[], [], []]
+
+
+def test_gpus_that_changed_places_moved_and_were_not_replaced(tmp_path: Path) -> None:
+    exchanged = {SERIAL.format(1): SERIAL.format(3), SERIAL.format(3): SERIAL.format(1)}
+    swap = with_serials(lambda serial: exchanged.get(serial, serial))
+    history = simulated_history(tmp_path, (None, same), (None, swap))
+    for gpu, other in ((1, 3), (3, 1)):
+        answer = part_answer(history, SERIAL.format(gpu))
+        slots = [ADDRESS.format(6 + gpu), ADDRESS.format(6 + other)]
+        assert (places(answer), repairs(answer)) == ([("r01-h02", slot, 1) for slot in slots], [])
+
+
+def test_any_gpu_is_found_by_its_uuid_with_its_figures(tmp_path: Path) -> None:
+    history = simulated_history(tmp_path, (None, same))
+    by_serial, by_uuid = (sections(part_answer(history, name.format(2))) for name in (SERIAL, UUID))
+    assert by_serial["places"] == by_uuid["places"]
+    for rows in (by_serial["figures"], by_uuid["figures"]):
+        for row in rows:
+            row.pop("percentile")  # type: ignore[attr-defined]  # a sum whose last digit depends on the order of threads
+    assert by_serial["figures"] == by_uuid["figures"] != []
+
+
+def test_disks_whose_names_were_exchanged_at_a_boot_were_not_replaced(tmp_path: Path) -> None:
+    def disks(number: int, host: HostRows) -> HostRows:
+        names = ("nvme0n1", "nvme1n1") if number != 1 else ("nvme1n1", "nvme0n1")
+        serials = ("D1", "D2") if number < 3 else ("D1", "D3")  # run 3: D2 was replaced
+        rows = [
+            {**host.parts[0], "part": "disk", "slot": f"disk={name}", "serial": serial}
+            for name, serial in zip(names, serials, strict=True)
+        ]
+        return replace(host, parts=(*host.parts, *rows)) if host.parts[0]["host"] == HOST else host
+
+    history = store_runs(tmp_path, disks, months=5)
+    assert repairs(part_answer(history, "D1")) == []
+    assert [text for _, text in repairs(part_answer(history, "D2"))] == [f"{HOST} disk=nvme1n1 has another part: D3"]
+
+
+def test_change_of_the_mac_address_of_a_bond_is_no_replacement(tmp_path: Path) -> None:
+    def bond(number: int, host: HostRows) -> HostRows:
+        address = "aa:01" if number < 2 else "aa:02"
+        ports = [
+            {**host.parts[0], "part": "NIC", "slot": f"nic={name}", "serial": address} for name in ("eth0", "eth1")
+        ]
+        return replace(host, parts=(*host.parts, *ports)) if host.parts[0]["host"] == HOST else host
+
+    history = store_runs(tmp_path, bond)
+    assert [repairs(part_answer(history, address)) for address in ("aa:01", "aa:02")] == [[], []]
+
+
+def test_histories_without_addresses_stay_readable_and_are_merged_with_newer_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older versions of Rackproof wrote `parts` without the columns `address` and `uuid`."""
+    runs = [simulate(tmp_path / f"r{day}", day=day) for day in range(1, 5)]
+    for table in (tables.INPUT, tables.COLUMNS):
+        older = {name: kind for name, kind in table["parts"].items() if name not in tables.LATER_COLUMNS["parts"]}
+        monkeypatch.setitem(table, "parts", older)  # type: ignore[arg-type]
+    for run in runs[:2]:
+        call("report", run, "--history", tmp_path / "history")
+    monkeypatch.undo()
+    before = part_answer(History(tmp_path / "history", SIMULATED), SERIAL.format(2))
+    assert (places(before), repairs(before)) == ([("r01-h02", "gpu=2", 2)], [])
+    for run in runs[2:]:
+        call("report", run, "--history", tmp_path / "history")
+    for _ in range(2):  # before and after the merge
+        answer = part_answer(History(tmp_path / "history", SIMULATED), SERIAL.format(2))
+        assert (places(answer), repairs(answer)) == ([("r01-h02", ADDRESS.format(8), 4)], [])
+        merge_runs(tmp_path / "history", SIMULATED)

@@ -17,7 +17,6 @@ from fleet.judge.baseline import (
     AcceptedRecord,
     comparison_key,
     direction,
-    identity,
     is_baseline_figure,
     level_of,
     limit,
@@ -30,6 +29,7 @@ from fleet.judge.baseline import (
     too_noisy_reason,
 )
 from fleet.judge.criteria import Criterion, VsBaseline
+from fleet.judge.gpu_identity import identities
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.presence import judge_presence
@@ -187,8 +187,8 @@ def test_baseline_includes_only_finite_measured_numbers_of_certain_names_and_uni
     assert is_baseline_figure(observation) is expected
 
 
-GPUS = {f"gpu={index}": builders.gpu("h1", index) for index in range(2)}
-UNIDENTIFIED = replace(GPUS["gpu=1"], serial=" ", uuid=" ")
+GPUS = [builders.gpu("h1", index) for index in range(2)]
+UNIDENTIFIED = replace(GPUS[1], serial=" ", uuid=" ")
 
 
 @pytest.mark.parametrize(
@@ -200,17 +200,13 @@ UNIDENTIFIED = replace(GPUS["gpu=1"], serial=" ", uuid=" ")
     ],
 )  # fmt: skip
 def test_scope_is_split_into_identity_of_the_gpu_and_rest(scope: str, part: str, within: str) -> None:
-    assert part_of_scope(GPUS, scope) == (part, within)
+    assert part_of_scope(identities(GPUS), scope) == (part, within)
 
 
-def test_gpu_is_identified_by_serial_or_uuid() -> None:
-    gpu = GPUS["gpu=0"]
-    assert identity(gpu) == "h1-0"
-    assert identity(replace(gpu, serial="  ")) == "GPU-h1-0"
-    assert identity(replace(gpu, serial=" S ")) == "S"
-    assert identity(UNIDENTIFIED) == ""
-    assert part_of_scope({"gpu=1": UNIDENTIFIED}, "gpu=1") == ("", "gpu=1")
-    assert part_of_scope({**GPUS, "gpu=1": UNIDENTIFIED}, "gpu=0,peer=1") == ("h1-0", "peer=")
+def test_scope_of_a_gpu_without_serial_and_uuid_names_no_part() -> None:
+    gpus = identities([GPUS[0], UNIDENTIFIED])
+    assert part_of_scope(gpus, "gpu=1") == ("", "gpu=1")
+    assert part_of_scope(gpus, "gpu=0,peer=1") == ("h1-0", "peer=")
 
 
 def test_comparison_key_has_name_and_stage_and_rest_of_the_scope_and_settings() -> None:
@@ -293,14 +289,14 @@ COMPARED = baseline_criterion(fraction=0.9)
 
 
 def test_accepted_figure_is_found_by_part_and_settings() -> None:
-    known = AcceptedRecord(HostBaseline(host=HOST, gpus={"h1-0": GPU}), list(GPUS.values()))
+    known = AcceptedRecord(HostBaseline(host=HOST, gpus={"h1-0": GPU}), GPUS)
     figure = builders.results(PLAN, "h1", "benchmark")[0]
     assert known.level(figure) == COPY
     assert known.level(replace(figure, params={"op": "other"})) is None
     assert known.level(replace(figure, scope="gpu=1")) is None
     assert [known.has(scope) for scope in ("gpu=0,link=1", "gpu=1", "host")] == [True, False, True]
     assert [known.part(scope) for scope in ("gpu=0,link=1", "gpu=1", "host")] == ["h1-0", "h1-1", ""]
-    no_host = AcceptedRecord(None, list(GPUS.values()))
+    no_host = AcceptedRecord(None, GPUS)
     assert not no_host.has("host")
     assert no_host.level(figure) is None
     assert not AcceptedRecord(HostBaseline(), []).has("host")

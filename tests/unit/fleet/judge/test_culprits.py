@@ -234,7 +234,9 @@ def test_waiver_for_a_part_covers_attributed_verdicts(scope: str, serial: str, c
     """
     waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
     failed = [item for item in pair_verdicts(8, pairs_of(6)) if item.verdict == FAIL]
-    verdicts = [WaiverMatcher([waiver], "2026-11-21").apply(item) for item in with_culprits(host_view(8), [*failed])]
+    verdicts = [
+        WaiverMatcher([waiver], "2026-11-21", {}).apply(item) for item in with_culprits(host_view(8), [*failed])
+    ]
     assert sum(item.waiver is not None for item in verdicts) == covered
 
 

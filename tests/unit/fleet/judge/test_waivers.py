@@ -77,25 +77,26 @@ def write_waivers(path: Path, *waivers: dict[str, object]) -> Path:
     ],
 )
 def test_waiver_covers_matching_verdicts(over: Any, verdict: Verdict, expected: bool) -> None:
-    assert covers(waiver(**over), verdict) is expected
+    assert covers(waiver(**over), verdict, verdict.serial) is expected
 
 
 def test_waiver_expires_after_its_last_day() -> None:
     for day, waived in (("2026-11-20", True), ("2026-11-21T23:59:59Z", True), ("2026-11-22T00:00:00Z", False)):
-        verdict = WaiverMatcher((waiver(),), day).apply(replace(FAILED, detail="x"))
+        verdict = WaiverMatcher((waiver(),), day, {}).apply(replace(FAILED, detail="x"))
         assert (verdict.waiver is not None) is waived
         assert verdict.verdict == FAIL
         expired = "its waiver by me expired on 2026-11-21 (known)"
         assert verdict.reason == ("bad" if waived else f"bad; {expired}")
         assert verdict.detail == ("x" if waived else f"x; {expired}")
-    by_serial = WaiverMatcher((waiver(host="", serial="s1"),), "2026-11-21")
+    by_serial = WaiverMatcher((waiver(host="", serial="s1"),), "2026-11-21", {})
     assert by_serial.apply(FAILED).waiver
     assert by_serial.apply(replace(FAILED, serial="")).waiver is None
-    assert WaiverMatcher((waiver(),), "2026-11-21").apply(replace(FAILED, verdict=PASS)).waiver is None
+    assert WaiverMatcher((waiver(),), "2026-11-21", {}).apply(replace(FAILED, verdict=PASS)).waiver is None
     old_and_new = (waiver(until="2026-11-01"), waiver(until="2026-12-01"))
-    assert WaiverMatcher(old_and_new, "2026-11-21").apply(FAILED).waiver == old_and_new[1]
+    assert WaiverMatcher(old_and_new, "2026-11-21", {}).apply(FAILED).waiver == old_and_new[1]
     assert (
-        WaiverMatcher(old_and_new, "2026-11-21").apply(replace(FAILED, waiver=old_and_new[0])).waiver == old_and_new[0]
+        WaiverMatcher(old_and_new, "2026-11-21", {}).apply(replace(FAILED, waiver=old_and_new[0])).waiver
+        == old_and_new[0]
     )
 
 
@@ -111,7 +112,7 @@ def test_report_states_the_result_of_each_waiver() -> None:
 
 
 def test_waived_verdict_is_still_a_failure_and_has_the_waiver() -> None:
-    verdict = WaiverMatcher([WAIVER], builders.WHEN).apply(failed_verdict())
+    verdict = WaiverMatcher([WAIVER], builders.WHEN, {}).apply(failed_verdict())
     assert (verdict.verdict, verdict.reason, verdict.waiver) == (FAIL, "found 1, wanted 2", WAIVER)
     assert not verdict.blocks_acceptance
     assert failed_verdict().blocks_acceptance

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,18 @@ from junitparser import Error, Failure, JUnitXml, Skipped, TestSuite
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence
+from fleet.report.judge_run import judge_run
 from fleet.report.junit import render_junit
 from fleet.report.merge import merge
+from fleet.report.run_report import report_of
+from fleet.simulate.faults import FAULTS
+from fleet.simulate.fleet import Fleet, place_faults
+from fleet.simulate.fleet import write_run as write_simulation
 from rackproof.main import main
 from schemas.reports import EXCEPTIONS, Cause, CausePart, FleetReport, Judged, Verdict
 from schemas.waivers import Waiver
 from tests import builders
+from tests.simulated import Document, simulate
 from tests.unit.fleet.report.test_report import write_run
 
 PLAN = builders.plan("h1", "h2", "h3", profile="smoke")
@@ -53,6 +60,15 @@ def results(suites: Iterable[TestSuite], kind: type) -> list[tuple[str, str, str
         for item in case.result
         if isinstance(item, kind)
     ]
+
+
+def check_names(report: FleetReport) -> dict[str, list[str]]:
+    """Check that the names of the cases of each suite are distinct; return suite -> names of the cases that do not pass."""
+    suites = read(report)
+    for suite in suites.values():
+        names = [case.name for case in suite]
+        assert len(names) == len(set(names)), [name for name in names if names.count(name) > 1]
+    return {name: [case.name for case in suite if case.result] for name, suite in suites.items()}
 
 
 def test_no_test_case_fails_for_an_accepted_fleet(report: FleetReport) -> None:
@@ -170,6 +186,68 @@ def test_host_text_is_escaped_in_junit(report: FleetReport, text: str) -> None:
 def test_report_with_any_text_is_valid_xml(text: str) -> None:
     suites = read(replace(REPORT_WITHOUT_RECORDS, causes=(), verdicts=(failure(host="h1", reason=text, serial=text),)))
     assert len(results([suites["h1"]], Failure)) == 1
+
+
+def faults_of_one_host() -> list[tuple[str, ...]]:
+    """Return choices of faults, all on the same host."""
+    generator = random.Random(4)  # noqa: S311
+    measured = sorted(
+        FAULTS.keys() - {"unreachable", "no_record", "truncated_record", "stale_record", "hung", "missing_gpu"}
+    )
+    chosen = [("wrong_driver", "wrong_clique", "silent_corruption"), *(generator.sample(measured, 6) for _ in range(5))]
+    return [
+        tuple(f"{kind}:r01-h02{f':{generator.randrange(2)}' if FAULTS[kind].of_gpu else ''}" for kind in kinds)
+        for kinds in chosen
+    ]
+
+
+@pytest.mark.parametrize("faults", faults_of_one_host())
+@pytest.mark.parametrize("waived", [False, True])
+def test_cases_of_a_faulty_host_have_distinct_names(tmp_path: Path, faults: tuple[str, ...], waived: bool) -> None:
+    fleet = Fleet(hosts=3, gpus=2, profile="smoke", nvlink_domains=True, storage=True, bmcs=True)
+    plan = fleet.plan("r1", builders.WHEN)
+    write_simulation(tmp_path / "r1", fleet, place_faults(faults, plan, fleet.seed), plan, jobs=1)
+    run, report = judge_run(tmp_path / "r1", [])
+    if waived:
+        criteria = sorted({item.criterion for item in report.verdicts if item.verdict == "fail"})
+        waivers = tuple(
+            Waiver(criterion=name, who="alice", why="known", until="2999-12-31", host="r01-h02", scope=scope)
+            for name in criteria
+            for scope in ("gpu=0", "")
+        )
+        report = report_of(replace(run, plan=replace(run.plan, waivers=waivers)), read_packs([]))
+    assert check_names(report)["SIMULATED r01-h02"]
+
+
+def test_settings_that_differ_on_one_host_are_cases_with_the_name_of_the_reading(tmp_path: Path) -> None:
+    def other_kernel(record: Document) -> None:
+        for snapshot in record["snapshots"] if record["host"] == "r01-h02" else ():
+            for metric in snapshot["metrics"]:
+                if metric["name"] == "host.kernel_version":
+                    metric["values"] = {"host": "6.1.0-other"}
+
+    run = simulate(tmp_path / "r1", "wrong_driver:r01-h02", change=other_kernel)
+    names = check_names(judge_run(run, [])[1])["SIMULATED r01-h02"]
+    assert names == ["differs: driver.version", "differs: host.kernel_version"]
+
+
+ANY_CAUSE = st.builds(
+    Cause,
+    problem=st.sampled_from(["differs", "not-verified", "slow-memory", "x" * 500]), title=st.just("a"), why=st.just(""),
+    verdict=st.sampled_from(["fail", "inconclusive"]), host=st.just("h2"), hosts=st.just(("h2",)),
+    part=st.sampled_from(["host", "gpu=1", "gpu=1 (2)"]), parts=st.just(()), confidence=st.just("certain"),
+    verdicts=st.sampled_from([(), (0,), (1,)]),
+    waiver=st.sampled_from([
+        None, *(Waiver(criterion=name, who="alice", why=why, until="2026-12-31", host="h2")
+                for name, why in (("a", "known"), ("a", "old"), ("b", "known")))]),
+)  # fmt: skip
+
+
+@given(causes=st.lists(ANY_CAUSE, max_size=30), texts=st.lists(st.sampled_from(["a", "a\ufffe", "a\uffff", "b" * 600])))
+@settings(max_examples=100, deadline=None)
+def test_cases_have_distinct_names_whatever_the_report_contains(causes: list[Cause], texts: list[str]) -> None:
+    verdicts = (*REPORT_WITHOUT_RECORDS.verdicts[:2], *(failure(name=text) for text in texts))
+    check_names(replace(REPORT_WITHOUT_RECORDS, verdicts=verdicts, causes=tuple(causes)))
 
 
 def test_report_command_writes_junit_xml(tmp_path: Path) -> None:

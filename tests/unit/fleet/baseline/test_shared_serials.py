@@ -1,0 +1,125 @@
+"""Test that each GPU of a board is compared, waived and remembered by itself, although the GPUs report one serial.
+
+On each host of the simulated runs, GPUs 0 and 1 have one serial, and GPUs 2 and 3 another one.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.accepted import call, rackproof, report_of
+from tests.simulated import on_boards, own, simulate
+
+UUID = "GPU-51400000-0000-4000-8000-00000001000{}"
+"""UUID of a GPU of r01-h02."""
+
+
+def lines(*arguments: object) -> tuple[int, list[str]]:
+    """Return exit code and output lines of a call of `rackproof`."""
+    done = rackproof(*arguments)
+    return done.returncode, [" ".join(line.split()) for line in (done.stdout + done.stderr).splitlines()]
+
+
+def changes(*directories: Path) -> set[tuple[str, str, str, str]]:
+    """Return kind, host, scope and what has changed, of each change that `rackproof diff` counts."""
+    document = json.loads(rackproof("diff", *directories, "--json").stdout)
+    return {
+        (item["kind"], item["host"], item["scope"], item["what"])
+        for item in document["changes"]
+        if item["kind"] in ("regressed", "replaced", "moved", "new", "gone")
+    }
+
+
+def accepted_baseline(directory: Path, *runs: Path) -> list[str]:
+    """Report and accept the runs as the baseline `directory`; return the output."""
+    for run in runs:
+        assert call("report", run) == 0
+    code, shown = lines(
+        "baseline", "accept", *runs, "--baseline", directory, "--by", "Ada Example", "--why", "a test of boards"
+    )
+    assert code == 0, shown
+    return shown
+
+
+@pytest.mark.parametrize("fault", ["slow_gpu", "slow_hbm", "missing_gpu", "nvlink_down"])
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_shared_serials_change_nothing_in_what_diff_finds(tmp_path: Path, fault: str, gpu: int) -> None:
+    found = []
+    for name, change in (("own", own), ("shared", on_boards)):
+        home = tmp_path / name
+        before = simulate(home / "before", change=change)
+        after = simulate(home / "after", f"{fault}:r01-h02:{gpu}", day=2, change=change)
+        accepted_baseline(home / "baselines", before)
+        found.append((changes(before, after), changes(home / "baselines", after)))
+    assert found[0] == found[1]
+    assert all(found[0]), "the fault is a change"
+
+
+def test_returned_gpu_of_a_board_is_new_and_its_neighbour_is_unchanged(tmp_path: Path) -> None:
+    before = simulate(tmp_path / "before", "missing_gpu:r01-h02:0", change=on_boards)
+    after = simulate(tmp_path / "after", day=2, change=on_boards)
+    assert {item for item in changes(before, after) if item[3] == "GPU"} == {("new", "r01-h02", "gpu=0", "GPU")}
+
+
+def test_baseline_has_a_file_for_each_gpu_of_a_board(tmp_path: Path) -> None:
+    run = simulate(tmp_path / "r1", change=on_boards)
+    shown = accepted_baseline(tmp_path / "baselines", run)
+    files = {path.stem for path in (tmp_path / "baselines/simulated/gpus").glob("*.json")}
+    assert "2 hosts and 8 GPUs" in " ".join(shown)
+    assert files == {f"GPU-51400000-0000-4000-8000-0000000{host}000{gpu}" for host in (0, 1) for gpu in range(4)}
+
+
+def test_file_of_a_gpu_with_its_own_serial_is_still_named_by_the_serial(tmp_path: Path) -> None:
+    accepted_baseline(tmp_path / "baselines", simulate(tmp_path / "r1"))
+    files = {path.stem for path in (tmp_path / "baselines/simulated/gpus").glob("*.json")}
+    assert files == {f"SIM00000{host}0{gpu}" for host in (0, 1) for gpu in range(4)}
+
+
+@pytest.mark.parametrize(
+    ("target", "waived"),
+    [
+        ({"serial": "SIM00000100"}, set()),
+        ({"host": "r01-h02", "serial": "SIM00000100"}, set()),
+        ({"serial": "SIM00000100", "scope": "gpu=0"}, {"gpu=0"}),
+        ({"serial": UUID.format(0)}, {"gpu=0"}),
+        ({"serial": UUID.format(1)}, {"gpu=1"}),
+        ({"host": "r01-h02", "scope": "gpu=1"}, {"gpu=1"}),
+    ],
+)
+def test_waiver_by_a_shared_serial_needs_a_scope_or_the_uuid(
+    tmp_path: Path, target: dict[str, str], waived: set[str]
+) -> None:
+    run = simulate(tmp_path / "r1", "ecc:r01-h02:0", "ecc:r01-h02:1", change=on_boards)
+    assert call("report", run) == 1
+    failed = [item for item in report_of(run)["verdicts"] if item["verdict"] == "fail"]
+    assert {item["scope"] for item in failed} >= {"gpu=0", "gpu=1"}
+    waivers = [
+        {**target, "criterion": criterion, "who": "Ada Example", "why": "a test of boards", "until": "2999-12-31"}
+        for criterion in sorted({item["criterion"] for item in failed})
+    ]
+    path = tmp_path / "waivers.yml"
+    path.write_text(json.dumps({"schema": "rackproof.waivers/1", "waivers": waivers}))
+    assert call("report", run, "--waivers", path) == 1
+    verdicts = [item for item in report_of(run)["verdicts"] if item["verdict"] == "fail"]
+    assert {item["scope"] for item in verdicts if item.get("waiver")} == waived
+    notes = [item["reason"] for item in verdicts if "several GPUs of the host have the serial" in item["reason"]]
+    assert bool(notes) is not bool(waived)
+
+
+def test_first_failure_of_a_gpu_was_not_seen_before_on_its_neighbour(tmp_path: Path) -> None:
+    seen = []
+    for day, gpu in ((1, 0), (2, 1), (3, 0)):
+        run = simulate(tmp_path / f"r{day}", f"ecc:r01-h02:{gpu}", day=day, change=on_boards)
+        assert call("report", run, "--history", tmp_path / "history") == 1
+        seen.append(report_of(run).get("history", {}).get("causes", []))
+    assert [bool(causes) for causes in seen] == [False, False, True]
+
+
+def test_history_marks_no_gpu_of_a_board_as_duplicate(tmp_path: Path) -> None:
+    assert call("report", simulate(tmp_path / "r1", change=on_boards), "--history", tmp_path / "history") == 0
+    query = "select count(distinct serial) as gpus, bool_or(duplicate) as twice from figures where serial <> ''"
+    done = rackproof("history", "sql", query, "--history", tmp_path / "history", "--kind", "simulated", "--csv")
+    assert done.stdout.split() == ["gpus,twice", "8,false"]
