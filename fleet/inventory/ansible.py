@@ -9,7 +9,9 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,7 @@ SETTINGS = {
 }
 """Environment variables with the same effect as settings in Rackproof's ansible.cfg. They are needed because ansible-inventory
 reads that file only if it is in the current directory."""
+DEFAULT_BMC_PORTS = {"redfish": 443, "ipmi": 623}
 LISTED = ": write the inventory in the format of `ansible-inventory --list`"
 
 Variables = dict[str, Any]
@@ -270,10 +273,11 @@ def _type_remedy(error: ValidationError) -> str:
 
 
 def check_addresses(hosts: Mapping[str, Variables]) -> None:
-    """Raise UsageError if an address or port is a template, or if two hosts have the same address and port.
+    """Raise UsageError if an address or port is a template, or if two hosts have the same address and port or the same BMC.
 
     Hosts with a local connection may have the same address.
     """
+    _check_bmc_addresses(hosts)
     visited: dict[tuple[str, str], str] = {}
     for name, variables in hosts.items():
         for variable in ("ansible_host", "ansible_port"):
@@ -291,3 +295,28 @@ def check_addresses(hosts: Mapping[str, Variables]) -> None:
                 "one machine would be measured twice; correct ansible_host"
             )
         visited[key] = name
+
+
+def _check_bmc_addresses(hosts: Mapping[str, Variables]) -> None:
+    """Raise UsageError if two hosts have the same BMC."""
+    visited: dict[tuple[str, str], str] = {}
+    for name, variables in hosts.items():
+        if not (address := str(variables.get("rackproof_bmc_address") or "")):
+            continue
+        key = _bmc_endpoint(address, str(variables.get("rackproof_bmc_protocol", "redfish")))
+        if key in visited:
+            raise UsageError(
+                f"hosts {visited[key]} and {name} have the same BMC {address}: each host has its own; correct "
+                "rackproof_bmc_address"
+            )
+        visited[key] = name
+
+
+def _bmc_endpoint(address: str, protocol: str) -> tuple[str, str]:
+    """Return host and port of a BMC. Addresses that are written differently give the same result, a default port is empty."""
+    host, port = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::(\d+))?", address).groups(default="")  # type: ignore[union-attr]
+    host = host.strip("[]").rstrip(".").casefold()
+    with suppress(ValueError):
+        host = str(ip_address(host))
+    is_default = int(port or DEFAULT_BMC_PORTS[protocol]) == DEFAULT_BMC_PORTS[protocol]
+    return host, "" if is_default else port.lstrip("0")
