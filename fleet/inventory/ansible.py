@@ -15,6 +15,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fleet.inventory.sources import check_names_in_files
 from fleet.records.remedies import with_remedy
 from schemas import documents
 from schemas.errors import UsageError
@@ -59,8 +60,10 @@ def check_listing(listing: Mapping[str, Any]) -> dict[str, Variables]:
     """Return the hosts of a listing (the format of `ansible-inventory --list`), checked by `check_hosts`. Raises UsageError.
 
     The role `plan` passes a listing of its own, which has the values of only some variables. This listing also has the names of
-    all variables, in `_meta.names`. `check_names` checks these names.
+    all variables, in `_meta.names`, and the sources of the inventory, in `_meta.sources`. `check_names` and
+    `check_names_in_files` check them.
     """
+    check_names_in_files(_names(listing, "_meta", "sources"), _text_variables())
     hosts = check_hosts(hosts_of(listing))
     check_names(_names(listing, "_meta", "names"))
     return hosts
@@ -108,6 +111,7 @@ def _ansible_inventory(sources: list[str]) -> bytes:
     for source in sources:
         if "," not in source and not Path(source).exists():  # a source with a comma may be a list of hosts
             raise UsageError(f"inventory {source}: no such file or directory")
+    check_names_in_files(sources, _text_variables())
     program = shutil.which("ansible-inventory", path=Path(sys.executable).parent) or shutil.which("ansible-inventory")
     if program is None:
         raise UsageError("ansible-inventory is not on PATH: install rackproof[control], or run `make dev`")
@@ -222,6 +226,12 @@ def check_variables(hosts: Mapping[str, Variables]) -> dict[str, Variables]:
 def _schema_types() -> dict[str, Any]:
     """Return variable -> type in the schema; None for a variable of several types."""
     return {name: item.get("type") for name, item in documents.part("inventory")["properties"].items()}
+
+
+@cache
+def _text_variables() -> frozenset[str]:
+    """Return the variables whose value is a text, such as a name."""
+    return frozenset(name for name, kind in _schema_types().items() if kind == "string")
 
 
 @cache
