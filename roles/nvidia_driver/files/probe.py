@@ -119,10 +119,11 @@ def distribution():
     """Return the name of the distribution in NVIDIA's repositories, such as ubuntu2204 or rhel9."""
     lines = (line.partition("=") for line in read("/etc/os-release").splitlines())
     release = {key: value.strip("\"'") for key, _, value in lines}
-    version = release.get("VERSION_ID", "")
-    if {"rhel", "centos"} & {release.get("ID"), *release.get("ID_LIKE", "").split()}:
-        return "rhel" + version.split(".")[0]
-    return release.get("ID", "") + version.replace(".", "")
+    # RHEL and its rebuilds (Rocky, Alma, Oracle, CentOS Stream) have the same platform, such as platform:el9.
+    platform_id, _, major = release.get("PLATFORM_ID", "").rpartition(":el")
+    if platform_id == "platform" and major.isdigit():
+        return "rhel" + major
+    return release.get("ID", "") + release.get("VERSION_ID", "").replace(".", "")
 
 
 def driver_problems(options, versions, error):
@@ -213,4 +214,5 @@ def main():
     return 1 if found else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
