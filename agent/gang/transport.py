@@ -182,7 +182,7 @@ def listen(
     except OSError as error:
         raise GangError(
             f"cannot listen for {purpose} on {address} port {port}: {error.strerror or error}; "
-            "set rackproof_rendezvous_port to a free port; up to three ports after it are used as well"
+            "set rackproof_rendezvous_port to a free port for all hosts of the gang; up to three ports after it are used as well"
         ) from None
     return channel
 

@@ -100,6 +100,11 @@ HANDLING = {
         "Read the entry, and the entries around it, in the event log of the BMC. Check the part that it names.",
         "replace the part that the entry names, or contact the vendor of the host.",
     ),
+    ("bmc-address", "configure", ""): Handling(
+        "Correct rackproof_bmc_address of this host, and check that of the host whose BMC it is. Then measure both again: the "
+        "readings of the BMC say nothing about this host.",
+        "look in the web interface of the BMC for the serial of its host.",
+    ),
     ("bmc-serial", "inspect_hardware", ""): Handling(
         "Check that rackproof_bmc_address is the address of the BMC of this host. Then compare the serials on the parts with "
         "those that the host and its BMC report.",

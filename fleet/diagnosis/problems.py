@@ -274,6 +274,12 @@ PROBLEMS = (
         explains_parts=("numa",),
     ),
     Problem(
+        id="bmc-address",
+        title=words.bmc_address,
+        shown_by=("bmc.readable",),
+        kinds=(VerdictKind.IDENTITY,),
+    ),
+    Problem(
         id="bmc-serial",
         title=words.identity,
         shown_by=("bmc.gpu.serial", "bmc.system.serial"),

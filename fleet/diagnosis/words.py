@@ -482,6 +482,11 @@ def identity(shown: Sequence[Verdict]) -> str:
     return f"has the wrong {label(first.name)}"
 
 
+def bmc_address(shown: Sequence[Verdict]) -> str:
+    """Return that the inventory names the BMC of another host."""
+    return f"has the BMC of {shown[0].value} in the inventory: correct rackproof_bmc_address"
+
+
 def stopped_launch(shown: Sequence[Verdict]) -> str:
     """Return that a part stopped a launch of several hosts, or may have."""
     if shown[0].verdict == FAIL:

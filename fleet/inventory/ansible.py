@@ -9,10 +9,13 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from functools import cache
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fleet.inventory.sources import check_names_in_files
 from fleet.records.remedies import with_remedy
 from schemas import documents
 from schemas.errors import UsageError
@@ -35,6 +38,7 @@ SETTINGS = {
 }
 """Environment variables with the same effect as settings in Rackproof's ansible.cfg. They are needed because ansible-inventory
 reads that file only if it is in the current directory."""
+DEFAULT_BMC_PORTS = {"redfish": 443, "ipmi": 623}
 LISTED = ": write the inventory in the format of `ansible-inventory --list`"
 
 Variables = dict[str, Any]
@@ -56,8 +60,10 @@ def check_listing(listing: Mapping[str, Any]) -> dict[str, Variables]:
     """Return the hosts of a listing (the format of `ansible-inventory --list`), checked by `check_hosts`. Raises UsageError.
 
     The role `plan` passes a listing of its own, which has the values of only some variables. This listing also has the names of
-    all variables, in `_meta.names`. `check_names` checks these names.
+    all variables, in `_meta.names`, and the sources of the inventory, in `_meta.sources`. `check_names` and
+    `check_names_in_files` check them.
     """
+    check_names_in_files(_names(listing, "_meta", "sources"), _text_variables())
     hosts = check_hosts(hosts_of(listing))
     check_names(_names(listing, "_meta", "names"))
     return hosts
@@ -105,6 +111,7 @@ def _ansible_inventory(sources: list[str]) -> bytes:
     for source in sources:
         if "," not in source and not Path(source).exists():  # a source with a comma may be a list of hosts
             raise UsageError(f"inventory {source}: no such file or directory")
+    check_names_in_files(sources, _text_variables())
     program = shutil.which("ansible-inventory", path=Path(sys.executable).parent) or shutil.which("ansible-inventory")
     if program is None:
         raise UsageError("ansible-inventory is not on PATH: install rackproof[control], or run `make dev`")
@@ -222,6 +229,12 @@ def _schema_types() -> dict[str, Any]:
 
 
 @cache
+def _text_variables() -> frozenset[str]:
+    """Return the variables whose value is a text, such as a name."""
+    return frozenset(name for name, kind in _schema_types().items() if kind == "string")
+
+
+@cache
 def _is_ours(name: str) -> bool:
     """Return whether this is a variable of Rackproof, or probably a misspelt one."""
     known = _schema_types()
@@ -270,10 +283,11 @@ def _type_remedy(error: ValidationError) -> str:
 
 
 def check_addresses(hosts: Mapping[str, Variables]) -> None:
-    """Raise UsageError if an address or port is a template, or if two hosts have the same address and port.
+    """Raise UsageError if an address or port is a template, or if two hosts have the same address and port or the same BMC.
 
     Hosts with a local connection may have the same address.
     """
+    _check_bmc_addresses(hosts)
     visited: dict[tuple[str, str], str] = {}
     for name, variables in hosts.items():
         for variable in ("ansible_host", "ansible_port"):
@@ -291,3 +305,28 @@ def check_addresses(hosts: Mapping[str, Variables]) -> None:
                 "one machine would be measured twice; correct ansible_host"
             )
         visited[key] = name
+
+
+def _check_bmc_addresses(hosts: Mapping[str, Variables]) -> None:
+    """Raise UsageError if two hosts have the same BMC."""
+    visited: dict[tuple[str, str], str] = {}
+    for name, variables in hosts.items():
+        if not (address := str(variables.get("rackproof_bmc_address") or "")):
+            continue
+        key = _bmc_endpoint(address, str(variables.get("rackproof_bmc_protocol", "redfish")))
+        if key in visited:
+            raise UsageError(
+                f"hosts {visited[key]} and {name} have the same BMC {address}: each host has its own; correct "
+                "rackproof_bmc_address"
+            )
+        visited[key] = name
+
+
+def _bmc_endpoint(address: str, protocol: str) -> tuple[str, str]:
+    """Return host and port of a BMC. Addresses that are written differently give the same result, a default port is empty."""
+    host, port = re.fullmatch(r"(\[[^]]*\]|[^:]*)(?::(\d+))?", address).groups(default="")  # type: ignore[union-attr]
+    host = host.strip("[]").rstrip(".").casefold()
+    with suppress(ValueError):
+        host = str(ip_address(host))
+    is_default = int(port or DEFAULT_BMC_PORTS[protocol]) == DEFAULT_BMC_PORTS[protocol]
+    return host, "" if is_default else port.lstrip("0")

@@ -220,17 +220,20 @@ def _compare_serials(view: HostView) -> Iterator[Verdict]:
     chassis serial can make the host pass but not fail, because it can differ from the system serial.)
     """
     gpus = [(f"gpu={gpu.index}", gpu.serial) for gpu in view.gpus]
-    reported = _reported(view, GPU_SERIAL)
+    reported = reported_serials(view, GPU_SERIAL)
     number, needed = (Counter(map(_form, serials)) for serials in (reported, [serial for _, serial in gpus]))
     yield from _compare(view, gpus, reported, {form for form in needed if number[form] >= needed[form]})
     own = [item for item in view.observations[HOST_SERIAL] if item.status == MEASURED]
-    systems = _reported(view, "bmc.system.serial")
-    machines = [*systems, *_reported(view, "bmc.chassis.serial")]
+    systems = reported_serials(view, "bmc.system.serial")
+    machines = [*systems, *reported_serials(view, "bmc.chassis.serial")]
     yield from _compare(view, [(HOST, str(own[-1].value))] if own else [], machines, set(map(_form, systems)))
 
 
-def _reported(view: HostView, name: str) -> list[str]:
-    values = [str(value).strip() for metric in _metrics(view, name) for value in metric.values.values()]
+def reported_serials(view: HostView, *names: str) -> list[str]:
+    """Return the serials that the BMC of a host reports in these readings."""
+    values = [
+        str(value).strip() for name in names for metric in _metrics(view, name) for value in metric.values.values()
+    ]
     return [value for value in dict.fromkeys(values) if is_serial(value)]
 
 

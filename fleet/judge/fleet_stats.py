@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.judge.bmc_owner import HostSerials
 from fleet.judge.digests import DigestCounts
 from fleet.judge.duplicates import DuplicateSerials
 from fleet.judge.evidence import Planned
@@ -32,6 +33,7 @@ class FleetStats:
         self.digests = DigestCounts(planned)
         self.ranks = RankFigures()
         self.duplicates = DuplicateSerials()
+        self.serials = HostSerials()
         self.slots = SlotMap()
         self.domains = NvlinkDomains()
         self.machines = Machines()
@@ -46,6 +48,7 @@ class FleetStats:
     def add_identities(self, view: HostView) -> None:
         """Add what is counted for each host separately: parts, slots, NVLink domain, machine, links, digests, reading support."""
         self.duplicates.add(view.host.name, view.evidence, adapters=view.plan.judges_ports(view.host))
+        self.serials.add(view)
         self.slots.add(view)
         self.domains.add(view)
         self.machines.add(view)
@@ -72,6 +75,7 @@ class FleetStats:
         self.digests.update(other.digests)
         self.ranks.update(other.ranks)
         self.duplicates.update(other.duplicates)
+        self.serials.update(other.serials)
         self.slots.update(other.slots)
         self.domains.update(other.domains)
         self.machines.update(other.machines)

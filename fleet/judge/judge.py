@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from fleet.judge import expectations
 from fleet.judge.bmc import judge_bmc, with_bmc_event, with_bmc_part
+from fleet.judge.bmc_owner import with_owner_of_bmc
 from fleet.judge.consistency import contradictions
 from fleet.judge.criteria import MODEL, Criterion, Pack
 from fleet.judge.culprits import with_culprits
@@ -109,6 +110,7 @@ def judge_hosts(
     verdicts = []
     for view in views:
         of_host = evaluate_host(view, stats, remaining[view.host.name] if remaining else None)
+        of_host = with_owner_of_bmc(view, of_host, stats.serials)
         verdicts += _annotate(view, of_host, stats) if any(item.verdict == FAIL for item in of_host) else of_host
     verdicts = with_link_faults(views, with_straggler_causes(views, verdicts, stats.ranks), stats.link_faults)
     with_record = [view for view in views if view.has_record]

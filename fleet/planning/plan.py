@@ -159,6 +159,7 @@ def make_plan(
         baseline=baseline,
         study=study_of(profile, run_variables),
     )
+    _check_gang_settings(plan, hosts)
     if plan.study:
         return plan  # a study is not judged, so it has no expectations; its gang may have only one host
     plan = scale_stages(plan, profile, run_variables)
@@ -302,6 +303,37 @@ def _check_manifest(plan: Plan) -> None:
                 f"host {host.name}: the manifest lists {counted(listed[host.name], 'GPU')}, but rackproof_gpu_count is "
                 f"{len(host.devices)}: correct one of them"
             )
+
+
+RENDEZVOUS_PORT = 29500
+"""Default of `rackproof_rendezvous_port`."""
+GANG_WIDE_ENVIRONMENT = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_NET", "NCCL_IB_DISABLE")
+"""Environment variables that decide how two ranks exchange data. If ranks have different values, NCCL hangs or fails."""
+
+
+def _gang_settings(variables: Variables) -> dict[str, object]:
+    """Return setting -> value, for the settings that must be the same on all hosts of a gang."""
+    environment = variables.get("rackproof_environment") or {}
+    return {
+        "rackproof_rendezvous_port": variables.get("rackproof_rendezvous_port", RENDEZVOUS_PORT),
+        **{f"{name} in rackproof_environment": environment.get(name, "not set") for name in GANG_WIDE_ENVIRONMENT},
+    }
+
+
+def _check_gang_settings(plan: Plan, hosts: Mapping[str, Variables]) -> None:
+    """Raise UsageError if hosts of a gang differ in a setting that must be the same. Such a host could not join the launch."""
+    for gang, members in plan.gangs().items():
+        settings = {member: _gang_settings(hosts[member]) for member in members}
+        for name in settings[members[0]]:
+            values = {member: str(of_member[name]) for member, of_member in settings.items()}
+            ((usual, _),) = Counter(values.values()).most_common(1)
+            for member, value in values.items():
+                if value != usual:
+                    other = next(host for host in members if values[host] == usual)
+                    raise UsageError(
+                        f"gang {gang}: {name} is {value} on host {member}, and {usual} on host {other}: all hosts of a gang "
+                        "need the same value; set it on the group"
+                    )
 
 
 def _check_gangs(plan: Plan, minimum: int) -> None:

@@ -155,6 +155,10 @@ esac
 FABRIC_MANAGER = "#!/bin/sh\necho Fabric Manager version is : {}\n"
 TOOLKIT_CLI = "#!/bin/sh\necho NVIDIA Container Toolkit CLI version {}\necho commit: 0123\n"
 CDI = "kind: nvidia.com/gpu\npath: /dev/nvidia0\npath: /dev/nvidia1\nhostPath: /usr/lib/libcuda.so.{}\n"
+LOADED = (
+    "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {}  Release Build  (dvs-builder@U22-I3-AF03)\n"
+    "GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04.2)\n"
+)
 BIN = "/usr/local/bin"
 HEALTHY_FILES = {
     f"{BIN}/nvidia-smi": smi(),
@@ -164,6 +168,7 @@ HEALTHY_FILES = {
     "/tmp/pci/0000:07:00.0/vendor": "0x10de\n",
     "/tmp/pci/0000:07:00.0/class": "0x068000\n",
     "/tmp/module/nvidia/refcnt": "0\n",
+    "/tmp/driver/nvidia/version": LOADED.format("580.126.20"),
 }
 """Files of a healthy host with two GPUs and one NVSwitch."""
 Files = Mapping[str, str | None]
@@ -189,13 +194,14 @@ class ProbeHost:
         `files` adds files or replaces healthy ones; None removes a file. `running` are the names of processes that run meanwhile.
         """
         wanted = {path: text for path, text in {**HEALTHY_FILES, **files}.items() if text is not None}
-        script = ["trap 'kill $(jobs -p); cd /; rm -rf $made /tmp/pci /tmp/module' EXIT"]
-        directories = sorted({str(Path(path).parent) for path in wanted} | {"/tmp/pci", "/tmp/module"})
+        script = ["trap 'kill $(jobs -p); cd /; rm -rf $made /tmp/pci /tmp/module /tmp/driver' EXIT"]
+        directories = sorted({str(Path(path).parent) for path in wanted} | {"/tmp/pci", "/tmp/module", "/tmp/driver"})
         script += [f"made='{' '.join(wanted)}'", f"mkdir -p {' '.join(directories)}"]
         script += [f"printf %s {shlex.quote(text)} >{path}" for path, text in wanted.items()]
         script += ["chmod 755 $made"]
         script += [f"(exec -a {name} sleep 60 >/dev/null) &" for name in running]
         script += ["mount --bind /tmp/pci /sys/bus/pci/devices", "mount --bind /tmp/module /sys/module"]
+        script += ["mount --bind /tmp/driver /proc/driver"]
         script += [f"python3 - {' '.join(options)} <{ROOT}/roles/{role}/files/probe.py"]
         done = self._lab.on("node1", "unshare", "--mount", "bash", "-c", "\n".join(script), check=False)
         print(done.stdout, done.stderr)
@@ -278,6 +284,92 @@ def test_driver_fault_is_reported_once_with_its_remedy(probe_host: ProbeHost, fa
     assert re.search(message, problem)
 
 
+LOST = "Unable to determine the device handle for GPU0000:5D:00.0: GPU is lost.  Reboot the system to recover this GPU"
+FALLEN = "Unable to determine the device handle for GPU0000:5D:00.0: Unknown Error"
+CORRUPT = "WARNING: infoROM is corrupted at gpu 0000:5D:00.0"
+ROWS = "\n".join(f"580.126.20, {index}, Enabled" for index in range(7))
+GPU_FAULTS = {
+    "corrupt infoROM": (f"{ROWS}\n580.126.20, 7, Enabled\n{CORRUPT}", 14),
+    "corrupt infoROM, exit code 0": (f"{ROWS}\n580.126.20, 7, Enabled\n{CORRUPT}", 0),
+    "corrupt infoROM of the first GPU": (f"{CORRUPT}\n{ROWS}", 14),
+    "lost GPU between the others": (ROWS.replace("580.126.20, 3, Enabled", LOST), 15),
+    "lost GPU after the others": (f"{ROWS}\n{LOST}", 255),
+    "lost GPU, no other listed": (LOST, 15),
+    "GPU without handle, no other listed": (FALLEN, 255),
+    "GPU off the bus, no other listed": ("The GPU has fallen off the bus or has otherwise become inaccessible", 15),
+    "GPU with an interrupt problem, no row": ("", 10),
+    "row without values": (f"{ROWS}\n[Unknown Error], 7, [Unknown Error]", 0),
+    "row with a lost GPU": (f"{ROWS}\n[GPU is lost], [GPU is lost], [GPU is lost]", 15),
+    "row with ERR!": (f"{ROWS}\nERR!, 7, ERR!", 0),
+    "row without persistence mode": (f"{ROWS}\n580.126.20, 7, [N/A]", 0),
+}
+"""Fault of one of eight GPUs -> what nvidia-smi prints, and its exit code."""
+
+
+def failing_smi(output: str, code: int, stream: int = 1) -> str:
+    """Return a fake nvidia-smi that prints this output and ends with this exit code."""
+    return f"#!/bin/sh\ncat <<'END' >&{stream}\n{output}\nEND\nexit {code}\n"
+
+
+@pytest.mark.parametrize("fault", GPU_FAULTS)
+def test_fault_of_one_gpu_is_no_problem_of_the_driver(probe_host: ProbeHost, fault: str) -> None:
+    """The readings of the run judge the GPU. The driver has its version and works for the other GPUs."""
+    files = {f"{BIN}/nvidia-smi": failing_smi(*GPU_FAULTS[fault])}
+    for version in ("", "580"):
+        probe = probe_host.probe("nvidia_driver", files, f"--version={version}", "--modules=open")
+        assert (probe.problems, probe.facts["version"]) == ([], "580.126.20")
+        assert not probe.facts["installation_helps"]
+        assert not probe.facts["reboot_helps"]
+
+
+@pytest.mark.parametrize("fault", GPU_FAULTS)
+def test_driver_of_another_version_is_a_problem_also_if_a_gpu_has_a_fault(probe_host: ProbeHost, fault: str) -> None:
+    files = {f"{BIN}/nvidia-smi": failing_smi(*GPU_FAULTS[fault])}
+    probe = probe_host.probe("nvidia_driver", files, "--version=570")
+    assert re.fullmatch("wanted: driver 570; found: 580.126.20; .*", probe.problems[0].strip())
+    assert probe.facts["installation_helps"]
+
+
+UNLOADED: Files = {"/tmp/module/nvidia/refcnt": None, "/tmp/driver/nvidia/version": None}
+NOT_RESPONDING: dict[str, tuple[Files, str]] = {
+    "no device": ({f"{BIN}/nvidia-smi": failing_smi("No devices were found", 6)}, "nothing"),
+    "unknown error of NVML": ({f"{BIN}/nvidia-smi": FAILING.format("Unknown Error")}, "nothing"),
+    "no output": ({f"{BIN}/nvidia-smi": "#!/bin/sh\n"}, "nothing"),
+    "no permission": ({f"{BIN}/nvidia-smi": FAILING.format("Insufficient Permissions")}, "nothing"),
+    "GPU lost, module not loaded": ({f"{BIN}/nvidia-smi": failing_smi(LOST, 15), **UNLOADED}, "reboot"),
+    "module not loaded": (
+        {
+            f"{BIN}/nvidia-smi": failing_smi(
+                "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver", 9
+            ),
+            **UNLOADED,
+        },
+        "reboot",
+    ),
+    "no library": (
+        {f"{BIN}/nvidia-smi": failing_smi("NVIDIA-SMI couldn't find libnvidia-ml.so library in your system.", 12)},
+        "reboot",
+    ),
+    "libraries upgraded": ({f"{BIN}/nvidia-smi": FAILING.format("Driver/library version mismatch")}, "reboot"),
+    "no driver": ({f"{BIN}/nvidia-smi": None, **UNLOADED}, "reboot"),
+    "persistence off": ({f"{BIN}/nvidia-smi": smi(persistence=("Enabled", "Disabled"))}, "installation"),
+    "no fabric manager": ({f"{BIN}/nv-fabricmanager": None}, "installation"),
+    "nouveau loaded": ({"/tmp/module/nouveau/refcnt": "1\n"}, "reboot"),
+}
+"""Problem -> files of the host, and what playbooks/drivers.yml does about the problem."""
+
+
+@pytest.mark.parametrize("problem", NOT_RESPONDING)
+def test_driver_is_installed_or_the_host_rebooted_only_if_this_can_solve_the_problem(
+    probe_host: ProbeHost, problem: str
+) -> None:
+    files, action = NOT_RESPONDING[problem]
+    probe = probe_host.probe("nvidia_driver", files)
+    assert probe.problems
+    helps = [probe.facts["installation_helps"], probe.facts["reboot_helps"]]
+    assert helps == {"nothing": [False, False], "installation": [True, False], "reboot": [True, True]}[action]
+
+
 def test_fabric_manager_that_does_not_run_is_reported(probe_host: ProbeHost) -> None:
     (problem,) = probe_host.probe("nvidia_driver", {}, running=()).problems
     assert re.search(r"found: it is not running; start it with `systemctl enable --now nvidia-fabricmanager`", problem)
@@ -323,6 +415,14 @@ def test_toolkit_of_the_wanted_version_has_no_problem(probe_host: ProbeHost, fil
 def test_container_with_all_gpus_of_its_host_has_no_problem(probe_host: ProbeHost) -> None:
     assert probe_host.probe("container_toolkit", {}, "--runtime=docker", SMOKE).problems == []
     assert probe_host.probe("container_toolkit", PODMAN, "--runtime=podman", SMOKE).problems == []
+
+
+def test_corrupt_inforom_is_no_problem_of_the_toolkit(probe_host: ProbeHost) -> None:
+    warning = {f"{BIN}/nvidia-smi": smi().replace("esac", f"esac; echo '{CORRUPT}'; exit 14")}
+    container = docker().replace("esac", f"esac; [ $1 = run ] || exit 0; echo '{CORRUPT}'; exit 14")
+    for runtime, files in (("docker", {}), ("podman", PODMAN)):
+        fakes = {**files, **warning, f"{BIN}/{runtime}": container}
+        assert probe_host.probe("container_toolkit", fakes, f"--runtime={runtime}", SMOKE).problems == []
 
 
 TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
@@ -387,6 +487,11 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
         (SMOKE,),
         r"found: 2, missing: GPU-1, not on the host: GPU-9; check for",
     ),
+    "GPU missing in the container, corrupt infoROM": (
+        {f"{BIN}/nvidia-smi": failing_smi(f"GPU-0\nGPU-1\n{CORRUPT}", 14), f"{BIN}/docker": docker(uuids=UUIDS[:1])},
+        (SMOKE,),
+        r"a container of registry/cuda:13 has the host's 2 GPUs; found: 1, missing: GPU-1, not on the host: none;",
+    ),
     "container does not start": (
         {f"{BIN}/docker": docker().replace("printf '%s", "exit 125; printf '%s")},
         (SMOKE,),
@@ -407,21 +512,10 @@ def test_toolkit_fault_is_reported_once_with_its_remedy(probe_host: ProbeHost, f
     assert re.search(message, problem)
 
 
-def test_kernel_modules_of_the_wrong_kind_are_reported(site: Site) -> None:
-    """The file /proc/driver/nvidia/version shows the kind: open or proprietary.
-
-    No file can be added to the real /proc, so the test mounts a fake /proc with only this file.
-    """
-    version = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.20  Release Build\n"
-    probe = ROOT / "roles" / "nvidia_driver" / "files" / "probe.py"
-    script = f"""
-    export PATH=/tmp/kind:$PATH; mkdir -p /tmp/kind /tmp/proc/driver/nvidia; echo '{version}' >/tmp/proc/driver/nvidia/version
-    cat >/tmp/kind/nvidia-smi; chmod 755 /tmp/kind/nvidia-smi; mount --bind /tmp/proc /proc
-    for kind in open proprietary; do python3 {probe} --modules=$kind >/dev/null; echo $?; done
-    """
-    done = site.lab.on("node1", "unshare", "--mount", "bash", "-c", script, stdin=smi())
-    assert done.stdout.split() == ["0", "1"]
-    assert "wanted: proprietary kernel modules; found: open ones" in done.stderr
+def test_kernel_modules_of_the_wrong_kind_are_reported(probe_host: ProbeHost) -> None:
+    assert probe_host.probe("nvidia_driver", {}, "--modules=open").problems == []
+    (problem,) = probe_host.probe("nvidia_driver", {}, "--modules=proprietary").problems
+    assert "wanted: proprietary kernel modules; found: open ones" in problem
 
 
 # --- check and installation by the playbooks
@@ -543,6 +637,29 @@ def test_host_that_is_set_up_is_checked_by_one_task_per_role(
     ]
     assert outcome(playbook_run, "failed") == {"node1": 0, "node2": 1, "node3": 0}
     assert "wanted: driver 580; found: nvidia-smi is not installed; set nvidia_driver_state" in playbook_run.stdout
+
+
+def test_driver_is_not_installed_again_if_gpus_do_not_respond(
+    site: Site, installed: subprocess.CompletedProcess[str]
+) -> None:
+    """On node1 one of eight GPUs is lost. On node2 no GPU responds; the check in playbooks/inspect.yml then fails the host."""
+    before = {host: site.versions(host) for host in RELEASES}
+    fakes = {"node1": failing_smi(f"{ROWS}\n{LOST}", 15), "node2": failing_smi("No devices were found", 6)}
+    modules = "mkdir -p /tmp/module/nvidia && mount --bind /tmp/module /sys/module"
+    site.lab.on("node2", "sh", "-c", modules)
+    try:
+        for host, fake in fakes.items():
+            site.lab.put(host, f"{BIN}/nvidia-smi", fake, mode=0o755)
+        playbook_run = site.install(container_toolkit_state="ignored")
+    finally:
+        site.lab.on("node2", "umount", "/sys/module")
+        for host in fakes:
+            site.lab.on(host, "rm", f"{BIN}/nvidia-smi")
+    assert (playbook_run.returncode, outcome(playbook_run, "changed")) == (0, NO_TASKS)
+    assert {host: site.versions(host) for host in RELEASES} == before
+    shown = " ".join(playbook_run.stdout.partition("Show the problem that an installation cannot solve")[2].split())
+    assert "nvidia-smi exits with 6: No devices were found; check `dmesg | grep NVRM`" in shown
+    assert "ok: [node1]" not in shown
 
 
 def test_driver_in_use_is_not_changed_and_fabric_manager_gets_the_version_of_the_driver(

@@ -36,7 +36,7 @@ The command for containerd is nerdctl, because `ctr run` does not accept `--gpus
 
 
 def run(*command, timeout=120):
-    """Return the output of a program and an error message; the output is empty if there is an error."""
+    """Return the output of a program, and an error message if it fails."""
     try:
         done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout)
     except FileNotFoundError:
@@ -45,7 +45,19 @@ def run(*command, timeout=120):
         return "", f"{command[0]} does not respond: {error}"
     output = done.stdout.decode(errors="replace").strip()
     short = " ".join((output + " " + done.stderr.decode(errors="replace")).split())[:MESSAGE_CHARACTERS]
-    return (output, "") if done.returncode == 0 else ("", f"{command[0]} exits with {done.returncode}: {short}")
+    return output, f"{command[0]} exits with {done.returncode}: {short}" if done.returncode else ""
+
+
+def query_gpus(pattern, *command, timeout=120):
+    """Run a query of nvidia-smi. Return the lines that match `pattern`, and an error message if there is no such line.
+
+    If one GPU does not respond or has a corrupted infoROM, nvidia-smi exits with an error and prints other lines. The readings of
+    the run judge this GPU.
+    """
+    output, error = run(*command, timeout=timeout)
+    lines = [line.strip() for line in output.splitlines()]
+    found = [line for line in lines if re.fullmatch(pattern, line)]
+    return found, "" if found else error or f"nvidia-smi prints {output[:MESSAGE_CHARACTERS]!r}"
 
 
 def count_containers():
@@ -72,10 +84,11 @@ def distribution():
     """Return the name of the distribution and its release, such as ubuntu2204 or rhel9."""
     lines = (line.partition("=") for line in read("/etc/os-release").splitlines())
     release = {key: value.strip("\"'") for key, _, value in lines}
-    version = release.get("VERSION_ID", "")
-    if {"rhel", "centos"} & {release.get("ID"), *release.get("ID_LIKE", "").split()}:
-        return "rhel" + version.split(".")[0]
-    return release.get("ID", "") + version.replace(".", "")
+    # RHEL and its rebuilds (Rocky, Alma, Oracle, CentOS Stream) have the same platform, such as platform:el9.
+    platform_id, _, major = release.get("PLATFORM_ID", "").rpartition(":el")
+    if platform_id == "platform" and major.isdigit():
+        return "rhel" + major
+    return release.get("ID", "") + release.get("VERSION_ID", "").replace(".", "")
 
 
 def version_problems(wanted):
@@ -116,7 +129,7 @@ def docker_problem():
 def containerd_problem():
     """Return why containerd lacks the nvidia runtime; empty if containerd has the runtime."""
     output, error = run("containerd", "config", "dump")
-    if re.search(r"^\s*\[plugins\..*\.runtimes\.['\"]?nvidia['\"]?\]", output, re.MULTILINE):
+    if not error and re.search(r"^\s*\[plugins\..*\.runtimes\.['\"]?nvidia['\"]?\]", output, re.MULTILINE):
         return ""
     result = error or "its configuration has no such runtime"
     remedy = f"run `nvidia-ctk runtime configure --runtime=containerd` and restart containerd, or {INSTALL}"
@@ -133,10 +146,10 @@ def cdi_problem():
     if not spec:
         return f"{wanted}none in /etc/cdi or /var/run/cdi; {remedy}"
     text = read(spec)
-    output, error = run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    drivers, error = query_gpus(r"\d+(\.\d+)+", "nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
     if error:
         return f"{wanted}{spec}, which cannot be compared with the driver: {error}; check the driver first"
-    driver = output.split()[0] if output else ""
+    driver = drivers[0]
     stale = sorted(set(re.findall(r"libcuda\.so\.(\d[\d.]*\d)", text)) - {driver})
     if stale:
         return f"{wanted}{spec} for driver {', '.join(stale)}, but the driver is {driver}; {remedy}"
@@ -150,9 +163,8 @@ def smoke_problems(runtime, image):
         yield f"wanted: a container of {image}; found: container_toolkit_runtime is {runtime}; set it to the runtime to test"
         return
     query = ("nvidia-smi", "--query-gpu=uuid", "--format=csv,noheader")
-    host, host_error = run(*query)
-    container, container_error = run(*SMOKE[runtime], image, *query, timeout=540)
-    host, container = host.split(), container.split()
+    host, host_error = query_gpus("GPU-.*", *query)
+    container, container_error = query_gpus("GPU-.*", *SMOKE[runtime], image, *query, timeout=540)
     wanted = f"wanted: a container of {image} has the host's {len(host)} GPUs; found: "
     if host_error or container_error:
         yield f"{wanted}{host_error or container_error}; run this manually: {' '.join(SMOKE[runtime])} {image} nvidia-smi -L"
@@ -189,4 +201,5 @@ def main():
     return 1 if problems else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

@@ -16,20 +16,27 @@ import sys
 INSTALL = "set nvidia_driver_state: installed and run playbooks/drivers.yml"
 MESSAGE_CHARACTERS = 300
 
+# What playbooks/drivers.yml does about a problem. NOTHING: it cannot solve the problem. INSTALLATION: install the packages and
+# start the services. REBOOT: do the same, and reboot if the problem remains and the inventory allows it.
+NOTHING, INSTALLATION, REBOOT = 0, 1, 2
+
+# nvidia-smi's exit codes and messages for a fault of a GPU, not of the driver. The codes are from its manual page: interrupt
+# problem, corrupted infoROM, GPU fallen off the bus.
+GPU_FAULT_CODES = (10, 14, 15)
+GPU_FAULT = re.compile("device handle for GPU|GPU is lost|fallen off the bus|infoROM is corrupted", re.IGNORECASE)
+
 
 def run(*command):
-    """Run a program. Return (output, "") if it succeeds, and ("", error message) if it fails."""
+    """Run a program. Return its output, its exit code and an error message; the code is None if the program did not end."""
     try:
-        done = subprocess.run(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
-        )
+        done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=120)
     except FileNotFoundError:
-        return "", f"{command[0]} is not installed"
+        return "", None, f"{command[0]} is not installed"
     except (OSError, subprocess.TimeoutExpired) as error:
-        return "", f"{command[0]} does not respond: {error}"
+        return "", None, f"{command[0]} does not respond: {error}"
     output = done.stdout.decode(errors="replace").strip()
-    short = " ".join(output.split())[:MESSAGE_CHARACTERS]
-    return (output, "") if done.returncode == 0 else ("", f"{command[0]} exits with {done.returncode}: {short}")
+    short = " ".join((output + " " + done.stderr.decode(errors="replace")).split())[:MESSAGE_CHARACTERS]
+    return output, done.returncode, f"{command[0]} exits with {done.returncode}: {short}" if done.returncode else ""
 
 
 def read(path):
@@ -55,6 +62,34 @@ def loaded_module_type():
     """Return the type of the loaded kernel modules, open or proprietary; empty if it is unknown."""
     version = read("/proc/driver/nvidia/version")
     return ("open" if "Open Kernel Module" in version else "proprietary") if version else ""
+
+
+def loaded_version():
+    """Return the version of the loaded kernel module; empty if it is unknown."""
+    text = read("/proc/driver/nvidia/version")
+    return (re.findall(r"^NVRM version:.*?\s(\d+(?:\.\d+)+)\s", text, re.MULTILINE) or [""])[0]
+
+
+def query_driver():
+    """Ask nvidia-smi for the GPUs. Return the driver's versions, GPU -> persistence mode, and an error message of the driver.
+
+    A GPU that does not respond is no error of the driver, because the other GPUs can be measured. nvidia-smi then prints rows
+    without values, or other lines between the rows, or no row at all. The readings of the run judge this GPU.
+    """
+    output, code, message = run(
+        "nvidia-smi", "--query-gpu=driver_version,index,persistence_mode", "--format=csv,noheader"
+    )
+    lines = [[field.strip() for field in line.split(",")] for line in output.splitlines()]
+    rows = [line for line in lines if len(line) == 3 and line[1].isdigit()]
+    versions = sorted({row[0] for row in rows if re.fullmatch(r"\d+(\.\d+)+", row[0])})
+    modes = {row[1]: row[2] for row in rows}
+    if versions:
+        return versions, modes, ""
+    error = message or f"nvidia-smi prints {output[:MESSAGE_CHARACTERS]!r}"
+    # If the libraries have another version than the loaded module, it is unknown which of the two is the driver's version.
+    versions = [loaded_version()] if loaded_version() and "version mismatch" not in error else []
+    is_gpu_fault = code in GPU_FAULT_CODES or GPU_FAULT.search(error)
+    return versions, modes, "" if versions and is_gpu_fault else error
 
 
 def count_nvswitches():
@@ -84,66 +119,72 @@ def distribution():
     """Return the name of the distribution in NVIDIA's repositories, such as ubuntu2204 or rhel9."""
     lines = (line.partition("=") for line in read("/etc/os-release").splitlines())
     release = {key: value.strip("\"'") for key, _, value in lines}
-    version = release.get("VERSION_ID", "")
-    if {"rhel", "centos"} & {release.get("ID"), *release.get("ID_LIKE", "").split()}:
-        return "rhel" + version.split(".")[0]
-    return release.get("ID", "") + version.replace(".", "")
+    # RHEL and its rebuilds (Rocky, Alma, Oracle, CentOS Stream) have the same platform, such as platform:el9.
+    platform_id, _, major = release.get("PLATFORM_ID", "").rpartition(":el")
+    if platform_id == "platform" and major.isdigit():
+        return "rhel" + major
+    return release.get("ID", "") + release.get("VERSION_ID", "").replace(".", "")
 
 
-def driver_problems(options, gpus, error):
-    """Yield the problems of the driver itself."""
+def driver_problems(options, versions, error):
+    """Yield the problems of the driver itself, each with what drivers.yml does about it."""
     wanted = f"driver {options.version}" if options.version else "a driver that responds"
     if error:
-        yield f"wanted: {wanted}; found: {error}; {cause_and_remedy(error)}"
-        return
-    versions = sorted({gpu[0] for gpu in gpus})
-    if options.version and not all(matches_version(version, options.version) for version in versions):
-        yield f"wanted: {wanted}; found: {', '.join(versions)}; correct nvidia_driver_version, or {INSTALL}"
+        remedy, action = cause_and_remedy(error)
+        yield f"wanted: {wanted}; found: {error}; {remedy}", action
+    if options.version and versions and not all(matches_version(version, options.version) for version in versions):
+        found = ", ".join(versions)
+        yield f"wanted: {wanted}; found: {found}; correct nvidia_driver_version, or {INSTALL}", REBOOT
     if options.modules and loaded_module_type() not in ("", options.modules):
-        yield f"wanted: {options.modules} kernel modules; found: {loaded_module_type()} ones; {INSTALL}"
+        yield f"wanted: {options.modules} kernel modules; found: {loaded_module_type()} ones; {INSTALL}", REBOOT
 
 
 def cause_and_remedy(error):
-    """Return the cause, if it is known, and the remedy for a driver that does not respond."""
-    if "is not installed" in error:
-        return INSTALL
+    """Return the cause, if it is known, and the remedy for a driver that does not respond, and what drivers.yml does."""
+    if "is not installed" in error or "libnvidia-ml" in error:
+        return INSTALL, REBOOT
     if "version mismatch" in error:
-        return "the loaded kernel module is older or newer than the libraries: reboot the host"
+        return "the loaded kernel module is older or newer than the libraries: reboot the host", REBOOT
     if is_loaded("nouveau"):
-        return "nouveau uses the GPUs: " + INSTALL
+        return "nouveau uses the GPUs: " + INSTALL, REBOOT
     if not is_loaded("nvidia"):
-        return "the kernel module nvidia is not loaded: reboot, then check `modprobe nvidia` and `dkms status`"
-    return "check `dmesg | grep NVRM` for the GPU that does not respond"
+        return "the kernel module nvidia is not loaded: reboot, then check `modprobe nvidia` and `dkms status`", REBOOT
+    return "check `dmesg | grep NVRM` for the GPU that does not respond", NOTHING
 
 
 def fabric_problems(policy, switches, version, programs):
-    """Yield the problems of the fabric manager, if this host needs one."""
+    """Yield the problems of the fabric manager, if this host needs one, each with what drivers.yml does about it."""
     if policy == "ignored" or (policy == "auto" and not switches):
         return
     reason = f"NVSwitches are on the PCI bus ({switches})" if switches else "nvidia_driver_fabric_manager requires it"
     needed = f"fabric manager {version or 'of any version'} running, because {reason}"
-    output, error = run("nv-fabricmanager", "--version")
+    output, _, error = run("nv-fabricmanager", "--version")
     installed = (re.findall(r"\d+(?:\.\d+)+", output) or [""])[-1]
     if error or not installed:
-        yield f"wanted: {needed}; found: {error or 'no version in ' + repr(output)}; {INSTALL}"
+        yield f"wanted: {needed}; found: {error or 'no version in ' + repr(output)}; {INSTALL}", INSTALLATION
     elif version and installed != version:
-        yield f"wanted: {needed}; found: fabric manager {installed}, whose version must be the driver's; {INSTALL}"
+        found = f"fabric manager {installed}, whose version must be the driver's"
+        yield f"wanted: {needed}; found: {found}; {INSTALL}", INSTALLATION
     elif "nv-fabricmanager" not in programs.values():
         remedy = "start it with `systemctl enable --now nvidia-fabricmanager`, and check /var/log/fabricmanager.log"
-        yield f"wanted: {needed}; found: it is not running; {remedy}"
+        yield f"wanted: {needed}; found: it is not running; {remedy}", INSTALLATION
 
 
-def problems(options, gpus, error, programs):
-    """Yield each problem of the driver and its services, with its remedy."""
-    yield from driver_problems(options, gpus, error)
+def problems(options, versions, modes, error, programs):
+    """Yield each problem of the driver and its services, with its remedy, and what drivers.yml does about it."""
+    yield from driver_problems(options, versions, error)
     if is_loaded("nouveau"):
         remedy = "blacklist it in /etc/modprobe.d, rebuild the initramfs and reboot, or " + INSTALL
-        yield f"wanted: nouveau not loaded; found: it is loaded; {remedy}"
-    yield from fabric_problems(options.fabric_manager, count_nvswitches(), gpus[0][0] if gpus else "", programs)
-    off = [f"{gpu[2]} on GPU {gpu[1]}" for gpu in gpus if gpu[2] != "Enabled"]
+        yield f"wanted: nouveau not loaded; found: it is loaded; {remedy}", REBOOT
+    yield from fabric_problems(options.fabric_manager, count_nvswitches(), versions[0] if versions else "", programs)
+    off = [f"{mode} on GPU {index}" for index, mode in modes.items() if mode == "Disabled"]
     if off and "nvidia-persistenced" not in programs.values():
         remedy = "start it with `systemctl enable --now nvidia-persistenced`"
-        yield f"wanted: nvidia-persistenced running, or persistence mode Enabled; found: {', '.join(off)}; {remedy}"
+        found = ", ".join(off)
+        yield (
+            f"wanted: nvidia-persistenced running, or persistence mode Enabled; found: {found}; {remedy}",
+            INSTALLATION,
+        )
 
 
 def main():
@@ -153,15 +194,14 @@ def main():
     parser.add_argument("--modules", default="")
     parser.add_argument("--fabric-manager", default="auto")
     options = parser.parse_args()
-    fields = "driver_version,index,persistence_mode"
-    output, error = run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader")
-    gpus = [[field.strip() for field in line.split(",")] for line in output.splitlines()]
-    if not error and any(len(gpu) != len(fields.split(",")) for gpu in gpus or [[]]):
-        gpus, error = [], f"nvidia-smi prints {output[:MESSAGE_CHARACTERS]!r}"
+    versions, modes, error = query_driver()
     programs = list_programs()
-    reasons = list(problems(options, gpus, error, programs))
+    found = list(problems(options, versions, modes, error, programs))
+    action = max((action for _, action in found), default=NOTHING)
     facts = {
-        "version": gpus[0][0] if gpus else "",
+        "version": versions[0] if versions else "",
+        "installation_helps": action >= INSTALLATION,
+        "reboot_helps": action >= REBOOT,
         "distribution": distribution(),
         "machine": platform.machine(),
         "kernel": platform.release(),
@@ -170,8 +210,9 @@ def main():
         "in_use": list(list_gpu_users(programs)),
     }
     print(json.dumps(facts))
-    print("; ".join(reasons), file=sys.stderr)
-    return 1 if reasons else 0
+    print("; ".join(reason for reason, _ in found), file=sys.stderr)
+    return 1 if found else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())

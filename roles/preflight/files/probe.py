@@ -57,7 +57,8 @@ def problems(options):
         owner = listening_process(port)
         is_agent = options.prefix in owner and any(word in owner for word in (" export", "agent.benchmarks", " launch"))
         if owner and not is_agent:
-            yield f"port {port} is in use by {owner[:150]}: stop it, or set rackproof_{service}_port"
+            where = " for all hosts of the gang" if service == "rendezvous" else ""
+            yield f"port {port} is in use by {owner[:150]}: stop it, or set rackproof_{service}_port{where}"
 
 
 def directory_problems(options):

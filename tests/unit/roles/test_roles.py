@@ -196,15 +196,86 @@ def test_schema_checks_the_driver_version(value: str, allowed: bool) -> None:
     assert bool(re.search(SCHEMA["nvidia_driver_version"]["pattern"], value)) is allowed
 
 
-@pytest.fixture
-def probe() -> Any:
-    """Return the module `probe.py` of the role `preflight`. It is in no package, because Ansible copies it to hosts."""
-    spec = importlib.util.spec_from_file_location("probe", ROOT / "roles/preflight/files/probe.py")
+OS_RELEASES = {
+    "debian12": 'ID=debian\nVERSION_ID="12"\n',
+    "ubuntu2404": 'ID=ubuntu\nID_LIKE=debian\nVERSION_ID="24.04"\n',
+    "rhel9": 'ID="rhel"\nID_LIKE="fedora"\nVERSION_ID="9.6"\nPLATFORM_ID="platform:el9"\n',
+    "rhel9 (Rocky)": 'ID="rocky"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.6"\nPLATFORM_ID="platform:el9"\n',
+    "rhel9 (Alma)": 'ID="almalinux"\nID_LIKE="rhel centos fedora"\nVERSION_ID="9.4"\nPLATFORM_ID="platform:el9"\n',
+    "rhel9 (CentOS Stream)": 'ID="centos"\nID_LIKE="rhel fedora"\nVERSION_ID="9"\nPLATFORM_ID="platform:el9"\n',
+    "rhel9 (Oracle)": 'ID="ol"\nID_LIKE="fedora"\nVERSION_ID="9.4"\nPLATFORM_ID="platform:el9"\n',
+    "rhel10": 'ID="ol"\nID_LIKE="fedora"\nVERSION_ID="10.0"\nPLATFORM_ID="platform:el10"\n',
+    "fedora42": 'ID=fedora\nVERSION_ID=42\nPLATFORM_ID="platform:f42"\n',
+    "amzn2023": 'ID="amzn"\nID_LIKE="fedora"\nVERSION_ID="2023"\nPLATFORM_ID="platform:al2023"\n',
+    "arch": "ID=arch\n",
+    "": "",
+}
+"""Name of the distribution in NVIDIA's repositories -> /etc/os-release."""
+
+
+@pytest.mark.parametrize("name", OS_RELEASES)
+@pytest.mark.parametrize("role", ["nvidia_driver", "container_toolkit"])
+def test_rebuilds_of_a_rhel_release_have_its_name_in_nvidias_repositories(
+    role: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = load_probe(role)
+    monkeypatch.setattr(module, "read", lambda _: OS_RELEASES[name])
+    assert module.distribution() == name.partition(" ")[0]
+
+
+KERNEL_HEADERS = {
+    ("debian12", "6.1.0-40-amd64"): "linux-headers-6.1.0-40-amd64",
+    ("ubuntu2404", "6.8.0-60-generic-64k"): "linux-headers-6.8.0-60-generic-64k",
+    ("rhel9", "5.14.0-570.12.1.el9_6.x86_64"): "kernel-devel-5.14.0-570.12.1.el9_6.x86_64",
+    ("rhel9", "5.14.0-570.12.1.el9_6.aarch64+64k"): "kernel-64k-devel-5.14.0-570.12.1.el9_6.aarch64",
+    ("rhel9", "5.14.0-570.12.1.el9_6.x86_64+rt"): "kernel-rt-devel-5.14.0-570.12.1.el9_6.x86_64",
+}
+"""Distribution and release of the kernel (`uname -r`) -> package of the kernel headers."""
+UEK = ("5.15.0-307.178.5.el9uek.x86_64", "6.12.0-100.28.2.2.el9uek.x86_64", "6.12.0-105.51.5.el9uek.aarch64.64k")
+
+
+def test_kernel_decides_the_package_of_its_headers_and_whether_a_driver_can_be_installed(tmp_path: Path) -> None:
+    """Oracle's kernel UEK is refused, because it needs another compiler than that of the system."""
+    hosts = {}
+    for number, (distribution, kernel) in enumerate((*KERNEL_HEADERS, *(("rhel9", kernel) for kernel in UEK))):
+        facts = {"distribution": distribution, "kernel": kernel, "in_use": []}
+        hosts[f"h{number}"] = {"_rackproof_driver": {"stdout": json.dumps(facts)}, "kernel": kernel}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": LOCAL}}))
+    packages = "{{ _nvidia_driver_other_packages | join }}"
+    play = {
+        "hosts": "gpu_hosts",
+        "gather_facts": False,
+        "vars": {**defaults("nvidia_driver"), **role_vars("nvidia_driver")},
+        "tasks": [
+            {"ansible.builtin.copy": {"content": packages, "dest": f"{tmp_path}/{{{{ kernel }}}}"}},
+            {
+                "ansible.builtin.include_tasks": str(ROOT / "roles/nvidia_driver/tasks/apply.yml"),
+                "when": "'uek' in kernel",
+            },
+        ],
+    }
+    done = run_plays(tmp_path, play)
+    assert {key: (tmp_path / key[1]).read_text() for key in KERNEL_HEADERS} == KERNEL_HEADERS
+    shown = " ".join(done.stdout.split())
+    for kernel in UEK:
+        assert f"the kernel {kernel} (UEK) needs another compiler" in shown
+    assert done.stdout.count("failed=1") == len(UEK)
+
+
+def load_probe(role: str) -> Any:
+    """Return the module `probe.py` of a role. It is in no package, because Ansible copies it to hosts."""
+    spec = importlib.util.spec_from_file_location("probe", ROOT / "roles" / role / "files" / "probe.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture
+def probe() -> Any:
+    """Return the module `probe.py` of the role `preflight`."""
+    return load_probe("preflight")
 
 
 def test_port_owner_is_identified_if_it_closes_a_file_during_the_search(

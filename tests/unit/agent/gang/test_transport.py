@@ -327,7 +327,7 @@ def test_error_of_listen_names_a_remedy(monkeypatch: pytest.MonkeyPatch) -> None
     with listen("127.0.0.1", 0) as taken, pytest.raises(GangError) as error:
         listen("127.0.0.1", taken.getsockname()[1], purpose="the rendezvous")
     assert str(error.value).startswith("cannot listen for the rendezvous on 127.0.0.1 port ")
-    assert "set rackproof_rendezvous_port to a free port" in str(error.value)
+    assert "set rackproof_rendezvous_port to a free port for all hosts of the gang" in str(error.value)
 
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOMEM, "Cannot allocate memory")

@@ -223,6 +223,92 @@ def test_serial_of_the_host_is_compared_with_those_of_system_and_chassis(
     assert [item.verdict for item in found if item.name == "bmc.system.serial"] == verdicts
 
 
+def with_system_serials(evidence: dict[str, Evidence], **serials: str) -> dict[str, Evidence]:
+    """Return the evidence, in which these hosts report these system serials."""
+    result = dict(evidence)
+    for host, text in serials.items():
+        (record,) = result[host].records
+        serial = Metric(name="host.system.serial", unit="1", values={"host": text})
+        taken = tuple(
+            replace(item, metrics=(*(m for m in item.metrics if m.name != serial.name), serial))
+            for item in record.snapshots
+        )
+        result[host] = replace(result[host], records=(replace(record, snapshots=taken),))
+    return result
+
+
+def without_gpu_serials(metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
+    """Return the readings of a BMC that reports no serials of GPUs."""
+    return tuple(
+        replace(item, values={}, absent={"host": "unsupported"}) if item.name == "bmc.gpu.serial" else item
+        for item in metrics
+    )
+
+
+def of_bmc(host: str, readings: tuple[Metric, ...]) -> Record:
+    """Return the record of the BMC that the inventory names for a host, with these readings at all times."""
+    return bmc_record(host, *[readings] * len(MOMENTS))
+
+
+LOST_SUPPLY = "Critical: it has no input (0 V)"
+
+
+@pytest.mark.parametrize("serials", ["of the GPUs", "of the system", "of both"])
+@pytest.mark.parametrize("host", ["with a record", "without a record"])
+def test_bmc_of_another_host_is_one_mistake_of_the_inventory_and_no_part_is_blamed(serials: str, host: str) -> None:
+    """h2 has the BMC of h1 in the inventory. A power supply of h1 is lost, and h1 itself has another BMC with its serials."""
+    lost = with_value(healthy("h1").metrics(), "power_supply.health", "psu=PSU2", LOST_SUPPLY)
+    if serials != "of the GPUs":
+        lost = with_value(lost, "system.serial", "system=1", "S1X")
+    if serials == "of the system":
+        lost = without_gpu_serials(lost)
+    evidence = with_system_serials(fleet(h2=of_bmc("h2", lost)), h1="S1X", h2="S2X", h3="S3X")
+    if host == "without a record":
+        evidence["h2"] = replace(evidence["h2"], records=(), problem="unreachable")
+    plan = builders.plan(*HOSTS, rackproof_gang="none", rackproof_bmc_address="bmc", rackproof_gpu_model="h200-sxm")
+    of_bmc_of_h2 = [item for item in findings(evidence, plan) if item.name.startswith("bmc.")]
+    assert [(item.host, item.scope, item.verdict, item.action) for item in of_bmc_of_h2] == [
+        ("h2", "host", FAIL, "configure")
+    ]
+    (cause,) = diagnose(of_bmc_of_h2, {})
+    assert cause.title == "h2 has the BMC of h1 in the inventory: correct rackproof_bmc_address"
+    assert merge(plan, evidence, PACKS).decision != ACCEPTED
+
+
+def test_two_swapped_bmc_addresses_are_a_mistake_on_both_hosts() -> None:
+    evidence = fleet(h1=of_bmc("h1", healthy("h2").metrics()), h2=of_bmc("h2", healthy("h1").metrics()))
+    assert [cause.title for cause in causes(evidence)] == [
+        "h1 has the BMC of h2 in the inventory: correct rackproof_bmc_address",
+        "h2 has the BMC of h1 in the inventory: correct rackproof_bmc_address",
+    ]
+    assert {cause.action for cause in causes(evidence)} == {"configure"}
+    assert decision(evidence) == REJECTED
+
+
+@pytest.mark.parametrize(
+    "reported",
+    [
+        {"processor=GPU1": "h1-1", "processor=GPU2": "h2-0"},
+        {"processor=GPU1": "h2-1", "processor=GPU2": "h3-0"},
+        {"processor=GPU1": "x2-1", "processor=GPU2": "x2-0"},
+    ],
+    ids=["one own serial", "serials of two hosts", "unknown serials"],
+)
+def test_serials_that_are_not_all_of_one_other_host_are_a_fault_of_the_parts(reported: dict[str, str]) -> None:
+    metrics = tuple(
+        replace(item, values=reported) if item.name == "bmc.gpu.serial" else item for item in healthy("h1").metrics()
+    )
+    failed = findings(fleet(h1=of_bmc("h1", metrics)))
+    assert failed
+    assert {(item.name, item.action) for item in failed} == {("bmc.gpu.serial", "inspect_hardware")}
+
+
+def test_shared_chassis_does_not_make_the_bmc_that_of_another_host() -> None:
+    metrics = with_value(without_gpu_serials(healthy("h1").metrics()), "chassis.serial", "chassis=1", "S2X")
+    evidence = with_system_serials(fleet(h1=of_bmc("h1", metrics)), h1="S1X", h2="S2X", h3="S3X")
+    assert [item for item in findings(evidence) if item.name == "bmc.readable"] == []
+
+
 def serial_verdicts(metrics: tuple[Metric, ...]) -> dict[str, str]:
     """Return scope -> verdict on the serial, for each GPU of h1 whose serial is judged."""
     verdicts = judge(PLAN, fleet(h1=bmc_record("h1", *[metrics] * len(MOMENTS))), PACKS)

@@ -11,6 +11,7 @@ import pytest
 from fleet.inventory import ansible
 from fleet.inventory.ansible import (
     check_addresses,
+    check_hosts,
     check_listing,
     check_names,
     check_variables,
@@ -157,6 +158,38 @@ def test_two_hosts_with_the_same_address_and_port_are_refused(
         return
     with pytest.raises(UsageError, match="hosts h1 and h2 have the same address"):
         check_addresses({"h1": first, "h2": second})
+
+
+def bmc(address: str, protocol: str = "redfish") -> dict[str, Any]:
+    return {"rackproof_bmc_address": address, "rackproof_bmc_protocol": protocol}
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        (bmc("bmc1"), bmc("bmc1"), True),
+        (bmc("bmc1.example"), bmc("BMC1.Example."), True),
+        (bmc("10.0.0.1"), bmc("10.0.0.1:443"), True),
+        (bmc("10.0.0.1:0443"), {"rackproof_bmc_address": "10.0.0.1"}, True),
+        (bmc("10.0.0.1", "ipmi"), bmc("10.0.0.1:623", "ipmi"), True),
+        (bmc("10.0.0.1"), bmc("10.0.0.1", "ipmi"), True),
+        (bmc("10.0.0.1:8443"), bmc("10.0.0.1:08443"), True),
+        (bmc("[FD00::1]"), bmc("[fd00:0::1]:443"), True),
+        (bmc("10.0.0.1:8443"), bmc("10.0.0.1"), False),
+        (bmc("10.0.0.1:8443"), bmc("10.0.0.1:8444"), False),
+        (bmc("10.0.0.1:623"), bmc("10.0.0.1"), False),
+        (bmc("bmc1"), bmc("bmc2"), False),
+        (bmc(""), bmc(""), False),
+        (bmc(""), {}, False),
+    ],
+)
+def test_two_hosts_with_the_same_bmc_are_refused(first: dict[str, Any], second: dict[str, Any], is_same: bool) -> None:
+    hosts = {"h0": {}, "h1": first, "h2": second}
+    if not is_same:
+        assert check_hosts(hosts)["h1"] == first
+        return
+    with pytest.raises(UsageError, match=r"hosts h1 and h2 have the same BMC .*correct rackproof_bmc_address"):
+        check_hosts(hosts)
 
 
 @pytest.mark.parametrize("variable", ["ansible_host", "ansible_port"])

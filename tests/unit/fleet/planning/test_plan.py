@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from agent.launch.torchrun import common_domain
 from fleet.inventory.ansible import check_addresses, check_names, check_variables, hosts_of, read_inventory
-from fleet.planning.plan import make_plan, read_profile
+from fleet.planning.plan import GANG_WIDE_ENVIRONMENT, RENDEZVOUS_PORT, make_plan, read_profile
 from schemas import documents
 from schemas.errors import UsageError
-from schemas.plans import plan_from_json
+from schemas.plans import Plan, plan_from_json
 from schemas.records import to_json
 from tests import ROOT, builders
 from tests.accepted import rackproof
@@ -219,6 +220,77 @@ def test_run_wide_variable_must_be_equal_on_all_hosts() -> None:
     hosts["h2"]["rackproof_epochs"] = 3
     with pytest.raises(UsageError, match="rackproof_epochs is None on host h1 and 3 on host h2"):
         make_plan(read_profile("smoke"), hosts, run_id="r", nonce=builders.NONCE, created=builders.WHEN)
+
+
+def test_default_port_of_the_rendezvous_is_that_of_the_role() -> None:
+    defaults = yaml.safe_load((ROOT / "roles" / "common" / "defaults" / "main.yml").read_text())
+    assert defaults["rackproof_rendezvous_port"] == RENDEZVOUS_PORT
+
+
+@pytest.mark.parametrize("profile", ["smoke", "scaling"])
+@pytest.mark.parametrize(
+    ("variable", "usual", "other", "message"),
+    [
+        (
+            "rackproof_rendezvous_port",
+            None,
+            29600,
+            "rackproof_rendezvous_port is 29600 on host h2, and 29500 on host h1",
+        ),
+        (
+            "rackproof_rendezvous_port",
+            29600,
+            None,
+            "rackproof_rendezvous_port is 29500 on host h2, and 29600 on host h1",
+        ),
+        (
+            "rackproof_rendezvous_port",
+            29600,
+            29700,
+            "rackproof_rendezvous_port is 29700 on host h2, and 29600 on host h1",
+        ),
+        *(
+            (
+                "rackproof_environment",
+                usual,
+                {name: "x"},
+                f"{name} in rackproof_environment is x on host h2, and {text} on host h1",
+            )
+            for name in GANG_WIDE_ENVIRONMENT
+            for usual, text in ((None, "not set"), ({name: "y"}, "y"))
+        ),
+    ],
+)
+def test_hosts_of_a_gang_need_the_same_value_of_a_setting_of_the_launch(
+    profile: str, variable: str, usual: Any, other: Any, message: str
+) -> None:
+    hosts = builders.inventory("h1", "h2", "h3", rackproof_gpu_count=8, **({variable: usual} if usual else {}))
+    hosts["h2"].pop(variable, None)
+    hosts["h2"].update({variable: other} if other else {})
+    with pytest.raises(UsageError, match=f"gang (r1|all): {message}: .*set it on the group"):
+        make_plan(read_profile(profile), hosts, run_id="r", nonce=builders.NONCE, created=builders.WHEN)
+
+
+def test_settings_of_a_launch_may_differ_between_gangs_and_hosts_without_a_gang() -> None:
+    def plan(**variables: Any) -> Plan:
+        hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=8, **variables)
+        for name in ("h3", "h4"):
+            hosts[name].update(rackproof_rack="r2", rackproof_rendezvous_port=29600)
+            hosts[name]["rackproof_environment"] = {"NCCL_PROTO": "Simple"}
+        return make_plan(read_profile("smoke"), hosts, run_id="r", nonce=builders.NONCE, created=builders.WHEN)
+
+    assert set(plan().gangs()) == {"r1", "r2"}
+    assert plan(rackproof_gang="none").gangs() == {}
+    with pytest.raises(UsageError, match="gang all: rackproof_rendezvous_port"):
+        plan(rackproof_gang="all")
+
+
+def test_addresses_and_adapters_may_differ_within_a_gang() -> None:
+    hosts = builders.inventory("h1", "h2", rackproof_gpu_count=8)
+    hosts["h2"]["rackproof_environment"] = {"NCCL_IB_HCA": "mlx5_4", "NCCL_SOCKET_IFNAME": "eth9"}
+    hosts["h2"]["rackproof_fabric_interface"] = "eth9"
+    plan = make_plan(read_profile("smoke"), hosts, run_id="r", nonce=builders.NONCE, created=builders.WHEN)
+    assert plan.gangs() == {"r1": ("h1", "h2")}
 
 
 def test_training_variables_reach_the_plan() -> None:

@@ -1,0 +1,139 @@
+"""Test that names in inventories that are read as another number are refused, with file and line."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.inventory.ansible import check_listing, read_inventory
+from schemas.errors import UsageError
+from tests import ROOT
+from tests.unit.playbooks.test_inventory_forms import ANSIBLE
+
+YAML_NUMBERS = {"010": 8, "011": 9, "007": 7, "00": 0, "0x1A": 26, "1:30": 90, "1_000": 1000, "0b11": 3, "+8": 8}
+"""Text -> the number that YAML reads it as."""
+
+
+def yaml_inventory(first: str, second: str = "r2", name: str = "rackproof_rack") -> str:
+    return f"gpu_hosts:\n  hosts:\n    h1:\n      {name}: {first}\n    h2: {{{name}: {second}}}\n"
+
+
+def write(path: Path, text: str) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("position", ["block", "flow", "anchor"])
+@pytest.mark.parametrize("text", YAML_NUMBERS)
+@pytest.mark.parametrize("name", ["rackproof_rack", "rackproof_site"])
+def test_name_that_yaml_reads_as_another_number_is_refused(tmp_path: Path, text: str, name: str, position: str) -> None:
+    inventory = {
+        "block": yaml_inventory(text, name=name),
+        "flow": yaml_inventory("r1", text, name=name),
+        "anchor": yaml_inventory(f"&rack {text}", "*rack", name=name),
+    }[position]
+    path = write(tmp_path / "hosts.yml", inventory)
+    line = 5 if position == "flow" else 4
+    message = f'{path}:{line}: {name}: {text} is read as the number {YAML_NUMBERS[text]}: write it in quotes: {name}: "{text}"'
+    with pytest.raises(UsageError, match=f"^{re.escape(message)}$"):
+        read_inventory([str(path)])
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "racks"),
+    [
+        ("12", "8", ["12", "8"]),
+        ("0", "1", ["0", "1"]),
+        ('"010"', "'011'", ["010", "011"]),
+        ("009", "08", ["009", "08"]),  # no octal numbers, so YAML reads them as texts
+        ("!!str 010", "r10", ["010", "r10"]),
+        ("12 # not 010", "13", ["12", "13"]),
+        ("r010", "1e3", ["r010", "1e3"]),
+    ],
+)
+def test_name_that_is_read_as_it_is_written_is_accepted(
+    tmp_path: Path, first: str, second: str, racks: list[str]
+) -> None:
+    path = write(tmp_path / "hosts.yml", yaml_inventory(first, second))
+    hosts = read_inventory([str(path)])
+    assert [variables["rackproof_rack"] for variables in hosts.values()] == racks
+
+
+def test_numbers_and_variables_of_other_software_may_have_any_form(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "hosts.yml",
+        "gpu_hosts:\n  vars: {mode: 0644, rackproof_gpu_count: 010, rackproof_fabric_gbps: 0x10}\n  hosts: {h1: }\n",
+    )
+    assert read_inventory([str(path)])["h1"]["rackproof_gpu_count"] == 8
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        "hosts.yml",
+        "hosts",
+        "group_vars/gpu_hosts.yml",
+        "group_vars/gpu_hosts/racks.yaml",
+        "host_vars/h1",
+        "host_vars/h1.yml",
+    ],
+)
+@pytest.mark.parametrize("source", ["file", "directory"])
+def test_files_of_variables_beside_the_inventory_are_searched(tmp_path: Path, file: str, source: str) -> None:
+    inventory = tmp_path / "inventory"
+    main = write(inventory / ("hosts" if file == "hosts" else "hosts.yml"), yaml_inventory("r1"))
+    text = yaml_inventory("010") if file.startswith("hosts") else "# racks\nrackproof_rack: 010\n"
+    path = write(inventory / file, text)
+    with pytest.raises(UsageError, match=rf"^{re.escape(str(path))}:\d: rackproof_rack: 010 is read as the number 8: "):
+        read_inventory([str(main if source == "file" else inventory)])
+
+
+@pytest.mark.parametrize(
+    ("written", "number"),
+    [("0x1A", 26), ("0o10", 8), ("1_0", 10), ("0b11", 3), ("010", None), ("12", None), ("1a", None)],
+)
+@pytest.mark.parametrize("name", ["hosts.ini", "hosts"])
+def test_names_in_ini_inventories_are_compared_with_literals_of_python(
+    tmp_path: Path, name: str, written: str, number: int | None
+) -> None:
+    path = write(
+        tmp_path / name, f"[gpu_hosts]\nh1 rackproof_rack={written} rackproof_gpu_count=8 # rackproof_rack=0x1\nh2\n"
+    )
+    if number is None:
+        assert read_inventory([str(path)])["h1"]["rackproof_rack"] == written
+        return
+    message = f"hosts.*:2: rackproof_rack: {written} is read as the number {number}: .*rackproof_rack='\"{written}\"'"
+    with pytest.raises(UsageError, match=message):
+        read_inventory([str(path)])
+
+
+@pytest.mark.parametrize(
+    "source", ["h1,h2", ",".join(f"host{number}" for number in range(1000)), "/no/such/file", "h\0"]
+)
+def test_sources_that_are_no_files_are_left_out(source: str) -> None:
+    listing = {"_meta": {"sources": [source]}, "gpu_hosts": {"hosts": ["h1"]}}
+    assert check_listing(listing) == {"h1": {}}
+
+
+@pytest.mark.parametrize(
+    "content", [b"\xff\xfe", b"a: [", b"$ANSIBLE_VAULT;1.1;AES256\n3039", b"a: &a [*a]\n", b"x: !vault |\n  3\n"]
+)
+def test_files_that_are_no_yaml_are_left_out(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "hosts.yml").write_bytes(content)
+    assert check_listing({"_meta": {"sources": [str(tmp_path)]}, "gpu_hosts": {"hosts": ["h1"]}}) == {"h1": {}}
+
+
+def test_playbook_passes_the_sources_of_its_inventory(tmp_path: Path) -> None:
+    path = write(tmp_path / "hosts.yml", yaml_inventory("010"))
+    variables: dict[str, Any] = {"rackproof_profile": "rehearsal", "rackproof_runs_directory": str(tmp_path)}
+    command = [ANSIBLE, "-i", path, ROOT / "playbooks" / "drivers.yml", "-e", json.dumps(variables)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    shown = " ".join((done.stdout + done.stderr).split())
+    assert f"{path}:4: rackproof_rack: 010 is read as the number 8" in shown
