@@ -32,6 +32,8 @@ STORAGE = ("local_storage", "shared_storage")
 directory of that kind."""
 LOOPBACK = "lo", "127.0.0.1"
 """Interface and address for the connections between ranks in a launch on one host."""
+THREAD_BINDING = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+"""Variables with which OpenMP binds threads to processors, from a shell, a module or /etc/environment."""
 
 
 class LaunchError(RackproofError):
@@ -192,8 +194,11 @@ def _gloo_interface(host: PlannedHost, gang: Gang, request: LaunchRequest) -> st
 
 
 def _environment(host: PlannedHost, gloo_interface: str, interface: str, work: Path) -> dict[str, str]:
+    # OpenMP binds the thread that imports torch, and torchrun imports torch before it forks the ranks. So all ranks of the host
+    # would run on the same processor (https://github.com/pytorch/pytorch/issues/49971).
+    inherited = {name: value for name, value in without_placement(os.environ).items() if name not in THREAD_BINDING}
     environment = {
-        **without_placement(os.environ),
+        **inherited,
         "PYTHONUNBUFFERED": "1",
         # torch.compile executes the files in its caches, so they must not be in /tmp, where other users can write.
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),

@@ -342,6 +342,40 @@ def test_ranks_get_nccl_settings_but_no_variables_of_launchers(
     assert not any(key.startswith(("OMPI", "PET_")) for key in values)
 
 
+BINDING = {
+    "OMP_PROC_BIND": "true",
+    "OMP_PLACES": "cores",
+    "GOMP_CPU_AFFINITY": "0",
+    "KMP_AFFINITY": "granularity=fine,compact,1,0",
+}
+COUNT_PROCESSORS = "import os, torch; print(len(os.sched_getaffinity(0)))"
+
+
+@pytest.mark.parametrize("source", ["the shell", "rackproof_environment", "--env"])
+@pytest.mark.parametrize("name", BINDING)
+def test_openmp_binds_ranks_only_if_the_operator_of_the_run_says_so(
+    name: str, source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for other in BINDING:
+        monkeypatch.delenv(other, raising=False)
+    given = {name: BINDING[name]}
+    if source == "the shell":
+        monkeypatch.setenv(name, BINDING[name])
+    environment = given if source == "rackproof_environment" else {}
+    plan = builders.plan("h1", rackproof_gang="none", rackproof_environment=environment)
+    options = given if source == "--env" else {}
+    request = LaunchRequest(stage=plan.stage("benchmark"), members=("h1",), environment=options)
+    gang = Gang.from_plan(plan, plan.host("h1"), "benchmark", request.members, 29500)
+    command = launcher_command(plan, plan.host("h1"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
+    if source != "the shell":
+        assert command.environment[name] == BINDING[name]
+        return
+    output = subprocess.run(
+        [sys.executable, "-c", COUNT_PROCESSORS], env=command.environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert int(output) == len(os.sched_getaffinity(0))
+
+
 @pytest.mark.parametrize("interface", ["", "eth0"])
 @pytest.mark.parametrize("hosts", [["h1"], ["h1", "h2"]], ids=["alone", "together"])
 def test_launch_command_matches_the_golden_file(
