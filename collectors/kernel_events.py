@@ -1,9 +1,10 @@
 """Count faults of adapters, GPUs, disks, file systems, memory, processors and PCIe links in the messages of the kernel log.
 
-Each of these counts as one event: a firmware record (CPER), which has many messages; the two messages about a fatal PCIe error
-or about a transmit queue that timed out; all messages about one bad page of memory. A message of EDAC counts as one event for
-each error that it reports. Every other matching message counts as one event, so a fault with several messages counts several
-times. If the firmware, EDAC and the kernel report the same error, the error counts once for each of them.
+Each of these counts as one event: a firmware record (CPER), which has many messages; the two messages about a fatal PCIe error,
+a transmit queue that timed out, or firmware of an adapter that did not start; all messages about one bad page of memory. A
+message of EDAC counts as one event for each error that it reports. Every other matching message counts as one event, so a fault
+with several messages counts several times. If the firmware, EDAC and the kernel report the same error, the error counts once for
+each of them.
 
 The texts are mainly from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe,
 be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c), drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce,
@@ -48,10 +49,13 @@ def _adapter(drivers: str) -> str:
 
 _WATCHDOG = _adapter(r"[\w-]+") + r"NETDEV WATCHDOG: CPU: \d+: transmit queue \d+ timed out"
 """Message that a transmit queue made no progress, as Linux 6.8 and later write it. Some drivers write a second message about it."""
+_NO_FIRMWARE = rf"{_MLX5}Firmware over \d+ MS in (?:pre-)?initializing state, aborting"
+"""Message that the firmware of the adapter did not start. The error of the probe, which may follow, depends on the kernel."""
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nic_temperature", rf"{_MLX5}(?:High temperature on sensors|Health issue observed, High temp|synd 0x10: High temp)"),
     ("nic_firmware", rf"{_MLX5}(?:device's health compromised|Fatal error \d+ detected|health recovery failed)"),
     ("nic_firmware", rf"{_MLX5}(?:Health issue observed, .*severity\([0-3]\)|.*Will cause a leak of a command resource)"),
+    ("nic_firmware", _NO_FIRMWARE),
     # Only EIO, ETIME, ETIMEDOUT: other errors may mean that the driver does not fit the kernel, or that a virtual function lacks
     # resources.
     ("nic_firmware", rf"mlx5_core: probe of {_PCI} failed with error -(?:5|62|110)\b"),
@@ -122,7 +126,7 @@ _MCE = re.compile(
 )
 _UNCORRECTED_BIT = 61
 """Number of the bit that marks an error as uncorrected in the status of a machine check bank (Intel SDM, IA32_MCi_STATUS, UC)."""
-_FIRST_MESSAGES = tuple(re.compile(pattern) for pattern in (_FATAL_RECEIVED, _WATCHDOG))
+_FIRST_MESSAGES = tuple(re.compile(pattern) for pattern in (_FATAL_RECEIVED, _WATCHDOG, _NO_FIRMWARE))
 """Patterns of messages after which a second message about the same fault may follow."""
 _BAD_PAGE = re.compile(
     r"(?:mce: )?Uncorrected hardware memory error in user-access at (?P<address>[0-9a-f]+)"

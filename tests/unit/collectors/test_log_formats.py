@@ -570,3 +570,27 @@ def test_transmit_time_out_of_linux_6_8_counts_once_whether_or_not_the_driver_lo
     lines = [f"{adapter}: NETDEV WATCHDOG: CPU: 38: transmit queue 14 timed out 5376 ms"]
     lines += [f"{adapter}: {own_message}"] if own_message else []
     assert list(counts(*lines * times).events.by_part()) == [("nic_reset", ("pci", "0000:b1:00.0"), times)]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("state", ["pre-initializing", "initializing"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "mlx5_core: probe of 0000:5d:00.0 failed with error -16",
+        "mlx5_core: probe of 0000:5d:00.0 failed with error -110",
+        "mlx5_core 0000:5d:00.0: probe with driver mlx5_core failed with error -16",
+        "mlx5_core 0000:5d:00.0: probe with driver mlx5_core failed with error -110",
+        "mlx5_core 0000:5d:00.0: mlx5_health_try_recover:339:(pid 12): health recovery failed",
+    ],
+)
+def test_firmware_that_does_not_start_counts_once_whatever_error_the_kernel_returns(
+    end: str, state: str, times: int
+) -> None:
+    function = "mlx5_core 0000:5d:00.0: mlx5_function_setup:1105:(pid 500): "
+    lines = (
+        f"{function}Firmware over 120000 MS in {state} state, aborting",
+        "mlx5_core 0000:5d:00.0: probe_one:1594:(pid 500): mlx5_init_one failed with error code -16",
+        end,
+    )
+    assert list(counts(*lines * times).events.by_part()) == [("nic_firmware", ("pci", "0000:5d:00.0"), times)]
