@@ -1,9 +1,10 @@
 """Count faults of adapters, GPUs, disks, file systems, memory, processors and PCIe links in the messages of the kernel log.
 
-Each of these counts as one event: a firmware record (CPER), which has many messages; the two messages about a fatal PCIe error;
-all messages about one bad page of memory. A message of EDAC counts as one event for each error that it reports. Every other
-matching message counts as one event, so a fault with several messages counts several times. If the firmware, EDAC and the kernel
-report the same error, the error counts once for each of them.
+Each of these counts as one event: a firmware record (CPER), which has many messages; the two messages about a fatal PCIe error,
+a transmit queue that timed out, or firmware of an adapter that did not start; all messages about one bad page of memory. A
+message of EDAC counts as one event for each error that it reports. Every other matching message counts as one event, so a fault
+with several messages counts several times. If the firmware, EDAC and the kernel report the same error, the error counts once for
+each of them.
 
 The texts are mainly from the sources of Linux: drivers/net/ethernet (mlx5/core/health.c and events.c, bnxt, ice, i40e, ixgbe,
 be2net, ena), net/sched/sch_generic.c, drivers/pci/pcie (aer.c, dpc.c), drivers/firmware/efi/cper.c, arch/x86/kernel/cpu/mce,
@@ -46,10 +47,15 @@ def _adapter(drivers: str) -> str:
     return rf"(?:{drivers}) {_PCI}(?: [^:]{{1,60}})?: "
 
 
+_WATCHDOG = _adapter(r"[\w-]+") + r"NETDEV WATCHDOG: CPU: \d+: transmit queue \d+ timed out"
+"""Message that a transmit queue made no progress, as Linux 6.8 and later write it. Some drivers write a second message about it."""
+_NO_FIRMWARE = rf"{_MLX5}Firmware over \d+ MS in (?:pre-)?initializing state, aborting"
+"""Message that the firmware of the adapter did not start. The error of the probe, which may follow, depends on the kernel."""
 _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nic_temperature", rf"{_MLX5}(?:High temperature on sensors|Health issue observed, High temp|synd 0x10: High temp)"),
     ("nic_firmware", rf"{_MLX5}(?:device's health compromised|Fatal error \d+ detected|health recovery failed)"),
     ("nic_firmware", rf"{_MLX5}(?:Health issue observed, .*severity\([0-3]\)|.*Will cause a leak of a command resource)"),
+    ("nic_firmware", _NO_FIRMWARE),
     # Only EIO, ETIME, ETIMEDOUT: other errors may mean that the driver does not fit the kernel, or that a virtual function lacks
     # resources.
     ("nic_firmware", rf"mlx5_core: probe of {_PCI} failed with error -(?:5|62|110)\b"),
@@ -64,6 +70,7 @@ _PATTERNS: tuple[tuple[str, str], ...] = (
     ("nic_power", rf"{_MLX5}Detected insufficient power on the PCIe slot"),
     ("nic_reset", _adapter("ena|bnxt_en|mlx5_core|ice|i40e") + r"(?:TX timeout detected|Reset reason: .*timeout)"),
     ("nic_reset", r"NETDEV WATCHDOG: (?:CPU: \d+: )?(?P<nic>\S+) \(.*\): transmit queue \d+ timed out"),
+    ("nic_reset", _WATCHDOG),
     ("pcie_fatal", rf"[\w-]+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Fatal\)"),
     ("pcie_nonfatal", rf"[\w-]+ {_PCI}: (?:AER: )?PCIe Bus Error: severity=Uncorrect(?:ed|able) \(Non-Fatal\)"),
     ("pcie_fatal", _FATAL_RECEIVED),
@@ -119,7 +126,8 @@ _MCE = re.compile(
 )
 _UNCORRECTED_BIT = 61
 """Number of the bit that marks an error as uncorrected in the status of a machine check bank (Intel SDM, IA32_MCi_STATUS, UC)."""
-_FATAL_RECEIVED_LINE = re.compile(_FATAL_RECEIVED)
+_FIRST_MESSAGES = tuple(re.compile(pattern) for pattern in (_FATAL_RECEIVED, _WATCHDOG, _NO_FIRMWARE))
+"""Patterns of messages after which a second message about the same fault may follow."""
 _BAD_PAGE = re.compile(
     r"(?:mce: )?Uncorrected hardware memory error in user-access at (?P<address>[0-9a-f]+)"
     r"|Memory failure: 0x(?P<page>[0-9a-f]+): "
@@ -163,7 +171,7 @@ _CORRECTED = ("corrected", "info", "informational")
 _MAX_PARTS = 256
 """Once this many pairs of event and part are counted, events of new pairs count for the host, which limits the memory."""
 _MAX_OPEN = 16
-"""Maximum number of firmware records, and of fatal PCIe errors, that wait for their further messages."""
+"""Maximum number of firmware records, and of faults with two messages, that wait for their further messages."""
 _MAX_PAGES = 4096
 """Maximum number of bad pages that are remembered. Every message about any other page counts as an event."""
 
@@ -215,9 +223,9 @@ class EventCounts:
     """Number of a firmware record -> the record. It may get further lines."""
     _has_previous: bool = False
     """Whether the log has the line _PREVIOUS_BOOT."""
-    _received: dict[Part, None] = field(default_factory=dict)
-    """Devices for which a root port has reported a fatal error. The next message about a fatal error of such a device is about
-    this error and is not counted."""
+    _reported: dict[tuple[str, Part], None] = field(default_factory=dict)
+    """Event and part of each fault whose newest message is one of _FIRST_MESSAGES. The next message about the same event of this
+    part is about the same fault and is not counted, unless it is one of _FIRST_MESSAGES too."""
     _pages: set[int] = field(default_factory=set)
     """Page frame numbers of bad memory."""
 
@@ -248,7 +256,7 @@ class EventCounts:
     def _continues(self, message: str, event: str, part: Part) -> bool:
         """Return whether an earlier message has reported the same fault, and remember the fault for later messages.
 
-        Only bad pages and fatal PCIe errors are remembered. The result is False for all other faults.
+        Only bad pages and faults with two messages are remembered. The result is False for all other faults.
         """
         if page := _BAD_PAGE.match(message):
             number = int(page["page"], 16) if page["page"] else int(page["address"], 16) >> _PAGE_BITS
@@ -256,15 +264,13 @@ class EventCounts:
             if len(self._pages) < _MAX_PAGES:
                 self._pages.add(number)
             return is_known
-        if event != "pcie_fatal":
-            return False
-        was_received = part in self._received
-        self._received.pop(part, None)
-        if not _FATAL_RECEIVED_LINE.match(message):
-            return was_received
-        while len(self._received) >= _MAX_OPEN:
-            del self._received[next(iter(self._received))]
-        self._received[part] = None
+        was_reported = (event, part) in self._reported
+        self._reported.pop((event, part), None)
+        if not any(pattern.match(message) for pattern in _FIRST_MESSAGES):
+            return was_reported
+        while len(self._reported) >= _MAX_OPEN:
+            del self._reported[next(iter(self._reported))]
+        self._reported[event, part] = None
         return False
 
     def _count(self, event: str, part: Part, uptime: float, times: int = 1) -> None:

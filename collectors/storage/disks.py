@@ -30,9 +30,17 @@ _DETACHABLE = re.compile(
 )
 """Matches a directory in the sysfs path of a disk that may be attached and detached by design: iSCSI, Fibre Channel, USB, NVMe
 over a network, and the disks of hypervisors (virtio, Xen, Hyper-V)."""
-_VOLUMES = ("Amazon Elastic Block Store", "MSFT NVMe Accelerator", "nvme_card-pd")
-"""Prefixes of model names of the network volumes that clouds attach as NVMe disks: Amazon EBS, Azure managed disks, Google
-Persistent Disk."""
+_VOLUMES = (
+    "Amazon Elastic Block Store",
+    "Alibaba Cloud Elastic Block Storage",
+    "MSFT NVMe Accelerator",
+    "nvme_card-pd",
+    "Mellanox BlueField NVMe SNAP",
+    "BlueField NVMe SNAP",
+    "NVIDIA NVMe SNAP",
+)
+"""Prefixes of model names of network volumes that are attached as NVMe disks: Amazon EBS, Alibaba Cloud disks, Azure managed
+disks, Google Persistent Disk, and volumes that a BlueField DPU emulates (NVIDIA SNAP)."""
 
 
 def internal_disks(files: Files) -> list[str] | Absent:

@@ -549,3 +549,48 @@ def test_only_records_without_a_number_after_the_message_about_the_previous_boot
 def test_records_of_the_previous_boot_that_the_kernel_skipped_are_counted() -> None:
     read = counts("BERT: [Hardware Error]: Skipped 3 error records", "BERT: Total records found: 3").events
     assert list(read.by_part()) == [("previous_boot", ("", ""), 3)]
+
+
+@pytest.mark.parametrize("times", [1, 3])
+@pytest.mark.parametrize(
+    ("driver", "own_message"),
+    [
+        ("mlx5_core", "TX timeout detected"),
+        ("bnxt_en", "TX timeout detected, starting reset task!"),
+        ("ice", "tx_timeout: VSI_num: 6, Q 14, NTC: 0x0, HW_HEAD: 0x0, NTU: 0x0, INT: 0x4000001"),
+        ("i40e", "tx_timeout: VSI_seid: 390, Q 5, NTC: 0x0, HWB: 0x0, NTU: 0x0, TAIL: 0x0, INT: 0x0"),
+        ("igb", "Reset adapter"),
+        ("mlx5_core", ""),
+    ],
+)
+def test_transmit_time_out_of_linux_6_8_counts_once_whether_or_not_the_driver_logs_it_too(
+    driver: str, own_message: str, times: int
+) -> None:
+    adapter = f"{driver} 0000:b1:00.0 ens801f0np0"
+    lines = [f"{adapter}: NETDEV WATCHDOG: CPU: 38: transmit queue 14 timed out 5376 ms"]
+    lines += [f"{adapter}: {own_message}"] if own_message else []
+    assert list(counts(*lines * times).events.by_part()) == [("nic_reset", ("pci", "0000:b1:00.0"), times)]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("state", ["pre-initializing", "initializing"])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "mlx5_core: probe of 0000:5d:00.0 failed with error -16",
+        "mlx5_core: probe of 0000:5d:00.0 failed with error -110",
+        "mlx5_core 0000:5d:00.0: probe with driver mlx5_core failed with error -16",
+        "mlx5_core 0000:5d:00.0: probe with driver mlx5_core failed with error -110",
+        "mlx5_core 0000:5d:00.0: mlx5_health_try_recover:339:(pid 12): health recovery failed",
+    ],
+)
+def test_firmware_that_does_not_start_counts_once_whatever_error_the_kernel_returns(
+    end: str, state: str, times: int
+) -> None:
+    function = "mlx5_core 0000:5d:00.0: mlx5_function_setup:1105:(pid 500): "
+    lines = (
+        f"{function}Firmware over 120000 MS in {state} state, aborting",
+        "mlx5_core 0000:5d:00.0: probe_one:1594:(pid 500): mlx5_init_one failed with error code -16",
+        end,
+    )
+    assert list(counts(*lines * times).events.by_part()) == [("nic_firmware", ("pci", "0000:5d:00.0"), times)]

@@ -140,6 +140,17 @@ def test_changed_file_affects_only_its_readings(
 
 CONTROLLER = "sys/class/nvme/nvme5"
 SUBSYSTEM = "sys/class/nvme-subsystem/nvme-subsys5"
+VOLUMES = (
+    "Amazon Elastic Block Store              ",
+    "Alibaba Cloud Elastic Block Storage     ",
+    "MSFT NVMe Accelerator v1.0",
+    "nvme_card-pd",
+    "Mellanox BlueField NVMe SNAP Controller",
+    "BlueField NVMe SNAP Controller",
+    "NVIDIA NVMe SNAP Controller",
+)
+"""Models of network volumes. Sources: kubernetes-sigs/alibaba-cloud-csi-driver, the default model of NVIDIA's SNAP 3 and examples
+of its documentation."""
 DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f"{CONTROLLER}/model": "INTEL P4608\n"}
 
 
@@ -156,7 +167,7 @@ DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f
         (DRIVE | {f"{CONTROLLER}/transport": "tcp\n"}, None),
         (DRIVE | {f"{CONTROLLER}/state": "deleting\n"}, None),
         (DRIVE | {f"{CONTROLLER}/cntrltype": "admin\n"}, None),
-        (DRIVE | {f"{CONTROLLER}/model": "MSFT NVMe Accelerator v1.0\n"}, None),
+        *((DRIVE | {f"{CONTROLLER}/model": f"{model}\n"}, None) for model in VOLUMES),
     ],
     ids=[
         "no namespace",
@@ -168,7 +179,7 @@ DRIVE = {f"{CONTROLLER}/transport": "pcie\n", f"{CONTROLLER}/state": "live\n", f
         "NVMe over TCP",
         "controller being removed",
         "administrative controller",
-        "virtual controller",
+        *VOLUMES,
     ],
 )
 def test_namespaces_of_each_built_in_controller_are_counted(
@@ -190,6 +201,7 @@ def test_namespaces_of_each_built_in_controller_are_counted(
         ("pci0000:00/0000:00:01.0/0000:01:00.0/host0/port-0:0/end_device-0:0/target0:0:0/0:0:0:0/block/sdx", {}),
         ("pci0000:00/0000:00:01.0/0000:01:00.0/nvme/nvme7/nvmexn1", {"model": "Amazon EC2 NVMe Instance Storage"}),
         ("pci0000:00/0000:00:01.0/0000:01:00.0/nvme/nvme7/nvmexn1", {"model": "nvme_card", "transport": "pcie"}),
+        ("LNXSYSTM:00/LNXSYBUS:00/pci/nvme/nvme7/nvmexn1", {"model": "Microsoft NVMe Direct Disk v2           "}),
         ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"nvme7/transport": "pcie"}),
     ],
     ids=[
@@ -197,6 +209,7 @@ def test_namespaces_of_each_built_in_controller_are_counted(
         "SAS",
         "local SSD of AWS",
         "local SSD of Google Cloud",
+        "local SSD of Azure",
         "NVMe with native multipath",
     ],
 )
@@ -215,9 +228,11 @@ def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str
         ("pci0000:00/0000:00:03.0/host4/session2/target4:0:0/4:0:0:0/block/sdx", {}),
         ("pci0000:00/0000:00:03.0/host5/rport-5:0-2/target5:0:0/5:0:0:7/block/sdx", {}),
         ("pci0000:00/0000:00:14.0/usb2/2-1/2-1:1.0/host6/target6:0:0/6:0:0:0/block/sdx", {}),
-        ("pci0000:00/0000:00:04.0/nvme/nvme7/nvmexn1", {"model": "Amazon Elastic Block Store              "}),
-        ("LNXSYSTM:00/LNXSYBUS:00/pci/nvme/nvme7/nvmexn1", {"model": "MSFT NVMe Accelerator v1.0"}),
-        ("pci0000:00/0000:00:05.0/nvme/nvme7/nvmexn1", {"model": "nvme_card-pd"}),
+        *(("pci0000:00/0000:00:04.0/nvme/nvme7/nvmexn1", {"model": model}) for model in VOLUMES),
+        *(
+            ("virtual/nvme-subsystem/nvme-subsys7/nvmexn1", {"model": model, "nvme7/transport": "pcie"})
+            for model in VOLUMES
+        ),
         ("pci0000:00/0000:00:03.0/virtio0/host0/target0:0:1/0:0:1:0/block/sdx", {"model": "PersistentDisk"}),
         ("pci0000:00/0000:00:05.0/virtio2/block/vdx", {}),
         ("vbd-51712/block/xvdx", {}),
@@ -235,9 +250,8 @@ def test_built_in_disk_is_counted(tmp_path: Path, healthy: Readings, device: str
         "iSCSI by an adapter",
         "SCSI over Fibre Channel",
         "USB",
-        "NVMe volume of AWS",
-        "NVMe disk of Azure",
-        "NVMe volume of Google Cloud",
+        *VOLUMES,
+        *(f"{model}, with native multipath" for model in VOLUMES),
         "SCSI volume of Google Cloud",
         "virtio disk",
         "Xen disk",
