@@ -48,7 +48,7 @@ def _adapter(drivers: str) -> str:
 
 
 _WATCHDOG = _adapter(r"[\w-]+") + r"NETDEV WATCHDOG: CPU: \d+: transmit queue \d+ timed out"
-"""Message that a transmit queue made no progress, as Linux 6.8 and later write it. Some drivers write a second message about it."""
+"""Message that a transmit queue made no progress, as Linux 6.8 and later write it. Some drivers write a second one."""
 _NO_FIRMWARE = rf"{_MLX5}Firmware over \d+ MS in (?:pre-)?initializing state, aborting"
 """Message that the firmware of the adapter did not start. The error of the probe, which may follow, depends on the kernel."""
 _PATTERNS: tuple[tuple[str, str], ...] = (

@@ -7,10 +7,11 @@ The supervisor, NVML and the table of collectors are imported only by the functi
 from __future__ import annotations
 
 import logging
+import os
 import shutil
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,12 +20,13 @@ from agent.gang.peer_channel import PeerChannel
 from agent.gang.protocol import Gang, GangError
 from agent.launch.outcome import MAX_REASON, LaunchOutcome
 from agent.launch.request import LaunchRequest
-from agent.run import background, lease
+from agent.run import background, lease, preflight
 from agent.run.record import HostRun, private_directory
 from agent.run.work_directory import archive_logs
 from agent.sampling.snapshot import take_snapshot
 from collectors.base import Absent, Collector
 from schemas import documents
+from schemas.plans import PlannedHost
 from schemas.records import Gpu, Launch, Record, Snapshot
 from schemas.stages import CELL, GANG_STAGES
 from schemas.times import utc_now
@@ -99,6 +101,8 @@ def run_launch(run: HostRun, request: LaunchRequest) -> Record:
             data=lease.state_directory(run.directory) / "data",
             uuids={gpu.index: gpu.uuid for gpu in run.record().gpus},
         )
+        if reason := _reason_of_environment(run.host, request, command.environment):
+            raise LaunchError(reason)
         channel = PeerChannel(gang_of_launch) if len(request.members) > 1 else None
     except (LaunchError, GangError) as error:
         return record_not_started(run, gang, request, str(error))
@@ -220,6 +224,26 @@ def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:
     if conflicts := gpu_conflicts(run.host.devices, share=run.host.share_gpus):
         return f"{'; '.join(conflicts)}: free the GPU, or set rackproof_share_gpus to measure anyway"
     return ""
+
+
+def _reason_of_environment(host: PlannedHost, request: LaunchRequest, variables: Mapping[str, str]) -> str:
+    """Return why the ranks must not start with these environment variables; empty if they may.
+
+    Variables in rackproof_environment or of --env are set on purpose, so they may slow the GPUs.
+    """
+    if host.device != "gpu":
+        return ""
+    changed = {name: value for name, value in variables.items() if os.environ.get(name) != value}
+    return "; ".join(
+        preflight.environment_problems(
+            os.environ,
+            {**changed, **host.environment, **request.environment},
+            network=len(request.members) > 1,
+            source=preflight.OWN_ENVIRONMENT,
+            given_source="the settings of this run",
+            remedy="remove it there, or set it in rackproof_environment or with --env to measure with it",
+        )
+    )
 
 
 def _reason_without_gpus(run: HostRun) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.placement.rank_placement import count_device_nodes, visible_devices
+from agent.run import preflight
 from agent.sampling.cgroups import memory_left
 from collectors.base import Absent, Family, Value
 from collectors.nvml import NotOpened, gpu_conflicts
@@ -133,7 +134,11 @@ def problems(
         *_disk_problems(directory),
     ]
     if not cpu:
-        problems += [*_shm_problems(root), *_hidden_gpus(devices, os.environ if environment is None else environment)]
+        variables = os.environ if environment is None else environment
+        problems += [*_shm_problems(root), *_hidden_gpus(devices, variables)]
+        problems += preflight.environment_problems(
+            variables, {}, network=False, source=preflight.OWN_ENVIRONMENT, remedy="remove it there"
+        )
         problems += [
             f"{conflict}: free the GPU, or give --share-gpus to measure anyway"
             for conflict in gpu_conflicts(devices, share=share)

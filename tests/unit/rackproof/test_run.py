@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.run import readiness
+from agent.run import preflight, readiness
 from agent.run.readiness import Gpus
 from collectors.base import Absent
 from collectors.nvml import NotOpened
@@ -267,6 +267,8 @@ def ready_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     spec = importlib.util.spec_from_file_location("torch", tmp_path / "torch/__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
     monkeypatch.setattr(readiness, "SHM_BYTES", 1)
+    monkeypatch.setattr(preflight, "NCCL_FILE", str(tmp_path / "nccl.conf"))
+    monkeypatch.setattr(preflight, "NCCL_USER_FILE", str(tmp_path / ".nccl.conf"))
     return tmp_path
 
 
@@ -330,6 +332,31 @@ def test_too_little_shared_memory_is_reported_with_the_remedy(
     (line,) = readiness_problems(ready_root)
     assert "start the container with --ipc=host or --shm-size=1g" in line
     assert readiness_problems(ready_root, cpu=True) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", "1"),
+        ("NCCL_P2P_DISABLE", "1"),
+        ("NCCL_SHM_DISABLE", "1"),
+        ("NVIDIA_TF32_OVERRIDE", "0"),
+    ],
+)
+def test_variable_that_slows_healthy_gpus_is_reported_with_its_place_and_the_remedy(
+    ready_root: Path, name: str, value: str
+) -> None:
+    ending = "which makes a healthy GPU look slow: remove it there"
+    assert readiness_problems(ready_root, variables={name: value}) == [
+        f"{name} is {value} in the environment of this command (its shell, job or pod template), {ending}"
+    ]
+    assert readiness_problems(ready_root, variables={name: value}, cpu=True) == []
+    (ready_root / "nccl.conf").write_text(f"{name} = {value}\n")
+    assert readiness_problems(ready_root) == [f"{name} is {value} in {ready_root}/nccl.conf, {ending}"]
+
+
+def test_variables_that_select_network_devices_do_not_matter_on_one_host(ready_root: Path) -> None:
+    assert readiness_problems(ready_root, variables={"NCCL_IB_HCA": "mlx5_99", "GLOO_SOCKET_IFNAME": "bond7"}) == []
 
 
 # --- the plan

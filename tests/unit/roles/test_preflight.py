@@ -1,13 +1,12 @@
-"""Test the probe of the role `preflight`, a script that checks a host before anything is installed on it.
+"""Test the script of the role `preflight`, which checks a host before anything is installed on it.
 
-The probe reports interfaces, addresses and files that the settings name but the host does not have, settings that slow its GPUs,
+The script reports interfaces, addresses and files that the settings name but the host does not have, settings that slow its GPUs,
 and directories that cannot be used.
 """
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
 import os
 import socket
@@ -18,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from agent.run import preflight
 from tests import ROOT
 
 VARIABLE_PREFIXES = ("NCCL_", "GLOO_", "CUDA_LAUNCH", "NVIDIA_TF32")
@@ -25,14 +25,7 @@ VARIABLE_PREFIXES = ("NCCL_", "GLOO_", "CUDA_LAUNCH", "NVIDIA_TF32")
 
 @pytest.fixture
 def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """Return the probe as a module, on a host with interfaces bond0 (down), eth0, lo and with RDMA adapters mlx5_0, mlx5_10."""
-    spec = importlib.util.spec_from_file_location(
-        "preflight_probe", ROOT / "roles" / "preflight" / "files" / "probe.py"
-    )
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    """Return the script as a module, on a host with interfaces bond0 (down), eth0, lo and with RDMA adapters mlx5_0, mlx5_10."""
     for name, state in (("bond0", "down"), ("eth0", "up"), ("lo", "unknown")):
         (tmp_path / "net" / name).mkdir(parents=True)
         (tmp_path / "net" / name / "operstate").write_text(f"{state}\n")
@@ -40,16 +33,29 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         (tmp_path / "infiniband" / name).mkdir(parents=True)
     for name in [name for name in os.environ if name.startswith(VARIABLE_PREFIXES)]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr(module, "NETWORK", str(tmp_path / "net"))
-    monkeypatch.setattr(module, "INFINIBAND", str(tmp_path / "infiniband"))
-    monkeypatch.setattr(module, "NCCL_FILES", (str(tmp_path / "nccl.conf"),))
-    return module
+    monkeypatch.setattr(preflight, "NETWORK", str(tmp_path / "net"))
+    monkeypatch.setattr(preflight, "INFINIBAND", str(tmp_path / "infiniband"))
+    monkeypatch.setattr(preflight, "NCCL_FILE", str(tmp_path / "nccl.conf"))
+    monkeypatch.setattr(preflight, "NCCL_USER_FILE", str(tmp_path / "user.conf"))
+    return preflight
 
 
-@pytest.mark.parametrize("role", ["preflight", "nvidia_driver", "container_toolkit"])
-def test_probe_can_be_parsed_by_an_old_python(role: str) -> None:
-    """Newer syntax would cause a syntax error. The probe of `preflight` must instead report that the Python is too old."""
-    ast.parse((ROOT / "roles" / role / "files/probe.py").read_text(), feature_version=(3, 6))
+@pytest.mark.parametrize(
+    "script",
+    ["agent/run/preflight.py", "roles/nvidia_driver/files/probe.py", "roles/container_toolkit/files/probe.py"],
+)
+def test_script_can_be_run_by_an_old_python(script: str) -> None:
+    """Newer syntax would cause an error. The script of `preflight` must instead report that the Python is too old.
+
+    Python 3.6 has neither `from __future__ import annotations` nor types such as `dict[str, str]`, except in quotes.
+    """
+    tree = ast.parse((ROOT / script).read_text(), feature_version=(3, 6))
+    assert not [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    hints = [
+        node.annotation for node in ast.walk(tree) if isinstance(node, ast.arg | ast.AnnAssign) and node.annotation
+    ]
+    hints += [node.returns for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.returns]
+    assert not [ast.unparse(hint) for hint in hints if isinstance(hint, ast.Subscript | ast.BinOp)]
 
 
 def network(probe: ModuleType, interface: str = "", address: str = "") -> list[str]:
@@ -154,7 +160,7 @@ def test_variable_that_selects_no_device_or_names_a_missing_file_is_a_problem(
     else:
         for name, value in variables.items():
             monkeypatch.setenv(name, value)
-    problems = list(probe.environment_problems(given))
+    problems = list(probe.environment_problems(os.environ, given))
     assert len(problems) == bool(problem)
     assert "".join(problems).startswith(problem.replace("SOURCE", source))
 
@@ -175,15 +181,35 @@ def test_variable_that_slows_healthy_gpus_is_a_problem_unless_the_inventory_sets
     probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, slows: bool
 ) -> None:
     monkeypatch.setenv(name, value)
-    problems = list(probe.environment_problems({}))
+    problems = list(probe.environment_problems(os.environ, {}))
     assert len(problems) == slows
     assert all(f"{name} is {value} in the environment of this host" in problem for problem in problems)
-    assert list(probe.environment_problems({name: value})) == []
+    assert list(probe.environment_problems(os.environ, {name: value})) == []
     monkeypatch.delenv(name)
     (tmp_path / "nccl.conf").write_text(f"{name}={value}\n")
-    problems = list(probe.environment_problems({}))
+    problems = list(probe.environment_problems(os.environ, {}))
     assert len(problems) == slows
     assert all(f"{name} is {value} in {tmp_path / 'nccl.conf'}, " in problem for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("files", "chosen", "slows"),
+    [
+        ({"nccl.conf": "1", "user.conf": "0"}, "", False),
+        ({"nccl.conf": "0", "user.conf": "1"}, "", True),
+        ({"user.conf": "1", "job.conf": "0"}, "job.conf", False),
+        ({"job.conf": "1"}, "job.conf", True),
+        ({"job.conf": "1"}, "", False),
+    ],
+)
+def test_configuration_files_of_nccl_have_the_precedence_that_nccl_gives_them(
+    probe: ModuleType, tmp_path: Path, files: dict[str, str], chosen: str, slows: bool
+) -> None:
+    """The user's file takes precedence over the system's, and NCCL_CONF_FILE replaces the user's file."""
+    for name, value in files.items():
+        (tmp_path / name).write_text(f"NCCL_P2P_DISABLE={value}\n")
+    environment = {"NCCL_CONF_FILE": str(tmp_path / chosen)} if chosen else {}
+    assert len(list(probe.environment_problems(environment, {}))) == slows
 
 
 @pytest.mark.parametrize(
@@ -194,7 +220,7 @@ def test_nccl_ib_hca_may_exclude_adapters_but_not_select_them_if_the_host_has_no
     probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str, problem: str
 ) -> None:
     monkeypatch.setattr(probe, "INFINIBAND", str(tmp_path / "absent"))
-    problems = list(probe.environment_problems({"NCCL_IB_HCA": value}))
+    problems = list(probe.environment_problems(os.environ, {"NCCL_IB_HCA": value}))
     assert len(problems) == bool(problem)
     assert "".join(problems).startswith(problem)
 

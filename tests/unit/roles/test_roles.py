@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
+from agent.run import preflight
 from fleet.inventory.ansible import check_variables
 from rackproof.main import main
 from tests import ROOT
@@ -272,15 +273,7 @@ def load_probe(role: str) -> Any:
     return module
 
 
-@pytest.fixture
-def probe() -> Any:
-    """Return the module `probe.py` of the role `preflight`."""
-    return load_probe("preflight")
-
-
-def test_port_owner_is_identified_if_it_closes_a_file_during_the_search(
-    probe: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_port_owner_is_identified_if_it_closes_a_file_during_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     """The owner of a port is the process that listens on it.
 
     If the search did not identify Rackproof's agent as the owner, the preflight would report that another program uses the port.
@@ -295,18 +288,18 @@ def test_port_owner_is_identified_if_it_closes_a_file_during_the_search(
 
     monkeypatch.setattr(os, "readlink", readlink_with_one_closed_file)
     with socket.create_server(("127.0.0.1", 0)) as server:
-        assert probe.listening_process(server.getsockname()[1]).startswith(f"process {os.getpid()} (")
+        assert preflight.listening_process(server.getsockname()[1]).startswith(f"process {os.getpid()} (")
 
 
-def test_port_is_free_if_its_process_ends_during_the_search(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_is_free_if_its_process_ends_during_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
     sockets = iter([{"socket:[1]"}, set()])
-    monkeypatch.setattr(probe, "listening_sockets", lambda port: next(sockets))
-    assert probe.listening_process(29500) == ""
+    monkeypatch.setattr(preflight, "listening_sockets", lambda port: next(sockets))
+    assert preflight.listening_process(29500) == ""
 
 
-def test_port_of_another_users_process_is_in_use(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "listening_sockets", lambda port: {"socket:[1]"})
-    assert probe.listening_process(29500) == "a process of another user"
+def test_port_of_another_users_process_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "listening_sockets", lambda port: {"socket:[1]"})
+    assert preflight.listening_process(29500) == "a process of another user"
 
 
 def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:

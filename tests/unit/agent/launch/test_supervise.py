@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -272,20 +272,28 @@ def test_unsafe_run_directory_is_refused(tmp_path: Path, problem: str) -> None:
 BUSY = ("gpu.1.ComputeRunningProcesses=4711", "ProcessName.4711=/usr/bin/python3")
 
 
-def bench(tmp_path: Path, *lines: str, share: bool, **environment: str) -> Record:
+def bench(
+    tmp_path: Path,
+    *lines: str,
+    share: bool = False,
+    planned: Mapping[str, str] | None = None,
+    options: Sequence[str] = (),
+    **environment: str,
+) -> Record:
     """Return the record after `rackproof bench` on a host with fake GPUs, which NVML lists and CUDA does not.
 
-    `lines`: lines added to the scenario of the fake NVML. `share`: whether GPUs may be in use by other processes.
+    `lines`: lines added to the scenario of the fake NVML. `share`: whether GPUs may be in use by other processes. `planned`:
+    variables in rackproof_environment. `options`: options of `bench`. `environment`: environment of `bench`.
     """
     library, scenario = nvml.build(tmp_path / "library"), nvml.write(tmp_path / "now", "healthy-h200x4", *lines)
     plan = builders.plan("h1", rackproof_share_gpus=share, rackproof_gang="none")
     stage = replace(plan.stage("benchmark"), benchmarks={"gemm": {"size": 64, "seconds": 0.02}}, deadline_s=60.0)
-    hidden = replace(plan.host("h1"), environment={"CUDA_VISIBLE_DEVICES": ""})
+    hidden = replace(plan.host("h1"), environment={"CUDA_VISIBLE_DEVICES": "", **(planned or {})})
     run = HostRun.begin(
         tmp_path / "runs" / "r1", "h1", json.dumps(to_json(replace(plan, stages=(stage,), hosts=(hidden,))))
     )
     subprocess.run(
-        [sys.executable, "-m", "rackproof", "bench", "--run-dir", run.directory, "--host", "h1"],
+        [sys.executable, "-m", "rackproof", "bench", "--run-dir", run.directory, "--host", "h1", *options],
         env={**os.environ, **nvml.environment(library, scenario), **environment},
         cwd=nvml.CHECKOUT,
         check=True,
@@ -311,6 +319,37 @@ def test_busy_or_partitioned_gpu_prevents_the_launch(
     assert record.observations == ()
     assert record.snapshots == ()
     assert not (tmp_path / "runs" / "r1" / "work").exists()
+
+
+SLOWING = {
+    "CUDA_LAUNCH_BLOCKING": "1",
+    "NCCL_P2P_DISABLE": "1",
+    "NCCL_SHM_DISABLE": "1",
+    "NVIDIA_TF32_OVERRIDE": "0",
+}
+
+
+@pytest.mark.parametrize("name", SLOWING)
+def test_variable_that_slows_healthy_gpus_prevents_the_launch(tmp_path: Path, name: str) -> None:
+    value = SLOWING[name]
+    record = bench(tmp_path, **{name: value})
+    assert [(done.outcome, done.ranks, done.reason) for done in record.launches] == [
+        (
+            "failed",
+            (),
+            f"{name} is {value} in the environment of this command (its shell, job or pod template), which makes a healthy GPU "
+            "look slow: remove it there, or set it in rackproof_environment or with --env to measure with it",
+        )
+    ]
+    assert record.observations == ()
+
+
+def test_variables_that_the_operator_sets_for_the_run_do_not_prevent_the_launch(tmp_path: Path) -> None:
+    names = [*SLOWING]
+    planned = {name: SLOWING[name] for name in names[:2]}
+    options = [f"--env={name}={SLOWING[name]}" for name in names[2:]]
+    (launched,) = bench(tmp_path, planned=planned, options=options, **SLOWING).launches
+    assert (launched.outcome, launched.reason) == ("finished", "")
 
 
 def test_busy_gpu_that_may_be_shared_does_not_prevent_the_launch(tmp_path: Path) -> None:

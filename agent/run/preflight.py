@@ -1,8 +1,10 @@
 """Check that the host meets the requirements of a run.
 
-Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. This script runs before anything
-is installed, so it needs only Python. Interfaces, addresses and files that the inventory names must exist on the host:
-otherwise ranks would fail later, which would look like a hardware fault.
+Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is a problem. Interfaces, addresses and files
+that the inventory names must exist on the host: otherwise ranks would fail later, which would look like a hardware fault.
+
+The role `preflight` runs this file as a script, before anything is installed. So it imports only the standard library, and an
+old Python can run it, to be told that it is too old. The agent imports the checks of the environment variables.
 """
 
 import argparse
@@ -13,21 +15,23 @@ import socket
 import sys
 import tempfile
 import time
+from collections.abc import Iterator, Mapping, Sequence
 
 NETWORK = "/sys/class/net"
 INFINIBAND = "/sys/class/infiniband"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 """Hosts with the same boot ID are one machine. Except in a rehearsal, playbooks/callback_plugins/rackproof_events.py warns
 about them."""
-NCCL_FILES = ("/etc/nccl.conf", "~/.nccl.conf")
+NCCL_FILE, NCCL_USER_FILE = "/etc/nccl.conf", "~/.nccl.conf"
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NVIDIA_TF32_OVERRIDE")
 """Environment variables that make a healthy GPU look slow."""
+OWN_ENVIRONMENT = "the environment of this command (its shell, job or pod template)"
 FILES, FILES_OF_TORCH = 5_000, 20_000
 """FILES: estimated number of files of the agent, its virtual environment and its runs. FILES_OF_TORCH: that of torch and its
 dependencies (17 000 for torch 2.13)."""
 
 
-def problems(options):
+def problems(options: argparse.Namespace) -> "Iterator[str]":
     """Yield each problem with its remedy."""
     yield from options.problem
     if sys.version_info < (3, 10):
@@ -49,7 +53,7 @@ def problems(options):
     except OSError:
         yield f"the host does not resolve its own name {socket.gethostname()}: add it to /etc/hosts"
     yield from network_problems(options)
-    yield from environment_problems(options.environment)
+    yield from environment_problems(os.environ, options.environment)
     # A gang (the hosts of one multi-node launch) uses three ports, in this order: for the rendezvous on its first host, for
     # status messages on its first host, and for status messages on its second host.
     rendezvous = [("rendezvous", options.rendezvous_port + offset) for offset in range(3)]
@@ -61,7 +65,7 @@ def problems(options):
             yield f"port {port} is in use by {owner[:150]}: stop it, or set rackproof_{service}_port{where}"
 
 
-def directory_problems(options):
+def directory_problems(options: argparse.Namespace) -> "Iterator[str]":
     """Yield the problems of the agent's directories and of the directory for temporary files."""
     for name, directory in (("rackproof_prefix", options.prefix), ("rackproof_state_directory", options.state)):
         parent = nearest_directory(directory)
@@ -92,7 +96,7 @@ def directory_problems(options):
         yield f"no temporary file can be written ({error}): free up space in /tmp, or make /tmp writable"
 
 
-def network_problems(options):
+def network_problems(options: argparse.Namespace) -> "Iterator[str]":
     """Yield the problems of the interface and the addresses that the inventory names."""
     if options.interface:
         yield from interface_problems("rackproof_fabric_interface", options.interface)
@@ -100,7 +104,7 @@ def network_problems(options):
     yield from address_problems("rackproof_exporter_listen", options.exporter_address)
 
 
-def address_problems(variable, address):
+def address_problems(variable: str, address: str) -> "Iterator[str]":
     """Yield the problem of an address on which this host is to listen; none if no address is given."""
     if not address:
         return
@@ -118,7 +122,7 @@ def address_problems(variable, address):
             yield f"{variable} is {address}, but no interface of this host has this address: set it to an address of this host"
 
 
-def interface_problems(variable, name):
+def interface_problems(variable: str, name: str) -> "Iterator[str]":
     """Yield the problems of a network interface."""
     if not os.path.isdir(f"{NETWORK}/{name}"):
         yield (
@@ -129,24 +133,33 @@ def interface_problems(variable, name):
         yield f"{variable} is {name}, but this interface is down: check `ip link show {name}`, or set another interface"
 
 
-def environment_problems(given):
+def environment_problems(
+    environment: "Mapping[str, str]",
+    given: "Mapping[str, str]",
+    *,
+    network: bool = True,
+    source: str = "the environment of this host",
+    given_source: str = "rackproof_environment",
+    remedy: str = "remove it there, or set it in rackproof_environment to measure with it",
+) -> "Iterator[str]":
     """Yield the problems of the environment variables that the ranks get.
 
-    The variables come from NCCL's configuration files, the environment of this host and the inventory (`given`). If several of
-    them set a variable, the last one in this order counts.
+    The variables come from NCCL's configuration files, `environment` and `given`. If several of them set a variable, the last one
+    in this order counts.
+
+    Args:
+        environment: variables of the process that starts the ranks.
+        given: variables that the operator or Rackproof sets for the ranks.
+        network: whether the ranks use the network between hosts.
+        source, given_source: where `environment` and `given` are set, in words.
+        remedy: what to do about a variable that slows GPUs and is not in `given`.
     """
-    variables, sources = nccl_files()
-    for values, source in ((os.environ, "the environment of this host"), (given, "rackproof_environment")):
+    variables, sources = nccl_files({**environment, **given})
+    for values, name in ((environment, source), (given, given_source)):
         variables.update(values)
-        sources.update(dict.fromkeys(values, source))
-    for name, directory, kind in (("NCCL_SOCKET_IFNAME", NETWORK, "interface"), ("NCCL_IB_HCA", INFINIBAND, "adapter")):
-        wanted, known = variables.get(name, ""), names_in(directory)
-        is_unused = name == "NCCL_IB_HCA" and variables.get("NCCL_IB_DISABLE") == "1"
-        reason = selection_problem(wanted, known, kind) if wanted and not is_unused else ""
-        if reason:
-            yield f"{name} is {wanted} in {sources[name]}, {reason}"
-    for name in filter(None, variables.get("GLOO_SOCKET_IFNAME", "").split(",")):
-        yield from interface_problems(f"GLOO_SOCKET_IFNAME in {sources['GLOO_SOCKET_IFNAME']}", name)
+        sources.update(dict.fromkeys(values, name))
+    if network:
+        yield from network_selection_problems(variables, sources)
     for name in ("NCCL_TOPO_FILE", "NCCL_GRAPH_FILE", "NCCL_CONF_FILE"):
         path = variables.get(name, "")
         if path and not os.path.isfile(path):
@@ -158,16 +171,28 @@ def environment_problems(given):
         value = variables.get(name, "0" if name != "NVIDIA_TF32_OVERRIDE" else "1")
         slows = value == "0" if name == "NVIDIA_TF32_OVERRIDE" else value not in ("", "0")
         if slows and name not in given:
-            yield (
-                f"{name} is {value} in {sources[name]}, which makes a healthy GPU look slow: remove it there, or "
-                "set it in rackproof_environment to measure with it"
-            )
+            yield f"{name} is {value} in {sources[name]}, which makes a healthy GPU look slow: {remedy}"
 
 
-def nccl_files():
-    """Return the variables of NCCL's configuration files on this host, and the file of each."""
+def network_selection_problems(variables: "Mapping[str, str]", sources: "Mapping[str, str]") -> "Iterator[str]":
+    """Yield the problems of the variables that select interfaces and adapters. `sources`: where each variable is set."""
+    for name, directory, kind in (("NCCL_SOCKET_IFNAME", NETWORK, "interface"), ("NCCL_IB_HCA", INFINIBAND, "adapter")):
+        wanted, known = variables.get(name, ""), names_in(directory)
+        is_unused = name == "NCCL_IB_HCA" and variables.get("NCCL_IB_DISABLE") == "1"
+        reason = selection_problem(wanted, known, kind) if wanted and not is_unused else ""
+        if reason:
+            yield f"{name} is {wanted} in {sources[name]}, {reason}"
+    for name in filter(None, variables.get("GLOO_SOCKET_IFNAME", "").split(",")):
+        yield from interface_problems(f"GLOO_SOCKET_IFNAME in {sources['GLOO_SOCKET_IFNAME']}", name)
+
+
+def nccl_files(environment: "Mapping[str, str]") -> "tuple[dict[str, str], dict[str, str]]":
+    """Return the variables of NCCL's configuration files on this host, and the file of each.
+
+    The user's file takes precedence over the system's. NCCL_CONF_FILE names another file of the user.
+    """
     variables, sources = {}, {}
-    for path in map(os.path.expanduser, NCCL_FILES):
+    for path in (NCCL_FILE, environment.get("NCCL_CONF_FILE") or os.path.expanduser(NCCL_USER_FILE)):
         for line in content(path).splitlines():
             name, equals, value = line.partition("#")[0].partition("=")
             if equals:
@@ -176,7 +201,7 @@ def nccl_files():
     return variables, sources
 
 
-def selection_problem(wanted, known, kind):
+def selection_problem(wanted: str, known: "Sequence[str]", kind: str) -> str:
     """Return why NCCL selects none of the names in `known`, with the remedy.
 
     The result is empty if NCCL selects at least one name, or if `wanted` excludes names and `known` is empty.
@@ -197,7 +222,7 @@ def selection_problem(wanted, known, kind):
     return f"but this host has {available}: name an {kind} of this host"
 
 
-def nccl_selection(wanted, known):
+def nccl_selection(wanted: str, known: "Sequence[str]") -> "list[str]":
     """Return the known names that NCCL selects for `wanted`.
 
     `mlx5,ib` selects the names that begin with `mlx5` or `ib`, `=mlx5_0` only the name `mlx5_0`, `^ib` the names that do not
@@ -209,7 +234,7 @@ def nccl_selection(wanted, known):
     return [name for name in known if name not in matches] if excludes else matches
 
 
-def names_in(directory):
+def names_in(directory: str) -> "list[str]":
     """Return the names in a directory; empty if it does not exist."""
     try:
         return os.listdir(directory)
@@ -217,7 +242,7 @@ def names_in(directory):
         return []
 
 
-def content(path):
+def content(path: str) -> str:
     """Return the text of a file without white space at its beginning and end; empty if it cannot be read."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -226,14 +251,14 @@ def content(path):
         return ""
 
 
-def nearest_directory(path):
+def nearest_directory(path: str) -> str:
     """Return `path`, or its nearest parent directory that exists."""
     while not os.path.isdir(path):
         path = os.path.dirname(path) or "/"
     return path
 
 
-def listening_process(port):
+def listening_process(port: int) -> str:
     """Return process id and command line of the process that listens on a TCP port.
 
     Return an empty text if no process listens, and "a process of another user" if this user cannot see the process.
@@ -253,7 +278,7 @@ def listening_process(port):
     return "a process of another user"
 
 
-def listening_sockets(port):
+def listening_sockets(port: int) -> "set[str]":
     """Return the sockets that listen on the port."""
     sockets = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -267,7 +292,7 @@ def listening_sockets(port):
     return sockets
 
 
-def open_files(pid):
+def open_files(pid: str) -> "Iterator[str]":
     """Yield the open files of a process, except those that the process closes meanwhile."""
     for descriptor in os.listdir(f"/proc/{pid}/fd"):
         try:
@@ -276,7 +301,7 @@ def open_files(pid):
             continue
 
 
-def main():
+def main() -> int:
     """Print facts and problems. Return 1 if there is a problem."""
     parser = argparse.ArgumentParser()
     for name, kind in (("now", float), ("clock-skew", float), ("free-bytes", int), ("prefix", str), ("state", str)):
