@@ -31,6 +31,13 @@ _PLACES = {"intake": "inlet", "inlet": "inlet", "ambient": "inlet", "exhaust": "
 """Word in the name or place of a temperature sensor -> the side of the chassis."""
 
 
+_UPPER_LIMITS = ("Critical", "NonCritical", "Caution", "Fatal")
+"""Kinds of upper limits, in the old schema or the new one."""
+MAX_ROOM_LIMIT = 55.0
+"""A sensor of the air of the room has no limit above this, in °C. Limits of such sensors are 37 to 50 on servers of Dell, HPE,
+Lenovo, NVIDIA and Supermicro, and those of sensors on boards 56 and more (mock-ups of github.com/NVIDIA/libredfish)."""
+
+
 def read_redfish(target: BmcTarget, marks: Marks | None, deadline: float) -> Readings:
     """Return the readings of a BMC.
 
@@ -154,11 +161,25 @@ def _read_sensor(readings: Readings, sensor: Resource) -> None:
     elif low is not None or high is not None:
         readings.add("bmc.sensor.alarm", (name,), "none")
     if "ReadingCelsius" in sensor or sensor.get("ReadingUnits") == "Cel":
-        side = side_of(f"{sensor.get('PhysicalContext', '')} {name}")
+        side = _side(sensor, name)
         if side and value is None:
             readings.lack(f"bmc.{side}.temperature", (name,), _NO_VALUE)
         elif side:
             readings.add(f"bmc.{side}.temperature", (name,), value)
+
+
+def _side(sensor: Resource, name: str) -> str:
+    """Return `inlet` or `outlet` if a temperature sensor measures the air there; empty for any other sensor.
+
+    A sensor on a board has higher limits than one of the air of the room. Some BMCs report the place `Intake` for all sensors: so
+    a sensor whose name does not say `inlet` needs a limit that fits the air of the room.
+    """
+    by_place = side_of(f"{sensor.get('PhysicalContext', '')} {name}")
+    by_name = side_of(name) if by_place else ""
+    limits = [limit for kind in _UPPER_LIMITS if (limit := _limit(sensor, "Upper", kind))]
+    if "outlet" in (by_name, by_place):
+        return by_name or by_place
+    return by_place if all(limit <= MAX_ROOM_LIMIT for limit in limits) and (by_name or limits) else ""
 
 
 def side_of(place: str) -> str:
@@ -182,11 +203,14 @@ def _limits(sensor: Resource) -> tuple[float | None, float | None]:
     return (None, None) if low is not None and high is not None and high <= low else (low, high)
 
 
-def _limit(sensor: Resource, side: str) -> float | None:
-    """Return the lower or upper critical limit of a sensor, in the old schema or the new one; None if it has no such limit."""
-    value = sensor.get(f"{side}ThresholdCritical")
+def _limit(sensor: Resource, side: str, kind: str = "Critical") -> float | None:
+    """Return a lower or upper limit of a sensor, in the old schema or the new one; None if it has no such limit.
+
+    `kind`: `Critical`, or another of _UPPER_LIMITS.
+    """
+    value = sensor.get(f"{side}Threshold{kind}")
     thresholds = sensor.get("Thresholds")
-    if isinstance(thresholds, dict) and isinstance(threshold := thresholds.get(f"{side}Critical"), dict):
+    if isinstance(thresholds, dict) and isinstance(threshold := thresholds.get(f"{side}{kind}"), dict):
         value = threshold.get("Reading")
     return _number(value)
 

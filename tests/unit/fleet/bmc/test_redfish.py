@@ -643,6 +643,31 @@ def test_inlet_temperature_is_that_of_the_air_that_enters_the_chassis(
     assert bool(metric(readings, "inlet.temperature").values) is is_inlet
 
 
+@pytest.mark.parametrize(
+    ("name", "context", "limits", "side"),
+    [
+        ("TEMP_AMBIENT", "Intake", {"UpperThresholdNonCritical": 37, "UpperThresholdCritical": 40}, "inlet"),
+        ("TEMP_MB_INLET", "Intake", {"UpperThresholdNonCritical": 56, "UpperThresholdCritical": 59}, ""),
+        ("TEMP_GB_RETIMER8", "Intake", {"UpperThresholdCritical": 113}, ""),
+        ("TLIMIT_GB_SXM6", "Intake", {}, ""),
+        ("TEMP_MB_OUTLET", "Intake", {"UpperThresholdCritical": 75}, "outlet"),
+        ("15-Board Inlet", "SystemBoard", {"UpperThresholdCritical": 60}, ""),
+        ("PDB 0 Inlet Temp 0", None, {"Thresholds": {"UpperCaution": {"Reading": 80.0}}}, ""),
+        ("Inlet Temp", "SystemBoard", {"UpperThresholdCritical": 42, "UpperThresholdFatal": 45}, "inlet"),
+        ("Temp 1", "Intake", {"UpperThresholdCritical": 42}, "inlet"),
+        ("System Board Exhaust Temp", "SystemBoard", {"UpperThresholdCritical": 80}, "outlet"),
+    ],
+)
+def test_sensor_with_higher_limits_than_the_air_of_a_room_is_on_a_board(
+    name: str, context: str | None, limits: dict[str, Any], side: str
+) -> None:
+    """The sensors and limits are those of a DGX H100, whose BMC reports `Intake` for all sensors, and of HPE, Dell and GB200."""
+    none = {"UpperThresholdCritical": None}
+    metrics = sensor(Name=name, PhysicalContext=context, ReadingCelsius=30, **(none | limits))
+    sides = [each for each in ("inlet", "outlet") if metric(metrics, f"{each}.temperature").values]
+    assert sides == ([side] if side else [])
+
+
 def test_sensor_without_a_current_value_is_unsupported() -> None:
     readings = sensor(ReadingCelsius=None, UpperThresholdCritical=45)
     for name in ("sensor.alarm", "inlet.temperature"):
