@@ -20,8 +20,11 @@ MAX_NEW = 200
 """Maximum number of new entries that a reading keeps. If there are more, it keeps the newest."""
 _EVENT_TYPES = ("sel", "event")
 """Values of the property LogEntryType of a log with hardware events, in lower case."""
-_EVENT_LOGS = frozenset({"sel", "log1", "eventlog", "event", "iml", "platformlog", "standardlog"})
+_EVENT_LOGS = frozenset({"sel", "eventlog", "event", "iml", "platformlog", "standardlog"})
 """Ids, in lower case, of logs that have hardware events whatever their LogEntryType is."""
+_FIRST_LOG = "log1"
+"""Id, in lower case, of the first log of a manager or system on Supermicro. It has hardware events if its LogEntryType is in
+_EVENT_TYPES, or if it has no LogEntryType. The log of logins has the same Id, with the LogEntryType `OEM`."""
 _OTHER_LOGS = ("dump", "journal", "audit", "security", "lclog", "postcode", "hostlogger", "debug", "crash", "faultlog")
 """A log whose ID contains one of these texts has no hardware events."""
 
@@ -60,7 +63,8 @@ def is_event_log(service: Resource) -> bool:
     name = str(service.get("Id", "")).lower()
     if any(text in name for text in _OTHER_LOGS):
         return False
-    return str(service.get("LogEntryType", "")).lower() in _EVENT_TYPES or name in _EVENT_LOGS
+    kind = str(service.get("LogEntryType") or "").lower()
+    return kind in _EVENT_TYPES or name in _EVENT_LOGS or (name == _FIRST_LOG and not kind)
 
 
 def read_log(session: RedfishSession, service: Resource, mark: str | None) -> LogReading | None:

@@ -18,6 +18,7 @@ import pytest
 
 from fleet.bmc import client
 from fleet.bmc.client import certificate_remedy
+from fleet.bmc.event_log import is_event_log
 from fleet.bmc.read_fleet import read_all
 from fleet.bmc.readings import NAMES, Readings
 from fleet.bmc.redfish_reading import Marks, _read_sensor
@@ -625,6 +626,24 @@ def test_sensor_alarm_follows_from_the_critical_limits(number: float, low: float
     readings = sensor(ReadingCelsius=number, LowerThresholdCritical=low, UpperThresholdCritical=high)
     (value,) = metric(readings, "sensor.alarm").values.values()
     assert value == alarm
+
+
+@pytest.mark.parametrize(
+    ("log", "is_hardware"),
+    [
+        ({"Id": "Log1", "LogEntryType": "SEL", "Name": "Health Event Log Service"}, True),
+        ({"Id": "Log1", "LogEntryType": "OEM", "Name": "Maintenance Event Log Service"}, False),
+        ({"Id": "Log1", "LogEntryType": None}, True),
+        ({"Id": "Log1"}, True),
+        ({"Id": "PlatformLog", "LogEntryType": "Multiple"}, True),
+        ({"Id": "IML"}, True),
+        ({"Id": "EventLog"}, True),
+        ({"Id": "AuditLog", "LogEntryType": "Event"}, False),
+        ({"Id": "Dreadnought"}, False),
+    ],
+)
+def test_logs_of_logins_are_no_event_logs(log: dict[str, Any], is_hardware: bool) -> None:
+    assert is_event_log(log) is is_hardware
 
 
 @pytest.mark.parametrize(
