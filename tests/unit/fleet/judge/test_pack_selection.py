@@ -102,6 +102,15 @@ def test_operator_replaces_a_shipped_criterion_only_by_naming_its_id() -> None:
     assert values_by_id(shipped, pack("site", rule("mine", 2, "none"), chosen=True)) == {"x": 1, "y": 1, "mine": 2}
 
 
+def test_pack_that_includes_a_criterion_may_replace_it() -> None:
+    """`criteria` of a pack has its own criteria and those that it includes from other packs."""
+    shipped, including = pack("a", rule("x", 1), rule("y", 1)), (rule("x", 1), rule("y", 1), rule("mine", 2, "x"))
+    for order in (including, including[::-1]):
+        site = pack("site", *order, chosen=True)
+        assert values_by_id(site) == values_by_id(shipped, site) == {"y": 1, "mine": 2}
+        assert replaced(site) == replaced(shipped, site) == {"mine": ["x"]}
+
+
 def replaced(*packs: Pack) -> dict[str, list[str]]:
     return {name: [item.id for item in items] for name, items in resolve(packs).replaced.items()}
 
