@@ -16,9 +16,11 @@ Marks = Mapping[str, str]
 """Scope of an event log -> mark (ID and time) of its newest entry at the previous reading; `none` if the log was empty."""
 _NOT_A_VERSION = frozenset({"", "not present", "n/a", "na", "none", "unknown", "null"})
 _SPARE_IMAGE = re.compile(
-    r"^(available|previous|pending|staged)|backup|standby|rollback|recovery|golden", re.IGNORECASE
+    r"^(available|previous|pending|staged|staging)|backup|standby|redundant|rollback|recovery|golden", re.IGNORECASE
 )
 """Names of firmware images that are stored but do not run. Their versions depend on earlier updates and differ among hosts."""
+_DRIVE = re.compile(r"disk|drive(?!r)|nvme|ssd|hdd", re.IGNORECASE)
+"""Names of firmware of drives, which is not read: hosts of one purchase order may have drives of several vendors."""
 _NO_VALUE = "the BMC currently reports no value for this sensor"
 _NO_STATUS = "the BMC reports no health status for this part"
 _NEVER_STATUS = "this BMC reports no health for any power supply; its event log reports faults of power supplies"
@@ -223,10 +225,25 @@ def _read_firmware(session: RedfishSession, readings: Readings, root: Resource) 
     inventory = session.linked(session.linked(root, "UpdateService"), "FirmwareInventory")
     for item in session.members(inventory):
         version = clean_text(item.get("Version") or "", 100)
-        component = clean_text(item.get("Id") or "component", 100)
-        if version.lower() not in _NOT_A_VERSION and is_there(item) and not _SPARE_IMAGE.search(component):
+        names = [clean_text(item.get(key) or "", 100) for key in ("Id", "Name", "Description")]
+        component = _component(item, *names[:2])
+        is_left_out = any(_SPARE_IMAGE.search(name) or _DRIVE.search(name) for name in names)
+        if version.lower() not in _NOT_A_VERSION and is_there(item) and not is_left_out:
             # On Dell, the Id contains the version. Remove it, so that a component has the same name on all hosts.
             readings.add("bmc.firmware.version", (label(component.replace(f"-{version}", "")),), version)
+
+
+def _component(item: Resource, id: str, name: str) -> str:
+    """Return the name of a component with firmware, which must be the same on all hosts.
+
+    HPE numbers the components, and the numbers depend on the parts of the host. The place of the part is in DeviceContext.
+    """
+    if not id.isdecimal() or not name:
+        return id or "component"
+    oem = item.get("Oem")
+    vendor = oem.get("Hpe") if isinstance(oem, dict) else None
+    place = vendor.get("DeviceContext") if isinstance(vendor, dict) else None
+    return clean_text(f"{name} {place or ''}".strip(), 100)
 
 
 def _read_logs(session: RedfishSession, readings: Readings, owners: Iterable[Resource], marks: Marks | None) -> None:

@@ -188,6 +188,35 @@ def test_version_is_read_only_of_firmware_that_runs(certificate: Path, component
     assert values(metrics, "firmware.version") == ({expected: "2.10.2"} if expected else {})
 
 
+@pytest.mark.parametrize(
+    ("item", "component"),
+    [
+        ({"Id": "Staging_BIOS"}, ""),
+        ({"Id": "3", "Name": "Redundant System ROM", "Description": "SystemRomBackup"}, ""),
+        ({"Id": "2", "Name": "System ROM", "Description": "SystemRomActive", "Oem": {"Hpe": {"DeviceContext": "System Board"}}},
+         "System_ROM_System_Board"),
+        ({"Id": "17", "Name": "ConnectX-6 100GE 1P NIC", "Oem": {"Hpe": {"DeviceContext": "PCI-E Slot 1"}}},
+         "ConnectX-6_100GE_1P_NIC_PCI-E_Slot_1"),
+        ({"Id": "18", "Name": "TPM Firmware", "Oem": None}, "TPM_Firmware"),
+        ({"Id": "19"}, "19"),
+        ({"Id": "12", "Name": "NVMe Drive", "Oem": {"Hpe": {"DeviceContext": "Box 2 Bay 1"}}}, ""),
+        ({"Id": "NVMeSSDA11"}, ""),
+        ({"Id": "Disk1"}, ""),
+        ({"Id": "Installed-0-2.10.2__Disk.Bay.1:Enclosure.Internal.0-1"}, ""),
+        ({"Id": "Installed-18981-2.10.2__DriverPack.Embedded.1"}, "Installed-18981_DriverPack.Embedded.1"),
+    ],
+)  # fmt: skip
+def test_firmware_has_the_same_name_on_all_hosts_and_that_of_drives_is_not_read(
+    certificate: Path, item: dict[str, Any], component: str
+) -> None:
+    """`component`: name of the component in the reading; empty: no reading."""
+    resources = bmc.old_schema()
+    resources[f"{V1}/UpdateService/FirmwareInventory/BMC"] = {"Version": "2.10.2", "Status": bmc.OK, **item}
+    with service(certificate, resources) as served:
+        metrics = read(served.target(certificate))
+    assert values(metrics, "firmware.version") == ({f"component={component}": "2.10.2"} if component else {})
+
+
 def test_leak_is_critical_although_the_detector_has_the_state_degraded(certificate: Path) -> None:
     resources = bmc.new_schema()
     resources[DETECTOR] |= {"DetectorState": "Critical", "Status": {"State": "Degraded", "Health": "Critical"}}
