@@ -446,6 +446,17 @@ def test_service_monitor_selects_the_exporter() -> None:
     assert "nvidia.com/gpu" not in json.dumps(container["resources"]), "monitoring must not reserve a GPU"
 
 
+def test_service_monitor_sets_the_labels_that_alerts_and_dashboards_need() -> None:
+    """A host keeps its series if its pod starts again with another name and address."""
+    (monitor,) = [item for item in rendered("exporter-monitored") if item["kind"] == "ServiceMonitor"]
+    rules = monitor["spec"]["endpoints"][0]["relabelings"]
+    of_node = {rule["targetLabel"] for rule in rules if rule.get("sourceLabels") == ["__meta_kubernetes_pod_node_name"]}
+    assert of_node == {"host", "instance"}
+    assert {"targetLabel": "job", "replacement": "rackproof"} in rules
+    assert 'job="rackproof"' in (ROOT / "deploy/prometheus/rackproof.rules.yml").read_text()
+    assert {"action": "labeldrop", "regex": "pod"} in rules
+
+
 def node(name: str, *, gpus: int | None = 8, healthy: int | None = None, ready: str = "True", **spec: Any) -> Resource:
     """Return a node in the form of the Kubernetes API.
 
