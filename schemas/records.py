@@ -205,7 +205,7 @@ class Culprit:
       the watcher, because its own link is the likely cause. For a host that is not a watcher, `hosts` are the watchers.
     - `rank_unable`: a host reports that one of its ranks has no working device.
     - `rank_raised`: ranks ended with an exception that a device cannot cause, for example because a network interface does not
-      exist.
+      exist. Or they could create no thread, or ended by SIGABRT before the ranks had exchanged data.
     """
     hosts: tuple[str, ...]
     """Several if several hosts became silent, did not join or raised the same exception, or if two hosts lost contact with each

@@ -196,20 +196,24 @@ def _find_ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | 
         return None
     oldest_s = max(report.ended_ago_s for report in ended)
     same_moment = [report for report in ended if oldest_s - report.ended_ago_s <= SAME_MOMENT_S]
-    # If ranks ended simultaneously, prefer one that ended by a fatal signal or with an unknown exit code.
+    # If ranks ended simultaneously, prefer one whose end another rank cannot cause: by a fatal signal, with an unknown exit code,
+    # or with a known cause that is no device.
     fatal = [
-        report for report in same_moment if report.rank.exit_code is None or _was_signalled(report.rank, FATAL_SIGNALS)
+        report
+        for report in same_moment
+        if report.rank.exit_code is None
+        or (report.rank.why and report.rank.exception)
+        or _was_signalled(report.rank, FATAL_SIGNALS)
     ]
     first = max(fatal or same_moment, key=lambda report: report.ended_ago_s)
-    if first.rank.exception:
-        return _raised_culprit(first, ended)
-    return _rank_culprit("rank_ended", first, first.rank.why or describe_exit(first.rank.exit_code))
+    return _rank_culprit("rank_ended", first, first.rank.why or describe_exit(first.rank.exit_code), ended)
 
 
-def _raised_culprit(first: _Report, ended: Sequence[_Report]) -> Culprit:
-    """Return a culprit that names every host on which a rank ended with this exception. These hosts may share its cause."""
+def _raised_culprit(first: _Report, failed: Sequence[_Report]) -> Culprit:
+    """Return a culprit that names every host on which a rank has this exception. These hosts may share its cause."""
     cause = _without_numbers(first.rank.exception)
-    hosts = tuple(dict.fromkeys(report.host for report in ended if _without_numbers(report.rank.exception) == cause))
+    same = [report.host for report in failed if _without_numbers(report.rank.exception) == cause]
+    hosts = tuple(dict.fromkeys(same or [first.host]))
     others = len(hosts) - 1
     more = f" (and on {others} more host{'s' if others > 1 else ''})" if others else ""
     text = f"host {first.host} {_describe_rank(replace(first.rank, scope=''))}: {first.rank.exception}{more}"
@@ -236,7 +240,7 @@ def _was_signalled(rank: RankState, signals: Sequence[signal.Signals]) -> bool:
 def unable_rank_culprit(host: str, rank: RankState, why: str, more: int) -> Culprit:
     """Return the culprit for a rank that could not join the process group. `more`: number of other such ranks on the host."""
     others = f"; {more} more rank{'s' if more > 1 else ''} of this host cannot either" if more else ""
-    report = _Report(host=host, rank=replace(rank, phase="readiness check"), age_s=0.0)
+    report = _Report(host=host, rank=replace(rank, phase="readiness check", exception=""), age_s=0.0)
     return _rank_culprit("rank_unable", report, f"cannot take part: {why}{others}")
 
 
@@ -346,8 +350,11 @@ def _find_furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report
     return min(behind, key=lambda report: (report.rank.sequence, -report.rank.progress_s), default=None)
 
 
-def _rank_culprit(kind: str, report: _Report, why: str) -> Culprit:
+def _rank_culprit(kind: str, report: _Report, why: str, failed: Sequence[_Report] = ()) -> Culprit:
+    """Return the culprit for a rank. `failed`: all ranks that failed; they may share the cause that is not a device."""
     rank = report.rank
+    if rank.exception:
+        return _raised_culprit(report, failed)
     return Culprit(
         kind=kind,
         hosts=(report.host,),

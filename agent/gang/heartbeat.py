@@ -72,6 +72,7 @@ class RankHeartbeat:
                 progress_at=min(self._progress_at, now),
                 failure=failure[0] if failure else "",
                 failed_at=failure[1] if failure else None,
+                joined=self.joined,
                 exception=self._exception,
             )
 

@@ -117,6 +117,7 @@ class _MonitoredRank:
             busy=busy,
             failure=str(heartbeat.get("failure", "")),
             failure_age_s=_age(heartbeat.get("failed_at"), now),
+            joined=bool(heartbeat.get("joined", False)),
             exception=str(heartbeat.get("exception", "")),
             ended_s=_age(self._ended_at, now),
             exit_code=self._end.get("code"),

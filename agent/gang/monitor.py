@@ -24,8 +24,9 @@ from agent.gang.culprit import (
 )
 from agent.gang.heartbeat_receiver import HeartbeatReceiver
 from agent.gang.peer_channel import PeerChannel
-from agent.gang.rank_state import RankState
+from agent.gang.rank_state import MAX_TEXT, RankState
 from agent.sampling.oom import OomWatch
+from agent.sampling.thread_limit import ThreadLimitWatch
 from schemas.records import Culprit
 
 PAUSE_S = 2.0
@@ -50,6 +51,7 @@ class GangMonitor:
         self._began = self._polled_at = self._judge_at = time.monotonic()
         self._verdict: Culprit | None = None
         self._memory, self._kill_reasons = OomWatch(), dict[int, str]()
+        self._threads, self._limit_reasons = ThreadLimitWatch(), dict[int, str]()
         self._launcher_exit, self._last_line, self._launcher_ended_at = "", "", 0.0
         """How the launcher ended, the last line of its output, and when it ended. Not set if the launcher succeeded or the
         supervisor ended it."""
@@ -57,6 +59,8 @@ class GangMonitor:
         """Exit code of the failed launcher; None if a fatal or terminating signal ended it."""
         self.pids: Callable[[], Collection[int]] = tuple
         """Returns the process ids of this launch."""
+        self.read_output: Callable[[int], str] = lambda rank: ""
+        """Returns the last part of what a rank and its launcher printed."""
         if channel:
             channel.watch_socket(receiver.socket)
 
@@ -128,7 +132,7 @@ class GangMonitor:
             states = tuple(
                 self._ended_by_launcher(state) if state.terminated_by_launcher else state for state in states
             )
-        return tuple(self._with_kill_reason(state) for state in states)
+        return tuple(self._with_software_cause(self._with_kill_reason(state)) for state in states)
 
     def has_started(self) -> bool:
         """Return whether any rank of this host has sent a heartbeat or has ended."""
@@ -168,9 +172,31 @@ class GangMonitor:
             self._kill_reasons[state.rank] = self.out_of_memory_reason()
         return replace(state, why=self._kill_reasons[state.rank] or state.why)
 
+    def _with_software_cause(self, state: RankState) -> RankState:
+        """Return the state with the cause of a failure that no device can have, if there is one.
+
+        That is a limit on processes and threads, also if the rank hangs, or an abort before the ranks have exchanged data.
+        """
+        if state.terminated_by_launcher or state.exit_code == 0:
+            return state
+        if state.ended_s is None:
+            return replace(state, exception=state.exception or self._threads.describe_hit())
+        if state.rank not in self._limit_reasons:
+            output = f"{state.exception}\n{self.read_output(state.rank)}"
+            self._limit_reasons[state.rank] = self._threads.describe_hit(output)
+        reason = self._limit_reasons[state.rank]
+        if not reason and not state.exception and state.exit_code == -signal.SIGABRT and not state.joined:
+            reason = "the ranks had not exchanged data yet; the log of the rank or of the launcher has the reason"
+        how = state.exception or describe_exit(state.exit_code)
+        return replace(state, why=reason, exception=f"{how}: {reason}"[:MAX_TEXT]) if reason else state
+
     def out_of_memory_reason(self) -> str:
         """Return how the kernel killed a process of this launch for lack of memory; empty if there is no sign of it."""
         return self._memory.describe_kill(self.pids())
+
+    def thread_limit_reason(self) -> str:
+        """Return which limit on processes and threads this launch reached; empty if there is no sign of it."""
+        return self._threads.describe_hit("\n".join(self.read_output(rank) for rank in self.states()))
 
     def await_verdict(self, exit_code: int | None, last_line: str = "") -> Culprit | None:
         """After the end of the launcher, wait for the verdict if something failed. Return the culprit, or None if there is none.

@@ -41,8 +41,11 @@ class RankState:
     together."""
     failure_age_s: float | None = None
     """Time since that failure; None without one."""
+    joined: bool = False
+    """Whether the ranks have exchanged data (`RankHeartbeat.joined`)."""
     exception: str = ""
-    """Python exception that ended the rank, if a device cannot be its cause (`RankHeartbeat.record_exception`)."""
+    """Python exception that ended the rank, if a device cannot be its cause (`RankHeartbeat.record_exception`), or another cause
+    of its failure in the configuration or the software of the host."""
     ended_s: float | None = None
     """Time since the process ended; None while it runs."""
     exit_code: int | None = None

@@ -35,6 +35,8 @@ class RanksEnd:
     oom_kill: str
     """How the kernel's out-of-memory killer ended a process of this launch, in words; empty if it ended none."""
     any_rank_started: bool
+    thread_limit: str = ""
+    """Which limit on processes and threads this launch reached, in words; empty if there is no sign of it."""
     last_line: str = ""
     """Last line of the launcher's output that names an error; if there is none, the last line of the output."""
 
@@ -85,21 +87,23 @@ def conclude(
 def _outcome_and_reason(end: RanksEnd, deadline_s: float, ranks: Sequence[Rank]) -> tuple[str, str]:
     """Return the outcome and the reason, which is empty if the launch finished.
 
-    The reason names an out-of-memory kill of any process of the launch, because the ranks may have needed that process.
+    The reason names an out-of-memory kill of any process of the launch, because the ranks may have needed that process. It names
+    a limit on processes and threads, because ranks may hang if they cannot create a thread.
     """
-    oom_text = f"; a process of this launch was {end.oom_kill}" if end.oom_kill else ""
+    causes = f"; a process of this launch was {end.oom_kill}" if end.oom_kill else ""
+    causes += f"; {end.thread_limit}" if end.thread_limit else ""
     if end.exit_code is None:
         running = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'}" for rank in ranks if rank.exit_code is None)
-        return "deadline", f"not finished after {deadline_s:g} s ({running or 'every rank had ended'}){oom_text}"
+        return "deadline", f"not finished after {deadline_s:g} s ({running or 'every rank had ended'}){causes}"
     failed = [rank for rank in ranks if rank.exit_code != 0]
     if end.exit_code and not _has_started(end, ranks):
         detail = f": {end.last_line}" if end.last_line else ""
-        return "failed", f"the launcher exited with {end.exit_code} before any rank started{detail}{oom_text}"
+        return "failed", f"the launcher exited with {end.exit_code} before any rank started{detail}{causes}"
     if end.exit_code or failed:
         ends = ", ".join(
             f"rank {rank.rank} in {rank.phase or 'start'} ({_describe_end(rank.exit_code)})" for rank in failed
         )
-        return "failed", f"the launcher exited with {end.exit_code}: {ends or 'every rank had finished'}{oom_text}"
+        return "failed", f"the launcher exited with {end.exit_code}: {ends or 'every rank had finished'}{causes}"
     return "finished", ""
 
 

@@ -161,7 +161,12 @@ def _collect_results(
     culprit = conclusion.culprit
     if culprit and culprit is not end.culprit:
         report(f"stage {spec.stage}: {culprit.text}")
-    if culprit and culprit.kind == "rank_ended" and culprit.hosts == (spec.host.name,) and not end.any_rank_started:
+    if (
+        culprit
+        and culprit.kind in ("rank_ended", RAISED)
+        and spec.host.name in culprit.hosts
+        and not end.any_rank_started
+    ):
         ranks = []  # the launcher failed before any rank started, so no device is at fault
     observations, timeline = results.observations, None
     if telemetry:
@@ -202,6 +207,7 @@ def _monitor_ranks(
             culprit=culprit,
             states=monitor.states(),
             oom_kill=monitor.out_of_memory_reason(),
+            thread_limit=monitor.thread_limit_reason(),
             any_rank_started=monitor.has_started(),
             last_line=work_directory.last_error_line(spec.work / work_directory.LAUNCHER_LOG),
         )
@@ -216,6 +222,9 @@ def _run(spec: LaunchSpec, monitor: GangMonitor, report: Callable[[str], None]) 
     process = _start(spec, log_path)
     tree = ProcessTree(process.pid)
     monitor.pids = tree.pids
+    monitor.read_output = lambda rank: "".join(
+        work_directory.read_tail(path) for path in (log_path, spec.work / f"rank{rank}.log")
+    )
     next_scan, culprit = 0.0, None
     try:
         while process.poll() is None:

@@ -442,6 +442,37 @@ def test_exception_is_named_with_the_hosts_that_share_it(
     assert culprit.phase == (phase or "start")
 
 
+def test_rank_with_a_known_reason_takes_precedence_over_an_exception_at_the_same_moment() -> None:
+    """A rank that ends closes its connections. The ranks at their other end may report that a moment earlier."""
+    closed = rank_state(1, ended_s=SETTLED_S + 0.1, exit_code=1, phase="join", exception="Connection closed by peer")
+    limited = rank_state(3, ended_s=SETTLED_S, exit_code=-6, why="a limit", exception="killed by SIGABRT: a limit")
+    culprit = find_culprit(gang_snapshot(ages=NO_AGES, r1=closed, r3=limited))
+    assert culprit is not None
+    assert (culprit.kind, culprit.hosts) == ("rank_raised", ("h2",))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"ended_s": SETTLED_S, "exit_code": -6},
+        {"silent_s": SILENT_RANK_S},
+        {"silent_s": START_S + 1, "phase": "start"},
+        {"alive_s": None, "phase": ""},
+        {"sequence": 6, "waiting_s": None},
+    ],
+    ids=["ended", "silent", "silent during its start", "absent", "behind"],
+)
+def test_rank_with_a_cause_that_is_no_device_is_named_without_its_device(fields: dict[str, Any]) -> None:
+    late = "sequence" in fields
+    state = rank_state(3, exception="a control group reached its limit", **fields)
+    alive = {"r0": rank_state(0, alive_s=START_S + 1)}
+    culprit = find_culprit(gang_snapshot(**(timed_out_ranks(state) if late else {**alive, "r3": state})))
+    assert culprit is not None
+    assert (culprit.kind, culprit.hosts, culprit.scope) == ("rank_raised", ("h2",), "")
+    assert culprit.text.startswith("host h2 rank 3 in phase ")
+    assert culprit.text.endswith(": a control group reached its limit")
+
+
 @pytest.mark.parametrize(
     ("more", "others"),
     [

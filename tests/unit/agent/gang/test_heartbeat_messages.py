@@ -84,6 +84,7 @@ def test_first_heartbeat_is_sent_at_once_and_has_every_field(
             "progress_at": 1000.0,
             "failure": "",
             "failed_at": None,
+            "joined": False,
             "exception": "",
         }
     ]

@@ -52,6 +52,7 @@ from agent.run.work_directory import (
 from agent.sampling import snapshot_sampler
 from agent.sampling.oom import OomWatch
 from agent.sampling.snapshot_sampler import SnapshotSelector
+from agent.sampling.thread_limit import ThreadLimitWatch
 from collectors.base import Family
 from schemas.records import Culprit, Metric, Rank, Record, Snapshot, to_json
 from schemas.stages import CELL, PROBE, SOAK
@@ -59,6 +60,7 @@ from tests import builders
 from tests.gangs import FakeClock, loopback_address, send_to_receiver
 from tests.launches import launch_program
 from tests.unit.agent.sampling.test_oom import Tree
+from tests.unit.agent.sampling.test_thread_limit import LOCAL, PidsTree
 
 # ---- which snapshots are kept ----
 
@@ -400,6 +402,63 @@ def test_oom_killed_rank_is_reported_with_its_reason(
     second_receiver.close()
     assert reasons[0] == ""
     assert reasons[1].startswith("killed by the kernel's out-of-memory killer (oom_kill 1")
+
+
+ABORTED_EARLY = "killed by SIGABRT: the ranks had not exchanged data yet; "
+NO_MORE_THREADS = "libgomp: Thread creation failed: Resource temporarily unavailable\n"
+NO_THREAD = "no thread could be created (Thread creation failed: Resource temporarily unavailable)"
+
+
+@pytest.mark.parametrize(
+    ("joined", "code", "output", "is_limited", "kind", "text"),
+    [
+        (False, -6, "", False, "rank_raised", ABORTED_EARLY),
+        (True, -6, "", False, "rank_ended", "killed by SIGABRT"),
+        (False, -11, "", False, "rank_ended", "killed by SIGSEGV"),
+        (False, 1, "", False, "rank_ended", "ended with exit code 1"),
+        (True, -6, "", True, "rank_raised", "killed by SIGABRT: a control group of this launch reached its limit on"),
+        (True, 1, NO_MORE_THREADS, False, "rank_raised", f"ended with exit code 1: {NO_THREAD}, because of a limit on"),
+        (False, -6, NO_MORE_THREADS, False, "rank_raised", f"killed by SIGABRT: {NO_THREAD}, because of a limit on"),
+    ],
+)
+def test_limit_on_threads_or_an_early_abort_is_no_fault_of_a_device(
+    receiver: HeartbeatReceiver,
+    tmp_path: Path,
+    clock: FakeClock,
+    monkeypatch: pytest.MonkeyPatch,
+    joined: bool,
+    code: int,
+    output: str,
+    is_limited: bool,
+    kind: str,
+    text: str,
+) -> None:
+    """`joined`: whether the ranks have exchanged data. `is_limited`: whether the counter of a control group rises."""
+    tree = PidsTree(tmp_path / "root", LOCAL)
+    monkeypatch.setattr(monitor, "ThreadLimitWatch", functools.partial(ThreadLimitWatch, tmp_path / "root"))
+    gang_monitor = GangMonitor("h1", receiver, None, 60.0)
+    gang_monitor.read_output = lambda rank: output if rank == 1 else ""
+    send_to_receiver(tmp_path, rank=1, joined=joined, progress_at=clock.now)
+    send_to_receiver(tmp_path, "end", rank=1, code=code, terminated_by_launcher=False)
+    tree.count("pod", 3, 4 if is_limited else 3)
+    gang_monitor.poll(0.0)
+    clock.now += SETTLE_S + 0.1
+    verdict = gang_monitor.poll(0.0)
+    assert verdict is not None
+    assert (verdict.kind, verdict.rank) == (kind, 1)
+    assert f": {text}" in verdict.text
+
+
+def test_rank_that_hangs_at_a_limit_on_threads_is_no_faulty_device(
+    receiver: HeartbeatReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = PidsTree(tmp_path / "root", LOCAL)
+    monkeypatch.setattr(monitor, "ThreadLimitWatch", functools.partial(ThreadLimitWatch, tmp_path / "root"))
+    gang_monitor = GangMonitor("h1", receiver, None, 60.0)
+    send_to_receiver(tmp_path, rank=1, joined=True)
+    assert [state.exception for state in gang_monitor.states().values()] == ["", ""]
+    tree.count("pod", 4, 4)
+    assert all("reached its limit on" in state.exception for state in gang_monitor.states().values())
 
 
 class AdvancingClock(FakeClock):

@@ -180,6 +180,7 @@ def test_end_of_the_ranks_is_announced_even_after_an_error(
     monitor = SimpleNamespace(
         states=lambda: {2: "state"},
         out_of_memory_reason=lambda: "killed",
+        thread_limit_reason=lambda: "limited",
         has_started=lambda: True,
         announce_exit=lambda: events.append("exit"),
     )
@@ -197,6 +198,7 @@ def test_end_of_the_ranks_is_announced_even_after_an_error(
             states={2: "state"},  # type: ignore[dict-item]
             oom_kill="killed",
             any_rank_started=True,
+            thread_limit="limited",
             last_line="ValueError: bad",
         )
     assert events == [("h1", receiver, channel, 33.0), "exit"]
@@ -331,6 +333,9 @@ def test_rank_that_cannot_join_the_process_group_fails_only_a_launch_on_several_
         ("rank_ended", "h1", False, False),  # no rank started: the launcher ended
         ("rank_ended", "h1", True, True),
         ("rank_ended", "h2", False, True),
+        ("rank_raised", "h1", False, False),  # a limit on threads, for example
+        ("rank_raised", "h1", True, True),
+        ("rank_raised", "h2", False, True),
         ("cut_off", "h1", False, True),
     ],
 )

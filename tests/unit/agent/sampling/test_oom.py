@@ -155,5 +155,16 @@ def test_oom_kill_without_a_culprit_is_reported_only_if_the_launcher_failed() ->
         assert (conclusion.outcome, conclusion.reason) == (outcome, reason)
 
 
+def test_limit_on_threads_is_reported_if_ranks_hang_until_the_deadline() -> None:
+    end = RanksEnd(
+        exit_code=None, culprit=None, states={}, oom_kill="", any_rank_started=True, thread_limit="a limit was reached"
+    )
+    conclusion = conclude(end, host="h1", ranks=[], excluded={}, problems=[], deadline_s=20.0)
+    assert (conclusion.outcome, conclusion.reason) == (
+        "deadline",
+        "not finished after 20 s (every rank had ended); a limit was reached",
+    )
+
+
 def test_writable_directory_reports_no_problem(tmp_path: Path) -> None:
     assert list(background._why_unwritable(tmp_path)) == []

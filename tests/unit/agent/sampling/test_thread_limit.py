@@ -1,0 +1,138 @@
+"""Detection of limits on processes and threads, from the counters of both versions of control groups and from output of ranks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from agent.gang.rank_state import MAX_TEXT
+from agent.sampling.thread_limit import ThreadLimitWatch
+
+OLD, LOCAL, FIRST = "before Linux 6.11", "since Linux 6.11", "version 1"
+NOBODY = 65534
+
+
+class PidsTree:
+    """The /proc and /sys of a process in the control group `pod/container`; `kernel` is OLD, LOCAL or FIRST."""
+
+    def __init__(self, root: Path, kernel: str, *, is_container: bool = False) -> None:
+        """`is_container`: /proc/self/cgroup has the path on the host, but the container's group is mounted as the root."""
+        self._kernel = kernel
+        self._top = root / "sys/fs/cgroup" / ("pids" if kernel == FIRST else "")
+        (root / "proc/self").mkdir(parents=True)
+        line = "8:pids:/pod/container\n0::/\n" if kernel == FIRST else "0::/pod/container\n"
+        (root / "proc/self/cgroup").write_text(line)
+        for name, limit in {"": "512"}.items() if is_container else {"pod": "4096", "pod/container": "max"}.items():
+            (self._top / name).mkdir(parents=True, exist_ok=True)
+            (self._top / name / "pids.max").write_text(f"{limit}\n")
+            self.count(name, 3, 3)
+
+    def count(self, name: str, hits: int, local: int) -> None:
+        """Write how often the limit was reached: in the group and in groups below it, and of the group itself."""
+        (self._top / name / "pids.events").write_text(f"max {hits}\n")
+        if self._kernel == LOCAL:
+            (self._top / name / "pids.events.local").write_text(f"max {local}\n")
+
+
+@pytest.mark.parametrize(
+    ("kernel", "group"), [(OLD, "pod/container"), (FIRST, "pod/container"), (LOCAL, "pod/container"), (LOCAL, "pod")]
+)
+def test_reached_limit_of_the_group_or_a_parent_group_is_described(tmp_path: Path, kernel: str, group: str) -> None:
+    """Before Linux 6.11, the group of the process counts the limits of its parent groups too."""
+    tree = PidsTree(tmp_path, kernel)
+    watch = ThreadLimitWatch(tmp_path)
+    assert watch.describe_hit() == ""
+    tree.count(group, 4, 4)
+    text = watch.describe_hit()
+    assert text.startswith(
+        "a control group of this launch reached its limit on processes and threads (pids.max is 4096): raise the limit"
+    )
+    assert len(text) < MAX_TEXT - 100, "the sentence before it must fit too"
+    assert ThreadLimitWatch(tmp_path).describe_hit() == "", "limits that were reached before the launch must not count"
+
+
+def test_reached_limit_of_another_container_of_the_pod_is_not_described(tmp_path: Path) -> None:
+    tree = PidsTree(tmp_path, LOCAL)
+    watch = ThreadLimitWatch(tmp_path)
+    tree.count("pod", 9, 3)
+    assert watch.describe_hit() == ""
+
+
+@pytest.mark.parametrize("kernel", [OLD, LOCAL, FIRST])
+def test_group_of_a_container_is_found_although_its_path_is_that_on_the_host(tmp_path: Path, kernel: str) -> None:
+    tree = PidsTree(tmp_path, kernel, is_container=True)
+    watch = ThreadLimitWatch(tmp_path)
+    tree.count("", 4, 4)
+    assert "(pids.max is 512)" in watch.describe_hit()
+
+
+def test_host_without_counters_reports_no_limit(tmp_path: Path) -> None:
+    assert ThreadLimitWatch(tmp_path).describe_hit() == ""
+
+
+@pytest.mark.parametrize(
+    ("program", "variables", "message"),
+    [
+        ("import threading; threading.Thread(target=print).start()", {}, "can't start new thread"),
+        (
+            "import torch; torch.rand(2000, 2000).add(1).sum()",
+            {"OMP_NUM_THREADS": "4"},
+            "Thread creation failed: Resource temporarily unavailable",
+        ),
+        (
+            "import torch.distributed as d; d.TCPStore('127.0.0.1', 0, 1, True)",
+            {},
+            "RuntimeError: Resource temporarily unavailable",
+        ),
+        ("import numpy", {"OPENBLAS_NUM_THREADS": "4"}, "pthread_create failed for thread 1 of"),
+    ],
+    ids=["Python", "libgomp", "torch", "OpenBLAS"],
+)
+def test_output_of_a_program_that_could_create_no_thread_names_the_message(
+    tmp_path: Path, program: str, variables: dict[str, str], message: str
+) -> None:
+    """The limit `ulimit -u` has no counter."""
+
+    def limit_threads() -> None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        preexec_fn=limit_threads,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode != 0
+    text = ThreadLimitWatch(tmp_path).describe_hit(done.stderr)
+    assert text.startswith("no thread could be created (")
+    assert message in text
+
+
+THROWN = "terminate called after throwing an instance of "
+
+
+@pytest.mark.parametrize(
+    ("output", "is_evidence"),
+    [
+        (f"{THROWN}'std::system_error'\n  what():  Resource temporarily unavailable\n", True),
+        ("OMP: Error #34: System unable to allocate necessary resources for OMP thread:\nOMP: System error #11: Resource", True),
+        ("NCCL WARN Call to pthread_create failed: Resource temporarily unavailable", True),
+        (f"{THROWN}'std::system_error'\n  what():  Broken pipe\n", False),
+        (f"{THROWN}'c10::DistBackendError'\n  what():  NCCL error", False),
+        ("socketProgress: Call to recv failed : Resource temporarily unavailable", False),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("", False),
+    ],
+)  # fmt: skip
+def test_only_failed_creation_of_threads_is_evidence(tmp_path: Path, output: str, is_evidence: bool) -> None:
+    assert bool(ThreadLimitWatch(tmp_path).describe_hit(output)) == is_evidence
