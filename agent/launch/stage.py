@@ -26,6 +26,7 @@ from agent.run.work_directory import archive_logs
 from agent.sampling.snapshot import take_snapshot
 from collectors.base import Absent, Collector
 from schemas import documents
+from schemas.catalogue import needs_torch
 from schemas.plans import PlannedHost
 from schemas.records import Gpu, Launch, Record, Snapshot
 from schemas.stages import CELL, GANG_STAGES
@@ -215,6 +216,8 @@ def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:
     """Return why this launch must not start; empty if it may. For a cell of a scaling study, count the attempt."""
     if request.stage.name == CELL and (reason := count_attempt(run, request.number)):
         return reason
+    if needs_torch(request.stage.benchmarks) and (problems := [*preflight.shared_memory_problems(preflight.SHM)]):
+        return problems[0]
     if run.host.device != "gpu":
         return ""
     from collectors.nvml import gpu_conflicts

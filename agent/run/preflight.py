@@ -22,6 +22,7 @@ INFINIBAND = "/sys/class/infiniband"
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 """Hosts with the same boot ID are one machine. Except in a rehearsal, playbooks/callback_plugins/rackproof_events.py warns
 about them."""
+SHM = "/dev/shm"
 NCCL_FILE, NCCL_USER_FILE = "/etc/nccl.conf", "~/.nccl.conf"
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NVIDIA_TF32_OVERRIDE")
 """Environment variables that make a healthy GPU look slow."""
@@ -94,6 +95,20 @@ def directory_problems(options: argparse.Namespace) -> "Iterator[str]":
             file.flush()
     except OSError as error:
         yield f"no temporary file can be written ({error}): free up space in /tmp, or make /tmp writable"
+    yield from shared_memory_problems(SHM)
+
+
+def shared_memory_problems(directory: str) -> "Iterator[str]":
+    """Yield the problem of the directory for shared memory, /dev/shm: no file can be written in it."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        yield (
+            f"{directory}: no file can be written ({error.strerror or error}), and torch, NCCL and data loaders need shared "
+            "memory: remove old files in it, or mount a tmpfs with mode 1777 there"
+        )
 
 
 def network_problems(options: argparse.Namespace) -> "Iterator[str]":

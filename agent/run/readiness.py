@@ -18,7 +18,6 @@ from collectors.base import Absent, Family, Value
 from collectors.nvml import NotOpened, gpu_conflicts
 
 GIB = 1 << 30
-SHM = "/dev/shm"  # noqa: S108 - no temporary file
 SHM_BYTES = 1 << 30
 """NVIDIA's NCCL guide recommends --shm-size=1g for containers. Docker's default is 64 MiB."""
 BYTES_PER_GPU, BYTES_PER_PROCESS = 4 * GIB, GIB // 2
@@ -131,11 +130,12 @@ def problems(
     problems = [
         *(_torch_problems(host_readings, cpu=cpu, root=root) if uses_torch else ()),
         *_memory_problems(host_readings, len(devices), cpu=cpu, root=root),
+        *(_shm_problems(root, cpu=cpu) if uses_torch or not cpu else ()),
         *_disk_problems(directory),
     ]
     if not cpu:
         variables = os.environ if environment is None else environment
-        problems += [*_shm_problems(root), *_hidden_gpus(devices, variables)]
+        problems += _hidden_gpus(devices, variables)
         problems += preflight.environment_problems(
             variables, {}, network=False, source=preflight.OWN_ENVIRONMENT, remedy="remove it there"
         )
@@ -210,17 +210,17 @@ def _memory_problems(
         yield f"{free / GIB:.1f} GiB {state}, and {ranks} need {needed / GIB:.1f} GiB: {remedy}"
 
 
-def _shm_problems(root: Path) -> Iterator[str]:
-    try:
-        status = os.statvfs(root / SHM[1:])
-    except OSError as error:
-        yield f"{SHM}: {error.strerror}: NCCL and data loaders need shared memory; mount a tmpfs there"
+def _shm_problems(root: Path, *, cpu: bool) -> Iterator[str]:
+    directory = root / preflight.SHM[1:]
+    if problems := [*preflight.shared_memory_problems(str(directory))]:
+        yield from problems
         return
+    status = os.statvfs(directory)
     free = status.f_bavail * status.f_frsize
-    if free < SHM_BYTES:
+    if not cpu and free < SHM_BYTES:
         yield (
-            f"{SHM} has {free >> 20} MiB free, and NCCL and data loaders need {SHM_BYTES >> 20} MiB: start the container "
-            "with --ipc=host or --shm-size=1g (Kubernetes: an emptyDir of medium Memory at /dev/shm)"
+            f"{preflight.SHM} has {free >> 20} MiB free, and NCCL and data loaders need {SHM_BYTES >> 20} MiB: start the "
+            "container with --ipc=host or --shm-size=1g (Kubernetes: an emptyDir of medium Memory at /dev/shm)"
         )
 
 

@@ -334,6 +334,19 @@ def test_too_little_shared_memory_is_reported_with_the_remedy(
     assert readiness_problems(ready_root, cpu=True) == []
 
 
+@pytest.mark.parametrize("cpu", [False, True])
+def test_shared_memory_that_cannot_be_written_is_reported_with_its_path_and_the_remedy(
+    ready_root: Path, cpu: bool
+) -> None:
+    (ready_root / "dev/shm").rmdir()
+    (line,) = readiness_problems(ready_root, cpu=cpu)
+    assert line.startswith(
+        f"{ready_root}/dev/shm: no file can be written (No such file or directory), and torch, NCCL and"
+    )
+    assert line.endswith("or mount a tmpfs with mode 1777 there")
+    assert readiness.problems({}, (0,), ready_root / "run", cpu=True, uses_torch=False, root=ready_root) == []
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

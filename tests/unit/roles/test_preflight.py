@@ -10,6 +10,7 @@ import ast
 import json
 import os
 import socket
+import tempfile
 from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
@@ -267,11 +268,40 @@ def test_unusable_directories_of_the_agent_are_problems(
 def test_full_temporary_directory_is_a_problem(
     probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe.tempfile, "TemporaryFile", lambda: open("/dev/full", "wb"))  # noqa: PTH123, SIM115
+    monkeypatch.setattr(
+        probe.tempfile,
+        "TemporaryFile",
+        lambda dir=None: open("/dev/null" if dir else "/dev/full", "wb"),  # noqa: PTH123, SIM115
+    )
     (problem,) = directory_problems(probe, tmp_path)
     assert problem.startswith(
         "no temporary file can be written ([Errno 28] No space left on device): free up space in /tmp"
     )
+
+
+@pytest.mark.parametrize(("mode", "is_problem"), [(0o755, True), (0o1777, False)])
+def test_shared_memory_that_only_another_user_can_write_is_a_problem(mode: int, is_problem: bool) -> None:
+    user = os.geteuid()
+    with tempfile.TemporaryDirectory() as directory:
+        Path(directory).chmod(mode)
+        os.seteuid(65534)
+        try:
+            problems = list(preflight.shared_memory_problems(directory))
+        finally:
+            os.seteuid(user)
+    assert len(problems) == is_problem
+    assert all(text.startswith(f"{directory}: no file can be written (Permission denied), and") for text in problems)
+
+
+def test_full_shared_memory_is_a_problem(probe: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "SHM", str(tmp_path))
+    monkeypatch.setattr(
+        probe.tempfile,
+        "TemporaryFile",
+        lambda dir=None: open("/dev/full" if dir else "/dev/null", "wb"),  # noqa: PTH123, SIM115
+    )
+    (problem,) = directory_problems(probe, tmp_path)
+    assert problem.startswith(f"{tmp_path}: no file can be written (No space left on device)")
 
 
 def test_facts_have_the_boot_id_of_the_machine(

@@ -33,6 +33,7 @@ from agent.placement.rank_placement import (
     visible_devices,
     without_placement,
 )
+from agent.run import preflight
 from agent.run.record import HostRun
 from rackproof.main import main
 from schemas import documents
@@ -422,6 +423,17 @@ def test_host_without_a_responding_gpu_starts_no_ranks(tmp_path: Path) -> None:
     (launch,) = stage.run_launch(run, LaunchRequest(stage=plan.stage("benchmark"), members=("h1",))).launches
     assert (launch.outcome, launch.ranks) == ("failed", ())
     assert launch.reason.startswith("the plan has 2 GPUs on host h1, and the driver reports none (")
+
+
+def test_launch_without_shared_memory_names_its_path_and_the_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "SHM", str(tmp_path / "shm"))
+    plan = builders.plan("h1", rackproof_gang="none")
+    run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
+    (launch,) = stage.run_launch(run, LaunchRequest(stage=plan.stage("benchmark"), members=("h1",))).launches
+    assert (launch.outcome, launch.ranks) == ("failed", ())
+    assert launch.reason.startswith(f"{tmp_path}/shm: no file can be written (No such file or directory), and torch")
 
 
 # --- a plan without an inventory
