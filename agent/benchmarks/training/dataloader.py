@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import multiprocessing.util
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -30,6 +32,11 @@ DEGREES, SHIFT = 10.0, 0.1
 """Largest rotation in degrees, and largest shift as a share of the edge (like RandomRotation and RandomAffine)."""
 PREFETCH = 2
 """Batches that each worker keeps ready."""
+MAX_TEMPORARY = 107 - len("/pymp-12345678/listener-12345678")
+"""Maximum length of the path of the directory for temporary files, in bytes. The path of a Unix socket may have 107 bytes, and
+multiprocessing adds these names to the directory."""
+SHM = "/dev/shm"  # noqa: S108 - the directory for the sockets is created in it, for this user only
+"""A directory with a short path, in which multiprocessing creates its semaphores."""
 TRAINING_STEPS, CPU_TRAINING_STEPS = 10, 2
 
 Item = tuple[torch.Tensor, int]
@@ -138,6 +145,13 @@ def _loading_rate(context: Context, name: str, workers: int, batch: int, seconds
 
 def forkserver(module: str) -> Any:
     """Return a multiprocessing context that forks workers from a server process, which imports `module` once for all workers."""
+    if len(os.fsencode(tempfile.gettempdir())) > MAX_TEMPORARY:
+        # multiprocessing keeps its directory for sockets, so only the first call in a process creates one.
+        before, tempfile.tempdir = tempfile.tempdir, SHM
+        try:
+            multiprocessing.util.get_temp_dir()
+        finally:
+            tempfile.tempdir = before
     server = multiprocessing.get_context("forkserver")
     server.set_forkserver_preload([module])
     return server

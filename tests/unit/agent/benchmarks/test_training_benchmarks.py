@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -196,6 +199,36 @@ def test_dataloader_reports_network_and_cpus(measured: list[Observation]) -> Non
             assert observation.value > 0
             assert observation.params["network"] == "resnet18"
             assert observation.params["cpus_per_rank"] == len(os.sched_getaffinity(0)) / 2
+
+
+LOAD = """
+import sys, tempfile
+from torch.utils.data import DataLoader
+from agent.benchmarks.training.dataloader import forkserver
+if __name__ == "__main__":
+    for _ in range(2):
+        loader = DataLoader([1, 2, 3], num_workers=1, multiprocessing_context=forkserver("agent.benchmarks.training.dataloader"))
+        print([int(number) for number in loader])
+    print(tempfile.gettempdir())
+"""
+
+
+@pytest.mark.parametrize("length", [40, 75, 76, 200])
+def test_workers_load_data_however_long_the_path_of_the_temporary_directory_is(tmp_path: Path, length: int) -> None:
+    """Workers are reached through Unix sockets, whose paths may have 107 bytes."""
+    (tmp_path / "load.py").write_text(LOAD)
+    with tempfile.TemporaryDirectory(dir="/tmp") as parent:
+        directory = Path(parent) / ("t" * (length - len(parent) - 1))
+        directory.mkdir()
+        done = subprocess.run(
+            [sys.executable, tmp_path / "load.py"],
+            env={**os.environ, "TMPDIR": str(directory), "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert done.stdout.splitlines() == ["[1, 2, 3]", "[1, 2, 3]", str(directory)], done.stderr
 
 
 @pytest.mark.parametrize(("count", "replicas"), [(1, 0), (2, 1), (3, 1), (8, 4)])
