@@ -26,6 +26,7 @@ _NO_STATUS = "the BMC reports no health status for this part"
 _NEVER_STATUS = "this BMC reports no health for any power supply; its event log reports faults of power supplies"
 _OF_A_PART = re.compile(
     r"psu|(?<![a-z])ps\d|power|liquid|coolant|water|cpu|gpu|dimm|nic|pci|ocp|ssd|nvme|hdd|disk|drive|(?<![a-z])vrm?(?![a-z])|riser"
+    r"|(?<![a-z])(?:mb|gb|pdb)\d*(?![a-z])"  # motherboard, GPU board and power distribution board of NVIDIA's servers
 )
 """Words in the name or place of a sensor that belongs to a component. Such a sensor does not measure the air at the inlet or
 outlet of the chassis: a power supply, for example, draws air that other parts have heated."""

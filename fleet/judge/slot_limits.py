@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fleet.judge.host_view import HostView
+from fleet.judge.reading_relations import WHOLES
 from schemas.reports import FAIL, Verdict
 
-SUPPORTED = {"gpu.pcie.width": "gpu.pcie.width_max", "gpu.pcie.generation": "gpu.pcie.generation_max"}
-"""Reading of a link -> the highest value that GPU and slot support together."""
+LINK = ("gpu.pcie.width", "gpu.pcie.generation")
+"""Readings of the link. WHOLES has the readings of the highest values that GPU and slot support together."""
 REMEDY = "GPU and slot support no more: move the GPU to another slot, or correct the setting of the slot in the BIOS"
 
 
@@ -17,10 +18,9 @@ def with_slot_limit(view: HostView, verdict: Verdict) -> Verdict:
 
     A link with a bad contact is below the supported value, so its action does not change.
     """
-    supported = SUPPORTED.get(verdict.name)
-    if verdict.verdict != FAIL or not supported:
+    if verdict.verdict != FAIL or verdict.name not in LINK:
         return verdict
-    if view.observations.last_values(supported).get(verdict.scope) != verdict.value:
+    if view.observations.last_values(WHOLES[verdict.name]).get(verdict.scope) != verdict.value:
         return verdict
     detail = "; ".join(filter(None, (verdict.detail, REMEDY)))
     return replace(verdict, reason=f"{verdict.reason}; {REMEDY}", detail=detail, action="configure", severity="")

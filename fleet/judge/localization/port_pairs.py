@@ -93,7 +93,8 @@ class VerbsPairs(GangPairs):
     def adapters_of_gpu(self, host: str, rail: int) -> set[str]:
         """Return the scopes of the adapters that the GPU of a rail is likely to use, such as `hca=mlx5_2`.
 
-        These are the adapters nearest to the GPU. If they are not known, it is the adapter whose port has the number of the rail.
+        These are the adapters nearest to the GPU. If several are equally near, or none is known, it is the one whose port has the
+        number of the rail, if there is one.
         """
         view = self._members[host]
         gpu = view.host.scopes[rail] if rail < len(view.host.scopes) else ""
@@ -101,7 +102,8 @@ class VerbsPairs(GangPairs):
             address for item in view.observations[NEAREST] if item.scope == gpu for address in _words(item.value)
         }
         known = {item.scope for item in view.observations[ADDRESS] if pci_address(str(item.value)) in nearest}
-        return known or {Scope.parse(scope).device for end, scope in self._scopes.items() if end == (host, rail)}
+        by_number = {Scope.parse(scope).device for end, scope in self._scopes.items() if end == (host, rail)}
+        return known & by_number or known or by_number
 
     def _least_speeds(self) -> Mapping[PairKind, float]:
         """Return kind of pair -> the lowest bandwidth of a healthy pair in B/s.

@@ -19,10 +19,11 @@ from fleet.judge.criteria import read_pack
 from fleet.judge.host_view import HostView
 from fleet.judge.localization import Pair, find_suspects, judge_gangs
 from fleet.judge.localization import verdicts as localization_verdicts
-from fleet.judge.localization.port_pairs import least_share
+from fleet.judge.localization.port_pairs import ADDRESS, NEAREST, least_share
 from schemas.plans import Plan
-from schemas.records import Observation
+from schemas.records import Metric, Observation, Snapshot
 from schemas.reports import Verdict
+from tests import builders
 from tests.unit.fleet.judge.localization.test_localization import Fleet, Score, broken, named_parts, plan_of, views
 
 RATE = 5e10
@@ -191,6 +192,34 @@ def test_nccl_verdict_on_a_host_with_several_slow_parts_is_attributed_to_that_of
         replace(slow, scope="hca=mlx5_5,port=1", part="hca=mlx5_5"),
     ]
     assert localization_verdicts._with_port(slow, ports, near).part == part
+
+
+@pytest.mark.parametrize("nearest", ["one adapter each", "the other adapter", "both adapters", "unknown"])
+def test_two_slow_ports_of_a_host_explain_the_pairs_of_their_gpus(nearest: str) -> None:
+    """Two of the five ports of h2 are slow. `nearest`: the adapters nearest to GPU 0 and to GPU 1."""
+    fleet = Fleet(5, 5, nics={("h2", 0): 0.5, ("h2", 1): 0.6})
+    addresses = {f"hca=mlx5_{rail}": f"0000:{rail + 1:02x}:00.0" for rail in range(5)}
+    first, second = list(addresses.values())[:2]
+    of_gpus = {
+        "one adapter each": (first, second), "the other adapter": (second, first),
+        "both adapters": (f"{first} {second}", f"{first} {second}"), "unknown": None,
+    }[nearest]  # fmt: skip
+    metrics = [Metric(name=ADDRESS, unit="1", values=addresses)]
+    if of_gpus:
+        metrics.append(Metric(name=NEAREST, unit="1", values={"gpu=0": of_gpus[0], "gpu=1": of_gpus[1]}))
+    taken = Snapshot(stage="gang", phase="after", at=builders.WHEN, duration_s=0.1, metrics=tuple(metrics))
+    plan = plan_of(fleet)
+    with_readings = [
+        HostView(plan, view.host, builders.with_snapshot(view.evidence, taken), [])
+        for view in with_ports(plan, fleet, fleet.pairs())
+    ]
+    found = {
+        item.scope: item.part_scope
+        for item in of_layer(judge_gangs(with_readings, []), "pairs")
+        if item.verdict != "pass"
+    }
+    order = (1, 0) if nearest == "the other adapter" else (0, 1)
+    assert found == {"gpu=0": f"hca=mlx5_{order[0]}", "gpu=1": f"hca=mlx5_{order[1]}"}
 
 
 def test_slow_collective_with_normal_pairs_and_ports_is_not_attributed_to_the_fabric() -> None:
