@@ -70,7 +70,7 @@ NUMBERED = {
 }
 """Number that the query of `_decision` returns -> text and colour."""
 
-RULES = "count(rackproof:model:info)"
+RULES = "count(rackproof:part:gpu)"
 """A query that has a result only if Prometheus evaluates Rackproof's rules. Without the rules no alert can fire. So other
 queries return the number 0 (no alert) only if this query has a result: `0 * … and on () RULES`."""
 

@@ -237,9 +237,11 @@ def test_second_operator_cannot_use_a_locked_run_or_a_held_host(site: Site) -> N
         leases = [json.loads(site.lab.on(host, "cat", f"{STATE}/lease.json").stdout) for host in HOSTS]
         assert [lease["run_id"] for lease in leases] == ["first", "second"]
         assert [is_benchmarking(site, host) for host in HOSTS] == [True, False]
+        assert targets_of(site, "first") == list(HOSTS)
 
         code, output = site.run("first", "stop", **stopping)
         assert code == 0, output[-4000:]
+        assert targets_of(site, "first") == [taken_host]
         assert output.count("ended stage benchmark of run first") == 1
         attempt.end()
     finally:
@@ -252,6 +254,12 @@ def test_second_operator_cannot_use_a_locked_run_or_a_held_host(site: Site) -> N
     assert report["decision"] == "incomplete"
     events = {host["name"]: " ".join(host["events"]) for host in report["hosts"]}
     assert "this host was taken by run second of root on" in events[taken_host]
+
+
+def targets_of(site: Site, run_id: str) -> list[str]:
+    """Return the hosts that Prometheus scrapes for a run."""
+    path = site.runs / "prometheus" / f"{run_id}.json"
+    return [group["labels"]["host"] for group in json.loads(path.read_text())] if path.exists() else []
 
 
 def start_measuring(site: Site, run_id: str) -> Attempt:

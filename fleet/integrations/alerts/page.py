@@ -17,8 +17,9 @@ HEAD = """# Alerts
 This page explains each alert of [deploy/prometheus/rackproof.rules.yml](../deploy/prometheus/rackproof.rules.yml) and what to do.
 An alert on a criterion fires if a reading violates the criterion's limit ([checks.md](checks.md)). To change a limit, change the
 criterion in a pack of your own: `rackproof criteria alerts mine.yml` prints the rules with that pack. If a criterion limits the
-increase of a counter during a run, the alert fires if the counter rises by more than this limit within an hour. The severity
-`critical` means that the host is unfit for use, and `warning` that the host must be inspected.
+increase of a counter during a run, the alert fires if the counter rises by more than this limit within an hour. In the first hour
+after a boot such an alert does not fire, because links go up and down while a healthy host boots. The severity `critical` means
+that the host is unfit for use, and `warning` that the host must be inspected.
 
 To load the alerts, see [deploy/prometheus](../deploy/prometheus/README.md).
 
@@ -72,7 +73,7 @@ def _section(alert: Alert, criteria: Mapping[str, Criterion]) -> Iterator[str]:
 
 
 def _cells(rule: Rule) -> Iterator[str]:
-    duration = f" for {rule.alert.hold}" if rule.alert.hold and not rule.criteria else ""
+    duration = f" for {rule.alert.hold}" if rule.alert.hold else ""
     expr = " ".join(rule.expr.split())
     yield f"`{_escape_pipes(expr)}`{duration}"
     yield ", ".join(f"`{criterion.id}`" for criterion in rule.criteria) or NONE

@@ -1,8 +1,9 @@
 """Generate a rule file for Prometheus from the table of alerts (`table.yml`) and the criteria packs, which define the limits.
 
 If a criterion limits the increase of a counter during a run (`delta`), the alert fires if the counter rises by more than the
-limit within WINDOW. A criterion that requires a text becomes a matcher on a label of the exporter's `_info` series. Criteria that
-differ only in the value of one label, such as the XID, become one rule.
+limit within WINDOW. It does not fire within WINDOW after a boot, which restarts the counter. A criterion that requires a text
+becomes a matcher on a label of the exporter's `_info` series. Criteria that differ only in the value of one label, such as the
+XID, become one rule.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ RUNBOOK = "https://rackproof.github.io/rackproof/alerts/"
 PACKS = ("common", "fleet-relative")
 """The packs whose criteria the table uses."""
 WINDOW = "1h"
+_UNLESS_BOOTED = "unless on (instance) rackproof_host_uptime_seconds < 3600"
+"""Leaves out a host that was booted within WINDOW."""
 _TARGET_GAP = "5m"
 """A host counts as a target if `up` had a sample within this time. After a new run has changed the labels of the target, `up`
 may have no current sample for some seconds."""
@@ -61,7 +64,7 @@ class Alert:
     """Description of the rule of `expr`; if empty, `description` is used. An alert needs it if `$value` means something else in
     this rule than in the rules of the criteria."""
     hold: str = ""
-    """How long `expr` must be true before the alert fires, such as `5m`. The rule of a criterion fires at once."""
+    """How long the condition of each rule must be true before the alert fires, such as `5m`. Empty: the alert fires at once."""
     action: str = "monitor"
     """What to do about the part, for the rule of `expr`: an action as in a criterion."""
     source: str = ""
@@ -306,7 +309,8 @@ def _expression(criterion: Criterion, matchers: Sequence[str]) -> str:
             f"criterion {criterion.id}: no rule can be generated for the increase (`delta`) of a reading that is not a counter: "
             "write the rule by hand"
         )
-    return f"increase({series}[{WINDOW}]) {limit}"
+    # A boot restarts the counters, and a healthy link already goes up and down while the host boots.
+    return f"increase({series}[{WINDOW}]) {limit}\n{_UNLESS_BOOTED}"
 
 
 def _text_expression(criterion: Criterion, matchers: Sequence[str]) -> str:
@@ -363,7 +367,7 @@ def _rules(group: AlertGroup, criteria: Mapping[str, Criterion], runbook: str) -
 
 
 def _entry(rule: Rule, runbook: str, criteria: Mapping[str, Criterion]) -> dict[str, Any]:
-    alert, duration = rule.alert, {} if rule.criteria or not rule.alert.hold else {"for": rule.alert.hold}
+    alert, duration = rule.alert, {"for": rule.alert.hold} if rule.alert.hold else {}
     labels = {"severity": alert.severity, "action": rule.action}
     labels |= {"criterion": rule.criterion} if rule.criterion else {}
     wanted = f" ({rule.criterion}, {rule.wanted})" if rule.criterion else ""

@@ -407,7 +407,7 @@ def rendered_templates(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "delegate_to": "localhost",
         }
         for role, template, variables in (
-            ("monitoring", "targets.json.j2", targets),
+            ("common", "targets.json.j2", targets),
             ("monitoring", "rackproof-exporter.service.j2", exporter),
             ("schedule", "revalidate.cron.j2", cron),
         )

@@ -48,6 +48,7 @@ ALERTS = [alert for group in read_table() for alert in group.alerts]
 ALL_RULES = [rule for alert in ALERTS for rule in rules_of(alert, CRITERIA)]
 MINUTES = 75
 """Number of minutes after which the alerts of each case in cases.yml are checked."""
+NOT_AFTER_A_BOOT = "unless on (instance) rackproof_host_uptime_seconds < 3600"
 METRIC = re.compile(r"(?<![\w:])rackproof_[a-z0-9_]+")
 
 
@@ -131,9 +132,10 @@ def test_command_criteria_alerts_prints_the_rules(tmp_path: Path) -> None:
 # ---- limits come from the packs ----
 
 
-def test_only_rules_without_a_criterion_have_a_for_clause() -> None:
-    criteria = {entry["labels"].get("criterion") for entry in entries(RULES.read_text()) if "for" in entry}
-    assert criteria == {None}
+def test_every_rule_of_an_alert_has_its_for_clause() -> None:
+    wanted = {alert.alert: alert.hold for alert in ALERTS}
+    for entry in entries(RULES.read_text()):
+        assert entry.get("for", "") == wanted.get(entry.get("alert", ""), "")
 
 
 @pytest.mark.parametrize("name", ["xid.count", "xid.fatal", "sxid.count"])
@@ -171,7 +173,12 @@ def condition(expr: str) -> str:
 @pytest.mark.parametrize(
     ("base", "changes", "alert", "expr"),
     [
-        ("pcie-replay", {"value": 7}, "RackproofPcieReplays", "increase(rackproof_gpu_pcie_replays_total[1h]) > 7"),
+        (
+            "pcie-replay",
+            {"value": 7},
+            "RackproofPcieReplays",
+            f"increase(rackproof_gpu_pcie_replays_total[1h]) > 7\n{NOT_AFTER_A_BOOT}",
+        ),
         (
             "ecc-sram-uncorrectable-aggregate",
             {"value": 2},
@@ -353,6 +360,106 @@ def test_alert_for_an_absent_gpu_count_fires_only_while_the_host_is_up(tmp_path:
         for line in series("", number, values)
     ]
     play(tmp_path, inputs, promql_expr_test=[firing(5), firing(12, "h0"), firing(35, "h0")])
+
+
+def test_healthy_reboot_raises_no_alert_but_that_the_exporter_is_down(tmp_path: Path) -> None:
+    """After a boot the driver lists no GPU for two minutes, and then the GPUs are not yet registered with the fabric.
+
+    Each link goes up and down once while the host boots, so its counters restart at numbers above zero.
+    """
+    healthy, absent, restarted = "8x60 _x3 0x1 8x60", "1x60 _x3 _x1 1x60", "6x60 _x3 2x62"
+    values = {
+        "up": "1x60 0x3 1x62",
+        "rackproof_host_uptime_seconds": "90000+60x60 _x3 90+60x62",
+        "rackproof_gpus": healthy,
+        'rackproof_gpu_info{gpu="2", pci="0000:5d:00.0", fabric_state="completed"}': "1x60 _x3 _x4 1x58",
+        'rackproof_gpu_info{gpu="2", pci="0000:5d:00.0", fabric_state="in_progress"}': "_x60 _x3 _x2 1x2 stale _x57",
+        "rackproof_fabric_manager_missing": "0x60 _x3 1x2 0x60",
+        'rackproof_gpu_nvlink_active_links{gpu="2"}': "18x60 _x3 _x2 0x2 18x58",
+        'rackproof_hca_info{hca="mlx5_0"}': absent,
+        'rackproof_disk_info{disk="nvme0n1"}': absent,
+        'rackproof_collector_success{collector="infiniband"}': "1x60 _x3 1x62",
+        'rackproof_collector_success{collector="storage"}': "1x60 _x3 1x62",
+        'rackproof_infiniband_link_downed_total{hca="mlx5_0", port="1"}': restarted,
+        'rackproof_infiniband_link_error_recovery_total{hca="mlx5_0", port="1"}': restarted,
+        'rackproof_network_carrier_changes_total{nic="eth0"}': restarted,
+    }
+    checks = [
+        {
+            "expr": 'group by (alertname) (ALERTS{alertstate="firing", alertname!="RackproofExporterDown"})',
+            "eval_time": f"{minute}m",
+            "exp_samples": [],
+        }
+        for minute in range(55, 126)
+    ]
+    play(tmp_path, list(series("", 0, values)), promql_expr_test=checks)
+
+
+FIRST_RUN, NEXT_RUN = 'run_id="r"', 'run_id="s"'
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "healthy", "faulty"),
+    [
+        ("rackproof_gpus", "", 8, 7),
+        ("rackproof_gpu_nvlink_active_links", 'gpu="2"', 18, 17),
+        ("rackproof_infiniband_active", 'hca="mlx5_0", port="1"', 1, 0),
+        ("rackproof_network_carrier", 'nic="eth0"', 1, 0),
+    ],
+)
+def test_alert_on_a_change_keeps_firing_when_the_next_run_begins(
+    tmp_path: Path, name: str, labels: str, healthy: int, faulty: int
+) -> None:
+    first, following = (f"{name}{{{', '.join(filter(None, (labels, run)))}}}" for run in (FIRST_RUN, NEXT_RUN))
+    values = {
+        first: f"{healthy}x10 {faulty}x10 stale _x60",
+        following: f"_x22 {faulty}x59",
+        "up": "1x20 stale _x60",
+        f"up{{{NEXT_RUN}}}": "_x22 1x59",
+    }
+    play(tmp_path, list(series("", 0, values)), promql_expr_test=[firing(5), firing(18, "h0"), firing(70, "h0")])
+
+
+def test_targets_of_two_runs_on_a_host_do_not_silence_the_alerts_of_other_hosts(tmp_path: Path) -> None:
+    """The host h0 has the targets of two runs, and it loses a GPU. So does h1."""
+    lost = GPU_INFO % ("2", "0000:5d:00.0", "S2")
+    both = {
+        "rackproof_gpus": "8x9 7x40",
+        f"rackproof_gpus{{{NEXT_RUN}}}": "8x9 7x40",
+        lost: "1x9 stale _x40",
+        lost.replace("}", f", {NEXT_RUN}}}"): "1x9 stale _x40",
+        "up": "1x50",
+        f"up{{{NEXT_RUN}}}": "1x50",
+    }
+    one = {"rackproof_gpus": "8x9 7x40", lost: "1x9 stale _x40", "up": "1x50"}
+    inputs = [line for number, values in enumerate((both, one)) for line in series("", number, values)]
+    check = {
+        "expr": 'count by (host) (ALERTS{alertstate="firing", alertname="RackproofGpuGone", slot="0000:5d:00.0"})',
+        "eval_time": "30m",
+        "exp_samples": [{"labels": '{host="h0"}', "value": 1}, {"labels": '{host="h1"}', "value": 1}],
+    }
+    play(tmp_path, inputs, promql_expr_test=[check])
+
+
+def test_alert_of_a_missing_adapter_or_drive_has_its_slot_and_serial(tmp_path: Path) -> None:
+    hca = 'hca="mlx5_0", infiniband_hca_node_guid="b8ce:f603", infiniband_hca_pci_address="0000:18:00.0"'
+    disk = (
+        'disk="nvme0n1", storage_disk_model="MZQL2", storage_disk_serial="S64", storage_disk_pci_address="0000:80:00.0"'
+    )
+    values = {
+        f"rackproof_hca_info{{{hca}}}": "1x9 stale _x40",
+        f"rackproof_disk_info{{{disk}}}": "1x9 stale _x40",
+        'rackproof_collector_success{collector="infiniband"}': "1x50",
+        'rackproof_collector_success{collector="storage"}': "1x50",
+    }
+    wanted = (
+        'hca="mlx5_0", serial="b8ce:f603", slot="0000:18:00.0"',
+        'disk="nvme0n1", serial="S64", slot="0000:80:00.0", model="MZQL2"',
+    )
+    check_alerts(tmp_path, values, 20, *wanted)
+    # A collector that fails reads no adapter and no drive, so nothing is known to be missing.
+    failing = {key: "1x9 0x41" if "success" in key else numbers for key, numbers in values.items()}
+    check_alerts(tmp_path, failing, 20, "")
 
 
 def test_alerts_resolve_when_the_fault_ends(tmp_path: Path) -> None:
