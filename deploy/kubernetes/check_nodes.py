@@ -24,6 +24,8 @@ partitions."""
 STRATEGY, PRODUCT, COUNT = f"{RESOURCE}.sharing-strategy", f"{RESOURCE}.product", f"{RESOURCE}.count"
 """Node labels of GPU Feature Discovery: how pods share GPUs, the GPU model (shared GPUs and MIG partitions have a suffix such as
 `-SHARED` or `-MIG-1g.10gb`), and the number of GPUs."""
+SELECTOR = f"{RESOURCE}.present=true"
+"""Label of the nodes on which the pods of most overlays in deploy/kubernetes run. GPU Feature Discovery sets it."""
 CONDITION_TAINTS = "node.kubernetes.io/"
 """Prefix of the taints that Kubernetes sets for a condition of a node, such as `not-ready` or `disk-pressure`."""
 
@@ -40,7 +42,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the check and return the exit code."""
     parser = Parser(description="Check that nodes offer the GPUs that a plan needs.")
     parser.add_argument("--plan", required=True, help="plan.json of the run")
-    parser.add_argument("--selector", default="", metavar="LABEL=VALUE", help="check only nodes with this label")
+    parser.add_argument(
+        "--selector",
+        default=SELECTOR,
+        metavar="LABEL=VALUE",
+        help=f"check only nodes with this label: the nodeSelector of the pods (default: {SELECTOR})",
+    )
     options = parser.parse_args(arguments)
     try:
         with Path(options.plan).open(encoding="utf-8") as file:
@@ -53,8 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 64
     key, _, value = options.selector.partition("=")
-    chosen = [node for node in nodes if not key or node["metadata"].get("labels", {}).get(key) == value]
+    chosen = [node for node in nodes if node["metadata"].get("labels", {}).get(key) == value]
     lines, fits = check_nodes(wanted, chosen)
+    if len(chosen) < len(nodes):
+        lines.insert(0, f"nodes without the label {options.selector}, which run no pod: {len(nodes) - len(chosen)}")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0 if fits else 1
 

@@ -302,7 +302,7 @@ def test_gpu_pods_have_shared_memory_and_tolerate_gpu_nodes(template: Resource) 
         assert "/dev/shm" in {mount["mountPath"] for mount in container["volumeMounts"]}
         shm = next(volume for volume in pod["volumes"] if volume["name"] == "shm")
         assert shm["emptyDir"]["medium"] == "Memory"
-        assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod["tolerations"]
+        assert {"key": "nvidia.com/gpu", "operator": "Exists"} in pod["tolerations"]
         assert pod["nodeSelector"]
 
 
@@ -620,6 +620,35 @@ def test_nodes_whose_labels_describe_whole_gpus_fit_the_plan(
         item["metadata"]["labels"] |= {f"nvidia.com/gpu.{key}": value for key, value in labels.items()}
         item["status"]["capacity"]["nvidia.com/mig-1g.10gb"] = "0"
     assert check(capsys, monkeypatch, plan_file, *nodes)[0] == 0
+
+
+def test_default_selector_of_the_node_check_is_the_one_of_the_pods() -> None:
+    key, _, value = check_nodes.SELECTOR.partition("=")
+    (job,) = of_kind("many-hosts", "Job")
+    for _, template in templates(job):
+        assert template["spec"]["nodeSelector"] == {key: value}
+
+
+def test_nodes_that_the_pods_do_not_select_are_counted_apart(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_file: Path
+) -> None:
+    other = node("cpu-a")
+    other["metadata"]["labels"] = {}
+    code, output = check(capsys, monkeypatch, plan_file, node("gpu-a"), node("gpu-b"), other)
+    assert code == 0
+    assert output.startswith("nodes without the label rackproof/accept=yes, which run no pod: 1\n")
+
+
+@pytest.mark.parametrize("effect", ["NoSchedule", "NoExecute"])
+def test_taint_of_gpu_nodes_is_tolerated_with_every_effect(
+    effect: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, plan_file: Path
+) -> None:
+    taint = {"key": "nvidia.com/gpu", "value": "present", "effect": effect}
+    nodes = [node(name, taints=[taint]) for name in ("gpu-a", "gpu-b")]
+    assert check(capsys, monkeypatch, plan_file, *nodes)[0] == 0
+    (job,) = of_kind("many-hosts", "Job")
+    for _, template in templates(job):
+        assert template["spec"]["tolerations"] == [{"key": taint["key"], "operator": "Exists"}]
 
 
 def test_wrong_option_of_the_node_check_exits_with_64(capsys: pytest.CaptureFixture[str]) -> None:
